@@ -18,19 +18,19 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of every kind's parameters."""
 
 
-class Noop(Params):
+class Noop(Params, frozen=True, kw_only=True):
     """Nothing: measures the mesh itself. Needs no core."""
 
     echo: str = ""
 
 
-class Sleep(Params):
+class Sleep(Params, frozen=True, kw_only=True):
     """Hold a place for a time without using a core: stands for work that waits."""
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
-class CodeRun(Params):
+class CodeRun(Params, frozen=True, kw_only=True):
     """Compile (where the language does) and run a program: SandboxFusion's `run_code` as an action."""
 
     code: str
@@ -45,7 +45,7 @@ class CodeRun(Params):
     """None: the node's default (1024)."""
 
 
-class CodeAsserts(Params):
+class CodeAsserts(Params, frozen=True, kw_only=True):
     """HumanEval/MBPP style: `code`, then `tests` (asserts) in the same interpreter; passes when the last assert passed."""
 
     code: str
@@ -62,7 +62,7 @@ class StdioTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     stdout: str
 
 
-class CodeStdio(Params):
+class CodeStdio(Params, frozen=True, kw_only=True):
     """A program against tests of stdin/stdout. Expected outputs never enter the sandbox."""
 
     code: str
@@ -79,7 +79,7 @@ class CodeStdio(Params):
     score: Literal["fraction", "all"] = "all"
 
 
-class MathVerify(Params):
+class MathVerify(Params, frozen=True, kw_only=True):
     """Model answer against gold by the math-verify library."""
 
     response: str
@@ -87,7 +87,7 @@ class MathVerify(Params):
     timeout_s: Seconds = 5.0
 
 
-class AnswerMatch(Params):
+class AnswerMatch(Params, frozen=True, kw_only=True):
     """Text equality after a named normalisation."""
 
     response: str
@@ -97,7 +97,7 @@ class AnswerMatch(Params):
     """Regular expression with one group, run over `response`; the last match counts. None: the whole response."""
 
 
-class PythonFunction(Params):
+class PythonFunction(Params, frozen=True, kw_only=True):
     """A verl-style `compute_score(data_source, solution_str, ground_truth, extra_info)` module, run in the sandbox."""
 
     module: str

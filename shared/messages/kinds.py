@@ -6,7 +6,7 @@ error at the door, so a misspelt limit is never silently ignored.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -105,8 +105,8 @@ class PythonFunction(Params, frozen=True, kw_only=True):
     function: str = "compute_score"
     data_source: str = ""
     solution_str: str
-    ground_truth: str | dict[str, object] | list[object] | float | int | None = None
-    extra_info: dict[str, object] | None = None
+    ground_truth: str | dict[str, Any] | list[Any] | float | int | None = None
+    extra_info: dict[str, Any] | None = None
     timeout_s: Seconds = 10.0
     memory_mb: Megabytes = 1024
 

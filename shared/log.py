@@ -1,0 +1,35 @@
+"""Logging: events in the past tense with fields, one line each; text for people or JSON for machines."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+
+def configure(service: str, *, level: str = "INFO", json: bool = False) -> None:
+    """Set up structlog and the standard library's logging for one process. Called by entry points, never at import."""
+    shared: list[structlog.types.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: structlog.types.Processor = (
+        structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    final = [structlog.processors.format_exc_info, renderer] if json else [renderer]
+    structlog.configure(
+        processors=[*shared, *final],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+    logging.basicConfig(level=level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+
+
+def get(name: str) -> structlog.stdlib.BoundLogger:
+    """A logger whose events carry the module's name."""
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger(logger=name)
+    return logger

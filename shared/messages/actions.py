@@ -1,0 +1,63 @@
+"""The journal: stream `actions`. An entry exists exactly as long as its action is unanswered (architecture §3).
+
+The entry's stream id is the action's arrival, on Valkey's clock. The leader reads with XREAD, never with a group.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.messages.base import Message, Topic
+
+Json = bytes
+"""JSON text as it came; decoded only by who needs it."""
+
+
+class StageWork(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One stage of a reward request (or the only one of a plain action), with its parameters resolved."""
+
+    name: str
+    kind: str
+    """Action kind (shared.messages.kinds)."""
+    pool: str
+    """What it draws units from: `<resource>@<node class>`."""
+    cost: dict[str, tuple[int, int]]
+    """Resource -> (fewest, most) units. The scheduler grants the fewest until elastic scheduling grows it."""
+    timeout_s: float
+    """Execution limit of this stage; queueing does not count."""
+    params: Json
+
+
+class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.v1"):
+    """An accepted reward request or plain action, walking through `stages`."""
+
+    action: str
+    tenant: str
+    task: str = ""
+    batch: str = ""
+    """Empty outside a batch."""
+    request: str = ""
+    """The client's own request id."""
+    index: int = -1
+    """The request's place in its batch, counted at the door; -1 outside a batch."""
+    stages: tuple[StageWork, ...]
+    budget_s: float
+    """Seconds from arrival until the caller no longer cares."""
+    admit_by_deadline: bool = False
+    """Answer `expired` at once when the predicted start lies beyond the budget (`/run_code`)."""
+    priority: float = 0.0
+    """Lower goes first among equals in expected completion (trajectory priority)."""
+    timeout_score: float | None = None
+    """The score the task names for a stage that met its time limit."""
+
+
+class CancelAsked(Message, frozen=True, kw_only=True, tag="action.cancel-asked.v1"):
+    """Somebody no longer wants an action, or all that is left of a batch. Handled by the leader, then deleted."""
+
+    action: str = ""
+    batch: str = ""
+    reason: str = "asked"
+
+
+ACTIONS: Topic[ActionSubmitted | CancelAsked] = Topic("actions", ActionSubmitted | CancelAsked)
+"""The journal."""

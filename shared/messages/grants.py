@@ -1,0 +1,58 @@
+"""From the leader to one node: stream `grants.<node>`, read in order by the manager alone.
+
+Every message carries the leader's epoch; the manager refuses a lower one than it has seen.
+"""
+
+from __future__ import annotations
+
+from shared.messages.actions import Json
+from shared.messages.base import Message, Topic
+
+
+class Granted(Message, frozen=True, kw_only=True, tag="granted.v1"):
+    """Run this stage of this action on so many units."""
+
+    action: str
+    epoch: int
+    attempt: int
+    incarnation: str
+    """The node's life this grant is for; another one drops it."""
+    tenant: str
+    stage: int
+    work: str
+    """Action kind."""
+    params: Json
+    units: dict[str, int]
+    timeout_s: float
+    budget_s: float
+    """What is left of the caller's patience, seconds."""
+
+
+class Revoked(Message, frozen=True, kw_only=True, tag="revoked.v1"):
+    """Stop this action if you still hold it; answer with a Finished of status `cancelled`."""
+
+    action: str
+    epoch: int
+    attempt: int
+
+
+class InventoryAsked(Message, frozen=True, kw_only=True, tag="inventory-asked.v1"):
+    """Say what you hold. All grants of earlier epochs lie before this message, so the answer is complete."""
+
+    epoch: int
+
+
+class ShareSet(Message, frozen=True, kw_only=True, tag="share-set.v1"):
+    """Own this many units of a resource from now on. Shrinking never stops a running action."""
+
+    epoch: int
+    resource: str
+    units: int
+
+
+Grant = Granted | Revoked | InventoryAsked | ShareSet
+
+
+def grants_topic(node: str) -> Topic[Grant]:
+    """The stream of one node."""
+    return Topic(f"grants.{node}", Grant)

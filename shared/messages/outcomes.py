@@ -1,0 +1,83 @@
+"""From nodes to the leader, and from the leader to every proxy: stream `outcomes`, bounded.
+
+`Started`, `Finished` and `InventoryTaken` come from nodes; they share one stream so that an inventory comes after every
+outcome that was published before it. `Answered` is the leader's wake-up for waiting proxies: a reader that fell behind
+reads the store instead.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from shared.messages.actions import Json
+from shared.messages.base import Message, Topic
+
+ExecutionStatus = Literal["ok", "timeout", "lost", "refused", "cancelled"]
+"""How one attempt ended on a node. `ok` and `timeout` are verdicts; `lost` is ours and is tried again."""
+
+
+class Started(Message, frozen=True, kw_only=True, tag="started.v1"):
+    """An attempt has begun to execute. Sent for attempts that outlive the manager's next flush; short ones only finish."""
+
+    action: str
+    node: str
+    epoch: int
+    attempt: int
+
+
+class Finished(Message, frozen=True, kw_only=True, tag="finished.v1"):
+    """An attempt has ended and its units are free."""
+
+    action: str
+    node: str
+    incarnation: str
+    epoch: int
+    attempt: int
+    stage: int
+    status: ExecutionStatus
+    passed: bool | None = None
+    score: float | None = None
+    output: Json = b"{}"
+    reason: str = ""
+    queue_s: float = 0.0
+    """On the node: from reading the grant to the start."""
+    execution_s: float = 0.0
+    cpu_s: float = 0.0
+    peak_memory_bytes: int = 0
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One grant a node still executes."""
+
+    action: str
+    epoch: int
+    attempt: int
+    stage: int
+    units: dict[str, int]
+    running_s: float
+
+
+class InventoryTaken(Message, frozen=True, kw_only=True, tag="inventory-taken.v1"):
+    """Everything a node holds; what it finished lies before this message in the stream."""
+
+    node: str
+    incarnation: str
+    epoch: int
+    """Of the leader that asked."""
+    held: list[Held]
+
+
+class Answered(Message, frozen=True, kw_only=True, tag="answered.v1"):
+    """These actions have been answered; the answers are in the store."""
+
+    actions: list[str]
+    batches: list[str]
+    """The batches they belong to, without repeats."""
+
+
+Outcome = Started | Finished | InventoryTaken | Answered
+
+OUTCOMES: Topic[Outcome] = Topic("outcomes", Outcome, maxlen=16_384)
+"""Bounded: what is trimmed is found again through journal, inventory and store."""

@@ -30,7 +30,7 @@ class Topic(Generic[M]):
         """`maxlen`: about how many entries the stream keeps; None where entries are deleted one by one."""
         self.name = name
         self.maxlen = maxlen
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union)  # type: ignore[arg-type]  # a union is no `type`
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union)
         self._encoder = msgspec.msgpack.Encoder()
 
     def encode(self, message: M) -> bytes:

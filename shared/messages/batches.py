@@ -1,7 +1,7 @@
 """The life of a batch: stream `batches`, read by the planner (group `planner`) and by the leader.
 
-`BatchEnded` is written by the same server-side function that records the last answer, so it is neither lost nor doubled;
-its measurements lie in `results:<batch>` (`shared.bus.results.read_record`).
+`BatchEnded` is written by the same server-side function that records the last answer, so it is not lost
+and not doubled; its measurements lie in `results:<batch>` (`shared.bus.results.read_record`).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class CodeRun(Params, frozen=True, kw_only=True):
 
 
 class CodeAsserts(Params, frozen=True, kw_only=True):
-    """HumanEval/MBPP style: `code`, then `tests` (asserts) in the same interpreter; passes when the last assert passed."""
+    """HumanEval/MBPP style: `code`, then `tests` (asserts) in one interpreter; passes when the last assert passed."""
 
     code: str
     tests: str

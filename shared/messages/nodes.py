@@ -1,4 +1,7 @@
-"""What nodes say of themselves: stream `nodes`. A node is name + incarnation; a new incarnation ends the old one's grants."""
+"""What nodes say of themselves: stream `nodes`.
+
+A node is name + incarnation; a new incarnation ends the old one's grants.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ExecutionStatus = Literal["ok", "timeout", "lost", "refused", "cancelled"]
 
 
 class Started(Message, frozen=True, kw_only=True, tag="started.v1"):
-    """An attempt has begun to execute. Sent for attempts that outlive the manager's next flush; short ones only finish."""
+    """An attempt has begun to execute. Sent where it outlives the manager's next flush; short ones only finish."""
 
     action: str
     node: str

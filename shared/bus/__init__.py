@@ -1,0 +1,1 @@
+"""The bus: Valkey streams, the atomic functions over them, and the loops that read them."""

@@ -1,0 +1,227 @@
+#!lua name=treadle
+-- Server-side functions of the mesh: each is atomic, so what they keep true cannot be seen broken.
+--
+--   journal      an entry of stream `actions` exists exactly as long as its action is unanswered
+--   action:<id>  hash: d digest, e journal entry, b batch, g last grant, s stage, c carried acts; answered: a answer or r result id
+--   batch:<id>   hash: state, size, submitted, answered, opened_ms, first_ms, active_ms, ended_ms, tenant, task, ...
+--   results:<id> stream of answers; its ids are what `after=` means
+--   leader       holder of the dispatching lease; leader:epoch counts its changes and fences what a leader writes
+
+local OUTCOMES_KEPT = 16384
+local BATCHES_KEPT = 100000
+
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+local function fenced(epoch)
+  return redis.call('GET', 'leader:epoch') ~= epoch
+end
+
+local FENCED = 'FENCED another leader has taken over'
+
+local function say(stream, kept, message)
+  redis.call('XADD', stream, 'MAXLEN', '~', kept, '*', 'm', cmsgpack.pack(message))
+end
+
+-- lead(holder, ttl_ms) -> epoch, or 0 while another holds the lease
+local function lead(_, args)
+  local current = redis.call('GET', 'leader')
+  if current and current ~= args[1] then return 0 end
+  if not current then redis.call('INCR', 'leader:epoch') end
+  redis.call('SET', 'leader', args[1], 'PX', args[2])
+  return tonumber(redis.call('GET', 'leader:epoch'))
+end
+
+-- resign(holder)
+local function resign(_, args)
+  if redis.call('GET', 'leader') == args[1] then redis.call('DEL', 'leader') end
+  return 1
+end
+
+local function submit_one(key, digest, batch, payload)
+  local known = redis.call('HMGET', key, 'd', 'e')
+  if known[1] then
+    if known[1] ~= digest then return { -1, '' } end
+    return { 0, known[2] }
+  end
+  local index, first, bkey = -1, false, 'batch:' .. batch
+  if batch ~= '' then
+    local b = redis.call('HMGET', bkey, 'state', 'size', 'submitted')
+    if not b[1] then return { -2, '' } end
+    if b[1] ~= 'open' then return { -3, b[1] } end
+    local size = tonumber(b[2])
+    index = tonumber(b[3])
+    if size > 0 and index >= size then return { -4, b[2] } end
+    first = index == 0
+  end
+  local entry = redis.call('XADD', 'actions', '*', 'm', payload, 'i', index)
+  redis.call('HSET', key, 'd', digest, 'e', entry, 'b', batch)
+  if batch ~= '' then
+    local ms = string.match(entry, '^%d+')
+    redis.call('HSET', bkey, 'submitted', index + 1, 'active_ms', ms)
+    if first then
+      redis.call('HSET', bkey, 'first_ms', ms)
+      say('batches', BATCHES_KEPT, { kind = 'batch.first-arrival.v1', batch = batch, arrived_at = ms / 1000 })
+    end
+  end
+  return { 1, entry }
+end
+
+-- submit(max_entries, {key, digest, batch, payload}...) -> {code, entry or reason} each
+--   1 accepted, 0 accepted before, -1 other body, -2 no such batch, -3 batch not open, -4 batch full, -5 journal full
+local function submit(_, args)
+  local free = tonumber(args[1]) - redis.call('XLEN', 'actions')
+  local replies = {}
+  for i = 2, #args, 4 do
+    local reply
+    if free <= 0 and redis.call('EXISTS', args[i]) == 0 then
+      reply = { -5, '' }
+    else
+      reply = submit_one(args[i], args[i + 1], args[i + 2], args[i + 3])
+      if reply[1] == 1 then free = free - 1 end
+    end
+    replies[#replies + 1] = reply
+  end
+  return replies
+end
+
+local function settle(batch, retention)
+  local bkey = 'batch:' .. batch
+  local b = redis.call('HMGET', bkey, 'state', 'size', 'submitted', 'answered', 'ended_ms', 'tenant', 'task', 'opened_ms', 'first_ms')
+  if not b[1] or b[5] then return 0 end
+  local state, size, submitted, answered = b[1], tonumber(b[2]), tonumber(b[3]), tonumber(b[4])
+  if state == 'open' then
+    if size == 0 or answered < size then return 0 end
+  elseif answered < submitted then
+    return 0
+  end
+  if state == 'open' or state == 'sealed' then state = 'complete' end
+  local ended = now_ms()
+  redis.call('HSET', bkey, 'state', state, 'ended_ms', ended)
+  redis.call('ZREM', 'batches:open', batch)
+  redis.call('EXPIRE', bkey, retention)
+  redis.call('EXPIRE', 'results:' .. batch, retention)
+  say('batches', BATCHES_KEPT, {
+    kind = 'batch.ended.v1', batch = batch, tenant = b[6], task = b[7], state = state, size = answered,
+    opened_at = tonumber(b[8]) / 1000, first_at = tonumber(b[9] or b[8]) / 1000, ended_at = ended / 1000,
+  })
+  return 1
+end
+
+-- finish(epoch, retention_action_s, retention_batch_s, {action, entry, batch, answer}...) -> 1 answered now, 0 was answered
+local function finish(_, args)
+  if fenced(args[1]) then return redis.error_reply(FENCED) end
+  local flags, answered, batches, seen = {}, {}, {}, {}
+  for i = 4, #args, 4 do
+    local action, batch = args[i], args[i + 2]
+    local key = 'action:' .. action
+    local live = redis.call('XDEL', 'actions', args[i + 1])
+    flags[#flags + 1] = live
+    if live == 1 then
+      answered[#answered + 1] = action
+      redis.call('HDEL', key, 'g', 's', 'c')
+      if batch == '' then
+        redis.call('HSET', key, 'a', args[i + 3])
+        redis.call('EXPIRE', key, args[2])
+      else
+        redis.call('HSET', key, 'r', redis.call('XADD', 'results:' .. batch, '*', 'a', args[i + 3]))
+        redis.call('EXPIRE', key, args[3])
+        redis.call('HINCRBY', 'batch:' .. batch, 'answered', 1)
+        if not seen[batch] then
+          seen[batch] = true
+          batches[#batches + 1] = batch
+        end
+      end
+    end
+  end
+  for _, batch in ipairs(batches) do settle(batch, args[3]) end
+  if #answered > 0 then
+    say('outcomes', OUTCOMES_KEPT, { kind = 'answered.v1', actions = answered, batches = batches })
+  end
+  return flags
+end
+
+-- grant(epoch, {stream, payload, action or '', mark}...)
+local function grant(_, args)
+  if fenced(args[1]) then return redis.error_reply(FENCED) end
+  for i = 2, #args, 4 do
+    if args[i + 2] == '' or redis.call('EXISTS', 'action:' .. args[i + 2]) == 1 then
+      redis.call('XADD', args[i], '*', 'm', args[i + 1])
+      if args[i + 2] ~= '' then redis.call('HSET', 'action:' .. args[i + 2], 'g', args[i + 3]) end
+    end
+  end
+  return 1
+end
+
+-- advance(epoch, {action, stage, carried}...): the next stage begins; what was measured is carried along
+local function advance(_, args)
+  if fenced(args[1]) then return redis.error_reply(FENCED) end
+  for i = 2, #args, 3 do
+    redis.call('HSET', 'action:' .. args[i], 's', args[i + 1], 'c', args[i + 2])
+    redis.call('HDEL', 'action:' .. args[i], 'g')
+  end
+  return 1
+end
+
+-- open_batch(batch, idempotency key or '', opened message, field, value...) -> id of the open batch
+local function open_batch(_, args)
+  local batch, ikey = args[1], args[2]
+  if ikey ~= '' then
+    local known = redis.call('GET', ikey)
+    if known then return known end
+  end
+  local bkey = 'batch:' .. batch
+  if redis.call('EXISTS', bkey) == 1 then return batch end
+  if ikey ~= '' then redis.call('SET', ikey, batch, 'EX', 604800) end
+  local fields = {}
+  for i = 4, #args do fields[#fields + 1] = args[i] end
+  local ms = now_ms()
+  redis.call('HSET', bkey, 'state', 'open', 'submitted', 0, 'answered', 0, 'opened_ms', ms, 'active_ms', ms, unpack(fields))
+  redis.call('ZADD', 'batches:open', ms, batch)
+  redis.call('XADD', 'batches', 'MAXLEN', '~', BATCHES_KEPT, '*', 'm', args[3])
+  return batch
+end
+
+-- end_batch(batch, state, retention_s) -> state it has now, or false when there is none
+--   sealed: no more requests; cancelled, abandoned: what is unanswered is cancelled by the leader
+local function end_batch(_, args)
+  local batch, state = args[1], args[2]
+  local bkey = 'batch:' .. batch
+  local b = redis.call('HMGET', bkey, 'state', 'ended_ms')
+  if not b[1] then return false end
+  if b[2] or b[1] == 'cancelled' or b[1] == 'abandoned' or b[1] == state then return b[1] end
+  redis.call('HSET', bkey, 'state', state)
+  if state ~= 'sealed' then
+    redis.call('XADD', 'actions', '*', 'm', cmsgpack.pack({ kind = 'action.cancel-asked.v1', batch = batch, reason = state }))
+  end
+  settle(batch, args[3])
+  return redis.call('HGET', bkey, 'state')
+end
+
+-- cancel(action, reason) -> 1 asked, 0 answered already, -1 unknown
+local function cancel(_, args)
+  local a = redis.call('HMGET', 'action:' .. args[1], 'e', 'a', 'r')
+  if not a[1] then return -1 end
+  if a[2] or a[3] then return 0 end
+  redis.call('XADD', 'actions', '*', 'm', cmsgpack.pack({ kind = 'action.cancel-asked.v1', action = args[1], reason = args[2] }))
+  return 1
+end
+
+-- publish(stream, kept, payload...): what nodes say must get through when memory is full, or nothing would ever drain
+local function publish(_, args)
+  for i = 3, #args do redis.call('XADD', args[1], 'MAXLEN', '~', args[2], '*', 'm', args[i]) end
+  return #args - 2
+end
+
+redis.register_function('lead', lead)
+redis.register_function('resign', resign)
+redis.register_function('submit', submit)
+redis.register_function { function_name = 'finish', callback = finish, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'grant', callback = grant, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'advance', callback = advance, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'publish', callback = publish, flags = { 'allow-oom' } }
+redis.register_function('open_batch', open_batch)
+redis.register_function { function_name = 'end_batch', callback = end_batch, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'cancel', callback = cancel, flags = { 'allow-oom' } }

@@ -1,0 +1,165 @@
+"""Typed doors to the server-side functions in `functions.lua`. All are atomic and safe to repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any, Literal, NamedTuple
+
+from redis.asyncio import Redis
+from redis.exceptions import OutOfMemoryError, ResponseError
+
+from shared.bus.connection import command
+from shared.errors import Overloaded
+from shared.messages.batches import BATCHES, BatchOpened
+from shared.units import Epoch, Seconds
+
+
+class Deposed(Exception):
+    """Another leader has taken over; what this one wanted to write was not written."""
+
+
+class Submission(NamedTuple):
+    """One item of `submit`."""
+
+    action: str
+    digest: bytes
+    """Of everything that makes the request what it is; the same id with another digest is a conflict."""
+    batch: str
+    payload: bytes
+
+
+class Receipt(NamedTuple):
+    """What `submit` says of one item."""
+
+    code: Literal["accepted", "repeated", "conflict", "no-batch", "batch-closed", "batch-full", "journal-full"]
+    entry: str
+    """The journal entry (accepted, repeated), the batch's state (batch-closed), or its size (batch-full)."""
+
+
+class Answering(NamedTuple):
+    """One item of `finish`."""
+
+    action: str
+    entry: str
+    batch: str
+    answer: bytes
+
+
+class Granting(NamedTuple):
+    """One item of `grant`: a message to a node; `action` is empty for messages about no action."""
+
+    stream: str
+    payload: bytes
+    action: str = ""
+    mark: str = ""
+    """`attempt:node:incarnation`, kept with the action so that a new leader knows where it went."""
+
+
+_CODES: dict[int, Any] = {
+    1: "accepted",
+    0: "repeated",
+    -1: "conflict",
+    -2: "no-batch",
+    -3: "batch-closed",
+    -4: "batch-full",
+    -5: "journal-full",
+}
+
+
+async def load(redis: Redis) -> None:
+    """Load (or replace) the function library. It is part of Valkey's own durable state afterwards."""
+    source = files("shared.bus").joinpath("functions.lua").read_text("utf-8")
+    await command(redis, "FUNCTION", "LOAD", "REPLACE", source)
+
+
+async def _call(redis: Redis, name: str, *args: Any) -> Any:
+    try:
+        return await command(redis, "FCALL", name, 0, *args)
+    except OutOfMemoryError as error:
+        raise Overloaded(what="Valkey's memory bound is reached", retry_after_s=2.0) from error
+    except ResponseError as error:
+        if str(error).startswith("FENCED"):
+            raise Deposed from error
+        raise
+
+
+async def lead(redis: Redis, holder: str, ttl_s: Seconds) -> Epoch:
+    """Take or keep the dispatching lease. Returns the epoch, or 0 while another holds it."""
+    return int(await _call(redis, "lead", holder, round(ttl_s * 1000)))
+
+
+async def resign(redis: Redis, holder: str) -> None:
+    """Give the lease back, if it is still ours."""
+    await _call(redis, "resign", holder)
+
+
+async def submit(redis: Redis, submissions: Sequence[Submission], *, max_journal: int) -> list[Receipt]:
+    """Journal many requests in one step each atomically; accepted means this has returned.
+
+    Raises:
+        Overloaded: Valkey's memory bound; nothing of this call was accepted.
+    """
+    args: list[Any] = [max_journal]
+    for item in submissions:
+        args += ("action:" + item.action, item.digest, item.batch, item.payload)
+    replies = await _call(redis, "submit", *args)
+    return [Receipt(_CODES[code], entry.decode()) for code, entry in replies]
+
+
+async def finish(
+    redis: Redis, epoch: Epoch, answers: Sequence[Answering], *, keep_action_s: Seconds, keep_batch_s: Seconds
+) -> list[bool]:
+    """Answer many actions, once each. False: it was answered before, and that answer stands.
+
+    Raises:
+        Deposed: this leader's epoch is over; nothing was written.
+    """
+    args: list[Any] = [epoch, round(keep_action_s), round(keep_batch_s)]
+    for item in answers:
+        args += item
+    return [flag == 1 for flag in await _call(redis, "finish", *args)]
+
+
+async def grant(redis: Redis, epoch: Epoch, grants: Sequence[Granting]) -> None:
+    """Send messages to nodes, in order.
+
+    Raises:
+        Deposed: this leader's epoch is over; nothing was sent.
+    """
+    args: list[Any] = [epoch]
+    for item in grants:
+        args += item
+    await _call(redis, "grant", *args)
+
+
+async def advance(redis: Redis, epoch: Epoch, steps: Sequence[tuple[str, int, bytes]]) -> None:
+    """Move requests to their next stage: (action, stage index, what to carry along) each."""
+    args: list[Any] = [epoch]
+    for step in steps:
+        args += step
+    await _call(redis, "advance", *args)
+
+
+async def publish(redis: Redis, stream: str, maxlen: int, payloads: Sequence[bytes]) -> None:
+    """Append to a bounded stream even when memory is full: what nodes report is what frees it."""
+    await _call(redis, "publish", stream, maxlen, *payloads)
+
+
+async def open_batch(redis: Redis, opened: BatchOpened, *, idempotency_key: str, fields: dict[str, Any]) -> str:
+    """Open a batch, once per idempotency key. Returns the id of the batch that is open under this key."""
+    flat = [part for pair in fields.items() for part in pair]
+    reply = await _call(redis, "open_batch", opened.batch, idempotency_key, BATCHES.encode(opened), *flat)
+    return str(reply.decode())
+
+
+async def end_batch(redis: Redis, batch: str, state: str, *, keep_batch_s: Seconds) -> str | None:
+    """Seal, cancel or abandon a batch. Returns the state it has now; None when there is no such batch."""
+    reply = await _call(redis, "end_batch", batch, state, round(keep_batch_s))
+    return None if reply is None else reply.decode()
+
+
+async def cancel(redis: Redis, action: str, reason: str) -> Literal["asked", "answered", "unknown"]:
+    """Ask the leader to cancel an action."""
+    code = await _call(redis, "cancel", action, reason)
+    return "asked" if code == 1 else "answered" if code == 0 else "unknown"

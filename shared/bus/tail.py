@@ -1,0 +1,99 @@
+"""Reading streams from where one stopped: no group, no ack, no `$`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from redis.asyncio import Redis
+
+from shared import log
+from shared.bus.connection import TRANSIENT, command
+from shared.messages.base import ENTRY, M, Topic
+from shared.units import Seconds
+
+_log = log.get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[M]):
+    """One stream entry, decoded."""
+
+    topic: str
+    id: str
+    message: M
+    index: int
+    """The journal's index field; -1 elsewhere."""
+
+    @property
+    def at(self) -> Seconds:
+        """When it was written: Unix seconds by Valkey."""
+        return int(self.id.partition("-")[0]) / 1000
+
+
+class Tail:
+    """Follows one or several streams in one blocking XREAD, from given ids on.
+
+    A message that cannot be decoded is logged and passed over: on a bounded wake-up stream nothing depends on it, and
+    in the journal it was validated before it was written.
+    """
+
+    def __init__(self, redis: Redis, start: dict[Topic[Any], str], *, count: int = 512, block_s: Seconds = 1.0) -> None:
+        """`start`: topic -> last id already known ("0" reads all that is kept). `redis` must be this tail's own."""
+        self._redis = redis
+        self._topics = {topic.name.encode(): topic for topic in start}
+        self._last = {topic.name.encode(): last for topic, last in start.items()}
+        self._count = count
+        self._block_ms = round(block_s * 1000)
+        self.stopping = False
+        """Set it to end the loop at its next turn (redis-py may swallow a cancel that races a delivery)."""
+
+    def last(self, topic: Topic[Any]) -> str:
+        """Id of the last entry that was handed out."""
+        return self._last[topic.name.encode()]
+
+    async def read(self, *, block: bool = True) -> list[Entry[Any]]:
+        """The next entries, stream by stream in the order of `start`; [] when none came within `block_s`."""
+        reply = await command(
+            self._redis, "XREAD", "COUNT", self._count, *(("BLOCK", self._block_ms) if block else ()),
+            "STREAMS", *self._last.keys(), *self._last.values(),
+        )  # fmt: skip
+        entries: list[Entry[Any]] = []
+        for name, rows in reply or ():
+            topic = self._topics[name]
+            for entry_id, fields in rows:
+                entry = self._decode(topic, entry_id.decode(), fields)
+                if entry is not None:
+                    entries.append(entry)
+            self._last[name] = rows[-1][0].decode()
+        return entries
+
+    def _decode(self, topic: Topic[Any], entry_id: str, fields: list[bytes]) -> Entry[Any] | None:
+        index = -1
+        message = None
+        for position in range(0, len(fields), 2):
+            if fields[position] == ENTRY:
+                try:
+                    message = topic.decode(fields[position + 1])
+                except ValueError as error:
+                    _log.error("entry_undecodable", stream=topic.name, entry=entry_id, error=str(error))
+                    return None
+            elif fields[position] == b"i":
+                index = int(fields[position + 1])
+        return None if message is None else Entry(topic.name, entry_id, message, index)
+
+    async def batches(self) -> AsyncIterator[list[Entry[Any]]]:
+        """Entries in batches, for ever, also across restarts of Valkey; [] about every `block_s` when nothing comes."""
+        pause = 0.05
+        while not self.stopping:
+            try:
+                entries = await self.read()
+            except TRANSIENT as error:
+                _log.warning("valkey_away", what="reading", error=str(error))
+                await asyncio.sleep(pause)
+                pause = min(1.0, pause * 2)
+                continue
+            pause = 0.05
+            yield entries

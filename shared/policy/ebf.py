@@ -1,0 +1,208 @@
+"""Earliest Batch First: the one order of waiting work, for the dispatcher and for SIMULATE (DistRS §5.2).
+
+A batch is worth nothing until its last answer, so what matters is when its batch could be complete: requests of the
+batch with the earliest expected completion go first, within a batch by trajectory priority, then by arrival.
+
+Age wins: an expected completion is at most `first arrival + bound` and new work arrives ever later, so every key is
+sooner or later the smallest and nothing waits for ever (`reestimate` keeps that law when estimates change).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+Id = TypeVar("Id", bound=Hashable)
+
+STEPS_TO_BOUND = 10
+"""A re-estimate moves at most this fraction of the bound at once: one strange estimate cannot send a batch behind all
+others, and a right one is reached within ten."""
+
+COMPACT_ABOVE = 64
+"""Removed entries that may lie in the heap beyond as many as wait."""
+
+
+class EbfKey(NamedTuple):
+    """Place in the order; smaller goes first. Total: `arrival` is a stream id, so no two requests share one."""
+
+    expected_completion_s: float
+    """When the batch could be complete, absolute seconds of the arrival clock."""
+    priority: float
+    """Of the trajectory, lower first; 0 where nobody predicts."""
+    arrival: tuple[int, int]
+    """Stream id of the arrival: milliseconds, sequence."""
+
+
+def expected_completion(
+    first_arrival_s: float, stage_timeouts_s: Sequence[float], history_s: float | None = None
+) -> float:
+    """The earliest moment at which a batch could be complete (equations 1 and 2), absolute seconds.
+
+    Args:
+        first_arrival_s: arrival of the batch's first request, absolute seconds.
+        stage_timeouts_s: timeout of each stage, seconds.
+        history_s: `BatchRecord.span_s` of the task's last batch: seconds from its first arrival to its
+            earliest completion. None without history: every stage is taken to last its timeout.
+    Raises:
+        ValueError: a part is negative or not finite: such a key would never be the smallest.
+    """
+    ahead_s = math.fsum(stage_timeouts_s) if history_s is None else history_s
+    if not (math.isfinite(first_arrival_s) and math.isfinite(ahead_s) and ahead_s >= 0):
+        raise ValueError(f"expected completion must be finite and not before {first_arrival_s}: {ahead_s} s ahead")
+    return first_arrival_s + ahead_s
+
+
+def reestimate(
+    current_s: float, proposed_s: float, first_arrival_s: float, bound_s: float, *, step_s: float | None = None
+) -> float:
+    """The expected completion after a new estimate: earlier at once, later by a step, never beyond the bound.
+
+    Args:
+        current_s: expected completion so far, absolute seconds.
+        proposed_s: the new estimate, absolute seconds; infinity means "as late as may be".
+        first_arrival_s: arrival of the batch's first request, absolute seconds.
+        bound_s: latest expected completion, seconds after the first arrival, >= 0.
+        step_s: most seconds one call may add, > 0; None: a tenth of the bound (`STEPS_TO_BOUND`).
+    Raises:
+        ValueError: the estimate is not a number, or a bound or step is out of range.
+    """
+    if math.isnan(proposed_s) or not bound_s >= 0 or (step_s is not None and not step_s > 0):
+        raise ValueError(f"cannot re-estimate to {proposed_s} with bound {bound_s} s and step {step_s} s")
+    step = bound_s / STEPS_TO_BOUND if step_s is None else step_s
+    return min(proposed_s, current_s + step, first_arrival_s + bound_s)
+
+
+Entry = tuple[EbfKey, int, Id]
+"""Key, serial number of the push (two equal keys leave in the order they came), id."""
+
+
+@dataclass(slots=True)
+class EbfQueue(Generic[Id]):
+    """Waiting work in EBF order.
+
+    A binary heap with lazy deletion: `push`, `remove`, `update` and `pop` are O(log n) amortised, `peek` O(1)
+    amortised; walking the first k in order is O(k log k) and pops nothing.
+    """
+
+    _heap: list[Entry[Id]] = field(default_factory=list)
+    _live: dict[Id, Entry[Id]] = field(default_factory=dict)
+    _serial: int = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._live
+
+    def __iter__(self) -> Iterator[Id]:
+        """Every id, first to go first; stop when enough is seen. The queue must not change meanwhile.
+
+        A walk over the heap's tree by a heap of its frontier, so the first k cost O(k log k).
+
+        Raises:
+            RuntimeError: the queue changed during the walk.
+        """
+        self._settle()
+        heap, live, serial, size = self._heap, self._live, self._serial, len(self._live)
+        frontier: list[tuple[Entry[Id], int]] = [(heap[0], 0)] if heap else []
+        while frontier:
+            entry, at = heapq.heappop(frontier)
+            for child in range(2 * at + 1, min(2 * at + 3, len(heap))):
+                heapq.heappush(frontier, (heap[child], child))
+            if live.get(entry[2]) is entry:
+                yield entry[2]
+                if self._heap is not heap or self._serial != serial or len(live) != size:
+                    raise RuntimeError("the queue changed during iteration: collect the ids first, then change it")
+
+    def key(self, item: Id) -> EbfKey:
+        """Key of a waiting id.
+
+        Raises:
+            KeyError: it does not wait here.
+        """
+        return self._live[item][0]
+
+    def push(self, key: EbfKey, item: Id) -> None:
+        """Add an id.
+
+        Raises:
+            ValueError: it waits already (`update` moves it), or its key is not a number and has no place.
+        """
+        if item in self._live:
+            raise ValueError(f"{item!r} is queued already: use update() to move it")
+        if math.isnan(key.expected_completion_s) or math.isnan(key.priority):
+            raise ValueError(f"{item!r} has no place in the order: {key}")
+        self._serial += 1
+        entry = (key, self._serial, item)
+        self._live[item] = entry
+        heapq.heappush(self._heap, entry)
+
+    def remove(self, item: Id) -> EbfKey:
+        """Take an id out wherever it stands and return its key.
+
+        Raises:
+            KeyError: it does not wait here.
+        """
+        entry = self._live.pop(item)
+        self._compact()
+        return entry[0]
+
+    def update(self, key: EbfKey, item: Id) -> None:
+        """Move a waiting id to another place.
+
+        Raises:
+            KeyError: it does not wait here.
+            ValueError: the key has no place in the order; the id then keeps its old one.
+        """
+        old = self._live.pop(item)
+        try:
+            self.push(key, item)
+        except ValueError:
+            self._live[item] = old
+            raise
+        self._compact()
+
+    def peek(self) -> tuple[EbfKey, Id]:
+        """Key and id of the first to go.
+
+        Raises:
+            IndexError: the queue is empty.
+        """
+        self._settle()
+        if not self._heap:
+            raise IndexError("the queue is empty")
+        key, _, item = self._heap[0]
+        return key, item
+
+    def pop(self) -> tuple[EbfKey, Id]:
+        """Take out the first to go.
+
+        Raises:
+            IndexError: the queue is empty.
+        """
+        first = self.peek()
+        heapq.heappop(self._heap)
+        del self._live[first[1]]
+        self._compact()
+        return first
+
+    def check(self) -> None:
+        """Assert the invariants; tests call it after every step, services never do."""
+        waiting = [entry for entry in self._heap if self._live.get(entry[2]) is entry]
+        assert len(waiting) == len(self._live), "each id has exactly one live entry"
+        assert len(self._heap) - len(waiting) <= COMPACT_ABOVE + len(waiting), "removed entries are bounded"
+        assert all(self._heap[(at - 1) // 2] <= self._heap[at] for at in range(1, len(self._heap))), "heap order"
+
+    def _settle(self) -> None:
+        """Drop removed entries until the root is live."""
+        while self._heap and self._live.get(self._heap[0][2]) is not self._heap[0]:
+            heapq.heappop(self._heap)
+
+    def _compact(self) -> None:
+        """Rebuild the heap when more than half of it was removed: amortised O(1) a removal."""
+        if len(self._heap) > COMPACT_ABOVE + 2 * len(self._live):
+            self._heap = list(self._live.values())
+            heapq.heapify(self._heap)

@@ -1,0 +1,84 @@
+"""Real servers for every test that asks: started once a session, a clean database each time.
+
+``redis_url``           an emptied Valkey (append-only file off)
+``database_url``        a fresh Postgres database with all migrations applied, cloned from a template
+``empty_database_url``  a fresh Postgres database without any table
+``stack_home``          a folder for TREADLE_HOME that root's servers can enter (``tmp_path`` is closed to them)
+``docker``              skips the test with the reason when no Docker engine answers
+"""
+
+import asyncio
+import inspect
+import itertools
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from shared.testing.servers import PostgresServer, running_postgres, running_valkey, temporary_home
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def stack_home() -> Iterator[Path]:
+    with temporary_home() as root:
+        yield root
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> Iterator[str]:
+    with temporary_home() as root, running_valkey(root, durable=False) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    with temporary_home() as root, running_postgres(root) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(valkey_server: str) -> str:
+    with redis.Redis.from_url(valkey_server) as client:
+        client.flushall()
+    return valkey_server
+
+
+@pytest.fixture
+def empty_database_url(postgres_server: PostgresServer) -> Iterator[str]:
+    yield from _database(postgres_server, "template1")
+
+
+@pytest.fixture(scope="session")
+def migrated_template(postgres_server: PostgresServer) -> str:
+    from shared.store.migrate import upgrade
+
+    done = upgrade(postgres_server.create("migrated"))
+    if inspect.isawaitable(done):
+        asyncio.run(done)  # type: ignore[arg-type]
+    return "migrated"
+
+
+@pytest.fixture
+def database_url(postgres_server: PostgresServer, migrated_template: str) -> Iterator[str]:
+    yield from _database(postgres_server, migrated_template)
+
+
+def _database(server: PostgresServer, template: str) -> Iterator[str]:
+    name = f"test_{next(_numbers)}"
+    yield server.create(name, template)
+    server.drop(name)
+
+
+@pytest.fixture(scope="session")
+def docker() -> None:
+    """Ask for this (and carry the marker ``docker``) in a test that needs an engine."""
+    try:
+        answer = subprocess.run(["docker", "info"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"no Docker engine: {error}")
+    if answer.returncode != 0:
+        pytest.skip(f"no Docker engine answers: {answer.stderr.strip().splitlines()[-1]}")

@@ -1,0 +1,80 @@
+"""One pool's waiting work: order, reservation for the head, backfill behind it (architecture §3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shared.policy.ledger import Node
+from shared.policy.tenants import FairQueue
+
+BACKFILL_DEPTH = 64
+"""How far behind a head that does not fit the queue is searched for work that may pass it."""
+
+
+@dataclass(slots=True)
+class Pool:
+    """(resource, node class): what stages draw their units from."""
+
+    name: str
+    queue: FairQueue = field(default_factory=FairQueue)
+    target: int | None = None
+    """Units the planner wants; None until it has spoken: then everything there is."""
+    settled: int | None = None
+    """The wanted units that the nodes' shares add up to already; None when they must be spread anew."""
+    outside: int = 0
+    """Units wanted right now by work outside any batch, queued or granted; the planner cannot foresee it."""
+    outside_peak: int = 0
+    """Largest `outside` of the current and the last linger window: keeps units warm between calls."""
+    outside_window: tuple[int, int] = (0, 0)
+    """Peaks of the last and of the current window."""
+
+    @property
+    def resource(self) -> str:
+        return self.name.partition("@")[0]
+
+    @property
+    def node_class(self) -> str:
+        return self.name.partition("@")[2]
+
+    def note_outside(self, units: int) -> None:
+        """Work outside any batch has come (+) or gone (-)."""
+        self.outside += units
+        assert self.outside >= 0, f"{self.name}: more work outside batches has gone than came"
+        last, current = self.outside_window
+        self.outside_window = (last, max(current, self.outside))
+        self.outside_peak = max(self.outside_window)
+
+    def next_window(self) -> None:
+        """A linger window is over."""
+        self.outside_window = (self.outside_window[1], self.outside)
+        self.outside_peak = max(self.outside_window)
+
+    def wanted(self, nodes: Iterable[Node], head_units: int) -> int:
+        """Units this pool's nodes shall own together.
+
+        The planner's target, plus what comes unforeseen, and never less than the head of the queue needs, so that a
+        wrong or a silent planner delays but never starves.
+        """
+        capacity = sum(node.capacity.get(self.resource, 0) for node in nodes)
+        if self.target is None:
+            return capacity
+        return min(capacity, max(self.target + self.outside_peak, head_units))
+
+
+def reserve(now: float, needed: int, free: int, ends: Iterable[tuple[float, int]]) -> float:
+    """When `needed` units are predicted to be free: absolute seconds; infinity when never.
+
+    Args:
+        now: absolute seconds.
+        needed: units the head of the queue takes.
+        free: units free now.
+        ends: (predicted end, units) of what runs.
+    """
+    if free >= needed:
+        return now
+    for end, units in sorted(ends):
+        free += units
+        if free >= needed:
+            return max(now, end)
+    return float("inf")

@@ -1,4 +1,6 @@
-"""From the leader to one node: stream `grants.<node>`, read in order by the manager alone.
+"""From the leader to one node: stream `grants.<node>.<incarnation>`, read in order by the manager alone.
+
+Each incarnation has a stream of its own, so a manager that was thought dead can neither read nor trim its successor's.
 
 Every message carries the leader's epoch; the manager refuses a lower one than it has seen.
 """
@@ -15,8 +17,6 @@ class Granted(Message, frozen=True, kw_only=True, tag="granted.v1"):
     action: str
     epoch: int
     attempt: int
-    incarnation: str
-    """The node's life this grant is for; another one drops it."""
     tenant: str
     stage: int
     work: str
@@ -53,6 +53,6 @@ class ShareSet(Message, frozen=True, kw_only=True, tag="share-set.v1"):
 Grant = Granted | Revoked | InventoryAsked | ShareSet
 
 
-def grants_topic(node: str) -> Topic[Grant]:
-    """The stream of one node."""
-    return Topic(f"grants.{node}", Grant)
+def grants_topic(node: str, incarnation: str) -> Topic[Grant]:
+    """The stream of one node's incarnation."""
+    return Topic(f"grants.{node}.{incarnation}", Grant)

@@ -1,0 +1,166 @@
+"""Executing grants: each becomes a task on cores of its own, and exactly one outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from services.cpu_manager.cores import Cores
+from services.cpu_manager.graders.protocol import Bench, Grader, Verdict
+from services.cpu_manager.results import encode_output
+from services.cpu_manager.sandbox.protocol import Sandbox
+from shared import log
+from shared.clock import Clock
+from shared.messages.grants import Granted
+from shared.messages.outcomes import Finished, Held, Started
+
+_log = log.get(__name__)
+
+Report = Callable[[Started | Finished], None]
+
+REMEMBERED = 65_536
+"""Grants whose repeat is recognised (a leader sends again when it did not hear that a send had worked)."""
+
+
+@dataclass(slots=True)
+class _Running:
+    grant: Granted
+    task: asyncio.Task[Verdict]
+    cores: frozenset[int]
+    since: float
+    told: bool = False
+    """A Started has been sent."""
+
+
+@dataclass(slots=True)
+class Attempts:
+    """What this node executes now. One outcome a grant, whatever happens; its cores are free before it is told."""
+
+    node: str
+    incarnation: str
+    cores: Cores
+    sandbox: Sandbox
+    graders: Mapping[str, Grader[Any]]
+    report: Report
+    clock: Clock
+    output_bytes: int
+    guard_s: float
+    _running: dict[tuple[str, int], _Running] = field(default_factory=dict)
+    """(action, attempt) -> its execution."""
+    _seen: dict[tuple[str, int, int, int], None] = field(default_factory=dict)
+    _stopping: bool = False
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def begin(self, grant: Granted) -> None:
+        """Start executing; a repeated grant changes nothing."""
+        identity = (grant.action, grant.stage, grant.attempt, grant.epoch)
+        if identity in self._seen:
+            return
+        self._seen[identity] = None
+        if len(self._seen) > REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        now = self.clock.monotonic()
+        try:
+            cores = self.cores.take(grant.units.get("cores", 0), now)
+        except ValueError as error:
+            _log.error("grant_does_not_fit", action=grant.action, error=str(error))
+            self._tell(grant, Verdict(status="lost", reason=str(error)), now)
+            return
+        task = asyncio.create_task(self._grade(grant, cores), name=f"attempt {grant.action}")
+        self._running[grant.action, grant.attempt] = _Running(grant, task, cores, now)
+        task.add_done_callback(partial(self._ended, grant))
+
+    def revoke(self, action: str, attempt: int) -> None:
+        """Stop it if it runs; its outcome is `cancelled` (or what it has just become)."""
+        running = self._running.get((action, attempt))
+        if running is not None:
+            running.task.cancel()
+
+    def tell_started(self) -> None:
+        """Report as started what is still executing and was not yet reported."""
+        for running in self._running.values():
+            if not running.told:
+                running.told = True
+                grant = running.grant
+                self.report(Started(action=grant.action, node=self.node, epoch=grant.epoch, attempt=grant.attempt))
+
+    def held(self) -> list[Held]:
+        """Everything that executes now."""
+        now = self.clock.monotonic()
+        return [
+            Held(
+                action=running.grant.action,
+                epoch=running.grant.epoch,
+                attempt=running.grant.attempt,
+                stage=running.grant.stage,
+                units=running.grant.units,
+                running_s=now - running.since,
+            )
+            for running in self._running.values()
+        ]
+
+    async def stop(self) -> None:
+        """Kill everything; what ran is reported as lost, so that it runs elsewhere."""
+        self._stopping = True
+        for running in list(self._running.values()):
+            running.task.cancel()
+        while self._running:
+            await asyncio.wait([running.task for running in self._running.values()], timeout=1.0)
+
+    def _ended(self, grant: Granted, task: asyncio.Task[Verdict]) -> None:
+        """Called once for every task, also for one that was cancelled before its first step."""
+        running = self._running.pop((grant.action, grant.attempt))
+        self.cores.give_back(running.cores, self.clock.monotonic())
+        if not task.cancelled():
+            verdict = task.result()
+        elif self._stopping:
+            verdict = Verdict(status="lost", reason="the node is stopping")
+        else:
+            verdict = None
+        self._tell(grant, verdict, running.since)
+
+    async def _grade(self, grant: Granted, cores: frozenset[int]) -> Verdict:
+        grader = self.graders.get(grant.work)
+        if grader is None:
+            return Verdict(status="refused", reason=f"this node does not execute {grant.work}")
+        try:
+            params = msgspec.json.decode(grant.params, type=grader.params)
+            bench = Bench(sandbox=self.sandbox, cores=cores, timeout_s=grant.timeout_s, tenant=grant.tenant)
+            async with asyncio.timeout(grant.timeout_s + self.guard_s):
+                return await grader.grade(params, bench)
+        except TimeoutError:
+            return Verdict(status="lost", reason=f"no end {self.guard_s:g} s after its limit of {grant.timeout_s:g} s")
+        except (ValueError, msgspec.MsgspecError) as error:
+            return Verdict(status="refused", reason=str(error))
+        except Exception as error:  # noqa: BLE001  # a grader's bug is our failure, never a verdict
+            _log.exception("grader_crashed", action=grant.action, work=grant.work)
+            return Verdict(status="lost", reason=f"grader crashed: {type(error).__name__}")
+
+    def _tell(self, grant: Granted, verdict: Verdict | None, started: float) -> None:
+        """`verdict` None: cancelled."""
+        shown = verdict or Verdict(status="lost")
+        self.report(
+            Finished(
+                action=grant.action,
+                node=self.node,
+                incarnation=self.incarnation,
+                epoch=grant.epoch,
+                attempt=grant.attempt,
+                stage=grant.stage,
+                status="cancelled" if verdict is None else verdict.status,
+                passed=shown.passed,
+                score=shown.score,
+                output=encode_output(shown.output, self.output_bytes),
+                reason=shown.reason,
+                execution_s=self.clock.monotonic() - started,
+                cpu_s=shown.cpu_s,
+                peak_memory_bytes=shown.peak_memory_bytes,
+            )
+        )

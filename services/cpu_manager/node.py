@@ -1,0 +1,122 @@
+"""This node's conversation with the leader: grants in, outcomes and heartbeats out."""
+
+from __future__ import annotations
+
+import asyncio
+
+from redis.asyncio import Redis
+
+from services.cpu_manager.attempts import Attempts
+from services.cpu_manager.cores import Cores
+from services.cpu_manager.outbox import Outbox
+from shared import log
+from shared.bus import functions
+from shared.bus.connection import TRANSIENT, command, patiently
+from shared.bus.tail import Tail
+from shared.clock import Clock
+from shared.messages.grants import Grant, Granted, InventoryAsked, Revoked, ShareSet, grants_topic
+from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
+from shared.messages.outcomes import InventoryTaken
+
+_log = log.get(__name__)
+
+STREAM_KEPT_S = 120
+"""A grants stream whose node has stopped refreshing it disappears."""
+
+
+class Node:
+    """One node in one incarnation. Refuses grants of an epoch older than it has seen."""
+
+    def __init__(
+        self, redis: Redis, reader: Redis, hello: Hello, attempts: Attempts, outbox: Outbox, cores: Cores, clock: Clock
+    ) -> None:
+        """`reader` is for blocking reads alone; `redis` writes."""
+        self._redis = redis
+        self._hello = hello
+        self._attempts = attempts
+        self._outbox = outbox
+        self._cores = cores
+        self._clock = clock
+        self._epoch = 0
+        self._topic = grants_topic(hello.node, hello.incarnation)
+        self.tail = Tail(reader, {self._topic: "0"})
+        self.met_leader = False
+        """A leader has asked for the inventory: work can come."""
+
+    async def run(self) -> None:
+        """Say hello, then obey until stopped."""
+        await self._say(self._hello)
+        async for entries in self.tail.batches():
+            for entry in entries:
+                self._obey(entry.message)
+            if entries:
+                await self._trim(entries[-1].id)
+
+    async def heartbeats(self, every_s: float) -> None:
+        """Say for ever that the node lives, and tell what outlives a heartbeat as started."""
+        while True:
+            self._attempts.tell_started()
+            now = self._clock.monotonic()
+            self._cores.settle(now)
+            beat = Heartbeat(
+                node=self._hello.node,
+                incarnation=self._hello.incarnation,
+                owned={"cores": max(self._cores.owned, self._cores.used)},
+                used={"cores": self._cores.used},
+                owned_unit_s={"cores": round(self._cores.owned_unit_s, 3)},
+                used_unit_s={"cores": round(self._cores.used_unit_s, 3)},
+            )
+            await self._say(beat)
+            await asyncio.sleep(every_s)
+
+    async def leave(self) -> None:
+        """Kill what runs, tell the outcomes, say goodbye. Bounded: a mesh without Valkey is left unannounced."""
+        self.tail.stopping = True
+        await self._attempts.stop()
+        try:
+            async with asyncio.timeout(2.0):
+                await self._outbox.flush()
+                await self._publish(Bye(node=self._hello.node, incarnation=self._hello.incarnation))
+        except (*TRANSIENT, TimeoutError) as error:
+            _log.warning("left_unannounced", error=str(error))
+
+    def _obey(self, message: Grant) -> None:
+        if message.epoch < self._epoch:
+            _log.warning("deposed_leader_refused", epoch=message.epoch, newest=self._epoch)
+            return
+        self._epoch = message.epoch
+        match message:
+            case Granted():
+                self._attempts.begin(message)
+            case Revoked():
+                self._attempts.revoke(message.action, message.attempt)
+            case ShareSet():
+                self._cores.own(message.units, self._clock.monotonic())
+            case InventoryAsked():
+                self.met_leader = True
+                self._outbox.put(
+                    InventoryTaken(
+                        node=self._hello.node,
+                        incarnation=self._hello.incarnation,
+                        epoch=message.epoch,
+                        held=self._attempts.held(),
+                    )
+                )
+
+    async def _trim(self, last: str) -> None:
+        """What was read is held in memory and told in inventories; the stream need not keep it."""
+        ms, _, seq = last.partition("-")
+        try:
+            await command(self._redis, "XTRIM", self._topic.name, "MINID", f"{ms}-{int(seq) + 1}")
+        except TRANSIENT:
+            return  # the next trim covers this one
+
+    async def _say(self, message: Hello | Heartbeat) -> None:
+        async def attempt() -> None:
+            await self._publish(message)
+            await command(self._redis, "EXPIRE", self._topic.name, STREAM_KEPT_S)
+
+        await patiently(attempt, what="reporting to the leader", patience_s=None)
+
+    async def _publish(self, message: Hello | Heartbeat | Bye) -> None:
+        await functions.publish(self._redis, NODES.name, NODES.maxlen or 0, [NODES.encode(message)])

@@ -1,0 +1,33 @@
+"""Results as they travel: JSON of bounded size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+_encoder = msgspec.json.Encoder()
+
+EMPTY = b"{}"
+
+
+def encode_output(output: dict[str, Any], limit: int) -> bytes:
+    """JSON of an action's output, at most about `limit` bytes: long texts are cut and `truncated` says so."""
+    if not output:
+        return EMPTY
+    encoded = _encoder.encode(output)
+    room = limit
+    while len(encoded) > limit and room > 16:
+        room //= 2
+        encoded = _encoder.encode({**_cut(output, room), "truncated": True})
+    return encoded if len(encoded) <= limit else _encoder.encode({"truncated": True})
+
+
+def _cut(value: Any, room: int) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= room else value[:room]
+    if isinstance(value, dict):
+        return {key: _cut(part, room) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_cut(part, room) for part in value[: max(1, room)]]
+    return value

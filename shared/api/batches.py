@@ -1,0 +1,64 @@
+"""Batches, as trainers open and watch them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from shared.api.tasks import Model
+
+
+class BatchOpening(Model):
+    """Opens a batch. All fields are optional: the task knows the rest."""
+
+    size: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
+    """Requests to come; default the task's batch_size; neither: until sealed."""
+    key: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """Your own key, e.g. the training step: opening again with it returns the same batch."""
+
+
+class Spread(Model):
+    """How a quantity is distributed, seconds."""
+
+    mean: float
+    p50: float
+    p99: float
+    max: float
+
+
+class StageProgress(Model):
+    """One stage of a batch so far."""
+
+    name: str
+    finished: int
+    queue_s: Spread | None
+    execution_s: Spread | None
+
+
+class BatchView(Model):
+    """A batch as it stands. Times are Unix seconds."""
+
+    id: str
+    task: str
+    tenant: str
+    state: str
+    """open, sealed (waiting for its last answers), complete, cancelled, abandoned."""
+    size: int | None
+    submitted: int
+    answered: int
+    opened_at: float
+    first_arrival_at: float | None
+    ended_at: float | None
+    expected_completion_at: float | None
+    """T: when it could be complete with endless resources, estimated from what has arrived."""
+    extra_delay_s: float | None
+    """d: how much later than T it is (complete) or would be if it ended now (running); 0 while T lies ahead."""
+    overhead_s: Spread | None
+    stages: list[StageProgress]
+
+
+class BatchList(Model):
+    """Open batches, oldest first."""
+
+    batches: list[BatchView]

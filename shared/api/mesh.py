@@ -1,0 +1,69 @@
+"""What there is, who uses it, what the planner decided: bodies of /v1/nodes, /v1/pools, /v1/plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.api.tasks import Model
+
+
+class NodeView(Model):
+    """One executing host."""
+
+    name: str
+    incarnation: str
+    node_class: str
+    state: str
+    """ready, asking (has not told its inventory yet), silent, gone."""
+    capacity: dict[str, int]
+    owned: dict[str, int]
+    used: dict[str, int]
+    owned_unit_s: dict[str, float]
+    """Unit-seconds held since its start."""
+    used_unit_s: dict[str, float]
+    kinds: list[str]
+    labels: dict[str, str]
+    """Sandbox rung, languages with versions ..."""
+    last_seen_s: float
+    """Seconds since its last sign of life."""
+
+
+class NodeList(Model):
+    """All nodes that said hello lately."""
+
+    nodes: list[NodeView]
+
+
+class PoolView(Model):
+    """(resource, node class): what stages draw their units from."""
+
+    name: str
+    target: int | None
+    """Units the planner wants; None before its first plan: then all there is."""
+    capacity: int
+    owned: int
+    used: int
+    reason: str
+    """Why the target is what it is."""
+
+
+class PoolList(Model):
+    """All pools."""
+
+    pools: list[PoolView]
+
+
+class PlanView(Model):
+    """One decision of the scaling planner."""
+
+    decided_at: float
+    pool: str
+    previous: int | None
+    target: int
+    reason: dict[str, Any]
+
+
+class PlanList(Model):
+    """Newest first."""
+
+    plans: list[PlanView]

@@ -1,0 +1,85 @@
+"""Tasks and their workflows, as trainers declare them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from shared.messages.kinds import KINDS
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+"""Letters, digits, dot, dash, underscore; at most 64."""
+
+
+class Model(BaseModel):
+    """Base of REST bodies: a misspelt field is an error, not a silence."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class StageTemplate(Model):
+    """One step of a workflow: what to run for each request, and what it may use."""
+
+    name: Name
+    kind: str
+    """Action kind: code.run, code.asserts, code.stdio, math.verify, answer.match, python.function, sleep, noop."""
+    params: dict[str, Any] = {}
+    """Parameters all requests share; a request's own are laid over them."""
+    units: dict[str, Annotated[int, Field(ge=0, le=1024)] | tuple[int, int]] | None = None
+    """Resource -> units an action takes, or [fewest, most]. Default: one core (sleep, noop: one slot)."""
+    elasticity: dict[int, Annotated[float, Field(gt=0, le=1)]] = {}
+    """Units -> efficiency E(m): with m units it takes T / (E(m) * m). Empty: it does not scale."""
+    node_class: Name = "default"
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    """Execution limit. Queueing does not count."""
+    worker_cost: Annotated[float, Field(gt=0)] = 1.0
+    """C_j: what one worker of this stage costs, in any unit common to the workflow."""
+
+    @model_validator(mode="after")
+    def _known(self) -> StageTemplate:
+        if self.kind not in KINDS:
+            raise ValueError(f"unknown kind {self.kind!r}; there are {', '.join(KINDS)}")
+        unknown = self.params.keys() - set(KINDS[self.kind].__struct_fields__)
+        if unknown:
+            raise ValueError(f"{self.kind} has no parameter {sorted(unknown)[0]!r}")
+        return self
+
+
+class Task(Model):
+    """One RL training job: its workflow and what delay it tolerates."""
+
+    stages: Annotated[list[StageTemplate], Field(min_length=1, max_length=16)]
+    """Run in order; a request ends early at a stage that fails."""
+    batch_size: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
+    """Reward requests of one batch; None: batches end when they are sealed."""
+    max_extra_delay_s: Annotated[float, Field(ge=0, le=3600)] = 2.0
+    """D: seconds a batch may be complete later than with endless resources."""
+    trainer_resources: Annotated[float, Field(ge=0)] = 1.0
+    """Rt: what waits while the trainer waits, e.g. its number of GPUs."""
+    timeout_score: float = 0.0
+    """Score of a request whose program met a stage's time limit."""
+    budget_s: Annotated[float, Field(gt=0, le=86_400)] = 3600.0
+    """Seconds after which nobody needs a request's answer any more."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Task:
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) != len(names):
+            raise ValueError("stage names must differ")
+        return self
+
+
+class TaskView(Task):
+    """A task as it stands."""
+
+    name: str
+    tenant: str
+    version: int
+    """Counts changes. Open batches keep the version they were opened with."""
+
+
+class TaskList(Model):
+    """All tasks of a tenant."""
+
+    tasks: list[TaskView]

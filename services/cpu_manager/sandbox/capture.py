@@ -1,0 +1,77 @@
+"""Draining what a program writes: kept up to a limit, dropped beyond it, never blocking the program for good."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from typing import Final
+
+_CHUNK: Final = 64 << 10
+_WIDE_PIPE: Final = 1 << 20
+_PAUSE_S: Final = 0.005
+"""Between two drains once the limit is met: endless output costs us 1 MiB of reading per 5 ms at most."""
+
+
+class Capture:
+    """The read end of one pipe. Memory is bounded by `limit`; reading is started only for programs that last."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int, limit: int) -> None:
+        self._loop = loop
+        self._descriptor = descriptor
+        self._limit = limit
+        self._kept = bytearray()
+        self._watching = False
+        self._pause: asyncio.TimerHandle | None = None
+        self.truncated = False
+
+    def watch(self) -> None:
+        """Read as bytes come."""
+        if self._descriptor >= 0 and not self._watching:
+            self._watching = True
+            self._loop.add_reader(self._descriptor, self._readable)
+
+    def _unwatch(self) -> None:
+        if self._watching:
+            self._loop.remove_reader(self._descriptor)
+            self._watching = False
+
+    def _readable(self) -> None:
+        if not self._read_some():
+            self._unwatch()
+        elif self.truncated:
+            self._unwatch()
+            self._widen()
+            self._drain(_WIDE_PIPE)
+            self._pause = self._loop.call_later(_PAUSE_S, self.watch)
+
+    def _widen(self) -> None:
+        with contextlib.suppress(OSError):  # unprivileged users have a budget of pipe pages
+            fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, _WIDE_PIPE)
+
+    def _read_some(self) -> int:
+        """Take one chunk. Returns its size; 0 when the pipe is empty for now or has ended."""
+        try:
+            chunk = os.read(self._descriptor, _CHUNK)
+        except BlockingIOError:
+            return 0
+        room = self._limit - len(self._kept)
+        self._kept += chunk[:room]
+        self.truncated |= len(chunk) > room
+        return len(chunk)
+
+    def _drain(self, most: int) -> None:
+        while most > 0 and (taken := self._read_some()):
+            most -= taken
+
+    def finish(self) -> bytes:
+        """Take what is still in the pipe (every writer is dead), close it, and return what was kept."""
+        if self._pause:
+            self._pause.cancel()
+        self._unwatch()
+        if self._descriptor >= 0:
+            self._drain(2 * _WIDE_PIPE)
+            os.close(self._descriptor)
+            self._descriptor = -1
+        return bytes(self._kept)

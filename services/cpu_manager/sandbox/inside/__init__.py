@@ -1,0 +1,8 @@
+"""What runs inside the walls: the zygote, the init of each cell, the program. Standard library only.
+
+Processes, from the outside in::
+
+    manager ── zygote (pre-imported interpreter behind walls; reads orders, never payloads)
+                 └─ init of a cell (pid 1 of its own pid namespace; builds its walls, waits, reaps, fetches)
+                      └─ program (reads its parcel only when every wall stands)
+"""

@@ -1,0 +1,161 @@
+"""The program's own process, from the last wall to its end: nothing but its parcel and its standard streams is open."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from services.cpu_manager.sandbox.inside import wire
+from services.cpu_manager.sandbox.walls import landlock, syscalls
+
+if TYPE_CHECKING:
+    from services.cpu_manager.sandbox.inside.cell import Inheritance
+
+_CANNOT_EXECUTE: Final = 126
+_NOT_FOUND: Final = 127
+
+
+def run(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket, received: list[int]) -> NoReturn:
+    """Close the last doors, say that the program begins, read the parcel, and be the program."""
+    code = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
+        if inheritance.scopes >= 0:
+            landlock.restrict(inheritance.scopes)
+        if inheritance.plan.control_groups:
+            _offer_to_the_oom_killer()
+        stdin, stdout, stderr, parcel, report = received
+        for target, descriptor in enumerate((stdin, stdout, stderr)):
+            os.dup2(descriptor, target)
+        report = _hide(report)
+        wire.send(control, wire.STARTED)
+    except BaseException as error:  # noqa: BLE001  # the manager must hear of it: the program has not begun
+        wire.send(control, wire.FAILED + repr(error).encode())
+        os._exit(1)
+    try:
+        control.detach()
+        syscalls.close_all_but(0, 1, 2, parcel, report)
+        code = _become(inheritance, slot, parcel, report)
+    finally:
+        os._exit(code)
+
+
+def _offer_to_the_oom_killer() -> None:
+    """Among the processes of a cell's control group init must be the last to go: it reports how the cell ended."""
+    descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(descriptor, b"1000")
+    os.close(descriptor)
+
+
+def _hide(descriptor: int) -> int:
+    """Move a descriptor to a number that cannot be guessed at once, closed on exec."""
+    start = 256 + int.from_bytes(os.urandom(2), "little") % 640
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, start)
+
+
+def _become(inheritance: Inheritance, slot: wire.SlotPlan, descriptor: int, report: int) -> int:
+    parcel = wire.unpack(_read_all(descriptor))
+    assert isinstance(parcel, wire.PythonParcel | wire.ExecParcel)
+    environment = {**dict(inheritance.plan.environment), "HOME": slot.home, "TMPDIR": slot.home, "PWD": slot.home}
+    try:
+        _lay_files(parcel.files)
+        if isinstance(parcel, wire.ExecParcel):
+            return _execute(parcel, environment)
+    except OSError as error:
+        os.write(2, f"sandbox: {error}\n".encode())
+        return _CANNOT_EXECUTE
+    os.environ.clear()
+    os.environ.update(environment)
+    return _interpret(inheritance, slot, parcel, report)
+
+
+def _read_all(descriptor: int) -> bytes:
+    size = os.fstat(descriptor).st_size
+    parts: list[bytes] = []
+    while size > 0 and (part := os.pread(descriptor, size, sum(map(len, parts)))):
+        parts.append(part)
+        size -= len(part)
+    os.close(descriptor)
+    return b"".join(parts)
+
+
+def _lay_files(files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        if directory := os.path.dirname(name):
+            os.makedirs(directory, exist_ok=True)
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        with open(descriptor, "wb", buffering=0) as file:
+            view = memoryview(content)
+            while view:
+                view = view[file.write(view) :]
+
+
+def _execute(parcel: wire.ExecParcel, environment: dict[str, str]) -> int:
+    for name in parcel.executable:
+        os.chmod(name, 0o755)
+    environment |= parcel.environment
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)  # Python ignores or handles them; other programs expect the default
+    try:
+        os.execvpe(parcel.argv[0], parcel.argv, environment)
+    except FileNotFoundError:
+        os.write(2, f"sandbox: {parcel.argv[0]}: not found\n".encode())
+        return _NOT_FOUND
+
+
+def _interpret(inheritance: Inheritance, slot: wire.SlotPlan, parcel: wire.PythonParcel, report: int) -> int:
+    """Run a harness the way the interpreter runs its main program: exit codes, threads, exit handlers, flushes."""
+    gc.enable()
+    sys.argv[:] = [f"{slot.home}/main.py", *parcel.argv]
+    sys.path.insert(0, slot.home)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # forks would share the zygote's stream; `random` reseeds by itself
+
+    def send(content: bytes) -> None:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(report, view) :]
+
+    try:
+        inheritance.harnesses[parcel.harness](parcel.source, parcel.payload, send)
+        code = 0
+    except SystemExit as error:
+        code = _exit_code(error)
+    except BaseException as error:  # noqa: BLE001  # as the interpreter does at its top
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    return _finish(code)
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    with contextlib.suppress(Exception):
+        print(error.code, file=sys.stderr)  # noqa: T201  # what `sys.exit("text")` means
+    return 1
+
+
+def _finish(code: int) -> int:
+    """What the interpreter does at its end, less the taking down of modules."""
+    with contextlib.suppress(Exception):
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except Exception:  # noqa: BLE001  # the program replaced or broke its streams
+        return code or 120
+    return code

@@ -1,0 +1,155 @@
+"""A zygote: an interpreter that has imported what programs import, stands behind walls, and forks cells on order.
+
+It never reads a payload, holds no secret and has an empty environment, so what a program finds in the memory it
+inherits helps against no other program. It ends when its manager does: the socket's end, and with it (it is pid 1)
+everything in its pid namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+from typing import Final, NoReturn
+
+from services.cpu_manager.sandbox.inside import cell, wire
+from services.cpu_manager.sandbox.inside.cell import Inheritance
+from services.cpu_manager.sandbox.walls import landlock, syscalls, view
+from services.cpu_manager.sandbox.walls.seccomp import Filter
+
+_HARNESSES: Final = "services.cpu_manager.sandbox.harnesses"
+_JOINING: Final = 4
+"""Most descriptors that come with a slot, beside its control socket."""
+
+
+def main(descriptor: int) -> NoReturn:
+    """Receive the plan, import, build the walls, say so, and serve until the manager's end of the socket closes."""
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.umask(0o022)
+    channel = socket.socket(fileno=descriptor)
+    try:
+        packet, _ = wire.receive(channel, 0)
+        plan = wire.unpack(packet)
+        assert isinstance(plan, wire.WallPlan)
+        inheritance = prepare(plan)
+        if plan.namespaces:
+            _enter_namespaces(plan, channel)
+        else:
+            if plan.privileged:
+                os.setgroups([])
+            wire.send(channel, wire.READY, (os.pidfd_open(os.getpid()),))
+        serve(channel, inheritance)
+    except (OSError, ImportError) as error:
+        with contextlib.suppress(OSError):
+            wire.send(channel, wire.FAILED + f"{type(error).__name__}: {error}".encode())
+    os._exit(1)
+
+
+def prepare(plan: wire.WallPlan) -> Inheritance:
+    """Import everything and lay out what each cell will need, while the host can still be seen."""
+    _mend_interpreter(plan)
+    for name in plan.preload:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    harnesses = {name: importlib.import_module(f"{_HARNESSES}.{name}").main for name in plan.harnesses}
+    inheritance = Inheritance(plan, Filter(sockets=plan.namespaces), harnesses)
+    del sys.path[0]  # the repository: what programs import is the toolchain's
+    return inheritance
+
+
+def _mend_interpreter(plan: wire.WallPlan) -> None:
+    """Make an isolated interpreter look like the usual one: `exit`, `help`, third-party packages."""
+    # Importing numpy must start no threads: a process with threads cannot enter a user namespace.
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    sys.path.extend(plan.interpreter_path)
+    sys.executable = plan.executable
+    site = importlib.import_module("site")
+    for step in ("setquit", "setcopyright", "sethelper"):
+        getattr(site, step)()
+
+
+def _enter_namespaces(plan: wire.WallPlan, channel: socket.socket) -> None:
+    """Continue as pid 1 of new namespaces, seeing only the view; the process that was started tells and goes."""
+    flags = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
+    if plan.privileged:
+        _enter_mapped_user_namespace(plan)
+    else:
+        uid, gid = os.getuid(), os.getgid()
+        syscalls.unshare(syscalls.CLONE_NEWUSER)
+        _map_own_ids(uid, gid)
+    syscalls.unshare(flags | syscalls.CLONE_NEWNS)
+    if not plan.privileged:
+        view.build(plan.root, plan.binds, plan.links, plan.texts)
+    pid = os.fork()
+    if pid:
+        wire.send(channel, wire.READY, (os.pidfd_open(pid),))
+        os._exit(0)
+    syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
+    socket.sethostname("cell")
+    syscalls.drop_bounding_set()
+
+
+def _map_own_ids(uid: int, gid: int) -> None:
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+
+
+def _enter_mapped_user_namespace(plan: wire.WallPlan) -> None:
+    """As root: see the view with real rights, then become root of a range of ids that own nothing on this host."""
+    own = os.getpid()
+    go_read, go_write = os.pipe()
+    helper = os.fork()
+    if helper == 0:  # stays outside, because only a process with rights there may write the maps
+        os.close(go_write)
+        os.read(go_read, 1)
+        for name in ("gid_map", "uid_map"):
+            with open(f"/proc/{own}/{name}", "w", encoding="ascii") as file:
+                file.write(f"0 {plan.uid_base} {plan.uid_count}")
+        os._exit(0)
+    os.close(go_read)
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    view.build(plan.root, plan.binds, plan.links, plan.texts)
+    syscalls.unshare(syscalls.CLONE_NEWUSER)
+    os.write(go_write, b"g")
+    os.close(go_write)
+    _, status = os.waitpid(helper, 0)
+    if status != 0:
+        raise OSError("the user ids of the sandbox could not be mapped")
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+
+
+def serve(channel: socket.socket, inheritance: Inheritance) -> None:
+    """Fork a cell for each order until the manager hangs up."""
+    # Ended cells are reaped by the kernel: nobody asks a zygote how they ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    namespaces = inheritance.plan.namespaces
+    own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if namespaces else -1
+    if inheritance.plan.landlock_scopes:
+        inheritance.scopes = landlock.scopes()
+    wire.send(channel, wire.READY)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    while True:
+        packet, descriptors = wire.receive(channel, 1 + _JOINING)
+        if not packet:
+            return
+        slot = wire.unpack(packet)
+        assert isinstance(slot, wire.SlotPlan)
+        if namespaces:
+            syscalls.unshare(syscalls.CLONE_NEWPID)
+        if os.fork() == 0:
+            cell.live(inheritance, slot, descriptors)
+        if namespaces:
+            syscalls.setns(own_pids, syscalls.CLONE_NEWPID)
+        for descriptor in descriptors:
+            os.close(descriptor)

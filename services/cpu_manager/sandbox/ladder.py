@@ -1,0 +1,140 @@
+"""Finding out which rung this node can stand on, by really building its walls around a trivial program."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+from typing import Final
+
+from services.cpu_manager.sandbox.inside import wire
+from services.cpu_manager.sandbox.instance import Instance
+from services.cpu_manager.sandbox.protocol import Limits
+from services.cpu_manager.sandbox.rungs import Attempt, Ladder, NoSandboxError, Rung
+from services.cpu_manager.sandbox.running import Cell, sealed
+from services.cpu_manager.sandbox.slots import Slots
+from services.cpu_manager.sandbox.toolchain import Toolchain
+from services.cpu_manager.sandbox.walls import cgroups, landlock
+from services.cpu_manager.sandbox.watch import GroupWatch, TreeWatch
+from services.cpu_manager.sandbox.zygotes import LAUNCHER, ZygoteError, Zygotes
+
+_UID_BASE: Final = 1_900_000_000
+"""Far from any account, from other tools' subordinate ids, and below the sign bit."""
+_UID_COUNT: Final = 65_536
+_PROBE_LIMITS: Final = Limits(wall_s=10.0, cpu_s=5.0, memory_bytes=256 << 20, disk_bytes=1 << 20)
+
+
+def wall_plan(
+    rung: Rung, tools: Toolchain, instance: Instance, landlock_abi: int, harnesses: tuple[str, ...]
+) -> wire.WallPlan:
+    """Spell one rung out for the zygotes."""
+    privileged = os.geteuid() == 0
+    base, count = uid_range() if privileged else (0, 0)
+    return wire.WallPlan(
+        namespaces=rung.namespaces,
+        privileged=privileged,
+        uid_base=base,
+        uid_count=count,
+        landlock_scopes=landlock_abi >= landlock.SCOPED_ABI,
+        control_groups=rung.control_groups,
+        root=instance.view_root,
+        binds=tools.binds,
+        links=tools.links,
+        texts=tools.texts,
+        interpreter_path=tools.interpreter_path,
+        preload=(),
+        harnesses=harnesses,
+        environment=tools.environment,
+        executable=tools.interpreter,
+    )
+
+
+def uid_range() -> tuple[int, int]:
+    """First and number of the user ids for slots, among those that exist in our own user namespace."""
+    extents = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    for first, _, count in extents:
+        if first <= _UID_BASE and _UID_BASE + _UID_COUNT <= first + count:
+            return _UID_BASE, _UID_COUNT
+    first, _, count = max(extents, key=lambda extent: extent[2])
+    taken = min(count // 2, _UID_COUNT)
+    return first + count - taken, taken
+
+
+async def climb(instance: Instance, tools: Toolchain, forced: Rung | None) -> Ladder:
+    """Try the rungs from the best down (or only `forced`). Raises `NoSandboxError` when none holds."""
+    abi = landlock.abi()
+    attempts: list[Attempt] = []
+    for rung in (forced,) if forced else tuple(Rung):
+        reason = await _try(rung, tools, instance, abi)
+        attempts.append(Attempt(rung, reason))
+        if not reason:
+            return Ladder(rung, tuple(attempts), abi, pwd_name())
+    raise NoSandboxError(tuple(attempts))
+
+
+def pwd_name() -> str:
+    """Who runs this manager, for people."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+async def _try(rung: Rung, tools: Toolchain, instance: Instance, abi: int) -> str:
+    """Build the rung's walls around `true`. Returns what failed; empty when it held."""
+    if refusal := _precondition(rung, tools, abi):
+        return refusal
+    try:
+        hierarchy = _hierarchy(rung, f"{instance.name}-probe")
+    except OSError as error:
+        return str(error)
+    plan = wall_plan(rung, tools, instance, abi, ())
+    zygotes = Zygotes(plan, instance.directory, 1, lambda _: None)
+    slots = Slots(plan, instance.directory, hierarchy)
+    try:
+        return await _probe(zygotes, slots)
+    except (ZygoteError, OSError) as error:
+        return str(error)
+    finally:
+        await zygotes.close()
+        slots.close()
+
+
+def _precondition(rung: Rung, tools: Toolchain, abi: int) -> str:
+    if rung is Rung.CGROUP_V1 and os.geteuid() != 0:
+        return "cgroup v1 can be divided by root alone"
+    if rung is not Rung.LANDLOCK:
+        return ""
+    if abi < landlock.SCOPED_ABI:
+        return f"Landlock ABI {abi} cannot scope signals; {landlock.SCOPED_ABI} (Linux 6.12) can"
+    if os.geteuid() == 0 and (hidden := tools.hidden_from_others()):
+        return f"programs run as a user of their own, who cannot pass {hidden} on the way to {tools.interpreter}"
+    return ""
+
+
+def _hierarchy(rung: Rung, instance: str) -> cgroups.Hierarchy | None:
+    if rung is Rung.CGROUP_V1:
+        return cgroups.HierarchyV1.make_for(instance)
+    return cgroups.HierarchyV2.make_for(instance) if rung is Rung.CGROUP_V2 else None
+
+
+async def _probe(zygotes: Zygotes, slots: Slots) -> str:
+    zygote = await zygotes.get(LAUNCHER)
+    slot = slots.take()
+    watch = TreeWatch(_PROBE_LIMITS.memory_bytes)
+    if slot.group:
+        slot.group.arm(_PROBE_LIMITS.memory_bytes, 8)
+    cores = tuple(os.sched_getaffinity(0))
+    order = wire.Order(cores, _PROBE_LIMITS.disk_bytes, 0, 5, 0, ())
+    parcel = sealed("parcel", wire.pack(wire.ExecParcel(("true",), {}, {}, ())))
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        control = zygote.spawn(slot.plan, slot.group.joining if slot.group else ())
+        cell = Cell(control, slot, _PROBE_LIMITS, GroupWatch(slot.group) if slot.group else watch, len(cores))
+        ended = await cell.run(wire.pack(order), null, parcel, reports=False)
+    finally:
+        os.close(parcel)
+        os.close(null)
+    if ended.ended_by == "exit" and ended.exit_code == 0:
+        return ""
+    return f"`true` ended by {ended.ended_by} {ended.exit_code}: {ended.detail or ended.stderr.decode(errors='replace')}"

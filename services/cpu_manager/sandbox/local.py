@@ -1,0 +1,173 @@
+"""`LocalSandbox`: walls made of this host's own kernel, no container engine."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from services.cpu_manager.sandbox import harnesses, toolchain
+from services.cpu_manager.sandbox.inside import wire
+from services.cpu_manager.sandbox.instance import Instance, default_scratch
+from services.cpu_manager.sandbox.ladder import climb, wall_plan
+from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, PythonJob
+from services.cpu_manager.sandbox.rungs import Ladder, Rung
+from services.cpu_manager.sandbox.running import Cell, sealed
+from services.cpu_manager.sandbox.slots import Slot, Slots
+from services.cpu_manager.sandbox.toolchain import Toolchain
+from services.cpu_manager.sandbox.walls.cgroups import Hierarchy, HierarchyV1, HierarchyV2
+from services.cpu_manager.sandbox.watch import GroupWatch, TreeWatch, Watch
+from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, Zygotes
+
+_MOST_ZYGOTES: Final = 8
+_EXTRA_PIDS: Final = 1
+"""The cell's init is in its control group too."""
+_DATA_SLACK: Final = 64 << 20
+"""RLIMIT_DATA lies this much above the memory limit: the watchdog names the breach, the kernel stops the leap."""
+
+
+class LocalSandbox:
+    """Runs jobs in cells on this host. One instance a manager process; all methods on its event loop."""
+
+    def __init__(
+        self, ladder: Ladder, tools: Toolchain, instance: Instance, walls: wire.WallPlan, most_zygotes: int
+    ) -> None:
+        self.ladder = ladder
+        self.toolchain = tools
+        self._instance = instance
+        self._walls = walls
+        self._hierarchy = _hierarchy(ladder.chosen, instance.name)
+        self._slots = Slots(walls, instance.directory, self._hierarchy)
+        self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._closed = False
+        self._zygotes = Zygotes(walls, instance.directory, most_zygotes, _silent)
+
+    @classmethod
+    async def create(
+        cls,
+        *,
+        rung: Rung | None = None,
+        scratch: Path | None = None,
+        tools: Toolchain | None = None,
+        most_zygotes: int = _MOST_ZYGOTES,
+    ) -> LocalSandbox:
+        """Find the best rung by trying (or insist on `rung`), sweep what dead managers left, and stand ready.
+
+        Raises `NoSandboxError` when no rung holds. Takes about 100 ms a rung tried; zygotes start when first needed.
+        """
+        tools = tools or toolchain.detect()
+        instance = Instance(scratch or default_scratch())
+        try:
+            ladder = await climb(instance, tools, rung)
+            walls = wall_plan(ladder.chosen, tools, instance, ladder.landlock_abi, available_harnesses())
+            return cls(ladder, tools, instance, walls, most_zygotes)
+        except BaseException:
+            instance.close()
+            raise
+
+    async def run(self, job: Job, cores: frozenset[int]) -> Exit:
+        """Run one job on exactly these cores and wait for its end (see `Sandbox.run`).
+
+        Raises ValueError for a job that cannot mean anything: a file name that leaves the private directory, files
+        larger than it, an unknown harness, no cores, NUL bytes in arguments.
+        """
+        self._check(job, cores)
+        if self._closed:
+            return Exit(ended_by="lost", detail="the sandbox is closed")
+        try:
+            zygote = await self._zygotes.get(job.zygote if isinstance(job, PythonJob) else LAUNCHER)
+            slot = self._slots.take()
+        except (ZygoteError, OSError) as error:
+            return Exit(ended_by="lost", detail=str(error))
+        zygote.cells += 1
+        try:
+            return await self._attempt(job, cores, zygote, slot)
+        except (ZygoteError, OSError) as error:
+            return Exit(ended_by="lost", detail=str(error))
+        finally:
+            zygote.cells -= 1
+            self._slots.give(slot)
+
+    async def _attempt(self, job: Job, cores: frozenset[int], zygote: Zygote, slot: Slot) -> Exit:
+        limits = job.limits
+        if slot.group:
+            slot.group.arm(limits.memory_bytes, limits.pids + _EXTRA_PIDS)
+        descriptors = [sealed("parcel", wire.pack(_parcel(job)))]
+        try:
+            descriptors.append(sealed("stdin", job.stdin) if job.stdin else os.dup(self._null))
+            control = zygote.spawn(slot.plan, slot.group.joining if slot.group else ())
+            cell = Cell(control, slot, limits, self._watch(slot, job), len(cores))
+            parcel, stdin = descriptors
+            return await cell.run(self._order(job, cores), stdin, parcel, reports=isinstance(job, PythonJob))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _watch(self, slot: Slot, job: Job) -> Watch:
+        if slot.group:
+            return GroupWatch(slot.group)
+        return TreeWatch(job.limits.memory_bytes, "" if self._walls.namespaces else slot.plan.home)
+
+    def _order(self, job: Job, cores: frozenset[int]) -> bytes:
+        limits, grouped = job.limits, self._hierarchy is not None
+        return wire.pack(
+            wire.Order(
+                cores=tuple(cores),
+                disk_bytes=limits.disk_bytes,
+                data_bytes=0 if grouped else limits.memory_bytes + _DATA_SLACK,
+                cpu_s=math.ceil(limits.cpu_s),
+                pids=0 if grouped else limits.pids,
+                fetch=job.fetch,
+            )
+        )
+
+    def _check(self, job: Job, cores: frozenset[int]) -> None:
+        if not cores:
+            raise ValueError("a job needs at least one core")
+        if isinstance(job, PythonJob) and job.harness not in self._walls.harnesses:
+            raise ValueError(f"no harness {job.harness!r}; there are: {', '.join(self._walls.harnesses)}")
+        if isinstance(job, ExecJob) and (not job.argv or any("\0" in word for word in job.argv)):
+            raise ValueError("argv must name a program and hold no NUL bytes")
+        for name in (*job.files, *job.fetch):
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+                raise ValueError(f"{name!r} does not name a file inside the private directory")
+        if sum(map(len, job.files.values())) > job.limits.disk_bytes:
+            raise ValueError(f"the files are larger than the private directory ({job.limits.disk_bytes} bytes)")
+
+    async def close(self) -> None:
+        """Kill what runs, remove what was laid down."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._zygotes.close()
+        self._slots.close()
+        os.close(self._null)
+        self._instance.close()
+
+
+def _silent(_: str) -> None:
+    return
+
+
+def _parcel(job: Job) -> wire.PythonParcel | wire.ExecParcel:
+    if isinstance(job, PythonJob):
+        return wire.PythonParcel(job.harness, job.source, job.payload, job.argv, job.files)
+    return wire.ExecParcel(job.argv, job.env, job.files, job.executable)
+
+
+def _hierarchy(rung: Rung, instance: str) -> Hierarchy | None:
+    makers: dict[Rung, Callable[[str], Hierarchy]] = {
+        Rung.CGROUP_V1: HierarchyV1.make_for,
+        Rung.CGROUP_V2: HierarchyV2.make_for,
+    }
+    return makers[rung](instance) if rung in makers else None
+
+
+def available_harnesses() -> tuple[str, ...]:
+    """The names of the harnesses: the modules of that package which define `main` (others support them)."""
+    directory = Path(harnesses.__file__).parent
+    found = (path.stem for path in directory.glob("*.py") if "\ndef main(" in path.read_text(encoding="utf-8"))
+    return tuple(sorted(found))

@@ -1,0 +1,100 @@
+"""The rungs of the sandbox ladder, best first: what each enforces and what it asks of a node (docs/sandbox.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Rung(StrEnum):
+    """A way to put walls around model-written code on this node."""
+
+    CGROUP_V2 = "cgroup-v2"
+    CGROUP_V1 = "cgroup-v1"
+    NAMESPACES = "namespaces"
+    LANDLOCK = "landlock"
+
+    @property
+    def namespaces(self) -> bool:
+        return self is not Rung.LANDLOCK
+
+    @property
+    def control_groups(self) -> bool:
+        return self in {Rung.CGROUP_V1, Rung.CGROUP_V2}
+
+
+_WALLS = (
+    "own pid, mount, ipc, uts, network and user namespaces",
+    "read-only view of the toolchain alone",
+    "private tmpfs of limited size",
+    "no capabilities, no new privileges",
+    "system-call filter",
+)
+ENFORCES: dict[Rung, tuple[str, ...]] = {
+    Rung.CGROUP_V2: (*_WALLS, "memory and processes of the tree by control group (v2), exactly"),
+    Rung.CGROUP_V1: (*_WALLS, "memory, CPU time and processes of the tree by control group (v1), exactly"),
+    Rung.NAMESPACES: (
+        *_WALLS,
+        "memory and CPU time of the tree by a watchdog (20 ms)",
+        "processes of the tree by RLIMIT_NPROC",
+    ),
+    Rung.LANDLOCK: (
+        "read-only access to the toolchain alone (Landlock)",
+        "private directory, its size by a watchdog (20 ms)",
+        "signals, tracing and abstract sockets kept inside (Landlock scopes)",
+        "no sockets but pairs",
+        "no capabilities, no new privileges",
+        "system-call filter",
+        "memory, CPU time and processes of the tree by a watchdog (20 ms)",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One rung that was really tried on this node."""
+
+    rung: Rung
+    reason: str
+    """Empty when it holds; else what failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """What this node can enforce, as found out by trying. Printed at start and shown in `/v1/nodes`."""
+
+    chosen: Rung
+    attempts: tuple[Attempt, ...]
+    landlock_abi: int
+    user: str
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able: the rung, what it enforces, and why better ones were not taken."""
+        return {
+            "rung": self.chosen.value,
+            "enforces": list(ENFORCES[self.chosen]),
+            "landlock_abi": self.landlock_abi,
+            "user": self.user,
+            "refused": {attempt.rung.value: attempt.reason for attempt in self.attempts if attempt.reason},
+        }
+
+    def __str__(self) -> str:
+        lines = [f"sandbox rung {self.chosen} ({self.user}): " + "; ".join(ENFORCES[self.chosen])]
+        lines += [f"  not {attempt.rung}: {attempt.reason}" for attempt in self.attempts if attempt.reason]
+        return "\n".join(lines)
+
+
+class NoSandboxError(RuntimeError):
+    """No rung holds on this node, so it refuses to run code. The message says what would help."""
+
+    def __init__(self, attempts: tuple[Attempt, ...]) -> None:
+        tried = "\n".join(f"  {attempt.rung}: {attempt.reason}" for attempt in attempts)
+        super().__init__(
+            "this node cannot wall in model-written code, so it will not run any. Tried:\n"
+            f"{tried}\n"
+            "One of these would help: `sysctl -w user.max_user_namespaces=15000` (and on Ubuntu"
+            " `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`); in a container, `--privileged`, or"
+            " `--security-opt seccomp=unconfined --security-opt systempaths=unconfined`; or Linux >= 6.12 with"
+            " `lsm=landlock,...` on its command line."
+        )

@@ -1,0 +1,290 @@
+"""One job in flight, seen from the manager: its order out, its packets in, its timers, its end. No process, no thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Final
+
+from services.cpu_manager.sandbox.capture import Capture
+from services.cpu_manager.sandbox.inside import wire
+from services.cpu_manager.sandbox.protocol import EndedBy, Exit, Limits
+from services.cpu_manager.sandbox.slots import Slot
+from services.cpu_manager.sandbox.walls import syscalls
+from services.cpu_manager.sandbox.watch import Usage, Watch
+
+_BEGIN_S: Final = 30.0
+"""A cell that has not begun by then is lost."""
+_STOP_S: Final = 10.0
+"""A killed cell that is not gone by then is reported as lost; the kernel is busy freeing its memory."""
+_LOOK_S: Final = 0.02
+_SELDOM_S: Final = 0.25
+_WATCH_OUTPUT_S: Final = 0.003
+"""Shorter programs have their output read once, at the end: most never fill a pipe."""
+REPORT_BYTES: Final = 1 << 20
+
+
+class Cell:
+    """Drives one cell from spawn to `Exit`. Everything happens in callbacks of the loop."""
+
+    def __init__(self, control: socket.socket, slot: Slot, limits: Limits, watch: Watch, cores: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._control = control
+        self._slot = slot
+        self._limits = limits
+        self._watch = watch
+        self._cores = cores
+        self._pidfd = -1
+        self._init = 0
+        self._cause: EndedBy | None = None
+        self._detail = ""
+        self._started_at = 0.0
+        self._ended: wire.EndedFrame | None = None
+        self._usage = Usage()
+        self._files: dict[str, bytearray] = {}
+        self._file = bytearray()
+        self._captures: list[Capture] = []
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._timers: list[asyncio.TimerHandle] = []
+
+    async def run(self, order: bytes, stdin: int, parcel: int, *, reports: bool) -> Exit:
+        """Send the order, wait for the end. Cancelled: kills the tree, waits for its end, and raises."""
+        try:
+            self._send(order, stdin, parcel, reports=reports)
+            self._loop.add_reader(self._control.fileno(), self._readable)
+            self._after(_BEGIN_S, self._never_began)
+            self._after(_WATCH_OUTPUT_S, self._watch_output)
+            await self._over
+        except asyncio.CancelledError:
+            self._kill("cancelled", "cancelled by the caller")
+            await self._until_over()
+            raise
+        except OSError as error:
+            self._kill("lost", f"the cell takes no orders: {error}")
+            await self._until_over()
+        finally:
+            outputs = self._release()
+        return self._exit(outputs)
+
+    async def _until_over(self) -> None:
+        """Wait for the tree's end whatever else is cancelled meanwhile; `_never_gone` ends the wait."""
+        while not self._over.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(self._over)
+
+    def _send(self, order: bytes, stdin: int, parcel: int, *, reports: bool) -> None:
+        writers: list[int] = []
+        for limit in (self._limits.output_bytes, self._limits.output_bytes, REPORT_BYTES)[: 3 if reports else 2]:
+            reader, writer = os.pipe2(os.O_CLOEXEC)
+            writers.append(writer)
+            os.set_blocking(reader, False)
+            self._captures.append(Capture(self._loop, reader, limit))
+            if self._slot.owner >= 0:
+                os.fchown(writer, self._slot.owner, self._slot.owner)  # so that /dev/stdout can be opened again
+        try:
+            stdout, stderr, report = (*writers, stdin)[:3]
+            wire.send(self._control, order, (stdin, stdout, stderr, parcel, report))
+        finally:
+            for writer in writers:
+                os.close(writer)
+
+    def _after(self, seconds: float, then: object) -> None:
+        assert callable(then)
+        self._timers.append(self._loop.call_later(seconds, then))
+
+    def _readable(self) -> None:
+        """Take every packet there is."""
+        while not self._over.done():
+            try:
+                packet, descriptors = wire.receive(self._control, 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet, descriptors = b"", []
+            self._took(packet, descriptors)
+
+    def _took(self, packet: bytes, descriptors: list[int]) -> None:
+        kind = packet[:1]
+        if kind == wire.READY and descriptors:
+            self._pidfd = descriptors[0]
+            if self._cause:
+                self._signal()
+        elif kind == wire.STARTED:
+            self._started()
+        elif kind == wire.FAILED:
+            self._cause, self._detail = "lost", packet[1:].decode(errors="replace")
+        elif kind == wire.ENDED:
+            self._ended = wire.EndedFrame.unpack(packet)
+            self._usage = self._look()
+        elif kind == wire.FILE:
+            name, _ = wire.unpack_file(packet)
+            self._file = self._files.setdefault(name, bytearray())
+        elif kind == wire.DATA:
+            self._file += packet[1:]
+        else:  # DONE, or the end of a cell that could not say so
+            self._finish()
+
+    def _started(self) -> None:
+        self._started_at = time.monotonic()
+        for timer in self._timers[:1]:
+            timer.cancel()
+        self._after(self._limits.wall_s, self._out_of_time)
+        self._after(_LOOK_S, self._glance)
+
+    def _finish(self) -> None:
+        if self._ended is None and self._pidfd >= 0 and not self._gone():
+            # Init is dying or dead without a word; its tree is gone when its descriptor says so.
+            self._loop.remove_reader(self._control.fileno())
+            self._loop.add_reader(self._pidfd, self._all_gone)
+            self._after(_STOP_S, self._never_gone)
+            return
+        self._all_gone()
+
+    def _gone(self) -> bool:
+        try:
+            syscalls.signal_pidfd(self._pidfd, 0)
+        except OSError:
+            return True
+        return False
+
+    def _all_gone(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _watch_output(self) -> None:
+        for capture in self._captures:
+            capture.watch()
+
+    def _out_of_time(self) -> None:
+        self._kill("wall-limit", f"still running after {self._limits.wall_s:g} s")
+
+    def _never_began(self) -> None:
+        if not self._started_at:
+            self._kill("lost", f"the cell had not begun after {_BEGIN_S:g} s")
+
+    def _never_gone(self) -> None:
+        self._cause, self._detail = "lost", f"the cell was not gone {_STOP_S:g} s after it was killed"
+        self._all_gone()
+
+    def _glance(self) -> None:
+        """Look at what the tree uses; end it at a limit, else look again when it could have reached one."""
+        if self._cause or self._ended or self._over.done():
+            return
+        self._usage = usage = self._look()
+        limits = self._limits
+        if usage.cpu_s > limits.cpu_s:
+            self._kill("cpu-limit", f"used {usage.cpu_s:.2f} s of CPU, allowed {limits.cpu_s:g}")
+        elif usage.out_of_memory or (not self._watch.exact and usage.peak_bytes > limits.memory_bytes):
+            self._kill("memory-limit", f"used more than {limits.memory_bytes} bytes of memory")
+        elif usage.processes > limits.pids:
+            self._kill("signal", f"ran {usage.processes} processes, allowed {limits.pids}")
+        elif usage.disk_bytes > limits.disk_bytes:
+            self._kill("signal", f"wrote {usage.disk_bytes} bytes of files, allowed {limits.disk_bytes}")
+        else:
+            soonest = (limits.cpu_s - usage.cpu_s) / self._cores
+            self._after(min(max(soonest, _LOOK_S), _SELDOM_S) if self._watch.exact else _LOOK_S, self._glance)
+
+    def _look(self) -> Usage:
+        if self._init == 0 and not self._watch.exact and self._pidfd >= 0:
+            self._init = _pid_of(self._pidfd)
+        usage = self._watch.look(self._init)
+        before = self._usage
+        return Usage(
+            cpu_s=max(usage.cpu_s, before.cpu_s),
+            peak_bytes=max(usage.peak_bytes, before.peak_bytes),
+            processes=usage.processes,
+            disk_bytes=usage.disk_bytes,
+            out_of_memory=usage.out_of_memory or before.out_of_memory,
+        )
+
+    def _kill(self, cause: EndedBy, detail: str) -> None:
+        if self._cause is None:
+            self._cause, self._detail = cause, detail
+        if not self._over.done():
+            self._usage = self._look()
+            self._signal()
+            self._after(_STOP_S, self._never_gone)
+
+    def _signal(self) -> None:
+        """SIGKILL to pid 1 ends its namespace. On the Landlock rung init is asked, and ends its domain."""
+        if self._pidfd >= 0:
+            in_namespace = self._slot.plan.home == "/tmp"  # noqa: S108
+            with contextlib.suppress(ProcessLookupError):
+                syscalls.signal_pidfd(self._pidfd, signal.SIGKILL if in_namespace else signal.SIGTERM)
+
+    def _release(self) -> list[bytes]:
+        for timer in self._timers:
+            timer.cancel()
+        self._loop.remove_reader(self._control.fileno())
+        self._control.close()
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        return [capture.finish() for capture in self._captures]
+
+    def _exit(self, outputs: list[bytes]) -> Exit:
+        ended, usage = self._ended, self._usage
+        ended_by, code, number = self._verdict()
+        wall_s = ended.wall_s if ended else time.monotonic() - self._started_at if self._started_at else 0.0
+        stdout, stderr, report = (*outputs, b"", b"", b"")[:3]
+        truncated = [capture.truncated for capture in self._captures] + [False, False]
+        exact = self._watch.exact
+        return Exit(
+            ended_by=ended_by,
+            exit_code=code,
+            signal=number,
+            stdout=stdout,
+            stderr=stderr,
+            stdout_truncated=truncated[0],
+            stderr_truncated=truncated[1],
+            report=report,
+            files={name: bytes(content) for name, content in self._files.items()},
+            wall_s=wall_s,
+            cpu_s=usage.cpu_s if exact or not ended else max(ended.cpu_s, usage.cpu_s),
+            peak_memory_bytes=usage.peak_bytes if exact or not ended else max(ended.peak_bytes, usage.peak_bytes),
+            detail=self._detail,
+        )
+
+    def _verdict(self) -> tuple[EndedBy, int | None, int | None]:
+        ended, usage, limits = self._ended, self._usage, self._limits
+        if self._cause:
+            return self._cause, None, signal.SIGKILL if self._cause == "signal" else None
+        if usage.out_of_memory:
+            self._detail = f"used more than {limits.memory_bytes} bytes of memory"
+            return "memory-limit", None, None
+        if ended is None or not self._started_at:
+            self._detail = "the walls or the zygote went away"
+            return "lost", None, None
+        if max(usage.cpu_s if self._watch.exact else 0.0, ended.cpu_s) > limits.cpu_s:
+            return "cpu-limit", None, None
+        if ended.wall_s > limits.wall_s:
+            return "wall-limit", None, None
+        code = os.waitstatus_to_exitcode(ended.status)
+        return ("exit", code, None) if code >= 0 else ("signal", None, -code)
+
+
+def _pid_of(pidfd: int) -> int:
+    """The process behind a pidfd, in our own pid namespace; 0 when it is gone."""
+    for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
+        if line.startswith("Pid:"):
+            return max(int(line.split()[1]), 0)
+    return 0
+
+
+def sealed(name: str, content: bytes) -> int:
+    """An anonymous file that nobody can change any more, read from its start. Costs a copy; feeds without waiting."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor

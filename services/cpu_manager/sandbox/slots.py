@@ -1,0 +1,76 @@
+"""Slots: a user id, a control group or a private directory, used by one cell after another and never by two at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from services.cpu_manager.sandbox.inside.wire import SlotPlan, WallPlan
+from services.cpu_manager.sandbox.walls.cgroups import Group, Hierarchy
+
+_FIRST_UID: Final = 1000
+"""Of a slot, as seen inside: below are the zygote (0) and ids that programs may look up by name."""
+_PRIVATE: Final = "/tmp"  # noqa: S108  # inside: a tmpfs of the cell's own
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place for one cell at a time."""
+
+    plan: SlotPlan
+    owner: int
+    """The user id that owns the cell's processes as the host sees them; -1 when it is our own."""
+    group: Group | None
+
+
+class Slots:
+    """Makes slots when none is free. `hierarchy` is None on rungs without control groups."""
+
+    def __init__(self, walls: WallPlan, directory: Path, hierarchy: Hierarchy | None) -> None:
+        self._walls = walls
+        self._directory = directory
+        self._hierarchy = hierarchy
+        self._made: list[Slot] = []
+        self._free: list[Slot] = []
+
+    def take(self) -> Slot:
+        """A slot nobody uses, the most recently used first: its control group is warm."""
+        return self._free.pop() if self._free else self._make(len(self._made))
+
+    def give(self, slot: Slot) -> None:
+        self._free.append(slot)
+
+    def _make(self, index: int) -> Slot:
+        walls = self._walls
+        if walls.privileged and _FIRST_UID + index >= walls.uid_count:
+            raise OSError(f"the {walls.uid_count} user ids mapped for the sandbox are all in use")
+        owner = walls.uid_base + _FIRST_UID + index if walls.privileged else -1
+        group = self._hierarchy.make(f"slot-{index}") if self._hierarchy else None
+        if walls.namespaces:
+            plan = SlotPlan(_FIRST_UID + index, _PRIVATE)
+        else:
+            home = self._directory / f"slot-{index}"
+            home.mkdir(mode=0o700)
+            if owner >= 0:
+                os.chown(home, owner, owner)
+            plan = SlotPlan(owner, str(home))
+        slot = Slot(plan, owner, group)
+        self._made.append(slot)
+        return slot
+
+    def close(self) -> None:
+        """Remove what was laid down. Every cell has ended."""
+        for slot in self._made:
+            if slot.group:
+                slot.group.remove()
+            if not self._walls.namespaces:
+                shutil.rmtree(slot.plan.home, ignore_errors=True)
+        if self._hierarchy:
+            with contextlib.suppress(OSError):
+                self._hierarchy.remove()
+        self._made.clear()
+        self._free.clear()

@@ -1,0 +1,97 @@
+"""What of this host programs may see: the interpreter, its packages, compilers and libraries, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_SYSTEM: Final = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin")
+_ETC: Final = (
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/etc/mime.types",
+    "/etc/ssl/openssl.cnf",
+    "/etc/ssl/certs/java",
+)
+_TEXTS: Final = (
+    ("/etc/passwd", "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/tmp:/bin/sh\n"),
+    ("/etc/group", "root:x:0:\nnogroup:x:65534:\n"),
+    ("/etc/hosts", "127.0.0.1 localhost\n"),
+    ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
+)
+SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+_ASK_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """The read-only view: host paths bound where they are, links, small made-up files; and the interpreter in it."""
+
+    binds: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+    texts: tuple[tuple[str, str], ...]
+    interpreter: str
+    interpreter_path: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+
+    def hidden_from_others(self) -> str:
+        """The first directory that another user could not pass on the way to the interpreter; empty when none."""
+        for parent in reversed(Path(self.interpreter).parents):
+            if not parent.stat().st_mode & 0o001:
+                return str(parent)
+        return ""
+
+
+def detect() -> Toolchain:
+    """Find the toolchain of this node. Asks `rustc` and `go` where they live: up to a second, once a manager."""
+    binds: list[str] = []
+    links: list[tuple[str, str]] = []
+    for path in _SYSTEM:
+        if Path(path).is_symlink():
+            links.append((path, str(Path(path).readlink())))
+        elif Path(path).is_dir():
+            binds.append(path)
+    binds += [path for path in (*_ETC, *map(str, Path("/etc").glob("java-*"))) if Path(path).exists()]
+    links.append(("/var/tmp", "/tmp"))  # noqa: S108
+    interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    packages = sysconfig.get_paths()["purelib"]
+    extra = [str(Path(sys.base_prefix).resolve()), packages]
+    homes = [home for home in (rust_home(), go_home()) if home]
+    extra += homes
+    binds += [path for path in extra if not _covered(path, binds)]
+    search = ":".join([f"{home}/bin" for home in homes] + [f"{sys.base_prefix}/bin", SYSTEM_PATH])
+    environment = (("PATH", search), ("LANG", "C.UTF-8"), ("LC_ALL", "C.UTF-8"), ("PYTHONDONTWRITEBYTECODE", "1"))
+    return Toolchain(tuple(binds), tuple(links), _TEXTS, interpreter, (packages,), environment)
+
+
+def _covered(path: str, binds: list[str]) -> bool:
+    return any(Path(path).is_relative_to(bind) for bind in binds)
+
+
+def _answer(*argv: str) -> str:
+    """First line of a program's answer; empty when it is missing or fails."""
+    if shutil.which(argv[0]) is None:
+        return ""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_ASK_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return (done.stdout or done.stderr).strip().splitlines()[0] if (done.stdout or done.stderr).strip() else ""
+
+
+def rust_home() -> str:
+    """Where the Rust compiler really lives (rustup's `rustc` is a proxy that needs a home directory)."""
+    return _answer("rustc", "--print", "sysroot")
+
+
+def go_home() -> str:
+    return _answer("go", "env", "GOROOT")

@@ -1,0 +1,84 @@
+"""Landlock (landlock(7)): file access by allow-list, and scopes that keep signals and abstract sockets inside.
+
+Raw calls, because glibc has no wrappers. ABI 6 (Linux 6.12) brought the scopes, which the Landlock rung cannot do
+without: before it, a program could kill everything of its own user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+from services.cpu_manager.sandbox.walls import syscalls
+
+_CREATE_RULESET: Final = 444
+_ADD_RULE: Final = 445
+_RESTRICT_SELF: Final = 446
+_QUERY_VERSION: Final = 1
+_RULE_PATH_BENEATH: Final = 1
+
+EXECUTE: Final = 1 << 0
+WRITE_FILE: Final = 1 << 1
+READ_FILE: Final = 1 << 2
+READ_DIR: Final = 1 << 3
+_IOCTL_DEV: Final = 1 << 15
+#: Every file right up to ABI 5 (the last one is ioctl on devices).
+ALL_FILES: Final = (1 << 16) - 1
+#: What makes sense on something that is not a directory.
+_FILE_RIGHTS: Final = EXECUTE | WRITE_FILE | READ_FILE | (1 << 14) | _IOCTL_DEV
+READ_TREE: Final = EXECUTE | READ_FILE | READ_DIR
+_NET_TCP: Final = 0b11
+_SCOPE_ABSTRACT_UNIX: Final = 1
+_SCOPE_SIGNAL: Final = 2
+
+SCOPED_ABI: Final = 6
+
+
+def abi() -> int:
+    """The kernel's Landlock version; 0 when it is absent or switched off."""
+    try:
+        return syscalls.syscall("landlock_create_ruleset", _CREATE_RULESET, None, ctypes.c_size_t(0), _QUERY_VERSION)
+    except OSError:
+        return 0
+
+
+def _create(files: int, net: int, scoped: int) -> int:
+    attr = struct.pack("=QQQ", files, net, scoped)
+    return syscalls.syscall("landlock_create_ruleset", _CREATE_RULESET, attr, ctypes.c_size_t(len(attr)), 0)
+
+
+def scopes() -> int:
+    """A rule set (descriptor) that only keeps signals and abstract sockets inside its domain."""
+    return _create(0, 0, _SCOPE_ABSTRACT_UNIX | _SCOPE_SIGNAL)
+
+
+def walls(readable: Iterable[str], devices: Iterable[str], private: str) -> int:
+    """A rule set (descriptor): read and execute the toolchain, use some devices, own `private`; no TCP, scoped."""
+    ruleset = _create(ALL_FILES, _NET_TCP, _SCOPE_ABSTRACT_UNIX | _SCOPE_SIGNAL)
+    for path in readable:
+        _allow(ruleset, path, READ_TREE)
+    for path in devices:
+        _allow(ruleset, path, READ_FILE | WRITE_FILE)
+    _allow(ruleset, private, ALL_FILES & ~_IOCTL_DEV)
+    return ruleset
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            if not os.path.isdir(path):  # noqa: PTH112  # runs between fork and exec: no pathlib there
+                rights &= _FILE_RIGHTS
+            rule = struct.pack("=Qi", rights, descriptor)
+            syscalls.syscall("landlock_add_rule", _ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0)
+        finally:
+            os.close(descriptor)
+
+
+def restrict(ruleset: int) -> None:
+    """Put this process and its descendants behind the rule set, for ever. Needs no_new_privs."""
+    syscalls.syscall("landlock_restrict_self", _RESTRICT_SELF, ruleset, 0)

@@ -1,0 +1,64 @@
+"""The read-only view of the toolchain that replaces the host's root directory in a zygote's mount namespace."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from services.cpu_manager.sandbox.walls import syscalls
+from services.cpu_manager.sandbox.walls.syscalls import MS_BIND, MS_NOSUID, MS_PRIVATE, MS_REC
+
+DEVICES: Final = ("null", "zero", "full", "random", "urandom")
+_DEVICE_LINKS: Final = (
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    # Named shared memory lies in the private directory: the same size limit, gone with the cell.
+    ("shm", "/tmp"),  # noqa: S108
+)
+
+
+def build(
+    root: str, binds: tuple[str, ...], links: tuple[tuple[str, str], ...], texts: tuple[tuple[str, str], ...]
+) -> None:
+    """Put the view together on `root` and enter it. Needs CAP_SYS_ADMIN and a mount namespace of one's own.
+
+    `binds` appear where the host has them; `links` are symbolic links, `texts` small files. Afterwards nothing else of
+    the host's files can be named. The old /proc stays where a new one will cover it: the kernel only lets an
+    unprivileged process mount a new /proc where it can already see one.
+    """
+    syscalls.mount("none", "/", "", MS_REC | MS_PRIVATE)
+    syscalls.mount("view", root, "tmpfs", MS_NOSUID, "mode=0755,size=4m")
+    for name in ("proc", "tmp", "dev", "etc"):
+        os.mkdir(f"{root}/{name}", 0o755)
+    for path in sorted(binds):
+        _bind(path, root + path)
+    for path, target in links:
+        os.makedirs(os.path.dirname(root + path), 0o755, exist_ok=True)
+        os.symlink(target, root + path)
+    for path, text in texts:
+        _write(root + path, text)
+    for device in DEVICES:
+        _write(f"{root}/dev/{device}", "")
+    for name, target in _DEVICE_LINKS:
+        os.symlink(target, f"{root}/dev/{name}")
+    syscalls.seal_tree(root)
+    for device in DEVICES:
+        syscalls.mount(f"/dev/{device}", f"{root}/dev/{device}", "", MS_BIND)
+    syscalls.mount("/proc", f"{root}/proc", "", MS_BIND | MS_REC)
+    syscalls.pivot_to(root)
+
+
+def _bind(source: str, target: str) -> None:
+    if os.path.isdir(source):
+        os.makedirs(target, 0o755, exist_ok=True)
+    else:
+        _write(target, "")
+    syscalls.mount(source, target, "", MS_BIND | MS_REC)
+
+
+def _write(path: str, text: str) -> None:
+    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)

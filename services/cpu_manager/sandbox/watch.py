@@ -1,0 +1,107 @@
+"""What a running tree has used so far: from its control group, or by walking /proc where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from services.cpu_manager.sandbox.walls.cgroups import Group
+
+_TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_PROC: Final = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A tree at one moment. `peak_bytes` covers its past where the kernel keeps it."""
+
+    cpu_s: float = 0.0
+    peak_bytes: int = 0
+    processes: int = 0
+    disk_bytes: int = 0
+    out_of_memory: bool = False
+
+
+class Watch(Protocol):
+    """Looks at one cell."""
+
+    exact: bool
+    """The kernel itself holds memory and processes to their limits; only CPU time is watched."""
+
+    def look(self, init: int) -> Usage:
+        """Usage of the tree under process `init` (0 when it never was seen)."""
+        ...
+
+
+@dataclass(slots=True)
+class GroupWatch:
+    """Counts kept by the kernel: a file or two per look."""
+
+    group: Group
+    exact: bool = True
+
+    def look(self, init: int) -> Usage:  # noqa: ARG002  # the group knows its processes
+        return Usage(
+            cpu_s=self.group.cpu_s(),
+            peak_bytes=self.group.peak_memory_bytes(),
+            out_of_memory=self.group.out_of_memory(),
+        )
+
+
+@dataclass(slots=True)
+class TreeWatch:
+    """Sums over /proc, about 50 us a process. `home` is weighed where no tmpfs limits it."""
+
+    suspicious_bytes: int
+    """Below this cheap upper bound nobody asks for the exact share of each page."""
+    home: str = ""
+    exact: bool = False
+
+    def look(self, init: int) -> Usage:
+        pids = list(_descendants(init)) if init else []
+        cpu_s, resident = 0.0, 0
+        for pid in pids:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+                cpu_s += sum(map(int, fields[11:15])) * _TICK_S
+                resident += int(fields[21]) * _PAGE
+        if resident > self.suspicious_bytes:
+            # Forked processes share pages: count each page once.
+            resident = sum(_proportional(pid) for pid in pids)
+        disk = _weigh(self.home) if self.home else 0
+        return Usage(cpu_s=cpu_s, peak_bytes=resident, processes=max(len(pids) - 1, 0), disk_bytes=disk)
+
+
+def _descendants(init: int) -> list[int]:
+    """`init` and everything below it. Orphans of a cell are adopted by its init, so this is its whole tree."""
+    found = [init]
+    for pid in found:
+        with contextlib.suppress(OSError):
+            for thread in (_PROC / str(pid) / "task").iterdir():
+                with contextlib.suppress(OSError):
+                    found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def _proportional(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _weigh(home: str) -> int:
+    """Bytes on disk under a directory. Links are not followed; what cannot be read weighs nothing."""
+    total = 0
+    for place, _, files in os.walk(home):
+        for name in files:
+            with contextlib.suppress(OSError):
+                found = os.lstat(f"{place}/{name}")
+                total += found.st_blocks * 512 if stat.S_ISREG(found.st_mode) else 0
+    return total

@@ -1,0 +1,178 @@
+"""The manager's side of zygotes: starting them when first asked for, knowing when they die, keeping only so many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from services.cpu_manager.sandbox import packets
+from services.cpu_manager.sandbox.inside import wire
+from services.cpu_manager.sandbox.walls import syscalls
+
+_BOOT: Final = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from services.cpu_manager.sandbox.inside.zygote import main; main(int(sys.argv[2]))"
+)
+_REPOSITORY: Final = str(Path(__file__).resolve().parents[3])
+_START_S: Final = 60.0
+LAUNCHER: Final = "-launcher"
+"""The zygote that forks other programs: it imports nothing, so its forks are the quickest."""
+
+_STANDARD: Final = (
+    *("abc", "argparse", "ast", "asyncio", "base64", "bisect", "builtins", "cmath", "collections", "collections.abc"),
+    *("contextlib", "copy", "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib", "enum", "fractions"),
+    *("functools", "glob", "hashlib", "heapq", "inspect", "io", "itertools", "json", "logging", "math"),
+    *("multiprocessing", "numbers", "operator", "os", "pathlib", "pickle", "pprint", "queue", "random", "re"),
+    *("secrets", "shutil", "statistics", "string", "struct", "subprocess", "sys", "tempfile", "textwrap", "threading"),
+    *("time", "traceback", "types", "typing", "unicodedata", "unittest", "unittest.mock", "uuid", "warnings"),
+    *("weakref", "zlib", "numpy"),
+)
+_MATH: Final = ("math_verify", "sympy")
+
+
+class ZygoteError(RuntimeError):
+    """A zygote could not be started, or died. Its jobs are lost and may be run again."""
+
+
+class Zygote:
+    """One running zygote process."""
+
+    def __init__(self, name: str, channel: socket.socket) -> None:
+        self.name = name
+        self.dead = False
+        self.cells = 0
+        self._channel = channel
+        self._pidfd = -1
+
+    async def start(self, plan: wire.WallPlan, log: Path) -> None:
+        """Wait until its walls stand: 50 ms for a bare interpreter, 300 ms with the usual imports."""
+        theirs = self._launch(plan, log)
+        theirs.close()
+        try:
+            wire.send(self._channel, wire.pack(plan))
+            packet, descriptors = await packets.receive(self._channel, 1, _START_S)
+            if packet == wire.READY:
+                self._pidfd = descriptors[0]
+                packet, _ = await packets.receive(self._channel, 0, _START_S)
+        except (TimeoutError, OSError) as error:
+            packet = wire.FAILED + (str(error) or "no answer").encode()
+        if packet != wire.READY:
+            self.kill()
+            said = packet[1:].decode(errors="replace") or log.read_text(errors="replace").strip()[-500:]
+            raise ZygoteError(f"zygote {self.name!r} did not start: {said or 'it died'}")
+        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._hung_up)
+
+    def _launch(self, plan: wire.WallPlan, log: Path) -> socket.socket:
+        self._channel, theirs = packets.pair()
+        with log.open("ab") as errors:
+            started = subprocess.Popen(
+                [plan.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT, _REPOSITORY, str(theirs.fileno())],
+                env={},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._process = started
+        return theirs
+
+    def _hung_up(self) -> None:
+        self.kill()
+
+    def spawn(self, slot: wire.SlotPlan, joining: tuple[int, ...]) -> socket.socket:
+        """Order a cell. Returns our end of its control socket; raises `ZygoteError` when the zygote is gone."""
+        ours, theirs = packets.pair()
+        try:
+            wire.send(self._channel, wire.pack(slot), (theirs.fileno(), *joining))
+        except OSError as error:
+            ours.close()
+            if not isinstance(error, BlockingIOError):
+                self.kill()
+            raise ZygoteError(f"zygote {self.name!r} takes no orders: {error}") from error
+        finally:
+            theirs.close()
+        return ours
+
+    def kill(self) -> None:
+        """End it and everything in its pid namespace. Safe to call again."""
+        if self.dead:
+            return
+        self.dead = True
+        with contextlib.suppress(ValueError, OSError, RuntimeError):
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
+        self._channel.close()
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                syscalls.signal_pidfd(self._pidfd, signal.SIGKILL)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        else:
+            self._process.kill()
+        # The process we started ends at once, either way.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+
+
+class Zygotes:
+    """Zygotes by name, started lazily, restarted when dead; the least recently used idle one gives way."""
+
+    def __init__(self, plan: wire.WallPlan, logs: Path, most: int, started: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._logs = logs
+        self._most = most
+        self._started = started
+        self._running: OrderedDict[str, asyncio.Task[Zygote]] = OrderedDict()
+
+    async def get(self, name: str) -> Zygote:
+        """The zygote of this name, standing. Raises `ZygoteError`."""
+        task = self._running.get(name)
+        if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().dead)):
+            self._make_room()
+            task = asyncio.create_task(self._start(name), name=f"zygote {name}")
+            self._running[name] = task
+        self._running.move_to_end(name)
+        # One start serves all who wait: the cancelling of one of them must not undo it.
+        return task.result() if task.done() else await asyncio.shield(task)
+
+    async def _start(self, name: str) -> Zygote:
+        ours, theirs = packets.pair()
+        theirs.close()
+        zygote = Zygote(name, ours)
+        safe = "".join(character if character.isalnum() else "_" for character in name)[:40]
+        await zygote.start(self._plan_of(name), self._logs / f"zygote-{safe}.log")
+        self._started(name)
+        return zygote
+
+    def _plan_of(self, name: str) -> wire.WallPlan:
+        if name == LAUNCHER:
+            return replace(self._plan, harnesses=(), preload=())
+        return replace(self._plan, preload=_STANDARD + _MATH if name == "math" else _STANDARD)
+
+    def _make_room(self) -> None:
+        for name, task in list(self._running.items()):
+            if len(self._running) < self._most:
+                return
+            if task.done() and (task.cancelled() or task.exception() or not task.result().cells):
+                if not task.cancelled() and not task.exception():
+                    task.result().kill()
+                del self._running[name]
+
+    async def close(self) -> None:
+        """Kill every zygote, those still starting too."""
+        for task in self._running.values():
+            task.cancel()
+        for ended in await asyncio.gather(*self._running.values(), return_exceptions=True):
+            if isinstance(ended, Zygote):
+                ended.kill()
+        self._running.clear()

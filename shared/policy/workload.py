@@ -1,4 +1,4 @@
-"""What the planner knows of batches: their workflow, what the last one did, what is expected of the next (DistRS §5.1)."""
+"""What the planner knows of batches: workflow, what the last one did, what is expected of the next (DistRS §5.1)."""
 
 from __future__ import annotations
 

@@ -51,9 +51,9 @@ class BatchView(Model):
     first_arrival_at: float | None
     ended_at: float | None
     expected_completion_at: float | None
-    """T: when it could be complete with endless resources, estimated from what has arrived."""
+    """T: when what is answered so far could have been complete with endless resources (DistRS, equations 1 and 2)."""
     extra_delay_s: float | None
-    """d: how much later than T it is (complete) or would be if it ended now (running); 0 while T lies ahead."""
+    """d: how much later than T the last of these answers came; of a complete batch, its extra delay."""
     overhead_s: Spread | None
     stages: list[StageProgress]
 

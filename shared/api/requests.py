@@ -77,6 +77,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     batch: str | None = None
     index: int | None = None
     """Place in the batch, by acceptance."""
+    arrived_at: float = 0.0
+    """Unix seconds, by the clock of the journal."""
     ended: EndedAs | None = None
     """How it ended. `ok` and `timeout` are verdicts; every other value is no statement about the sample."""
     mask: bool = False

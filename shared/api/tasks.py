@@ -42,7 +42,7 @@ class StageTemplate(Model):
             raise ValueError(f"unknown kind {self.kind!r}; there are {', '.join(KINDS)}")
         unknown = self.params.keys() - set(KINDS[self.kind].__struct_fields__)
         if unknown:
-            raise ValueError(f"{self.kind} has no parameter {sorted(unknown)[0]!r}")
+            raise ValueError(f"{self.kind} has no parameter {min(unknown)!r}")
         return self
 
 

@@ -209,6 +209,13 @@ local function cancel(_, args)
   return 1
 end
 
+-- discard(epoch, entry...): journal entries that were no requests have been dealt with
+local function discard(_, args)
+  if fenced(args[1]) then return redis.error_reply(FENCED) end
+  for i = 2, #args do redis.call('XDEL', 'actions', args[i]) end
+  return 1
+end
+
 -- publish(stream, kept, payload...): what nodes say must get through when memory is full, or nothing would ever drain
 local function publish(_, args)
   for i = 3, #args do redis.call('XADD', args[1], 'MAXLEN', '~', args[2], '*', 'm', args[i]) end
@@ -221,6 +228,7 @@ redis.register_function('submit', submit)
 redis.register_function { function_name = 'finish', callback = finish, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'grant', callback = grant, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'advance', callback = advance, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'discard', callback = discard, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'publish', callback = publish, flags = { 'allow-oom' } }
 redis.register_function('open_batch', open_batch)
 redis.register_function { function_name = 'end_batch', callback = end_batch, flags = { 'allow-oom' } }

@@ -141,6 +141,11 @@ async def advance(redis: Redis, epoch: Epoch, steps: Sequence[tuple[str, int, by
     await _call(redis, "advance", *args)
 
 
+async def discard(redis: Redis, epoch: Epoch, entries: Sequence[str]) -> None:
+    """Delete journal entries that were no requests and have been dealt with."""
+    await _call(redis, "discard", epoch, *entries)
+
+
 async def publish(redis: Redis, stream: str, maxlen: int, payloads: Sequence[bytes]) -> None:
     """Append to a bounded stream even when memory is full: what nodes report is what frees it."""
     await _call(redis, "publish", stream, maxlen, *payloads)

@@ -26,6 +26,8 @@ class StageWork(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     timeout_s: float
     """Execution limit of this stage; queueing does not count."""
     params: Json
+    repeatable: bool = True
+    """Running it twice changes nothing outside its sandbox."""
 
 
 class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.v1"):
@@ -43,8 +45,8 @@ class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.
     stages: tuple[StageWork, ...]
     budget_s: float
     """Seconds from arrival until the caller no longer cares."""
-    admit_by_deadline: bool = False
-    """Answer `expired` at once when the predicted start lies beyond the budget (`/run_code`)."""
+    start_within_s: float | None = None
+    """Answer `expired` at once when it is predicted to start later than so long after its arrival (`/run_code`)."""
     priority: float = 0.0
     """Lower goes first among equals in expected completion (trajectory priority)."""
     timeout_score: float | None = None

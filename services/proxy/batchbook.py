@@ -1,0 +1,156 @@
+"""Batches: opening, looking, ending; and the workflow each one was opened with."""
+
+from __future__ import annotations
+
+import uuid
+
+import msgspec
+from redis.asyncio import Redis
+
+from services.proxy.intake import action_id
+from services.proxy.progress import Progress
+from services.proxy.store import Store, StoredBatch
+from services.proxy.taskbook import TaskBook
+from services.proxy.workflows import Workflow
+from shared.api.batches import BatchOpening, BatchView
+from shared.api.requests import RewardRequest
+from shared.api.tasks import Task
+from shared.bus import functions
+from shared.bus.connection import ValkeyClock, patiently
+from shared.errors import BadRequest, Conflict, NotFound
+from shared.messages.actions import ActionSubmitted
+from shared.messages.batches import BatchOpened
+from shared.units import Seconds
+
+MOST_CACHED = 4096
+
+
+class BatchBook:
+    """The batches of the mesh, as this replica sees them."""
+
+    def __init__(
+        self, redis: Redis, store: Store, tasks: TaskBook, clock: ValkeyClock, *, keep_batch_s: Seconds
+    ) -> None:
+        self._redis = redis
+        self._store = store
+        self._tasks = tasks
+        self._clock = clock
+        self._keep_batch_s = keep_batch_s
+        self._workflows: dict[str, Workflow] = {}
+
+    async def open(self, tenant: str, task: str, opening: BatchOpening) -> BatchView:
+        """Open a batch, once per key. This is the hint that a rollout has begun.
+
+        Raises:
+            NotFound: no such task.
+        """
+        view = await self._tasks.get(tenant, task)
+        declared = Task.model_validate(view.model_dump(include=set(Task.model_fields)))
+        size = opening.size or declared.batch_size
+        opened = BatchOpened(
+            batch="b" + uuid.uuid4().hex[:16],
+            tenant=tenant,
+            task=task,
+            size=size,
+            opened_at=self._clock.unix(),
+            stages=[stage.plan() for stage in Workflow.of(tenant, task, declared).stages],
+            max_extra_delay_s=declared.max_extra_delay_s,
+            resources=declared.trainer_resources,
+        )
+        fields = {"tenant": tenant, "task": task, "size": size or 0, "workflow": declared.model_dump_json()}
+        key = f"batchkey:{tenant}:{task}:{opening.key}" if opening.key else ""
+
+        async def attempt() -> str:
+            return await functions.open_batch(self._redis, opened, idempotency_key=key, fields=fields)
+
+        batch = await patiently(attempt, what="opening a batch", patience_s=10.0)
+        return await self.view(batch)
+
+    async def stored(self, batch: str) -> StoredBatch:
+        """A batch as it is kept.
+
+        Raises:
+            NotFound: it was never opened, or has expired.
+        """
+        found = await self._store.batch(batch)
+        if found is None:
+            raise NotFound(kind="batch", name=batch, hint="it was never opened, or its results have expired")
+        return found
+
+    async def view(self, batch: str) -> BatchView:
+        """A batch with its progress, from its stored results. O(results)."""
+        found = await self.stored(batch)
+        progress = Progress()
+        after = "-"
+        while rows := await self._store.results(batch, after, "+", 2000):
+            for _, answer in rows:
+                progress.add(answer)
+            after = f"({rows[-1][0]}"
+        return progress.view(found)
+
+    async def end(self, batch: str, state: str) -> BatchView:
+        """Seal or cancel a batch.
+
+        Raises:
+            NotFound: there is none.
+            Conflict: it has ended otherwise, or was cancelled already.
+        """
+
+        async def attempt() -> str | None:
+            return await functions.end_batch(self._redis, batch, state, keep_batch_s=self._keep_batch_s)
+
+        now = await patiently(attempt, what="ending a batch", patience_s=10.0)
+        if now is None:
+            raise NotFound(kind="batch", name=batch)
+        if now not in (state, "complete"):
+            raise Conflict(what=f"batch {batch} is {now} already")
+        return await self.view(batch)
+
+    async def reward(self, tenant: str, request: RewardRequest, default_batch: str | None = None) -> ActionSubmitted:
+        """A reward request as the journal keeps it, with its workflow's stages filled in.
+
+        Raises:
+            BadRequest, NotFound: it does not mean anything, or names a batch or task that is not there.
+        """
+        batch = request.batch or default_batch or ""
+        if not batch and not request.task:
+            raise BadRequest(what="name the `batch` of the request (or, outside any batch, its `task`)")
+        workflow = await self._workflow(batch) if batch else await self._tasks.workflow(tenant, request.task or "")
+        if request.task is not None and request.task != workflow.task:
+            raise BadRequest(what=f"batch {batch} is of task {workflow.task!r}, not {request.task!r}")
+        return ActionSubmitted(
+            action=action_id(workflow.tenant, workflow.task, batch, request.request_id),
+            tenant=workflow.tenant,
+            task=workflow.task,
+            batch=batch,
+            request=request.request_id or "",
+            stages=workflow.resolve(request.params, request.stage_params),
+            budget_s=workflow.budget_s,
+            priority=request.priority,
+            timeout_score=workflow.timeout_score,
+        )
+
+    async def _workflow(self, batch: str) -> Workflow:
+        known = self._workflows.get(batch)
+        if known is None:
+            found = await self.stored(batch)
+            known = Workflow.of(found.tenant, found.task, Task.model_validate_json(found.workflow))
+            self._workflows[batch] = known
+            while len(self._workflows) > MOST_CACHED:
+                del self._workflows[next(iter(self._workflows))]
+        return known
+
+
+def decode_reward(line: bytes) -> RewardRequest:
+    """One reward request.
+
+    Raises:
+        BadRequest: not JSON, or a field that does not fit.
+    """
+    try:
+        return _reward.decode(line)
+    except msgspec.MsgspecError as error:
+        raise BadRequest(what=str(error)) from error
+
+
+_reward = msgspec.json.Decoder(RewardRequest)

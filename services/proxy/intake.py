@@ -1,0 +1,120 @@
+"""Intake: from a caller's body to an entry of the journal. Accepted means the entry is on disk."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from redis.asyncio import Redis
+
+from services.proxy.metrics import SUBMITTED
+from services.proxy.workflows import plain_action
+from shared.api.requests import ActionRequest
+from shared.batching import Batcher
+from shared.bus import functions
+from shared.bus.connection import patiently
+from shared.bus.functions import Receipt, Submission
+from shared.errors import Conflict, NotFound, Overloaded, TreadleError
+from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
+from shared.units import Seconds
+
+
+class Accepted(NamedTuple):
+    """What the journal said."""
+
+    action: str
+    repeated: bool
+    """It was accepted before, with the same body."""
+
+
+def action_id(tenant: str, task: str, batch: str, request_id: str | None) -> str:
+    """The id of an action: the same for the same request id in the same place, so that a repeat finds it."""
+    if request_id is None:
+        return uuid.uuid4().hex[:24]
+    scope = f"{tenant}\x00{task}\x00{batch}\x00{request_id}"
+    return "r" + blake2b(scope.encode(), digest_size=12).hexdigest()
+
+
+def digest_of(stages: Sequence[StageWork], priority: float) -> bytes:
+    """What makes a request what it is; the same id with another digest is a conflict."""
+    digest = blake2b(digest_size=16)
+    for stage in stages:
+        digest.update(f"{stage.name}\x00{stage.kind}\x00{stage.pool}\x00{stage.cost}\x00{stage.timeout_s}\x00".encode())
+        digest.update(stage.params)
+    digest.update(str(priority).encode())
+    return digest.digest()
+
+
+class Intake:
+    """Journals submissions, many callers a round trip."""
+
+    def __init__(self, redis: Redis, *, max_journal: int, patience_s: Seconds) -> None:
+        self._redis = redis
+        self._max_journal = max_journal
+        self._patience_s = patience_s
+        self._batcher: Batcher[Submission, Receipt] = Batcher(self._flush, most=256)
+        self._counted = {outcome: SUBMITTED.labels(outcome) for outcome in ("accepted", "repeated", "refused")}
+
+    async def submit(self, submitted: ActionSubmitted) -> Accepted:
+        """Journal one action.
+
+        Raises:
+            Conflict: the same id with another body; a batch that takes no more.
+            NotFound: no such batch.
+            Overloaded: a bound is reached; nothing was accepted.
+            Unavailable: Valkey did not come back in time. The action may have been accepted: repeat with the same id.
+        """
+        receipt = await self._batcher.call(
+            Submission(
+                submitted.action,
+                digest_of(submitted.stages, submitted.priority),
+                submitted.batch,
+                ACTIONS.encode(submitted),
+            )
+        )
+        if (refusal := refusal_of(receipt, submitted)) is not None:
+            self._counted["refused"].inc()
+            raise refusal
+        repeated = receipt.code == "repeated"
+        self._counted["repeated" if repeated else "accepted"].inc()
+        return Accepted(submitted.action, repeated)
+
+    async def _flush(self, submissions: list[Submission]) -> list[Receipt]:
+        async def attempt() -> list[Receipt]:
+            return await functions.submit(self._redis, submissions, max_journal=self._max_journal)
+
+        return await patiently(attempt, what="submitting", patience_s=self._patience_s)
+
+
+def refusal_of(receipt: Receipt, submitted: ActionSubmitted) -> TreadleError | None:
+    """What the caller should know when the journal did not take it."""
+    match receipt.code:
+        case "conflict":
+            return Conflict(what=f"request_id {submitted.request!r} was used with another body; use a new one")
+        case "no-batch":
+            return NotFound(kind="batch", name=submitted.batch, hint="it was never opened, or has expired")
+        case "batch-closed":
+            return Conflict(what=f"batch {submitted.batch} is {receipt.entry} and takes no more requests")
+        case "batch-full":
+            return Conflict(what=f"batch {submitted.batch} already has its {receipt.entry} requests")
+        case "journal-full":
+            return Overloaded(what="too many unanswered actions", retry_after_s=2.0)
+    return None
+
+
+def of_action(tenant: str, request: ActionRequest) -> ActionSubmitted:
+    """A plain action as the journal keeps it.
+
+    Raises:
+        BadRequest: it does not mean anything.
+    """
+    return ActionSubmitted(
+        action=action_id(tenant, "", "", request.request_id),
+        tenant=tenant,
+        request=request.request_id or "",
+        stages=(plain_action(request),),
+        budget_s=request.budget_s,
+        priority=request.priority,
+    )

@@ -1,0 +1,105 @@
+"""Turns the dispatcher's commands into writes: in order, many at a time, fenced by the leader's epoch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from redis.asyncio import Redis
+
+from shared import log
+from shared.bus import functions
+from shared.bus.connection import patiently
+from shared.bus.functions import Answering, Deposed, Granting
+from shared.units import Epoch, Seconds
+
+_log = log.get(__name__)
+
+MOST_AT_ONCE = 256
+
+
+class Step(NamedTuple):
+    """A request moves on to its next stage."""
+
+    action: str
+    stage: int
+    carried: bytes
+
+
+class Discard(NamedTuple):
+    """A journal entry that is no request (somebody asked to cancel) has been dealt with."""
+
+    entry: str
+
+
+Write = Granting | Answering | Step | Discard
+
+Answered = Callable[[Answering, bool], None]
+"""Called when an answer is durable: (answer, True if it was this one that counts)."""
+
+
+class Interpreter:
+    """One ordered line of writes. While a flush is under way the next writes gather."""
+
+    def __init__(
+        self, redis: Redis, epoch: Epoch, answered: Answered, *, keep_action_s: Seconds, keep_batch_s: Seconds
+    ) -> None:
+        self._redis = redis
+        self._epoch = epoch
+        self._answered = answered
+        self._keep_action_s = keep_action_s
+        self._keep_batch_s = keep_batch_s
+        self._waiting: deque[Write] = deque()
+        self._more = asyncio.Event()
+        self.deposed = False
+        """Another leader has taken over: nothing is written any more."""
+
+    def put(self, write: Write) -> None:
+        """Write this, after everything put before."""
+        self._waiting.append(write)
+        self._more.set()
+
+    async def run(self) -> None:
+        """Flush until deposed."""
+        while not self.deposed:
+            await self._more.wait()
+            self._more.clear()
+            while self._waiting and not self.deposed:
+                await self._flush()
+
+    async def _flush(self) -> None:
+        """Up to `MOST_AT_ONCE` writes. Repeated whole while Valkey is away: every function is safe to repeat."""
+        batch = [self._waiting.popleft() for _ in range(min(MOST_AT_ONCE, len(self._waiting)))]
+        try:
+            await patiently(lambda: self._write(batch), what="dispatching", patience_s=None)
+        except Deposed:
+            self.deposed = True
+            _log.warning("deposed", epoch=self._epoch)
+
+    async def _write(self, batch: list[Write]) -> None:
+        steps = [write for write in batch if isinstance(write, Step)]
+        grants = [write for write in batch if isinstance(write, Granting)]
+        answers = [write for write in batch if isinstance(write, Answering)]
+        discards = [write.entry for write in batch if isinstance(write, Discard)]
+        if discards:
+            await functions.discard(self._redis, self._epoch, discards)
+        if steps:  # before grants: moving on forgets the stage's grant
+            await functions.advance(self._redis, self._epoch, steps)
+        if grants and not answers:
+            await functions.grant(self._redis, self._epoch, grants)
+        elif answers:
+            sent = functions.grant(self._redis, self._epoch, grants) if grants else _nothing()
+            flags, _ = await asyncio.gather(self._finish(answers), sent)
+            for answer, counts in zip(answers, flags, strict=True):
+                self._answered(answer, counts)
+
+    async def _finish(self, answers: list[Answering]) -> list[bool]:
+        return await functions.finish(
+            self._redis, self._epoch, answers, keep_action_s=self._keep_action_s, keep_batch_s=self._keep_batch_s
+        )
+
+
+async def _nothing() -> None:
+    """Where there is nothing to send."""

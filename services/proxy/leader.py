@@ -1,0 +1,235 @@
+"""The leader: the dispatcher's state machine with sockets. One replica at a time, fenced by its epoch.
+
+It reads the journal and everything nodes and planner say in one blocking read, hands it to the pure dispatcher, and
+writes the commands that come out. Its memory can be lost at any time: journal, store, outcomes and inventories
+rebuild it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from services.proxy.answering import compose, reports
+from services.proxy.interpreter import Discard, Interpreter, Step
+from services.proxy.metrics import ACT, ANSWERED
+from services.proxy.nodes import NodeBook
+from services.proxy.requests import to_request
+from services.proxy.waiters import Waiters
+from shared import log
+from shared.bus.connection import ValkeyClock
+from shared.bus.functions import Answering, Granting
+from shared.bus.tail import Entry, Tail
+from shared.messages.actions import ACTIONS, ActionSubmitted, CancelAsked
+from shared.messages.batches import BATCHES, BatchEnded
+from shared.messages.grants import Grant as GrantMessage
+from shared.messages.grants import Granted, InventoryAsked, Revoked, ShareSet, grants_topic
+from shared.messages.nodes import NODES
+from shared.messages.outcomes import OUTCOMES, Answered, Finished, InventoryTaken, Started
+from shared.messages.targets import TARGETS, TargetSet
+from shared.policy.dispatch import Dispatcher, Ended, Holding
+from shared.policy.formulation import Advance, Answer, AskInventory, Command, Grant, Revoke, SetShare
+from shared.units import Epoch
+
+_log = log.get(__name__)
+_json = msgspec.json.Encoder()
+
+
+@dataclass(slots=True)
+class Unanswered:
+    """What the shell keeps of an action beside the dispatcher's Life."""
+
+    entry: str
+    """Its journal entry."""
+    submitted: ActionSubmitted
+    index: int
+    finished: Finished | None = None
+    """The newest outcome with a verdict or a refusal."""
+
+
+class Leader:
+    """One term of leadership."""
+
+    def __init__(
+        self,
+        epoch: Epoch,
+        dispatcher: Dispatcher,
+        interpreter: Interpreter,
+        waiters: Waiters,
+        clock: ValkeyClock,
+    ) -> None:
+        self._epoch = epoch
+        self.dispatcher = dispatcher
+        self._interpreter = interpreter
+        self._waiters = waiters
+        self._clock = clock
+        self.nodes = NodeBook()
+        self.reasons: dict[str, str] = {}
+        """Pool -> why its target is what it is."""
+        self.unanswered: dict[str, Unanswered] = {}
+        self._ticked = 0.0
+        self._read = 0.0
+
+    # ---- stimuli -----------------------------------------------------------------------------------------------
+
+    async def run(self, tail: Tail) -> None:
+        """Lead until the tail is stopped or another leader has taken over."""
+        self._read = self._clock.unix()
+        async for entries in tail.batches():
+            if self._interpreter.deposed:
+                return
+            self._absorb_silence()
+            self.take(entries)
+
+    def take(self, entries: list[Entry[Any]]) -> None:
+        """One read's worth of entries. Runs of one kind go to the dispatcher together."""
+        now = self._clock.unix()
+        submitted: list[Entry[ActionSubmitted]] = []
+        finished: list[Finished] = []
+        for entry in entries:
+            match entry.message:
+                case ActionSubmitted():
+                    submitted.append(entry)
+                case Finished():
+                    finished.append(entry.message)
+                case CancelAsked():
+                    self._submit(now, submitted)
+                    submitted = []
+                    self._cancel(now, entry.message)
+                    self._interpreter.put(Discard(entry.id))
+                case InventoryTaken():
+                    self._finish(now, finished)
+                    finished = []
+                    self._inventory(now, entry.message)
+                case message:
+                    self._take_other(now, message, entry)
+        self._submit(now, submitted)
+        self._finish(now, finished)
+        if now - self._ticked >= 0.2:
+            self._ticked = now
+            self._do(self.dispatcher.ticked(now))
+
+    def _submit(self, now: float, entries: list[Entry[ActionSubmitted]]) -> None:
+        fresh = [entry for entry in entries if entry.message.action not in self.unanswered]
+        for entry in fresh:
+            self.unanswered[entry.message.action] = Unanswered(entry.id, entry.message, entry.index)
+        if fresh:
+            self._do(self.dispatcher.submitted(now, [to_request(entry) for entry in fresh]))
+
+    def _cancel(self, now: float, asked: CancelAsked) -> None:
+        if asked.batch:
+            self._do(self.dispatcher.batch_cancelled(now, asked.batch, f"the batch was {asked.reason}"))
+        else:
+            self._do(self.dispatcher.cancelled(now, asked.action, asked.reason))
+
+    def _finish(self, now: float, outcomes: Iterable[Finished]) -> None:
+        ends = []
+        for outcome in outcomes:
+            kept = self.unanswered.get(outcome.action)
+            if kept is None:
+                continue
+            if outcome.status in ("ok", "timeout", "refused"):
+                kept.finished = outcome
+            ends.append(
+                Ended(
+                    outcome.action,
+                    outcome.node,
+                    outcome.attempt,
+                    outcome.stage,
+                    outcome.status,
+                    outcome.passed,
+                    outcome.queue_s,
+                    outcome.execution_s,
+                    outcome.reason,
+                )
+            )
+        if ends:
+            self._do(self.dispatcher.finished(now, ends))
+
+    def _inventory(self, now: float, taken: InventoryTaken) -> None:
+        if taken.epoch == self._epoch:
+            held = {one.action: Holding(one.stage, one.attempt, one.running_s) for one in taken.held}
+            self._do(self.dispatcher.inventory_taken(now, taken.node, taken.incarnation, held))
+
+    def _take_other(self, now: float, message: Any, entry: Entry[Any]) -> None:
+        if entry.topic == NODES.name:
+            self._do(self.nodes.heard(now, entry, self.dispatcher))
+        match message:
+            case Started():
+                self.dispatcher.started(message.action, message.attempt)
+            case Answered():
+                self._waiters.wake(message.batches)
+            case TargetSet():
+                self.reasons[message.pool] = message.reason
+                self._do(self.dispatcher.targeted(now, message.pool, message.units))
+            case BatchEnded():
+                self.dispatcher.floor.batches.ended(message.batch)
+            case _ if entry.topic == TARGETS.name:
+                self.dispatcher.completion_expected(message.batch, message.at)
+
+    def _absorb_silence(self) -> None:
+        """While Valkey was away nobody could say anything: that silence is not the nodes'."""
+        now = self._clock.unix()
+        if now - self._read > 3.0:
+            _log.warning("silence_forgiven", seconds=round(now - self._read, 1))
+            for node in self.dispatcher.floor.nodes.values():
+                node.seen_s = now
+        self._read = now
+
+    # ---- commands ----------------------------------------------------------------------------------------------
+
+    def _do(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            match command:
+                case Grant():
+                    self._grant(command)
+                case Answer():
+                    self._answer(command)
+                case Advance():
+                    acts = self.dispatcher.lives[command.action].acts
+                    self._interpreter.put(Step(command.action, command.stage, _json.encode(reports(acts))))
+                case Revoke():
+                    self._send(command.node, Revoked(action=command.action, epoch=self._epoch, attempt=command.attempt))
+                case AskInventory():
+                    self._send(command.node, InventoryAsked(epoch=self._epoch))
+                case SetShare():
+                    share = ShareSet(epoch=self._epoch, resource=command.resource, units=command.units)
+                    self._send(command.node, share)
+
+    def _grant(self, grant: Grant) -> None:
+        submitted = self.unanswered[grant.action].submitted
+        stage = submitted.stages[grant.stage]
+        message = Granted(
+            action=grant.action,
+            epoch=self._epoch,
+            attempt=grant.attempt,
+            tenant=submitted.tenant,
+            stage=grant.stage,
+            work=stage.kind,
+            params=stage.params,
+            units=dict(grant.units),
+            timeout_s=stage.timeout_s,
+            budget_s=grant.budget_s,
+        )
+        self._send(grant.node, message, grant.action, f"{grant.attempt}:{grant.node}")
+
+    def _send(self, node: str, message: GrantMessage, action: str = "", mark: str = "") -> None:
+        known = self.nodes.incarnation(node)
+        if known is not None:
+            topic = grants_topic(node, known)
+            self._interpreter.put(Granting(topic.name, topic.encode(message), action, mark))
+
+    def _answer(self, answer: Answer) -> None:
+        kept = self.unanswered.pop(answer.action)
+        now, arrived_s = self._clock.unix(), int(kept.entry.partition("-")[0]) / 1000
+        body = compose(kept.submitted, kept.index, answer, kept.finished, arrived_s, now)
+        ANSWERED.labels(answer.ended).inc()
+        ACT.observe(now - arrived_s)
+        self._interpreter.put(Answering(answer.action, kept.entry, kept.submitted.batch, body))
+
+
+LED = (ACTIONS, NODES, BATCHES, TARGETS, OUTCOMES)
+"""The streams a leader follows, in the order their entries are taken."""

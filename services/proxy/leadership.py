@@ -1,0 +1,171 @@
+"""Holding the lease: exactly one replica dispatches, and one that has lost the lease writes nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from redis.asyncio import Redis
+
+from services.proxy.interpreter import Interpreter
+from services.proxy.leader import Leader
+from services.proxy.metrics import EPOCH, UNANSWERED
+from services.proxy.settings import ProxySettings
+from services.proxy.takeover import take_over
+from services.proxy.waiters import Waiters
+from shared import log
+from shared.background import Background
+from shared.bus import functions
+from shared.bus.connection import TRANSIENT, ValkeyClock, command
+from shared.bus.functions import Answering
+from shared.bus.tail import Tail
+from shared.messages.outcomes import OUTCOMES, Answered
+from shared.policy.dispatch import Dispatcher
+from shared.units import Epoch
+
+_log = log.get(__name__)
+
+TRIM_BEHIND_S = 10.0
+"""Outcomes are kept so long after the leader has read them, for other replicas that are a little behind."""
+
+
+class Leadership:
+    """Campaigns for the lease; leads while it holds it, follows while another one does."""
+
+    def __init__(
+        self, redis: Redis, reader: Redis, waiters: Waiters, settings: ProxySettings, background: Background
+    ) -> None:
+        self._redis = redis
+        self._reader = reader
+        self._waiters = waiters
+        self._settings = settings
+        self._background = background
+        self._holder = uuid.uuid4().hex
+        self._tail: Tail | None = None
+        self._stopping = False
+        self.epoch: Epoch = 0
+        """Of the term this replica leads; 0 while it follows."""
+        self.heard = False
+        """A leader exists: this replica or, by its lease, another."""
+
+    async def run(self) -> None:
+        """Lead or follow for ever. Every way a term can end leads back to the campaign."""
+        while not self._stopping:
+            try:
+                epoch = await functions.lead(self._redis, self._holder, self._settings.lease_s)
+                self.heard = True
+                await (self._lead(epoch) if epoch else self._follow())
+            except TRANSIENT as error:
+                _log.warning("valkey_away", what="campaigning", error=str(error))
+                await asyncio.sleep(0.2)
+
+    async def stop(self) -> None:
+        """Give the lease back, so that the next leader need not wait for its end."""
+        self._stopping = True
+        if self._tail is not None:
+            self._tail.stopping = True
+        if self.epoch:
+            try:
+                async with asyncio.timeout(1.0):
+                    await functions.resign(self._redis, self._holder)
+            except (*TRANSIENT, TimeoutError) as error:
+                _log.warning("lease_not_resigned", error=str(error))
+
+    # ---- leading -----------------------------------------------------------------------------------------------
+
+    async def _lead(self, epoch: Epoch) -> None:
+        clock = await ValkeyClock.measure(self._redis)
+        settings = self._settings
+        interpreter = Interpreter(
+            self._redis, epoch, self._answered,
+            keep_action_s=settings.keep_action_s, keep_batch_s=settings.keep_batch_s,
+        )  # fmt: skip
+        dispatcher = Dispatcher(max_attempts=settings.max_attempts, node_lost_s=settings.node_lost_s)
+        leader = Leader(epoch, dispatcher, interpreter, self._waiters, clock)
+        self._tail = await take_over(self._redis, self._reader, leader, clock)
+        self._tail.stopping = self._stopping
+        _log.info("leading", epoch=epoch)
+        self.epoch = epoch
+        EPOCH.set(epoch)
+        writing = asyncio.create_task(interpreter.run(), name="interpreter")
+        keeping = asyncio.create_task(self._keep(epoch, interpreter, leader, self._tail), name="lease")
+        try:
+            leading = asyncio.create_task(leader.run(self._tail), name="leader")
+            done, _ = await asyncio.wait({leading, writing, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            self._tail.stopping = True
+            await _cancelled(leading)
+            for task in done:
+                task.result()  # a crash of the leader is a crash of the service
+        finally:
+            self.epoch = 0
+            EPOCH.set(0)
+            interpreter.deposed = True
+            await _cancelled(writing)
+            await _cancelled(keeping)
+            _log.info("leads_no_more", epoch=epoch)
+
+    async def _keep(self, epoch: Epoch, interpreter: Interpreter, leader: Leader, tail: Tail) -> None:
+        """Renew the lease three times in its life, and keep house: trim outcomes, end abandoned batches."""
+        swept = 0.0
+        loop = asyncio.get_running_loop()
+        while not interpreter.deposed:
+            await asyncio.sleep(self._settings.lease_s / 3)
+            UNANSWERED.set(len(leader.unanswered))
+            try:
+                if await functions.lead(self._redis, self._holder, self._settings.lease_s) != epoch:
+                    interpreter.deposed = True
+                    return
+                if loop.time() - swept > 10.0:
+                    swept = loop.time()
+                    await self._sweep(tail)
+            except TRANSIENT as error:
+                _log.warning("valkey_away", what="renewing the lease", error=str(error))
+
+    async def _sweep(self, tail: Tail) -> None:
+        last = int(tail.last(OUTCOMES).partition("-")[0])
+        if last:
+            oldest = round(last - TRIM_BEHIND_S * 1000)
+            await command(self._redis, "XTRIM", OUTCOMES.name, "MINID", "~", str(oldest))
+        now = (await ValkeyClock.measure(self._redis)).unix()
+        for name in await command(self._redis, "ZRANGE", "batches:open", 0, -1):
+            batch = name.decode()
+            fields = ("opened_ms", "active_ms", "submitted", "answered")
+            opened, active, submitted, answered = await command(self._redis, "HMGET", f"batch:{batch}", *fields)
+            idle = submitted == answered and now - int(active) / 1000 > self._settings.batch_idle_s
+            if idle or now - int(opened) / 1000 > self._settings.batch_lifetime_s:
+                _log.warning("batch_abandoned", batch=batch, idle=idle)
+                await functions.end_batch(self._redis, batch, "abandoned", keep_batch_s=self._settings.keep_batch_s)
+
+    def _answered(self, answering: Answering, counts: bool) -> None:
+        if counts:
+            self._waiters.resolve(answering.action, answering.answer)
+        else:
+            self._background.start(self._waiters.look_up([answering.action]), name="look up an earlier answer")
+        if answering.batch:
+            self._waiters.wake([answering.batch])
+
+    # ---- following ---------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Wake this replica's waiters by the leader's word, and campaign again about when the lease could end."""
+        last = await command(self._redis, "XREVRANGE", OUTCOMES.name, "+", "-", "COUNT", 1)
+        self._tail = Tail(self._reader, {OUTCOMES: last[0][0].decode() if last else "0"}, block_s=0.5)
+        await self._waiters.look_up(self._waiters.waited_for())
+        loop = asyncio.get_running_loop()
+        campaign = loop.time() + self._settings.lease_s / 2
+        async for entries in self._tail.batches():
+            for entry in entries:
+                if isinstance(entry.message, Answered):
+                    await self._waiters.look_up(entry.message.actions)
+                    self._waiters.wake(entry.message.batches)
+            if loop.time() >= campaign:
+                campaign = loop.time() + self._settings.lease_s / 2
+                if await command(self._redis, "EXISTS", "leader") == 0:
+                    return
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """Cancel a task until it has ended (a client may swallow a cancel that races a reply)."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.5)

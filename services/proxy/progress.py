@@ -1,0 +1,85 @@
+"""A batch's progress from its answers: delays and how they are spread."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import msgspec
+
+from services.proxy.store import StoredBatch
+from shared.api.batches import BatchView, Spread, StageProgress
+from shared.api.requests import Act, StageReport
+
+
+class _Measured(msgspec.Struct, frozen=True):
+    """The parts of an answer that progress is made of."""
+
+    arrived_at: float = 0.0
+    act: Act | None = None
+    stages: list[StageReport] = []
+
+
+_decoder = msgspec.json.Decoder(_Measured)
+
+
+class Progress:
+    """Collects answers; O(1) memory per answer (a few floats)."""
+
+    def __init__(self) -> None:
+        self._queue: dict[str, list[float]] = defaultdict(list)
+        self._execution: dict[str, list[float]] = defaultdict(list)
+        self._overhead: list[float] = []
+        self._ideal_s = 0.0
+        self._actual_s = 0.0
+
+    def add(self, answer: bytes) -> None:
+        """Take one stored answer in."""
+        measured = _decoder.decode(answer)
+        for stage in measured.stages:
+            self._queue[stage.name].append(stage.queue_s)
+            self._execution[stage.name].append(stage.execution_s)
+        if measured.act is not None and measured.stages:
+            self._overhead.append(measured.act.overhead_s)
+            self._ideal_s = max(self._ideal_s, measured.arrived_at + measured.act.execution_s)
+            self._actual_s = max(self._actual_s, measured.arrived_at + measured.act.total_s)
+
+    def view(self, batch: StoredBatch) -> BatchView:
+        """The batch as callers see it."""
+        return BatchView(
+            id=batch.id,
+            task=batch.task,
+            tenant=batch.tenant,
+            state=batch.state,
+            size=batch.size,
+            submitted=batch.submitted,
+            answered=batch.answered,
+            opened_at=batch.opened_at,
+            first_arrival_at=batch.first_at,
+            ended_at=batch.ended_at,
+            expected_completion_at=self._ideal_s or None,
+            extra_delay_s=self._actual_s - self._ideal_s if self._ideal_s else None,
+            overhead_s=spread_of(self._overhead),
+            stages=[
+                StageProgress(
+                    name=name,
+                    finished=len(values),
+                    queue_s=spread_of(self._queue[name]),
+                    execution_s=spread_of(values),
+                )
+                for name, values in self._execution.items()
+            ],
+        )
+
+
+def spread_of(values: list[float]) -> Spread | None:
+    """Mean, median, 99th percentile (nearest rank) and largest; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return Spread(
+        mean=sum(ordered) / len(ordered),
+        p50=ordered[last // 2],
+        p99=ordered[min(last, round(last * 0.99))],
+        max=ordered[-1],
+    )

@@ -1,0 +1,47 @@
+"""Settings of the proxy (`PROXY_*`)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from shared.settings import ServiceSettings
+
+
+class ProxySettings(ServiceSettings):
+    """One replica of the front door."""
+
+    model_config = SettingsConfigDict(env_prefix="PROXY_", frozen=True, use_attribute_docstrings=True)
+
+    port: int = 8700
+    """Port to listen on."""
+    max_journal: int = Field(200_000, gt=0)
+    """Unanswered actions in the whole mesh; beyond it submissions get 503 with Retry-After."""
+    max_body_bytes: int = Field(8 << 20, gt=0)
+    """Largest body of a single request."""
+    max_bulk_bytes: int = Field(128 << 20, gt=0)
+    """Largest body of a bulk call."""
+    max_waiting: int = Field(50_000, gt=0)
+    """Long polls held at once by this replica."""
+    max_wait_s: float = Field(600.0, gt=0)
+    """Longest `wait=`."""
+    submit_patience_s: float = Field(10.0, gt=0)
+    """How long a submission waits for a restarting Valkey before it answers 503."""
+    keep_action_s: float = Field(3600.0, gt=0)
+    """Answers of actions outside batches are kept so long."""
+    keep_batch_s: float = Field(86_400.0, gt=0)
+    """Results of a batch are kept so long after its end."""
+    batch_idle_s: float = Field(7200.0, gt=0)
+    """A batch nobody submits to and that has nothing running is abandoned after so long."""
+    batch_lifetime_s: float = Field(86_400.0, gt=0)
+    """A batch is abandoned so long after it was opened."""
+    lease_s: float = Field(4.0, gt=0.5)
+    """The dispatching lease; a dead leader is replaced after at most so long."""
+    node_lost_s: float = Field(10.0, gt=0)
+    """A node silent for so long is taken for dead."""
+    max_attempts: int = Field(3, gt=0)
+    """Executions of one stage before our failures are reported."""
+    run_code_margin_s: float = Field(8.0, gt=0)
+    """/run_code answers 504 so long after compile + run timeouts: before clients that wait 10 s more give up."""
+    run_code_join_s: float = Field(60.0, gt=0)
+    """So long a retry of a /run_code call that got 504 finds the action still going."""

@@ -1,0 +1,141 @@
+"""Reading what the server-side functions keep: actions, answers, batches, results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from shared.bus.connection import command, patiently
+from shared.errors import BadRequest
+
+PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What is known of one action."""
+
+    state: Literal["queued", "granted", "finished"]
+    batch: str
+    answer: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch's hash. Times are Unix seconds by Valkey's clock."""
+
+    id: str
+    tenant: str
+    task: str
+    state: str
+    size: int | None
+    submitted: int
+    answered: int
+    opened_at: float
+    first_at: float | None
+    active_at: float
+    ended_at: float | None
+    workflow: bytes
+    """The task as it was when the batch was opened, JSON."""
+
+
+class Store:
+    """Reads; everything is answered by one round trip."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def action(self, action: str) -> Stored | None:
+        """One action, or None when nothing is known of it (any more)."""
+
+        async def read() -> list[bytes | None]:
+            reply: list[bytes | None] = await command(self._redis, "HMGET", f"action:{action}", "b", "g", "a", "r")
+            return reply
+
+        batch, granted, answer, result = await patiently(read, what="reading an action", patience_s=PATIENCE_S)
+        if batch is None:
+            return None
+        if result is not None:
+            answer = (await self.results(batch.decode(), result.decode(), result.decode(), 1))[0][1]
+        state: Literal["queued", "granted", "finished"] = "finished" if answer else "granted" if granted else "queued"
+        return Stored(state, batch.decode(), answer)
+
+    async def answers(self, actions: list[str]) -> dict[str, bytes]:
+        """The answers there are to these actions."""
+
+        async def read() -> list[list[bytes | None]]:
+            pipe = self._redis.pipeline(transaction=False)
+            for action in actions:
+                pipe.hmget(f"action:{action}", ["b", "a", "r"])
+            return await pipe.execute()
+
+        found: dict[str, bytes] = {}
+        for action, (batch, answer, result) in zip(
+            actions, await patiently(read, what="reading answers", patience_s=PATIENCE_S), strict=True
+        ):
+            if answer is not None:
+                found[action] = answer
+            elif result is not None and batch is not None:
+                rows = await self.results(batch.decode(), result.decode(), result.decode(), 1)
+                found.update((action, row[1]) for row in rows)
+        return found
+
+    async def batch(self, batch: str) -> StoredBatch | None:
+        """One batch, or None."""
+
+        async def read() -> dict[bytes, bytes]:
+            flat: list[bytes] = await command(self._redis, "HGETALL", f"batch:{batch}")
+            return dict(zip(flat[::2], flat[1::2], strict=True))
+
+        fields = await patiently(read, what="reading a batch", patience_s=PATIENCE_S)
+        return _batch(batch, fields) if fields else None
+
+    async def open_batches(self) -> list[StoredBatch]:
+        """Every batch that has not ended, oldest first."""
+        names = [name.decode() for name in await command(self._redis, "ZRANGE", "batches:open", 0, -1)]
+        found = [await self.batch(name) for name in names]
+        return [batch for batch in found if batch is not None]
+
+    async def results(self, batch: str, first: str, last: str, count: int) -> list[tuple[str, bytes]]:
+        """Results of a batch between two stream ids (`(` excludes): (id, answer) each.
+
+        Raises:
+            BadRequest: an id is not a stream id.
+        """
+
+        async def read() -> list[tuple[bytes, list[bytes]]]:
+            reply: list[tuple[bytes, list[bytes]]] = await command(
+                self._redis, "XRANGE", f"results:{batch}", first, last, "COUNT", count
+            )
+            return reply
+
+        try:
+            rows = await patiently(read, what="reading results", patience_s=PATIENCE_S)
+        except ResponseError as error:
+            raise BadRequest(
+                what=f"`after` must be a cursor from an earlier line, not {first.lstrip('(')!r}"
+            ) from error
+        return [(row.decode(), fields[1]) for row, fields in rows]
+
+
+def _batch(name: str, fields: dict[bytes, bytes]) -> StoredBatch:
+    def seconds(key: bytes) -> float | None:
+        return int(fields[key]) / 1000 if key in fields else None
+
+    return StoredBatch(
+        id=name,
+        tenant=fields[b"tenant"].decode(),
+        task=fields[b"task"].decode(),
+        state=fields[b"state"].decode(),
+        size=int(fields[b"size"]) or None,
+        submitted=int(fields[b"submitted"]),
+        answered=int(fields[b"answered"]),
+        opened_at=seconds(b"opened_ms") or 0.0,
+        first_at=seconds(b"first_ms"),
+        active_at=seconds(b"active_ms") or 0.0,
+        ended_at=seconds(b"ended_ms"),
+        workflow=fields[b"workflow"],
+    )

@@ -1,0 +1,81 @@
+"""Becoming the leader: journal, store and outcomes rebuild the dispatcher before anything is granted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+
+from services.proxy.leader import LED, Leader
+from shared import log
+from shared.api.requests import StageReport
+from shared.bus.connection import ValkeyClock, command
+from shared.bus.tail import Entry, Tail
+from shared.messages.actions import ACTIONS, ActionSubmitted
+from shared.messages.outcomes import OUTCOMES
+from shared.policy.formulation import StageAct
+
+_log = log.get(__name__)
+
+_carried = msgspec.json.Decoder(list[StageReport])
+
+
+async def take_over(redis: Redis, reader: Redis, leader: Leader, clock: ValkeyClock) -> Tail:
+    """Read everything there is; returns the tail that goes on from there.
+
+    The journal comes first and whole (an outcome means nothing before its action is known), then what is known of each
+    action's last grant, then nodes, targets and outcomes from as far back as they are kept. Nodes get nothing before
+    their inventories, which are asked for as their hellos are read.
+    """
+    journal = Tail(reader, {ACTIONS: "0"}, count=2048)
+    entries = await _drain(journal)
+    requests = [entry for entry in entries if isinstance(entry.message, ActionSubmitted)]
+    await _first_arrivals(redis, leader, requests)
+    leader.take(entries)
+    await _resume(redis, leader, requests, clock)
+    start = {topic: "0" for topic in LED if topic is not ACTIONS and topic is not OUTCOMES}
+    others = Tail(reader, start, count=2048)
+    leader.take(await _drain(others))
+    outcomes = Tail(reader, {OUTCOMES: "0"}, count=2048)
+    leader.take(await _drain(outcomes))
+    _log.info("took_over", unanswered=len(leader.unanswered), nodes=len(leader.dispatcher.floor.nodes))
+    ids = {ACTIONS: journal.last(ACTIONS), OUTCOMES: outcomes.last(OUTCOMES)}
+    return Tail(reader, {topic: ids.get(topic) or others.last(topic) for topic in LED})
+
+
+async def _drain(tail: Tail) -> list[Entry[Any]]:
+    entries: list[Entry[Any]] = []
+    while more := await tail.read(block=False):
+        entries += more
+    return entries
+
+
+async def _first_arrivals(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]]) -> None:
+    """EBF keys rest on a batch's first arrival, which may have been answered long ago."""
+    batches = {entry.message.batch: entry.message for entry in requests if entry.message.batch}
+    for name, message in batches.items():
+        first_ms = await command(redis, "HGET", f"batch:{name}", "first_ms")
+        if first_ms is not None:
+            timeouts = [stage.timeout_s for stage in message.stages]
+            leader.dispatcher.floor.batches.first_arrival(name, int(first_ms) / 1000, timeouts)
+
+
+async def _resume(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]], clock: ValkeyClock) -> None:
+    """Where each action stood: its stage, its last grant, what earlier stages took."""
+    actions = [entry.message.action for entry in requests if entry.message.action in leader.unanswered]
+    for start in range(0, len(actions), 512):
+        chunk = actions[start : start + 512]
+        pipe = redis.pipeline(transaction=False)
+        for action in chunk:
+            pipe.hmget(f"action:{action}", ["g", "s", "c"])
+        for action, (grant, stage, carried) in zip(chunk, await pipe.execute(), strict=True):
+            if action not in leader.dispatcher.lives or (grant is None and stage is None):
+                continue
+            attempt, _, node = (grant or b"0:").decode().partition(":")
+            acts = [_act(report) for report in _carried.decode(carried)] if carried else []
+            leader.dispatcher.resumed(clock.unix(), action, int(stage or 0), int(attempt), acts, node)
+
+
+def _act(report: StageReport) -> StageAct:
+    return StageAct(report.name, report.queue_s, report.execution_s, report.node, report.attempts, report.units)

@@ -1,0 +1,141 @@
+"""Workflows made ready: a task's stages with their parameter types, so that a request is resolved in microseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from shared.api.requests import ActionRequest
+from shared.api.tasks import StageTemplate, Task
+from shared.errors import BadRequest
+from shared.messages.actions import StageWork
+from shared.messages.batches import StagePlan
+from shared.messages.kinds import KINDS, NEEDS_NO_CORE, Params
+
+_encoder = msgspec.json.Encoder()
+_object = msgspec.json.Decoder(dict[str, Any])
+_decoders = {kind: msgspec.json.Decoder(params) for kind, params in KINDS.items()}
+
+
+def default_units(kind: str) -> dict[str, int]:
+    """What an action of this kind takes when nobody says: a core, or a slot where it only waits."""
+    return {"slots": 1} if kind in NEEDS_NO_CORE else {"cores": 1}
+
+
+def pool_of(units: dict[str, Any], node_class: str) -> str:
+    """The pool an action queues in: of cores where it takes any, else of its first resource."""
+    resource = "cores" if "cores" in units else next(iter(units), "slots")
+    return f"{resource}@{node_class}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage, ready to be filled with a request's parameters."""
+
+    template: StageTemplate
+    params: type[Params]
+    fields: frozenset[str]
+    cost: dict[str, tuple[int, int]]
+    pool: str
+
+    @classmethod
+    def of(cls, template: StageTemplate) -> Stage:
+        units = template.units if template.units is not None else default_units(template.kind)
+        cost = {name: (value, value) if isinstance(value, int) else value for name, value in units.items()}
+        params = KINDS[template.kind]
+        return cls(template, params, frozenset(params.__struct_fields__), cost, pool_of(cost, template.node_class))
+
+    def plan(self) -> StagePlan:
+        """What the planner needs to know of it."""
+        fewest, _ = self.cost.get(self.pool.partition("@")[0], (0, 0))
+        return StagePlan(
+            name=self.template.name,
+            pool=self.pool,
+            units=fewest,
+            worker_cost=self.template.worker_cost,
+            timeout_s=self.template.timeout_s,
+        )
+
+    def fill(self, given: dict[str, Any], own: dict[str, Any]) -> StageWork:
+        """This stage with a request's parameters over its template's.
+
+        Raises:
+            BadRequest: a parameter is missing or does not fit its kind.
+        """
+        shared = {name: value for name, value in given.items() if name in self.fields}
+        merged = {**self.template.params, **shared, **own}
+        try:
+            msgspec.convert(merged, self.params)
+        except msgspec.ValidationError as error:
+            raise BadRequest(what=f"params of stage {self.template.name!r} ({self.template.kind}): {error}") from error
+        return StageWork(
+            name=self.template.name,
+            kind=self.template.kind,
+            pool=self.pool,
+            cost=self.cost,
+            timeout_s=self.template.timeout_s,
+            params=_encoder.encode(merged),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow:
+    """A task's stages, made ready."""
+
+    tenant: str
+    task: str
+    stages: tuple[Stage, ...]
+    budget_s: float
+    timeout_score: float
+
+    @classmethod
+    def of(cls, tenant: str, name: str, task: Task) -> Workflow:
+        stages = tuple(Stage.of(stage) for stage in task.stages)
+        return cls(tenant, name, stages, task.budget_s, task.timeout_score)
+
+    def resolve(self, params: msgspec.Raw, stage_params: dict[str, msgspec.Raw]) -> tuple[StageWork, ...]:
+        """Every stage with a request's parameters.
+
+        Raises:
+            BadRequest: a parameter or a stage nobody knows, or one that does not fit.
+        """
+        given = _decode_object(params, "params")
+        own = {name: _decode_object(raw, f"stage_params.{name}") for name, raw in stage_params.items()}
+        if unknown := given.keys() - frozenset[str]().union(*(stage.fields for stage in self.stages)):
+            raise BadRequest(what=f"no stage of task {self.task!r} has a parameter {min(unknown)!r}")
+        if unknown := own.keys() - {stage.template.name for stage in self.stages}:
+            raise BadRequest(what=f"task {self.task!r} has no stage {min(unknown)!r}")
+        return tuple(stage.fill(given, own.get(stage.template.name, {})) for stage in self.stages)
+
+
+def _decode_object(raw: msgspec.Raw, name: str) -> dict[str, Any]:
+    try:
+        return _object.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise BadRequest(what=f"{name}: {error}") from error
+
+
+def plain_action(request: ActionRequest) -> StageWork:
+    """The one stage of an action outside any batch.
+
+    Raises:
+        BadRequest: unknown kind, or parameters that do not fit it.
+    """
+    decoder = _decoders.get(request.kind)
+    if decoder is None:
+        raise BadRequest(what=f"unknown kind {request.kind!r}; there are {', '.join(KINDS)}")
+    try:
+        decoder.decode(request.params)
+    except msgspec.MsgspecError as error:
+        raise BadRequest(what=f"params of {request.kind}: {error}") from error
+    units = request.units if request.units is not None else default_units(request.kind)
+    return StageWork(
+        name="run",
+        kind=request.kind,
+        pool=pool_of(units, request.node_class),
+        cost={name: (count, count) for name, count in units.items()},
+        timeout_s=request.timeout_s,
+        params=bytes(request.params),
+    )

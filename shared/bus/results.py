@@ -1,0 +1,60 @@
+"""A batch's measurements, from the results that were stored when its requests were answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from redis.asyncio import Redis
+
+from shared.api.requests import Act, StageReport
+from shared.bus.connection import command
+
+
+class _Measured(msgspec.Struct, frozen=True):
+    """The parts of an answer that measurements are made of."""
+
+    index: int | None = None
+    arrived_at: float = 0.0
+    ended: str | None = None
+    act: Act | None = None
+    stages: list[StageReport] = []
+
+
+_decoder = msgspec.json.Decoder(_Measured)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One answered request. Durations are seconds; stages in order, fewer where it exited early."""
+
+    index: int
+    arrived_at: float
+    """Unix seconds."""
+    ended: str
+    queue_s: tuple[float, ...]
+    execution_s: tuple[float, ...]
+    units: tuple[int, ...]
+    overhead_s: float
+
+
+async def read_record(redis: Redis, batch: str) -> list[RequestRecord]:
+    """Every answered request of a batch, in the order of their answers. 2,000 results a round trip."""
+    records: list[RequestRecord] = []
+    after = "-"
+    while rows := await command(redis, "XRANGE", f"results:{batch}", after, "+", "COUNT", 2000):
+        for _, fields in rows:
+            measured = _decoder.decode(fields[1])
+            records.append(
+                RequestRecord(
+                    index=-1 if measured.index is None else measured.index,
+                    arrived_at=measured.arrived_at,
+                    ended=measured.ended or "",
+                    queue_s=tuple(stage.queue_s for stage in measured.stages),
+                    execution_s=tuple(stage.execution_s for stage in measured.stages),
+                    units=tuple(stage.units for stage in measured.stages),
+                    overhead_s=measured.act.overhead_s if measured.act else 0.0,
+                )
+            )
+        after = f"({rows[-1][0].decode()}"
+    return records

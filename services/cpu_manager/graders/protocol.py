@@ -12,11 +12,12 @@ import msgspec
 
 from services.cpu_manager.sandbox.protocol import Sandbox
 
-P = TypeVar("P", bound=msgspec.Struct, contravariant=True)
+P_contra = TypeVar("P_contra", bound=msgspec.Struct, contravariant=True)
 
 Status = Literal["ok", "timeout", "lost", "refused"]
 """`ok`: a verdict stands (right or wrong). `timeout`: the action's own time limit was met (a verdict: the task says its
-score). `lost`: our failure, to be tried again, never a score. `refused`: this node cannot do it (language missing ...)."""
+score). `lost`: our failure, to be tried again, never a score. `refused`: this node cannot do it (language missing), or
+the trainer's own part failed (parameters without meaning, a scoring function that raised)."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,7 +47,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
 
 
-class Grader(Protocol, Generic[P]):
+class Grader(Protocol, Generic[P_contra]):
     """One action kind. `params` is a msgspec Struct type; unknown fields in a request are refused at the door."""
 
     kind: str
@@ -54,6 +55,6 @@ class Grader(Protocol, Generic[P]):
     repeatable: bool
     """True when running it twice changes nothing outside (one-shot sandboxes: true)."""
 
-    async def grade(self, params: P, bench: Bench) -> Verdict:
+    async def grade(self, params: P_contra, bench: Bench) -> Verdict:
         """Grade one action. Raises ValueError for parameters that cannot mean anything (answered as refused)."""
         ...

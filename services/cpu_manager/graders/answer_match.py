@@ -1,0 +1,98 @@
+"""`answer.match`: text equality after a named normalisation.
+
+The normal forms are linear and run here. A task's own `extract` pattern may take exponential time, and Python's `re`
+holds the interpreter's lock all the while: one bad pattern would stop every grader of this manager. So extraction runs
+in the walls, where a wall limit ends it; only an action that asks for it pays for a job.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from services.cpu_manager.graders.normalise import normal_form
+from services.cpu_manager.graders.protocol import Bench, Verdict
+from services.cpu_manager.graders.seal import new_nonce, pack, unpack
+from services.cpu_manager.graders.verdicts import charged, lost, refused, verdict_of_end
+from services.cpu_manager.sandbox.protocol import Limits, PythonJob
+from shared.messages.kinds import AnswerMatch
+
+EXTRACT_S: Final = 2.0
+"""Wall seconds a pattern may take. A sane one needs milliseconds for a response of a megabyte."""
+SHOWN_CHARS: Final = 200
+
+EXTRACTOR: Final = '''\
+import re
+
+def extract(pattern, response):
+    """The last match's first group (or the whole match of a pattern without groups); None without a match."""
+    last = None
+    for last in re.compile(pattern).finditer(response):
+        pass
+    if last is None:
+        return {"score": 0, "text": None}
+    return {"score": 1, "text": last.group(1) if last.re.groups else last.group()}
+'''
+
+
+class AnswerMatchGrader:
+    """Right when the answer's normal form is that of any gold text."""
+
+    kind = "answer.match"
+    params = AnswerMatch
+    repeatable = True
+
+    async def grade(self, params: AnswerMatch, bench: Bench) -> Verdict:
+        """Extract if asked, then compare.
+
+        Raises:
+            ValueError: no gold text, or `extract` is not a pattern.
+        """
+        golds = [params.gold] if isinstance(params.gold, str) else params.gold
+        if not golds:
+            raise ValueError("answer.match needs at least one gold text")
+        if params.extract is None:
+            return _compared(params, golds, params.response)
+        return await self._extracted(params, params.extract, golds, bench)
+
+    async def _extracted(self, params: AnswerMatch, pattern: str, golds: list[str], bench: Bench) -> Verdict:
+        try:
+            re.compile(pattern)  # compiling is quick where matching may not be
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"extract: not a regular expression ({error})") from error
+        nonce = new_nonce()
+        request = {"function": "extract", "arguments": {"pattern": pattern, "response": params.response}}
+        wall_s = min(EXTRACT_S, bench.timeout_s)
+        job = PythonJob(
+            harness="function",
+            source=EXTRACTOR,
+            payload=pack(nonce, request),
+            limits=Limits(wall_s=wall_s, cpu_s=wall_s + 1.0),
+        )
+        end = await bench.sandbox.run(job, bench.cores)
+        decided = verdict_of_end(end)
+        if decided is not None and decided.status != "ok":
+            return decided
+        report = unpack(end.report, nonce)
+        if report is None:
+            return lost(end)  # only our own program ran; that it told nothing is no word on the answer
+        if not report.sealed:
+            return refused(f"extract failed: {report.told.get('message', '')}")
+        text = report.told["extra"]["text"]
+        return charged(_compared(params, golds, text), [end])
+
+
+def _compared(params: AnswerMatch, golds: list[str], text: str | None) -> Verdict:
+    if text is None:
+        return Verdict(
+            status="ok", passed=False, score=0.0, output={"extracted": None}, reason="The response holds no answer."
+        )
+    answer = normal_form(text, params.mode)
+    passed = answer is not None and any(answer == normal_form(gold, params.mode) for gold in golds)
+    return Verdict(
+        status="ok",
+        passed=passed,
+        score=float(passed),
+        output={"extracted": text[-SHOWN_CHARS:], "normalised": answer[-SHOWN_CHARS:] if answer is not None else None},
+        reason="" if passed else "The answer is none of the gold texts.",
+    )

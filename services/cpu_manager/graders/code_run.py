@@ -1,0 +1,135 @@
+"""`code.run`: compile if the language does, run, and tell what happened, in SandboxFusion's words.
+
+The output's fields are those of SandboxFusion's `POST /run_code` answer (its `RunCodeResponse`), with `cpu_time`,
+`peak_memory` and `error_class` added; its clients ignore what they do not know.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+import msgspec
+
+from services.cpu_manager.graders.compile_cache import Compiled
+from services.cpu_manager.graders.programs import Builder, LanguageMissingError, Program, limits_of
+from services.cpu_manager.graders.protocol import Bench, Verdict
+from services.cpu_manager.graders.verdicts import ERROR_CLASSES, LOST, TIMED_OUT, charged, lost, refused
+from services.cpu_manager.sandbox.protocol import Exit
+from shared.messages.kinds import CodeRun
+
+SKIPPED_NAME: Final = "IGNORE_THIS_FILE"
+"""SandboxFusion skips uploaded files whose name holds this; its data sets use it."""
+KILLED: Final = -9
+"""Return code shown for a program we killed for memory or output, as a shell's parent would see SIGKILL."""
+
+
+class CodeRunGrader:
+    """Runs a program once. It knows no right or wrong: `passed` stays None."""
+
+    kind = "code.run"
+    params = CodeRun
+    repeatable = True
+
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+
+    async def grade(self, params: CodeRun, bench: Bench) -> Verdict:
+        """Compile and run within the stage's limit.
+
+        Raises:
+            ValueError: a file's content is not base64, or its path leaves the working directory.
+        """
+        program = Program(language=params.language, source=params.code, files=decoded_files(params.files))
+        try:
+            compiled, fresh = await self._builder.compile(program, bench, params.compile_timeout_s, params.memory_mb)
+        except LanguageMissingError as missing:
+            return refused(str(missing))
+        if compiled is not None and compiled.end.ended_by in LOST:
+            return lost(compiled.end)
+        if compiled is not None and not compiled.succeeded:
+            return _verdict(compiled, None, spent=[compiled.end] if fresh else [])
+        left_s = bench.timeout_s - (compiled.end.wall_s if compiled is not None and fresh else 0.0)
+        limits = limits_of(max(0.1, min(params.run_timeout_s, left_s)), len(bench.cores), params.memory_mb)
+        stdin = (params.stdin or "").encode("utf-8", "surrogatepass")
+        job = self._builder.run_job(program, compiled, stdin, params.fetch_files, limits)
+        end = await bench.sandbox.run(job, bench.cores)
+        if end.ended_by in LOST:
+            return lost(end)
+        return _verdict(compiled, end, spent=[compiled.end, end] if compiled is not None and fresh else [end])
+
+
+def decoded_files(files: Mapping[str, str | None]) -> dict[str, bytes]:
+    """Uploaded files by relative path; null contents and names with SKIPPED_NAME are left out.
+
+    Raises:
+        ValueError: not base64, or a path that is absolute or climbs out of the working directory.
+    """
+    decoded = {}
+    for path, content in files.items():
+        if content is None or SKIPPED_NAME in path:
+            continue
+        parts = PurePosixPath(path).parts
+        if not parts or path.startswith("/") or ".." in parts or "\0" in path:
+            raise ValueError(f"file {path!r}: use a relative path inside the working directory")
+        try:
+            decoded[path] = base64.b64decode(content, validate=False)
+        except binascii.Error as error:
+            raise ValueError(f"file {path!r}: the content is not base64 ({error})") from error
+    return decoded
+
+
+def _verdict(compiled: Compiled | None, end: Exit | None, *, spent: list[Exit]) -> Verdict:
+    last = end if end is not None or compiled is None else compiled.end
+    assert last is not None, "a program was compiled or run"
+    succeeded = end is not None and end.ended_by == "exit" and end.exit_code == 0
+    verdict = charged(
+        Verdict(status="timeout" if last.ended_by in TIMED_OUT else "ok", reason="" if succeeded else last.detail),
+        spent,
+    )
+    output: dict[str, Any] = {
+        "status": "Success" if succeeded else "Failed",
+        "message": "",
+        "compile_result": command_result(compiled.end) if compiled is not None else None,
+        "run_result": command_result(end) if end is not None else None,
+        "files": {path: base64.b64encode(data).decode() for path, data in end.files.items()} if end is not None else {},
+        "cpu_time": verdict.cpu_s,
+        "peak_memory": verdict.peak_memory_bytes,
+        "error_class": None if succeeded else _error_class(last, compiling=end is None),
+    }
+    return msgspec.structs.replace(verdict, output=output)
+
+
+def command_result(end: Exit) -> dict[str, Any]:
+    """One command in SandboxFusion's words: `return_code` is null after a timeout, negative after a signal."""
+    timed_out = end.ended_by in TIMED_OUT
+    return {
+        "status": "TimeLimitExceeded" if timed_out else "Finished",
+        "execution_time": end.wall_s,
+        "return_code": None if timed_out else _return_code(end),
+        "stdout": decoded_output(end.stdout, truncated=end.stdout_truncated),
+        "stderr": decoded_output(end.stderr, truncated=end.stderr_truncated),
+    }
+
+
+def decoded_output(data: bytes, *, truncated: bool) -> str:
+    """Output as text. What is not UTF-8 becomes `[DecodeError] ...` as in SandboxFusion, unless only our cut did it."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        if truncated and error.start >= len(data) - 3 and error.reason == "unexpected end of data":
+            return data[: error.start].decode()
+        return f"[DecodeError] {error}"
+
+
+def _return_code(end: Exit) -> int:
+    if end.ended_by == "exit" and end.exit_code is not None:
+        return end.exit_code
+    return -end.signal if end.signal is not None else KILLED
+
+
+def _error_class(end: Exit, *, compiling: bool) -> str:
+    return ERROR_CLASSES.get(end.ended_by, "CompileError" if compiling else "NonZeroExit")

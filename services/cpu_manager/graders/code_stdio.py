@@ -1,0 +1,199 @@
+"""`code.stdio`: a program against tests of stdin and stdout.
+
+Expected outputs never enter the walls: a job gets one test's stdin, its stdout comes back and is compared here. Each
+test is a job of its own, so no test sees what another left behind. Tests are independent, so they spread over the
+granted cores, one core each: this is the kind that scales with its units.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from services.cpu_manager.graders.compare import outputs_equal
+from services.cpu_manager.graders.compile_cache import Compiled
+from services.cpu_manager.graders.programs import Builder, LanguageMissingError, Program, limits_of
+from services.cpu_manager.graders.protocol import Bench, Verdict
+from services.cpu_manager.graders.verdicts import (
+    ERROR_CLASSES,
+    LOST,
+    TIMED_OUT,
+    charged,
+    how_it_ended,
+    lost,
+    refused,
+    tail,
+    verdict_of_end,
+    wrong,
+)
+from services.cpu_manager.sandbox.protocol import Exit
+from shared.messages.kinds import CodeStdio, StdioTest
+
+TEST_TAIL_CHARS: Final = 400
+"""Kept of the output of each failed test."""
+DETAILED_TESTS: Final = 20
+"""Failed tests whose output is kept; 1,000 tests must not make a result of a megabyte."""
+
+
+class CodeStdioGrader:
+    """Per-test verdicts; the score is the fraction passed, or all or nothing."""
+
+    kind = "code.stdio"
+    params = CodeStdio
+    repeatable = True
+
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+
+    async def grade(self, params: CodeStdio, bench: Bench) -> Verdict:
+        """Compile once, run every test (or up to the first that fails), compare outside the walls.
+
+        Raises:
+            ValueError: there are no tests.
+        """
+        if not params.tests:
+            raise ValueError("code.stdio needs at least one test")
+        program = Program(language=params.language, source=params.code)
+        try:
+            compiled, fresh = await self._builder.compile(program, bench, params.compile_timeout_s, params.memory_mb)
+        except LanguageMissingError as missing:
+            return refused(str(missing))
+        spent = [compiled.end] if compiled is not None and fresh else []
+        if compiled is not None and not compiled.succeeded:
+            return charged(_not_compiled(compiled.end), spent)
+        session = _Session(self._builder, program, compiled, params, bench)
+        verdict = await session.verdict(left_s=bench.timeout_s - sum(end.wall_s for end in spent))
+        return charged(verdict, [*spent, *session.ends])
+
+
+class _Session:
+    """The tests of one action: cores take the next test in order until none is left."""
+
+    def __init__(
+        self, builder: Builder, program: Program, compiled: Compiled | None, params: CodeStdio, bench: Bench
+    ) -> None:
+        self._builder = builder
+        self._program = program
+        self._compiled = compiled
+        self._params = params
+        self._bench = bench
+        self._next = 0
+        self._stopped = False
+        self._out_of_time = False
+        self._results: dict[int, _TestResult] = {}
+        self.ends: list[Exit] = []
+        """Of every job that ran, in no order."""
+
+    async def verdict(self, left_s: float) -> Verdict:
+        """Run the tests with `left_s` wall seconds on every core, and sum up."""
+        async with asyncio.TaskGroup() as cores:
+            for core in sorted(self._bench.cores)[: len(self._params.tests)]:
+                cores.create_task(self._work(core, left_s))
+        for end in self.ends:
+            if end.ended_by in LOST:
+                return lost(end)
+        return self._sum_up(self._in_order())
+
+    async def _work(self, core: int, left_s: float) -> None:
+        while self._next < len(self._params.tests) and not self._stopped:
+            if left_s <= 0:
+                self._out_of_time = True
+                return
+            index, self._next = self._next, self._next + 1
+            wall_s = min(self._params.timeout_s, left_s)
+            result = await self._run(index, core, wall_s)
+            if result.end.ended_by in TIMED_OUT and wall_s < self._params.timeout_s:
+                self._out_of_time = True  # the stage's limit, not the test's: no word on the program
+                return
+            self._results[index] = result
+            left_s -= result.end.wall_s
+            if result.end.ended_by in LOST or (self._params.stop_at_first_failure and not result.passed):
+                self._stopped = True
+
+    async def _run(self, index: int, core: int, wall_s: float) -> _TestResult:
+        test = self._params.tests[index]
+        stdin = test.stdin.encode("utf-8", "surrogatepass")
+        job = self._builder.run_job(
+            self._program, self._compiled, stdin, (), limits_of(wall_s, 1, self._params.memory_mb)
+        )
+        end = await self._bench.sandbox.run(job, frozenset({core}))
+        self.ends.append(end)
+        return _TestResult(end=end, verdict=_judge(end, test, self._params))
+
+    def _in_order(self) -> list[_TestResult]:
+        """Results in test order; with stop_at_first_failure cut after the first failure, however many cores ran."""
+        ordered = [self._results[index] for index in sorted(self._results)]
+        if self._params.stop_at_first_failure:
+            for place, result in enumerate(ordered):
+                if not result.passed:
+                    return ordered[: place + 1]
+        return ordered
+
+    def _sum_up(self, results: Sequence[_TestResult]) -> Verdict:
+        total = len(self._params.tests)
+        n_passed = sum(result.passed for result in results)
+        passed = n_passed == total
+        output = {"n_tests": total, "n_passed": n_passed, "tests": _described(results)}
+        if self._out_of_time:
+            return Verdict(
+                status="timeout",
+                passed=False,
+                output=output | {"error_class": "TimeLimitExceeded"},
+                reason=f"The stage's limit of {self._bench.timeout_s} s ended after {len(results)} of {total} tests.",
+            )
+        score = n_passed / total if self._params.score == "fraction" else float(passed)
+        reason = "" if passed else f"{n_passed} of {total} tests passed."
+        return Verdict(status="ok", passed=passed, score=score, output=output, reason=reason)
+
+
+class _TestResult(msgspec.Struct, frozen=True, kw_only=True):
+    end: Exit
+    verdict: str
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict == "passed"
+
+
+def _judge(end: Exit, test: StdioTest, params: CodeStdio) -> str:
+    if end.ended_by in TIMED_OUT:
+        return "timeout"
+    if end.ended_by in ("memory-limit", "output-limit"):
+        return end.ended_by
+    if end.ended_by != "exit" or end.exit_code != 0:
+        return "runtime-error"
+    if end.stdout_truncated:
+        return "output-limit"
+    return "passed" if outputs_equal(end.stdout, test.stdout, params.compare) else "wrong-output"
+
+
+def _described(results: Sequence[_TestResult]) -> list[dict[str, Any]]:
+    described: list[dict[str, Any]] = []
+    detailed = 0
+    for result in results:
+        end = result.end
+        entry: dict[str, Any] = {
+            "verdict": result.verdict,
+            "time_s": round(end.wall_s, 6),
+            "cpu_s": round(end.cpu_s, 6),
+        }
+        if not result.passed and detailed < DETAILED_TESTS:
+            detailed += 1
+            entry |= {
+                "exit_code": end.exit_code,
+                "stdout_tail": tail(end.stdout, TEST_TAIL_CHARS),
+                "stderr_tail": tail(end.stderr, TEST_TAIL_CHARS),
+            }
+        described.append(entry)
+    return described
+
+
+def _not_compiled(end: Exit) -> Verdict:
+    decided = verdict_of_end(end)
+    if decided is not None:
+        return decided
+    error_class = ERROR_CLASSES.get(end.ended_by, "CompileError")
+    return wrong(end, error_class, f"The compiler {how_it_ended(end)}.", stderr_tail=tail(end.stderr))

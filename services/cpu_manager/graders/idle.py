@@ -1,0 +1,38 @@
+"""Kinds that touch no sandbox: they measure the mesh and stand for work that waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.cpu_manager.graders.protocol import Bench, Verdict
+from shared.messages.kinds import Noop, Sleep
+
+
+class NoopGrader:
+    """Answers at once with what it was sent."""
+
+    kind = "noop"
+    params = Noop
+    repeatable = True
+
+    async def grade(self, params: Noop, bench: Bench) -> Verdict:
+        """The echo, if there is one."""
+        del bench
+        return Verdict(status="ok", output={"echo": params.echo} if params.echo else {})
+
+
+class SleepGrader:
+    """Waits without a core; longer than the stage's limit is a timeout, met exactly at the limit."""
+
+    kind = "sleep"
+    params = Sleep
+    repeatable = True
+
+    async def grade(self, params: Sleep, bench: Bench) -> Verdict:
+        """Return after `seconds`, or after the stage's limit if that is shorter."""
+        await asyncio.sleep(min(params.seconds, bench.timeout_s))
+        if params.seconds > bench.timeout_s:
+            return Verdict(
+                status="timeout", reason=f"{params.seconds} s do not fit the stage's limit of {bench.timeout_s} s."
+            )
+        return Verdict(status="ok")

@@ -1,0 +1,36 @@
+"""Names of languages: what clients write, and the one name we use for each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+ALIASES: Final[Mapping[str, str]] = {
+    "py": "python",
+    "python3": "python",
+    "py3": "python",
+    "js": "javascript",
+    "node": "javascript",
+    "nodejs": "javascript",
+    "ts": "typescript",
+    "c++": "cpp",
+    "cxx": "cpp",
+    "cc": "cpp",
+    "golang": "go",
+    "rs": "rust",
+    "sh": "bash",
+    "shell": "bash",
+}
+"""Alias -> canonical name. SandboxFusion calls JavaScript `nodejs`; model fences say `python3`, `js`, `c++`, `sh`."""
+
+
+def canonical(language: str) -> str:
+    """Our name of a language, whatever its case or alias; an unknown name comes back in lower case."""
+    name = language.strip().lower()
+    return ALIASES.get(name, name)
+
+
+def missing(language: str, available: Collection[str]) -> str:
+    """The sentence for a language this node cannot run; it must never look like the program's own compile error."""
+    have = ", ".join(sorted(available)) or "none"
+    return f"This node has no toolchain for {language!r} (it has: {have}). Send the action to a node that has one."

@@ -1,0 +1,101 @@
+"""From the end of a job to a verdict: the one table.
+
+| the job ended by | verdict |
+| --- | --- |
+| `lost`, `cancelled` | `lost`: ours, tried again, never a score |
+| `wall-limit`, `cpu-limit` | `timeout`: not passed; the task says its score |
+| `memory-limit`, `output-limit` | `ok`, not passed, score 0, the limit's name in `output.error_class` |
+| `exit`, `signal` | the grader looks at what the program left behind |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from services.cpu_manager.graders.protocol import Verdict
+from services.cpu_manager.sandbox.protocol import EndedBy, Exit
+
+ERROR_CLASSES: Final[Mapping[EndedBy, str]] = {
+    "wall-limit": "TimeLimitExceeded",
+    "cpu-limit": "TimeLimitExceeded",
+    "memory-limit": "MemoryLimitExceeded",
+    "output-limit": "OutputLimitExceeded",
+    "signal": "KilledBySignal",
+}
+"""Public name of each way to end that is not an ordinary exit (`output.error_class`)."""
+
+TIMED_OUT: Final[frozenset[EndedBy]] = frozenset({"wall-limit", "cpu-limit"})
+LOST: Final[frozenset[EndedBy]] = frozenset({"lost", "cancelled"})
+TAIL_CHARS: Final = 2000
+"""Characters kept of a program's output in a result: the end, where tracebacks are."""
+
+
+def verdict_of_end(end: Exit) -> Verdict | None:
+    """The verdict that the way a job ended decides alone; None where the program ended by itself."""
+    if end.ended_by in LOST:
+        return lost(end)
+    if end.ended_by in TIMED_OUT:
+        return Verdict(
+            status="timeout",
+            passed=False,
+            output={"error_class": ERROR_CLASSES[end.ended_by]},
+            reason=end.detail or f"The program met its time limit after {end.wall_s:.2f} s.",
+            cpu_s=end.cpu_s,
+            peak_memory_bytes=end.peak_memory_bytes,
+        )
+    if end.ended_by in ("memory-limit", "output-limit"):
+        return wrong(end, ERROR_CLASSES[end.ended_by], end.detail or f"The program met its {end.ended_by}.")
+    return None
+
+
+def lost(end: Exit) -> Verdict:
+    """Our failure: no verdict on the program, to be tried again."""
+    return Verdict(
+        status="lost",
+        reason=end.detail or f"The sandbox gave no verdict (job {end.ended_by}).",
+        cpu_s=end.cpu_s,
+        peak_memory_bytes=end.peak_memory_bytes,
+    )
+
+
+def wrong(end: Exit, error_class: str, reason: str, **details: object) -> Verdict:
+    """The program is at fault: not passed, score 0, with the kind of fault for people and counters."""
+    return Verdict(
+        status="ok",
+        passed=False,
+        score=0.0,
+        output={"error_class": error_class, **details},
+        reason=reason,
+        cpu_s=end.cpu_s,
+        peak_memory_bytes=end.peak_memory_bytes,
+    )
+
+
+def refused(reason: str, output: Mapping[str, Any] | None = None) -> Verdict:
+    """This node cannot do it, or the trainer's own part failed: no score, and a sentence that says what to do."""
+    return Verdict(status="refused", output=dict(output or {}), reason=reason)
+
+
+def charged(verdict: Verdict, ends: Iterable[Exit]) -> Verdict:
+    """The verdict with what all its jobs used: CPU seconds summed, memory at its peak."""
+    all_ends = list(ends)
+    return msgspec.structs.replace(
+        verdict,
+        cpu_s=sum(end.cpu_s for end in all_ends),
+        peak_memory_bytes=max((end.peak_memory_bytes for end in all_ends), default=0),
+    )
+
+
+def tail(data: bytes, chars: int = TAIL_CHARS) -> str:
+    """The last characters of an output as text; what is not UTF-8 is shown as U+FFFD."""
+    return data[-4 * chars :].decode("utf-8", "replace")[-chars:]
+
+
+def how_it_ended(end: Exit) -> str:
+    """One clause for people: `exited with 3`, `was killed by signal 11`."""
+    if end.ended_by == "signal":
+        return f"was killed by signal {end.signal}"
+    return f"exited with {end.exit_code}"

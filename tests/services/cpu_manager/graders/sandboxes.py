@@ -1,0 +1,149 @@
+"""Sandboxes for tests: one that plays a script, and one that runs harnesses in a bare interpreter, without walls.
+
+The second is for our own test programs only; it shows that a verdict's honesty does not rest on the walls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import marshal
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from services.cpu_manager.graders.protocol import Bench
+from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, Limits, PythonJob, Sandbox
+
+
+class FakeSandbox:
+    """Answers every job by a function and remembers the jobs and their cores."""
+
+    def __init__(self, answer: Callable[[Job], Exit]) -> None:
+        self._answer = answer
+        self.jobs: list[Job] = []
+        self.cores: list[frozenset[int]] = []
+
+    async def run(self, job: Job, cores: frozenset[int]) -> Exit:
+        self.jobs.append(job)
+        self.cores.append(cores)
+        await asyncio.sleep(0)
+        return self._answer(job)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class FakeToolchain:
+    """python needs no compile, cpp does; a job is told from the other by its argv."""
+
+    def __init__(self, languages: Sequence[str] = ("python", "cpp")) -> None:
+        self.languages = languages
+
+    def compile_job(self, language: str, source: str, files: Mapping[str, bytes], limits: Limits) -> ExecJob | None:
+        if language == "python":
+            return None
+        return ExecJob(argv=("compile", source), files=dict(files), fetch=("program",), limits=limits)
+
+    def run_job(
+        self,
+        language: str,
+        source: str,
+        artifact: Mapping[str, bytes],
+        *,
+        stdin: bytes,
+        files: Mapping[str, bytes],
+        fetch: Sequence[str],
+        limits: Limits,
+    ) -> Job:
+        if language == "python":
+            return PythonJob(source=source, stdin=stdin, files=dict(files), fetch=tuple(fetch), limits=limits)
+        return ExecJob(argv=("run", source), stdin=stdin, files=dict(artifact), fetch=tuple(fetch), limits=limits)
+
+
+def bench(sandbox: Sandbox, *, cores: int = 1, timeout_s: float = 60.0, tenant: str = "ada") -> Bench:
+    return Bench(sandbox=sandbox, cores=frozenset(range(cores)), timeout_s=timeout_s, tenant=tenant)
+
+
+_BOOT = """\
+import importlib, marshal, os, resource, sys
+name, root, report_fd = sys.argv[1], sys.argv[2], int(sys.argv[3])
+sys.path.insert(0, root)
+class Parcel:
+    def __init__(self, source, payload):
+        self.source, self.payload = source, payload
+def interpret(harness, parcel):
+    def send(content):
+        os.write(report_fd, content)
+    harness(parcel.source, parcel.payload, send)
+harness = importlib.import_module(f"services.cpu_manager.sandbox.harnesses.{name}").main
+parcel = Parcel(*marshal.loads(sys.stdin.buffer.read()))
+sys.stdin = open(os.devnull)
+interpret(harness, parcel)
+"""
+
+
+class BareInterpreter:
+    """Runs one harness in a fresh interpreter, and kills it with its group at the wall limit."""
+
+    async def run(self, job: Job, cores: frozenset[int]) -> Exit:
+        assert isinstance(job, PythonJob)
+        read_end, write_end = os.pipe()
+        with tempfile.TemporaryDirectory() as home:
+            started = time.monotonic()
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", _BOOT, job.harness, str(Path.cwd()), str(write_end)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=(write_end,),
+                cwd=home,
+                start_new_session=True,
+            )
+            os.close(write_end)
+            parcel = marshal.dumps((job.source, job.payload))
+            try:
+                async with asyncio.timeout(job.limits.wall_s):
+                    stdout, stderr = await process.communicate(parcel)
+                ended_by: str = "exit" if (process.returncode or 0) >= 0 else "signal"
+            except TimeoutError:
+                ended_by, stdout, stderr = "wall-limit", b"", b""
+            finally:
+                _kill_group(process.pid)
+                await process.wait()
+        os.set_blocking(read_end, False)
+        report = _read_what_is_there(read_end)
+        code = process.returncode or 0
+        return Exit(
+            ended_by="wall-limit" if ended_by == "wall-limit" else ("exit" if code >= 0 else "signal"),
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            stdout=stdout,
+            stderr=stderr,
+            report=report,
+            wall_s=time.monotonic() - started,
+        )
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, 9)
+    except ProcessLookupError:
+        return
+
+
+def _read_what_is_there(descriptor: int) -> bytes:
+    parts = []
+    try:
+        while part := os.read(descriptor, 1 << 16):
+            parts.append(part)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(descriptor)
+    return b"".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 from collections.abc import Callable
@@ -57,7 +58,7 @@ class LocalSandbox:
 
         Raises `NoSandboxError` when no rung holds. Takes about 100 ms a rung tried; zygotes start when first needed.
         """
-        tools = tools or toolchain.detect()
+        tools = tools or await asyncio.to_thread(toolchain.detect)
         instance = Instance(scratch or default_scratch())
         try:
             ladder = await climb(instance, tools, rung)
@@ -136,6 +137,10 @@ class LocalSandbox:
                 raise ValueError(f"{name!r} does not name a file inside the private directory")
         if sum(map(len, job.files.values())) > job.limits.disk_bytes:
             raise ValueError(f"the files are larger than the private directory ({job.limits.disk_bytes} bytes)")
+
+    def zygotes(self) -> dict[str, int]:
+        """Names and process ids of the zygotes that stand."""
+        return self._zygotes.pids()
 
     async def close(self) -> None:
         """Kill what runs, remove what was laid down."""

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import time
-from pathlib import Path
 from typing import Final
 
 from services.cpu_manager.sandbox.capture import Capture
@@ -17,7 +16,7 @@ from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.protocol import EndedBy, Exit, Limits
 from services.cpu_manager.sandbox.slots import Slot
 from services.cpu_manager.sandbox.walls import syscalls
-from services.cpu_manager.sandbox.watch import Usage, Watch
+from services.cpu_manager.sandbox.watch import Usage, Watch, process_of
 
 _BEGIN_S: Final = 30.0
 """A cell that has not begun by then is lost."""
@@ -192,7 +191,7 @@ class Cell:
 
     def _look(self) -> Usage:
         if self._init == 0 and not self._watch.exact and self._pidfd >= 0:
-            self._init = _pid_of(self._pidfd)
+            self._init = process_of(self._pidfd)
         usage = self._watch.look(self._init)
         before = self._usage
         return Usage(
@@ -268,14 +267,6 @@ class Cell:
             return "wall-limit", None, None
         code = os.waitstatus_to_exitcode(ended.status)
         return ("exit", code, None) if code >= 0 else ("signal", None, -code)
-
-
-def _pid_of(pidfd: int) -> int:
-    """The process behind a pidfd, in our own pid namespace; 0 when it is gone."""
-    for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
-        if line.startswith("Pid:"):
-            return max(int(line.split()[1]), 0)
-    return 0
 
 
 def sealed(name: str, content: bytes) -> int:

@@ -51,7 +51,8 @@ class Slots:
         owner = walls.uid_base + _FIRST_UID + index if walls.privileged else -1
         group = self._hierarchy.make(f"slot-{index}") if self._hierarchy else None
         if walls.namespaces:
-            plan = SlotPlan(_FIRST_UID + index, _PRIVATE)
+            # An ordinary user has one id to map, the zygote's; cells then take user namespaces of their own.
+            plan = SlotPlan(_FIRST_UID + index if walls.privileged else 0, _PRIVATE)
         else:
             home = self._directory / f"slot-{index}"
             home.mkdir(mode=0o700)

@@ -29,6 +29,19 @@ _TEXTS: Final = (
     ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
 )
 SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+_HOME: Final = "/tmp"  # noqa: S108  # inside: the private directory
+_ENVIRONMENT: Final = (
+    ("HOME", _HOME),
+    ("TMPDIR", _HOME),
+    ("PWD", _HOME),
+    ("LANG", "C.UTF-8"),
+    ("LC_ALL", "C.UTF-8"),
+    ("PYTHONDONTWRITEBYTECODE", "1"),
+    # Importing numpy must start no threads: a process with threads cannot enter a user namespace.
+    ("OPENBLAS_NUM_THREADS", "1"),
+    ("OMP_NUM_THREADS", "1"),
+    ("MKL_NUM_THREADS", "1"),
+)
 _ASK_S: Final = 20.0
 
 
@@ -69,7 +82,7 @@ def detect() -> Toolchain:
     extra += homes
     binds += [path for path in extra if not _covered(path, binds)]
     search = ":".join([f"{home}/bin" for home in homes] + [f"{sys.base_prefix}/bin", SYSTEM_PATH])
-    environment = (("PATH", search), ("LANG", "C.UTF-8"), ("LC_ALL", "C.UTF-8"), ("PYTHONDONTWRITEBYTECODE", "1"))
+    environment = (*_ENVIRONMENT, ("PATH", search))
     return Toolchain(tuple(binds), tuple(links), _TEXTS, interpreter, (packages,), environment)
 
 

@@ -105,3 +105,11 @@ def _weigh(home: str) -> int:
                 found = os.lstat(f"{place}/{name}")
                 total += found.st_blocks * 512 if stat.S_ISREG(found.st_mode) else 0
     return total
+
+
+def process_of(pidfd: int) -> int:
+    """The process behind a pidfd, in our own pid namespace; 0 when it is gone."""
+    for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
+        if line.startswith("Pid:"):
+            return max(int(line.split()[1]), 0)
+    return 0

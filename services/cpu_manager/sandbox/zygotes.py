@@ -16,6 +16,7 @@ from typing import Final
 
 from services.cpu_manager.sandbox import packets
 from services.cpu_manager.sandbox.inside import wire
+from services.cpu_manager.sandbox.watch import process_of
 from services.cpu_manager.sandbox.walls import syscalls
 
 _BOOT: Final = (
@@ -34,7 +35,7 @@ _STANDARD: Final = (
     *("multiprocessing", "numbers", "operator", "os", "pathlib", "pickle", "pprint", "queue", "random", "re"),
     *("secrets", "shutil", "statistics", "string", "struct", "subprocess", "sys", "tempfile", "textwrap", "threading"),
     *("time", "traceback", "types", "typing", "unicodedata", "unittest", "unittest.mock", "uuid", "warnings"),
-    *("weakref", "zlib", "numpy"),
+    *("weakref", "zlib", "numpy", "numpy.random", "numpy.linalg"),
 )
 _MATH: Final = ("math_verify", "sympy")
 
@@ -104,6 +105,11 @@ class Zygote:
             theirs.close()
         return ours
 
+    @property
+    def pid(self) -> int:
+        """Its process id as the manager sees it; 0 when it is gone."""
+        return process_of(self._pidfd) if self._pidfd >= 0 else 0
+
     def kill(self) -> None:
         """End it and everything in its pid namespace. Safe to call again."""
         if self.dead:
@@ -167,6 +173,11 @@ class Zygotes:
                 if not task.cancelled() and not task.exception():
                     task.result().kill()
                 del self._running[name]
+
+    def pids(self) -> dict[str, int]:
+        """The zygotes that stand, with their process ids as the manager sees them."""
+        standing = {name: task.result() for name, task in self._running.items() if task.done() and not task.exception()}
+        return {name: zygote.pid for name, zygote in standing.items() if not zygote.dead}
 
     async def close(self) -> None:
         """Kill every zygote, those still starting too."""

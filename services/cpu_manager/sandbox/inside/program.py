@@ -66,16 +66,15 @@ def _hide(descriptor: int) -> int:
 def _become(inheritance: Inheritance, slot: wire.SlotPlan, descriptor: int, report: int) -> int:
     parcel = wire.unpack(_read_all(descriptor))
     assert isinstance(parcel, wire.PythonParcel | wire.ExecParcel)
-    environment = {**dict(inheritance.plan.environment), "HOME": slot.home, "TMPDIR": slot.home, "PWD": slot.home}
+    if slot.home != os.environ["HOME"]:
+        os.environ.update(HOME=slot.home, TMPDIR=slot.home, PWD=slot.home)
     try:
         _lay_files(parcel.files)
         if isinstance(parcel, wire.ExecParcel):
-            return _execute(parcel, environment)
+            return _execute(parcel)
     except OSError as error:
         os.write(2, f"sandbox: {error}\n".encode())
         return _CANNOT_EXECUTE
-    os.environ.clear()
-    os.environ.update(environment)
     return _interpret(inheritance, slot, parcel, report)
 
 
@@ -100,10 +99,10 @@ def _lay_files(files: dict[str, bytes]) -> None:
                 view = view[file.write(view) :]
 
 
-def _execute(parcel: wire.ExecParcel, environment: dict[str, str]) -> int:
+def _execute(parcel: wire.ExecParcel) -> int:
     for name in parcel.executable:
         os.chmod(name, 0o755)
-    environment |= parcel.environment
+    environment = {**os.environ, **parcel.environment}
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)  # Python ignores or handles them; other programs expect the default
     try:
@@ -118,8 +117,9 @@ def _interpret(inheritance: Inheritance, slot: wire.SlotPlan, parcel: wire.Pytho
     gc.enable()
     sys.argv[:] = [f"{slot.home}/main.py", *parcel.argv]
     sys.path.insert(0, slot.home)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # forks would share the zygote's stream; `random` reseeds by itself
+    if randomness := sys.modules.get("numpy.random"):
+        # Forks would share the zygote's stream; `random` reseeds by itself.
+        randomness.seed(int.from_bytes(os.urandom(4), "little"))
 
     def send(content: bytes) -> None:
         view = memoryview(content)

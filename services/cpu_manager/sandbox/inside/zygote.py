@@ -1,6 +1,6 @@
 """A zygote: an interpreter that has imported what programs import, stands behind walls, and forks cells on order.
 
-It never reads a payload, holds no secret and has an empty environment, so what a program finds in the memory it
+It never reads a payload, holds no secret and its environment says where programs are, no more, so what a program finds in the memory it
 inherits helps against no other program. It ends when its manager does: the socket's end, and with it (it is pid 1)
 everything in its pid namespace.
 """
@@ -65,8 +65,7 @@ def prepare(plan: wire.WallPlan) -> Inheritance:
 def _mend_interpreter(plan: wire.WallPlan) -> None:
     """Make an isolated interpreter look like the usual one: `exit`, `help`, third-party packages."""
     # Importing numpy must start no threads: a process with threads cannot enter a user namespace.
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
+    os.environ.update(plan.environment)
     sys.path.extend(plan.interpreter_path)
     sys.executable = plan.executable
     site = importlib.import_module("site")

@@ -1,0 +1,25 @@
+"""``treadle down``."""
+
+import os
+
+import typer
+
+from shared.cli.up import Home
+from shared.stack.errors import StackError
+from shared.stack.home import home_path
+from shared.stack.operate import take_down
+
+
+def register(app: typer.Typer) -> None:
+    app.command("down")(down)
+
+
+def down(home: Home = None) -> None:
+    """Stop the stack: services finish what they do (15 s), then the servers; nothing stays behind."""
+    root = home.absolute() if home else home_path(os.environ)
+    try:
+        stopped = take_down(root)
+    except StackError as error:
+        typer.echo(f"treadle down: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo("the stack is down" if stopped else f"no stack is up in {root}")

@@ -1,0 +1,159 @@
+"""What ``treadle up``, ``down`` and ``status`` do, without the terminal."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TextIO
+
+from shared.settings import load
+from shared.stack.errors import StackError
+from shared.stack.home import home_path, open_home
+from shared.stack.logs import LogBook
+from shared.stack.plan import plan_stack
+from shared.stack.process import Identity
+from shared.stack.services import chosen_services
+from shared.stack.settings import StackSettings
+from shared.stack.state import (
+    AlreadySupervised,
+    Phase,
+    ServiceState,
+    StackState,
+    is_supervised,
+    read_state,
+    supervising,
+)
+from shared.stack.supervisor import supervise
+from shared.stack.sweep import sweep
+
+DOWN_TIMEOUT_S = 90.0
+POLL_S = 0.05
+
+
+def run_stack(environ: Mapping[str, str], view: TextIO | None) -> int:
+    """Bring the stack of ``environ`` up, watch it until a signal, take it down; the exit status. Blocks.
+
+    Raises:
+        AlreadySupervised: it is up already.
+        StackError: the home, the cluster or a port cannot be had.
+    """
+    home = open_home(home_path(environ))
+    with supervising(home.root):
+        if (earlier := read_state(home.root)) is not None:
+            sweep(earlier)
+        settings = _settings()
+        plan = plan_stack(home, settings, environ, chosen_services(settings.services))
+        width = max(len(unit.name) for unit in (*plan.servers, *plan.services)) + 1
+        logs = LogBook(home.log, limit_bytes=plan.log_bytes, view=view, width=width)
+        try:
+            return asyncio.run(supervise(plan, logs))
+        finally:
+            logs.close()
+
+
+def start_detached(environ: Mapping[str, str], changed: Callable[[ServiceState], None]) -> StackState:
+    """Start a supervisor that outlives this process and wait until its stack is up.
+
+    Args:
+        changed: hears of each service that changed its state meanwhile.
+    Raises:
+        AlreadySupervised: it is up already.
+        StackError: it did not come up; the message says why.
+    """
+    home = open_home(home_path(environ))
+    if is_supervised(home.root):
+        raise AlreadySupervised(f"the stack in {home.root} is already up: see treadle status")
+    printed = home.log / "supervisor.log"
+    with printed.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "shared.stack"],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return await_up(process, home.root, printed, changed)
+
+
+def await_up(
+    supervisor: subprocess.Popen[bytes], root: Path, printed: Path, changed: Callable[[ServiceState], None]
+) -> StackState:
+    """Wait until the stack that ``supervisor`` starts on ``root`` is up; it bounds its own time.
+
+    Args:
+        printed: the file that gets what the supervisor itself prints.
+        changed: hears of each service that changed its state meanwhile.
+    Raises:
+        StackError: it did not come up; the message says why.
+    """
+    known: dict[str, ServiceState] = {}
+    while (status := supervisor.poll()) is None:
+        state = read_state(root)
+        if state is not None and state.pid == supervisor.pid:
+            _tell_changes(known, state, changed)
+            if state.phase is Phase.UP:
+                return state
+        time.sleep(POLL_S)
+    state = read_state(root)
+    if state is not None and state.pid == supervisor.pid and state.error:
+        raise StackError(state.error)
+    raise StackError(f"the supervisor ended with status {status}:\n{printed.read_text(errors='replace')}".rstrip())
+
+
+def take_down(root: Path) -> bool:
+    """Stop the stack of ``root`` and sweep what an earlier one left; whether there was anything to stop.
+
+    Raises:
+        StackError: it is somebody else's, or does not end.
+    """
+    state = read_state(root)
+    if state is None:
+        return False
+    if not is_supervised(root):
+        return bool(sweep(state))
+    supervisor = state.supervisor
+    try:
+        os.kill(supervisor.pid, signal.SIGTERM)
+    except PermissionError as error:
+        raise StackError(f"the stack in {root} was started by another user (pid {supervisor.pid})") from error
+    except ProcessLookupError:
+        pass
+    if not _ends(supervisor, DOWN_TIMEOUT_S):
+        os.kill(supervisor.pid, signal.SIGKILL)
+        _ends(supervisor, DOWN_TIMEOUT_S)
+    sweep(read_state(root) or state)
+    return True
+
+
+def current_state(root: Path) -> StackState | None:
+    """How the stack of ``root`` is; None when none is up."""
+    return read_state(root) if is_supervised(root) else None
+
+
+def _settings() -> StackSettings:
+    try:
+        return load(StackSettings)
+    except ValueError as error:  # misspelt, or not a value of its kind: both say which
+        raise StackError(str(error)) from error
+
+
+def _tell_changes(known: dict[str, ServiceState], state: StackState, changed: Callable[[ServiceState], None]) -> None:
+    for service in state.services:
+        before = known.get(service.name)
+        if before is None or before.state is not service.state:
+            known[service.name] = service
+            changed(service)
+
+
+def _ends(process: Identity, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while process.alive():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True

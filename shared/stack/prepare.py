@@ -1,0 +1,47 @@
+"""Between the servers' start and the services': ``python -m shared.stack.prepare [--foreign-redis]``.
+
+Brings the database to the newest migration and says loudly what a foreign Redis would lose. A process of its own, so
+that the supervisor stays small and a failing migration cannot take it along.
+"""
+
+import argparse
+import asyncio
+import sys
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from shared.settings import TreadleSettings
+from shared.stack.valkey import durability_warnings
+from shared.store.migrate import upgrade
+
+REDIS_TIMEOUT_S = 10.0
+
+
+async def check_redis(url: str) -> list[str]:
+    """Warnings about a Redis that is not ours.
+
+    Raises:
+        RedisError, TimeoutError: it does not answer.
+    """
+    async with asyncio.timeout(REDIS_TIMEOUT_S), redis.asyncio.Redis.from_url(url) as client:
+        await client.ping()
+        return await durability_warnings(client)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m shared.stack.prepare", description=__doc__)
+    parser.add_argument("--foreign-redis", action="store_true", help="check the durability of TREADLE_REDIS_URL")
+    settings = TreadleSettings()
+    if parser.parse_args().foreign_redis:
+        try:
+            warnings = asyncio.run(check_redis(settings.redis_url))
+        except (RedisError, TimeoutError, OSError) as error:
+            sys.exit(f"TREADLE_REDIS_URL does not answer: {error!r}. Start that server, or unset it to use our own.")
+        for warning in warnings:
+            print(f"WARNING: TREADLE_REDIS_URL would lose accepted work: {warning}", flush=True)  # noqa: T201
+    upgrade(settings.database_url)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""What a person may decide about the stack itself; what a service needs is in that service's settings."""
+
+from datetime import timedelta
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class StackSettings(BaseSettings):
+    """Read from ``STACK_*``; ``TREADLE_HOME``, ``TREADLE_REDIS_URL`` and ``TREADLE_DATABASE_URL`` are everyone's."""
+
+    model_config = SettingsConfigDict(env_prefix="STACK_", frozen=True, use_attribute_docstrings=True)
+
+    valkey_maxmemory_mib: int = Field(1024, ge=16)
+    """Bound of the embedded Valkey. At the bound new work is answered 503; what is queued stays."""
+    start_timeout: timedelta = timedelta(seconds=60)
+    """How long ``treadle up`` waits for each part to be ready before it gives up and stops everything."""
+    grace: timedelta = timedelta(seconds=15)
+    """How long a stopping service may finish what it does before it is killed."""
+    log_mib: int = Field(16, ge=1)
+    """A log file that grows beyond this is set aside as ``<name>.log.1``; so twice as much is kept."""
+    services: str = ""
+    """Which services run, separated by commas; empty: all. ``name=module:callable`` adds one that is not ours."""

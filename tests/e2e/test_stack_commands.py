@@ -1,0 +1,106 @@
+"""``treadle up``, ``down`` and ``status`` as a person types them."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.testing.servers import clean_environment
+
+TREADLE = Path(sys.executable).with_name("treadle")
+HEAVY = ("fastapi", "sqlalchemy", "redis", "aiohttp", "numpy", "pydantic", "asyncio")
+
+
+@pytest.fixture
+def environ(stack_home: Path) -> dict[str, str]:
+    return {
+        **clean_environment(),
+        "TREADLE_HOME": str(stack_home),
+        "STACK_SERVICES": "echo=shared.testing.echo:create_app",
+    }
+
+
+def treadle(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([TREADLE, *arguments], env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def detached(environ: dict[str, str]) -> Iterator[dict[str, str]]:
+    started = treadle(environ, "up", "--detach")
+    assert started.returncode == 0, started.stderr
+    assert "echo             healthy" in started.stdout
+    yield environ
+    assert treadle(environ, "down").returncode == 0
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = "import sys; from shared.cli.main import app; app(['--help'], standalone_mode=False); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = done.stdout.split()
+    assert "up" in loaded
+    assert not [name for name in HEAVY if name in loaded]
+
+
+def test_status_says_what_runs_for_people_and_for_programs(detached: dict[str, str]) -> None:
+    services = json.loads(treadle(detached, "status", "--json").stdout)["services"]
+    assert {service["name"] for service in services} == {"postgres", "valkey", "echo"}
+    assert {service["state"] for service in services} == {"healthy"}
+    assert all(set(service) == {"name", "pid", "url", "state"} for service in services)
+    assert "healthy" in treadle(detached, "status").stdout
+
+
+def test_up_when_already_up_says_so(detached: dict[str, str]) -> None:
+    for arguments in (["up", "--detach"], ["up"]):
+        again = treadle(detached, *arguments)
+        assert again.returncode == 0
+        assert "already up" in again.stdout
+
+
+def test_without_a_stack_status_and_down_say_so(environ: dict[str, str]) -> None:
+    status = treadle(environ, "status", "--json")
+    assert (status.returncode, json.loads(status.stdout)) == (3, {"services": []})
+    down = treadle(environ, "down")
+    assert down.returncode == 0
+    assert "no stack is up" in down.stdout
+
+
+def test_the_foreground_shows_every_log_and_ctrl_c_ends_it(environ: dict[str, str]) -> None:
+    argv = [str(TREADLE), "up"]
+    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True) as up:
+        assert up.stdout is not None
+        lines = []
+        for line in up.stdout:
+            lines.append(line)
+            if "the stack is up" in line:
+                up.send_signal(signal.SIGINT)
+        assert up.wait(30) == 0
+    view = "".join(lines)
+    assert "postgres | LOG:  database system is ready to accept connections" in view
+    assert "treadle  | the stack is down" in view
+    assert treadle(environ, "status").returncode == 3
+
+
+def test_a_stack_that_does_not_come_up_ends_with_its_reason(environ: dict[str, str]) -> None:
+    failed = treadle({**environ, "ECHO_CRASH": "1"}, "up", "--detach")
+    assert failed.returncode == 1
+    assert "echo does not start" in failed.stderr
+    assert "told to crash by ECHO_CRASH" in failed.stderr
+    assert treadle(environ, "status").returncode == 3
+
+
+def test_a_misspelt_setting_is_an_error(environ: dict[str, str]) -> None:
+    failed = treadle({**environ, "STACK_GRACEFUL": "1"}, "up", "--detach")
+    assert failed.returncode == 1
+    assert "STACK_GRACEFUL" in failed.stderr
+
+
+def test_a_detached_stack_outlives_its_terminal(environ: dict[str, str]) -> None:
+    code = f"import subprocess; subprocess.run([{str(TREADLE)!r}, 'up', '--detach'], check=True)"
+    shell = subprocess.Popen([sys.executable, "-c", code], env=environ, start_new_session=True)
+    assert shell.wait(60) == 0
+    assert treadle(environ, "status").returncode == 0
+    assert treadle(environ, "down").returncode == 0

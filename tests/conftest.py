@@ -8,7 +8,6 @@
 """
 
 import asyncio
-import inspect
 import itertools
 import subprocess
 from collections.abc import Iterator
@@ -56,9 +55,7 @@ def empty_database_url(postgres_server: PostgresServer) -> Iterator[str]:
 def migrated_template(postgres_server: PostgresServer) -> str:
     from shared.store.migrate import upgrade
 
-    done = upgrade(postgres_server.create("migrated"))
-    if inspect.isawaitable(done):
-        asyncio.run(done)  # type: ignore[arg-type]
+    asyncio.run(upgrade(postgres_server.create("migrated")))
     return "migrated"
 
 

@@ -48,7 +48,7 @@ class Plan:
     home: Home
     servers: tuple[Unit, ...]
     externals: tuple[External, ...]
-    prepare: Launch | None
+    prepare: Launch
     """Runs once the servers answer, and must end well: migrations, the check of a foreign server."""
     services: tuple[Unit, ...]
     start_timeout: timedelta
@@ -60,15 +60,12 @@ def plan_stack(
     settings: StackSettings,
     environ: Mapping[str, str],
     services: Sequence[ServiceSpec],
-    *,
-    prepare: bool = True,
 ) -> Plan:
     """What to run for ``services``. Makes the database cluster if there is none and opens the services' ports.
 
     Args:
         environ: what every service inherits; ``TREADLE_REDIS_URL`` and ``TREADLE_DATABASE_URL`` in it name servers
             that are used instead of the embedded ones.
-        prepare: False leaves migrations out, for a stack whose services need none.
     Raises:
         StackError: the cluster cannot be made, or a port is taken.
     """
@@ -96,7 +93,7 @@ def plan_stack(
         home=home,
         servers=tuple(servers),
         externals=tuple(externals),
-        prepare=_python("prepare", shared, "shared.stack.prepare", *foreign) if prepare else None,
+        prepare=_python("prepare", shared, "shared.stack.prepare", *foreign),
         services=tuple(_service(spec, shared, grace_s) for spec in services),
         start_timeout=settings.start_timeout,
         log_bytes=settings.log_mib * MEBIBYTE,

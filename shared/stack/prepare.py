@@ -40,7 +40,7 @@ def main() -> None:
             sys.exit(f"TREADLE_REDIS_URL does not answer: {error!r}. Start that server, or unset it to use our own.")
         for warning in warnings:
             print(f"WARNING: TREADLE_REDIS_URL would lose accepted work: {warning}", flush=True)  # noqa: T201
-    upgrade(settings.database_url)
+    asyncio.run(upgrade(settings.database_url))
 
 
 if __name__ == "__main__":

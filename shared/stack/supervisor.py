@@ -94,8 +94,6 @@ class Supervisor:
                 raise StackError(f"{error}\n{self._last_lines(keeper.name)}") from error
 
     async def _prepare_stores(self) -> None:
-        if self._plan.prepare is None:
-            return
         child = self._prepare = Child(self._plan.prepare, lambda line: self._logs.line("prepare", line))
         try:
             async with asyncio.timeout(PREPARE_TIMEOUT_S):

@@ -26,7 +26,7 @@ class CpuManagerSettings(ServiceSettings):
     """Actions that need no core (sleeping, waiting on others) at once."""
     heartbeat_s: float = Field(2.0, gt=0)
     """How often the node says it lives; the leader takes it for dead after five."""
-    rung: Literal["auto", "cgroup2", "cgroup1", "namespaces", "landlock"] = "auto"
+    rung: Literal["auto", "cgroup-v2", "cgroup-v1", "namespaces", "landlock"] = "auto"
     """Sandbox rung (docs/sandbox.md); auto takes the strongest this machine offers."""
     output_bytes: int = Field(1 << 20, gt=0)
     """Largest JSON of one result; beyond it, texts are cut and flagged."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from shared.api.tasks import Model
 
 
@@ -60,7 +58,7 @@ class PlanView(Model):
     pool: str
     previous: int | None
     target: int
-    reason: dict[str, Any]
+    reason: str
 
 
 class PlanList(Model):

@@ -1,0 +1,113 @@
+"""What a node can execute: its sandbox, its toolchain, its graders; or, where no sandbox can be had, why it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from services.cpu_manager.graders.programs import Toolchain
+from services.cpu_manager.graders.protocol import Grader
+from services.cpu_manager.graders.registry import build_graders
+from services.cpu_manager.sandbox import languages
+from services.cpu_manager.sandbox.local import LocalSandbox
+from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, Limits, PythonJob, Sandbox
+from services.cpu_manager.sandbox.rungs import NoSandboxError, Rung
+from services.cpu_manager.settings import CpuManagerSettings
+from shared import log
+from shared.messages.kinds import NEEDS_NO_CORE
+
+_log = log.get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """The means of one node."""
+
+    sandbox: Sandbox
+    graders: Mapping[str, Grader[Any]]
+    labels: dict[str, str]
+    """For people, in /v1/nodes: the sandbox rung, languages with versions."""
+
+
+class NodeToolchain:
+    """The languages this node has, as graders ask for them."""
+
+    def __init__(self, known: Mapping[str, languages.LanguageInfo]) -> None:
+        self._known = known
+
+    @property
+    def languages(self) -> Collection[str]:
+        """Names of what is installed."""
+        return self._known.keys()
+
+    def compile_job(self, language: str, source: str, files: Mapping[str, bytes], limits: Limits) -> ExecJob | None:
+        """The job that makes the artifact; None where a language needs no compile."""
+        info = self._known[language]
+        return languages.compile_job(info, source, files, limits) if info.compiled else None
+
+    def run_job(
+        self,
+        language: str,
+        source: str,
+        artifact: Mapping[str, bytes],
+        *,
+        stdin: bytes,
+        files: Mapping[str, bytes],
+        fetch: Sequence[str],
+        limits: Limits,
+    ) -> Job:
+        """The job that runs the program once."""
+        info = self._known[language]
+        program = artifact if info.compiled else source
+        return languages.run_job(info, program, stdin, files, limits, fetch=tuple(fetch))
+
+
+class NoSandbox:
+    """Stands where no sandbox can be had: nothing runs, and the reason is told."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    async def run(self, job: Job, cores: frozenset[int]) -> Exit:
+        """Refuses."""
+        del job, cores
+        return Exit(ended_by="lost", detail=self._reason)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+@asynccontextmanager
+async def open_execution(settings: CpuManagerSettings, cores: frozenset[int]) -> AsyncIterator[Execution]:
+    """Find the sandbox and the languages by trying, warm the first interpreter up, and close it all at the end.
+
+    Without a sandbox the node offers only what runs no program of a model.
+    """
+    rung = None if settings.rung == "auto" else Rung(settings.rung)
+    try:
+        sandbox = await LocalSandbox.create(rung=rung)
+    except NoSandboxError as error:
+        _log.error("no_sandbox", reason=str(error))
+        harmless = {kind: grader for kind, grader in build_graders(NodeToolchain({})).items() if kind in NEEDS_NO_CORE}
+        yield Execution(NoSandbox(str(error)), harmless, {"sandbox": f"none: {error}"})
+        return
+    try:
+        _log.info("sandbox_ready", ladder=str(sandbox.ladder))
+        known = await asyncio.to_thread(languages.languages)
+        toolchain: Toolchain = NodeToolchain(known)
+        labels = {"sandbox": str(sandbox.ladder.chosen), "user": sandbox.ladder.user}
+        labels |= {f"language.{name}": info.version for name, info in known.items()}
+        await _warm(sandbox, cores)
+        yield Execution(sandbox, build_graders(toolchain), labels)
+    finally:
+        await sandbox.close()
+
+
+async def _warm(sandbox: LocalSandbox, cores: frozenset[int]) -> None:
+    """One empty program: the default interpreter is imported before the first action waits for it."""
+    ended = await sandbox.run(PythonJob(source="pass", limits=Limits(wall_s=30.0, cpu_s=30.0)), cores)
+    if ended.ended_by != "exit" or ended.exit_code != 0:
+        _log.error("sandbox_warm_up_failed", ended_by=ended.ended_by, detail=ended.detail)

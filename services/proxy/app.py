@@ -1,0 +1,86 @@
+"""The proxy as a process: its world is made and buried in one lifespan."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypedDict
+
+from fastapi import FastAPI
+
+from services.proxy.asgi import HotPath
+from services.proxy.batchbook import BatchBook
+from services.proxy.hot import HOT_ROUTES
+from services.proxy.intake import Intake
+from services.proxy.leadership import Leadership
+from services.proxy.openapi import extend_openapi
+from services.proxy.routes import batches, mesh, tasks
+from services.proxy.sandbox_fusion import RUN_CODE_ROUTES, Retries
+from services.proxy.settings import ProxySettings
+from services.proxy.store import Store
+from services.proxy.taskbook import TaskBook
+from services.proxy.waiters import Waiters
+from services.proxy.world import World
+from shared.app import build_app
+from shared.background import Background
+from shared.bus import functions
+from shared.bus.connection import ValkeyClock, connect, patiently
+from shared.settings import load
+
+DESCRIPTION = """
+Post reward requests and tool actions; Treadle queues them by the urgency of their batch, runs them in sandboxes on
+pooled resources, and answers each exactly once. Errors are problem+json (RFC 9457) and say what to do.
+"""
+
+
+class State(TypedDict):
+    """What the lifespan yields."""
+
+    world: World
+
+
+def create_app(settings: ProxySettings | None = None) -> FastAPI:
+    """The proxy's ASGI app. `uvicorn --factory services.proxy.app:create_app`."""
+    settings = settings or load(ProxySettings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[State]:
+        url = settings.treadle.redis_url
+        async with (
+            connect(url, name="proxy") as redis,
+            connect(url, name="proxy-reader") as reader,
+            Background() as background,
+        ):
+            await patiently(lambda: functions.load(redis), what="loading functions", patience_s=30.0)
+            clock = await ValkeyClock.measure(redis)
+            store = Store(redis)
+            waiters = Waiters(store.answers)
+            task_book = TaskBook(redis)
+            leadership = Leadership(redis, reader, waiters, settings, background)
+            world = World(
+                settings=settings,
+                redis=redis,
+                clock=clock,
+                intake=Intake(redis, max_journal=settings.max_journal, patience_s=settings.submit_patience_s),
+                waiters=waiters,
+                store=store,
+                tasks=task_book,
+                batches=BatchBook(redis, store, task_book, clock, keep_batch_s=settings.keep_batch_s),
+                leadership=leadership,
+                retries=Retries(background),
+            )
+            app.state.world = world
+            background.start(leadership.run(), name="leadership")
+            background.start(waiters.recheck(), name="recheck")
+            yield State(world=world)
+            await leadership.stop()
+
+    app = build_app("proxy", lifespan, tasks.router, batches.router, mesh.router, ready=_ready, description=DESCRIPTION)
+    app.add_middleware(HotPath, routes=[*HOT_ROUTES, *RUN_CODE_ROUTES])
+    extend_openapi(app)
+    return app
+
+
+def _ready(app: FastAPI) -> str | None:
+    world: World = app.state.world
+    return None if world.leadership.heard else "no leader yet: Valkey has not answered the campaign"

@@ -1,0 +1,159 @@
+"""The hot routes: submit an action or rewards, ask for an action."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import msgspec
+
+from services.proxy.asgi import Call, HotRoute, Reply
+from services.proxy.batchbook import decode_reward
+from services.proxy.intake import Accepted, of_action
+from shared.api.requests import ActionRequest, Answer, BulkReceipt, Rejection, RewardRequest
+from shared.bus import functions
+from shared.bus.connection import patiently
+from shared.errors import BadRequest, NotFound, Overloaded, TreadleError
+from shared.messages.actions import ActionSubmitted
+
+_encoder = msgspec.json.Encoder()
+_action = msgspec.json.Decoder(ActionRequest)
+_action_name = re.compile(r"[a-z0-9]{8,32}")
+
+BULK_AT_ONCE = 512
+"""Lines resolved before the event loop gets a turn."""
+
+
+async def post_action(call: Call) -> Reply:
+    """POST /v1/actions: one action outside any batch."""
+    query = call.query()
+    wait_s = call.wait_s(query)
+    body = await call.body(call.world.settings.max_body_bytes)
+    try:
+        request = _action.decode(body)
+    except msgspec.MsgspecError as error:
+        raise BadRequest(what=str(error)) from error
+    return await _submit_and_wait(call, of_action(call.tenant(), request), wait_s)
+
+
+async def post_reward(call: Call) -> Reply:
+    """POST /v1/rewards: one reward request."""
+    query = call.query()
+    wait_s = call.wait_s(query)
+    request = decode_reward(await call.body(call.world.settings.max_body_bytes))
+    submitted = await call.world.batches.reward(call.tenant(), request, query.get("batch"))
+    return await _submit_and_wait(call, submitted, wait_s)
+
+
+async def _submit_and_wait(call: Call, submitted: ActionSubmitted, wait_s: float) -> Reply:
+    world = call.world
+    if not wait_s:
+        accepted = await world.intake.submit(submitted)
+        return await _standing(call, accepted)
+    if len(world.waiters) >= world.settings.max_waiting:
+        raise Overloaded(what="too many long polls here; submit without `wait` and ask later")
+    future = world.waiters.expect(submitted.action)
+    try:
+        accepted = await world.intake.submit(submitted)
+        if accepted.repeated:
+            stored = await world.store.action(submitted.action)
+            if stored is not None and stored.answer is not None:
+                return Reply(200, stored.answer)
+        return await _wait(call, accepted.action, future, wait_s)
+    finally:
+        world.waiters.forget(submitted.action, future)
+
+
+async def _wait(call: Call, action: str, future: asyncio.Future[bytes], wait_s: float) -> Reply:
+    try:
+        async with asyncio.timeout(wait_s):
+            return Reply(200, await future)
+    except TimeoutError:
+        return await _state(call, action)
+
+
+async def _standing(call: Call, accepted: Accepted) -> Reply:
+    if accepted.repeated:
+        return await _state(call, accepted.action)
+    return Reply(202, _encoder.encode(Answer(id=accepted.action, state="queued")))
+
+
+async def _state(call: Call, action: str) -> Reply:
+    stored = await call.world.store.action(action)
+    if stored is None:
+        raise NotFound(kind="action", name=action, hint="it was never accepted, or its answer has expired")
+    if stored.answer is not None:
+        return Reply(200, stored.answer)
+    return Reply(202, _encoder.encode(Answer(id=action, state=stored.state, batch=stored.batch or None)))
+
+
+async def get_action(call: Call) -> Reply:
+    """GET /v1/actions/{id}: its state, or its answer as soon as there is one."""
+    action = _named(call)
+    wait_s = call.wait_s(call.query())
+    if not wait_s:
+        return await _state(call, action)
+    future = call.world.waiters.expect(action)
+    try:
+        reply = await _state(call, action)
+        return reply if reply.status == 200 else await _wait(call, action, future, wait_s)
+    finally:
+        call.world.waiters.forget(action, future)
+
+
+async def delete_action(call: Call) -> Reply:
+    """DELETE /v1/actions/{id}: cancel it; what has finished stays finished."""
+    action = _named(call)
+
+    async def attempt() -> str:
+        return await functions.cancel(call.world.redis, action, "a caller asked")
+
+    asked = await patiently(attempt, what="cancelling", patience_s=call.world.settings.submit_patience_s)
+    if asked == "unknown":
+        raise NotFound(kind="action", name=action)
+    return await _state(call, action)
+
+
+def _named(call: Call) -> str:
+    (action,) = call.path_args
+    if not _action_name.fullmatch(action):
+        raise NotFound(kind="action", name=action[:64])
+    return action
+
+
+async def post_bulk(call: Call) -> Reply:
+    """POST /v1/rewards/bulk: NDJSON, one reward request a line. Good lines are accepted whatever the others are."""
+    query = call.query()
+    batch, tenant = query.get("batch"), call.tenant()
+    lines = (await call.body(call.world.settings.max_bulk_bytes)).split(b"\n")
+    receipt = BulkReceipt(accepted=0, repeated=0, rejected=[])
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise BadRequest(what="the body is empty: send one reward request (JSON) a line")
+    for start in range(0, len(numbered), BULK_AT_ONCE):
+        chunk = numbered[start : start + BULK_AT_ONCE]
+        ends = await asyncio.gather(*(_one_line(call, tenant, batch, *pair) for pair in chunk))
+        receipt = BulkReceipt(
+            accepted=receipt.accepted + sum(isinstance(end, Accepted) and not end.repeated for end in ends),
+            repeated=receipt.repeated + sum(isinstance(end, Accepted) and end.repeated for end in ends),
+            rejected=receipt.rejected + [end for end in ends if isinstance(end, Rejection)],
+        )
+    return Reply(200, _encoder.encode(receipt))
+
+
+async def _one_line(call: Call, tenant: str, batch: str | None, number: int, line: bytes) -> Accepted | Rejection:
+    request: RewardRequest | None = None
+    try:
+        request = decode_reward(line)
+        return await call.world.intake.submit(await call.world.batches.reward(tenant, request, batch))
+    except TreadleError as error:
+        return Rejection(line=number, request_id=request.request_id if request else None, problem=error.problem())
+
+
+HOT_ROUTES = [
+    HotRoute("POST", "/v1/actions", post_action),
+    HotRoute("GET", "/v1/actions/{id}", get_action),
+    HotRoute("DELETE", "/v1/actions/{id}", delete_action),
+    HotRoute("POST", "/v1/rewards", post_reward),
+    HotRoute("POST", "/v1/rewards/bulk", post_bulk),
+]

@@ -1,0 +1,1 @@
+"""The documented routes beside the hot ones."""

@@ -1,0 +1,127 @@
+"""/v1/nodes, /v1/pools, /v1/plans: what there is, who uses it, what the planner decided and why.
+
+Read from the streams themselves, so every replica tells the same.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from services.proxy.world import TheWorld, World
+from shared.api.mesh import NodeList, NodeView, PlanList, PlanView, PoolList, PoolView
+from shared.app import problem_responses
+from shared.bus.connection import command
+from shared.messages.base import Topic
+from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
+from shared.messages.targets import TARGETS, TargetSet
+
+router = APIRouter(prefix="/v1", tags=["mesh"])
+
+LOOKED_AT = 4096
+"""Newest entries of a stream that are looked at."""
+
+
+async def _newest(world: World, topic: Topic[Any], count: int) -> list[tuple[float, Any]]:
+    """(when, message), newest first."""
+    rows = await command(world.redis, "XREVRANGE", topic.name, "+", "-", "COUNT", count)
+    return [(int(row.partition(b"-")[0]) / 1000, topic.decode(fields[1])) for row, fields in rows]
+
+
+async def _nodes(world: World) -> list[NodeView]:
+    hellos: dict[str, Hello] = {}
+    beats: dict[tuple[str, str], Heartbeat] = {}
+    gone: set[tuple[str, str]] = set()
+    seen: dict[str, float] = {}
+    for at, message in await _newest(world, NODES, LOOKED_AT):
+        seen.setdefault(message.node, at)
+        match message:
+            case Hello():
+                hellos.setdefault(message.node, message)
+            case Heartbeat():
+                beats.setdefault((message.node, message.incarnation), message)
+            case Bye():
+                gone.add((message.node, message.incarnation))
+    now = world.clock.unix()
+    views = []
+    for name, hello in sorted(hellos.items()):
+        key = (name, hello.incarnation)
+        beat = beats.get(key)
+        silent_s = now - seen[name]
+        state = "gone" if key in gone else "silent" if silent_s > world.settings.node_lost_s else "ready"
+        views.append(
+            NodeView(
+                name=name,
+                incarnation=hello.incarnation,
+                node_class=hello.node_class,
+                state=state,
+                capacity=hello.capacity,
+                owned=beat.owned if beat else {},
+                used=beat.used if beat else {},
+                owned_unit_s=beat.owned_unit_s if beat else {},
+                used_unit_s=beat.used_unit_s if beat else {},
+                kinds=hello.kinds,
+                labels=hello.labels,
+                last_seen_s=max(0.0, silent_s),
+            )
+        )
+    return views
+
+
+@router.get("/nodes", summary="Executing hosts", responses=problem_responses(503))
+async def list_nodes(world: TheWorld) -> NodeList:
+    return NodeList(nodes=await _nodes(world))
+
+
+@router.get("/pools", summary="Pools of units", responses=problem_responses(503))
+async def list_pools(world: TheWorld) -> PoolList:
+    """Owned and used units are the nodes' own words, at most a heartbeat old."""
+    capacity: dict[str, int] = defaultdict(int)
+    owned: dict[str, int] = defaultdict(int)
+    used: dict[str, int] = defaultdict(int)
+    for node in await _nodes(world):
+        if node.state == "ready":
+            for resource, units in node.capacity.items():
+                pool = f"{resource}@{node.node_class}"
+                capacity[pool] += units
+                owned[pool] += node.owned.get(resource, units)
+                used[pool] += node.used.get(resource, 0)
+    targets: dict[str, TargetSet] = {}
+    for _, message in await _newest(world, TARGETS, LOOKED_AT):
+        if isinstance(message, TargetSet):
+            targets.setdefault(message.pool, message)
+    return PoolList(
+        pools=[
+            PoolView(
+                name=name,
+                target=targets[name].units if name in targets else None,
+                capacity=capacity[name],
+                owned=owned[name],
+                used=used[name],
+                reason=targets[name].reason if name in targets else "no plan yet: everything is owned",
+            )
+            for name in sorted(capacity.keys() | targets.keys())
+        ]
+    )
+
+
+@router.get("/plans", summary="The planner's decisions, newest first", responses=problem_responses(422, 503))
+async def list_plans(
+    world: TheWorld, limit: Annotated[int, Query(ge=1, le=1000, description="At most so many.")] = 100
+) -> PlanList:
+    decided = [m for _, m in await _newest(world, TARGETS, LOOKED_AT) if isinstance(m, TargetSet)]
+    plans: list[PlanView] = []
+    for position, message in enumerate(decided[:limit]):
+        previous = next((m.units for m in decided[position + 1 :] if m.pool == message.pool), None)
+        plans.append(
+            PlanView(
+                decided_at=message.decided_at,
+                pool=message.pool,
+                previous=previous,
+                target=message.units,
+                reason=message.reason,
+            )
+        )
+    return PlanList(plans=plans)

@@ -1,0 +1,192 @@
+"""SandboxFusion's `POST /run_code`, as its own server answers it, so its clients need nothing but a changed URL.
+
+What those clients do decides how overload looks here (design/facts-trainer-clients §1, §6): verl waits compile + run +
+10 s and retries 504 alone, so a call that cannot be served in time is answered 504 before the client gives up, and at
+once where its start is predicted too late. Its action goes on for a minute, and the retry joins it. A failure of ours
+is 504 as well, never a wrong answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import blake2b
+from typing import Annotated, Any
+
+import msgspec
+
+from services.proxy.asgi import Call, HotRoute, Reply
+from services.proxy.intake import action_id, digest_of
+from services.proxy.workflows import default_units, pool_of
+from services.proxy.world import DEFAULT_TENANT, World
+from shared.api.requests import Act
+from shared.background import Background
+from shared.bus import functions
+from shared.bus.connection import command, patiently
+from shared.errors import BadRequest, DeadlineMissed
+from shared.messages.actions import ActionSubmitted, StageWork
+from shared.messages.kinds import CodeRun
+
+_encoder = msgspec.json.Encoder()
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
+
+
+class RunCode(msgspec.Struct, frozen=True, kw_only=True):
+    """The request, tolerant like the original: unknown fields are ignored, null stdin is none, language is python."""
+
+    code: str
+    language: str = "python"
+    compile_timeout: _Seconds = 10.0
+    run_timeout: _Seconds = 10.0
+    memory_limit_MB: int = -1  # noqa: N815  # the contract's spelling
+    stdin: str | None = None
+    files: dict[str, str | None] = {}
+    fetch_files: list[str] = []
+
+
+class _Answered(msgspec.Struct, frozen=True):
+    """The parts of a stored answer this door needs."""
+
+    ended: str
+    reason: str = ""
+    output: dict[str, Any] = {}
+    act: Act | None = None
+    stages: list[dict[str, Any]] = []
+    cpu_s: float = 0.0
+    peak_memory_bytes: int = 0
+
+
+_request = msgspec.json.Decoder(RunCode, strict=False)
+_answer = msgspec.json.Decoder(_Answered)
+
+
+class Retries:
+    """Actions whose callers got 504 and may come back: joinable for a while, else cancelled."""
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+
+    async def leave(self, world: World, digest: str, action: str) -> None:
+        """Keep the action for the retry; cancel it when nobody has come."""
+        join_s = world.settings.run_code_join_s
+        await command(world.redis, "SET", f"retry:{digest}", action, "PX", round(join_s * 1000))
+        self._background.start(self._expire(world, digest, action), name="retry window")
+
+    async def join(self, world: World, digest: str) -> str | None:
+        """The action an earlier call left behind, once."""
+        action = await command(world.redis, "GETDEL", f"retry:{digest}")
+        return None if action is None else action.decode()
+
+    async def _expire(self, world: World, digest: str, action: str) -> None:
+        """A retry deletes the key; the key still here (or just expired) means that nobody came."""
+        await asyncio.sleep(world.settings.run_code_join_s * 0.95)
+
+        async def attempt() -> None:
+            left = await command(world.redis, "GET", f"retry:{digest}")
+            if left is not None and left.decode() == action:
+                await functions.cancel(world.redis, action, "its caller did not come back")
+                await command(world.redis, "DEL", f"retry:{digest}")
+
+        await patiently(attempt, what="cancelling what nobody came back for", patience_s=None)
+
+
+async def post_run_code(call: Call) -> Reply:
+    """POST /run_code and POST /t/{tenant}/{task}/run_code."""
+    body = await call.body(call.world.settings.max_body_bytes)
+    tenant, task = call.path_args or (DEFAULT_TENANT, "")
+    try:
+        request = _request.decode(body)
+    except msgspec.MsgspecError as error:
+        raise BadRequest(what=str(error)) from error
+    world = call.world
+    budget_s = request.compile_timeout + request.run_timeout + world.settings.run_code_margin_s
+    submitted = _submission(tenant, task, request, budget_s, world.settings.run_code_join_s)
+    digest = blake2b(digest_of(submitted.stages, 0.0) + f"{tenant}\x00{task}".encode(), digest_size=12).hexdigest()
+    joined = await world.retries.join(world, digest)
+    action = joined or submitted.action
+    future = world.waiters.expect(action)
+    try:
+        if joined is None:
+            await world.intake.submit(submitted)
+        else:
+            await world.waiters.look_up([action])
+        async with asyncio.timeout(budget_s):
+            return _reply(await future)
+    except TimeoutError:
+        await world.retries.leave(world, digest, action)
+        raise DeadlineMissed(what="no answer within compile_timeout + run_timeout + margin; retry to join it") from None
+    finally:
+        world.waiters.forget(action, future)
+
+
+def _submission(tenant: str, task: str, request: RunCode, budget_s: float, join_s: float) -> ActionSubmitted:
+    memory = request.memory_limit_MB
+    params = CodeRun(
+        code=request.code,
+        language=request.language,
+        stdin=request.stdin,
+        files=request.files,
+        fetch_files=request.fetch_files,
+        compile_timeout_s=request.compile_timeout,
+        run_timeout_s=request.run_timeout,
+        memory_mb=None if memory <= 0 else min(max(memory, 16), 65536),
+    )
+    units = default_units("code.run")
+    stage = StageWork(
+        name="run",
+        kind="code.run",
+        pool=pool_of(units, "default"),
+        cost={name: (count, count) for name, count in units.items()},
+        timeout_s=request.compile_timeout + request.run_timeout,
+        params=_encoder.encode(params),
+    )
+    return ActionSubmitted(
+        action=action_id(tenant, task, "", None),
+        tenant=tenant,
+        task=task,
+        stages=(stage,),
+        budget_s=budget_s + join_s,
+        start_within_s=budget_s,
+    )
+
+
+def _reply(raw: bytes) -> Reply:
+    """An answer in SandboxFusion's words, with queue_time, cpu_time and peak_memory beside them."""
+    answered = _answer.decode(raw)
+    if answered.ended == "refused":
+        return Reply(200, _encoder.encode(_sandbox_error(answered.reason)))
+    if answered.ended not in ("ok", "timeout") or "status" not in answered.output:
+        queue_s = answered.act.queue_s if answered.act else None
+        raise DeadlineMissed(what=f"{answered.ended}: {answered.reason or 'try again'}", queue_s=queue_s)
+    extra = {
+        "executor_pod_name": answered.stages[-1]["node"] if answered.stages else None,
+        "queue_time": answered.act.queue_s if answered.act else 0.0,
+        "cpu_time": answered.cpu_s,
+        "peak_memory": answered.peak_memory_bytes,
+    }
+    return Reply(200, _encoder.encode({"files": {}, **answered.output, **extra}))
+
+
+def _sandbox_error(message: str) -> dict[str, Any]:
+    return {
+        "status": "SandboxError",
+        "message": message,
+        "compile_result": None,
+        "run_result": None,
+        "executor_pod_name": None,
+        "files": {},
+    }
+
+
+async def get_ping(call: Call) -> Reply:
+    """GET /v1/ping."""
+    del call
+    return Reply(200, b'"pong"')
+
+
+RUN_CODE_ROUTES = [
+    HotRoute("POST", "/run_code", post_run_code),
+    HotRoute("POST", "/run_code/", post_run_code),
+    HotRoute("POST", "/t/{tenant}/{task}/run_code", post_run_code),
+    HotRoute("POST", "/t/{tenant}/{task}/run_code/", post_run_code),
+    HotRoute("GET", "/v1/ping", get_ping),
+]

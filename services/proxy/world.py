@@ -1,0 +1,60 @@
+"""What the proxy's handlers work with: made in the lifespan, reached through the request's state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import Depends, Header, Request
+from redis.asyncio import Redis
+
+from services.proxy.batchbook import BatchBook
+from services.proxy.intake import Intake
+from services.proxy.leadership import Leadership
+from services.proxy.settings import ProxySettings
+from services.proxy.store import Store
+from services.proxy.taskbook import TaskBook
+from services.proxy.waiters import Waiters
+from shared.bus.connection import ValkeyClock
+
+if TYPE_CHECKING:
+    from services.proxy.sandbox_fusion import Retries
+
+DEFAULT_TENANT = "default"
+"""Until there are keys, everybody is this tenant unless they name another one in the `Treadle-Tenant` header."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One replica's parts."""
+
+    settings: ProxySettings
+    redis: Redis
+    clock: ValkeyClock
+    intake: Intake
+    waiters: Waiters
+    store: Store
+    tasks: TaskBook
+    batches: BatchBook
+    leadership: Leadership
+    retries: Retries
+
+
+def world_of(state: Any) -> World:
+    """The world in a scope's state."""
+    world: World = state["world"]
+    return world
+
+
+def _world(request: Request) -> World:
+    return world_of(request.scope["state"])
+
+
+def _tenant(
+    treadle_tenant: Annotated[str, Header(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = DEFAULT_TENANT,
+) -> str:
+    return treadle_tenant
+
+
+TheWorld = Annotated[World, Depends(_world)]
+Tenant = Annotated[str, Depends(_tenant)]

@@ -31,5 +31,5 @@ def configure(service: str, *, level: str = "INFO", json: bool = False) -> None:
 
 def get(name: str) -> structlog.stdlib.BoundLogger:
     """A logger whose events carry the module's name."""
-    logger: structlog.stdlib.BoundLogger = structlog.get_logger(logger=name)
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger(module=name)
     return logger

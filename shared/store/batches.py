@@ -1,0 +1,139 @@
+"""Batch histories: what the planner learns from. Every write is idempotent by batch id: a repeat changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.engine import Row
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from shared.policy.workload import Stage
+from shared.store.records import BatchRequests, EndedBatch, LastBatch, OpenedBatch
+from shared.store.tables import BATCH_REQUESTS, BATCHES
+
+
+class BatchHistory:
+    """Repository of batches and what was measured of their requests."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def opened(self, batch: OpenedBatch) -> bool:
+        """Keep a batch that has opened. False when it was known."""
+        row = {**asdict(batch), "stages": [asdict(stage) for stage in batch.stages], "state": "open"}
+        row["id"] = row.pop("batch")
+        added = await self._session.execute(
+            upsert(BATCHES).values(row).on_conflict_do_nothing().returning(BATCHES.c.id)
+        )
+        return added.one_or_none() is not None
+
+    async def first_arrival(self, batch: str, at: float, expected_completion_at: float | None = None) -> None:
+        """Keep when a batch's first request came; the first word stands."""
+        await self._session.execute(
+            update(BATCHES)
+            .where(BATCHES.c.id == batch, BATCHES.c.first_arrival_at.is_(None))
+            .values(first_arrival_at=at, expected_completion_at=expected_completion_at)
+        )
+
+    async def ended(self, batch: EndedBatch) -> bool:
+        """Keep how a batch ended and what was measured. False when it had ended before: then nothing changes.
+
+        A batch whose opening was never seen is kept too, without stages, so that no measurement is lost.
+        """
+        end = {
+            "state": batch.state,
+            "first_arrival_at": batch.first_arrival_at,
+            "ended_at": batch.ended_at,
+            "answered": batch.answered,
+            "counts": dict(batch.counts),
+            "extra_delay_s": batch.extra_delay_s,
+        }
+        unseen = {"stages": [], "max_extra_delay_s": 0.0, "resources": 0.0, "opened_at": batch.opened_at}
+        statement = (
+            upsert(BATCHES)
+            .values(id=batch.batch, tenant=batch.tenant, task=batch.task, **unseen, **end)
+            .on_conflict_do_update(index_elements=[BATCHES.c.id], set_=end, where=BATCHES.c.state == "open")
+            .returning(BATCHES.c.id)
+        )
+        if (await self._session.execute(statement)).one_or_none() is None:
+            return False
+        if batch.requests is not None:
+            await self._session.execute(insert(BATCH_REQUESTS).values(_row(batch.batch, batch.requests)))
+        return True
+
+    async def still_open(self) -> list[OpenedBatch]:
+        """Batches that have opened and not ended, oldest first."""
+        rows = await self._session.execute(
+            select(BATCHES).where(BATCHES.c.state == "open").order_by(BATCHES.c.opened_at, BATCHES.c.id)
+        )
+        return [_opened(row) for row in rows]
+
+    async def last_complete(self, tenant: str, task: str) -> LastBatch | None:
+        """The newest complete batch of a task with measurements. About 2 ms for 2,048 requests."""
+        rows = await self._session.execute(
+            select(BATCHES, BATCH_REQUESTS)
+            .join(BATCH_REQUESTS, BATCH_REQUESTS.c.batch_id == BATCHES.c.id)
+            .where(BATCHES.c.tenant == tenant, BATCHES.c.task == task, BATCHES.c.state == "complete")
+            .order_by(BATCHES.c.ended_at.desc())
+            .limit(1)
+        )
+        row = rows.one_or_none()
+        return None if row is None else LastBatch(_opened(row), row.ended_at, _requests(row))
+
+    async def requests(self, batch: str) -> BatchRequests | None:
+        """What was measured of a batch."""
+        rows = await self._session.execute(select(BATCH_REQUESTS).where(BATCH_REQUESTS.c.batch_id == batch))
+        row = rows.one_or_none()
+        return None if row is None else _requests(row)
+
+    async def prune(self, before: float) -> int:
+        """Forget batches that ended before a moment (Unix seconds), with their requests. How many there were."""
+        gone = await self._session.execute(delete(BATCHES).where(BATCHES.c.ended_at < before).returning(BATCHES.c.id))
+        return len(gone.all())
+
+    async def forget(self, tenant: str, task: str) -> None:
+        """Drop a task's whole history."""
+        await self._session.execute(delete(BATCHES).where(BATCHES.c.tenant == tenant, BATCHES.c.task == task))
+
+
+def _opened(row: Row[Any]) -> OpenedBatch:
+    return OpenedBatch(
+        batch=row.id,
+        tenant=row.tenant,
+        task=row.task,
+        size=row.size,
+        stages=tuple(Stage(**stage) for stage in row.stages),
+        max_extra_delay_s=row.max_extra_delay_s,
+        resources=row.resources,
+        opened_at=row.opened_at,
+        first_arrival_at=row.first_arrival_at,
+    )
+
+
+def _row(batch: str, requests: BatchRequests) -> dict[str, Any]:
+    return {
+        "batch_id": batch,
+        "arrival_s": requests.arrival_s,
+        "queue_s": requests.queue_s,
+        "execution_s": requests.execution_s,
+        "units": requests.units,
+        "overhead_s": requests.overhead_s,
+    }
+
+
+def _requests(row: Row[Any]) -> BatchRequests:
+    return BatchRequests(
+        arrival_s=tuple(row.arrival_s),
+        queue_s=_table(row.queue_s),
+        execution_s=_table(row.execution_s),
+        units=_table(row.units),
+        overhead_s=tuple(row.overhead_s),
+    )
+
+
+def _table(rows: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(tuple(row) for row in rows)

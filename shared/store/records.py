@@ -1,0 +1,119 @@
+"""What the repositories take and give: frozen values without behaviour of a database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from shared.policy.workload import BatchRecord, Stage
+
+EndState = Literal["complete", "cancelled", "abandoned"]
+
+
+@dataclass(frozen=True)
+class StoredTask:
+    """A task as it was last put."""
+
+    tenant: str
+    name: str
+    workflow: Mapping[str, Any]
+    version: int
+    """Counts up with each change of the workflow, from 1."""
+    created_at: float
+    updated_at: float
+
+
+@dataclass(frozen=True)
+class OpenedBatch:
+    """A batch when its rollout began."""
+
+    batch: str
+    tenant: str
+    task: str
+    size: int | None
+    """As the trainer declared it."""
+    stages: tuple[Stage, ...]
+    max_extra_delay_s: float
+    resources: float
+    opened_at: float
+    """Unix seconds."""
+    first_arrival_at: float | None = None
+
+
+@dataclass(frozen=True)
+class BatchRequests:
+    """What was measured of each request: n >= 1 requests, m >= 1 stages, seconds.
+
+    Raises:
+        ValueError: the columns differ in length, or there is no request or no stage.
+    """
+
+    arrival_s: tuple[float, ...]
+    """n; after the batch's first arrival."""
+    queue_s: tuple[tuple[float, ...], ...]
+    """m x n; NaN where a request stopped before the stage, here and below."""
+    execution_s: tuple[tuple[float, ...], ...]
+    """m x n."""
+    units: tuple[tuple[int, ...], ...]
+    """m x n; 0 where a request stopped before the stage."""
+    overhead_s: tuple[float, ...]
+    """n; total less queueing less execution."""
+
+    def __post_init__(self) -> None:
+        n, m = len(self.arrival_s), len(self.execution_s)
+        tables: tuple[tuple[tuple[float, ...], ...], ...] = (self.queue_s, self.execution_s, self.units)
+        if (
+            not (n and m)
+            or len(self.overhead_s) != n
+            or any(len(t) != m or any(len(row) != n for row in t) for t in tables)
+        ):
+            raise ValueError(
+                f"every column of a batch of {n} requests and {m} stages must have {n} (x {m}) entries, both at least 1"
+            )
+
+    def record(self) -> BatchRecord:
+        """What the policy needs of it: R and S of DistRS Algorithm 1."""
+        return BatchRecord(self.arrival_s, self.execution_s)
+
+
+@dataclass(frozen=True)
+class EndedBatch:
+    """A batch when its last answer was given."""
+
+    batch: str
+    tenant: str
+    task: str
+    state: EndState
+    opened_at: float
+    first_arrival_at: float
+    ended_at: float
+    answered: int
+    extra_delay_s: float | None = None
+    """d: completion later than what arrivals and executions alone ask for."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Answers by their status."""
+    requests: BatchRequests | None = None
+    """None where nothing ran, or nothing may be learnt from it."""
+
+
+@dataclass(frozen=True)
+class LastBatch:
+    """The newest complete batch of a task, and what it did."""
+
+    opened: OpenedBatch
+    ended_at: float
+    requests: BatchRequests
+
+
+@dataclass(frozen=True)
+class StoredPlan:
+    """One decision."""
+
+    decided_at: float
+    pool: str
+    previous: int | None
+    """The target before; None for the first."""
+    target: int
+    reason: Mapping[str, Any]
+    """`summary` for people; the other members for programs."""

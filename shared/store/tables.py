@@ -1,0 +1,110 @@
+"""The tables. Moments are `timestamptz` in the database and Unix seconds in our records; durations are seconds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    TypeDecorator,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.engine import Dialect
+
+METADATA = MetaData(
+    naming_convention={
+        "pk": "%(table_name)s_pkey",
+        "fk": "%(table_name)s_%(column_0_name)s_fkey",
+        "ck": "%(table_name)s_%(constraint_name)s_check",
+        "ix": "%(table_name)s_%(column_0_N_name)s_idx",
+    }
+)
+
+
+class UnixSeconds(TypeDecorator[float]):
+    """Unix seconds here, `timestamptz` there; exact to the microsecond."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002  # the type's interface
+        return None if value is None else datetime.fromtimestamp(value, UTC)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002  # the type's interface
+        return None if value is None else value.timestamp()
+
+
+TASKS = Table(
+    "tasks",
+    METADATA,
+    Column("tenant", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("workflow", JSONB, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("created_at", UnixSeconds, nullable=False),
+    Column("updated_at", UnixSeconds, nullable=False),
+)
+
+BATCHES = Table(
+    "batches",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("task", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("size", Integer),
+    Column("stages", JSONB, nullable=False),
+    Column("max_extra_delay_s", Double, nullable=False),
+    Column("resources", Double, nullable=False),
+    Column("opened_at", UnixSeconds, nullable=False),
+    Column("first_arrival_at", UnixSeconds),
+    Column("expected_completion_at", UnixSeconds),
+    Column("ended_at", UnixSeconds),
+    Column("answered", Integer),
+    Column("counts", JSONB),
+    Column("extra_delay_s", Double),
+    CheckConstraint("state IN ('open', 'complete', 'cancelled', 'abandoned')", name="state"),
+    CheckConstraint("(state = 'open') = (ended_at IS NULL)", name="ended"),
+    Index("batches_complete_idx", "tenant", "task", "ended_at", postgresql_where=text("state = 'complete'")),
+    Index("batches_open_idx", "opened_at", postgresql_where=text("state = 'open'")),
+    Index("batches_ended_at_idx", "ended_at"),
+)
+
+BATCH_REQUESTS = Table(
+    "batch_requests",
+    METADATA,
+    Column("batch_id", Text, ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
+    Column("arrival_s", ARRAY(Double, dimensions=1), nullable=False),
+    Column("queue_s", ARRAY(Double, dimensions=2), nullable=False),
+    Column("execution_s", ARRAY(Double, dimensions=2), nullable=False),
+    Column("units", ARRAY(SmallInteger, dimensions=2), nullable=False),
+    Column("overhead_s", ARRAY(Double, dimensions=1), nullable=False),
+)
+
+PLANS = Table(
+    "plans",
+    METADATA,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("decided_at", UnixSeconds, nullable=False),
+    Column("pool", Text, nullable=False),
+    Column("previous", Integer),
+    Column("target", Integer, nullable=False),
+    Column("reason", JSONB, nullable=False),
+    Index("plans_decided_at_idx", "decided_at"),
+    Index("plans_pool_idx", "pool", "id"),
+)

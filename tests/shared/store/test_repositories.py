@@ -1,0 +1,192 @@
+"""What goes into the store comes out of it, once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from shared.policy.workload import UNREACHED, BatchRecord, Stage
+from shared.store.batches import BatchHistory
+from shared.store.bench import measure_history_write
+from shared.store.database import Sessions, transaction
+from shared.store.plans import Plans
+from shared.store.records import BatchRequests, EndedBatch, OpenedBatch, StoredPlan, StoredTask
+from shared.store.tasks import Tasks
+
+STAGES = (Stage("compile", 1.0, 10.0, "cpu@host", 2), Stage("run", 8.0, 5.0, "gpu@host"))
+OPENED = OpenedBatch("b1", "ada", "kernels", 3, STAGES, 2.0, 64.0, 1_763_700_000.123)
+REQUESTS = BatchRequests(
+    arrival_s=(0.0, 0.25, 7.5),
+    queue_s=((0.1, 0.2, 0.3), (0.0, UNREACHED, 0.4)),
+    execution_s=((1.0, 2.0, 3.0), (4.0, UNREACHED, 6.0)),
+    units=((2, 2, 2), (1, 0, 1)),
+    overhead_s=(0.001, 0.002, 0.003),
+)
+ENDED = EndedBatch(
+    "b1",
+    "ada",
+    "kernels",
+    "complete",
+    1_763_700_000.123,
+    1_763_700_004.5,
+    1_763_700_090.25,
+    3,
+    0.5,
+    {"ok": 3},
+    REQUESTS,
+)
+
+
+async def test_a_batch_is_open_from_its_opening_to_its_end(sessions: Sessions) -> None:
+    async with transaction(sessions) as session:
+        history = BatchHistory(session)
+        assert await history.opened(OPENED)
+        assert await history.still_open() == [OPENED]
+        await history.first_arrival("b1", 1_763_700_004.5, 1_763_700_020.0)
+        assert await history.still_open() == [replace(OPENED, first_arrival_at=1_763_700_004.5)]
+        assert await history.ended(ENDED)
+        assert await history.still_open() == []
+
+
+async def test_what_was_measured_comes_back_as_it_was(sessions: Sessions) -> None:
+    async with transaction(sessions) as session:
+        await BatchHistory(session).opened(OPENED)
+        await BatchHistory(session).ended(ENDED)
+    async with transaction(sessions) as session:
+        last = await BatchHistory(session).last_complete("ada", "kernels")
+    assert last is not None
+    assert last.opened == replace(OPENED, first_arrival_at=ENDED.first_arrival_at)
+    assert last.ended_at == ENDED.ended_at
+    assert repr(last.requests) == repr(REQUESTS)  # repr: NaN is not equal to itself
+
+
+async def test_a_batch_written_twice_changes_nothing(sessions: Sessions) -> None:
+    for requests in (REQUESTS, replace(REQUESTS, arrival_s=(0.0, 9.0, 9.0))):
+        async with transaction(sessions) as session:
+            history = BatchHistory(session)
+            new = [await history.opened(OPENED), await history.ended(replace(ENDED, requests=requests))]
+            assert new == [requests is REQUESTS] * 2
+    async with transaction(sessions) as session:
+        assert repr(await BatchHistory(session).requests("b1")) == repr(REQUESTS)
+
+
+async def test_the_first_word_on_the_first_arrival_stands(sessions: Sessions) -> None:
+    async with transaction(sessions) as session:
+        history = BatchHistory(session)
+        await history.opened(OPENED)
+        for at in (5.0, 7.0):
+            await history.first_arrival("b1", at)
+        assert [batch.first_arrival_at for batch in await history.still_open()] == [5.0]
+
+
+async def test_a_batch_whose_opening_was_never_seen_is_kept(sessions: Sessions) -> None:
+    async with transaction(sessions) as session:
+        assert await BatchHistory(session).ended(ENDED)
+        last = await BatchHistory(session).last_complete("ada", "kernels")
+    assert last is not None
+    assert last.opened.stages == ()
+
+
+async def test_only_the_newest_complete_batch_of_the_task_is_learnt_from(sessions: Sessions) -> None:
+    async with transaction(sessions) as session:
+        history = BatchHistory(session)
+        for name, task, state, at in (
+            ("old", "kernels", "complete", 10.0),
+            ("new", "kernels", "complete", 20.0),
+            ("cancelled", "kernels", "cancelled", 30.0),
+            ("other", "proofs", "complete", 40.0),
+        ):
+            end = replace(ENDED, batch=name, task=task, ended_at=at)
+            await history.ended(replace(end, state="cancelled") if state == "cancelled" else end)
+        await history.ended(replace(ENDED, batch="empty", ended_at=50.0, requests=None, answered=0))
+        last = await history.last_complete("ada", "kernels")
+        assert last is not None
+        assert last.opened.batch == "new"
+        assert await history.last_complete("eve", "kernels") is None
+
+
+async def test_a_failed_transaction_leaves_nothing(sessions: Sessions) -> None:
+    async def store_half() -> None:
+        async with transaction(sessions) as session:
+            await BatchHistory(session).opened(OPENED)
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        await store_half()
+    async with transaction(sessions) as session:
+        assert await BatchHistory(session).still_open() == []
+
+
+async def test_old_batches_go_with_their_requests_and_open_ones_stay(sessions: Sessions) -> None:
+    async with transaction(sessions) as session:
+        history = BatchHistory(session)
+        await history.opened(replace(OPENED, batch="open", opened_at=1.0))
+        await history.ended(replace(ENDED, batch="old", ended_at=10.0))
+        await history.ended(replace(ENDED, batch="new", ended_at=20.0))
+        assert await history.prune(20.0) == 1
+        assert await history.requests("old") is None
+        assert await history.requests("new") is not None
+        assert [batch.batch for batch in await history.still_open()] == ["open"]
+
+
+def test_requests_become_the_record_that_the_policy_takes() -> None:
+    record = REQUESTS.record()
+    assert isinstance(record, BatchRecord)
+    assert record.span_s == 7.5 + 3.0 + 6.0
+    assert math.isnan(record.executions_s[1][1])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"overhead_s": (0.0,)}, {"queue_s": REQUESTS.queue_s[:1]}, {"units": ((1,), (1,))}, {"execution_s": ()}],
+)
+def test_columns_of_different_lengths_are_refused(wrong: dict[str, tuple[float, ...]]) -> None:
+    with pytest.raises(ValueError, match="every column of a batch"):
+        replace(REQUESTS, **wrong)  # type: ignore[arg-type]  # wrong on purpose
+
+
+async def test_a_task_changes_its_version_with_its_workflow_only(sessions: Sessions) -> None:
+    first, second = {"stages": [{"name": "run"}]}, {"stages": [{"name": "judge"}]}
+    async with transaction(sessions) as session:
+        tasks = Tasks(session)
+        versions = [
+            (await tasks.put("ada", "kernels", w, now=at)).version for w, at in ((first, 1), (first, 2), (second, 3))
+        ]
+        assert versions == [1, 1, 2]
+        assert await tasks.get("ada", "kernels") == StoredTask("ada", "kernels", second, 2, 1.0, 3.0)
+
+
+async def test_tasks_belong_to_their_tenant(sessions: Sessions) -> None:
+    async with transaction(sessions) as session:
+        tasks = Tasks(session)
+        for tenant, name in (("ada", "b"), ("ada", "a"), ("eve", "a")):
+            await tasks.put(tenant, name, {}, now=1.0)
+        assert [task.name for task in await tasks.of("ada")] == ["a", "b"]
+        assert await tasks.remove("eve", "a")
+        assert not await tasks.remove("eve", "a")
+        assert await tasks.get("eve", "a") is None
+        assert len(await tasks.of("ada")) == 2
+
+
+async def test_plans_come_back_newest_first_and_the_last_one_of_a_pool_is_its_target(sessions: Sessions) -> None:
+    plans = [
+        StoredPlan(1.0, "cpu@host", None, 4, {"summary": "no history"}),
+        StoredPlan(1.0, "gpu@host", None, 1, {"summary": "no history"}),
+        StoredPlan(2.0, "cpu@host", 4, 2, {"summary": "two do", "batches": ["b1"]}),
+    ]
+    async with transaction(sessions) as session:
+        await Plans(session).add([])
+        await Plans(session).add(plans)
+        assert await Plans(session).newest() == plans[::-1]
+        assert await Plans(session).newest(pool="cpu@host", limit=1) == plans[2:]
+        assert await Plans(session).targets() == {"cpu@host": 2, "gpu@host": 1}
+        await Plans(session).prune(2.0)
+        assert await Plans(session).newest() == plans[2:]
+
+
+async def test_the_history_benchmark_measures_and_leaves_nothing_behind(database_url: str, sessions: Sessions) -> None:
+    assert await measure_history_write(database_url, 3_000) > 0
+    async with transaction(sessions) as session:
+        assert await BatchHistory(session).prune(9e9) == 0

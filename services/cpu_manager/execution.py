@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from services.cpu_manager.graders.programs import Toolchain
 from services.cpu_manager.graders.protocol import Grader
 from services.cpu_manager.graders.registry import build_graders
 from services.cpu_manager.sandbox import languages
 from services.cpu_manager.sandbox.local import LocalSandbox
-from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, Limits, PythonJob, Sandbox
+from services.cpu_manager.sandbox.protocol import Exit, Job, Limits, PythonJob, Sandbox
 from services.cpu_manager.sandbox.rungs import NoSandboxError, Rung
 from services.cpu_manager.settings import CpuManagerSettings
 from shared import log
@@ -30,39 +29,6 @@ class Execution:
     graders: Mapping[str, Grader[Any]]
     labels: dict[str, str]
     """For people, in /v1/nodes: the sandbox rung, languages with versions."""
-
-
-class NodeToolchain:
-    """The languages this node has, as graders ask for them."""
-
-    def __init__(self, known: Mapping[str, languages.LanguageInfo]) -> None:
-        self._known = known
-
-    @property
-    def languages(self) -> Collection[str]:
-        """Names of what is installed."""
-        return self._known.keys()
-
-    def compile_job(self, language: str, source: str, files: Mapping[str, bytes], limits: Limits) -> ExecJob | None:
-        """The job that makes the artifact; None where a language needs no compile."""
-        info = self._known[language]
-        return languages.compile_job(info, source, files, limits) if info.compiled else None
-
-    def run_job(
-        self,
-        language: str,
-        source: str,
-        artifact: Mapping[str, bytes],
-        *,
-        stdin: bytes,
-        files: Mapping[str, bytes],
-        fetch: Sequence[str],
-        limits: Limits,
-    ) -> Job:
-        """The job that runs the program once."""
-        info = self._known[language]
-        program = artifact if info.compiled else source
-        return languages.run_job(info, program, stdin, files, limits, fetch=tuple(fetch))
 
 
 class NoSandbox:
@@ -91,17 +57,16 @@ async def open_execution(settings: CpuManagerSettings, cores: frozenset[int]) ->
         sandbox = await LocalSandbox.create(rung=rung)
     except NoSandboxError as error:
         _log.error("no_sandbox", reason=str(error))
-        harmless = {kind: grader for kind, grader in build_graders(NodeToolchain({})).items() if kind in NEEDS_NO_CORE}
+        harmless = {kind: grader for kind, grader in build_graders({}).items() if kind in NEEDS_NO_CORE}
         yield Execution(NoSandbox(str(error)), harmless, {"sandbox": f"none: {error}"})
         return
     try:
         _log.info("sandbox_ready", ladder=str(sandbox.ladder))
         known = await asyncio.to_thread(languages.languages)
-        toolchain: Toolchain = NodeToolchain(known)
         labels = {"sandbox": str(sandbox.ladder.chosen), "user": sandbox.ladder.user}
         labels |= {f"language.{name}": info.version for name, info in known.items()}
         await _warm(sandbox, cores)
-        yield Execution(sandbox, build_graders(toolchain), labels)
+        yield Execution(sandbox, build_graders(known), labels)
     finally:
         await sandbox.close()
 

@@ -27,7 +27,7 @@ def client(url: str, *, name: str, timeout_s: Seconds | None = 30.0) -> Redis:
 
     `timeout_s` bounds each read from the socket; blocking reads need one above their BLOCK.
     """
-    return Redis.from_url(
+    redis = Redis.from_url(
         url,
         client_name=f"treadle-{name}",
         protocol=2,  # streams come as plain lists, which parse fastest
@@ -37,6 +37,8 @@ def client(url: str, *, name: str, timeout_s: Seconds | None = 30.0) -> Redis:
         retry=None,
         max_connections=64,
     )
+    redis.response_callbacks.clear()  # replies stay as Valkey sends them; redis-py's reshaping costs more than parsing
+    return redis
 
 
 @asynccontextmanager
@@ -92,8 +94,8 @@ class ValkeyClock:
         """Ask TIME once; the error is at most half of the round trip."""
         loop = asyncio.get_running_loop()
         before = loop.time()
-        seconds, micros = await redis.time()
-        return cls(seconds + micros / 1e6 - (before + loop.time()) / 2)
+        seconds, micros = await command(redis, "TIME")
+        return cls(int(seconds) + int(micros) / 1e6 - (before + loop.time()) / 2)
 
     def unix(self) -> Seconds:
         """Now, by Valkey."""

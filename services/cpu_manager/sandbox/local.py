@@ -23,6 +23,9 @@ from services.cpu_manager.sandbox.watch import GroupWatch, TreeWatch, Watch
 from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, Zygotes
 
 _MOST_ZYGOTES: Final = 8
+_TRIES: Final = 2
+"""A job whose program never began (its zygote died just then) is tried once more before it is called lost."""
+_AVALANCHE: Final = 512
 _EXTRA_PIDS: Final = 1
 """The cell's init is in its control group too."""
 _DATA_SLACK: Final = 64 << 20
@@ -75,23 +78,31 @@ class LocalSandbox:
         larger than it, an unknown harness, no cores, NUL bytes in arguments.
         """
         self._check(job, cores)
+        for _ in range(_TRIES):
+            ended, began = await self._once(job, cores)
+            if ended.ended_by != "lost" or began:
+                break
+        return ended
+
+    async def _once(self, job: Job, cores: frozenset[int]) -> tuple[Exit, bool]:
+        """One try. Returns how it ended and whether the program may have run."""
         if self._closed:
-            return Exit(ended_by="lost", detail="the sandbox is closed")
+            return Exit(ended_by="lost", detail="the sandbox is closed"), True
         try:
             zygote = await self._zygotes.get(job.zygote if isinstance(job, PythonJob) else LAUNCHER)
             slot = self._slots.take()
         except (ZygoteError, OSError) as error:
-            return Exit(ended_by="lost", detail=str(error))
+            return Exit(ended_by="lost", detail=str(error)), False
         zygote.cells += 1
         try:
             return await self._attempt(job, cores, zygote, slot)
         except (ZygoteError, OSError) as error:
-            return Exit(ended_by="lost", detail=str(error))
+            return Exit(ended_by="lost", detail=str(error)), False
         finally:
             zygote.cells -= 1
             self._slots.give(slot)
 
-    async def _attempt(self, job: Job, cores: frozenset[int], zygote: Zygote, slot: Slot) -> Exit:
+    async def _attempt(self, job: Job, cores: frozenset[int], zygote: Zygote, slot: Slot) -> tuple[Exit, bool]:
         limits = job.limits
         if slot.group:
             slot.group.arm(limits.memory_bytes, limits.pids + _EXTRA_PIDS)
@@ -101,7 +112,8 @@ class LocalSandbox:
             control = zygote.spawn(slot.plan, slot.group.joining if slot.group else ())
             cell = Cell(control, slot, limits, self._watch(slot, job), len(cores))
             parcel, stdin = descriptors
-            return await cell.run(self._order(job, cores), stdin, parcel, reports=isinstance(job, PythonJob))
+            ended = await cell.run(self._order(job, cores), stdin, parcel, reports=isinstance(job, PythonJob))
+            return ended, cell.began
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -119,10 +131,21 @@ class LocalSandbox:
                 disk_bytes=limits.disk_bytes,
                 data_bytes=0 if grouped else limits.memory_bytes + _DATA_SLACK,
                 cpu_s=math.ceil(limits.cpu_s),
-                pids=0 if grouped else limits.pids,
+                pids=0 if grouped else limits.pids + self._shared_processes(),
                 fetch=job.fetch,
             )
         )
+
+    def _shared_processes(self) -> int:
+        """What RLIMIT_NPROC counts beside the cell's own processes.
+
+        In namespaces, and as a slot's own user, nothing. An ordinary user's Landlock cells share one count with
+        everything of that user, so there the limit only stops an avalanche and the watchdog does the counting.
+        """
+        if self._walls.namespaces or self._walls.privileged:
+            return 0
+        running = Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[2]
+        return int(running) + _AVALANCHE
 
     def _check(self, job: Job, cores: frozenset[int]) -> None:
         if not cores:

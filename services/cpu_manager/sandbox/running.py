@@ -59,7 +59,7 @@ class Cell:
             self._loop.add_reader(self._control.fileno(), self._readable)
             self._after(_BEGIN_S, self._never_began)
             self._after(_WATCH_OUTPUT_S, self._watch_output)
-            await self._over
+            await asyncio.shield(self._over)  # cancelling must not end the wait for the tree's end
         except asyncio.CancelledError:
             self._kill("cancelled", "cancelled by the caller")
             await self._until_over()
@@ -93,6 +93,11 @@ class Cell:
             for writer in writers:
                 os.close(writer)
 
+    @property
+    def began(self) -> bool:
+        """The program's own process has run. Before that, nothing of the job has happened."""
+        return self._started_at > 0
+
     def _after(self, seconds: float, then: object) -> None:
         assert callable(then)
         self._timers.append(self._loop.call_later(seconds, then))
@@ -117,7 +122,8 @@ class Cell:
         elif kind == wire.STARTED:
             self._started()
         elif kind == wire.FAILED:
-            self._cause, self._detail = "lost", packet[1:].decode(errors="replace")
+            if self._cause is None:
+                self._cause, self._detail = "lost", packet[1:].decode(errors="replace")
         elif kind == wire.ENDED:
             self._ended = wire.EndedFrame.unpack(packet)
             self._usage = self._look()

@@ -47,17 +47,17 @@ class ZygoteError(RuntimeError):
 class Zygote:
     """One running zygote process."""
 
-    def __init__(self, name: str, channel: socket.socket) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self.dead = False
         self.cells = 0
-        self._channel = channel
+        self._channel, self._theirs = packets.pair()
         self._pidfd = -1
 
     async def start(self, plan: wire.WallPlan, log: Path) -> None:
         """Wait until its walls stand: 50 ms for a bare interpreter, 300 ms with the usual imports."""
-        theirs = self._launch(plan, log)
-        theirs.close()
+        self._process = self._launch(plan, log)
+        self._theirs.close()
         try:
             wire.send(self._channel, wire.pack(plan))
             packet, descriptors = await packets.receive(self._channel, 1, _START_S)
@@ -66,27 +66,28 @@ class Zygote:
                 packet, _ = await packets.receive(self._channel, 0, _START_S)
         except (TimeoutError, OSError) as error:
             packet = wire.FAILED + (str(error) or "no answer").encode()
+        except asyncio.CancelledError:
+            self.kill()
+            raise
         if packet != wire.READY:
             self.kill()
             said = packet[1:].decode(errors="replace") or log.read_text(errors="replace").strip()[-500:]
             raise ZygoteError(f"zygote {self.name!r} did not start: {said or 'it died'}")
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._hung_up)
 
-    def _launch(self, plan: wire.WallPlan, log: Path) -> socket.socket:
-        self._channel, theirs = packets.pair()
+    def _launch(self, plan: wire.WallPlan, log: Path) -> subprocess.Popen[bytes]:
+        descriptor = self._theirs.fileno()
         with log.open("ab") as errors:
-            started = subprocess.Popen(
-                [plan.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT, _REPOSITORY, str(theirs.fileno())],
+            return subprocess.Popen(
+                [plan.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT, _REPOSITORY, str(descriptor)],
                 env={},
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(descriptor,),
                 start_new_session=True,
             )
-        self._process = started
-        return theirs
 
     def _hung_up(self) -> None:
         self.kill()
@@ -152,9 +153,7 @@ class Zygotes:
         return task.result() if task.done() else await asyncio.shield(task)
 
     async def _start(self, name: str) -> Zygote:
-        ours, theirs = packets.pair()
-        theirs.close()
-        zygote = Zygote(name, ours)
+        zygote = Zygote(name)
         safe = "".join(character if character.isalnum() else "_" for character in name)[:40]
         await zygote.start(self._plan_of(name), self._logs / f"zygote-{safe}.log")
         self._started(name)

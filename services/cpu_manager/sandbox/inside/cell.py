@@ -122,7 +122,13 @@ def _oversee(
     inheritance: Inheritance, slot: wire.SlotPlan, order: wire.Order, control: socket.socket, received: list[int]
 ) -> None:
     """Start the program, wait for its end, end all it started, and report."""
-    signal.signal(signal.SIGTERM, _end_everything)
+    stops: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        stops.append(number)
+        _end_everything()
+
+    signal.signal(signal.SIGTERM, stop)
     if not inheritance.plan.namespaces:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)  # a change of user would have cleared it
     started = time.monotonic()
@@ -137,6 +143,8 @@ def _oversee(
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
+    if stops:
+        wire.send(control, wire.FAILED + b"stopped from outside")  # unless the manager knows why, it is lost
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended = wire.EndedFrame(status, wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
     wire.send(control, ended.pack())
@@ -154,7 +162,7 @@ def _wait_for(pid: int) -> int:
             return status
 
 
-def _end_everything(*_: object) -> None:
+def _end_everything() -> None:
     """Kill every process of the cell but this one. One system call, so that no fork bomb outruns it."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)

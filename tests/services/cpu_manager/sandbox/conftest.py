@@ -1,0 +1,77 @@
+"""One sandbox for each rung and test module. A rung that this user cannot have on this machine is skipped, and says why."""
+
+import asyncio
+import functools
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from services.cpu_manager.sandbox.local import LocalSandbox
+from services.cpu_manager.sandbox.protocol import Exit, Job, Limits, PythonJob
+from services.cpu_manager.sandbox.rungs import NoSandboxError, Rung
+from tests.services.cpu_manager.sandbox.cells import CORE, Attack, nothing_left
+
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "sandbox" in metafunc.fixturenames:
+        held = [rung for rung, reason in tried().items() if not reason]
+        metafunc.parametrize("sandbox", held, ids=str, indirect=True, scope="module")
+
+
+@functools.cache
+def tried() -> dict[Rung, str]:
+    """Every rung with what stands against it here and now; `test_ladder` shows the reasons as skips."""
+
+    async def reason(rung: Rung) -> str:
+        with tempfile.TemporaryDirectory() as scratch:
+            Path(scratch).chmod(0o711)
+            try:
+                made = await LocalSandbox.create(rung=rung, scratch=Path(scratch) / "scratch")
+            except NoSandboxError as error:
+                return str(error).splitlines()[1].strip()
+            await made.close()
+            return ""
+
+    async def all_reasons() -> dict[Rung, str]:
+        return {rung: await reason(rung) for rung in Rung}
+
+    return asyncio.run(all_reasons())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sandbox(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[LocalSandbox]:
+    scratch = tmp_path_factory.mktemp("sandbox")
+    open_up(scratch)
+    made = await LocalSandbox.create(rung=request.param, scratch=scratch / "scratch")
+    yield made
+    await made.close()
+
+
+def open_up(directory: Path) -> None:
+    """Let the sandbox's users pass pytest's private folders (on the Landlock rung they use real directories)."""
+    for parent in (directory, *directory.parents[:3]):
+        if parent.stat().st_uid == os.getuid() and parent.name.startswith(("pytest-", "sandbox")):
+            parent.chmod(parent.stat().st_mode | 0o011)
+
+
+@pytest.fixture
+def attack(sandbox: LocalSandbox) -> Attack:
+    """Run a hostile program, then demand that the sandbox is as good as before and nothing of the attack is left."""
+
+    async def run(program: str | Job, **limits: float) -> Exit:
+        bounds = Limits(**{"wall_s": 5.0, "memory_bytes": 256 << 20, **limits})  # type: ignore[arg-type]
+        job = PythonJob(source=program, limits=bounds) if isinstance(program, str) else program
+        ended = await sandbox.run(job, CORE)
+        honest = await sandbox.run(PythonJob(source="print(6 * 7)"), CORE)
+        assert (honest.ended_by, honest.exit_code, honest.stdout) == ("exit", 0, b"42\n"), honest
+        await nothing_left(sandbox)
+        return ended
+
+    return run

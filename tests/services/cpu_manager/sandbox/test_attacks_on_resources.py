@@ -1,0 +1,196 @@
+"""Programs that take what they can: processes, memory, disk, output, descriptors, time. On every rung."""
+
+import asyncio
+import resource
+
+import pytest
+
+from services.cpu_manager.sandbox.local import LocalSandbox
+from services.cpu_manager.sandbox.protocol import ExecJob, Limits, PythonJob
+from tests.services.cpu_manager.sandbox.cells import CORE, Attack, nothing_left
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_a_fork_bomb_stays_within_its_processes(attack: Attack) -> None:
+    source = """
+import os, time
+while True:
+    try:
+        os.fork()
+    except OSError:
+        time.sleep(0.001)
+"""
+    ended = await attack(source, wall_s=1.0, pids=30)
+    assert ended.ended_by in {"wall-limit", "signal"}
+
+
+async def test_a_shells_fork_bomb_stays_within_its_processes(attack: Attack) -> None:
+    ended = await attack(ExecJob(argv=("bash", "-c", ":(){ :|:& };:; wait"), limits=Limits(wall_s=1.0, pids=30)))
+    assert ended.ended_by != "lost"
+
+
+async def test_more_processes_than_allowed_cannot_run_at_once(attack: Attack) -> None:
+    source = """
+import os, time
+made = 0
+for _ in range(100):
+    try:
+        if os.fork() == 0:
+            time.sleep(5)
+            os._exit(0)
+        made += 1
+    except OSError:
+        break
+print(made, flush=True)
+time.sleep(0.3)
+"""
+    ended = await attack(source, pids=20)
+    # The Landlock rung of an ordinary user counts by looking: it ends the program instead of refusing the fork.
+    assert ended.ended_by == "signal" or int(ended.stdout) <= 20
+
+
+async def test_a_memory_bomb_is_ended_and_named(attack: Attack) -> None:
+    source = "hoard = []\nwhile True: hoard.append(bytearray(b'x' * (1 << 20)))"
+    ended = await attack(source, memory_bytes=128 << 20)
+    # Where only RLIMIT_DATA stops a leap, Python itself may see it first, as a MemoryError.
+    assert ended.ended_by == "memory-limit" or b"MemoryError" in ended.stderr
+
+
+async def test_a_memory_bomb_of_many_processes_is_ended_and_named(attack: Attack) -> None:
+    source = """
+import os, time
+for _ in range(8):
+    if os.fork() == 0:
+        hoard = bytearray(b'x' * (40 << 20))
+        time.sleep(10)
+        os._exit(0)
+time.sleep(10)
+"""
+    ended = await attack(source, memory_bytes=128 << 20, wall_s=8.0)
+    assert ended.ended_by == "memory-limit"
+
+
+@pytest.mark.parametrize("place", [".", "/dev/shm", "/tmp", "/var/tmp"])  # noqa: S108
+async def test_a_disk_filler_meets_its_size(attack: Attack, place: str) -> None:
+    source = f"""
+import time
+n = 0
+try:
+    while True:
+        with open({place!r} + f'/fill{{n}}', 'wb') as file:
+            file.write(bytes(1 << 20))
+        n += 1
+except OSError:
+    print(n)
+    raise SystemExit(0 if n < 20 else 1)
+"""
+    ended = await attack(source, disk_bytes=16 << 20)
+    assert (ended.ended_by, ended.exit_code) == ("exit", 0) or ended.ended_by == "signal", ended
+
+
+async def test_endless_output_neither_blocks_nor_grows_us(attack: Attack) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    job = ExecJob(argv=("yes", "x" * 1000), limits=Limits(wall_s=1.0, output_bytes=1 << 20))
+    ended = await attack(job)
+    assert ended.ended_by == "wall-limit"
+    assert (len(ended.stdout), ended.stdout_truncated) == (1 << 20, True)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+
+
+async def test_an_endless_report_is_cut(attack: Attack) -> None:
+    """Through the report's own descriptor, found by trying every number."""
+    source = """
+import os
+for fd in range(3, 1024):
+    try:
+        for _ in range(64):
+            os.write(fd, bytes(1 << 16))
+    except OSError:
+        pass
+"""
+    ended = await attack(source)
+    assert ended.ended_by == "exit"
+    assert len(ended.report) <= 1 << 20
+
+
+async def test_ignoring_sigterm_does_not_help(attack: Attack) -> None:
+    source = """
+import signal
+for number in range(1, 65):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+while True: pass
+"""
+    ended = await attack(source, wall_s=0.5)
+    assert ended.ended_by == "wall-limit"
+
+
+async def test_a_daemon_that_forked_twice_does_not_outlive_the_program(attack: Attack) -> None:
+    source = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        while True: time.sleep(1)
+    os._exit(0)
+os.wait()
+print('parent done')
+"""
+    ended = await attack(source)
+    assert (ended.ended_by, ended.stdout) == ("exit", b"parent done\n")
+
+
+async def test_a_stopped_child_does_not_outlive_the_program(attack: Attack) -> None:
+    ended = await attack(ExecJob(argv=("bash", "-c", "sleep 500 & kill -STOP $!; echo stopped")))
+    assert (ended.ended_by, ended.stdout) == ("exit", b"stopped\n")
+
+
+async def test_a_huge_number_of_descriptors_is_refused(attack: Attack) -> None:
+    source = """
+import os
+held = []
+try:
+    while True: held.append(os.open('/dev/null', os.O_RDONLY))
+except OSError as error:
+    print(error.errno, len(held) < 2000)
+"""
+    ended = await attack(source)
+    assert ended.stdout == b"24 True\n"
+
+
+async def test_cpu_time_in_children_that_nobody_waits_for_is_limited(attack: Attack) -> None:
+    source = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+if os.fork() == 0:
+    while True: pass
+time.sleep(30)
+"""
+    ended = await attack(source, cpu_s=0.5, wall_s=20.0)
+    assert ended.ended_by == "cpu-limit"
+
+
+async def test_files_left_behind_are_not_seen_by_the_next_program(sandbox: LocalSandbox) -> None:
+    litter = """
+import os
+os.makedirs('deep/er'); open('deep/er/file', 'w').write('x'); os.symlink('/etc/passwd', 'link'); os.mkfifo('pipe')
+os.mkdir('closed'); open('closed/file', 'w').write('x'); os.chmod('closed', 0)
+"""
+    for _ in range(3):
+        assert (await sandbox.run(PythonJob(source=litter), CORE)).exit_code == 0
+    found = await sandbox.run(ExecJob(argv=("ls", "-A")), CORE)
+    assert found.stdout == b""
+
+
+async def test_an_attack_does_not_disturb_its_neighbour(sandbox: LocalSandbox) -> None:
+    bomb = PythonJob(source="import os\nwhile True:\n  try: os.fork()\n  except OSError: pass", limits=Limits(wall_s=1.0))
+    quiet = PythonJob(source="import os, subprocess; print(subprocess.check_output(['echo', 'well']))")
+    attacked = asyncio.create_task(sandbox.run(bomb, CORE))
+    await asyncio.sleep(0.3)
+    neighbour = await sandbox.run(quiet, CORE)
+    assert (neighbour.ended_by, neighbour.stdout) == ("exit", b"b'well\\n'\n"), neighbour
+    assert (await attacked).ended_by != "lost"
+    await nothing_left(sandbox)

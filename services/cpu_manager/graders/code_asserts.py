@@ -40,14 +40,14 @@ class CodeAssertsGrader:
         job = PythonJob(
             harness="asserts",
             source=params.code,
-            payload=pack(nonce, tests_of(params)),
+            payload=pack(nonce, asserts_of(params)),
             limits=limits_of(wall_s, len(bench.cores), params.memory_mb),
         )
         end = await bench.sandbox.run(job, bench.cores)
         return charged(_verdict(end, unpack(end.report, nonce)), [end])
 
 
-def tests_of(params: CodeAsserts) -> str:
+def asserts_of(params: CodeAsserts) -> str:
     """The text that follows the program's: the tests and, for HumanEval, the call of `check`."""
     if params.entry_point is None:
         return params.tests

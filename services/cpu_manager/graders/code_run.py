@@ -55,7 +55,7 @@ class CodeRunGrader:
         left_s = bench.timeout_s - (compiled.end.wall_s if compiled is not None and fresh else 0.0)
         limits = limits_of(max(0.1, min(params.run_timeout_s, left_s)), len(bench.cores), params.memory_mb)
         stdin = (params.stdin or "").encode("utf-8", "surrogatepass")
-        job = self._builder.run_job(program, compiled, stdin, params.fetch_files, limits)
+        job = self._builder.run_job(program, compiled, stdin, tuple(params.fetch_files), limits)
         end = await bench.sandbox.run(job, bench.cores)
         if end.ended_by in LOST:
             return lost(end)

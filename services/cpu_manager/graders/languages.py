@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 ALIASES: Final[Mapping[str, str]] = {
@@ -30,7 +30,7 @@ def canonical(language: str) -> str:
     return ALIASES.get(name, name)
 
 
-def missing(language: str, available: Collection[str]) -> str:
+def missing(language: str, available: Iterable[str]) -> str:
     """The sentence for a language this node cannot run; it must never look like the program's own compile error."""
     have = ", ".join(sorted(available)) or "none"
     return f"This node has no toolchain for {language!r} (it has: {have}). Send the action to a node that has one."

@@ -10,8 +10,8 @@ from typing import Final
 
 from services.cpu_manager.graders.protocol import Bench, Verdict
 from services.cpu_manager.graders.seal import new_nonce, pack, unpack
-from services.cpu_manager.graders.verdicts import charged, how_it_ended, refused, verdict_of_end, wrong
-from services.cpu_manager.sandbox.protocol import Limits, PythonJob
+from services.cpu_manager.graders.verdicts import charged, how_it_ended, refused, tail, verdict_of_end, wrong
+from services.cpu_manager.sandbox.protocol import Exit, Limits, PythonJob
 from shared.messages.kinds import MathVerify
 
 MEMORY_BYTES: Final = 1 << 30
@@ -41,21 +41,27 @@ class MathVerifyGrader:
             return decided
         report = unpack(end.report, nonce)
         if report is None or not report.sealed:
-            told = report.told.get("message", "") if report is not None else ""
-            reason = f"math-verify gave no answer: the job {how_it_ended(end)}. {told}"
-            return charged(wrong(end, "ParserFailed", reason.strip()), [end])
-        told_output = report.told
-        if not told_output["gold"]:
-            return charged(refused("The gold answer holds nothing that math-verify can parse.", told_output), [end])
-        passed = bool(told_output["equal"])
-        reason = "" if passed else ("Not equal." if told_output["response"] else "The response holds no answer.")
+            return charged(_no_report(end), [end])
+        told = report.told
+        if not told["gold"]:
+            return charged(refused("The gold answer holds nothing that math-verify can parse.", told), [end])
+        passed = bool(told["equal"])
+        reason = "" if passed else ("Not equal." if told["response"] else "The response holds no answer.")
         return charged(
             Verdict(
                 status="ok",
                 passed=passed,
                 score=float(passed),
-                output={"gold": told_output["gold"], "extracted": told_output["response"]},
+                output={"gold": told["gold"], "extracted": told["response"]},
                 reason=reason,
             ),
             [end],
         )
+
+
+def _no_report(end: Exit) -> Verdict:
+    """A crash is the text's doing, and wrong. An orderly end without an answer is our own library's: no verdict."""
+    reason = f"math-verify gave no answer: the job {how_it_ended(end)}."
+    if end.ended_by == "signal":
+        return wrong(end, "ParserCrashed", reason)
+    return refused(reason, {"error_class": "ParserFailed", "stderr_tail": tail(end.stderr)})

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
 from services.cpu_manager.graders.compile_cache import CompileCache, Compiled, compile_key
 from services.cpu_manager.graders.languages import canonical, missing
 from services.cpu_manager.graders.protocol import Bench
-from services.cpu_manager.sandbox.protocol import ExecJob, Job, Limits
+from services.cpu_manager.sandbox.languages import LanguageInfo, compile_job, run_job
+from services.cpu_manager.sandbox.protocol import Job, Limits
 
 DEFAULT_MEMORY_MB: Final = 1024
 COMPILE_MEMORY_MB: Final = 2048
@@ -23,33 +24,6 @@ COMPILE_PIDS: Final = 256
 
 class LanguageMissingError(Exception):
     """The node has no toolchain for the language; the message is the sentence for the client."""
-
-
-class Toolchain(Protocol):
-    """What a node can compile and run."""
-
-    @property
-    def languages(self) -> Collection[str]:
-        """Canonical names of what is installed."""
-        ...
-
-    def compile_job(self, language: str, source: str, files: Mapping[str, bytes], limits: Limits) -> ExecJob | None:
-        """The job that makes the artifact (the files it fetches); None where a language needs no compile."""
-        ...
-
-    def run_job(
-        self,
-        language: str,
-        source: str,
-        artifact: Mapping[str, bytes],
-        *,
-        stdin: bytes,
-        files: Mapping[str, bytes],
-        fetch: Sequence[str],
-        limits: Limits,
-    ) -> Job:
-        """The job that runs the program once."""
-        ...
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +43,8 @@ def limits_of(wall_s: float, cores: int, memory_mb: int | None) -> Limits:
 class Builder:
     """Makes programs ready to run, each source once (compile_cache)."""
 
-    def __init__(self, toolchain: Toolchain, cache: CompileCache) -> None:
-        self._toolchain = toolchain
+    def __init__(self, languages: Mapping[str, LanguageInfo], cache: CompileCache) -> None:
+        self._languages = languages
         self._cache = cache
 
     async def compile(
@@ -82,40 +56,33 @@ class Builder:
             LanguageMissingError: this node cannot; nothing was run.
         """
         language = self._language(program)
+        if not language.compiled:
+            return None, False
+        wall_s = min(timeout_s, bench.timeout_s)
         limits = Limits(
-            wall_s=min(timeout_s, bench.timeout_s),
-            cpu_s=min(timeout_s, bench.timeout_s) * len(bench.cores) + 1.0,
+            wall_s=wall_s,
+            cpu_s=wall_s * len(bench.cores) + 1.0,
             memory_bytes=max(memory_mb or 0, COMPILE_MEMORY_MB) << 20,
             disk_bytes=COMPILE_DISK_BYTES,
             pids=COMPILE_PIDS,
         )
-        job = self._toolchain.compile_job(language, program.source, program.files, limits)
-        if job is None:
-            return None, False
 
         async def compile_now() -> Compiled:
-            end = await bench.sandbox.run(job, bench.cores)
+            end = await bench.sandbox.run(compile_job(language, program.source, program.files, limits), bench.cores)
             return Compiled(end=msgspec.structs.replace(end, files={}), artifact=end.files, limits=limits)
 
-        key = compile_key(bench.tenant, language, program.source, program.files)
+        key = compile_key(bench.tenant, language.name, program.source, program.files)
         return await self._cache.get(key, limits, compile_now)
 
     def run_job(
-        self, program: Program, compiled: Compiled | None, stdin: bytes, fetch: Sequence[str], limits: Limits
+        self, program: Program, compiled: Compiled | None, stdin: bytes, fetch: tuple[str, ...], limits: Limits
     ) -> Job:
         """The job for one run of a program whose compile succeeded or was not needed."""
-        return self._toolchain.run_job(
-            self._language(program),
-            program.source,
-            compiled.artifact if compiled is not None else {},
-            stdin=stdin,
-            files=program.files,
-            fetch=fetch,
-            limits=limits,
-        )
+        runnable = program.source if compiled is None else compiled.artifact
+        return run_job(self._language(program), runnable, stdin, program.files, limits, fetch=fetch)
 
-    def _language(self, program: Program) -> str:
-        language = canonical(program.language)
-        if language not in self._toolchain.languages:
-            raise LanguageMissingError(missing(program.language, self._toolchain.languages))
-        return language
+    def _language(self, program: Program) -> LanguageInfo:
+        found = self._languages.get(canonical(program.language))
+        if found is None:
+            raise LanguageMissingError(missing(program.language, self._languages))
+        return found

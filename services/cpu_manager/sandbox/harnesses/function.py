@@ -7,18 +7,20 @@ and that patches `json` changes nothing in it.
 from __future__ import annotations
 
 import asyncio
-import inspect
+import builtins
 import json.encoder
 import math
 import os
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from services.cpu_manager.sandbox.harnesses import sealed
 
-MODULE = "reward_module"
+globals()["__builtins__"] = dict(vars(builtins))  # private, see `sealed`
+
+MODULE: Final = "reward_module"
 Encode = Callable[[Any, int], tuple[str, ...]]
 
 
@@ -53,7 +55,7 @@ def _call(source: str, function: str, arguments: dict[str, Any]) -> Any:
     if not callable(found):
         raise LookupError(f"the module defines no function {function!r}")
     returned = found(**arguments)
-    return asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned
+    return asyncio.run(_awaited(returned)) if hasattr(returned, "__await__") else returned
 
 
 async def _awaited(returned: Any) -> Any:

@@ -13,8 +13,8 @@ which appear only after the program's own body has run, and for every function u
 so replacing `os.write`, `json.dumps` or a builtin changes nothing for them.
 
 What Python offers to look deeper is refused by an audit hook, which no Python code can remove: tracing and profiling
-(they could skip lines of the tests), the collector's inventories, other threads' frames, new code for existing
-functions, more audit hooks. Reading or writing raw memory is beyond it; docs/graders.md says what remains.
+(they could skip lines of the tests), the collector's inventories, other threads' frames, new code for the
+harnesses' functions, more audit hooks. Reading or writing raw memory is beyond it; docs/graders.md says what remains.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ import traceback
 import types
 from collections.abc import Callable
 from typing import Any, Final
+
+globals()["__builtins__"] = dict(vars(builtins))
+"""Private: functions look names up here, so a program that patches `builtins` does not reach them. Each harness that
+does something after the program has one."""
 
 NONCE_BYTES: Final = 32
 TRACEBACK_CHARS: Final = 2000
@@ -68,8 +72,8 @@ def close_doors(payload: bytes) -> None:
 def _refuse(event: str, args: tuple[Any, ...]) -> None:
     """The audit hook. It uses constants and its own arguments alone: whatever it looked up could be replaced."""
     if event == "object.__setattr__":
-        if args[1] == "__code__":
-            raise RuntimeError("the code of a function cannot be replaced in a graded program")
+        if args[1] == "__code__" and "/sandbox/harnesses/" in args[0].__code__.co_filename:
+            raise RuntimeError("the code of a harness cannot be replaced")
     elif event in (
         "sys.addaudithook",
         "sys.settrace",
@@ -102,7 +106,7 @@ def forgive_depth() -> None:
 
 
 def describe(error: BaseException) -> bytes:
-    """An exception for the unsealed report. What the program's own exception class does here hurts itself alone."""
+    """An exception for the unsealed report. Foreign exception classes can only spoil their own."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
         trace = trace.tb_next
@@ -110,7 +114,7 @@ def describe(error: BaseException) -> bytes:
     told = {
         "exception": type(error).__name__,
         "assertion": isinstance(error, AssertionError),
-        "message": str(error)[:MESSAGE_CHARS],
+        "message": lines[-1].strip().partition(": ")[2][:MESSAGE_CHARS],
         "traceback": "".join(lines)[-TRACEBACK_CHARS:],
     }
     return json.dumps(told).encode()

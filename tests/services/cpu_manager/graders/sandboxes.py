@@ -11,11 +11,12 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from services.cpu_manager.graders.protocol import Bench
-from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, Limits, PythonJob, Sandbox
+from services.cpu_manager.sandbox.languages import LanguageInfo
+from services.cpu_manager.sandbox.protocol import Exit, Job, PythonJob, Sandbox
 
 
 class FakeSandbox:
@@ -36,31 +37,11 @@ class FakeSandbox:
         """Nothing is held."""
 
 
-class FakeToolchain:
-    """python needs no compile, cpp does; a job is told from the other by its argv."""
-
-    def __init__(self, languages: Sequence[str] = ("python", "cpp")) -> None:
-        self.languages = languages
-
-    def compile_job(self, language: str, source: str, files: Mapping[str, bytes], limits: Limits) -> ExecJob | None:
-        if language == "python":
-            return None
-        return ExecJob(argv=("compile", source), files=dict(files), fetch=("program",), limits=limits)
-
-    def run_job(
-        self,
-        language: str,
-        source: str,
-        artifact: Mapping[str, bytes],
-        *,
-        stdin: bytes,
-        files: Mapping[str, bytes],
-        fetch: Sequence[str],
-        limits: Limits,
-    ) -> Job:
-        if language == "python":
-            return PythonJob(source=source, stdin=stdin, files=dict(files), fetch=tuple(fetch), limits=limits)
-        return ExecJob(argv=("run", source), stdin=stdin, files=dict(artifact), fetch=tuple(fetch), limits=limits)
+LANGUAGES: Mapping[str, LanguageInfo] = {
+    "python": LanguageInfo("python", "3", "main.py", (), ("python3", "main.py")),
+    "cpp": LanguageInfo("cpp", "12", "main.cpp", ("compile", "main.cpp"), ("./main",), "main"),
+}
+"""A node with one interpreted and one compiled language; a fake tells the jobs apart by their argv."""
 
 
 def bench(sandbox: Sandbox, *, cores: int = 1, timeout_s: float = 60.0, tenant: str = "ada") -> Bench:

@@ -278,7 +278,7 @@ async def test_a_wrong_program_never_passes(sandbox: Sandbox, attack: str) -> No
     assert (verdict.status, verdict.passed, verdict.score) == ("ok", False, 0.0), verdict
 
 
-async def test_the_tests_of_these_attacks_pass_a_right_program(sandbox: Sandbox) -> None:
+async def test_the_asserts_of_these_attacks_pass_a_right_program(sandbox: Sandbox) -> None:
     verdict = await graded(sandbox, "def f(x): return x + 1")
     assert (verdict.status, verdict.passed, verdict.score) == ("ok", True, 1.0), verdict
 

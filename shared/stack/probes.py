@@ -1,11 +1,13 @@
 """Is it ready? Asked over a plain socket: the supervisor needs no HTTP client."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 PROBE_TIMEOUT_S = 3.0
 
-Probe = Callable[[int], Awaitable[str | None]]
+Probe = Callable[[int], Coroutine[Any, Any, str | None]]
 """Given the pid of a running process: why it is not ready, or None when it is."""
 
 
@@ -46,3 +48,12 @@ def check_probe(check: Callable[[int], bool], lacking: str) -> Probe:
         return None if await asyncio.to_thread(check, pid) else lacking
 
     return probe
+
+
+def main() -> None:
+    """``python -m shared.stack.probes PORT``: exit status 0 when the service there is ready; for health checks."""
+    sys.exit(asyncio.run(service_probe("127.0.0.1", int(sys.argv[1]))(0)))
+
+
+if __name__ == "__main__":
+    main()

@@ -91,7 +91,7 @@ class Supervisor:
             try:
                 await keeper.ready(timeout_s)
             except StackError as error:
-                raise StackError(f"{error}\n{self._last_lines(keeper.name)}") from error
+                raise StackError("\n".join([str(error), *self._words_of_the_troubled(keeper)])) from error
 
     async def _prepare_stores(self) -> None:
         child = self._prepare = Child(self._plan.prepare, lambda line: self._logs.line("prepare", line))
@@ -171,6 +171,14 @@ class Supervisor:
         self._error = str(error)
         self._phase = Phase.FAILED
         self._say(f"the stack did not come up: {error}")
+
+    def _words_of_the_troubled(self, late: Keeper) -> list[str]:
+        """The last lines of ``late``, and of each that died meanwhile: it may be what ``late`` was waiting for."""
+        died = [keeper for keeper in self._keepers if keeper.state.last_end and keeper is not late]
+        return [self._last_lines(late.name)] + [
+            f"{keeper.name} has died {keeper.state.restarts} times meanwhile; {self._last_lines(keeper.name)}"
+            for keeper in died
+        ]
 
     def _last_lines(self, name: str) -> str:
         lines = "\n".join(f"    {line}" for line in self._logs.tail(name)[-15:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Accepted(NamedTuple):
 def action_id(tenant: str, task: str, batch: str, request_id: str | None) -> str:
     """The id of an action: the same for the same request id in the same place, so that a repeat finds it."""
     if request_id is None:
-        return uuid.uuid4().hex[:24]
+        return os.urandom(12).hex()
     scope = f"{tenant}\x00{task}\x00{batch}\x00{request_id}"
     return "r" + blake2b(scope.encode(), digest_size=12).hexdigest()
 

@@ -26,7 +26,7 @@ from shared.bus.tail import Entry, Tail
 from shared.messages.actions import ACTIONS, ActionSubmitted, CancelAsked
 from shared.messages.batches import BATCHES, BatchEnded
 from shared.messages.grants import Grant as GrantMessage
-from shared.messages.grants import Granted, InventoryAsked, Revoked, ShareSet, grants_topic
+from shared.messages.grants import Granted, InventoryAsked, Revoked, ShareSet
 from shared.messages.nodes import NODES
 from shared.messages.outcomes import OUTCOMES, Answered, Finished, InventoryTaken, Started
 from shared.messages.targets import TARGETS, TargetSet
@@ -217,9 +217,8 @@ class Leader:
         self._send(grant.node, message, grant.action, f"{grant.attempt}:{grant.node}")
 
     def _send(self, node: str, message: GrantMessage, action: str = "", mark: str = "") -> None:
-        known = self.nodes.incarnation(node)
-        if known is not None:
-            topic = grants_topic(node, known)
+        topic = self.nodes.topic(node)
+        if topic is not None:
             self._interpreter.put(Granting(topic.name, topic.encode(message), action, mark))
 
     def _answer(self, answer: Answer) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shared.bus.tail import Entry
+from shared.messages.base import Topic
+from shared.messages.grants import Grant, grants_topic
 from shared.messages.nodes import Bye, Heartbeat, Hello
 from shared.policy.dispatch import Dispatcher
 from shared.policy.formulation import Command
@@ -19,11 +21,11 @@ class NodeBook:
 
     def __init__(self) -> None:
         self._hellos: dict[str, Hello] = {}
+        self._topics: dict[str, Topic[Grant]] = {}
 
-    def incarnation(self, node: str) -> str | None:
-        """The incarnation a message to this node goes to."""
-        hello = self._hellos.get(node)
-        return None if hello is None else hello.incarnation
+    def topic(self, node: str) -> Topic[Grant] | None:
+        """Where a message to this node goes; None when nobody of that name ever said hello."""
+        return self._topics.get(node)
 
     def heard(self, now: float, entry: Entry[Any], dispatcher: Dispatcher) -> Sequence[Command]:
         """Take one message of a node. Old ones (read at takeover) are remembered, but do not count as life."""
@@ -31,15 +33,19 @@ class NodeBook:
         match entry.message:
             case Hello() as hello:
                 self._hellos[hello.node] = hello
+                self._topics[hello.node] = grants_topic(hello.node, hello.incarnation)
                 while len(self._hellos) > MOST_NODES:
-                    del self._hellos[next(iter(self._hellos))]
+                    oldest = next(iter(self._hellos))
+                    del self._hellos[oldest], self._topics[oldest]
                 return dispatcher.node_said_hello(now, _ledger_node(hello)) if fresh else ()
             case Heartbeat() as beat if fresh and not dispatcher.node_seen(now, beat.node, beat.incarnation):
                 known = self._hellos.get(beat.node)
                 if known is not None and known.incarnation == beat.incarnation:
                     return dispatcher.node_said_hello(now, _ledger_node(known))
-            case Bye() as bye if self.incarnation(bye.node) == bye.incarnation:
-                return dispatcher.node_lost(now, bye.node, "it has stopped")
+            case Bye() as bye:
+                known = self._hellos.get(bye.node)
+                if known is not None and known.incarnation == bye.incarnation:
+                    return dispatcher.node_lost(now, bye.node, "it has stopped")
         return ()
 
 

@@ -137,4 +137,4 @@ def _with(units: Sequence[int], pool: int, count: int) -> list[int]:
 def _unit_cost(load: Load, pool: int) -> float:
     """The dearest worker's cost a unit."""
     stages = (stage for batch in load.batches for stage in batch.stages if stage.drawn_from == load.pools[pool])
-    return max(stage.worker_cost / stage.units for stage in stages)
+    return max(stage.worker_cost / max(1, stage.units) for stage in stages)

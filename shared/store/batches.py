@@ -65,6 +65,11 @@ class BatchHistory:
             await self._session.execute(insert(BATCH_REQUESTS).values(_row(batch.batch, batch.requests)))
         return True
 
+    async def is_open(self, batch: str) -> bool:
+        """Whether a batch has opened and not ended."""
+        rows = await self._session.execute(select(BATCHES.c.id).where(BATCHES.c.id == batch, BATCHES.c.state == "open"))
+        return rows.one_or_none() is not None
+
     async def still_open(self) -> list[OpenedBatch]:
         """Batches that have opened and not ended, oldest first."""
         rows = await self._session.execute(

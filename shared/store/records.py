@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from shared.policy.workload import BatchRecord, Stage
+from shared.policy.workload import UNREACHED, BatchRecord, Stage
 
 EndState = Literal["complete", "cancelled", "abandoned"]
 
@@ -72,9 +72,14 @@ class BatchRequests:
                 f"every column of a batch of {n} requests and {m} stages must have {n} (x {m}) entries, both at least 1"
             )
 
-    def record(self) -> BatchRecord:
-        """What the policy needs of it: R and S of DistRS Algorithm 1."""
-        return BatchRecord(self.arrival_s, self.execution_s)
+    def record(self, stages: int) -> BatchRecord:
+        """What the policy needs of it: R and S of DistRS Algorithm 1.
+
+        Args:
+            stages: of the workflow, >= m; the last ones are not stored where no request reached them.
+        """
+        unreached = ((UNREACHED,) * len(self.arrival_s),) * (stages - len(self.execution_s))
+        return BatchRecord(self.arrival_s, self.execution_s + unreached)
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,12 @@ async def test_a_batch_is_open_from_its_opening_to_its_end(sessions: Sessions) -
         history = BatchHistory(session)
         assert await history.opened(OPENED)
         assert await history.still_open() == [OPENED]
+        assert await history.is_open("b1")
         await history.first_arrival("b1", 1_763_700_004.5, 1_763_700_020.0)
         assert await history.still_open() == [replace(OPENED, first_arrival_at=1_763_700_004.5)]
         assert await history.ended(ENDED)
         assert await history.still_open() == []
+        assert not await history.is_open("b1")
 
 
 async def test_what_was_measured_comes_back_as_it_was(sessions: Sessions) -> None:
@@ -132,10 +134,11 @@ async def test_old_batches_go_with_their_requests_and_open_ones_stay(sessions: S
 
 
 def test_requests_become_the_record_that_the_policy_takes() -> None:
-    record = REQUESTS.record()
+    record = REQUESTS.record(stages=3)
     assert isinstance(record, BatchRecord)
     assert record.span_s == 7.5 + 3.0 + 6.0
-    assert math.isnan(record.executions_s[1][1])
+    assert [math.isnan(time) for time in record.executions_s[1]] == [False, True, False]
+    assert [math.isnan(time) for time in record.executions_s[2]] == [True, True, True]
 
 
 @pytest.mark.parametrize(

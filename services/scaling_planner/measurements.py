@@ -1,0 +1,71 @@
+"""From messages and results to what the store keeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from shared.bus.results import RequestRecord
+from shared.messages.batches import BatchEnded, BatchOpened
+from shared.policy.workload import UNREACHED, Stage
+from shared.store.records import BatchRequests, EndedBatch, OpenedBatch
+
+
+def opened_batch(message: BatchOpened) -> OpenedBatch:
+    """The opening as it is kept."""
+    return OpenedBatch(
+        batch=message.batch,
+        tenant=message.tenant,
+        task=message.task,
+        size=message.size,
+        stages=tuple(
+            Stage(stage.name, stage.worker_cost, stage.timeout_s, stage.pool, stage.units) for stage in message.stages
+        ),
+        max_extra_delay_s=message.max_extra_delay_s,
+        resources=message.resources,
+        opened_at=message.opened_at,
+    )
+
+
+def ended_batch(message: BatchEnded, answers: Sequence[RequestRecord]) -> EndedBatch:
+    """The end as it is kept.
+
+    Raises:
+        ValueError: the batch has not ended by its own word.
+    """
+    if message.state == "open" or message.state == "sealed":
+        raise ValueError(f"batch {message.batch} is said to have ended, and to be {message.state}")
+    requests = measured(answers, message.first_at)
+    ready_s = message.first_at + requests.record(len(requests.execution_s)).span_s if requests else None
+    return EndedBatch(
+        batch=message.batch,
+        tenant=message.tenant,
+        task=message.task,
+        state=message.state,
+        opened_at=message.opened_at,
+        first_arrival_at=message.first_at,
+        ended_at=message.ended_at,
+        answered=message.size,
+        extra_delay_s=None if ready_s is None else max(0.0, message.ended_at - ready_s),
+        counts=dict(Counter(answer.ended for answer in answers)),
+        requests=requests,
+    )
+
+
+def measured(answers: Sequence[RequestRecord], first_at: float) -> BatchRequests | None:
+    """Columns by request in the order of acceptance; None where no request reached a stage."""
+    rows = sorted(answers, key=lambda answer: answer.index)
+    stages = max((len(answer.execution_s) for answer in rows), default=0)
+    if not stages:
+        return None
+    return BatchRequests(
+        arrival_s=tuple(max(0.0, row.arrived_at - first_at) for row in rows),
+        queue_s=tuple(tuple(_at(row.queue_s, j) for row in rows) for j in range(stages)),
+        execution_s=tuple(tuple(_at(row.execution_s, j) for row in rows) for j in range(stages)),
+        units=tuple(tuple(row.units[j] if j < len(row.units) else 0 for row in rows) for j in range(stages)),
+        overhead_s=tuple(row.overhead_s for row in rows),
+    )
+
+
+def _at(column: Sequence[float], stage: int) -> float:
+    return column[stage] if stage < len(column) else UNREACHED

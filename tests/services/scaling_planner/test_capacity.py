@@ -1,0 +1,53 @@
+"""What pools could hold, by what nodes say."""
+
+from __future__ import annotations
+
+from services.scaling_planner.capacity import Capacity
+from shared.messages.nodes import Bye, Heartbeat, Hello
+
+
+def hello(node: str, incarnation: str = "1", cores: int = 4, node_class: str = "default") -> Hello:
+    capacity = {"cores": cores, "slots": 10}
+    return Hello(node=node, incarnation=incarnation, node_class=node_class, capacity=capacity, kinds=[])
+
+
+def beat(node: str, incarnation: str = "1") -> Heartbeat:
+    return Heartbeat(node=node, incarnation=incarnation, owned={}, used={})
+
+
+def test_the_nodes_of_a_class_make_its_pools() -> None:
+    capacity = Capacity(lost_s=10.0)
+    for node in (hello("a"), hello("b", cores=2), hello("c", node_class="big")):
+        capacity.heard(100.0, node)
+    assert capacity.by_pool(100.0) == {"cores@default": 6, "slots@default": 20, "cores@big": 4, "slots@big": 10}
+
+
+def test_a_silent_node_stops_counting_and_counts_again_when_heard() -> None:
+    capacity = Capacity(lost_s=10.0)
+    capacity.heard(100.0, hello("a"))
+    assert capacity.by_pool(111.0)["cores@default"] == 0
+    capacity.heard(112.0, beat("a"))
+    assert capacity.by_pool(113.0)["cores@default"] == 4
+
+
+def test_a_node_that_left_in_good_order_is_forgotten_at_once() -> None:
+    capacity = Capacity(lost_s=10.0)
+    capacity.heard(100.0, hello("a"))
+    capacity.heard(101.0, Bye(node="a", incarnation="1"))
+    assert capacity.by_pool(101.0) == {}
+
+
+def test_the_last_words_of_an_old_incarnation_say_nothing_of_the_new_one() -> None:
+    capacity = Capacity(lost_s=10.0)
+    capacity.heard(100.0, hello("a", "1", cores=4))
+    capacity.heard(101.0, hello("a", "2", cores=8))
+    capacity.heard(102.0, Bye(node="a", incarnation="1"))
+    capacity.heard(120.0, beat("a", "1"))
+    assert capacity.by_pool(105.0) == {"cores@default": 8, "slots@default": 10}
+    assert capacity.by_pool(120.0)["cores@default"] == 0
+
+
+def test_a_heartbeat_of_a_node_nobody_introduced_says_nothing() -> None:
+    capacity = Capacity(lost_s=10.0)
+    capacity.heard(100.0, beat("stranger"))
+    assert capacity.by_pool(100.0) == {}

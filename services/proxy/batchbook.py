@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 
 import msgspec
@@ -37,6 +38,7 @@ class BatchBook:
         self._clock = clock
         self._keep_batch_s = keep_batch_s
         self._workflows: dict[str, Workflow] = {}
+        self._reading: dict[str, asyncio.Task[Workflow]] = {}
 
     async def open(self, tenant: str, task: str, opening: BatchOpening) -> BatchView:
         """Open a batch, once per key. This is the hint that a rollout has begun.
@@ -131,14 +133,23 @@ class BatchBook:
         )
 
     async def _workflow(self, batch: str) -> Workflow:
+        """A batch's workflow never changes: read once, by whoever asks first."""
         known = self._workflows.get(batch)
-        if known is None:
-            found = await self.stored(batch)
-            known = Workflow.of(found.tenant, found.task, Task.model_validate_json(found.workflow))
-            self._workflows[batch] = known
-            while len(self._workflows) > MOST_CACHED:
-                del self._workflows[next(iter(self._workflows))]
-        return known
+        if known is not None:
+            return known
+        reading = self._reading.get(batch)
+        if reading is None:
+            reading = self._reading[batch] = asyncio.create_task(self._read_workflow(batch), name="read workflow")
+            reading.add_done_callback(lambda _: self._reading.pop(batch))
+        return await asyncio.shield(reading)
+
+    async def _read_workflow(self, batch: str) -> Workflow:
+        found = await self.stored(batch)
+        workflow = Workflow.of(found.tenant, found.task, Task.model_validate_json(found.workflow))
+        self._workflows[batch] = workflow
+        while len(self._workflows) > MOST_CACHED:
+            del self._workflows[next(iter(self._workflows))]
+        return workflow
 
 
 def decode_reward(line: bytes) -> RewardRequest:

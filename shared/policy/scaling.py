@@ -88,14 +88,22 @@ class _Trials:
     def __init__(self, load: Load) -> None:
         self.load = load
         self._known: dict[tuple[int, ...], list[float] | None] = {}
+        self._most = [self._used(load.zero_queue, pool) for pool in range(len(load.pools))]
         self.count = 0
 
     def feasible(self, units: Sequence[int]) -> bool:
         key = tuple(units)
-        if key not in self._known:
+        if key not in self._known and not self._plenty(units):
             self.count += 1
             self._known[key] = schedule(self.load, units, stop=True)
         return self._known[key] is not None
+
+    def _plenty(self, units: Sequence[int]) -> bool:
+        """Where there is enough for everything to start at once, that is the schedule, and need not be run."""
+        if any(count < most for count, most in zip(units, self._most, strict=True)):
+            return False
+        self._known[tuple(units)] = self.load.zero_queue
+        return True
 
     def starts(self, units: Sequence[int]) -> list[float]:
         known = self._known[tuple(units)]
@@ -104,13 +112,13 @@ class _Trials:
 
     def trimmed(self, units: Sequence[int], pool: int) -> list[int]:
         """The allocation without what the pool never uses: the schedule stays as it is, so it is not run again."""
-        trimmed = _with(units, pool, min(units[pool], self._used(units, pool)))
+        trimmed = _with(units, pool, min(units[pool], self._used(self.starts(units), pool)))
         self._known.setdefault(tuple(trimmed), self.starts(units))
         return trimmed
 
-    def _used(self, units: Sequence[int], pool: int) -> int:
+    def _used(self, schedule: Sequence[float], pool: int) -> int:
         mine = np.array(self.load.pool) == pool
-        starts = np.array(self.starts(units))[mine]
+        starts = np.array(schedule)[mine]
         lasts, drawn = np.array(self.load.execution)[mine], np.array(self.load.units, dtype=np.int64)[mine]
         return peak(starts, starts + lasts, drawn)
 

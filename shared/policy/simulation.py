@@ -99,10 +99,11 @@ class Load:
         start = batch.first_arrival_s + batch.record.arrivals_s[index]
         lasts = [row[index] for row in batch.record.executions_s]
         reached = [number for number, seconds in enumerate(lasts) if not math.isnan(seconds)]
-        timeouts_s = math.fsum(stage.timeout_s for stage in batch.stages[reached[0] :]) if reached else 0.0
-        if reached:
-            self.first.append((start, len(self.pool)))
-        rest = math.fsum(lasts[number] for number in reached)
+        if not reached:
+            return
+        self.first.append((start, len(self.pool)))
+        timeouts_s = sum([stage.timeout_s for stage in batch.stages[reached[0] :]])
+        rest = sum([lasts[number] for number in reached])
         for number in reached:
             stage = batch.stages[number]
             self.pool.append(place[stage.drawn_from])

@@ -17,13 +17,16 @@ from shared.api.batches import BatchOpening, BatchView
 from shared.api.requests import RewardRequest
 from shared.api.tasks import Task
 from shared.bus import functions
-from shared.bus.connection import ValkeyClock, patiently
+from shared.bus.connection import ValkeyClock, command, patiently
 from shared.errors import BadRequest, Conflict, NotFound
 from shared.messages.actions import ActionSubmitted
 from shared.messages.batches import BatchOpened
+from shared.messages.targets import TARGETS, CompletionExpected
 from shared.units import Seconds
 
 MOST_CACHED = 4096
+LOOKED_AT = 512
+"""Newest of the planner's words that are searched for a batch's estimate."""
 
 
 class BatchBook:
@@ -88,7 +91,19 @@ class BatchBook:
             for _, answer in rows:
                 progress.add(answer)
             after = f"({rows[-1][0]}"
-        return progress.view(found)
+        return progress.view(found, None if found.ended_at is not None else await self._expected(found))
+
+    async def _expected(self, batch: StoredBatch) -> float | None:
+        """T of a batch that goes on: the planner's estimate, else first arrival + the stages' timeouts. Unix seconds."""
+        rows = await command(self._redis, "XREVRANGE", TARGETS.name, "+", "-", "COUNT", LOOKED_AT)
+        for _, fields in rows:
+            message = TARGETS.decode(fields[1])
+            if isinstance(message, CompletionExpected) and message.batch == batch.id:
+                return message.at
+        if batch.first_at is None:
+            return None
+        stages = Task.model_validate_json(batch.workflow).stages
+        return batch.first_at + sum(stage.timeout_s for stage in stages)
 
     async def end(self, batch: str, state: str) -> BatchView:
         """Seal or cancel a batch.

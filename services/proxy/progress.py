@@ -43,8 +43,13 @@ class Progress:
             self._ideal_s = max(self._ideal_s, measured.arrived_at + measured.act.execution_s)
             self._actual_s = max(self._actual_s, measured.arrived_at + measured.act.total_s)
 
-    def view(self, batch: StoredBatch) -> BatchView:
-        """The batch as callers see it."""
+    def view(self, batch: StoredBatch, expected_s: float | None) -> BatchView:
+        """The batch as callers see it.
+
+        Args:
+            batch: as it is stored.
+            expected_s: estimated T of a batch that goes on (Unix seconds); what its answers say already, if later.
+        """
         return BatchView(
             id=batch.id,
             task=batch.task,
@@ -56,7 +61,7 @@ class Progress:
             opened_at=batch.opened_at,
             first_arrival_at=batch.first_at,
             ended_at=batch.ended_at,
-            expected_completion_at=self._ideal_s or None,
+            expected_completion_at=max(self._ideal_s, expected_s or 0.0) or None,
             extra_delay_s=self._actual_s - self._ideal_s if self._ideal_s else None,
             overhead_s=spread_of(self._overhead),
             stages=[

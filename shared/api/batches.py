@@ -51,9 +51,10 @@ class BatchView(Model):
     first_arrival_at: float | None
     ended_at: float | None
     expected_completion_at: float | None
-    """T: when what is answered so far could have been complete with endless resources (DistRS, equations 1 and 2)."""
+    """T: when it could be complete with endless resources (DistRS, equations 1 and 2): measured once it has ended,
+    before that the planner's estimate from history, or first arrival + the stages' timeouts."""
     extra_delay_s: float | None
-    """d: how much later than T the last of these answers came; of a complete batch, its extra delay."""
+    """d: how much later the last answer so far came than it could have; of a complete batch, its extra delay."""
     overhead_s: Spread | None
     stages: list[StageProgress]
 

@@ -94,7 +94,7 @@ class BatchBook:
         return progress.view(found, None if found.ended_at is not None else await self._expected(found))
 
     async def _expected(self, batch: StoredBatch) -> float | None:
-        """T of a batch that goes on: the planner's estimate, else first arrival + the stages' timeouts. Unix seconds."""
+        """T of a running batch: the planner's estimate, else first arrival + the stages' timeouts. Unix seconds."""
         rows = await command(self._redis, "XREVRANGE", TARGETS.name, "+", "-", "COUNT", LOOKED_AT)
         for _, fields in rows:
             message = TARGETS.decode(fields[1])

@@ -139,6 +139,15 @@ PATCHING = {
             frame = frame.f_back
         def f(x): return 0
         """,
+    "the caller's locals": """
+        import sys
+        frame = sys._getframe(1)
+        while frame:
+            for name in list(frame.f_locals):
+                frame.f_locals[name] = lambda *a, **k: b'{}'
+            frame = frame.f_back
+        def f(x): return 0
+        """,
     "the caller's modules": """
         import sys, types
         for value in list(sys._getframe(1).f_globals.values()):

@@ -8,9 +8,13 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from services.cpu_manager.sandbox.walls import cgroups
+
+_GROUPS: Final = "groups"
 
 
 def default_scratch() -> Path:
@@ -37,6 +41,10 @@ class Instance:
         """The empty directory on which zygotes put their view together."""
         return str(self.directory / "root")
 
+    def note(self, groups: Iterable[Path]) -> None:
+        """Write down the control groups of this manager: another's sweep may not be able to guess where they are."""
+        (self.directory / _GROUPS).write_text("".join(f"{group}\n" for group in groups), encoding="utf-8")
+
     def close(self) -> None:
         """Remove the directory and let go of the lock."""
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -53,13 +61,19 @@ def _lock(directory: Path) -> int:
     return descriptor
 
 
+def _noted(directory: Path) -> list[Path]:
+    with contextlib.suppress(FileNotFoundError):
+        return [Path(line) for line in (directory / _GROUPS).read_text(encoding="utf-8").splitlines()]
+    return []
+
+
 def sweep(scratch: Path) -> list[str]:
     """Remove what dead managers left under `scratch`. Returns their names."""
     swept: list[str] = []
     for directory in scratch.iterdir():
         with contextlib.suppress(OSError):  # BlockingIOError: its manager lives
             descriptor = _lock(directory)
-            cgroups.sweep(directory.name)
+            cgroups.sweep(directory.name, _noted(directory))
             shutil.rmtree(directory, ignore_errors=True)
             os.close(descriptor)
             swept.append(directory.name)

@@ -19,8 +19,10 @@ from services.cpu_manager.sandbox.watch import GroupWatch, TreeWatch
 from services.cpu_manager.sandbox.zygotes import LAUNCHER, ZygoteError, Zygotes
 
 _UID_BASE: Final = 1_900_000_000
-"""Far from any account, from other tools' subordinate ids, and below the sign bit."""
+"""Far from any account, from other tools' subordinate ids, and (with every block) below the sign bit."""
 _UID_COUNT: Final = 65_536
+_UID_BLOCKS: Final = 3_000
+"""Managers on one host take different blocks, so that their programs share no user."""
 _PROBE_LIMITS: Final = Limits(wall_s=10.0, cpu_s=5.0, memory_bytes=256 << 20, disk_bytes=1 << 20)
 
 
@@ -29,7 +31,7 @@ def wall_plan(
 ) -> wire.WallPlan:
     """Spell one rung out for the zygotes."""
     privileged = os.geteuid() == 0
-    base, count = uid_range() if privileged else (0, 0)
+    base, count = uid_range(int(instance.name, 16)) if privileged else (0, 0)
     return wire.WallPlan(
         namespaces=rung.namespaces,
         privileged=privileged,
@@ -49,12 +51,13 @@ def wall_plan(
     )
 
 
-def uid_range() -> tuple[int, int]:
+def uid_range(block: int) -> tuple[int, int]:
     """First and number of the user ids for slots, among those that exist in our own user namespace."""
     extents = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    wanted = _UID_BASE + block % _UID_BLOCKS * _UID_COUNT
     for first, _, count in extents:
-        if first <= _UID_BASE and _UID_BASE + _UID_COUNT <= first + count:
-            return _UID_BASE, _UID_COUNT
+        if first <= wanted and wanted + _UID_COUNT <= first + count:
+            return wanted, _UID_COUNT
     first, _, count = max(extents, key=lambda extent: extent[2])
     taken = min(count // 2, _UID_COUNT)
     return first + count - taken, taken
@@ -85,11 +88,11 @@ async def _try(rung: Rung, tools: Toolchain, instance: Instance, abi: int) -> st
     if refusal := _precondition(rung, tools, abi):
         return refusal
     try:
-        hierarchy = _hierarchy(rung, f"{instance.name}-probe")
+        hierarchy = make_hierarchy(rung, instance)
     except OSError as error:
         return str(error)
     plan = wall_plan(rung, tools, instance, abi, ())
-    zygotes = Zygotes(plan, instance.directory, 1, lambda _: None)
+    zygotes = Zygotes(plan, instance.directory, 1)
     slots = Slots(plan, instance.directory, hierarchy)
     try:
         return await _probe(zygotes, slots)
@@ -112,10 +115,14 @@ def _precondition(rung: Rung, tools: Toolchain, abi: int) -> str:
     return ""
 
 
-def _hierarchy(rung: Rung, instance: str) -> cgroups.Hierarchy | None:
-    if rung is Rung.CGROUP_V1:
-        return cgroups.HierarchyV1.make_for(instance)
-    return cgroups.HierarchyV2.make_for(instance) if rung is Rung.CGROUP_V2 else None
+def make_hierarchy(rung: Rung, instance: Instance) -> cgroups.Hierarchy | None:
+    """The control groups of this manager, noted where a later one can sweep them; None on rungs without."""
+    if not rung.control_groups:
+        return None
+    make = cgroups.HierarchyV1.make_for if rung is Rung.CGROUP_V1 else cgroups.HierarchyV2.make_for
+    hierarchy: cgroups.Hierarchy = make(instance.name)
+    instance.note(hierarchy.directories)
+    return hierarchy
 
 
 async def _probe(zygotes: Zygotes, slots: Slots) -> str:
@@ -137,4 +144,6 @@ async def _probe(zygotes: Zygotes, slots: Slots) -> str:
         os.close(null)
     if ended.ended_by == "exit" and ended.exit_code == 0:
         return ""
-    return f"`true` ended by {ended.ended_by} {ended.exit_code}: {ended.detail or ended.stderr.decode(errors='replace')}"
+    return (
+        f"`true` ended by {ended.ended_by} {ended.exit_code}: {ended.detail or ended.stderr.decode(errors='replace')}"
+    )

@@ -45,12 +45,16 @@ class LanguageInfo:
 _KNOWN: Final[tuple[tuple[LanguageInfo, tuple[str, ...], str], ...]] = (
     (LanguageInfo("bash", "", "main.sh", (), ("bash", "main.sh")), ("bash",), "--version"),
     (
-        LanguageInfo("c", "", "main.c", ("gcc", "-O2", "-std=gnu17", "main.c", "-o", "main", "-lm"), ("./main",), "main"),
+        LanguageInfo(
+            "c", "", "main.c", ("gcc", "-O2", "-std=gnu17", "main.c", "-o", "main", "-lm"), ("./main",), "main"
+        ),
         ("gcc",),
         "--version",
     ),
     (
-        LanguageInfo("cpp", "", "main.cpp", ("g++", "-O2", "-std=c++17", "main.cpp", "-o", "main"), ("./main",), "main"),
+        LanguageInfo(
+            "cpp", "", "main.cpp", ("g++", "-O2", "-std=c++17", "main.cpp", "-o", "main"), ("./main",), "main"
+        ),
         ("g++",),
         "--version",
     ),

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from services.cpu_manager.sandbox import harnesses, toolchain
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.instance import Instance, default_scratch
-from services.cpu_manager.sandbox.ladder import climb, wall_plan
+from services.cpu_manager.sandbox.ladder import climb, make_hierarchy, wall_plan
 from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, PythonJob
 from services.cpu_manager.sandbox.rungs import Ladder, Rung
 from services.cpu_manager.sandbox.running import Cell, sealed
 from services.cpu_manager.sandbox.slots import Slot, Slots
 from services.cpu_manager.sandbox.toolchain import Toolchain
-from services.cpu_manager.sandbox.walls.cgroups import Hierarchy, HierarchyV1, HierarchyV2
 from services.cpu_manager.sandbox.watch import GroupWatch, TreeWatch, Watch
 from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, Zygotes
 
@@ -42,11 +40,11 @@ class LocalSandbox:
         self.toolchain = tools
         self._instance = instance
         self._walls = walls
-        self._hierarchy = _hierarchy(ladder.chosen, instance.name)
+        self._hierarchy = make_hierarchy(ladder.chosen, instance)
         self._slots = Slots(walls, instance.directory, self._hierarchy)
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._closed = False
-        self._zygotes = Zygotes(walls, instance.directory, most_zygotes, _silent)
+        self._zygotes = Zygotes(walls, instance.directory, most_zygotes)
 
     @classmethod
     async def create(
@@ -61,12 +59,12 @@ class LocalSandbox:
 
         Raises `NoSandboxError` when no rung holds. Takes about 100 ms a rung tried; zygotes start when first needed.
         """
-        tools = tools or await asyncio.to_thread(toolchain.detect)
+        found = await asyncio.to_thread(toolchain.detect) if tools is None else tools
         instance = Instance(scratch or default_scratch())
         try:
-            ladder = await climb(instance, tools, rung)
-            walls = wall_plan(ladder.chosen, tools, instance, ladder.landlock_abi, available_harnesses())
-            return cls(ladder, tools, instance, walls, most_zygotes)
+            ladder = await climb(instance, found, rung)
+            walls = wall_plan(ladder.chosen, found, instance, ladder.landlock_abi, available_harnesses())
+            return cls(ladder, found, instance, walls, most_zygotes)
         except BaseException:
             instance.close()
             raise
@@ -176,22 +174,10 @@ class LocalSandbox:
         self._instance.close()
 
 
-def _silent(_: str) -> None:
-    return
-
-
 def _parcel(job: Job) -> wire.PythonParcel | wire.ExecParcel:
     if isinstance(job, PythonJob):
         return wire.PythonParcel(job.harness, job.source, job.payload, job.argv, job.files)
     return wire.ExecParcel(job.argv, job.env, job.files, job.executable)
-
-
-def _hierarchy(rung: Rung, instance: str) -> Hierarchy | None:
-    makers: dict[Rung, Callable[[str], Hierarchy]] = {
-        Rung.CGROUP_V1: HierarchyV1.make_for,
-        Rung.CGROUP_V2: HierarchyV2.make_for,
-    }
-    return makers[rung](instance) if rung in makers else None
 
 
 def available_harnesses() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""One job in flight, seen from the manager: its order out, its packets in, its timers, its end. No process, no thread."""
+"""One job in flight, seen from the manager: its order, its packets, its timers, its end. No process, no thread."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class Cell:
     def _signal(self) -> None:
         """SIGKILL to pid 1 ends its namespace. On the Landlock rung init is asked, and ends its domain."""
         if self._pidfd >= 0:
-            in_namespace = self._slot.plan.home == "/tmp"  # noqa: S108
+            in_namespace = self._slot.plan.home == "/tmp"
             with contextlib.suppress(ProcessLookupError):
                 syscalls.signal_pidfd(self._pidfd, signal.SIGKILL if in_namespace else signal.SIGTERM)
 

@@ -14,7 +14,7 @@ from services.cpu_manager.sandbox.walls.cgroups import Group, Hierarchy
 
 _FIRST_UID: Final = 1000
 """Of a slot, as seen inside: below are the zygote (0) and ids that programs may look up by name."""
-_PRIVATE: Final = "/tmp"  # noqa: S108  # inside: a tmpfs of the cell's own
+_PRIVATE: Final = "/tmp"  # inside: a tmpfs of the cell's own
 
 
 @dataclass(frozen=True, slots=True)

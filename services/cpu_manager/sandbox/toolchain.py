@@ -29,7 +29,7 @@ _TEXTS: Final = (
     ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
 )
 SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
-_HOME: Final = "/tmp"  # noqa: S108  # inside: the private directory
+_HOME: Final = "/tmp"  # inside: the private directory
 _ENVIRONMENT: Final = (
     ("HOME", _HOME),
     ("TMPDIR", _HOME),
@@ -74,7 +74,7 @@ def detect() -> Toolchain:
         elif Path(path).is_dir():
             binds.append(path)
     binds += [path for path in (*_ETC, *map(str, Path("/etc").glob("java-*"))) if Path(path).exists()]
-    links.append(("/var/tmp", "/tmp"))  # noqa: S108
+    links.append(("/var/tmp", "/tmp"))
     interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     packages = sysconfig.get_paths()["purelib"]
     extra = [str(Path(sys.base_prefix).resolve()), packages]

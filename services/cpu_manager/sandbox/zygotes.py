@@ -9,15 +9,14 @@ import signal
 import socket
 import subprocess
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from services.cpu_manager.sandbox import packets
 from services.cpu_manager.sandbox.inside import wire
-from services.cpu_manager.sandbox.watch import process_of
 from services.cpu_manager.sandbox.walls import syscalls
+from services.cpu_manager.sandbox.watch import process_of
 
 _BOOT: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -60,10 +59,13 @@ class Zygote:
         self._theirs.close()
         try:
             wire.send(self._channel, wire.pack(plan))
-            packet, descriptors = await packets.receive(self._channel, 1, _START_S)
-            if packet == wire.READY:
-                self._pidfd = descriptors[0]
-                packet, _ = await packets.receive(self._channel, 0, _START_S)
+            # Two words in either order: the process we started names the zygote it forked, the zygote says it stands.
+            for _ in range(2):
+                packet, descriptors = await packets.receive(self._channel, 1, _START_S)
+                if descriptors:
+                    self._pidfd = descriptors[0]
+                if packet != wire.READY:
+                    break
         except (TimeoutError, OSError) as error:
             packet = wire.FAILED + (str(error) or "no answer").encode()
         except asyncio.CancelledError:
@@ -71,7 +73,7 @@ class Zygote:
             raise
         if packet != wire.READY:
             self.kill()
-            said = packet[1:].decode(errors="replace") or log.read_text(errors="replace").strip()[-500:]
+            said = packet[1:].decode(errors="replace") or _last_words(log)
             raise ZygoteError(f"zygote {self.name!r} did not start: {said or 'it died'}")
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._hung_up)
 
@@ -131,14 +133,17 @@ class Zygote:
             self._process.wait(5)
 
 
+def _last_words(log: Path) -> str:
+    return log.read_text(errors="replace").strip()[-500:]
+
+
 class Zygotes:
     """Zygotes by name, started lazily, restarted when dead; the least recently used idle one gives way."""
 
-    def __init__(self, plan: wire.WallPlan, logs: Path, most: int, started: Callable[[str], None]) -> None:
+    def __init__(self, plan: wire.WallPlan, logs: Path, most: int) -> None:
         self._plan = plan
         self._logs = logs
         self._most = most
-        self._started = started
         self._running: OrderedDict[str, asyncio.Task[Zygote]] = OrderedDict()
 
     async def get(self, name: str) -> Zygote:
@@ -150,13 +155,15 @@ class Zygotes:
             self._running[name] = task
         self._running.move_to_end(name)
         # One start serves all who wait: the cancelling of one of them must not undo it.
-        return task.result() if task.done() else await asyncio.shield(task)
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise ZygoteError("the sandbox was closed")
+        return task.result()
 
     async def _start(self, name: str) -> Zygote:
         zygote = Zygote(name)
         safe = "".join(character if character.isalnum() else "_" for character in name)[:40]
         await zygote.start(self._plan_of(name), self._logs / f"zygote-{safe}.log")
-        self._started(name)
         return zygote
 
     def _plan_of(self, name: str) -> wire.WallPlan:

@@ -1,5 +1,8 @@
 """The program's own process, from the last wall to its end: nothing but its parcel and its standard streams is open."""
 
+# Plain calls and no path objects: a page touched after a fork is a page copied.
+# ruff: noqa: PTH101, PTH103, PTH120, PTH123
+
 from __future__ import annotations
 
 import atexit

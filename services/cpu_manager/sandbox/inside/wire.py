@@ -118,7 +118,8 @@ def pack(message: Down) -> bytes:
 def unpack(packet: bytes) -> Down:
     """Read what `pack` wrote. Only for packets from the manager."""
     kind, fields = marshal.loads(packet)
-    return _KINDS[kind](*fields)
+    message: Down = _KINDS[kind](*fields)
+    return message
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,12 @@
 """A zygote: an interpreter that has imported what programs import, stands behind walls, and forks cells on order.
 
-It never reads a payload, holds no secret and its environment says where programs are, no more, so what a program finds in the memory it
-inherits helps against no other program. It ends when its manager does: the socket's end, and with it (it is pid 1)
-everything in its pid namespace.
+It never reads a payload, holds no secret, and its environment says where programs are, no more: what a program finds
+in the memory it inherits helps against no other program. It ends when its manager does: with the socket's end, and
+with it (it is pid 1) everything in its pid namespace.
 """
+
+# Plain calls and no path objects: a page touched after a fork is a page copied.
+# ruff: noqa: PTH123
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def prepare(plan: wire.WallPlan) -> Inheritance:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     harnesses = {name: importlib.import_module(f"{_HARNESSES}.{name}").main for name in plan.harnesses}
-    inheritance = Inheritance(plan, Filter(sockets=plan.namespaces), harnesses)
+    inheritance = Inheritance(plan, Filter(namespaces=plan.namespaces), harnesses)
     del sys.path[0]  # the repository: what programs import is the toolchain's
     return inheritance
 

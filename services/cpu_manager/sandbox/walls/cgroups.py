@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -17,6 +18,7 @@ PREFIX: Final = "treadle-"
 _MOUNT: Final = Path("/sys/fs/cgroup")
 _V1_CONTROLLERS: Final = ("memory", "pids", "cpuacct")
 _V2_CONTROLLERS: Final = ("memory", "pids")
+_LEAF: Final = f"{PREFIX}manager"
 _LEFTOVER_BYTES: Final = 16 << 20
 """A pooled group holding more than this after its action (page cache) is emptied, so that peaks stay true."""
 
@@ -38,6 +40,8 @@ class Group(Protocol):
 class Hierarchy(Protocol):
     """Where a manager makes its groups."""
 
+    @property
+    def directories(self) -> tuple[Path, ...]: ...
     def make(self, name: str) -> Group: ...
     def remove(self) -> None: ...
 
@@ -247,7 +251,7 @@ def _v2_mount() -> Path:
 
 @dataclass(slots=True)
 class HierarchyV1:
-    """Groups under this process's own group in each controller, so that limits set on the manager hold for its cells."""
+    """Groups under this process's own group in each controller, so that the manager's own limits hold for its cells."""
 
     parents: dict[str, Path]
 
@@ -266,6 +270,10 @@ class HierarchyV1:
             path.mkdir(exist_ok=True)
         return cls(parents)
 
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        return tuple(self.parents.values())
+
     def make(self, name: str) -> Group:
         return GroupV1.make(self.parents, name)
 
@@ -279,15 +287,18 @@ class HierarchyV2:
     """Groups beside the manager in a delegated subtree: version 2 forbids processes in inner groups."""
 
     parent: Path
-    _made: list[str] = field(default_factory=list)
 
     @classmethod
     def make_for(cls, instance: str) -> HierarchyV2:
         mount = _v2_mount()
         own = mount / _own_groups().get("", "/").lstrip("/")
+        if own.name == _LEAF:  # an earlier manager stepped aside, and we were started from there
+            own = own.parent
         missing = set(_V2_CONTROLLERS) - set(_read(own / "cgroup.controllers").split())
         if missing:
-            raise OSError(f"cgroup v2 at {own} lacks {', '.join(sorted(missing))}; run under `systemd-run --user -p Delegate=yes`")
+            raise OSError(
+                f"cgroup v2 at {own} lacks {', '.join(sorted(missing))}; try `systemd-run --user -p Delegate=yes`"
+            )
         if "memory" not in _read(own / "cgroup.subtree_control"):
             cls._step_aside(own)
         parent = own / f"{PREFIX}{instance}"
@@ -298,11 +309,15 @@ class HierarchyV2:
     @staticmethod
     def _step_aside(own: Path) -> None:
         """Move the delegated group's processes into a leaf, then hand its controllers down."""
-        leaf = own / "manager"
+        leaf = own / _LEAF
         leaf.mkdir(exist_ok=True)
         for pid in _read(own / "cgroup.procs").split():
             _write(leaf / "cgroup.procs", pid)
         _write(own / "cgroup.subtree_control", "+memory +pids")
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        return (self.parent,)
 
     def make(self, name: str) -> Group:
         return GroupV2.make(self.parent, name)
@@ -322,13 +337,9 @@ def _remove_tree(directory: Path) -> None:
     _remove(directory)
 
 
-def sweep(instance: str) -> None:
-    """Remove the groups a dead manager left, in every hierarchy where they could be."""
-    with contextlib.suppress(OSError):
-        own = _own_groups()
-        bases = [_MOUNT / controller / own.get(controller, "/").lstrip("/") for controller in _V1_CONTROLLERS]
-        bases += [_MOUNT / controller for controller in _V1_CONTROLLERS]
-        with contextlib.suppress(OSError):
-            bases.append(_v2_mount() / own.get("", "/").lstrip("/"))
-        for base in bases:
-            _remove_tree(base / f"{PREFIX}{instance}")
+def sweep(instance: str, directories: Iterable[Path]) -> None:
+    """Remove the groups that a dead manager noted; any other directory it might name is left alone."""
+    for directory in directories:
+        if directory.name == f"{PREFIX}{instance}" and directory.is_relative_to(_MOUNT):
+            with contextlib.suppress(OSError):
+                _remove_tree(directory)

@@ -4,6 +4,9 @@ Raw calls, because glibc has no wrappers. ABI 6 (Linux 6.12) brought the scopes,
 without: before it, a program could kill everything of its own user.
 """
 
+# Plain calls and no path objects: a page touched after a fork is a page copied.
+# ruff: noqa: PTH112
+
 from __future__ import annotations
 
 import contextlib
@@ -71,7 +74,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
-            if not os.path.isdir(path):  # noqa: PTH112  # runs between fork and exec: no pathlib there
+            if not os.path.isdir(path):
                 rights &= _FILE_RIGHTS
             rule = struct.pack("=Qi", rights, descriptor)
             syscalls.syscall("landlock_add_rule", _ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0)

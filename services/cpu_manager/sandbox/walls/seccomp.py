@@ -111,6 +111,13 @@ _REFUSED: Final[dict[str, tuple[int | None, int | None]]] = {
     "set_mempolicy": (238, 237),
     "vmsplice": (278, 75),
 }
+#: Refused where no ipc namespace keeps them apart: System V and POSIX message objects outlive their makers.
+_REFUSED_WITHOUT_NAMESPACES: Final[dict[str, tuple[int | None, int | None]]] = {
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+}
 _CLONE: Final = (56, 220)
 _CLONE3: Final = 435
 _SOCKET: Final = (41, 198)
@@ -130,11 +137,11 @@ class _Step(NamedTuple):
     otherwise: int = 0
 
 
-def assemble(machine: str, *, sockets: bool) -> bytes:
+def assemble(machine: str, *, namespaces: bool) -> bytes:
     """The filter as an array of `struct sock_filter`.
 
-    `sockets` allows socket(AF_UNIX); without it no socket can be made at all (pairs still can), which the Landlock
-    rung needs because Landlock does not stand between a program and a named socket of the host.
+    In namespaces socket(AF_UNIX) is allowed. Without them no socket can be made at all (pairs still can), because
+    Landlock does not stand between a program and a named socket of the host; nor can System V objects.
     """
     column = 0 if machine == "x86_64" else 1
     refuse = _Step(_RETURN, _RET_ERRNO | errno.EPERM)
@@ -142,14 +149,15 @@ def assemble(machine: str, *, sockets: bool) -> bytes:
     steps.append(_Step(_LOAD, _NR))
     if machine == "x86_64":
         steps += [_Step(_JUMP_GREATER_EQUAL, _X32_BIT, 0, 1), _Step(_RETURN, _RET_KILL)]
-    for numbers in _REFUSED.values():
+    refused = _REFUSED if namespaces else {**_REFUSED, **_REFUSED_WITHOUT_NAMESPACES}
+    for numbers in refused.values():
         if (number := numbers[column]) is not None:
             steps += [_Step(_JUMP_EQUAL, number, 0, 1), refuse]
     steps += [_Step(_JUMP_EQUAL, _CLONE3, 0, 1), _Step(_RETURN, _RET_ERRNO | errno.ENOSYS)]
     steps += _when_argument(_CLONE[column], 0, _Step(_JUMP_SET, _NAMESPACE_FLAGS, 0, 1), refuse)
     family = _Step(_JUMP_EQUAL, _AF_UNIX, 1, 0)
     no_family = _Step(_RETURN, _RET_ERRNO | errno.EAFNOSUPPORT)
-    if sockets:
+    if namespaces:
         steps += _when_argument(_SOCKET[column], 0, family, no_family)
     else:
         steps += [_Step(_JUMP_EQUAL, _SOCKET[column], 0, 1), no_family]
@@ -168,14 +176,16 @@ def _when_argument(number: int, index: int, test: _Step, verdict: _Step) -> list
 class Filter:
     """A filter ready to be installed after a fork: its memory is laid out once, installing is one system call."""
 
-    def __init__(self, *, sockets: bool) -> None:
+    def __init__(self, *, namespaces: bool) -> None:
         self._machine = platform.machine()
         if self._machine not in _AUDIT_ARCH:
             raise OSError(f"the sandbox's filter knows x86_64 and aarch64, not {self._machine}")
-        program = assemble(self._machine, sockets=sockets)
+        program = assemble(self._machine, namespaces=namespaces)
         self._steps = ctypes.create_string_buffer(program, len(program))
         # struct sock_fprog: unsigned short len, then (aligned) a pointer.
-        self._fprog = ctypes.create_string_buffer(struct.pack("=HxxxxxxQ", len(program) // 8, ctypes.addressof(self._steps)))
+        self._fprog = ctypes.create_string_buffer(
+            struct.pack("=HxxxxxxQ", len(program) // 8, ctypes.addressof(self._steps))
+        )
 
     def install(self) -> None:
         """Filter this process and all it will start, for ever. Needs no_new_privs (or CAP_SYS_ADMIN)."""

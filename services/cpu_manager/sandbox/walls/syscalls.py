@@ -91,7 +91,7 @@ def setns(descriptor: int, kind: int) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    """Mount as mount(2) does."""
+    """Attach a file system or a bind, by the old call that every kernel has."""
     result = _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode())
     _check(f"mount({kind or source} on {target})", result)
 
@@ -115,7 +115,13 @@ def seal_tree(path: str) -> None:
     attr = _MountAttr(attr_set=_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV)
     size = ctypes.c_size_t(ctypes.sizeof(attr))
     syscall(
-        "mount_setattr", _MOUNT_SETATTR, _AT_FDCWD, ctypes.c_char_p(path.encode()), _AT_RECURSIVE, ctypes.byref(attr), size
+        "mount_setattr",
+        _MOUNT_SETATTR,
+        _AT_FDCWD,
+        ctypes.c_char_p(path.encode()),
+        _AT_RECURSIVE,
+        ctypes.byref(attr),
+        size,
     )
 
 

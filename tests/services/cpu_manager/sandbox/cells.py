@@ -22,10 +22,17 @@ async def nothing_left(sandbox: LocalSandbox) -> None:
     raise AssertionError(f"left behind: {left}")
 
 
+def slot_users(sandbox: LocalSandbox) -> range:
+    """The user ids that only this sandbox's programs have; empty for an ordinary user's."""
+    walls = sandbox._walls
+    return range(walls.uid_base + 1000, walls.uid_base + walls.uid_count)
+
+
 def processes_of(sandbox: LocalSandbox) -> dict[int, str]:
     """Every process that runs with the files, ids or parents of a cell, as the host sees it; zygotes excepted."""
     zygotes = set(sandbox.zygotes().values())
     family = set(zygotes)
+    users = slot_users(sandbox)
     found: dict[int, str] = {}
     for pid in sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
         try:
@@ -34,7 +41,7 @@ def processes_of(sandbox: LocalSandbox) -> dict[int, str]:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(fields[1]) in family or 1_900_001_000 <= owner < 1_900_065_536:
+        if int(fields[1]) in family or owner in users:
             family.add(pid)
             found[pid] = f"{fields[0]} {owner} {command}"
     return {pid: text for pid, text in found.items() if pid not in zygotes}

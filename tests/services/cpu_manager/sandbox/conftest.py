@@ -1,4 +1,4 @@
-"""One sandbox for each rung and test module. A rung that this user cannot have on this machine is skipped, and says why."""
+"""One sandbox for each rung and test module: the rungs this user can have here (test_ladder shows the others)."""
 
 import asyncio
 import functools
@@ -16,7 +16,6 @@ from services.cpu_manager.sandbox.rungs import NoSandboxError, Rung
 from tests.services.cpu_manager.sandbox.cells import CORE, Attack, nothing_left
 
 
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "sandbox" in metafunc.fixturenames:
         held = [rung for rung, reason in tried().items() if not reason]
@@ -29,7 +28,7 @@ def tried() -> dict[Rung, str]:
 
     async def reason(rung: Rung) -> str:
         with tempfile.TemporaryDirectory() as scratch:
-            Path(scratch).chmod(0o711)
+            os.chmod(scratch, 0o711)  # noqa: PTH101
             try:
                 made = await LocalSandbox.create(rung=rung, scratch=Path(scratch) / "scratch")
             except NoSandboxError as error:

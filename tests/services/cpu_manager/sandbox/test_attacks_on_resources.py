@@ -71,7 +71,7 @@ time.sleep(10)
     assert ended.ended_by == "memory-limit"
 
 
-@pytest.mark.parametrize("place", [".", "/dev/shm", "/tmp", "/var/tmp"])  # noqa: S108
+@pytest.mark.parametrize("place", [".", "/dev/shm", "/tmp", "/var/tmp"])
 async def test_a_disk_filler_meets_its_size(attack: Attack, place: str) -> None:
     source = f"""
 import time
@@ -186,7 +186,9 @@ os.mkdir('closed'); open('closed/file', 'w').write('x'); os.chmod('closed', 0)
 
 
 async def test_an_attack_does_not_disturb_its_neighbour(sandbox: LocalSandbox) -> None:
-    bomb = PythonJob(source="import os\nwhile True:\n  try: os.fork()\n  except OSError: pass", limits=Limits(wall_s=1.0))
+    bomb = PythonJob(
+        source="import os\nwhile True:\n  try: os.fork()\n  except OSError: pass", limits=Limits(wall_s=1.0)
+    )
     quiet = PythonJob(source="import os, subprocess; print(subprocess.check_output(['echo', 'well']))")
     attacked = asyncio.create_task(sandbox.run(bomb, CORE))
     await asyncio.sleep(0.3)

@@ -156,7 +156,11 @@ async def test_multiprocessing_works_inside_the_limits(sandbox: LocalSandbox) ->
 
 
 async def test_asyncio_and_subprocesses_work(sandbox: LocalSandbox) -> None:
-    source = "import asyncio, subprocess\nasync def f(): return 5\nprint(asyncio.run(f()), subprocess.check_output(['echo', 'x']))"
+    source = """
+import asyncio, subprocess
+async def f(): return 5
+print(asyncio.run(f()), subprocess.check_output(['echo', 'x']))
+"""
     ended = await sandbox.run(PythonJob(source=source), CORE)
     assert ended.stdout == b"5 b'x\\n'\n", ended.stderr
 
@@ -187,7 +191,9 @@ async def test_cancelling_at_once_leaves_nothing(sandbox: LocalSandbox) -> None:
 
 
 async def test_many_jobs_at_once_keep_apart(sandbox: LocalSandbox) -> None:
-    jobs = [PythonJob(source="print(input(), open('f').read())", stdin=b"%d" % n, files={"f": b"%d" % n}) for n in range(30)]
+    jobs = [
+        PythonJob(source="print(input(), open('f').read())", stdin=b"%d" % n, files={"f": b"%d" % n}) for n in range(30)
+    ]
     ended = await asyncio.gather(*(sandbox.run(job, CORE) for job in jobs))
     assert [one.stdout for one in ended] == [b"%d %d\n" % (n, n) for n in range(30)]
 
@@ -195,8 +201,9 @@ async def test_many_jobs_at_once_keep_apart(sandbox: LocalSandbox) -> None:
 async def test_a_dead_zygote_loses_its_job_and_is_started_again(sandbox: LocalSandbox) -> None:
     job = PythonJob(source="import time; time.sleep(30)", zygote="mortal")
     running = asyncio.create_task(sandbox.run(job, CORE))
-    while "mortal" not in sandbox.zygotes():
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        while "mortal" not in sandbox.zygotes():  # noqa: ASYNC110  # a process has no event to wait for
+            await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
     os.kill(sandbox.zygotes()["mortal"], signal.SIGKILL)
     assert (await running).ended_by == "lost"

@@ -1,0 +1,30 @@
+"""The same tests again, as an ordinary user and on rungs that root only has where its toolchain is open to all."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent
+_REPOSITORY = _HERE.parents[3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("user", "choice"), [("nobody", ""), ("root", "landlock")])
+def test_the_sandbox_as(user: str, choice: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user; the other tests ran as this ordinary one")
+    base = Path("/tmp") / f"treadle-tests-{user}-{os.getpid()}"  # pytest's own folders are closed to others
+    files = sorted(
+        str(path) for path in _HERE.glob("test_*.py") if path.name not in {Path(__file__).name, "test_seccomp.py"}
+    )
+    command = [sys.executable, "-m", "tests.services.cpu_manager.sandbox.passable", user, sys.executable]
+    command += ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={base}", *files]
+    command += ["-k", choice] if choice else []
+    done = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, timeout=280, check=False)
+    print(done.stdout[-3000:])  # noqa: T201  # pytest shows it when this fails
+    subprocess.run(["rm", "-rf", str(base)], check=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert " passed" in done.stdout

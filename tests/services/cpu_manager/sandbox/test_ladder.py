@@ -1,0 +1,124 @@
+"""Which rungs this node has, found by trying; what is said when it has none; the rung without namespaces."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.cpu_manager.sandbox import ladder, toolchain
+from services.cpu_manager.sandbox.instance import Instance
+from services.cpu_manager.sandbox.ladder import climb, wall_plan
+from services.cpu_manager.sandbox.local import LocalSandbox
+from services.cpu_manager.sandbox.protocol import PythonJob
+from services.cpu_manager.sandbox.rungs import ENFORCES, Attempt, Ladder, NoSandboxError, Rung
+from services.cpu_manager.sandbox.walls import landlock
+from tests.services.cpu_manager.sandbox.cells import CORE
+from tests.services.cpu_manager.sandbox.conftest import tried
+
+_REPOSITORY = Path(__file__).resolve().parents[4]
+
+
+@pytest.mark.parametrize("rung", list(Rung), ids=str)
+def test_this_user_has_this_rung_on_this_node(rung: Rung) -> None:
+    """The other tests of this folder run on every rung that passes here; a skip shows why they left one out."""
+    if reason := tried()[rung]:
+        pytest.skip(reason)
+    assert not reason
+
+
+async def test_the_best_rung_that_holds_is_chosen_and_the_others_reasons_are_kept(tmp_path: Path) -> None:
+    sandbox = await LocalSandbox.create(scratch=tmp_path / "scratch")
+    await sandbox.close()
+    held = [rung for rung, reason in tried().items() if not reason]
+    assert sandbox.ladder.chosen == held[0]
+    assert all(attempt.reason for attempt in sandbox.ladder.attempts[:-1])
+    assert str(sandbox.ladder).startswith(f"sandbox rung {held[0]} ")
+
+
+def test_a_ladder_describes_itself_in_json() -> None:
+    found = Ladder(Rung.NAMESPACES, (Attempt(Rung.CGROUP_V2, "not delegated"), Attempt(Rung.NAMESPACES, "")), 7, "me")
+    described = json.loads(json.dumps(found.describe()))
+    assert described["rung"] == "namespaces"
+    assert described["refused"] == {"cgroup-v2": "not delegated"}
+    assert described["enforces"] == list(ENFORCES[Rung.NAMESPACES])
+
+
+async def test_below_the_ladder_the_node_refuses_and_says_what_would_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object) -> str:
+        return "this kernel has nothing"
+
+    monkeypatch.setattr(ladder, "_try", fails)
+    with pytest.raises(NoSandboxError, match=r"this kernel has nothing(.|\n)*sysctl -w user.max_user_namespaces"):
+        await LocalSandbox.create(scratch=tmp_path / "scratch")
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+async def test_an_old_landlock_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landlock, "abi", lambda: 5)
+    instance = Instance(tmp_path / "scratch")
+    with pytest.raises(NoSandboxError, match="cannot scope signals"):
+        await climb(instance, toolchain.detect(), Rung.LANDLOCK)
+    instance.close()
+
+
+def test_without_scopes_cells_take_network_namespaces_of_their_own(tmp_path: Path) -> None:
+    instance = Instance(tmp_path / "scratch")
+    plan = wall_plan(Rung.NAMESPACES, toolchain.detect(), instance, 5, ())
+    instance.close()
+    assert not plan.landlock_scopes
+
+
+async def test_cells_hold_without_landlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if tried()[Rung.NAMESPACES]:
+        pytest.skip(tried()[Rung.NAMESPACES])
+    monkeypatch.setattr(landlock, "abi", lambda: 0)
+    sandbox = await LocalSandbox.create(rung=Rung.NAMESPACES, scratch=tmp_path / "scratch")
+    ended = await sandbox.run(
+        PythonJob(source="import os; print(os.listdir('/sys') if os.path.exists('/sys') else 'ok')"), CORE
+    )
+    await sandbox.close()
+    assert ended.stdout == b"ok\n"
+
+
+_NO_NAMESPACES = """
+import asyncio, ctypes, os, platform, struct, sys
+from pathlib import Path
+from services.cpu_manager.sandbox.local import LocalSandbox
+from services.cpu_manager.sandbox.protocol import PythonJob
+from services.cpu_manager.sandbox.walls import syscalls
+
+# Refuse unshare(2) to this process and all it starts, as a container's own filter does.
+number, seccomp = {"x86_64": (272, 317), "aarch64": (97, 277)}[platform.machine()]
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
+program = b"".join(struct.pack("=HBBI", *step) for step in steps)
+code = ctypes.create_string_buffer(program, len(program))
+syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+header = struct.pack("=HxxxxxxQ", len(steps), ctypes.addressof(code))
+syscalls.syscall("seccomp", seccomp, 1, 0, header)
+
+async def main():
+    sandbox = await LocalSandbox.create(scratch=Path(sys.argv[1]) / "scratch")
+    cores = frozenset({min(os.sched_getaffinity(0))})
+    ended = await sandbox.run(PythonJob(source="print('walled')"), cores)
+    await sandbox.close()
+    print(sandbox.ladder.chosen, ended.stdout.decode().strip())
+
+asyncio.run(main())
+"""
+
+
+def test_where_namespaces_are_forbidden_the_landlock_rung_is_taken(tmp_path_factory: pytest.TempPathFactory) -> None:
+    if reason := tried()[Rung.LANDLOCK]:
+        pytest.skip(reason)
+    scratch = tmp_path_factory.mktemp("sandbox")
+    for parent in (scratch, *scratch.parents[:2]):
+        if parent.stat().st_uid == os.getuid():
+            parent.chmod(parent.stat().st_mode | 0o011)
+    command = [sys.executable, "-c", _NO_NAMESPACES, str(scratch)]
+    done = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "landlock walled", done.stderr

@@ -1,0 +1,137 @@
+"""What is left of a sandbox: nothing after it is closed, nothing after its manager is killed, nothing after a sweep."""
+
+# ruff: noqa: ASYNC240  # small local files, in tests
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from services.cpu_manager.sandbox.instance import Instance, sweep
+from services.cpu_manager.sandbox.local import LocalSandbox
+from services.cpu_manager.sandbox.protocol import ExecJob, PythonJob
+from services.cpu_manager.sandbox.rungs import Rung
+from tests.services.cpu_manager.sandbox.cells import CORE
+from tests.services.cpu_manager.sandbox.conftest import open_up, tried
+
+_REPOSITORY = Path(__file__).resolve().parents[4]
+
+
+@pytest.fixture(params=list(Rung), ids=str)
+def rung(request: pytest.FixtureRequest) -> Rung:
+    found: Rung = request.param
+    if reason := tried()[found]:
+        pytest.skip(reason)
+    return found
+
+
+@pytest.fixture
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("sandbox")
+    open_up(directory)
+    return directory / "scratch"
+
+
+def commands_with(marker: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if marker.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def until(holds: object, seconds: float = 10.0) -> bool:
+    assert callable(holds)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if holds():
+            return True
+        time.sleep(0.02)
+    return bool(holds())
+
+
+def groups_of(name: str) -> list[Path]:
+    return list(Path("/sys/fs/cgroup").glob(f"**/treadle-{name}"))
+
+
+async def test_closing_leaves_no_process_directory_or_control_group(rung: Rung, scratch: Path) -> None:
+    sandbox = await LocalSandbox.create(rung=rung, scratch=scratch)
+    marker = f"98765.{secrets.randbelow(10**9)}"
+    running = asyncio.create_task(sandbox.run(ExecJob(argv=("bash", "-c", f"sleep {marker} & sleep {marker}")), CORE))
+    assert (await sandbox.run(PythonJob(source="print(1)"), CORE)).stdout == b"1\n"
+    (name,) = [path.name for path in scratch.iterdir()]
+    zygotes = sandbox.zygotes()
+    await sandbox.close()
+    await running
+    assert until(lambda: not commands_with(marker))
+    assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in zygotes.values()))
+    assert list(scratch.iterdir()) == []
+    assert groups_of(name) == []
+
+
+async def test_a_closed_sandbox_runs_nothing(rung: Rung, scratch: Path) -> None:
+    sandbox = await LocalSandbox.create(rung=rung, scratch=scratch)
+    await sandbox.close()
+    await sandbox.close()
+    assert (await sandbox.run(PythonJob(source="print(1)"), CORE)).ended_by == "lost"
+
+
+_MANAGER = """
+import asyncio, sys
+from pathlib import Path
+from services.cpu_manager.sandbox.local import LocalSandbox
+from services.cpu_manager.sandbox.protocol import ExecJob, Limits, PythonJob
+from services.cpu_manager.sandbox.rungs import Rung
+
+async def main(rung, scratch, marker):
+    sandbox = await LocalSandbox.create(rung=Rung(rung), scratch=Path(scratch))
+    cores = frozenset({min(__import__("os").sched_getaffinity(0))})
+    script = f"trap '' TERM; setsid sleep {marker} & (sleep {marker} &) ; sleep {marker}"
+    python = f"import subprocess; subprocess.run(['sleep', '{marker}'])"
+    jobs = [ExecJob(argv=("bash", "-c", script)), PythonJob(source=python)]
+    await asyncio.gather(*(sandbox.run(job, cores) for job in jobs))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_a_killed_manager_takes_everything_with_it_and_is_swept_by_the_next(rung: Rung, scratch: Path) -> None:
+    marker = f"98765.{secrets.randbelow(10**9)}"
+    manager = subprocess.Popen([sys.executable, "-c", _MANAGER, rung, str(scratch), marker], cwd=_REPOSITORY)
+    try:
+        assert until(lambda: len(commands_with(f"sleep\0{marker}")) >= 4, 30)
+        (name,) = [path.name for path in scratch.iterdir()]
+    finally:
+        manager.send_signal(signal.SIGKILL)
+        manager.wait(10)
+    assert until(lambda: not commands_with(marker)), "programs outlived their manager"
+    assert until(lambda: not commands_with(f"inside.zygote\0{scratch}"))
+    assert sweep(scratch) == [name]
+    assert list(scratch.iterdir()) == []
+    assert groups_of(name) == []
+
+
+def test_a_sweep_leaves_the_living_alone(scratch: Path) -> None:
+    living = Instance(scratch)
+    dead = scratch / "dead"
+    dead.mkdir()
+    (dead / "lock").touch()
+    assert sweep(scratch) == ["dead"]
+    assert [path.name for path in scratch.iterdir()] == [living.name]
+    living.close()
+
+
+def test_a_scratch_directory_of_another_user_is_refused(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch.mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(PermissionError, match="of its own"):
+        Instance(scratch)

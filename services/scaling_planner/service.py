@@ -147,7 +147,8 @@ class PlannerService:
         now = self._clock.unix()
         started = perf_counter()
         commands = await asyncio.to_thread(step, now)
-        metrics.DECIDING.observe(perf_counter() - started)
+        if commands:
+            metrics.DECIDING.observe(perf_counter() - started)
         targets = [command for command in commands if isinstance(command, PublishTarget)]
         if targets:
             plans = [StoredPlan(now, t.pool, t.previous, t.units, t.reason.document()) for t in targets]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from redis.asyncio import Redis
 
@@ -20,6 +21,8 @@ from shared.messages.outcomes import InventoryTaken
 
 _log = log.get(__name__)
 
+BEATS_A_HELLO = 15
+"""A hello again after so many heartbeats."""
 STREAM_KEPT_S = 120
 """A grants stream whose node has stopped refreshing it disappears."""
 
@@ -53,9 +56,14 @@ class Node:
                 await self._trim(entries[-1].id)
 
     async def heartbeats(self, every_s: float) -> None:
-        """Say for ever that the node lives, and tell what outlives a heartbeat as started."""
-        while True:
+        """Say for ever that the node lives, and tell what outlives a heartbeat as started.
+
+        Now and then the whole hello is said again: `nodes` is bounded, and whoever starts late must find it there.
+        """
+        for beats in itertools.count(1):
             self._attempts.tell_started()
+            if beats % BEATS_A_HELLO == 0:
+                await self._say(self._hello)
             now = self._clock.monotonic()
             self._cores.settle(now)
             beat = Heartbeat(

@@ -12,19 +12,6 @@ EndState = Literal["complete", "cancelled", "abandoned"]
 
 
 @dataclass(frozen=True)
-class StoredTask:
-    """A task as it was last put."""
-
-    tenant: str
-    name: str
-    workflow: Mapping[str, Any]
-    version: int
-    """Counts up with each change of the workflow, from 1."""
-    created_at: float
-    updated_at: float
-
-
-@dataclass(frozen=True)
 class OpenedBatch:
     """A batch when its rollout began."""
 

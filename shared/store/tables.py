@@ -49,17 +49,6 @@ class UnixSeconds(TypeDecorator[float]):
         return None if value is None else value.timestamp()
 
 
-TASKS = Table(
-    "tasks",
-    METADATA,
-    Column("tenant", Text, primary_key=True),
-    Column("name", Text, primary_key=True),
-    Column("workflow", JSONB, nullable=False),
-    Column("version", Integer, nullable=False),
-    Column("created_at", UnixSeconds, nullable=False),
-    Column("updated_at", UnixSeconds, nullable=False),
-)
-
 BATCHES = Table(
     "batches",
     METADATA,

@@ -12,8 +12,7 @@ from shared.store.batches import BatchHistory
 from shared.store.bench import measure_history_write
 from shared.store.database import Sessions, transaction
 from shared.store.plans import Plans
-from shared.store.records import BatchRequests, EndedBatch, OpenedBatch, StoredPlan, StoredTask
-from shared.store.tasks import Tasks
+from shared.store.records import BatchRequests, EndedBatch, OpenedBatch, StoredPlan
 
 STAGES = (Stage("compile", 1.0, 10.0, "cpu@host", 2), Stage("run", 8.0, 5.0, "gpu@host"))
 OPENED = OpenedBatch("b1", "ada", "kernels", 3, STAGES, 2.0, 64.0, 1_763_700_000.123)
@@ -148,29 +147,6 @@ def test_requests_become_the_record_that_the_policy_takes() -> None:
 def test_columns_of_different_lengths_are_refused(wrong: dict[str, tuple[float, ...]]) -> None:
     with pytest.raises(ValueError, match="every column of a batch"):
         replace(REQUESTS, **wrong)  # type: ignore[arg-type]  # wrong on purpose
-
-
-async def test_a_task_changes_its_version_with_its_workflow_only(sessions: Sessions) -> None:
-    first, second = {"stages": [{"name": "run"}]}, {"stages": [{"name": "judge"}]}
-    async with transaction(sessions) as session:
-        tasks = Tasks(session)
-        versions = [
-            (await tasks.put("ada", "kernels", w, now=at)).version for w, at in ((first, 1), (first, 2), (second, 3))
-        ]
-        assert versions == [1, 1, 2]
-        assert await tasks.get("ada", "kernels") == StoredTask("ada", "kernels", second, 2, 1.0, 3.0)
-
-
-async def test_tasks_belong_to_their_tenant(sessions: Sessions) -> None:
-    async with transaction(sessions) as session:
-        tasks = Tasks(session)
-        for tenant, name in (("ada", "b"), ("ada", "a"), ("eve", "a")):
-            await tasks.put(tenant, name, {}, now=1.0)
-        assert [task.name for task in await tasks.of("ada")] == ["a", "b"]
-        assert await tasks.remove("eve", "a")
-        assert not await tasks.remove("eve", "a")
-        assert await tasks.get("eve", "a") is None
-        assert len(await tasks.of("ada")) == 2
 
 
 async def test_plans_come_back_newest_first_and_the_last_one_of_a_pool_is_its_target(sessions: Sessions) -> None:

@@ -1,4 +1,4 @@
-"""Tasks, batches with what was measured of their requests, plans."""
+"""Batches with what was measured of their requests, plans."""
 
 from __future__ import annotations
 
@@ -17,16 +17,6 @@ MOMENT = sa.DateTime(timezone=True)
 
 def upgrade() -> None:
     op.execute("SET LOCAL lock_timeout = '5s'")  # behind a long reader: fail and be run again, not block everyone
-    op.create_table(
-        "tasks",
-        sa.Column("tenant", sa.Text, nullable=False),
-        sa.Column("name", sa.Text, nullable=False),
-        sa.Column("workflow", JSONB, nullable=False),
-        sa.Column("version", sa.Integer, nullable=False),
-        sa.Column("created_at", MOMENT, nullable=False),
-        sa.Column("updated_at", MOMENT, nullable=False),
-        sa.PrimaryKeyConstraint("tenant", "name", name="tasks_pkey"),
-    )
     op.create_table(
         "batches",
         sa.Column("id", sa.Text, nullable=False),
@@ -79,5 +69,5 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.execute("SET LOCAL lock_timeout = '5s'")
-    for table in ("plans", "batch_requests", "batches", "tasks"):
+    for table in ("plans", "batch_requests", "batches"):
         op.drop_table(table)

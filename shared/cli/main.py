@@ -15,6 +15,8 @@ COMMANDS = {
     "up": "Start the stack and wait until every service is healthy.",
     "down": "Stop the stack.",
     "status": "Show every service of the stack.",
+    "bench": "Measure what the mesh costs, beside its targets and its peers.",
+    "openapi": "Print the OpenAPI document of the front door.",
 }
 """Command (and module) -> its line in ``treadle --help``."""
 

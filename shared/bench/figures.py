@@ -1,0 +1,72 @@
+"""What a bench reports: figures with their targets, as one JSON object."""
+
+from typing import Literal
+
+import msgspec
+
+
+class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A bound that a figure is meant to keep."""
+
+    sense: Literal["at least", "at most"]
+    bound: float
+    why: str = ""
+    """Where an absolute bound stands for a relative one: what it was made of."""
+
+    def met(self, value: float) -> bool:
+        return value >= self.bound if self.sense == "at least" else value <= self.bound
+
+
+def at_least(bound: float, why: str = "") -> Target:
+    return Target("at least", bound, why)
+
+
+def at_most(bound: float, why: str = "") -> Target:
+    return Target("at most", bound, why)
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measured number."""
+
+    name: str
+    """``<measurement>.<figure>``."""
+    what: str
+    value: float
+    unit: str
+    """``/s``, ``ms``, ``us``, ``%``, ``MB`` (10^6 bytes) or ``x`` (a ratio)."""
+    target: Target | None = None
+    met: bool | None = None
+    """None without a target."""
+
+
+def figure(name: str, what: str, value: float, unit: str, target: Target | None = None) -> Figure:
+    """A figure judged by its target."""
+    met = target.met(value) if target else None
+    return Figure(name=name, what=what, value=value, unit=unit, target=target, met=met)
+
+
+class Skipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A measurement, or a peer, of which there are no figures."""
+
+    name: str
+    reason: str
+
+
+class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where it was measured. A load average well above what the bench itself makes says: measure again."""
+
+    cpus: int
+    python: str
+    load_before: float
+    """One-minute load average when the bench began."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The object that ``treadle bench --json`` prints."""
+
+    machine: Machine
+    took_s: float
+    figures: list[Figure]
+    skipped: list[Skipped]
+    failed: list[Skipped]
+    """Measurements that broke off; the exit status is 1 when there are any."""

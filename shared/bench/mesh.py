@@ -1,0 +1,159 @@
+"""The mesh that is measured: a stack of our own in a folder that goes away, or one that runs already."""
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from shared.bench.errors import BenchError
+from shared.stack.services import PROXY
+from shared.testing.servers import temporary_home
+from shared.testing.stack import running_stack
+
+CALL_TIMEOUT_S = 120.0
+"""For one call; a bulk batch and its results count as one."""
+WAIT_S = 60
+TASK = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Where it answers; what else is known of it where the stack is ours."""
+
+    url: str
+    database_url: str | None = None
+    pids: Mapping[str, int] = field(default_factory=dict)
+    """Process of each service, ``valkey``, ``postgres`` and the supervisor (``treadle``) among them."""
+
+
+@contextmanager
+def own_mesh(cores: int) -> Iterator[Mesh]:
+    """A stack with durability on, as ``treadle up`` starts it, whose node offers ``cores``. About 4 s.
+
+    ``STACK_SERVICES`` is obeyed, so a part of the mesh can be measured.
+
+    Raises:
+        StackError: it did not come up.
+    """
+    environ = {"CPU_MANAGER_CORES": str(cores), "CPU_MANAGER_NODE": "bench"}
+    services = os.environ.get("STACK_SERVICES", "")
+    with temporary_home() as root, running_stack(root, services=services, environ=environ) as stack:
+        pids = {**stack.pids, "treadle": stack.supervisor.pid}
+        yield Mesh(stack.urls[PROXY], stack.database_url, pids)
+
+
+def running_mesh(url: str) -> Mesh:
+    """A mesh that runs already and is known by the address of its proxy alone.
+
+    Raises:
+        BenchError: that is no address.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise BenchError(f"--url {url!r} is no address; write it as http://127.0.0.1:8700")
+    return Mesh(f"{parts.scheme}://{parts.netloc}")
+
+
+class Act(msgspec.Struct, frozen=True):
+    """The part of an answer's completion time that is measured here, seconds."""
+
+    execution_s: float
+    overhead_s: float
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The part of an answer that is checked here."""
+
+    state: str
+    ended: str = ""
+    passed: bool | None = None
+    act: Act | None = None
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """The part of a bulk receipt that is checked here."""
+
+    accepted: int
+
+
+_answer = msgspec.json.Decoder(Answer)
+_JSON = {"content-type": "application/json"}
+
+
+class Client:
+    """Calls the mesh; every answer is checked, for a wrong one is quickly given."""
+
+    def __init__(self, http: aiohttp.ClientSession) -> None:
+        self._http = http
+
+    async def act(self, body: bytes) -> Answer:
+        """One action (the JSON of an ActionRequest), awaited.
+
+        Raises:
+            BenchError: it was refused, or did not end ``ok``.
+        """
+        async with self._http.post(f"/v1/actions?wait={WAIT_S}", data=body, headers=_JSON) as response:
+            answered = await response.read()
+        if response.status != 200:
+            raise _refused("POST /v1/actions", response.status, answered)
+        answer = _answer.decode(answered)
+        if answer.ended != "ok":
+            raise BenchError(f"an action ended {answer.ended!r}, not 'ok': {answered[:500].decode()}")
+        return answer
+
+    async def declare_task(self) -> None:
+        """Make (again) the task whose one stage does nothing."""
+        await self._call("PUT", f"/v1/tasks/{TASK}", {"stages": [{"name": "noop", "kind": "noop"}]})
+
+    async def forget_task(self) -> None:
+        await self._call("DELETE", f"/v1/tasks/{TASK}", None)
+
+    async def open_batch(self, size: int) -> str:
+        """A fresh batch of the task; its id."""
+        opened = await self._call("POST", f"/v1/tasks/{TASK}/batches", {"size": size})
+        return str(msgspec.json.decode(opened)["id"])
+
+    async def submit_all(self, batch: str, lines: bytes) -> int:
+        """Submit a bulk of reward requests (NDJSON); how many were accepted."""
+        headers = {"content-type": "application/x-ndjson"}
+        async with self._http.post(f"/v1/rewards/bulk?batch={batch}", data=lines, headers=headers) as response:
+            answered = await response.read()
+        if response.status != 200:
+            raise _refused("POST /v1/rewards/bulk", response.status, answered)
+        return msgspec.json.decode(answered, type=Receipt).accepted
+
+    async def follow(self, batch: str) -> AsyncIterator[bytes]:
+        """The results of a batch in pieces of whole and half lines, until it has ended."""
+        async with self._http.get(f"/v1/batches/{batch}/results?follow=true") as response:
+            if response.status != 200:
+                raise _refused("GET results", response.status, await response.read())
+            async for piece in response.content.iter_any():
+                yield piece
+
+    async def _call(self, method: str, path: str, body: object) -> bytes:
+        data = msgspec.json.encode(body) if body is not None else None
+        async with self._http.request(method, path, data=data, headers=_JSON) as response:
+            answered = await response.read()
+        if response.status >= 300:
+            raise _refused(f"{method} {path}", response.status, answered)
+        return answered
+
+
+def _refused(what: str, status: int, body: bytes) -> BenchError:
+    return BenchError(f"{what} was answered {status}: {body[:500].decode(errors='replace')}")
+
+
+@asynccontextmanager
+async def client(mesh: Mesh) -> AsyncIterator[Client]:
+    """A client with as many connections as it has calls under way, each kept."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+    timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
+    async with aiohttp.ClientSession(mesh.url, connector=connector, timeout=timeout) as http:
+        yield Client(http)
+
+
+Call = Callable[[], Awaitable[object]]

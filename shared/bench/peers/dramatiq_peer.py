@@ -1,0 +1,74 @@
+"""dramatiq: a durable queue with its Redis broker and result backend, one worker process.
+
+The callers enqueue and await the result as its backend does (BRPOPLPUSH on the result's key), but on asyncio
+connections: 64 callers of its blocking client would need a thread each.
+"""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import dramatiq
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.results import Results
+from dramatiq.results.backends import RedisBackend
+
+from shared.bench.peers.rounds import own_channel, serve_rounds
+
+URL = "BENCH_REDIS_URL"
+RESULT_TIMEOUT_S = 30
+WORKER_TIMEOUT_S = 15
+
+
+def setup() -> Any:
+    """Make the broker and the one actor; the worker's command line calls this too."""
+    broker = RedisBroker(url=os.environ[URL])
+    broker.add_middleware(Results(backend=RedisBackend(url=os.environ[URL])))
+    dramatiq.set_broker(broker)
+
+    return dramatiq.actor(noop, store_results=True)
+
+
+def noop() -> None:
+    """The task."""
+
+
+async def _play(actor: Any, channel: int) -> None:
+    import redis.asyncio
+
+    backend = actor.broker.get_results_backend()
+    results = redis.asyncio.Redis.from_url(os.environ[URL], max_connections=512)
+
+    async def call() -> None:
+        message = actor.send()
+        key = backend.build_message_key(message)
+        if await results.brpoplpush(key, key, RESULT_TIMEOUT_S) is None:
+            raise TimeoutError("no result")
+
+    try:
+        await serve_rounds(call, channel)
+    finally:
+        await results.aclose()
+
+
+def main() -> None:
+    import uvloop
+
+    channel = own_channel()
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "dramatiq", "--processes", "1", "shared.bench.peers.dramatiq_peer:setup"]
+    )
+    try:
+        uvloop.run(_play(setup(), channel))
+    finally:
+        worker.terminate()
+        try:
+            worker.wait(WORKER_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait(WORKER_TIMEOUT_S)
+
+
+if __name__ == "__main__":
+    main()

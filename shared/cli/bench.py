@@ -1,0 +1,92 @@
+"""``treadle bench``."""
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+import uvloop
+from rich.console import Console
+
+from shared.bench.bench import Bench
+from shared.bench.errors import BenchError
+from shared.bench.figures import Report, Skipped
+from shared.bench.mesh import Mesh, own_mesh, running_mesh
+from shared.bench.peers.environment import FOLDER, peers_python
+from shared.bench.peers.together import running_peers
+from shared.bench.sizes import QUICK, Sizes
+from shared.bench.suite import MEASUREMENTS, run_all
+from shared.bench.table import show
+from shared.stack.errors import StackError
+from shared.testing.servers import running_valkey, temporary_home
+
+
+def register(app: typer.Typer) -> None:
+    app.command("bench")(bench)
+
+
+def bench(
+    peers: Annotated[bool, typer.Option("--peers", help="Beside dramatiq and Ray, in the same run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="About 30 s, for a coarse look.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help=f"Only this one; may be repeated: {', '.join(MEASUREMENTS)}.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="A proxy that runs already. [default: a stack of its own]")] = None,
+    cores: Annotated[int, typer.Option(min=1, help="Cores that the own stack's node offers.")] = 2,
+    seconds: Annotated[float | None, typer.Option(min=0.05, help="Length of a round.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; a figure is their median.")] = None,
+    callers: Annotated[int | None, typer.Option(min=1, help="Callers of single actions.")] = None,
+    bulk: Annotated[int | None, typer.Option(min=1, help="Reward requests of a bulk batch.")] = None,
+    peers_venv: Annotated[Path, typer.Option(help="The environment that --peers makes or uses.")] = FOLDER,
+) -> None:
+    """Measure what the mesh costs, beside its targets. Two minutes; with --peers three and a half.
+
+    Leave the machine alone meanwhile. Progress goes to standard error. Exit status 1 when a measurement broke off;
+    a target that is not met is shown, it is no error.
+    """
+    chosen: dict[str, Any] = {"seconds": seconds, "rounds": rounds, "callers": callers, "bulk": bulk}
+    sizes = replace(QUICK if quick else Sizes(), **{name: value for name, value in chosen.items() if value is not None})
+    names = [name for name in MEASUREMENTS if not only or name in only]
+    try:
+        if unknown := set(only or ()) - MEASUREMENTS.keys():
+            raise BenchError(f"--only {min(unknown)} is unknown; there are {', '.join(MEASUREMENTS)}")
+        report = _measure(names, sizes, url, cores, peers_venv if peers else None)
+    except (BenchError, StackError) as error:
+        typer.echo(f"treadle bench: {error}", err=True)
+        raise typer.Exit(1) from error
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+    else:
+        show(report, Console(width=None if sys.stdout.isatty() else 132))
+    if report.failed:
+        raise typer.Exit(1)
+
+
+def _measure(names: list[str], sizes: Sizes, url: str | None, cores: int, venv: Path | None) -> Report:
+    """Start what has to be started, on the main thread (children are bound to it); measure on a loop."""
+    mesh: AbstractContextManager[Mesh] = nullcontext(running_mesh(url)) if url else own_mesh(cores)
+    skipped: list[Skipped] = []
+    python = None
+    if venv is not None:
+        try:
+            python = peers_python(venv, _tell)
+        except BenchError as error:
+            skipped.append(Skipped("peers", str(error)))
+    _tell(f"measuring {url}" if url else "starting a stack")
+    with mesh as ours, temporary_home() as root, running_valkey(root) if python else nullcontext("") as valkey:
+        return uvloop.run(_run(names, Bench(ours, sizes, _tell), python, valkey, skipped))
+
+
+async def _run(names: list[str], bench: Bench, python: Path | None, valkey: str, skipped: list[Skipped]) -> Report:
+    if python is None:
+        return await run_all(bench, names, skipped)
+    async with running_peers(python, valkey, _tell) as (peers, missing):
+        return await run_all(replace(bench, peers=peers), names, [*skipped, *missing])
+
+
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)

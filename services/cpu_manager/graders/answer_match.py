@@ -17,7 +17,7 @@ from services.cpu_manager.graders.verdicts import charged, lost, refused, verdic
 from services.cpu_manager.sandbox.protocol import Limits, PythonJob
 from shared.messages.kinds import AnswerMatch
 
-EXTRACT_S: Final = 2.0
+EXTRACT_S: Final = 5.0
 """Wall seconds a pattern may take. A sane one needs milliseconds for a response of a megabyte."""
 SHOWN_CHARS: Final = 200
 

@@ -14,6 +14,7 @@ from services.cpu_manager.cores import Cores
 from services.cpu_manager.graders.protocol import Bench, Grader, Verdict
 from services.cpu_manager.results import encode_output
 from services.cpu_manager.sandbox.protocol import Sandbox
+from services.cpu_manager.tenancy import TenantSandbox
 from shared import log
 from shared.clock import Clock
 from shared.messages.grants import Granted
@@ -132,7 +133,8 @@ class Attempts:
             return Verdict(status="refused", reason=f"this node does not execute {grant.work}")
         try:
             params = msgspec.json.decode(grant.params, type=grader.params)
-            bench = Bench(sandbox=self.sandbox, cores=cores, timeout_s=grant.timeout_s, tenant=grant.tenant)
+            sandbox = TenantSandbox(self.sandbox, grant.tenant)
+            bench = Bench(sandbox=sandbox, cores=cores, timeout_s=grant.timeout_s, tenant=grant.tenant)
             async with asyncio.timeout(grant.timeout_s + self.guard_s):
                 return await grader.grade(params, bench)
         except TimeoutError:

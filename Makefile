@@ -4,7 +4,7 @@ BIN := .venv/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check up down status
+.PHONY: help setup demo test check lock up down status
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ demo: setup ## The main job: grade real programs, right and wrong, by the whole 
 
 test: setup ## The whole test suite; ARGS="tests/policy -k ebf" narrows it
 	@$(BIN)/python -m pytest $(ARGS)
+
+lock: setup ## Renew requirements.lock from pyproject.toml 
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --group pyproject.toml:demo --group pyproject.toml:dev pyproject.toml -o requirements.lock
 
 check: setup ## Format, lint, types
 	@$(BIN)/ruff format --check .

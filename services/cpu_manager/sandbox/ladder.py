@@ -13,7 +13,7 @@ from services.cpu_manager.sandbox.protocol import Limits
 from services.cpu_manager.sandbox.rungs import Attempt, Ladder, NoSandboxError, Rung
 from services.cpu_manager.sandbox.running import Cell, sealed
 from services.cpu_manager.sandbox.slots import Slots
-from services.cpu_manager.sandbox.toolchain import Toolchain
+from services.cpu_manager.sandbox.toolchain import Toolchain, closed_parent
 from services.cpu_manager.sandbox.walls import cgroups, landlock
 from services.cpu_manager.sandbox.watch import GroupWatch, TreeWatch
 from services.cpu_manager.sandbox.zygotes import LAUNCHER, ZygoteError, Zygotes
@@ -85,7 +85,7 @@ def pwd_name() -> str:
 
 async def _try(rung: Rung, tools: Toolchain, instance: Instance, abi: int) -> str:
     """Build the rung's walls around `true`. Returns what failed; empty when it held."""
-    if refusal := _precondition(rung, tools, abi):
+    if refusal := _precondition(rung, tools, instance, abi):
         return refusal
     try:
         hierarchy = make_hierarchy(rung, instance)
@@ -103,15 +103,17 @@ async def _try(rung: Rung, tools: Toolchain, instance: Instance, abi: int) -> st
         slots.close()
 
 
-def _precondition(rung: Rung, tools: Toolchain, abi: int) -> str:
+def _precondition(rung: Rung, tools: Toolchain, instance: Instance, abi: int) -> str:
     if rung is Rung.CGROUP_V1 and os.geteuid() != 0:
         return "cgroup v1 can be divided by root alone"
     if rung is not Rung.LANDLOCK:
         return ""
     if abi < landlock.SCOPED_ABI:
         return f"Landlock ABI {abi} cannot scope signals; {landlock.SCOPED_ABI} (Linux 6.12) can"
-    if os.geteuid() == 0 and (hidden := tools.hidden_from_others()):
-        return f"programs run as a user of their own, who cannot pass {hidden} on the way to {tools.interpreter}"
+    if os.geteuid() == 0:
+        for path in (tools.interpreter, str(instance.directory / "slot")):
+            if closed := closed_parent(path):
+                return f"programs run as a user of their own, who cannot pass {closed} on the way to {path}"
     return ""
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
+import socket
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -16,6 +18,7 @@ from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, PythonJob
 from services.cpu_manager.sandbox.rungs import Ladder, Rung
 from services.cpu_manager.sandbox.running import Cell, sealed
 from services.cpu_manager.sandbox.slots import Slot, Slots
+from services.cpu_manager.sandbox.spares import Spares
 from services.cpu_manager.sandbox.toolchain import Toolchain
 from services.cpu_manager.sandbox.watch import GroupWatch, TreeWatch, Watch
 from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, Zygotes
@@ -42,6 +45,7 @@ class LocalSandbox:
         self._walls = walls
         self._hierarchy = make_hierarchy(ladder.chosen, instance)
         self._slots = Slots(walls, instance.directory, self._hierarchy)
+        self._spares = Spares(self._slots)
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._closed = False
         self._zygotes = Zygotes(walls, instance.directory, most_zygotes)
@@ -88,28 +92,36 @@ class LocalSandbox:
             return Exit(ended_by="lost", detail="the sandbox is closed"), True
         try:
             zygote = await self._zygotes.get(job.zygote if isinstance(job, PythonJob) else LAUNCHER)
-            slot = self._slots.take()
+            slot, control = self._spares.take(zygote)
         except (ZygoteError, OSError) as error:
             return Exit(ended_by="lost", detail=str(error)), False
         zygote.cells += 1
+        zygote.most_cells = max(zygote.most_cells, zygote.cells)
         try:
-            return await self._attempt(job, cores, zygote, slot)
-        except (ZygoteError, OSError) as error:
+            return await self._attempt(job, cores, slot, control)
+        except OSError as error:
             return Exit(ended_by="lost", detail=str(error)), False
         finally:
+            control.close()
             zygote.cells -= 1
             self._slots.give(slot)
+            # After the answer has been given.
+            asyncio.get_running_loop().call_soon(self._restock, zygote)
 
-    async def _attempt(self, job: Job, cores: frozenset[int], zygote: Zygote, slot: Slot) -> tuple[Exit, bool]:
+    def _restock(self, zygote: Zygote) -> None:
+        if not self._closed:
+            with contextlib.suppress(ZygoteError, OSError):  # whoever needs the next cell hears of it
+                self._spares.restock(zygote)
+
+    async def _attempt(self, job: Job, cores: frozenset[int], slot: Slot, control: socket.socket) -> tuple[Exit, bool]:
         limits = job.limits
         if slot.group:
             slot.group.arm(limits.memory_bytes, limits.pids + _EXTRA_PIDS)
         descriptors = [sealed("parcel", wire.pack(_parcel(job)))]
         try:
             descriptors.append(sealed("stdin", job.stdin) if job.stdin else os.dup(self._null))
-            control = zygote.spawn(slot.plan, slot.group.joining if slot.group else ())
-            cell = Cell(control, slot, limits, self._watch(slot, job), len(cores))
             parcel, stdin = descriptors
+            cell = Cell(control, slot, limits, self._watch(slot, job), len(cores))
             ended = await cell.run(self._order(job, cores), stdin, parcel, reports=isinstance(job, PythonJob))
             return ended, cell.began
         finally:
@@ -163,11 +175,16 @@ class LocalSandbox:
         """Names and process ids of the zygotes that stand."""
         return self._zygotes.pids()
 
+    def spares(self) -> int:
+        """How many cells wait for a job."""
+        return self._spares.count()
+
     async def close(self) -> None:
         """Kill what runs, remove what was laid down."""
         if self._closed:
             return
         self._closed = True
+        self._spares.close()
         await self._zygotes.close()
         self._slots.close()
         os.close(self._null)

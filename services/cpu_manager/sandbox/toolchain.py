@@ -56,12 +56,13 @@ class Toolchain:
     interpreter_path: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
 
-    def hidden_from_others(self) -> str:
-        """The first directory that another user could not pass on the way to the interpreter; empty when none."""
-        for parent in reversed(Path(self.interpreter).parents):
-            if not parent.stat().st_mode & 0o001:
-                return str(parent)
-        return ""
+
+def closed_parent(path: str) -> str:
+    """The first directory on the way to `path` that another user could not pass; empty when there is none."""
+    for parent in reversed(Path(path).parents):
+        if not parent.stat().st_mode & 0o001:
+            return str(parent)
+    return ""
 
 
 def detect() -> Toolchain:

@@ -50,6 +50,7 @@ class Zygote:
         self.name = name
         self.dead = False
         self.cells = 0
+        self.most_cells = 0
         self._channel, self._theirs = packets.pair()
         self._pidfd = -1
 
@@ -169,7 +170,7 @@ class Zygotes:
     def _plan_of(self, name: str) -> wire.WallPlan:
         if name == LAUNCHER:
             return replace(self._plan, harnesses=(), preload=())
-        return replace(self._plan, preload=_STANDARD + _MATH if name == "math" else _STANDARD)
+        return replace(self._plan, preload=_STANDARD + _MATH if name.partition("@")[0] == "math" else _STANDARD)
 
     def _make_room(self) -> None:
         for name, task in list(self._running.items()):

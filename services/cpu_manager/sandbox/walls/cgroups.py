@@ -111,9 +111,10 @@ class GroupV1:
         return cls(paths["memory"], paths["pids"], paths["cpuacct"], joining, _swap=swap)
 
     def arm(self, memory_bytes: int, pids: int) -> None:
-        """Set the limits and start the counts anew. The group is empty."""
+        """Set the limits and start the counts anew. No program is in the group, at most a waiting init."""
         if int(_read(self.memory / "memory.usage_in_bytes")) > _LEFTOVER_BYTES:
-            _write(self.memory / "memory.force_empty", "0")
+            with contextlib.suppress(OSError):  # a waiting init is in it already: only caches are to go
+                _write(self.memory / "memory.force_empty", "0")
         if memory_bytes != self._limit:
             names = ["memory.limit_in_bytes"] + (["memory.memsw.limit_in_bytes"] if self._swap else [])
             # The sum with swap may never be below the memory alone: the order depends on the direction.
@@ -174,7 +175,7 @@ class GroupV2:
         return group
 
     def arm(self, memory_bytes: int, pids: int) -> None:
-        """Set the limits and start the counts anew. The group is empty."""
+        """Set the limits and start the counts anew. No program is in the group, at most a waiting init."""
         if int(_read(self.directory / "memory.current")) > _LEFTOVER_BYTES:
             with contextlib.suppress(OSError):
                 _write(self.directory / "memory.reclaim", str(1 << 40))

@@ -137,6 +137,10 @@ class _Step(NamedTuple):
     otherwise: int = 0
 
 
+_REFUSE: Final = _Step(_RETURN, _RET_ERRNO | errno.EPERM)
+_LEAF: Final = 4
+
+
 def assemble(machine: str, *, namespaces: bool) -> bytes:
     """The filter as an array of `struct sock_filter`.
 
@@ -144,17 +148,12 @@ def assemble(machine: str, *, namespaces: bool) -> bytes:
     Landlock does not stand between a program and a named socket of the host; nor can System V objects.
     """
     column = 0 if machine == "x86_64" else 1
-    refuse = _Step(_RETURN, _RET_ERRNO | errno.EPERM)
     steps = [_Step(_LOAD, _ARCH), _Step(_JUMP_EQUAL, _AUDIT_ARCH[machine], 1), _Step(_RETURN, _RET_KILL)]
     steps.append(_Step(_LOAD, _NR))
     if machine == "x86_64":
         steps += [_Step(_JUMP_GREATER_EQUAL, _X32_BIT, 0, 1), _Step(_RETURN, _RET_KILL)]
-    refused = _REFUSED if namespaces else {**_REFUSED, **_REFUSED_WITHOUT_NAMESPACES}
-    for numbers in refused.values():
-        if (number := numbers[column]) is not None:
-            steps += [_Step(_JUMP_EQUAL, number, 0, 1), refuse]
     steps += [_Step(_JUMP_EQUAL, _CLONE3, 0, 1), _Step(_RETURN, _RET_ERRNO | errno.ENOSYS)]
-    steps += _when_argument(_CLONE[column], 0, _Step(_JUMP_SET, _NAMESPACE_FLAGS, 0, 1), refuse)
+    steps += _when_argument(_CLONE[column], 0, _Step(_JUMP_SET, _NAMESPACE_FLAGS, 0, 1), _REFUSE)
     family = _Step(_JUMP_EQUAL, _AF_UNIX, 1, 0)
     no_family = _Step(_RETURN, _RET_ERRNO | errno.EAFNOSUPPORT)
     if namespaces:
@@ -163,9 +162,22 @@ def assemble(machine: str, *, namespaces: bool) -> bytes:
         steps += [_Step(_JUMP_EQUAL, _SOCKET[column], 0, 1), no_family]
     steps += _when_argument(_SOCKETPAIR[column], 0, family, no_family)
     for request in (_TIOCSTI, _TIOCLINUX):
-        steps += _when_argument(_IOCTL[column], 1, _Step(_JUMP_EQUAL, request, 0, 1), refuse)
-    steps.append(_Step(_RETURN, _RET_ALLOW))
+        steps += _when_argument(_IOCTL[column], 1, _Step(_JUMP_EQUAL, request, 0, 1), _REFUSE)
+    refused = _REFUSED if namespaces else {**_REFUSED, **_REFUSED_WITHOUT_NAMESPACES}
+    steps += _search(sorted(number for numbers in refused.values() if (number := numbers[column]) is not None))
     return b"".join(struct.pack("=HBBI", step.code, step.when, step.otherwise, step.value) for step in steps)
+
+
+def _search(refused: list[int]) -> list[_Step]:
+    """Refuse these numbers, allow all others, by halving: the kernel walks the filter once for every call there is
+    when it is installed, and again for calls whose answer depends on an argument.
+    """
+    if len(refused) <= _LEAF:
+        tests = [[_Step(_JUMP_EQUAL, number, 0, 1), _REFUSE] for number in refused]
+        return [step for test in tests for step in test] + [_Step(_RETURN, _RET_ALLOW)]
+    middle = len(refused) // 2
+    below, above = _search(refused[:middle]), _search(refused[middle:])
+    return [_Step(_JUMP_GREATER_EQUAL, refused[middle], len(below), 0), *below, *above]
 
 
 def _when_argument(number: int, index: int, test: _Step, verdict: _Step) -> list[_Step]:

@@ -13,35 +13,31 @@ Attack = Callable[..., Awaitable[Exit]]
 
 
 async def nothing_left(sandbox: LocalSandbox) -> None:
-    """Wait (at most five seconds) until the zygotes have no descendants and no process of a slot's user is left."""
+    """Wait (at most ten seconds) until the zygotes have no descendants but waiting spares."""
     for _ in range(500):
-        left = processes_of(sandbox)
-        if not left:
+        spares, others = processes_of(sandbox)
+        if not others and len(spares) <= sandbox.spares():
             return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"left behind: {left}")
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"left behind: {spares} {others}")
 
 
-def slot_users(sandbox: LocalSandbox) -> range:
-    """The user ids that only this sandbox's programs have; empty for an ordinary user's."""
-    walls = sandbox._walls
-    return range(walls.uid_base + 1000, walls.uid_base + walls.uid_count)
-
-
-def processes_of(sandbox: LocalSandbox) -> dict[int, str]:
-    """Every process that runs with the files, ids or parents of a cell, as the host sees it; zygotes excepted."""
+def processes_of(sandbox: LocalSandbox) -> tuple[dict[int, str], dict[int, str]]:
+    """The inits of cells, and every other process with the ids or ancestors of a cell, as the host sees them."""
     zygotes = set(sandbox.zygotes().values())
-    family = set(zygotes)
-    users = slot_users(sandbox)
-    found: dict[int, str] = {}
+    walls = sandbox._walls
+    users = range(walls.uid_base + 1000, walls.uid_base + walls.uid_count)
+    inits: dict[int, str] = {}
+    others: dict[int, str] = {}
     for pid in sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
         try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
             owner = Path(f"/proc/{pid}").stat().st_uid
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(fields[1]) in family or owner in users:
-            family.add(pid)
-            found[pid] = f"{fields[0]} {owner} {command}"
-    return {pid: text for pid, text in found.items() if pid not in zygotes}
+        if int(parent) in zygotes:
+            inits[pid] = f"{state} {owner} {command}"
+        elif int(parent) in inits or int(parent) in others or (owner in users and pid not in zygotes):
+            others[pid] = f"{state} {owner} {command}"
+    return inits, others

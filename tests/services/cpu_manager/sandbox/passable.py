@@ -9,22 +9,18 @@ import sys
 import tempfile
 from pathlib import Path
 
+from services.cpu_manager.sandbox.toolchain import closed_parent
 from services.cpu_manager.sandbox.walls import syscalls
 from services.cpu_manager.sandbox.walls.syscalls import MS_BIND, MS_PRIVATE, MS_REC
 
 _NOBODY = 65534
 
 
-def closed_parent(path: Path) -> Path | None:
-    """The first folder on the way to `path` that others cannot pass."""
-    return next((parent for parent in reversed(path.parents) if not parent.stat().st_mode & 0o001), None)
-
-
 def uncover(paths: list[Path]) -> None:
     """Make each path reachable for everybody, in this mount namespace alone."""
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", "", MS_REC | MS_PRIVATE)
-    for closed in sorted({parent for path in paths if (parent := closed_parent(path))}):
+    for closed in sorted({Path(parent) for path in paths if (parent := closed_parent(str(path)))}):
         inside = [path.relative_to(closed) for path in paths if path.is_relative_to(closed)]
         kept = Path(tempfile.mkdtemp())
         syscalls.mount(str(closed), str(kept), "", MS_BIND | MS_REC)

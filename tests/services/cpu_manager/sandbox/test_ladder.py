@@ -1,7 +1,6 @@
 """Which rungs this node has, found by trying; what is said when it has none; the rung without namespaces."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from services.cpu_manager.sandbox.protocol import PythonJob
 from services.cpu_manager.sandbox.rungs import ENFORCES, Attempt, Ladder, NoSandboxError, Rung
 from services.cpu_manager.sandbox.walls import landlock
 from tests.services.cpu_manager.sandbox.cells import CORE
-from tests.services.cpu_manager.sandbox.conftest import tried
+from tests.services.cpu_manager.sandbox.conftest import open_up, tried
 
 _REPOSITORY = Path(__file__).resolve().parents[4]
 
@@ -116,9 +115,7 @@ def test_where_namespaces_are_forbidden_the_landlock_rung_is_taken(tmp_path_fact
     if reason := tried()[Rung.LANDLOCK]:
         pytest.skip(reason)
     scratch = tmp_path_factory.mktemp("sandbox")
-    for parent in (scratch, *scratch.parents[:2]):
-        if parent.stat().st_uid == os.getuid():
-            parent.chmod(parent.stat().st_mode | 0o011)
+    open_up(scratch)
     command = [sys.executable, "-c", _NO_NAMESPACES, str(scratch)]
     done = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == "landlock walled", done.stderr

@@ -14,7 +14,10 @@ from services.cpu_manager.sandbox.rungs import Attempt, Ladder, NoSandboxError, 
 from services.cpu_manager.sandbox.running import Cell, sealed
 from services.cpu_manager.sandbox.slots import Slots
 from services.cpu_manager.sandbox.toolchain import Toolchain, closed_parent
-from services.cpu_manager.sandbox.walls import cgroups, landlock
+from services.cpu_manager.sandbox.walls import landlock
+from services.cpu_manager.sandbox.walls.cgroup_v1 import HierarchyV1
+from services.cpu_manager.sandbox.walls.cgroup_v2 import HierarchyV2
+from services.cpu_manager.sandbox.walls.cgroups import Hierarchy
 from services.cpu_manager.sandbox.watch import GroupWatch, TreeWatch
 from services.cpu_manager.sandbox.zygotes import LAUNCHER, ZygoteError, Zygotes
 
@@ -117,12 +120,12 @@ def _precondition(rung: Rung, tools: Toolchain, instance: Instance, abi: int) ->
     return ""
 
 
-def make_hierarchy(rung: Rung, instance: Instance) -> cgroups.Hierarchy | None:
+def make_hierarchy(rung: Rung, instance: Instance) -> Hierarchy | None:
     """The control groups of this manager, noted where a later one can sweep them; None on rungs without."""
     if not rung.control_groups:
         return None
-    make = cgroups.HierarchyV1.make_for if rung is Rung.CGROUP_V1 else cgroups.HierarchyV2.make_for
-    hierarchy: cgroups.Hierarchy = make(instance.name)
+    make = HierarchyV1.make_for if rung is Rung.CGROUP_V1 else HierarchyV2.make_for
+    hierarchy: Hierarchy = make(instance.name)
     instance.note(hierarchy.directories)
     return hierarchy
 

@@ -26,7 +26,7 @@ from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, 
 _MOST_ZYGOTES: Final = 8
 _TRIES: Final = 2
 """A job whose program never began (its zygote died just then) is tried once more before it is called lost."""
-_AVALANCHE: Final = 512
+_AVALANCHE: Final = 256
 _EXTRA_PIDS: Final = 1
 """The cell's init is in its control group too."""
 _DATA_SLACK: Final = 64 << 20

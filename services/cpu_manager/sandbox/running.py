@@ -55,8 +55,8 @@ class Cell:
     async def run(self, order: bytes, stdin: int, parcel: int, *, reports: bool) -> Exit:
         """Send the order, wait for the end. Cancelled: kills the tree, waits for its end, and raises."""
         try:
-            self._send(order, stdin, parcel, reports=reports)
             self._loop.add_reader(self._control.fileno(), self._readable)
+            self._send(order, stdin, parcel, reports=reports)
             self._after(_BEGIN_S, self._never_began)
             self._after(_WATCH_OUTPUT_S, self._watch_output)
             await asyncio.shield(self._over)  # cancelling must not end the wait for the tree's end

@@ -1,0 +1,121 @@
+"""Control groups, version 1: memory, pids and cpuacct, each a hierarchy of its own. For root."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from services.cpu_manager.sandbox.walls import cgroups
+from services.cpu_manager.sandbox.walls.cgroups import (
+    LEFTOVER_BYTES,
+    MOUNT,
+    PREFIX,
+    Group,
+    counter,
+    own_groups,
+    read,
+    remove_tree,
+    write,
+)
+
+_V1_CONTROLLERS: Final = ("memory", "pids", "cpuacct")
+
+
+@dataclass(slots=True)
+class GroupV1:
+    """One directory in each of the memory, pids and cpuacct hierarchies."""
+
+    memory: Path
+    pids: Path
+    cpuacct: Path
+    joining: tuple[int, ...] = ()
+    _limit: int = 0
+    _pids: int = 0
+    _swap: bool = False
+    _kills: int = 0
+
+    @classmethod
+    def make(cls, parents: dict[str, Path], name: str) -> GroupV1:
+        paths = {controller: parents[controller] / name for controller in _V1_CONTROLLERS}
+        for path in paths.values():
+            path.mkdir(parents=True, exist_ok=True)
+        joining = tuple(os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in paths.values())
+        swap = (paths["memory"] / "memory.memsw.limit_in_bytes").exists()
+        return cls(paths["memory"], paths["pids"], paths["cpuacct"], joining, _swap=swap)
+
+    def arm(self, memory_bytes: int, pids: int) -> None:
+        """Set the limits and start the counts anew. No program is in the group, at most a waiting init."""
+        if int(read(self.memory / "memory.usage_in_bytes")) > LEFTOVER_BYTES:
+            with contextlib.suppress(OSError):  # a waiting init is in it already: only caches are to go
+                write(self.memory / "memory.force_empty", "0")
+        if memory_bytes != self._limit:
+            names = ["memory.limit_in_bytes"] + (["memory.memsw.limit_in_bytes"] if self._swap else [])
+            # The sum with swap may never be below the memory alone: the order depends on the direction.
+            growing = memory_bytes > self._limit > 0
+            for name in reversed(names) if growing else names:
+                write(self.memory / name, str(memory_bytes))
+            self._limit = memory_bytes
+        if pids != self._pids:
+            write(self.pids / "pids.max", str(pids))
+            self._pids = pids
+        write(self.memory / "memory.max_usage_in_bytes", "0")
+        write(self.cpuacct / "cpuacct.usage", "0")
+        self._kills = self._oom_kills()
+
+    def cpu_s(self) -> float:
+        return int(read(self.cpuacct / "cpuacct.usage")) / 1e9
+
+    def peak_memory_bytes(self) -> int:
+        return int(read(self.memory / "memory.max_usage_in_bytes"))
+
+    def _oom_kills(self) -> int:
+        return counter(self.memory / "memory.oom_control", "oom_kill")
+
+    def out_of_memory(self) -> bool:
+        return self._oom_kills() > self._kills
+
+    def kill(self) -> None:
+        cgroups.kill(self.pids)
+
+    def remove(self) -> None:
+        for descriptor in self.joining:
+            os.close(descriptor)
+        self.joining = ()
+        for path in (self.memory, self.pids, self.cpuacct):
+            cgroups.remove(path)
+
+
+@dataclass(slots=True)
+class HierarchyV1:
+    """Groups under this process's own group in each controller, so that the manager's own limits hold for its cells."""
+
+    parents: dict[str, Path]
+
+    @classmethod
+    def make_for(cls, instance: str) -> HierarchyV1:
+        own = own_groups()
+        parents: dict[str, Path] = {}
+        for controller in _V1_CONTROLLERS:
+            base = MOUNT / controller
+            if controller not in own or not base.is_dir():
+                raise OSError(f"cgroup v1 controller {controller} is not mounted at {base}")
+            # In a container without a cgroup namespace the path is the host's and not visible here: use the mount.
+            inside = base / own[controller].lstrip("/")
+            parents[controller] = (inside if inside.is_dir() else base) / f"{PREFIX}{instance}"
+        for path in parents.values():
+            path.mkdir(exist_ok=True)
+        return cls(parents)
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        return tuple(self.parents.values())
+
+    def make(self, name: str) -> Group:
+        return GroupV1.make(self.parents, name)
+
+    def remove(self) -> None:
+        for path in self.parents.values():
+            remove_tree(path)

@@ -39,13 +39,18 @@ class BatchBook:
         return EbfKey(self._of(request).expected_s, request.priority, request.arrival)
 
     def first_arrival(self, batch: str, first_s: float, stage_timeouts_s: list[float]) -> None:
-        """What the store knows of a batch that was begun under a former leader. Absolute seconds."""
-        self._open(batch, first_s, stage_timeouts_s)
+        """What the store knows of a batch that was begun under a former leader. Absolute seconds.
+
+        Call it before its requests are queued; a batch that is known keeps what is known of it.
+        """
+        if batch not in self._batches:
+            self._open(batch, first_s, stage_timeouts_s)
 
     def waits(self, request: Request) -> None:
         """A request of a batch is queued."""
         if request.batch:
             self._of(request).waiting[request.id] = request
+            self._batches[request.batch] = self._batches.pop(request.batch)  # the dict's order is by last use
 
     def leaves(self, request: Request) -> None:
         """It waits no more."""

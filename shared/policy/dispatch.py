@@ -1,21 +1,23 @@
 """The dispatcher's state machine: queues + nodes + grants. Stimulus in, commands out.
 
-Laws, held by tests/policy/test_dispatch.py over random histories:
+Laws, held by tests/policy/test_dispatch_machine.py over random histories:
   - every request is answered exactly once, whatever happens to nodes, leaders and clients;
-  - no unit is granted twice: units come back only by the node's word or with the end of its incarnation;
-  - among requests of a pool that fit, the earliest batch goes first; a head that does not fit has its units reserved
-    and only what should end before the reservation passes it;
-  - a verdict (`ok`, `timeout`) is never made up: our failures have names of their own.
+  - no unit is granted twice: units come back only by the node's word or with the end of its incarnation, also those of
+    an attempt that is not wanted any more;
+  - a verdict (`ok`, `timeout`) is never made up: our failures have names of their own;
+  - what is not repeatable is never executed twice.
+The order of grants is the law of `filling`.
 
 Times are absolute seconds of one monotonic scale, the one of the journal's ids.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from shared.policy.deadlines import Deadlines
+from shared.policy.filling import fill, predict_start
 from shared.policy.floor import Floor
 from shared.policy.formulation import (
     Advance,
@@ -29,31 +31,9 @@ from shared.policy.formulation import (
 )
 from shared.policy.ledger import Node
 from shared.policy.life import Life
+from shared.policy.reports import Ended, Held, Holding, holds
 
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """One attempt's end, as its node tells it. Durations are seconds."""
-
-    action: str
-    node: str
-    attempt: int
-    stage: int
-    status: str
-    """ok, timeout, lost, refused, cancelled."""
-    passed: bool | None = None
-    queue_s: float = 0.0
-    execution_s: float = 0.0
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """One grant a node still executes, as its inventory tells it."""
-
-    stage: int
-    attempt: int
-    running_s: float
+__all__ = ["Dispatcher", "Ended", "Holding"]
 
 
 @dataclass(slots=True)
@@ -70,7 +50,7 @@ class Dispatcher:
     floor: Floor = field(default_factory=Floor)
     lives: dict[str, Life] = field(default_factory=dict)
     """Every unanswered action."""
-    _deadlines: list[tuple[float, str]] = field(default_factory=list)
+    _deadlines: Deadlines = field(default_factory=Deadlines)
     _members: dict[str, set[str]] = field(default_factory=dict)
     """Batch -> its unanswered actions."""
     _window_s: float = 0.0
@@ -78,50 +58,50 @@ class Dispatcher:
     # ---- requests ----------------------------------------------------------------------------------------------
 
     def submitted(self, now: float, requests: Iterable[Request]) -> list[Command]:
-        """New entries of the journal, in its order. Ids already known are passed over (a re-read journal)."""
-        commands: list[Command] = []
+        """New entries of the journal, in its order. Ids already known are passed over (a re-read journal).
+
+        One whose start is predicted after its `start_by_s` is refused, unless it can start at once.
+        """
+        late: list[Life] = []
         for request in requests:
             if request.id in self.lives:
                 continue
             life = self.lives[request.id] = Life(request, queued_s=min(now, request.arrival[0] / 1000))
-            self._members.setdefault(request.batch, set()).add(request.id)
-            heapq.heappush(self._deadlines, (request.deadline_s, request.id))
-            late = request.start_by_s is not None and self.floor.predict_start(life, now) > request.start_by_s
+            if request.batch:
+                self._members.setdefault(request.batch, set()).add(request.id)
+            self._deadlines.push(request.deadline_s, request.id)
+            by_s = request.start_by_s
+            if by_s is not None and predict_start(self.floor, life, now, by_s) > by_s:
+                late.append(life)
             self.floor.enqueue(life)
-            if late:
+        commands = fill(self.floor, now)
+        for life in late:
+            if life.state == "queued":
                 self.floor.dequeue(life)
                 commands.append(self._answer(life, "expired", "it would start after its deadline: the pool is busy"))
-        return commands + self.floor.fill(now)
+        return commands + fill(self.floor, now) if late else commands
 
     def resumed(self, now: float, action: str, stage: int, attempt: int, acts: Iterable[StageAct], node: str) -> None:
         """What the store says of an unanswered action that a former leader worked on.
 
         Call it after the action was submitted and before any node is ready. `node`: where its last attempt was granted,
-        "" if nowhere; if that runs still, the inventory brings it back.
+        "" if nowhere. That node's outcome, inventory or end decides what becomes of it; until then it goes nowhere.
         """
         life = self.lives[action]
         self.floor.dequeue(life)
-        life.stage, life.attempt, life.acts = stage, attempt, list(acts)
+        life.enter(stage, attempt)
+        life.acts = list(acts)
         self.floor.enqueue(life)
-        if node and not life.work.repeatable:
+        if node:
             self.floor.set_aside(life, node, now)
 
     def cancelled(self, now: float, action: str, reason: str) -> list[Command]:
         """Somebody wants it no more. Queued: answered. Granted: revoked, and answered when the node confirms."""
-        life = self.lives.get(action)
-        if life is None or life.state == "cancelling":
-            return []
-        if life.state == "queued":
-            self.floor.dequeue(life)
-            return [self._answer(life, "cancelled", reason), *self.floor.fill(now)]
-        life.move("cancelling")
-        life.cancel_reason = reason
-        return [Revoke(action, life.node, life.attempt)]
+        return self._cancel([action], reason) + fill(self.floor, now)
 
     def batch_cancelled(self, now: float, batch: str, reason: str) -> list[Command]:
         """Cancel all that is left of a batch."""
-        members = sorted(self._members.get(batch, ()))
-        return [command for name in members for command in self.cancelled(now, name, reason)]
+        return self._cancel(sorted(self._members.get(batch, ())), reason) + fill(self.floor, now)
 
     def completion_expected(self, batch: str, at_s: float) -> None:
         """The planner's estimate of T: the batch's queued requests move in the order."""
@@ -135,10 +115,10 @@ class Dispatcher:
         if known is not None and known.incarnation == node.incarnation:
             known.seen_s = now
             return []
-        commands = self.node_lost(now, node.name, "the node has restarted")
+        commands = self._dropped(node.name, "it has restarted", booked_only=True)
         node.seen_s = now
         self.floor.nodes[node.name] = node
-        return [*commands, self._ask(node, now)]
+        return [*commands, self._ask(node, now), *fill(self.floor, now)]
 
     def node_seen(self, now: float, name: str, incarnation: str) -> bool:
         """A heartbeat. False: no such incarnation is known, so its hello must be read again."""
@@ -150,41 +130,34 @@ class Dispatcher:
 
     def node_lost(self, now: float, name: str, why: str) -> list[Command]:
         """The end of an incarnation: what it held is lost with it."""
-        if name not in self.floor.nodes:
-            return []
-        commands: list[Command] = []
-        for life in self.floor.drop_node(name):
-            commands += self._lost(life, "node-lost", f"{name}: {why}")
-        return commands + self.floor.fill(now)
+        return self._dropped(name, why) + fill(self.floor, now) if name in self.floor.nodes else []
 
-    def inventory_taken(self, now: float, name: str, incarnation: str, held: Mapping[str, Holding]) -> list[Command]:
+    def inventory_taken(self, now: float, name: str, incarnation: str, held: Held) -> list[Command]:
         """A node's full account. Held and unanswered: adopted. Held but not ours: revoked. Ours but not held: lost."""
         node = self.floor.nodes.get(name)
-        if node is None or node.incarnation != incarnation or node.asked_serial is None:
+        asked = node.answered() if node is not None and node.incarnation == incarnation else None
+        if node is None or asked is None:
             return []
         commands: list[Command] = []
         for action, holding in held.items():
-            life = self.lives.get(action)
-            if life is not None and life.state == "queued" and life.stage == holding.stage:
-                self.floor.adopt(life, node, now - holding.running_s)
-                life.attempt = max(life.attempt, holding.attempt)
-            elif life is not None and not life.booked and life.node == name:
-                self.floor.occupy(life, node, now - holding.running_s)
-            elif life is None or life.node != name or life.attempt != holding.attempt:
+            if not self.floor.take_back(now, node, self.lives.get(action), action, holding):
                 commands.append(Revoke(action, name, holding.attempt))
         for life in list(self.floor.granted.get(name, {}).values()):
-            if life.serial <= node.asked_serial and life.request.id not in held:
+            if life.serial <= asked and not holds(held, life.request.id, life.stage, life.attempt):
                 self.floor.release(life)
                 commands += self._lost(life, "node-lost", f"{name} no longer has it")
-        node.ready, node.asked_serial = True, None
+        for action, stray in node.strays_until(asked):
+            if not holds(held, action, stray.stage, stray.attempt):
+                node.stray_ended(action, stray.stage, stray.attempt)
+        node.ready = True
         self.floor.nodes_changed()
-        return commands + self.floor.fill(now)
+        return commands + fill(self.floor, now)
 
     def targeted(self, now: float, pool: str, units: int) -> list[Command]:
         """The planner wants so many units of a pool."""
         self.floor.pool(pool).target = units
         self.floor.dirty.add(pool)
-        return self.floor.fill(now)
+        return fill(self.floor, now)
 
     # ---- outcomes ----------------------------------------------------------------------------------------------
 
@@ -203,19 +176,19 @@ class Dispatcher:
         commands: list[Command] = []
         for end in ends:
             commands += self._ended(now, end)
-        return commands + self.floor.fill(now)
+        return commands + fill(self.floor, now)
 
     def ticked(self, now: float) -> list[Command]:
         """Time has passed: deadlines, silent nodes, overdue grants, linger windows."""
         commands: list[Command] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            commands += self._deadline(heapq.heappop(self._deadlines)[1])
+        for action in self._deadlines.due(now):
+            commands += self._deadline(action)
         for node in list(self.floor.nodes.values()):
             if now - node.seen_s > self.node_lost_s:
-                commands += self.node_lost(now, node.name, f"silent for {now - node.seen_s:.0f} s")
-            elif self._overdue(node, now):
+                commands += self._dropped(node.name, f"silent for {now - node.seen_s:.0f} s")
+            elif self.floor.is_overdue(node, now, self.overdue_s):
                 commands.append(self._ask(node, now))
-        for name in self.floor.granted.keys() - self.floor.nodes.keys():
+        for name in sorted(self.floor.granted.keys() - self.floor.nodes.keys()):
             for life in list(self.floor.granted[name].values()):
                 if now - life.granted_s > self.node_lost_s:
                     self.floor.release(life)
@@ -225,26 +198,51 @@ class Dispatcher:
             for pool in self.floor.pools.values():
                 pool.next_window()
                 self.floor.dirty.add(pool.name)
-        return commands + self.floor.fill(now)
+        return commands + fill(self.floor, now)
 
     # ---- steps -------------------------------------------------------------------------------------------------
 
+    def _dropped(self, name: str, why: str, *, booked_only: bool = False) -> list[Command]:
+        """An incarnation is over. Nothing is granted yet: more may be over."""
+        commands: list[Command] = []
+        for life in self.floor.drop_node(name, booked_only=booked_only):
+            commands += self._lost(life, "node-lost", f"{name}: {why}")
+        return commands
+
+    def _cancel(self, actions: Iterable[str], reason: str, cancel_as: EndedAs = "cancelled") -> list[Command]:
+        commands: list[Command] = []
+        for action in actions:
+            life = self.lives.get(action)
+            if life is None or life.state == "cancelling":
+                continue
+            if life.state == "queued":
+                self.floor.dequeue(life)
+                commands.append(self._answer(life, cancel_as, reason))
+            else:
+                life.move("cancelling")
+                life.cancel_as, life.cancel_reason = cancel_as, reason
+                commands.append(Revoke(action, life.node, life.attempt))
+        return commands
+
     def _ended(self, now: float, end: Ended) -> list[Command]:
+        node = self.floor.nodes.get(end.node)
+        if node is not None and node.strays:
+            node.stray_ended(end.action, end.stage, end.attempt)
         life = self.lives.get(end.action)
         if life is None or end.stage != life.stage:
             return []
         current = life.state != "queued" and end.attempt == life.attempt and end.node == life.node
-        verdict = end.status in ("ok", "timeout")
-        if not current and not verdict:
+        if not current and not end.is_verdict:
             return []
         commands: list[Command] = []
-        if life.state == "queued":
+        if current:
+            self.floor.release(life)
+        elif life.state == "queued":
             self.floor.dequeue(life)
         else:
-            if not current:
-                commands.append(Revoke(end.action, life.node, life.attempt))
-            self.floor.release(life)
-        return commands + (self._scored(now, life, end) if verdict else self._unscored(life, end))
+            commands.append(Revoke(end.action, life.node, life.attempt))
+            self.floor.disown(life, now)
+        return commands + (self._scored(now, life, end) if end.is_verdict else self._unscored(now, life, end))
 
     def _scored(self, now: float, life: Life, end: Ended) -> list[Command]:
         """The stage has a verdict: on to the next one, or answered (early exit of a failed stage)."""
@@ -254,18 +252,23 @@ class Dispatcher:
             life.work.name, max(0.0, waited), end.execution_s, end.node, max(1, life.attempt), life.pool_units
         )
         life.acts.append(act)
-        last = life.stage + 1 == len(life.request.stages)
-        if last or end.status == "timeout" or end.passed is False or life.state == "cancelling":
+        if life.is_last or end.status == "timeout" or end.passed is False:
             return [self._answer(life, "timeout" if end.status == "timeout" else "ok", end.reason)]
-        life.stage, life.attempt, life.queued_s, life.granted_s = life.stage + 1, 0, now, 0.0
+        if life.state == "cancelling":
+            return [self._answer(life, life.cancel_as, life.cancel_reason)]
+        life.enter(life.stage + 1, attempt=0)
+        life.queued_s, life.granted_s = now, 0.0
         if life.state != "queued":
             life.move("queued")
         self.floor.enqueue(life)
         return [Advance(life.request.id, life.stage)]
 
-    def _unscored(self, life: Life, end: Ended) -> list[Command]:
-        if life.state == "cancelling" or end.status == "cancelled":
-            return [self._answer(life, life.cancel_as, life.cancel_reason or end.reason)]
+    def _unscored(self, now: float, life: Life, end: Ended) -> list[Command]:
+        if end.status == "cancelled" and life.state != "cancelling":  # a former leader has asked for it
+            late = life.request.deadline_s <= now
+            return [self._answer(life, "expired" if late else "cancelled", end.reason)]
+        if life.state == "cancelling":
+            return [self._answer(life, life.cancel_as, life.cancel_reason)]
         if end.status == "refused":
             return [self._answer(life, "refused", end.reason)]
         return self._lost(life, "sandbox-lost", end.reason)
@@ -286,36 +289,27 @@ class Dispatcher:
         life = self.lives.get(action)
         if life is None or life.state == "cancelling":
             return []
-        if life.state == "queued":
-            reason = f"its deadline came while it waited for {life.work.pool}"
-            if not any(n.could_ever(life.work.kind, life.work.units) for n in self.floor.nodes.values()):
-                reason = f"no node offers {life.work.kind} with {dict(life.work.units)}"
-            self.floor.dequeue(life)
-            return [self._answer(life, "expired", reason)]
-        life.move("cancelling")
-        life.cancel_as, life.cancel_reason = "expired", "its deadline came while it ran"
-        return [Revoke(action, life.node, life.attempt)]
-
-    def _overdue(self, node: Node, now: float) -> bool:
-        if node.asked_serial is not None:
-            return now - node.asked_s > self.overdue_s
-        if now - node.asked_s < self.overdue_s:
-            return False
-        held = self.floor.granted.get(node.name, {})
-        return any(now - life.granted_s > life.work.timeout_s + self.overdue_s for life in held.values())
+        if life.state != "queued":
+            return self._cancel([action], "its deadline came while it ran", "expired")
+        reason = f"its deadline came while it waited for {life.work.pool}"
+        if not any(node.could_ever(life.work.kind, life.work.units) for node in self.floor.nodes.values()):
+            reason = f"no node offers {life.work.kind} with {dict(life.work.units)}"
+        return self._cancel([action], reason, "expired")
 
     def _ask(self, node: Node, now: float) -> AskInventory:
-        node.asked_serial, node.asked_s = self.floor.newest_serial, now
+        node.ask(self.floor.newest_serial, now)
         return AskInventory(node.name)
 
     def _answer(self, life: Life, ended: EndedAs, reason: str) -> Answer:
         life.move("finished")
         request = life.request
         del self.lives[request.id]
-        members = self._members[request.batch]
-        members.discard(request.id)
-        if not members:
-            del self._members[request.batch]
+        self._deadlines.drop(request.id)
+        if request.batch:
+            members = self._members[request.batch]
+            members.discard(request.id)
+            if not members:
+                del self._members[request.batch]
         return Answer(request.id, ended, reason, tuple(life.acts))
 
     def check(self) -> None:
@@ -323,9 +317,7 @@ class Dispatcher:
         on_nodes = {name for held in self.floor.granted.values() for name in held}
         assert on_nodes.isdisjoint(self.floor.queued), "on a node and in a queue"
         assert on_nodes | set(self.floor.queued) == set(self.lives), "neither on a node nor in a queue"
-        for node in self.floor.nodes.values():
-            for resource in node.capacity:
-                lives = [life for life in self.floor.granted.get(node.name, {}).values() if life.booked]
-                used = sum(life.work.units.get(resource, 0) for life in lives)
-                assert used == node.used.get(resource, 0), f"{node.name}: ledger of {resource}"
-                assert used <= node.capacity[resource], f"{node.name}: more {resource} granted than exist"
+        assert self._members.keys() == {life.request.batch for life in self.lives.values()} - {""}, (
+            "batches of what is left"
+        )
+        self.floor.check()

@@ -1,13 +1,29 @@
 """Who has how many units: the one ledger of nodes and what is granted on them.
 
-Law: on every node, for every resource, what is granted never exceeds what the node is to own, except while a share was
-lowered below what still runs; then nothing is granted there until enough has ended.
+Law: what a node holds, wanted or not, is booked until the node says it has ended or its incarnation is over. So on
+every node, for every resource, what is booked never exceeds the capacity, and what is granted never exceeds the share
+except while a share was lowered below what still runs; then nothing is granted there until enough has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+
+MOST_ASKS = 2
+"""Inventories asked for and not answered that are told apart; see `Node.asked`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """An attempt that a node was told to stop and has not yet confirmed: nobody waits for it, its units are taken."""
+
+    stage: int
+    attempt: int
+    units: Mapping[str, int]
+    serial: int
+    """Of its grant; orders it against inventories."""
+    since_s: float
 
 
 @dataclass(slots=True)
@@ -21,23 +37,33 @@ class Node:
     """Units that exist."""
     kinds: frozenset[str]
     share: dict[str, int] = field(default_factory=dict)
-    """Units it shall own, for resources that are scaled; others are owned whole."""
+    """Units it was told to own, for resources that are scaled; others are owned whole."""
     used: dict[str, int] = field(default_factory=dict)
+    strays: dict[str, Stray] = field(default_factory=dict)
+    """Action -> what is left of it here. A node never holds two attempts of one action."""
     ready: bool = False
     """It has answered this leader's inventory; before that nothing is granted on it."""
     seen_s: float = 0.0
-    asked_serial: int | None = None
-    """Serial of the newest grant when its inventory was asked; grants after it are not in the answer."""
-    asked_s: float = 0.0
+    asked: list[int] = field(default_factory=list)
+    """Serials of the newest grant when each unanswered inventory was asked, oldest first, at most `MOST_ASKS`.
+
+    Grants after it may be missing in the answer. Answers come in the order of the questions; where one is lost, or a
+    question is not kept here, the next answer counts as an older one: it proves less than it could, never more.
+    """
+    asked_s: float = float("-inf")
+
+    def limit(self, resource: str) -> int:
+        """Units it owns."""
+        return self.share.get(resource, self.capacity.get(resource, 0))
 
     def free(self, resource: str) -> int:
         """Units that may be granted now; never negative."""
-        limit = self.share.get(resource, self.capacity.get(resource, 0))
-        return max(0, limit - self.used.get(resource, 0))
+        return max(0, self.limit(resource) - self.used.get(resource, 0))
 
-    def fits(self, kind: str, units: Mapping[str, int]) -> bool:
+    def fits(self, action: str, kind: str, units: Mapping[str, int]) -> bool:
         """Can it take this now, whole?"""
-        return self.ready and kind in self.kinds and all(self.free(name) >= count for name, count in units.items())
+        able = self.ready and kind in self.kinds and action not in self.strays
+        return able and all(self.free(name) >= count for name, count in units.items())
 
     def could_ever(self, kind: str, units: Mapping[str, int]) -> bool:
         """Could it take this when it owned everything and were empty?"""
@@ -52,31 +78,82 @@ class Node:
             self.used[name] -= count
             assert self.used[name] >= 0, f"{self.name} got back more {name} than it gave"
 
+    # ---- strays ------------------------------------------------------------------------------------------------
 
-def place(nodes: Iterable[Node], kind: str, units: Mapping[str, int], resource: str) -> Node | None:
+    def stray_ended(self, action: str, stage: int, attempt: int) -> None:
+        """An attempt is over; if it was a stray its units are free."""
+        stray = self.strays.get(action)
+        if stray is not None and (stray.stage, stray.attempt) == (stage, attempt):
+            del self.strays[action]
+            self.give_back(stray.units)
+
+    def strays_until(self, serial: int) -> Iterator[tuple[str, Stray]]:
+        """Those an inventory asked at this serial must list if they are still there."""
+        for action, stray in list(self.strays.items()):
+            if stray.serial <= serial:
+                yield action, stray
+
+    # ---- inventories -------------------------------------------------------------------------------------------
+
+    def ask(self, serial: int, now: float) -> None:
+        """Its inventory is asked for."""
+        if len(self.asked) < MOST_ASKS:
+            self.asked.append(serial)
+        self.asked_s = now
+
+    def answered(self) -> int | None:
+        """An inventory has come: the serial up to which it is complete. None: it was not asked for."""
+        return self.asked.pop(0) if self.asked else None
+
+
+def place(nodes: Iterable[Node], action: str, kind: str, units: Mapping[str, int], resource: str) -> Node | None:
     """The node with the most free units of the pool's resource among those that fit; by name where equal."""
     best: Node | None = None
+    most = -1
     for node in nodes:
-        if node.fits(kind, units):
-            rank = (-node.free(resource), node.name)
-            if best is None or rank < (-best.free(resource), best.name):
-                best = node
+        if node.fits(action, kind, units):
+            free = node.free(resource)
+            if best is None or free > most or (free == most and node.name < best.name):
+                best, most = node, free
     return best
 
 
-def spread(wanted: int, nodes: Iterable[Node], resource: str) -> dict[str, int]:
+def spread(
+    wanted: int, nodes: Iterable[Node], resource: str, at_least: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """Units each node shall own so that they add up to `wanted` (or all there is), as evenly as capacities allow.
 
-    Nodes with running work keep at least that. Deterministic: ties go by name. O(units + nodes log nodes).
+    Nodes with running work keep at least that, and those named in `at_least` get so many; then the sum may be more than
+    wanted. Deterministic: what does not divide evenly goes by name. O(nodes log nodes).
     """
-    ordered = sorted(nodes, key=lambda node: (-node.used.get(resource, 0), node.name))
-    shares = {node.name: min(node.used.get(resource, 0), node.capacity.get(resource, 0)) for node in ordered}
-    left = wanted - sum(shares.values())
-    while left > 0:
-        open_nodes = [node for node in ordered if shares[node.name] < node.capacity.get(resource, 0)]
-        if not open_nodes:
-            break
-        least = min(open_nodes, key=lambda node: (shares[node.name], node.name))
-        shares[least.name] += 1
-        left -= 1
+    ordered = sorted(nodes, key=lambda node: node.name)
+    capacity = {node.name: node.capacity.get(resource, 0) for node in ordered}
+    shares = {
+        node.name: min(max(node.used.get(resource, 0), (at_least or {}).get(node.name, 0)), capacity[node.name])
+        for node in ordered
+    }
+    level, left = _level(wanted - sum(shares.values()), [(shares[name], capacity[name]) for name in shares])
+    for name, least in shares.items():
+        shares[name] = max(least, min(level, capacity[name]))
+    for name, share in shares.items():
+        if left > 0 and share == level and share < capacity[name]:
+            shares[name] += 1
+            left -= 1
     return shares
+
+
+def _level(extra: int, spans: list[tuple[int, int]]) -> tuple[int, int]:
+    """Pour `extra` units into vessels from their first to their last mark: (the level all reach, what is left over).
+
+    Sweeps over the marks, at each of which the number of vessels that still rise changes.
+    """
+    marks = sorted([(low, 1) for low, high in spans if low < high] + [(high, -1) for low, high in spans if low < high])
+    level = rising = 0
+    for mark, change in marks:
+        if extra < rising * (mark - level):
+            break
+        extra -= rising * (mark - level)
+        level, rising = mark, rising + change
+    if rising <= 0 or extra <= 0:
+        return level, 0
+    return level + extra // rising, extra % rising

@@ -35,21 +35,27 @@ class Life:
     cancel_reason: str = ""
     story: list[str] = field(default_factory=list)
     """States it has gone through, for the crash report; bounded by attempts and stages."""
+    work: Work = field(init=False)
+    """The stage it is in."""
+    pool_units: int = field(init=False)
+    """Units it takes of its pool's resource."""
+    duration_key: tuple[str, str, str] = field(init=False)
+    """What its duration is learned under."""
+
+    def __post_init__(self) -> None:
+        self.enter(self.stage, self.attempt)
+
+    def enter(self, stage: int, attempt: int) -> None:
+        """Stand in this stage after so many attempts at it."""
+        work = self.request.stages[stage]
+        self.stage, self.attempt, self.work = stage, attempt, work
+        self.pool_units = work.units.get(work.pool.partition("@")[0], 0)
+        self.duration_key = (self.request.tenant, self.request.task, work.kind)
 
     @property
-    def work(self) -> Work:
-        """The stage it is in."""
-        return self.request.stages[self.stage]
-
-    @property
-    def duration_key(self) -> tuple[str, str, str]:
-        """What its duration is learned under."""
-        return self.request.tenant, self.request.task, self.work.kind
-
-    @property
-    def pool_units(self) -> int:
-        """Units it takes of its pool's resource."""
-        return self.work.units.get(self.work.pool.partition("@")[0], 0)
+    def is_last(self) -> bool:
+        """No stage comes after this one."""
+        return self.stage + 1 == len(self.request.stages)
 
     def move(self, state: State) -> None:
         """Take one step of the table.

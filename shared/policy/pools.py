@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from shared.policy.ledger import Node
@@ -18,6 +18,10 @@ class Pool:
 
     name: str
     queue: FairQueue = field(default_factory=FairQueue)
+    parked: set[str] = field(default_factory=set)
+    """Waiting actions that no node of the pool could ever take; they come back to the queue when nodes change."""
+    resource: str = field(init=False)
+    node_class: str = field(init=False)
     target: int | None = None
     """Units the planner wants; None until it has spoken: then everything there is."""
     settled: int | None = None
@@ -29,13 +33,8 @@ class Pool:
     outside_window: tuple[int, int] = (0, 0)
     """Peaks of the last and of the current window."""
 
-    @property
-    def resource(self) -> str:
-        return self.name.partition("@")[0]
-
-    @property
-    def node_class(self) -> str:
-        return self.name.partition("@")[2]
+    def __post_init__(self) -> None:
+        self.resource, _, self.node_class = self.name.partition("@")
 
     def note_outside(self, units: int) -> None:
         """Work outside any batch has come (+) or gone (-)."""
@@ -62,19 +61,23 @@ class Pool:
         return min(capacity, max(self.target + self.outside_peak, head_units))
 
 
-def reserve(now: float, needed: int, free: int, ends: Iterable[tuple[float, int]]) -> float:
-    """When `needed` units are predicted to be free: absolute seconds; infinity when never.
+def reserve(
+    now: float, needed: Mapping[str, int], free: Mapping[str, int], ends: Iterable[tuple[float, Mapping[str, int]]]
+) -> float:
+    """When the needed units are predicted to be free together: absolute seconds; infinity when never.
 
     Args:
         now: absolute seconds.
-        needed: units the head of the queue takes.
-        free: units free now.
-        ends: (predicted end, units) of what runs.
+        needed: resource -> units the head of the queue takes.
+        free: resource -> units free now, for every resource needed.
+        ends: (predicted end, its units) of what runs. What should have ended before now is taken to end now.
     """
-    if free >= needed:
+    missing = {name: count - free[name] for name, count in needed.items() if count > free[name]}
+    if not missing:
         return now
-    for end, units in sorted(ends):
-        free += units
-        if free >= needed:
+    for end, units in sorted(ends, key=lambda one: one[0]):
+        for name in missing.keys() & units.keys():
+            missing[name] -= units[name]
+        if all(count <= 0 for count in missing.values()):
             return max(now, end)
     return float("inf")

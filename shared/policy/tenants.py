@@ -1,7 +1,10 @@
 """Weighted fair sharing between tenants, earliest batch first inside each (architecture §3).
 
 Each tenant has a virtual time: the unit-seconds it was granted, divided by its weight. The tenant furthest behind goes
-first. One that was idle starts level with the busiest-behind tenant, so idleness is not saved up.
+first. One that was idle starts level with the furthest behind of those that wait, so idleness is not saved up.
+
+A tenant keeps its turn until its head is granted, however long that head must wait for its units and whoever passes it
+meanwhile: otherwise the work that passes a big head would cost the head its place, time and again.
 """
 
 from __future__ import annotations
@@ -11,52 +14,82 @@ from dataclasses import dataclass, field
 
 from shared.policy.ebf import EbfKey, EbfQueue
 
+LEAST_CHARGE_S = 0.001
+"""Unit-seconds a grant costs at least: work that takes no time must not keep others waiting for ever."""
+
 
 @dataclass(slots=True)
 class FairQueue:
-    """Waiting actions of one pool. Head in O(tenants + log n)."""
+    """Waiting actions of one pool. Head in O(1) for one tenant, O(tenants) where the turn passes."""
 
     weights: dict[str, float] = field(default_factory=dict)
     """Tenant -> weight > 0; 1 where not named."""
     _queues: dict[str, EbfQueue[str]] = field(default_factory=dict)
+    """Of tenants with waiting work."""
     _virtual: dict[str, float] = field(default_factory=dict)
+    """Of tenants that were granted something, or wait, since last nobody waited."""
+    _turn: str = ""
+    """Whose head is served next; meaningless when that tenant waits no more."""
+    _size: int = 0
 
     def __len__(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
+        return self._size
 
     def push(self, tenant: str, key: EbfKey, action: str) -> None:
         """Queue an action."""
         queue = self._queues.get(tenant)
         if queue is None:
-            queue = self._queues[tenant] = EbfQueue()
-        if not queue:
-            floor = min((self._virtual[name] for name, other in self._queues.items() if other), default=0.0)
+            floor = min((self._virtual[name] for name in self._queues), default=0.0)
             self._virtual[tenant] = max(self._virtual.get(tenant, 0.0), floor)
+            queue = self._queues[tenant] = EbfQueue()
         queue.push(key, action)
+        self._size += 1
 
     def remove(self, tenant: str, action: str) -> bool:
-        """Take an action out; False when it does not wait here. An idle tenant is forgotten once all are idle."""
+        """Take an action out; False when it does not wait here. What tenants used is forgotten once nobody waits."""
         queue = self._queues.get(tenant)
         if queue is None or action not in queue:
             return False
         queue.remove(action)
-        if not len(self):
-            self._queues.clear()
-            self._virtual.clear()
+        self._size -= 1
+        if not queue:
+            del self._queues[tenant]
+            if not self._queues:
+                self._virtual.clear()
         return True
 
     def update(self, tenant: str, key: EbfKey, action: str) -> None:
         """Give a waiting action another key."""
         self._queues[tenant].update(key, action)
 
-    def charge(self, tenant: str, unit_s: float) -> None:
-        """Book what a tenant was granted, in expected unit-seconds."""
-        if tenant in self._virtual:
-            self._virtual[tenant] += unit_s / self.weights.get(tenant, 1.0)
+    def charge(self, tenant: str, unit_s: float, *, ends_turn: bool = True) -> None:
+        """Book what a tenant is granted, in expected unit-seconds. Call it before the granted action is removed.
+
+        `ends_turn`: it was the head's turn. False for work that passes a head that must wait.
+        """
+        self._virtual[tenant] += max(unit_s, LEAST_CHARGE_S) / self.weights.get(tenant, 1.0)
+        if ends_turn:
+            self._turn = ""
 
     def head(self) -> str | None:
         """Whose turn it is."""
-        return next(iter(self), None)
+        if not self._size:
+            return None
+        queue = self._queues.get(self._turn)
+        if queue is None:
+            self._turn = self._furthest_behind()
+            queue = self._queues[self._turn]
+        return queue.peek()[1]
+
+    def head_key(self) -> EbfKey:
+        """Key of the head.
+
+        Raises:
+            IndexError: nobody waits.
+        """
+        if self.head() is None:
+            raise IndexError("nobody waits")
+        return self._queues[self._turn].peek()[0]
 
     def ahead(self, tenant: str, key: EbfKey, *, most: int = 4096) -> Iterator[str]:
         """What would be served before a newcomer of this tenant with this key: of its own queue, at most `most`.
@@ -64,16 +97,31 @@ class FairQueue:
         Other tenants' shares run beside it and are not counted: an optimistic bound where tenants compete.
         """
         queue = self._queues.get(tenant)
-        for seen, action in enumerate(queue or ()):
-            if seen >= most or (queue is not None and queue.key(action) > key):
+        if queue is None:
+            return
+        for seen, action in enumerate(queue):
+            if seen >= most or queue.key(action) > key:
                 return
             yield action
 
     def __iter__(self) -> Iterator[str]:
-        """Actions tenant by tenant, the one furthest behind first, each in EBF order."""
-        waiting = [name for name, queue in self._queues.items() if queue]
-        if len(waiting) == 1:
-            yield from self._queues[waiting[0]]
+        """Actions tenant by tenant, in each by EBF: first the tenant whose turn it is, then the furthest behind."""
+        if self.head() is None:
             return
-        for tenant in sorted(waiting, key=lambda name: (self._virtual[name], name)):
-            yield from self._queues[tenant]
+        yield from self._queues[self._turn]
+        if len(self._queues) > 1:
+            others = (name for name in self._queues if name != self._turn)
+            for tenant in sorted(others, key=lambda name: (self._virtual[name], name)):
+                yield from self._queues[tenant]
+
+    def _furthest_behind(self) -> str:
+        if len(self._queues) == 1:
+            return next(iter(self._queues))
+        return min(self._queues, key=lambda name: (self._virtual[name], name))
+
+    def check(self) -> None:
+        """Assert the invariants; tests call it after every step, services never do."""
+        assert all(self._queues.values()), "a tenant without waiting work has no queue"
+        assert self._size == sum(map(len, self._queues.values())), "the size is the sum of the queues"
+        assert self._queues.keys() <= self._virtual.keys(), "who waits has a virtual time"
+        assert self._queues or not self._virtual, "what was used is forgotten once nobody waits"

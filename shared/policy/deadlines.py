@@ -1,0 +1,41 @@
+"""When each unanswered action's patience ends."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+COMPACT_ABOVE = 64
+"""Entries of answered actions that may lie in the heap beyond as many as wait."""
+
+
+@dataclass(slots=True)
+class Deadlines:
+    """A heap with lazy deletion: push O(log n), drop O(1) amortised, O(log n) for each that is due."""
+
+    _heap: list[tuple[float, str]] = field(default_factory=list)
+    _live: dict[str, float] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def push(self, at_s: float, action: str) -> None:
+        """An action is waited for until then, absolute seconds."""
+        self._live[action] = at_s
+        heapq.heappush(self._heap, (at_s, action))
+
+    def drop(self, action: str) -> None:
+        """It is answered (or was due already)."""
+        self._live.pop(action, None)
+        if len(self._heap) > COMPACT_ABOVE + 2 * len(self._live):
+            self._heap = [(at_s, name) for name, at_s in self._live.items()]
+            heapq.heapify(self._heap)
+
+    def due(self, now: float) -> Iterator[str]:
+        """Actions whose time has come, each once, earliest first. More may be dropped meanwhile."""
+        while self._heap and self._heap[0][0] <= now:
+            at_s, action = heapq.heappop(self._heap)
+            if self._live.get(action) == at_s:
+                del self._live[action]
+                yield action

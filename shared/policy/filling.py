@@ -1,0 +1,187 @@
+"""Who gets what next: shares, the order of pools, the head of each, what may pass it, and when a newcomer would start.
+
+Law: among requests of a pool that fit, the earliest batch of the tenant in turn goes first. A head that does not fit
+has its units reserved on the node where they should be together first; there, only what is predicted to end before
+that moment, or needs none of the head's resources, may be started behind it. Pools go by the keys of their heads, so
+a resource that several pools draw from is reserved for the oldest need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from shared.policy.floor import Floor
+from shared.policy.formulation import Command, Grant, SetShare
+from shared.policy.ledger import Node, place, spread
+from shared.policy.life import Life
+from shared.policy.pools import BACKFILL_DEPTH, Pool, reserve
+
+
+class Reservation(NamedTuple):
+    """Units of a node that a blocked head waits for."""
+
+    node: Node
+    until_s: float
+    """When they should be together; absolute seconds."""
+    resources: frozenset[str]
+
+    def forbids(self, node: Node, life: Life, end_s: float) -> bool:
+        """Would this work, started there now and ending then, keep the head waiting?"""
+        return node is self.node and end_s > self.until_s and not self.resources.isdisjoint(life.work.units)
+
+
+def fill(floor: Floor, now: float) -> list[Command]:
+    """Set shares anew where they may have changed, then grant what fits, pool by pool."""
+    commands: list[Command] = []
+    for name in sorted(floor.dirty):
+        commands += _share(floor, floor.pools[name])
+    floor.dirty.clear()
+    waiting = [pool for pool in floor.pools.values() if pool.queue]
+    if len(waiting) > 1:
+        waiting.sort(key=lambda pool: pool.queue.head_key())
+    reserved: list[Reservation] = []
+    for pool in waiting:
+        _fill_pool(floor, pool, reserved, now, commands)
+    return commands
+
+
+def predict_start(floor: Floor, life: Life, now: float, by_s: float = float("inf")) -> float:
+    """When a newcomer would start if it were queued now, absolute seconds; optimistic about later arrivals.
+
+    Work that would go before it, by expected duration, over the units of its pool. Minus infinity while no node has
+    said what it holds: nothing is known. O(queue ahead), bounded; counting stops once the start lies beyond `by_s`.
+    """
+    pool = floor.pool(life.work.pool)
+    nodes = [node for node in floor.nodes_of(pool) if node.ready and node.could_ever(life.work.kind, life.work.units)]
+    capacity = sum(node.capacity.get(pool.resource, 0) for node in nodes)
+    if not capacity:
+        return float("-inf")
+    busy = life.pool_units
+    ahead_s = 0.0
+    for node in nodes:
+        busy += node.used.get(pool.resource, 0)
+        for other in floor.granted.get(node.name, {}).values():
+            ahead_s += max(0.0, other.expected_end_s - now) * other.work.units.get(pool.resource, 0)
+    enough_s = (by_s - now) * capacity
+    for name in pool.queue.ahead(life.request.tenant, floor.batches.key(life.request, floor.durations)):
+        other = floor.queued[name]
+        ahead_s += floor.durations.expect(other.duration_key, other.work.timeout_s) * other.pool_units
+        busy += other.pool_units
+        if busy > capacity and ahead_s > enough_s:
+            break
+    return now + ahead_s / capacity if busy > capacity else now
+
+
+def _share(floor: Floor, pool: Pool) -> list[Command]:
+    """Tell nodes what to own. A pool that was never targeted (`slots`) is owned whole and costs nothing here."""
+    if pool.target is None:
+        return []
+    resource = pool.resource
+    nodes = [node for node in floor.nodes_of(pool) if node.ready]
+    head = pool.queue.head()
+    life = floor.queued[head] if head is not None else None
+    able = [] if life is None else [node for node in nodes if node.could_ever(life.work.kind, life.work.units)]
+    needed = life.pool_units if life is not None and able else 0
+    wanted = pool.wanted(nodes, needed)
+    if wanted == pool.settled and (not able or any(node.limit(resource) >= needed for node in able)):
+        return []
+    shares = spread(wanted, nodes, resource)
+    if able and all(shares[node.name] < needed for node in able):  # no node would ever own enough for the head alone
+        host = min(able, key=lambda node: (-node.limit(resource), node.name))  # most already: it does not change
+        shares = spread(wanted, nodes, resource, {host.name: needed})
+    pool.settled = wanted if sum(shares.values()) == wanted else None
+    commands: list[Command] = []
+    for node in nodes:
+        units = shares[node.name]
+        if node.share.get(resource) != units:  # also where it is all there is: a former leader may have said otherwise
+            node.share[resource] = units
+            commands.append(SetShare(node.name, resource, units))
+    return commands
+
+
+def _fill_pool(floor: Floor, pool: Pool, reserved: list[Reservation], now: float, commands: list[Command]) -> None:
+    nodes = floor.nodes_of(pool)
+    while (head := pool.queue.head()) is not None:
+        life = floor.queued[head]
+        node = _place(floor, pool, nodes, life, reserved, now)
+        if node is not None:
+            commands.append(_grant(floor, pool, life, node, now, is_head=True))
+        elif nodes and not _could_ever(nodes, life):
+            floor.park(pool, life)
+        elif shares := _share(floor, pool):
+            commands += shares
+        else:
+            _reserve(floor, nodes, life, reserved, now)
+            _backfill(floor, pool, nodes, reserved, now, commands)
+            return
+
+
+def _place(
+    floor: Floor, pool: Pool, nodes: list[Node], life: Life, reserved: list[Reservation], now: float
+) -> Node | None:
+    work = life.work
+    if reserved:
+        end_s = now + floor.durations.expect(life.duration_key, work.timeout_s)
+        nodes = [node for node in nodes if not any(one.forbids(node, life, end_s) for one in reserved)]
+    return place(nodes, life.request.id, work.kind, work.units, pool.resource)
+
+
+def _could_ever(nodes: list[Node], life: Life) -> bool:
+    return any(node.could_ever(life.work.kind, life.work.units) for node in nodes)
+
+
+def _reserve(floor: Floor, nodes: list[Node], head: Life, reserved: list[Reservation], now: float) -> None:
+    """Hold the node that is predicted to have the head's units together first; none if no ready one ever will."""
+    needed = head.work.units
+    best: Reservation | None = None
+    for node in nodes:
+        if node.ready and node.could_ever(head.work.kind, needed):
+            ends = [(life.expected_end_s, life.work.units) for life in floor.granted.get(node.name, {}).values()]
+            ends += [(now, stray.units) for stray in node.strays.values()]
+            until_s = reserve(now, needed, {name: node.free(name) for name in needed}, ends)
+            if until_s < (best.until_s if best is not None else float("inf")):
+                best = Reservation(node, until_s, frozenset(needed))
+    if best is not None:
+        reserved.append(best)
+
+
+def _backfill(
+    floor: Floor, pool: Pool, nodes: list[Node], reserved: list[Reservation], now: float, commands: list[Command]
+) -> None:
+    """Pass a head that does not fit with what its reservation allows."""
+    resource = pool.resource
+    most = max((node.free(resource) for node in nodes if node.ready), default=0)
+    if not most:
+        return
+    for life in [floor.queued[name] for name in _behind(pool)]:
+        if life.pool_units > most:
+            continue
+        node = _place(floor, pool, nodes, life, reserved, now)
+        if node is not None:
+            commands.append(_grant(floor, pool, life, node, now, is_head=False))
+            most = max(node.free(resource) for node in nodes if node.ready)
+            if not most:
+                return
+        elif not _could_ever(nodes, life):
+            floor.park(pool, life)
+
+
+def _behind(pool: Pool) -> Iterator[str]:
+    for depth, name in enumerate(pool.queue):
+        if depth > BACKFILL_DEPTH:
+            return
+        if depth:
+            yield name
+
+
+def _grant(floor: Floor, pool: Pool, life: Life, node: Node, now: float, *, is_head: bool) -> Grant:
+    request, work = life.request, life.work
+    expected = floor.durations.expect(life.duration_key, work.timeout_s)
+    pool.queue.charge(request.tenant, expected * max(1, life.pool_units), ends_turn=is_head)
+    floor.unqueue(life)
+    life.move("granted")
+    life.attempt += 1
+    floor.occupy(life, node, now)
+    budget = max(0.0, request.deadline_s - now)
+    return Grant(request.id, node.name, life.attempt, life.stage, work.units, budget)

@@ -1,0 +1,48 @@
+"""What nodes report of the attempts they were granted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One attempt's end, as its node tells it. Durations are seconds."""
+
+    action: str
+    node: str
+    attempt: int
+    stage: int
+    status: str
+    """ok, timeout, lost, refused, cancelled."""
+    passed: bool | None = None
+    queue_s: float = 0.0
+    execution_s: float = 0.0
+    reason: str = ""
+
+    @property
+    def is_verdict(self) -> bool:
+        """It says something about the work; everything else says something about us."""
+        return self.status in ("ok", "timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One grant a node still executes, as its inventory tells it."""
+
+    stage: int
+    attempt: int
+    running_s: float
+    units: Mapping[str, int] = field(default_factory=dict)
+    """Units it takes."""
+
+
+Held = Mapping[str, Holding]
+"""Action -> what a node executes of it: a full account."""
+
+
+def holds(held: Held, action: str, stage: int, attempt: int) -> bool:
+    """Is this attempt among them?"""
+    holding = held.get(action)
+    return holding is not None and (holding.stage, holding.attempt) == (stage, attempt)

@@ -1,0 +1,358 @@
+"""The world around a dispatcher, reduced to what can go wrong in it.
+
+Hosts run what reaches them, lose messages with their lives, and report late; a store keeps marks and answers; leaders
+die with what they had not written. It knows nothing of the bookkeeping of the dispatcher: it asserts what a bystander
+sees to be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shared.policy.dispatch import Dispatcher, Ended, Holding
+from shared.policy.formulation import (
+    Advance,
+    Answer,
+    AskInventory,
+    Command,
+    Grant,
+    Request,
+    Revoke,
+    SetShare,
+    StageAct,
+)
+from shared.policy.ledger import Node
+
+NODE_LOST_S = 10.0
+MOST_ATTEMPTS = 3
+
+
+@dataclass(slots=True)
+class Run:
+    """An attempt that a host executes."""
+
+    grant: Grant
+    since: float
+    revoked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    node: str
+    incarnation: str
+    epoch: int
+    held: dict[str, Holding]
+
+
+@dataclass(slots=True)
+class Host:
+    """One machine. It executes at once what it is granted, so a grant that does not fit is an error."""
+
+    name: str
+    node_class: str
+    capacity: dict[str, int]
+    kinds: frozenset[str]
+    life: int = 1
+    alive: bool = True
+    heard: bool = True
+    """False: its heartbeats do not get through, though it goes on executing."""
+    inbox: list[tuple[int, Command]] = field(default_factory=list)
+    """(leader's epoch, message), in order."""
+    runs: dict[str, Run] = field(default_factory=dict)
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.name}/{self.life}"
+
+    def hello(self) -> Node:
+        return Node(self.name, self.incarnation, self.node_class, self.capacity, self.kinds)
+
+    def begin(self, grant: Grant, now: float) -> None:
+        assert grant.action not in self.runs, f"{self.name} holds {grant.action} already"
+        for resource, units in grant.units.items():
+            taken = sum(run.grant.units.get(resource, 0) for run in self.runs.values())
+            assert taken + units <= self.capacity.get(resource, 0), f"{self.name} cannot hold {grant}"
+        self.runs[grant.action] = Run(grant, now)
+
+
+@dataclass(slots=True)
+class World:
+    """Hosts, store and streams, and the leader of the moment."""
+
+    hosts: dict[str, Host]
+    now: float = 1000.0
+    epoch: int = 0
+    leader: Dispatcher = field(default_factory=Dispatcher)
+    journal: dict[str, Request] = field(default_factory=dict)
+    marks: dict[str, tuple[int, str]] = field(default_factory=dict)
+    steps: dict[str, tuple[int, tuple[StageAct, ...]]] = field(default_factory=dict)
+    carried: dict[tuple[str, int], tuple[StageAct, ...]] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)
+    outcomes: list[Ended | Inventory] = field(default_factory=list)
+    read: int = 0
+    """How much of `outcomes` the leader has read."""
+    writes: list[Command] = field(default_factory=list)
+    """What the leader has decided and not yet written."""
+    told: dict[str, set[str]] = field(default_factory=dict)
+    """Node -> incarnations whose inventory this leader has taken."""
+    shares: dict[tuple[str, str], int] = field(default_factory=dict)
+    """What this leader last told each incarnation to own: (incarnation, resource) -> units."""
+    sent: set[tuple[str, int, int]] = field(default_factory=set)
+    """(action, stage, attempt) ever sent to a host."""
+    executed: list[tuple[str, int]] = field(default_factory=list)
+    """(action, stage) of every execution that was ever begun."""
+    cancels: set[str] = field(default_factory=set)
+    hellos: list[tuple[float, Node]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for host in self.hosts.values():
+            self.hellos.append((self.now, host.hello()))
+        self.take_over()
+
+    # ---- leaders -----------------------------------------------------------------------------------------------
+
+    def take_over(self) -> None:
+        """The leader is gone with what it had not written; another one rebuilds its mind from the store."""
+        self.epoch += 1
+        self.writes, self.told, self.shares = [], {}, {}
+        self.leader = Dispatcher(max_attempts=MOST_ATTEMPTS, node_lost_s=NODE_LOST_S)
+        self.do(self.leader.submitted(self.now, self.journal.values()))
+        for action in list(self.journal):
+            if action in self.leader.lives and (action in self.marks or action in self.steps):
+                stage, acts = self.steps.get(action, (0, ()))
+                attempt, host = self.marks.get(action, (0, ""))
+                self.leader.resumed(self.now, action, stage, attempt, acts, host)
+        for at, hello in self.hellos:
+            if self.now - at < NODE_LOST_S:
+                fresh = Node(hello.name, hello.incarnation, hello.node_class, hello.capacity, hello.kinds)
+                self.do(self.leader.node_said_hello(self.now, fresh))
+        self.read = 0
+        self.lead_reads(len(self.outcomes))
+
+    def lead_reads(self, most: int) -> None:
+        """The leader reads on: runs of outcomes together, as its shell does."""
+        entries = self.outcomes[self.read : self.read + most]
+        self.read += len(entries)
+        ends: list[Ended] = []
+        for entry in entries:
+            if isinstance(entry, Ended):
+                ends.append(entry)
+                continue
+            self.do(self.leader.finished(self.now, ends))
+            ends = []
+            if entry.epoch == self.epoch:
+                self.told.setdefault(entry.node, set()).add(entry.incarnation)
+                self.do(self.leader.inventory_taken(self.now, entry.node, entry.incarnation, entry.held))
+        self.do(self.leader.finished(self.now, ends))
+
+    def do(self, commands: Iterable[Command]) -> None:
+        """The leader's decisions, on their way to be written; looked at as they are made."""
+        for command in commands:
+            if isinstance(command, Grant):
+                node = self.leader.floor.nodes[command.node]
+                assert node.incarnation in self.told.get(node.name, ()), f"{node.name} has not told what it holds"
+                assert 1 <= command.attempt <= MOST_ATTEMPTS, f"attempts are bounded: {command}"
+                assert command.units == self.requests[command.action].stages[command.stage].units
+            if isinstance(command, SetShare):
+                node = self.hosts[command.node].hello()
+                assert 0 <= command.units <= node.capacity[command.resource], f"not to be owned: {command}"
+                self.shares[node.incarnation, command.resource] = command.units
+            if isinstance(command, Advance):
+                self.carried[command.action, command.stage] = tuple(self.leader.lives[command.action].acts)
+            self.writes.append(command)
+
+    def write(self, most: int) -> None:
+        """The oldest decisions become durable, one after the other."""
+        for _ in range(min(most, len(self.writes))):
+            command = self.writes.pop(0)
+            match command:
+                case Answer():
+                    self._answer(command)
+                case Advance():
+                    self.steps[command.action] = (command.stage, self.carried[command.action, command.stage])
+                    self.marks.pop(command.action, None)
+                case Grant():
+                    assert (command.action, command.stage, command.attempt) not in self.sent, f"sent twice: {command}"
+                    self.sent.add((command.action, command.stage, command.attempt))
+                    self.marks[command.action] = (command.attempt, command.node)
+                    self._send(command.node, command)
+                case _:
+                    self._send(command.node, command)
+
+    def _send(self, name: str, message: Command) -> None:
+        node, host = self.leader.floor.nodes.get(name), self.hosts[name]
+        if node is None or node.incarnation == host.incarnation:
+            host.inbox.append((self.epoch, message))
+
+    def _answer(self, answer: Answer) -> None:
+        assert answer.action not in self.answers, f"answered twice: {self.answers[answer.action]}, {answer}"
+        del self.journal[answer.action]
+        self.marks.pop(answer.action, None)
+        self.steps.pop(answer.action, None)
+        self.answers[answer.action] = answer
+        self.judge(answer)
+
+    def judge(self, answer: Answer) -> None:
+        """Is this what the world has seen?"""
+        request = self.requests[answer.action]
+        ends = [one for one in self.outcomes if isinstance(one, Ended) and one.action == answer.action]
+        last = len(request.stages) - 1
+        verdicts = {(end.stage, end.status, end.passed) for end in ends if end.status in ("ok", "timeout")}
+        match answer.ended:
+            case "ok":
+                passed_all = all(any((stage, "ok", p) in verdicts for p in (True, None)) for stage in range(last + 1))
+                failed = any(status == "ok" and passed is False for _, status, passed in verdicts)
+                assert passed_all or failed, f"a verdict was made up: {answer} of {verdicts}"
+            case "timeout":
+                assert any(status == "timeout" for _, status, _ in verdicts), f"a timeout was made up: {answer}"
+            case "cancelled":
+                assert answer.action in self.cancels, f"nobody asked to cancel {answer}"
+            case "expired":
+                late = request.start_by_s is not None
+                assert late or self.now >= request.deadline_s, f"its time has not come: {answer}"
+            case "refused":
+                assert any(end.status == "refused" for end in ends), f"nobody refused {answer}"
+            case "unknown-outcome":
+                assert any(not stage.repeatable for stage in request.stages), f"it can be repeated: {answer}"
+            case "node-lost" | "sandbox-lost":
+                tried = {key for key in self.sent if key[0] == answer.action}
+                assert any(attempt == MOST_ATTEMPTS for _, _, attempt in tried), f"given up early: {answer}"
+        stages = [act.name for act in answer.acts]
+        assert stages == [stage.name for stage in request.stages][: len(stages)], f"stages are told in order: {answer}"
+
+    # ---- hosts -------------------------------------------------------------------------------------------------
+
+    def deliver(self, host: Host, most: int) -> None:
+        """A host reads the next messages that were sent to it."""
+        for _ in range(min(most, len(host.inbox)) if host.alive else 0):
+            epoch, message = host.inbox.pop(0)
+            match message:
+                case Grant():
+                    host.begin(message, self.now)
+                    self.executed.append((message.action, message.stage))
+                    stage = self.requests[message.action].stages[message.stage]
+                    again = self.executed.count((message.action, message.stage)) > 1
+                    assert stage.repeatable or not again, f"executed twice: {message}"
+                    for earlier in range(message.stage):
+                        assert self._passed(message.action, earlier), f"stage {earlier} has not passed: {message}"
+                case Revoke():
+                    run = host.runs.get(message.action)
+                    if run is not None and run.grant.attempt == message.attempt:
+                        run.revoked = True
+                case AskInventory():
+                    held = {
+                        action: Holding(run.grant.stage, run.grant.attempt, self.now - run.since, run.grant.units)
+                        for action, run in host.runs.items()
+                    }
+                    self.outcomes.append(Inventory(host.name, host.incarnation, epoch, held))
+                case _:
+                    pass
+
+    def _passed(self, action: str, stage: int) -> bool:
+        return any(
+            isinstance(end, Ended)
+            and (end.action, end.stage, end.status) == (action, stage, "ok")
+            and end.passed is not False
+            for end in self.outcomes
+        )
+
+    def end(self, host: Host, run: Run, status: str, passed: bool | None = None) -> None:
+        """An execution ends; its units are free before it is told."""
+        grant = run.grant
+        del host.runs[grant.action]
+        lasted_s = self.now - run.since
+        self.outcomes.append(
+            Ended(grant.action, host.name, grant.attempt, grant.stage, status, passed, 0.0, lasted_s, "so be it")
+        )
+
+    def stop(self, host: Host, *, orderly: bool) -> None:
+        """A host goes: in good order it tells of everything, otherwise not even that."""
+        if orderly:
+            for run in list(host.runs.values()):
+                self.end(host, run, "cancelled" if run.revoked else "lost")
+            if host.name in self.leader.floor.nodes:
+                node = self.leader.floor.nodes[host.name]
+                if node.incarnation == host.incarnation:
+                    self.do(self.leader.node_lost(self.now, host.name, "it has stopped"))
+        host.alive = False
+        host.inbox.clear()
+        host.runs.clear()
+
+    def start(self, host: Host) -> None:
+        """A host comes (back), in a new life."""
+        host.inbox.clear()
+        host.runs.clear()
+        host.life += 1
+        host.alive = host.heard = True
+        self.hellos.append((self.now, host.hello()))
+        self.do(self.leader.node_said_hello(self.now, host.hello()))
+
+    def beat(self) -> None:
+        """Heartbeats of all that are heard."""
+        for host in self.hosts.values():
+            known = self.leader.node_seen(self.now, host.name, host.incarnation) if host.alive and host.heard else True
+            if not known:
+                self.do(self.leader.node_said_hello(self.now, host.hello()))
+
+    def pass_time(self, seconds: float) -> None:
+        """Nobody does anything for so long, but hearts beat."""
+        self.now += seconds
+        self.beat()
+        self.do(self.leader.ticked(self.now))
+
+    def submit(self, request: Request) -> None:
+        self.requests[request.id] = self.journal[request.id] = request
+        self.do(self.leader.submitted(self.now, [request]))
+
+    # ---- the end of a history ----------------------------------------------------------------------------------
+
+    def check_shares(self) -> None:
+        """Every node that is ready knows what it owns of a pool that the planner scales."""
+        for pool in self.leader.floor.pools.values():
+            if pool.target is not None:
+                nodes = [node for node in self.leader.floor.nodes_of(pool) if node.ready]
+                owned = 0
+                for node in nodes:
+                    told = self.shares.get((node.incarnation, pool.resource))
+                    assert told == node.share.get(pool.resource), f"{node.name} was told {told} of {pool.resource}"
+                    owned += told or 0
+                capacity = sum(node.capacity.get(pool.resource, 0) for node in nodes)
+                assert owned >= min(capacity, pool.target), f"{pool.name} owns less than its target"
+
+    def settle(self, rounds: int) -> None:
+        """Everything that is under way arrives; executions go well."""
+        for _ in range(rounds):
+            self.write(len(self.writes))
+            for host in self.hosts.values():
+                self.deliver(host, len(host.inbox))
+                for run in list(host.runs.values()):
+                    self.end(host, run, "cancelled" if run.revoked else "ok", None if run.revoked else True)
+            self.lead_reads(len(self.outcomes))
+
+    def quiesce(self) -> None:
+        """The world heals: whatever can be answered is answered, and nothing is left anywhere."""
+        for host in self.hosts.values():
+            host.heard = True
+            if not host.alive:
+                self.start(host)
+        for _ in range(3 * len(self.journal) + 20):
+            self.settle(2)
+            self.pass_time(5.0)
+        self.settle(2)
+        for name, request in self.journal.items():
+            stage = self.leader.lives[name].work
+            able = any(host.hello().could_ever(stage.kind, stage.units) for host in self.hosts.values())
+            assert not able, f"it waits though a host could take it: {request}"
+        self.pass_time(2e6)
+        self.settle(2)
+        assert self.answers.keys() == self.requests.keys(), "all are answered"
+        assert not self.leader.lives
+        for node in self.leader.floor.nodes.values():
+            assert not any(node.used.values()), f"units of {node.name} are still taken: {node.used}"
+            assert not node.strays
+        for pool in self.leader.floor.pools.values():
+            assert not pool.queue
+            assert not pool.parked
+            assert pool.outside == 0

@@ -23,8 +23,6 @@ _log = log.get(__name__)
 
 BEATS_A_HELLO = 15
 """A hello again after so many heartbeats."""
-STREAM_KEPT_S = 120
-"""A grants stream whose node has stopped refreshing it disappears."""
 
 
 class Node:
@@ -122,7 +120,6 @@ class Node:
     async def _say(self, message: Hello | Heartbeat) -> None:
         async def attempt() -> None:
             await self._publish(message)
-            await command(self._redis, "EXPIRE", self._topic.name, STREAM_KEPT_S)
 
         await patiently(attempt, what="reporting to the leader", patience_s=None)
 

@@ -9,6 +9,7 @@
 
 local OUTCOMES_KEPT = 16384
 local BATCHES_KEPT = 100000
+local GRANTS_KEPT_S = 120
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -146,10 +147,15 @@ end
 -- grant(epoch, {stream, payload, action or '', mark}...)
 local function grant(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
+  local last = ''
   for i = 2, #args, 4 do
     if args[i + 2] == '' or redis.call('EXISTS', 'action:' .. args[i + 2]) == 1 then
       redis.call('XADD', args[i], '*', 'm', args[i + 1])
       if args[i + 2] ~= '' then redis.call('HSET', 'action:' .. args[i + 2], 'g', args[i + 3]) end
+      if args[i] ~= last then
+        redis.call('EXPIRE', args[i], GRANTS_KEPT_S)  -- the stream of a node that is no more disappears
+        last = args[i]
+      end
     end
   end
   return 1

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from shared.bench.bench import MESH, Bench, CpuMeter
+from shared.bench.bench import MESH, Bench
 from shared.bench.closed_loop import Round, closed_loop
 from shared.bench.contest import medians, play, ratio
 from shared.bench.errors import BenchError
@@ -22,18 +22,20 @@ def _noop(http: Client) -> Call:
 
 async def single_actions(bench: Bench) -> list[Figure]:
     """Many callers, each submitting one action and awaiting its answer."""
-    sizes, meter = bench.sizes, CpuMeter(bench.mesh)
+    sizes, meter = bench.sizes, bench.meter()
     async with bench.warm(_noop, sizes.callers) as call:
-
-        async def ours() -> Round:
-            return await meter.over(partial(closed_loop, call, callers=sizes.callers, seconds=sizes.seconds))
-
+        ours = meter.over(partial(closed_loop, call, callers=sizes.callers, seconds=sizes.seconds))
         played = medians(await play(bench.against(ours, "dramatiq", "ray"), sizes.rounds, bench.tell))
     own = played.pop(MESH)
     return [
         *_absolute(own, sizes.callers, judged=not played),
         *(made for name, peer in played.items() for made in _beside(name, own, peer)),
         *meter.figures("single"),
+        *(
+            made
+            for name in played
+            for made in bench.peers[name].meter.figures("single", "CPU a call costs {}, its client and workers")
+        ),
     ]
 
 
@@ -70,13 +72,14 @@ def _beside(name: str, own: Round, peer: Round) -> list[Figure]:
 
 async def one_caller(bench: Bench) -> list[Figure]:
     """One caller: the way there and back when nothing can be shared."""
-    sizes = bench.sizes
+    sizes, meter = bench.sizes, bench.meter()
     async with bench.warm(_noop, 1) as call:
-        loop = partial(closed_loop, call, callers=1, seconds=sizes.seconds)
+        loop = meter.over(partial(closed_loop, call, callers=1, seconds=sizes.seconds))
         own = medians(await play({MESH: loop}, sizes.rounds, bench.tell))[MESH]
     return [
         figure("one.p50", "single action, one caller, p50", own.p50_s * 1e3, "ms", at_most(3.0)),
         figure("one.p99", "single action, one caller, p99", own.p99_s * 1e3, "ms"),
+        *meter.figures("one"),
     ]
 
 

@@ -3,7 +3,7 @@
 from functools import partial
 from time import perf_counter
 
-from shared.bench.bench import MESH, Bench, CpuMeter
+from shared.bench.bench import MESH, Bench
 from shared.bench.closed_loop import Round
 from shared.bench.contest import medians, play, ratio
 from shared.bench.errors import BenchError
@@ -16,12 +16,12 @@ OF_DRAMATIQ = 5.0
 
 async def in_bulk(bench: Bench) -> list[Figure]:
     """A batch submitted in one call; the clock stops when its last result has been read."""
-    sizes, meter = bench.sizes, CpuMeter(bench.mesh)
+    sizes, meter = bench.sizes, bench.meter()
     async with client(bench.mesh) as http:
         await http.declare_task()
         try:
             await batch_round(http, min(sizes.bulk, 512))  # a batch of a workflow that was seen before, as a trainer's
-            ours = partial(meter.over, partial(batch_round, http, sizes.bulk))
+            ours = meter.over(partial(batch_round, http, sizes.bulk))
             played = medians(await play(bench.against(ours, "dramatiq"), sizes.rounds, bench.tell))
         finally:
             await http.forget_task()

@@ -4,6 +4,12 @@ from collections.abc import Iterable, Mapping
 
 import psutil
 
+SUPERVISOR = "treadle"
+CLIENT = "client"
+"""The bench itself. It has started everything else, so like the supervisor it stands for itself alone."""
+SANDBOXES = "sandboxes"
+"""Interpreters and programs in sandboxes: they leave the service that starts them, and the supervisor adopts them."""
+
 
 def tree(pid: int) -> list[psutil.Process]:
     """The process and every descendant that lives now."""
@@ -18,21 +24,39 @@ def cpu_s(processes: Iterable[psutil.Process]) -> float:
     """CPU seconds used by these processes and by their children that have ended, user and system."""
     used = 0.0
     for process in processes:
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        used += times.user + times.system + times.children_user + times.children_system
+        own, ended = _times(process)
+        used += own + ended
     return used
 
 
 def cpu_by_service(pids: Mapping[str, int]) -> dict[str, float]:
-    """CPU seconds so far of each service with its descendants; of the supervisor ``treadle`` without them."""
-    return {name: cpu_s(tree(pid)[: 1 if name == "treadle" else None]) for name, pid in pids.items()}
+    """CPU seconds so far of each service with its descendants; to 0.01 s each.
+
+    Where the supervisor is among them it stands for itself alone, and what it has adopted is ``sandboxes``.
+    """
+    services = {name: tree(pid) for name, pid in pids.items() if name not in (SUPERVISOR, CLIENT)}
+    used = {name: cpu_s(processes) for name, processes in services.items()}
+    if CLIENT in pids:
+        used[CLIENT], _ = _times(psutil.Process(pids[CLIENT]))
+    if SUPERVISOR in pids and (everyone := tree(pids[SUPERVISOR])):
+        known = {process.pid for processes in services.values() for process in processes}
+        own, ended = _times(everyone[0])
+        used[SUPERVISOR] = own
+        used[SANDBOXES] = ended + cpu_s(process for process in everyone[1:] if process.pid not in known)
+    return used
+
+
+def _times(process: psutil.Process) -> tuple[float, float]:
+    """CPU seconds of the process itself, and of its children that have ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0, 0.0
+    return times.user + times.system, times.children_user + times.children_system
 
 
 def used_between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """CPU seconds each service used; a service that was restarted in between is left out."""
+    """CPU seconds each service used; one that was restarted in between is left out, since its count began anew."""
     return {name: after[name] - before[name] for name in before if after.get(name, -1.0) >= before[name]}
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from shared.bench.bench import MESH, Bench, CpuMeter
+from shared.bench.bench import MESH, Bench
 from shared.bench.closed_loop import closed_loop
 from shared.bench.contest import Contestant, medians, play, ratio
 from shared.bench.errors import BenchError
@@ -54,11 +54,11 @@ async def fresh_interpreter() -> None:
 
 async def graded_programs(bench: Bench) -> list[Figure]:
     """Trivial programs: the rate with many callers, and the time of one alone."""
-    sizes, meter = bench.sizes, CpuMeter(bench.mesh)
+    sizes, meter = bench.sizes, bench.meter()
     async with bench.warm(grading, sizes.program_callers) as call:
         many = partial(closed_loop, call, callers=sizes.program_callers, seconds=sizes.seconds)
         plainly = partial(closed_loop, fresh_interpreter, callers=INTERPRETERS_AT_ONCE, seconds=sizes.seconds)
-        contestants: dict[str, Contestant] = {MESH: partial(meter.over, many), INTERPRETER: plainly}
+        contestants: dict[str, Contestant] = {MESH: meter.over(many), INTERPRETER: plainly}
         played = medians(await play(contestants, sizes.rounds, bench.tell))
         alone = await closed_loop(call, callers=1, seconds=sizes.seconds)
     own, plain = played[MESH], played[INTERPRETER]

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from shared.bench.closed_loop import Round
+from shared.bench.cpu_meter import CpuMeter
 from shared.bench.errors import BenchError
 
 START_TIMEOUT_S = 90.0
@@ -24,6 +25,9 @@ class PeerProcess:
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
+        self.meter = CpuMeter({name: process.pid})
+        """Of its rounds: its client, its workers and what else it starts; not the server it keeps its queue in."""
+        self.pid = process.pid
         self._process = process
 
     async def round(self, callers: int, seconds: float) -> Round:

@@ -18,8 +18,6 @@ YOUNG_S = 10.0
 YOUNG_PROBE_S = 0.05
 UNREADY_PROBE_S = 0.5
 HEALTHY_PROBE_S = 5.0  # two local requests of 0.4 ms every 5 s: 0.02 % of a core a service
-STARTS_BEFORE_GIVING_UP = 3
-"""How often a unit may die before it has ever been ready."""
 
 
 class Keeper:
@@ -58,7 +56,7 @@ class Keeper:
         """Return when it has been ready once.
 
         Raises:
-            StackError: it was not in ``timeout_s``, or died three times before.
+            StackError: it was not in ``timeout_s``, or died five times in a row.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -154,7 +152,7 @@ class Keeper:
             restarts=self.state.restarts + 1,
             last_end=end,
         )
-        if self.state.restarts >= STARTS_BEFORE_GIVING_UP and not self._has_been_ready.done():
+        if hopeless and not self._has_been_ready.done():
             self._has_been_ready.set_exception(StackError(f"{self.name} does not start: {end}"))
 
     def _set(self, state: State, **changes: object) -> None:

@@ -4,7 +4,10 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from shared.stack.process import Identity, identify
 from shared.stack.state import StackState
@@ -16,7 +19,8 @@ def sweep(state: StackState) -> list[int]:
     """Kill every process of the services in ``state`` that still runs; the pids.
 
     The kernel has told most of them already (``Launch.death_signal``). A recorded pid is trusted only with its start
-    time. Sessions are swept too: each service leads one, and its number is not given away while a member lives.
+    time. With it go its descendants (PostgreSQL's lead sessions of their own) and its session: each service leads one,
+    and its number is not given away while a member lives.
     Returns when they are gone; after 10 s at most.
     """
     recorded = [service.identity for service in state.services]
@@ -33,11 +37,19 @@ def sweep(state: StackState) -> list[int]:
 def _session(leader: Identity) -> Iterator[Identity]:
     if leader.alive():
         yield leader
+        yield from _descendants(leader)
     elif identify(leader.pid) is not None:
         return  # the number belongs to somebody else now, so the session had ended
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (member := _member(int(entry.name), leader)):
             yield member
+
+
+def _descendants(leader: Identity) -> Iterator[Identity]:
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(leader.pid).children(recursive=True):
+            if (found := identify(child.pid)) is not None:
+                yield found
 
 
 def _member(pid: int, leader: Identity) -> Identity | None:

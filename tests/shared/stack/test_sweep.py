@@ -3,7 +3,6 @@
 import subprocess
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from shared.stack.process import Identity, identify
@@ -17,9 +16,7 @@ def leftover() -> Iterator[subprocess.Popen[str]]:
     command = ["/bin/sh", "-c", "sleep 300 & echo $!; wait"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         yield process
-        for one in psutil.process_iter(["pid"]):
-            if one.pid == process.pid:
-                process.kill()
+        process.kill()
 
 
 def state_of(process: Identity) -> StackState:
@@ -49,10 +46,11 @@ def test_children_are_ended_even_when_the_service_is_gone(leftover: subprocess.P
 
 
 def test_a_stranger_with_a_recorded_pid_lives(leftover: subprocess.Popen[str]) -> None:
-    leader = identify(leftover.pid)
+    assert leftover.stdout is not None
+    leader, child = identify(leftover.pid), identify(int(leftover.stdout.readline()))
     assert leader is not None
+    assert child is not None
     assert sweep(state_of(Identity(leader.pid, leader.started - 1))) == []
     assert leader.alive()
-    leftover.kill()
-    assert leftover.stdout is not None
-    psutil.Process(int(leftover.stdout.readline())).kill()
+    assert child.alive()
+    sweep(state_of(leader))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.cli.main import COMMANDS, load_command
 from shared.testing.servers import clean_environment
 
 TREADLE = Path(sys.executable).with_name("treadle")
@@ -43,6 +44,13 @@ def test_help_loads_nothing_heavy() -> None:
     loaded = done.stdout.split()
     assert "up" in loaded
     assert not [name for name in HEAVY if name in loaded]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_that_is_named_can_be_loaded(name: str) -> None:
+    command = load_command(name)
+    assert command.name == name
+    assert command.help
 
 
 def test_status_says_what_runs_for_people_and_for_programs(detached: dict[str, str]) -> None:

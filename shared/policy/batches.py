@@ -34,8 +34,8 @@ class BatchBook:
         arrived_s = request.arrival[0] / 1000
         if not request.batch:
             work = request.stages[0]
-            expected = durations.expect((request.tenant, request.task, work.kind), work.timeout_s)
-            return EbfKey(arrived_s + expected, request.priority, request.arrival)
+            known_s = min(work.timeout_s, durations.known((request.tenant, request.task, work.kind)))
+            return EbfKey(arrived_s + known_s, request.priority, request.arrival)
         return EbfKey(self._of(request).expected_s, request.priority, request.arrival)
 
     def first_arrival(self, batch: str, first_s: float, stage_timeouts_s: list[float]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from shared.bench.closed_loop import Round
 from shared.bench.contest import Contestant
 from shared.bench.figures import Figure, figure
-from shared.bench.processes import cpu_by_service, used_between
+from shared.bench.processes import SANDBOXES, cpu_by_service, used_between
 
 LEAST_US = 1.0
 """Services that cost an action less are not worth a line."""
@@ -40,9 +40,13 @@ class CpuMeter:
         return dict(sorted(costs.items(), key=lambda item: -item[1]))
 
     def figures(self, measurement: str, what: str = "CPU an action costs {}") -> list[Figure]:
-        """A figure for each process that is worth a line."""
+        """A figure for each process that is worth a line.
+
+        Not for the sandboxes: their interpreters leave their dead children to the kernel, which forgets what those
+        used. An answer's ``cpu_s`` is the truth about them.
+        """
         return [
             figure(f"{measurement}.cpu.{name}", what.format(name), cost, "us")
             for name, cost in self.per_call_us().items()
-            if cost >= LEAST_US
+            if cost >= LEAST_US and name != SANDBOXES
         ]

@@ -72,6 +72,7 @@ class Answer(msgspec.Struct, frozen=True):
     ended: str = ""
     passed: bool | None = None
     act: Act | None = None
+    cpu_s: float = 0.0
 
 
 class Receipt(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import statistics
 import sys
 from functools import partial
 
@@ -22,8 +23,11 @@ INTERPRETERS_AT_ONCE = 2
 INTERPRETER_TIMEOUT_S = 60.0
 
 
-def grading(http: Client) -> Call:
+def grading(http: Client, used_s: list[float] | None = None) -> Call:
     """Grade a trivial program against one assert; no two bodies are alike, so none can be remembered.
+
+    Args:
+        used_s: gets the CPU seconds that each answer reports.
 
     The call raises BenchError when the program did not pass.
     """
@@ -34,6 +38,8 @@ def grading(http: Client) -> Call:
         answer = await http.act(msgspec.json.encode({"kind": "code.asserts", "params": params}))
         if answer.passed is not True:
             raise BenchError("a program that is right was not graded as passed")
+        if used_s is not None:
+            used_s.append(answer.cpu_s)
 
     return call
 
@@ -55,7 +61,8 @@ async def fresh_interpreter() -> None:
 async def graded_programs(bench: Bench) -> list[Figure]:
     """Trivial programs: the rate with many callers, and the time of one alone."""
     sizes, meter = bench.sizes, bench.meter()
-    async with bench.warm(grading, sizes.program_callers) as call:
+    used_s: list[float] = []
+    async with bench.warm(lambda http: grading(http, used_s), sizes.program_callers) as call:
         many = partial(closed_loop, call, callers=sizes.program_callers, seconds=sizes.seconds)
         plainly = partial(closed_loop, fresh_interpreter, callers=INTERPRETERS_AT_ONCE, seconds=sizes.seconds)
         contestants: dict[str, Contestant] = {MESH: meter.over(many), INTERPRETER: plainly}
@@ -68,5 +75,6 @@ async def graded_programs(bench: Bench) -> list[Figure]:
         figure("programs.interpreter.rate", f"fresh interpreters, {INTERPRETERS_AT_ONCE} at a time", plain.rate, "/s"),
         figure("programs.rate/interpreter", "rate over theirs", ratio(own.rate, plain.rate), "x", at_least(6)),
         figure("programs.p50", "graded program, one caller, p50", alone.p50_s * 1e3, "ms", at_most(8)),
+        figure("programs.cpu.program", "CPU of a program, as its answer says", statistics.fmean(used_s) * 1e6, "us"),
         *meter.figures("programs"),
     ]

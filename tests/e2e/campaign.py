@@ -1,0 +1,46 @@
+"""One batch graded from end to end while something goes wrong in the middle of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from tests.e2e.samples import WORKFLOW, check_answers, mixed
+from tests.e2e.trainer import Trainer
+
+Disturb = Callable[[], Coroutine[Any, Any, None]]
+
+
+async def grade_through(trainer: Trainer, disturb: Disturb, *, size: int, key: str) -> list[dict[str, Any]]:
+    """Grade `size` samples; an eighth of the answers in, `disturb`, while the second half is being sent.
+
+    Holds that every sample is answered once and right, that a second reader gets what the first one got, and that
+    sending everything again changes nothing. Returns the answers.
+    """
+    samples = mixed(size)
+    await trainer.declare("campaign", WORKFLOW)
+    batch = await trainer.open("campaign", key, size)
+    assert await trainer.open("campaign", key, size) == batch
+    begun = asyncio.Event()
+    heard = 0
+
+    def count(_: dict[str, Any]) -> None:
+        nonlocal heard
+        heard += 1
+        if heard >= size // 8:
+            begun.set()
+
+    async with asyncio.TaskGroup() as group:
+        following = group.create_task(trainer.follow(batch, count))
+        await trainer.send(batch, samples[: size // 2])
+        await begun.wait()
+        group.create_task(disturb())
+        await trainer.send(batch, samples[size // 2 :])
+    answers = following.result()
+    check_answers(samples, answers)
+    assert await trainer.follow(batch) == answers
+    assert await trainer.send(batch, samples) == size
+    view = await trainer.view(batch)
+    assert (view["state"], view["submitted"], view["answered"]) == ("complete", size, size)
+    return answers

@@ -1,0 +1,90 @@
+"""A mesh of several processes of each kind, in the hands of a test."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from tests.e2e.processes import Service, running_service
+
+LEASE_S = 2.0
+NODE_LOST_S = 2.0
+PATIENCE_S = 60.0
+_SAMPLE = re.compile(r"^(\w+)(?:\{[^}]*\})? ([0-9.e+-]+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Proxy replicas and CPU managers on one Valkey. `proxies[0]` was there first: it leads."""
+
+    proxies: list[Service]
+    managers: list[Service]
+
+
+@contextmanager
+def running_mesh(redis_url: str, *, proxies: int, managers: int, cores: int = 0) -> Iterator[Mesh]:
+    """Entered once the first proxy leads and every manager has met it. Lease and patience with nodes are short."""
+    settings = {"PROXY_LEASE_S": str(LEASE_S), "PROXY_NODE_LOST_S": str(NODE_LOST_S)}
+    with ExitStack() as entered:
+        mesh = Mesh([], [])
+        for _ in range(proxies):
+            mesh.proxies.append(entered.enter_context(running_service("proxy", redis_url, **settings)))
+            if len(mesh.proxies) == 1:
+                asyncio.run(until(lambda: leads(mesh.proxies[0])))
+        for number in range(managers):
+            node = {
+                "CPU_MANAGER_NODE": f"node-{number}",
+                "CPU_MANAGER_CORES": str(cores),
+                "CPU_MANAGER_HEARTBEAT_S": "0.4",
+            }
+            mesh.managers.append(entered.enter_context(running_service("cpu_manager", redis_url, **node)))
+        asyncio.run(until(lambda: all(is_ready(service) for service in (*mesh.proxies, *mesh.managers))))
+        yield mesh
+
+
+def metric(service: Service, name: str) -> float:
+    """A metric's value, summed over its labels; 0 while there is none."""
+    with urllib.request.urlopen(service.url + "/metrics", timeout=10) as response:
+        found = _SAMPLE.findall(response.read().decode())
+    return sum(float(value) for each, value in found if each == name)
+
+
+def epoch(proxy: Service) -> int:
+    """Of the term this replica leads; 0 while it does not."""
+    return round(metric(proxy, "treadle_proxy_leader_epoch"))
+
+
+def leads(proxy: Service) -> bool:
+    """Does this replica dispatch?"""
+    return epoch(proxy) > 0
+
+
+def is_ready(service: Service) -> bool:
+    """Can it do its work?"""
+    try:
+        with urllib.request.urlopen(service.url + "/readyz", timeout=10) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def executions(mesh: Mesh) -> int:
+    """Attempts that have ended on the mesh's managers."""
+    return round(sum(metric(manager, "treadle_cpu_manager_attempts_total") for manager in mesh.managers))
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for something to become so; a blocking question, asked off the loop.
+
+    Raises:
+        TimeoutError: it did not, in a minute.
+    """
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if await asyncio.to_thread(true):
+                return
+            await asyncio.sleep(0.05)

@@ -1,0 +1,34 @@
+"""`kill -9` of each part in the middle of a batch: every request is answered exactly once, and right."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from shared.testing.servers import temporary_home
+from shared.testing.stack import RunningStack, running_stack
+from tests.e2e.campaign import grade_through
+from tests.e2e.trainer import trainer_at
+
+SIZE = 2000
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[RunningStack]:
+    """One for all: each kill must leave a stack that stands the next one."""
+    with temporary_home() as root, running_stack(root) as running:
+        yield running
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["proxy", "cpu_manager", "scaling_planner", "valkey", "postgres"])
+async def test_a_batch_is_answered_once_and_right_although_a_part_is_killed(stack: RunningStack, name: str) -> None:
+    async def kill() -> None:
+        pid = stack.kill(name)
+        await asyncio.to_thread(stack.await_healthy, name, other_than=pid)
+
+    async with trainer_at(stack.urls["proxy"]) as trainer:
+        await grade_through(trainer, kill, size=SIZE, key=name)
+        assert trainer.outages or name != "proxy", "the results stream did not break: nothing was shown"

@@ -1,0 +1,109 @@
+"""Two replicas of the proxy: exactly one dispatches, whatever happens to it, and the clients of both are answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.stack.home import open_home
+from shared.stack.valkey import valkey_url
+from shared.testing.servers import running_valkey
+from tests.e2e.campaign import grade_through
+from tests.e2e.replicas import Mesh, epoch, executions, is_ready, leads, running_mesh, until
+from tests.e2e.slow_disk import slow_fsync, valkey_on_slow_disk
+from tests.e2e.trainer import Trainer, trainer_at
+
+SIZE = 600
+SLOW_SIZE = 240
+
+
+@pytest.fixture
+def world() -> Iterator[ExitStack]:
+    with ExitStack() as entered:
+        yield entered
+
+
+@pytest.fixture
+def mesh(stack_home: Path, world: ExitStack) -> Mesh:
+    url = world.enter_context(running_valkey(stack_home))
+    return world.enter_context(running_mesh(url, proxies=2, managers=1))
+
+
+@pytest.fixture
+def slow_mesh(stack_home: Path, world: ExitStack) -> Mesh:
+    home = open_home(stack_home)
+    world.enter_context(valkey_on_slow_disk(home, slow_fsync(home.programs)))
+    return world.enter_context(running_mesh(valkey_url(home), proxies=2, managers=1))
+
+
+def stages(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [stage for answer in answers for stage in answer["stages"]]
+
+
+async def stop_the_leader(mesh: Mesh, size: int) -> list[dict[str, Any]]:
+    """Freeze the leader in the middle of a batch until the other one leads, and thaw it; the batch's answers."""
+    leader, other = mesh.proxies
+    async with trainer_at(leader.url) as here, trainer_at(other.url) as there:
+
+        async def waiting(at: Trainer, name: str) -> tuple[int, Any]:
+            body = {"kind": "sleep", "params": {"seconds": 3}, "request_id": name}
+            return await at.call("POST", "/v1/actions?wait=60", json=body)
+
+        async def disturb() -> None:
+            async with asyncio.TaskGroup() as group:
+                polls = [group.create_task(waiting(here, "here")), group.create_task(waiting(there, "there"))]
+                await asyncio.sleep(0.5)  # time enough for both to reach their replica, where one finds it frozen
+                leader.freeze()
+                await until(lambda: leads(other))
+                await polls[1]
+                leader.thaw()
+            for poll in polls:
+                status, answer = poll.result()
+                assert (status, answer["ended"]) == (200, "ok")
+
+        answers = await grade_through(there, disturb, size=size, key="stopped")
+    await until(lambda: epoch(leader) != 1)  # its old term is over
+    assert is_ready(leader)
+    return answers
+
+
+async def test_a_leader_stopped_past_its_lease_grants_nothing_when_it_wakes(mesh: Mesh) -> None:
+    answers = await stop_the_leader(mesh, SIZE)
+    assert {stage["attempts"] for stage in stages(answers)} == {1}
+    assert executions(mesh) == len(stages(answers)) + 2, "nothing ran twice"
+
+
+async def test_a_leader_stopped_past_its_lease_grants_nothing_on_a_slow_disk(slow_mesh: Mesh) -> None:
+    answers = await stop_the_leader(slow_mesh, SLOW_SIZE)
+    assert {stage["attempts"] for stage in stages(answers)} == {1}
+    assert executions(slow_mesh) == len(stages(answers)) + 2, "nothing ran twice"
+
+
+async def test_the_other_replica_takes_over_from_a_killed_leader(mesh: Mesh) -> None:
+    leader, other = mesh.proxies
+
+    async def disturb() -> None:
+        leader.kill()
+        await until(lambda: leads(other))
+
+    async with trainer_at(other.url) as trainer:
+        answers = await grade_through(trainer, disturb, size=SIZE, key="killed")
+    assert executions(mesh) == len(stages(answers)), "nothing ran twice"
+
+
+async def test_a_stopping_leader_hands_over(mesh: Mesh) -> None:
+    leader, other = mesh.proxies
+
+    async def disturb() -> None:
+        leader.process.terminate()
+        await until(lambda: leads(other))
+
+    async with trainer_at(other.url) as trainer:
+        answers = await grade_through(trainer, disturb, size=SIZE, key="handed over")
+    leader.process.wait(30)
+    assert executions(mesh) == len(stages(answers)), "nothing ran twice"

@@ -8,6 +8,7 @@ behind, and the sandboxes' ``nobody`` owns none of the servers' files.
 import os
 import pwd
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -85,12 +86,24 @@ def server_account(data: Path) -> Account:
     )
 
 
-def named_account() -> Account:
-    """Some unprivileged account that has a name: ``initdb`` insists on one, the server itself does not.
+def named_account(account: Account) -> Account:
+    """``account`` if it has a name, else ``nobody``: ``initdb`` insists on a name, the server itself does not.
 
     Raises:
-        StackError: this system has no ``nobody``.
+        StackError: we have no name and are not root either, or there is no ``nobody``.
     """
+    with suppress(KeyError):
+        pwd.getpwuid(account.uid)
+        return account
+    if account.uid == os.geteuid():
+        raise StackError(
+            f"initdb needs a user with a name and uid {account.uid} has none (an arbitrary uid in a container?). "
+            "Give it a line in /etc/passwd, or set TREADLE_DATABASE_URL to a server of your own."
+        )
+    return _nobody()
+
+
+def _nobody() -> Account:
     try:
         entry = pwd.getpwnam("nobody")
     except KeyError as error:
@@ -98,16 +111,8 @@ def named_account() -> Account:
     return Account(entry.pw_uid, entry.pw_gid)
 
 
-def has_name(account: Account) -> bool:
-    try:
-        pwd.getpwuid(account.uid)
-    except KeyError:
-        return False
-    return True
-
-
 def _candidates() -> list[Account]:
     taken = {entry.pw_uid: entry for entry in pwd.getpwall()}
     named = [Account(entry.pw_uid, entry.pw_gid) for entry in taken.values() if entry.pw_name == ACCOUNT_NAME]
     free = next(uid for uid in UNASSIGNED_UIDS if uid not in taken)
-    return [*named, Account(free, free), named_account()]
+    return [*named, Account(free, free), _nobody()]

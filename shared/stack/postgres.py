@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from shared.stack.account import Account, has_name, named_account
+from shared.stack.account import Account, named_account
 from shared.stack.errors import StackError
 from shared.stack.home import Home
 from shared.stack.process import Launch
@@ -39,7 +39,7 @@ def initialise_postgres(home: Home, *, durable: bool = True) -> None:
     if cluster.exists():
         _check_version(programs, cluster)
         return
-    maker = home.account if has_name(home.account) else named_account()
+    maker = named_account(home.account)
     unfinished = home.root / "postgres.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(mode=0o700)

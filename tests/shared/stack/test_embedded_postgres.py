@@ -1,6 +1,7 @@
 """The embedded PostgreSQL starts from nothing, keeps its folders to itself and opens nobody else's."""
 
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from shared.stack.account import Account, named_account
 from shared.stack.errors import StackError
 from shared.stack.home import open_home
 from shared.stack.postgres import initialise_postgres, postgres_launch
@@ -89,3 +91,19 @@ def test_a_cluster_of_another_version_is_left_alone(stack_home: Path) -> None:
 
 def test_the_launch_opens_no_network_port(stack_home: Path) -> None:
     assert "listen_addresses=" in postgres_launch(open_home(stack_home)).argv
+
+
+def test_a_user_without_a_name_is_told_what_initdb_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    nameless = next(uid for uid in range(70_000, 80_000) if not _has_name(uid))
+    monkeypatch.setattr(os, "geteuid", lambda: nameless)
+    with pytest.raises(StackError, match=f"uid {nameless} has none"):
+        named_account(Account(nameless, nameless))
+
+
+def test_an_account_with_a_name_makes_its_own_cluster() -> None:
+    root = Account(0, 0)
+    assert named_account(root) == root
+
+
+def _has_name(uid: int) -> bool:
+    return any(entry.pw_uid == uid for entry in pwd.getpwall())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -20,6 +21,10 @@ from shared.errors import Conflict, NotFound, Overloaded, TreadleError
 from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
 from shared.units import Seconds
 
+_LIFE = os.urandom(7).hex()
+"""This process, among all that ever made ids."""
+_serials = itertools.count()
+
 
 class Accepted(NamedTuple):
     """What the journal said."""
@@ -32,7 +37,7 @@ class Accepted(NamedTuple):
 def action_id(tenant: str, task: str, batch: str, request_id: str | None) -> str:
     """The id of an action: the same for the same request id in the same place, so that a repeat finds it."""
     if request_id is None:
-        return os.urandom(12).hex()
+        return f"{_LIFE}{next(_serials):010x}"
     scope = f"{tenant}\x00{task}\x00{batch}\x00{request_id}"
     return "r" + blake2b(scope.encode(), digest_size=12).hexdigest()
 

@@ -15,6 +15,10 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A body whose misspelt fields are errors."""
 
 
+def _no_params() -> msgspec.Raw:
+    return msgspec.Raw(b"{}")
+
+
 class RewardRequest(Closed, frozen=True, kw_only=True):
     """One sample to be rewarded: walks through its task's stages."""
 
@@ -23,7 +27,7 @@ class RewardRequest(Closed, frozen=True, kw_only=True):
     task: str | None = None
     request_id: RequestId | None = None
     """Your own id, unique in the batch: sending again with it is harmless and returns the first answer."""
-    params: msgspec.Raw = msgspec.Raw(b"{}")
+    params: msgspec.Raw = msgspec.field(default_factory=_no_params)
     """Laid over each stage's params; a field goes to every stage whose kind has it."""
     stage_params: dict[str, msgspec.Raw] = {}
     """Stage name -> parameters for that stage alone."""
@@ -35,7 +39,7 @@ class ActionRequest(Closed, frozen=True, kw_only=True):
     """One action outside any batch."""
 
     kind: str
-    params: msgspec.Raw = msgspec.Raw(b"{}")
+    params: msgspec.Raw = msgspec.field(default_factory=_no_params)
     request_id: RequestId | None = None
     units: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1024)]] | None = None
     """Resource -> units. Default: one core (sleep, noop: one slot)."""

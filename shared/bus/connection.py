@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, TimeoutError  # noqa: A004  # redis's own
 
 from shared import log
+from shared.bus.wire import PipelinedRedis
 from shared.errors import Unavailable
 from shared.units import Seconds
 
@@ -27,7 +28,7 @@ def client(url: str, *, name: str, timeout_s: Seconds | None = 30.0) -> Redis:
 
     `timeout_s` bounds each read from the socket; blocking reads need one above their BLOCK.
     """
-    redis = Redis.from_url(
+    redis = PipelinedRedis.from_url(
         url,
         client_name=f"treadle-{name}",
         protocol=2,  # streams come as plain lists, which parse fastest

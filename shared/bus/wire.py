@@ -1,0 +1,173 @@
+"""One pipelined connection to Valkey: commands leave at once, replies come back in order, nobody waits for a pool.
+
+redis-py spends 100-150 us of Python on a command (pool, retry wrapper, timeouts, reply callbacks), this about 15.
+Everything else of redis-py (URLs, pipelines, errors) stays: `PipelinedRedis` is its client with the single commands
+routed over a wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, cast
+
+import hiredis
+from redis.asyncio import Redis, SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import (
+    BusyLoadingError,
+    ConnectionError,  # noqa: A004  # redis-py's own
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+)
+
+from shared.units import Seconds
+
+_ERRORS: dict[str, type[ResponseError | ConnectionError]] = {
+    "OOM": OutOfMemoryError,
+    "LOADING": BusyLoadingError,
+    "READONLY": ReadOnlyError,
+}
+
+
+def _reply_error(text: str) -> Exception:
+    return _ERRORS.get(text.partition(" ")[0], ResponseError)(text)
+
+
+class Wire(asyncio.Protocol):
+    """One connection. Replies are matched to calls by order; when it breaks, every call on it fails."""
+
+    def __init__(self) -> None:
+        self._reader = hiredis.Reader(replyError=_reply_error)
+        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._heard = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not derive from asyncio's
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(ConnectionError(f"the connection to Valkey broke: {exc or 'closed'}"))
+                future.exception()  # whoever awaits gets it; nobody may be left to
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = asyncio.get_running_loop().time()
+        self._reader.feed(data)
+        while (reply := self._reader.gets()) is not False:
+            future = self._waiting.popleft()
+            if future.done():
+                continue
+            if isinstance(reply, Exception):
+                future.set_exception(reply)
+            else:
+                future.set_result(reply)
+
+    @property
+    def open(self) -> bool:
+        """It can take commands."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, args: tuple[Any, ...]) -> asyncio.Future[Any]:
+        """Send a command; the future ends with its reply.
+
+        Raises:
+            ConnectionError: the connection is closed; nothing was sent.
+        """
+        if self._transport is None or self._transport.is_closing():
+            raise ConnectionError("the connection to Valkey is closed")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        if not self._waiting:
+            self._heard = loop.time()
+        self._waiting.append(future)
+        self._transport.write(hiredis.pack_command(args))
+        return future
+
+    def silent_s(self, now: Seconds) -> Seconds:
+        """How long a reply has been outstanding without a word; 0 when none is."""
+        return now - self._heard if self._waiting else 0.0
+
+    def close(self) -> None:
+        """Break the connection; calls under way fail."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class PipelinedRedis(Redis):
+    """redis-py's client; single commands share one pipelined connection instead of borrowing one each.
+
+    A cancelled caller leaves its reply to be read and dropped; the order is kept. A server that says nothing for
+    `socket_timeout` while replies are due is taken for dead.
+    """
+
+    _wire: Wire | None = None
+    _connecting: asyncio.Task[Wire] | None = None
+    _watch: asyncio.TimerHandle | None = None
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:  # redis-py names it so; Any is its type
+        """One command over the wire; the plain reply."""
+        del options
+        wire = self._wire
+        if wire is None or not wire.open:
+            wire = await self._connected()
+        return await wire.send(args)
+
+    async def _connected(self) -> Wire:
+        """Connect once, however many ask."""
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect(), name="connect to valkey")
+            self._connecting.add_done_callback(lambda _: setattr(self, "_connecting", None))
+        return await asyncio.shield(self._connecting)
+
+    async def _connect(self) -> Wire:
+        pool = self.connection_pool
+        kwargs = pool.connection_kwargs
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(kwargs.get("socket_connect_timeout") or 5.0):
+                if issubclass(pool.connection_class, UnixDomainSocketConnection):
+                    _, wire = await loop.create_unix_connection(Wire, kwargs["path"])
+                else:
+                    tls = True if issubclass(pool.connection_class, SSLConnection) else None
+                    host, port = kwargs.get("host", "localhost"), int(kwargs.get("port", 6379))
+                    _, wire = await loop.create_connection(Wire, host, port, ssl=tls)
+                await _introduce(wire, kwargs)
+        except OSError as error:  # builtin TimeoutError is one of them
+            raise ConnectionError(f"Valkey cannot be reached: {str(error) or 'no answer in time'}") from error
+        self._wire = wire
+        self._look(kwargs.get("socket_timeout"))
+        return wire
+
+    def _look(self, timeout_s: Seconds | None) -> None:
+        """Now and then: has the server gone silent?"""
+        loop = asyncio.get_running_loop()
+        wire = self._wire
+        if timeout_s is None or wire is None or not wire.open:
+            return
+        if wire.silent_s(loop.time()) > timeout_s:
+            wire.close()
+            return
+        self._watch = loop.call_later(timeout_s / 4, self._look, timeout_s)
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        """Close the wire and redis-py's own connections."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._wire is not None:
+            self._wire.close()
+        await super().aclose(close_connection_pool)
+
+
+async def _introduce(wire: Wire, kwargs: dict[str, Any]) -> None:
+    """Authenticate, select the database, give the connection its name."""
+    if password := kwargs.get("password"):
+        username = kwargs.get("username")
+        await wire.send(("AUTH", username, password) if username else ("AUTH", password))
+    if db := kwargs.get("db"):
+        await wire.send(("SELECT", db))
+    if name := kwargs.get("client_name"):
+        await wire.send(("CLIENT", "SETNAME", name))

@@ -21,6 +21,8 @@ from shared.messages.outcomes import InventoryTaken
 
 _log = log.get(__name__)
 
+TRIM_EVERY = 512
+"""Grants that are read before the stream is trimmed; what is left is trimmed with the heartbeat."""
 BEATS_A_HELLO = 15
 """A hello again after so many heartbeats."""
 
@@ -41,6 +43,7 @@ class Node:
         self._epoch = 0
         self._topic = grants_topic(hello.node, hello.incarnation)
         self.tail = Tail(reader, {self._topic: "0"})
+        self._untrimmed = 0
         self.met_leader = False
         """A leader has asked for the inventory: work can come."""
 
@@ -50,8 +53,9 @@ class Node:
         async for entries in self.tail.batches():
             for entry in entries:
                 self._obey(entry.message)
-            if entries:
-                await self._trim(entries[-1].id)
+            self._untrimmed += len(entries)
+            if self._untrimmed >= TRIM_EVERY:
+                await self._trim()
 
     async def heartbeats(self, every_s: float) -> None:
         """Say for ever that the node lives, and tell what outlives a heartbeat as started.
@@ -73,6 +77,8 @@ class Node:
                 used_unit_s={"cores": round(self._cores.used_unit_s, 3)},
             )
             await self._say(beat)
+            if self._untrimmed:
+                await self._trim()
             await asyncio.sleep(every_s)
 
     async def leave(self) -> None:
@@ -109,9 +115,10 @@ class Node:
                     )
                 )
 
-    async def _trim(self, last: str) -> None:
+    async def _trim(self) -> None:
         """What was read is held in memory and told in inventories; the stream need not keep it."""
-        ms, _, seq = last.partition("-")
+        ms, _, seq = self.tail.last(self._topic).partition("-")
+        self._untrimmed = 0
         try:
             await command(self._redis, "XTRIM", self._topic.name, "MINID", f"{ms}-{int(seq) + 1}")
         except TRANSIENT:

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from fastapi import FastAPI
 
-from services.proxy.asgi import HotPath
+from services.proxy.asgi import put_in_front
 from services.proxy.batchbook import BatchBook
 from services.proxy.hot import HOT_ROUTES
 from services.proxy.intake import Intake
@@ -76,7 +76,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
             await leadership.stop()
 
     app = build_app("proxy", lifespan, tasks.router, batches.router, mesh.router, ready=_ready, description=DESCRIPTION)
-    app.add_middleware(HotPath, routes=[*HOT_ROUTES, *RUN_CODE_ROUTES])
+    put_in_front(app, [*HOT_ROUTES, *RUN_CODE_ROUTES])
     extend_openapi(app)
     return app
 

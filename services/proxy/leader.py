@@ -18,7 +18,6 @@ from services.proxy.interpreter import Discard, Interpreter, Step
 from services.proxy.metrics import ACT, ANSWERED
 from services.proxy.nodes import NodeBook
 from services.proxy.requests import to_request
-from services.proxy.waiters import Waiters
 from shared import log
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Answering, Granting
@@ -28,7 +27,7 @@ from shared.messages.batches import BATCHES, BatchEnded
 from shared.messages.grants import Grant as GrantMessage
 from shared.messages.grants import Granted, InventoryAsked, Revoked, ShareSet
 from shared.messages.nodes import NODES
-from shared.messages.outcomes import OUTCOMES, Answered, Finished, InventoryTaken, Started
+from shared.messages.outcomes import OUTCOMES, Finished, InventoryTaken, Started
 from shared.messages.targets import TARGETS, TargetSet
 from shared.policy.dispatch import Dispatcher, Ended, Holding
 from shared.policy.formulation import Advance, Answer, AskInventory, Command, Grant, Revoke, SetShare
@@ -58,13 +57,11 @@ class Leader:
         epoch: Epoch,
         dispatcher: Dispatcher,
         interpreter: Interpreter,
-        waiters: Waiters,
         clock: ValkeyClock,
     ) -> None:
         self._epoch = epoch
         self.dispatcher = dispatcher
         self._interpreter = interpreter
-        self._waiters = waiters
         self._clock = clock
         self.nodes = NodeBook()
         self.reasons: dict[str, str] = {}
@@ -160,8 +157,6 @@ class Leader:
         match message:
             case Started():
                 self.dispatcher.started(message.action, message.attempt)
-            case Answered():
-                self._waiters.wake(message.batches)
             case TargetSet():
                 self.reasons[message.pool] = message.reason
                 self._do(self.dispatcher.targeted(now, message.pool, message.units))

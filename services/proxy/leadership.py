@@ -19,14 +19,14 @@ from shared.bus import functions
 from shared.bus.connection import TRANSIENT, ValkeyClock, command
 from shared.bus.functions import Answering
 from shared.bus.tail import Tail
-from shared.messages.outcomes import OUTCOMES, Answered
+from shared.messages.outcomes import ANSWERED, OUTCOMES
 from shared.policy.dispatch import Dispatcher
 from shared.units import Epoch
 
 _log = log.get(__name__)
 
 TRIM_BEHIND_S = 10.0
-"""Outcomes are kept so long after the leader has read them, for other replicas that are a little behind."""
+"""Outcomes are kept so long after the leader has read them, for a successor that takes over just now."""
 
 
 class Leadership:
@@ -81,7 +81,7 @@ class Leadership:
             keep_action_s=settings.keep_action_s, keep_batch_s=settings.keep_batch_s,
         )  # fmt: skip
         dispatcher = Dispatcher(max_attempts=settings.max_attempts, node_lost_s=settings.node_lost_s)
-        leader = Leader(epoch, dispatcher, interpreter, self._waiters, clock)
+        leader = Leader(epoch, dispatcher, interpreter, clock)
         self._tail = await take_over(self._redis, self._reader, leader, clock)
         self._tail.stopping = self._stopping
         _log.info("leading", epoch=epoch)
@@ -148,16 +148,15 @@ class Leadership:
 
     async def _follow(self) -> None:
         """Wake this replica's waiters by the leader's word, and campaign again about when the lease could end."""
-        last = await command(self._redis, "XREVRANGE", OUTCOMES.name, "+", "-", "COUNT", 1)
-        self._tail = Tail(self._reader, {OUTCOMES: last[0][0].decode() if last else "0"}, block_s=0.5)
+        last = await command(self._redis, "XREVRANGE", ANSWERED.name, "+", "-", "COUNT", 1)
+        self._tail = Tail(self._reader, {ANSWERED: last[0][0].decode() if last else "0"}, block_s=0.5)
         await self._waiters.look_up(self._waiters.waited_for())
         loop = asyncio.get_running_loop()
         campaign = loop.time() + self._settings.lease_s / 2
         async for entries in self._tail.batches():
             for entry in entries:
-                if isinstance(entry.message, Answered):
-                    await self._waiters.look_up(entry.message.actions)
-                    self._waiters.wake(entry.message.batches)
+                await self._waiters.look_up(entry.message.actions)
+                self._waiters.wake(entry.message.batches)
             if loop.time() >= campaign:
                 campaign = loop.time() + self._settings.lease_s / 2
                 if await command(self._redis, "EXISTS", "leader") == 0:

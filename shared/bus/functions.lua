@@ -7,7 +7,7 @@
 --   results:<id> stream of answers; its ids are what `after=` means
 --   leader       holder of the dispatching lease; leader:epoch counts its changes and fences what a leader writes
 
-local OUTCOMES_KEPT = 16384
+local ANSWERED_KEPT = 16384
 local BATCHES_KEPT = 100000
 local GRANTS_KEPT_S = 120
 
@@ -139,7 +139,7 @@ local function finish(_, args)
   end
   for _, batch in ipairs(batches) do settle(batch, args[3]) end
   if #answered > 0 then
-    say('outcomes', OUTCOMES_KEPT, { kind = 'answered.v1', actions = answered, batches = batches })
+    say('answered', ANSWERED_KEPT, { kind = 'answered.v1', actions = answered, batches = batches })
   end
   return flags
 end

@@ -1,8 +1,8 @@
-"""From nodes to the leader, and from the leader to every proxy: stream `outcomes`, bounded.
+"""From nodes to the leader: stream `outcomes`. From the leader to the other proxies: stream `answered`. Both bounded.
 
-`Started`, `Finished` and `InventoryTaken` come from nodes; they share one stream so that an inventory comes after every
-outcome that was published before it. `Answered` is the leader's wake-up for waiting proxies: a reader that fell behind
-reads the store instead.
+`Started`, `Finished` and `InventoryTaken` share one stream so that an inventory comes after every outcome that was
+published before it. `Answered` is a wake-up for proxies whose callers wait: one that fell behind reads the store. It
+has a stream of its own because the leader, who writes it, must not be woken by it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ class Answered(Message, frozen=True, kw_only=True, tag="answered.v1"):
     """The batches they belong to, without repeats."""
 
 
-Outcome = Started | Finished | InventoryTaken | Answered
+Outcome = Started | Finished | InventoryTaken
 
 OUTCOMES: Topic[Outcome] = Topic("outcomes", Outcome, maxlen=16_384)
 """Bounded: what is trimmed is found again through journal, inventory and store."""
+
+ANSWERED: Topic[Answered] = Topic("answered", Answered, maxlen=16_384)
+"""Written by `finish` itself, tailed by every replica that does not lead."""

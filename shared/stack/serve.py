@@ -47,6 +47,7 @@ def serve(factory: Callable[[], Any], *, descriptor: int | None, host: str, port
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=DRAIN_S,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -137,13 +138,16 @@ async def _probe(zygotes: Zygotes, slots: Slots) -> str:
     if slot.group:
         slot.group.arm(_PROBE_LIMITS.memory_bytes, 8)
     cores = tuple(os.sched_getaffinity(0))
-    order = wire.Order(cores, _PROBE_LIMITS.disk_bytes, 0, 5, 0, ())
+    order = wire.pack(wire.Order(cores, _PROBE_LIMITS.disk_bytes, 0, 5, 0))
+    errand = wire.pack(wire.Errand((), 0))
     parcel = sealed("parcel", wire.pack(wire.ExecParcel(("true",), {}, {}, ())))
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        control = zygote.spawn(slot.plan, slot.group.joining if slot.group else ())
+        control = zygote.spawn(
+            replace(slot.plan, disk_bytes=_PROBE_LIMITS.disk_bytes), slot.group.joining if slot.group else ()
+        )
         cell = Cell(control, slot, _PROBE_LIMITS, GroupWatch(slot.group) if slot.group else watch, len(cores))
-        ended = await cell.run(wire.pack(order), null, parcel, reports=False)
+        ended = await cell.run((order, errand), null, parcel, reports=False)
     finally:
         os.close(parcel)
         os.close(null)

@@ -92,7 +92,7 @@ class LocalSandbox:
             return Exit(ended_by="lost", detail="the sandbox is closed"), True
         try:
             zygote = await self._zygotes.get(job.zygote if isinstance(job, PythonJob) else LAUNCHER)
-            slot, control = self._spares.take(zygote)
+            slot, control = self._spares.take(zygote, job.limits.disk_bytes)
         except (ZygoteError, OSError) as error:
             return Exit(ended_by="lost", detail=str(error)), False
         zygote.cells += 1
@@ -106,12 +106,12 @@ class LocalSandbox:
             zygote.cells -= 1
             self._slots.give(slot)
             # After the answer has been given.
-            asyncio.get_running_loop().call_soon(self._restock, zygote)
+            asyncio.get_running_loop().call_soon(self._restock, zygote, job.limits.disk_bytes)
 
-    def _restock(self, zygote: Zygote) -> None:
+    def _restock(self, zygote: Zygote, disk_bytes: int) -> None:
         if not self._closed:
             with contextlib.suppress(ZygoteError, OSError):  # whoever needs the next cell hears of it
-                self._spares.restock(zygote)
+                self._spares.restock(zygote, disk_bytes)
 
     async def _attempt(self, job: Job, cores: frozenset[int], slot: Slot, control: socket.socket) -> tuple[Exit, bool]:
         limits = job.limits
@@ -122,7 +122,8 @@ class LocalSandbox:
             descriptors.append(sealed("stdin", job.stdin) if job.stdin else os.dup(self._null))
             parcel, stdin = descriptors
             cell = Cell(control, slot, limits, self._watch(slot, job), len(cores))
-            ended = await cell.run(self._order(job, cores), stdin, parcel, reports=isinstance(job, PythonJob))
+            order, errand = self._order(job, cores), wire.pack(wire.Errand(job.fetch, limits.disk_bytes))
+            ended = await cell.run((order, errand), stdin, parcel, reports=isinstance(job, PythonJob))
             return ended, cell.began
         finally:
             for descriptor in descriptors:
@@ -138,11 +139,10 @@ class LocalSandbox:
         return wire.pack(
             wire.Order(
                 cores=tuple(cores),
-                disk_bytes=limits.disk_bytes,
+                file_bytes=limits.disk_bytes,
                 data_bytes=0 if grouped else limits.memory_bytes + _DATA_SLACK,
                 cpu_s=math.ceil(limits.cpu_s),
                 pids=0 if grouped else limits.pids + self._shared_processes(),
-                fetch=job.fetch,
             )
         )
 

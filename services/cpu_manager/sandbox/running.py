@@ -52,8 +52,8 @@ class Cell:
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._timers: list[asyncio.TimerHandle] = []
 
-    async def run(self, order: bytes, stdin: int, parcel: int, *, reports: bool) -> Exit:
-        """Send the order, wait for the end. Cancelled: kills the tree, waits for its end, and raises."""
+    async def run(self, order: tuple[bytes, bytes], stdin: int, parcel: int, *, reports: bool) -> Exit:
+        """Send the order and the errand, wait for the end. Cancelled: kills the tree, waits for its end, and raises."""
         try:
             self._loop.add_reader(self._control.fileno(), self._readable)
             self._send(order, stdin, parcel, reports=reports)
@@ -77,7 +77,7 @@ class Cell:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(self._over)
 
-    def _send(self, order: bytes, stdin: int, parcel: int, *, reports: bool) -> None:
+    def _send(self, order: tuple[bytes, bytes], stdin: int, parcel: int, *, reports: bool) -> None:
         writers: list[int] = []
         for limit in (self._limits.output_bytes, self._limits.output_bytes, REPORT_BYTES)[: 3 if reports else 2]:
             reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -88,7 +88,8 @@ class Cell:
                 os.fchown(writer, self._slot.owner, self._slot.owner)  # so that /dev/stdout can be opened again
         try:
             stdout, stderr, report = (*writers, stdin)[:3]
-            wire.send(self._control, order, (stdin, stdout, stderr, parcel, report))
+            wire.send(self._control, order[0], (stdin, stdout, stderr, parcel, report))
+            wire.send(self._control, order[1])
         finally:
             for writer in writers:
                 os.close(writer)
@@ -120,7 +121,7 @@ class Cell:
             if self._cause:
                 self._signal()
         elif kind == wire.STARTED:
-            self._started()
+            self._started(wire.unpack_started(packet))
         elif kind == wire.FAILED:
             if self._cause is None:
                 self._cause, self._detail = "lost", packet[1:].decode(errors="replace")
@@ -135,8 +136,8 @@ class Cell:
         else:  # DONE, or the end of a cell that could not say so
             self._finish()
 
-    def _started(self) -> None:
-        self._started_at = time.monotonic()
+    def _started(self, at: float) -> None:
+        self._started_at = at
         for timer in self._timers[:1]:
             timer.cancel()
         self._after(self._limits.wall_s, self._out_of_time)
@@ -237,7 +238,7 @@ class Cell:
     def _exit(self, outputs: list[bytes]) -> Exit:
         ended, usage = self._ended, self._usage
         ended_by, code, number = self._verdict()
-        wall_s = ended.wall_s if ended else time.monotonic() - self._started_at if self._started_at else 0.0
+        wall_s = (ended.at if ended else time.monotonic()) - self._started_at if self.began else 0.0
         stdout, stderr, report = (*outputs, b"", b"", b"")[:3]
         truncated = [capture.truncated for capture in self._captures] + [False, False]
         exact = self._watch.exact
@@ -269,7 +270,7 @@ class Cell:
             return "lost", None, None
         if max(usage.cpu_s if self._watch.exact else 0.0, ended.cpu_s) > limits.cpu_s:
             return "cpu-limit", None, None
-        if ended.wall_s > limits.wall_s:
+        if ended.at - self._started_at > limits.wall_s:
             return "wall-limit", None, None
         code = os.waitstatus_to_exitcode(ended.status)
         return ("exit", code, None) if code >= 0 else ("signal", None, -code)

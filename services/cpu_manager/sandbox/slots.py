@@ -52,13 +52,13 @@ class Slots:
         group = self._hierarchy.make(f"slot-{index}") if self._hierarchy else None
         if walls.namespaces:
             # An ordinary user has one id to map, the zygote's; cells then take user namespaces of their own.
-            plan = SlotPlan(_FIRST_UID + index if walls.privileged else 0, _PRIVATE)
+            plan = SlotPlan(_FIRST_UID + index if walls.privileged else 0, _PRIVATE, 0)
         else:
             home = self._directory / f"slot-{index}"
             home.mkdir(mode=0o700)
             if owner >= 0:
                 os.chown(home, owner, owner)
-            plan = SlotPlan(owner, str(home))
+            plan = SlotPlan(owner, str(home), 0)
         slot = Slot(plan, owner, group)
         self._made.append(slot)
         return slot

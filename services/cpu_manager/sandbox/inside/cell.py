@@ -19,7 +19,7 @@ import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from services.cpu_manager.sandbox.inside import program, wire
 from services.cpu_manager.sandbox.walls import landlock, syscalls
@@ -27,9 +27,6 @@ from services.cpu_manager.sandbox.walls.seccomp import Filter
 from services.cpu_manager.sandbox.walls.view import DEVICES
 
 Harness = Callable[[str, bytes, Callable[[bytes], None]], None]
-
-_OPEN_FILES: Final = 1024
-_STANDARD_AND_PARCEL: Final = 5
 
 
 @dataclass(slots=True)
@@ -56,12 +53,8 @@ def live(inheritance: Inheritance, slot: wire.SlotPlan, descriptors: list[int]) 
         else:
             syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         wire.send(control, wire.READY, (os.pidfd_open(os.getpid()),))
-        packet, received = wire.receive(control, _STANDARD_AND_PARCEL)
-        if packet:
-            order = wire.unpack(packet)
-            assert isinstance(order, wire.Order)
-            _build(inheritance, slot, order)
-            _oversee(inheritance, slot, order, control, received)
+        _build(inheritance, slot)
+        _oversee(inheritance, slot, control)
     except OSError as error:
         with contextlib.suppress(OSError):
             wire.send(control, wire.FAILED + str(error).encode())
@@ -77,24 +70,19 @@ def _leave_zygote(plan: wire.WallPlan) -> None:
     syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
 
 
-def _build(inheritance: Inheritance, slot: wire.SlotPlan, order: wire.Order) -> None:
-    """The walls that need rights, then the giving up of all rights, then the filter."""
+def _build(inheritance: Inheritance, slot: wire.SlotPlan) -> None:
+    """The walls that need rights, then the giving up of all rights."""
     plan = inheritance.plan
     if plan.namespaces:
-        options = f"size={order.disk_bytes},nr_inodes=65536,mode=0700,uid={slot.uid},gid={slot.uid}"
+        options = f"size={slot.disk_bytes},nr_inodes=65536,mode=0700,uid={slot.uid},gid={slot.uid}"
         syscalls.mount("private", slot.home, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
     os.chdir(slot.home)
-    os.sched_setaffinity(0, order.cores)
-    _limit(order)
     if plan.privileged:
         os.setresgid(slot.uid, slot.uid, slot.uid)
         os.setresuid(slot.uid, slot.uid, slot.uid)
     elif plan.namespaces:
         # Ids stay unmapped: the program is nobody, and processes are counted for this namespace alone.
         syscalls.unshare(syscalls.CLONE_NEWUSER)
-    if order.pids:
-        # After the change of user: processes are counted from here on. One more for this init.
-        resource.setrlimit(resource.RLIMIT_NPROC, (order.pids + 1, order.pids + 1))
     syscalls.drop_capabilities()
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
@@ -103,28 +91,10 @@ def _build(inheritance: Inheritance, slot: wire.SlotPlan, order: wire.Order) -> 
         ruleset = landlock.walls(plan.binds, devices, slot.home)
         landlock.restrict(ruleset)
         os.close(ruleset)
-    inheritance.filter.install()
 
 
-def _limit(order: wire.Order) -> None:
-    limits = [
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, order.cpu_s),
-        (resource.RLIMIT_FSIZE, order.disk_bytes),
-        (resource.RLIMIT_NOFILE, _OPEN_FILES),
-        (resource.RLIMIT_MSGQUEUE, 0),
-        (resource.RLIMIT_MEMLOCK, 64 << 10),
-    ]
-    if order.data_bytes:
-        limits.append((resource.RLIMIT_DATA, order.data_bytes))
-    for kind, value in limits:
-        resource.setrlimit(kind, (value, value))
-
-
-def _oversee(
-    inheritance: Inheritance, slot: wire.SlotPlan, order: wire.Order, control: socket.socket, received: list[int]
-) -> None:
-    """Start the program, wait for its end, end all it started, and report."""
+def _oversee(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -> None:
+    """Fork the program's process, wait for its end, end all it started, and report."""
     stops: list[int] = []
 
     def stop(number: int, _: object) -> None:
@@ -134,24 +104,27 @@ def _oversee(
     signal.signal(signal.SIGTERM, stop)
     if not inheritance.plan.namespaces:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)  # a change of user would have cleared it
-    started = time.monotonic()
     pid = os.fork()
     if pid == 0:
-        program.run(inheritance, slot, control, received)
-    for descriptor in received:
-        os.close(descriptor)
+        program.run(inheritance, slot, control)
+    inheritance.filter.install()
     status = _wait_for(pid)
-    wall_s = time.monotonic() - started
+    at = time.monotonic()
     _end_everything()
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
+    packet, _ = wire.receive(control, 0)
+    if not packet:
+        return  # a spare that was never needed
     if stops:
         wire.send(control, wire.FAILED + b"stopped from outside")  # unless the manager knows why, it is lost
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ended = wire.EndedFrame(status, wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+    ended = wire.EndedFrame(status, at, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
     wire.send(control, ended.pack())
-    _fetch(order, slot.home, control)
+    errand = wire.unpack(packet)
+    assert isinstance(errand, wire.Errand)
+    _fetch(errand, slot.home, control)
     if not inheritance.plan.namespaces:
         _empty(slot.home)
     wire.send(control, wire.DONE)
@@ -171,11 +144,11 @@ def _end_everything() -> None:
         os.kill(-1, signal.SIGKILL)
 
 
-def _fetch(order: wire.Order, home: str, control: socket.socket) -> None:
+def _fetch(errand: wire.Errand, home: str, control: socket.socket) -> None:
     """Send the files asked for: regular ones, reached without leaving the private directory, within its size."""
-    budget = order.disk_bytes
+    budget = errand.most_bytes
     directory = os.open(home, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    for name in order.fetch:
+    for name in errand.fetch:
         with contextlib.suppress(OSError):
             # Not blocking: the program may have left a pipe under this name.
             descriptor = syscalls.open_beneath(directory, name, os.O_RDONLY | os.O_NONBLOCK)

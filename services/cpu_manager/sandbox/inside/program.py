@@ -10,10 +10,12 @@ import contextlib
 import fcntl
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from services.cpu_manager.sandbox.inside import wire
@@ -22,12 +24,15 @@ from services.cpu_manager.sandbox.walls import landlock, syscalls
 if TYPE_CHECKING:
     from services.cpu_manager.sandbox.inside.cell import Inheritance
 
+_OPEN_FILES: Final = 1024
+_DESCRIPTORS: Final = 5
+"""That come with an order: standard input, output, error; parcel; report."""
 _CANNOT_EXECUTE: Final = 126
 _NOT_FOUND: Final = 127
 
 
-def run(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket, received: list[int]) -> NoReturn:
-    """Close the last doors, say that the program begins, read the parcel, and be the program."""
+def run(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -> NoReturn:
+    """Wait for an order, close the last doors, say that the program begins, read the parcel, and be the program."""
     code = 1
     try:
         os.setsid()
@@ -37,11 +42,19 @@ def run(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket, r
             landlock.restrict(inheritance.scopes)
         if inheritance.plan.control_groups:
             _offer_to_the_oom_killer()
+        packet, received = wire.receive(control, _DESCRIPTORS)
+        if not packet:
+            os._exit(0)  # a spare that was never needed
+        order = wire.unpack(packet)
+        assert isinstance(order, wire.Order)
+        os.sched_setaffinity(0, order.cores)
+        _limit(order)
+        inheritance.filter.install()
         stdin, stdout, stderr, parcel, report = received
         for target, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, target)
         report = _hide(report)
-        wire.send(control, wire.STARTED)
+        wire.send(control, wire.pack_started(time.monotonic()))
     except BaseException as error:  # noqa: BLE001  # the manager must hear of it: the program has not begun
         wire.send(control, wire.FAILED + repr(error).encode())
         os._exit(1)
@@ -51,6 +64,23 @@ def run(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket, r
         code = _become(inheritance, slot, parcel, report)
     finally:
         os._exit(code)
+
+
+def _limit(order: wire.Order) -> None:
+    limits = [
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, order.cpu_s),
+        (resource.RLIMIT_FSIZE, order.file_bytes),
+        (resource.RLIMIT_NOFILE, _OPEN_FILES),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_MEMLOCK, 64 << 10),
+    ]
+    if order.data_bytes:
+        limits.append((resource.RLIMIT_DATA, order.data_bytes))
+    if order.pids:
+        limits.append((resource.RLIMIT_NPROC, order.pids + 1))  # init counts too
+    for kind, value in limits:
+        resource.setrlimit(kind, (value, value))
 
 
 def _offer_to_the_oom_killer() -> None:

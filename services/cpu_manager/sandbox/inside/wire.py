@@ -19,7 +19,7 @@ PACKET: Final = 64 << 10
 READY: Final = b"R"
 """A zygote or a cell stands. The cell's comes with a descriptor of its init process (pidfd)."""
 STARTED: Final = b"S"
-"""Every wall stands and the program begins: timers start."""
+"""Every wall stands and the program begins: timers start. Followed by the time."""
 FAILED: Final = b"X"
 """Followed by what failed, for people. The job is lost."""
 ENDED: Final = b"E"
@@ -32,6 +32,7 @@ DONE: Final = b"Z"
 
 _ENDED = struct.Struct("=iddQ")
 _SIZE = struct.Struct("=Q")
+_TIME = struct.Struct("=d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +68,31 @@ class SlotPlan:
     uid: int
     home: str
     """The private directory: `/tmp` in a mount namespace of its own, else a directory of the slot."""
+    disk_bytes: int
+    """Its size, where it is a tmpfs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a cell is told of its job by the manager, never by the zygote: limits and what to bring back."""
+    """What the program's process is told of its job by the manager, never by the zygote."""
 
     cores: tuple[int, ...]
-    disk_bytes: int
+    file_bytes: int
+    """RLIMIT_FSIZE."""
     data_bytes: int
     """RLIMIT_DATA of each process; 0 leaves memory to the control group."""
     cpu_s: int
     """RLIMIT_CPU of each process: the brake if the manager sleeps."""
     pids: int
     """RLIMIT_NPROC; 0 leaves it to the control group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What init is to bring back after the end. It waits in the socket until then."""
+
     fetch: tuple[str, ...]
+    most_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +116,8 @@ class ExecParcel:
     executable: tuple[str, ...]
 
 
-Down = WallPlan | SlotPlan | Order | PythonParcel | ExecParcel
-_KINDS: Final[tuple[type[Down], ...]] = (WallPlan, SlotPlan, Order, PythonParcel, ExecParcel)
+Down = WallPlan | SlotPlan | Order | Errand | PythonParcel | ExecParcel
+_KINDS: Final[tuple[type[Down], ...]] = (WallPlan, SlotPlan, Order, Errand, PythonParcel, ExecParcel)
 
 
 def pack(message: Down) -> bytes:
@@ -128,7 +139,8 @@ class EndedFrame:
 
     status: int
     """As wait(2) gives it."""
-    wall_s: float
+    at: float
+    """Of the host's monotonic clock, seconds."""
     cpu_s: float
     """Of every process that init or its descendants waited for."""
     peak_bytes: int
@@ -140,6 +152,15 @@ class EndedFrame:
     @classmethod
     def unpack(cls, packet: bytes) -> EndedFrame:
         return cls(*_ENDED.unpack(packet[1:]))
+
+
+def pack_started(at: float) -> bytes:
+    return STARTED + _TIME.pack(at)
+
+
+def unpack_started(packet: bytes) -> float:
+    (at,) = _TIME.unpack_from(packet, 1)
+    return float(at)
 
 
 def pack_file(name: str, size: int) -> bytes:

@@ -150,6 +150,7 @@ def serve(channel: socket.socket, inheritance: Inheritance) -> None:
         if namespaces:
             syscalls.unshare(syscalls.CLONE_NEWPID)
         if os.fork() == 0:
+            channel.close()  # or the manager would not hear of this zygote's end while a cell lives
             cell.live(inheritance, slot, descriptors)
         if namespaces:
             syscalls.setns(own_pids, syscalls.CLONE_NEWPID)

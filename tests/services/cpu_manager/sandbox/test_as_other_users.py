@@ -21,7 +21,17 @@ def test_the_sandbox_as(user: str, choice: str, tmp_path_factory: pytest.TempPat
         str(path) for path in _HERE.glob("test_*.py") if path.name not in {Path(__file__).name, "test_seccomp.py"}
     )
     command = [sys.executable, "-m", "tests.services.cpu_manager.sandbox.passable", user, sys.executable]
-    command += ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={base}", *files]
+    command += [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:hypothesispytest",
+        f"--basetemp={base}",
+        *files,
+    ]
     command += ["-k", choice] if choice else []
     done = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, timeout=280, check=False)
     print(done.stdout[-3000:])  # noqa: T201  # pytest shows it when this fails

@@ -117,7 +117,7 @@ class Dispatcher:
             return []
         commands = self._dropped(node.name, "it has restarted", booked_only=True)
         node.seen_s = now
-        self.floor.nodes[node.name] = node
+        self.floor.add_node(node)
         return [*commands, self._ask(node, now), *fill(self.floor, now)]
 
     def node_seen(self, now: float, name: str, incarnation: str) -> bool:

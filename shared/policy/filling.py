@@ -1,15 +1,15 @@
 """Who gets what next: shares, the order of pools, the head of each, what may pass it, and when a newcomer would start.
 
 Law: among requests of a pool that fit, the earliest batch of the tenant in turn goes first. A head that does not fit
-has its units reserved on the node where they should be together first; there, only what is predicted to end before
+has its units blocked on the node where they should be together first; there, only what is predicted to end before
 that moment, or needs none of the head's resources, may be started behind it. Pools go by the keys of their heads, so
-a resource that several pools draw from is reserved for the oldest need.
+a resource that several pools draw from is blocked for the oldest need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from shared.policy.floor import Floor
 from shared.policy.formulation import Command, Grant, SetShare
@@ -18,17 +18,24 @@ from shared.policy.life import Life
 from shared.policy.pools import BACKFILL_DEPTH, Pool, reserve
 
 
-class Reservation(NamedTuple):
-    """Units of a node that a blocked head waits for."""
+@dataclass(slots=True)
+class Blocked:
+    """A head that waits for units, and the reservation that follows from it, made when somebody asks."""
 
-    node: Node
-    until_s: float
-    """When they should be together; absolute seconds."""
-    resources: frozenset[str]
+    head: Life
+    nodes: list[Node]
+    """Of its pool."""
+    node: Node | None = None
+    """Where its units should be together first; None if no ready node will ever have them."""
+    until_s: float | None = None
 
-    def forbids(self, node: Node, life: Life, end_s: float) -> bool:
-        """Would this work, started there now and ending then, keep the head waiting?"""
-        return node is self.node and end_s > self.until_s and not self.resources.isdisjoint(life.work.units)
+    def forbids(self, floor: Floor, node: Node, life: Life, now: float) -> bool:
+        """Would this work, started there now, keep the head waiting?"""
+        if self.until_s is None:
+            self.until_s, self.node = _reservation(floor, self.nodes, self.head, now)
+        if node is not self.node or self.head.work.units.keys().isdisjoint(life.work.units):
+            return False
+        return now + floor.durations.expect(life.duration_key, life.work.timeout_s) > self.until_s
 
 
 def fill(floor: Floor, now: float) -> list[Command]:
@@ -40,9 +47,9 @@ def fill(floor: Floor, now: float) -> list[Command]:
     waiting = [pool for pool in floor.pools.values() if pool.queue]
     if len(waiting) > 1:
         waiting.sort(key=lambda pool: pool.queue.head_key())
-    reserved: list[Reservation] = []
+    blocked: list[Blocked] = []
     for pool in waiting:
-        _fill_pool(floor, pool, reserved, now, commands)
+        _fill_pool(floor, pool, blocked, now, commands)
     return commands
 
 
@@ -57,6 +64,8 @@ def predict_start(floor: Floor, life: Life, now: float, by_s: float = float("inf
     capacity = sum(node.capacity.get(pool.resource, 0) for node in nodes)
     if not capacity:
         return float("-inf")
+    if now + pool.work_s / capacity <= by_s:
+        return now  # it would be in time behind everything that is known
     busy = life.pool_units
     ahead_s = 0.0
     for node in nodes:
@@ -66,7 +75,7 @@ def predict_start(floor: Floor, life: Life, now: float, by_s: float = float("inf
     enough_s = (by_s - now) * capacity
     for name in pool.queue.ahead(life.request.tenant, floor.batches.key(life.request, floor.durations)):
         other = floor.queued[name]
-        ahead_s += floor.durations.expect(other.duration_key, other.work.timeout_s) * other.pool_units
+        ahead_s += other.expected_s * other.pool_units
         busy += other.pool_units
         if busy > capacity and ahead_s > enough_s:
             break
@@ -78,19 +87,20 @@ def _share(floor: Floor, pool: Pool) -> list[Command]:
     if pool.target is None:
         return []
     resource = pool.resource
-    nodes = [node for node in floor.nodes_of(pool) if node.ready]
     head = pool.queue.head()
     life = floor.queued[head] if head is not None else None
+    wish = (pool.target, pool.outside_peak, *((life.work.kind, life.work.units) if life is not None else ()))
+    if wish == pool.settled:
+        return []
+    nodes = [node for node in floor.nodes_of(pool) if node.ready]
     able = [] if life is None else [node for node in nodes if node.could_ever(life.work.kind, life.work.units)]
     needed = life.pool_units if life is not None and able else 0
     wanted = pool.wanted(nodes, needed)
-    if wanted == pool.settled and (not able or any(node.limit(resource) >= needed for node in able)):
-        return []
     shares = spread(wanted, nodes, resource)
     if able and all(shares[node.name] < needed for node in able):  # no node would ever own enough for the head alone
         host = min(able, key=lambda node: (-node.limit(resource), node.name))  # most already: it does not change
         shares = spread(wanted, nodes, resource, {host.name: needed})
-    pool.settled = wanted if sum(shares.values()) == wanted else None
+    pool.settled = wish if sum(shares.values()) == wanted else None
     commands: list[Command] = []
     for node in nodes:
         units = shares[node.name]
@@ -100,30 +110,30 @@ def _share(floor: Floor, pool: Pool) -> list[Command]:
     return commands
 
 
-def _fill_pool(floor: Floor, pool: Pool, reserved: list[Reservation], now: float, commands: list[Command]) -> None:
+def _fill_pool(floor: Floor, pool: Pool, blocked: list[Blocked], now: float, commands: list[Command]) -> None:
     nodes = floor.nodes_of(pool)
     while (head := pool.queue.head()) is not None:
         life = floor.queued[head]
-        node = _place(floor, pool, nodes, life, reserved, now)
+        node = _place(floor, pool, nodes, life, blocked, now)
         if node is not None:
             commands.append(_grant(floor, pool, life, node, now, is_head=True))
-        elif nodes and not _could_ever(nodes, life):
+        elif head != pool.feasible and nodes and not _could_ever(nodes, life):
             floor.park(pool, life)
         elif shares := _share(floor, pool):
             commands += shares
         else:
-            _reserve(floor, nodes, life, reserved, now)
-            _backfill(floor, pool, nodes, reserved, now, commands)
+            pool.feasible = head
+            blocked.append(Blocked(life, nodes))
+            _backfill(floor, pool, nodes, blocked, now, commands)
             return
 
 
-def _place(
-    floor: Floor, pool: Pool, nodes: list[Node], life: Life, reserved: list[Reservation], now: float
-) -> Node | None:
+def _place(floor: Floor, pool: Pool, nodes: list[Node], life: Life, blocked: list[Blocked], now: float) -> Node | None:
     work = life.work
-    if reserved:
-        end_s = now + floor.durations.expect(life.duration_key, work.timeout_s)
-        nodes = [node for node in nodes if not any(one.forbids(node, life, end_s) for one in reserved)]
+    node = place(nodes, life.request.id, work.kind, work.units, pool.resource)
+    if node is None or not any(one.forbids(floor, node, life, now) for one in blocked):
+        return node
+    nodes = [node for node in nodes if not any(one.forbids(floor, node, life, now) for one in blocked)]
     return place(nodes, life.request.id, work.kind, work.units, pool.resource)
 
 
@@ -131,23 +141,23 @@ def _could_ever(nodes: list[Node], life: Life) -> bool:
     return any(node.could_ever(life.work.kind, life.work.units) for node in nodes)
 
 
-def _reserve(floor: Floor, nodes: list[Node], head: Life, reserved: list[Reservation], now: float) -> None:
-    """Hold the node that is predicted to have the head's units together first; none if no ready one ever will."""
+def _reservation(floor: Floor, nodes: list[Node], head: Life, now: float) -> tuple[float, Node | None]:
+    """The node that is predicted to have the head's units together first, and when; infinity if none ever will."""
     needed = head.work.units
-    best: Reservation | None = None
+    best: Node | None = None
+    earliest_s = float("inf")
     for node in nodes:
         if node.ready and node.could_ever(head.work.kind, needed):
             ends = [(life.expected_end_s, life.work.units) for life in floor.granted.get(node.name, {}).values()]
             ends += [(now, stray.units) for stray in node.strays.values()]
             until_s = reserve(now, needed, {name: node.free(name) for name in needed}, ends)
-            if until_s < (best.until_s if best is not None else float("inf")):
-                best = Reservation(node, until_s, frozenset(needed))
-    if best is not None:
-        reserved.append(best)
+            if until_s < earliest_s:
+                best, earliest_s = node, until_s
+    return earliest_s, best
 
 
 def _backfill(
-    floor: Floor, pool: Pool, nodes: list[Node], reserved: list[Reservation], now: float, commands: list[Command]
+    floor: Floor, pool: Pool, nodes: list[Node], blocked: list[Blocked], now: float, commands: list[Command]
 ) -> None:
     """Pass a head that does not fit with what its reservation allows."""
     resource = pool.resource
@@ -157,7 +167,7 @@ def _backfill(
     for life in [floor.queued[name] for name in _behind(pool)]:
         if life.pool_units > most:
             continue
-        node = _place(floor, pool, nodes, life, reserved, now)
+        node = _place(floor, pool, nodes, life, blocked, now)
         if node is not None:
             commands.append(_grant(floor, pool, life, node, now, is_head=False))
             most = max(node.free(resource) for node in nodes if node.ready)
@@ -177,8 +187,8 @@ def _behind(pool: Pool) -> Iterator[str]:
 
 def _grant(floor: Floor, pool: Pool, life: Life, node: Node, now: float, *, is_head: bool) -> Grant:
     request, work = life.request, life.work
-    expected = floor.durations.expect(life.duration_key, work.timeout_s)
-    pool.queue.charge(request.tenant, expected * max(1, life.pool_units), ends_turn=is_head)
+    floor.expect(life)
+    pool.queue.charge(request.tenant, life.expected_s * max(1, life.pool_units), ends_turn=is_head)
     floor.unqueue(life)
     life.move("granted")
     life.attempt += 1

@@ -30,6 +30,8 @@ class Floor:
     """Pools whose shares must be computed anew."""
     newest_serial: int = 0
     """Of the newest grant."""
+    _by_class: dict[str, list[Node]] = field(default_factory=dict)
+    """Nodes of a class by name, while the set of nodes stays as it is."""
 
     def pool(self, name: str) -> Pool:
         """The pool of that name, made at first sight."""
@@ -39,8 +41,12 @@ class Floor:
         return pool
 
     def nodes_of(self, pool: Pool) -> list[Node]:
-        """Nodes that belong to a pool."""
-        return [node for node in self.nodes.values() if node.node_class == pool.node_class]
+        """Nodes that belong to a pool, by name. Not to be changed by the caller."""
+        nodes = self._by_class.get(pool.node_class)
+        if nodes is None:
+            nodes = [node for _, node in sorted(self.nodes.items()) if node.node_class == pool.node_class]
+            self._by_class[pool.node_class] = nodes
+        return nodes
 
     # ---- queues ------------------------------------------------------------------------------------------------
 
@@ -51,6 +57,8 @@ class Floor:
         pool.queue.push(request.tenant, self.batches.key(request, self.durations), request.id)
         self.batches.waits(request)
         self.queued[request.id] = life
+        life.expected_s = 0.0
+        self.expect(life)
         if not request.batch:
             pool.note_outside(life.pool_units)
         self.dirty.add(pool.name)
@@ -69,6 +77,12 @@ class Floor:
         self.batches.leaves(request)
         del self.queued[request.id]
 
+    def expect(self, life: Life) -> None:
+        """Predict anew how long a life's stage will execute."""
+        expected_s = self.durations.expect(life.duration_key, life.work.timeout_s)
+        self.pool(life.work.pool).work_s += (expected_s - life.expected_s) * life.pool_units
+        life.expected_s = expected_s
+
     def park(self, pool: Pool, life: Life) -> None:
         """No node could ever take it: it waits aside, until nodes change or its deadline comes."""
         pool.queue.remove(life.request.tenant, life.request.id)
@@ -83,6 +97,7 @@ class Floor:
 
     def _left(self, life: Life) -> None:
         pool = self.pool(life.work.pool)
+        pool.work_s -= life.expected_s * life.pool_units
         if not life.request.batch:
             pool.note_outside(-life.pool_units)
         self.dirty.add(pool.name)
@@ -95,7 +110,7 @@ class Floor:
         node.take(work.units)
         self.newest_serial += 1
         life.node, life.booked, life.serial, life.granted_s = node.name, True, self.newest_serial, now
-        life.expected_end_s = now + self.durations.expect(life.duration_key, work.timeout_s)
+        life.expected_end_s = now + life.expected_s
         self.granted.setdefault(node.name, {})[life.request.id] = life
 
     def adopt(self, life: Life, node: Node, now: float) -> None:
@@ -164,6 +179,11 @@ class Floor:
         life.node, life.booked = "", False
         self._left(life)
 
+    def add_node(self, node: Node) -> None:
+        """A node is met. Nothing is granted on it before it is ready."""
+        self.nodes[node.name] = node
+        self._by_class.clear()
+
     def drop_node(self, name: str, *, booked_only: bool = False) -> list[Life]:
         """Forget a node. Returns the lives it held, ordered, each released.
 
@@ -181,8 +201,9 @@ class Floor:
 
     def nodes_changed(self) -> None:
         """Shares must be spread anew over the nodes there are, and what none could take may find one."""
+        self._by_class.clear()
         for pool in self.pools.values():
-            pool.settled = None
+            pool.settled, pool.feasible = None, ""
             self.dirty.add(pool.name)
             for action in sorted(pool.parked):
                 request = self.queued[action].request

@@ -62,8 +62,9 @@ class Node:
 
     def fits(self, action: str, kind: str, units: Mapping[str, int]) -> bool:
         """Can it take this now, whole?"""
-        able = self.ready and kind in self.kinds and action not in self.strays
-        return able and all(self.free(name) >= count for name, count in units.items())
+        if not self.ready or kind not in self.kinds or action in self.strays:
+            return False
+        return not [name for name, count in units.items() if count > self.limit(name) - self.used.get(name, 0)]
 
     def could_ever(self, kind: str, units: Mapping[str, int]) -> bool:
         """Could it take this when it owned everything and were empty?"""
@@ -107,14 +108,13 @@ class Node:
 
 
 def place(nodes: Iterable[Node], action: str, kind: str, units: Mapping[str, int], resource: str) -> Node | None:
-    """The node with the most free units of the pool's resource among those that fit; by name where equal."""
+    """The node with the most free units of the pool's resource among those that fit; the first of them where equal."""
     best: Node | None = None
-    most = -1
+    most = units.get(resource, 0) - 1
     for node in nodes:
-        if node.fits(action, kind, units):
-            free = node.free(resource)
-            if best is None or free > most or (free == most and node.name < best.name):
-                best, most = node, free
+        free = node.limit(resource) - node.used.get(resource, 0)
+        if free > most and node.fits(action, kind, units):
+            best, most = node, free
     return best
 
 

@@ -28,6 +28,8 @@ class Life:
     """Of the grant; orders grants against inventories."""
     queued_s: float = 0.0
     granted_s: float = 0.0
+    expected_s: float = 0.0
+    """Of execution, as predicted when this stage was queued, and again when it was granted."""
     expected_end_s: float = 0.0
     acts: list[StageAct] = field(default_factory=list)
     cancel_as: EndedAs = "cancelled"

@@ -24,8 +24,12 @@ class Pool:
     node_class: str = field(init=False)
     target: int | None = None
     """Units the planner wants; None until it has spoken: then everything there is."""
-    settled: int | None = None
-    """The wanted units that the nodes' shares add up to already; None when they must be spread anew."""
+    settled: tuple[object, ...] | None = None
+    """What the nodes' shares were computed for, if they add up to it; None when they must be spread anew."""
+    feasible: str = ""
+    """The head that some node is known to be able to take one day."""
+    work_s: float = 0.0
+    """Expected unit-seconds of all that is queued or granted, of what has begun too: more than what is left."""
     outside: int = 0
     """Units wanted right now by work outside any batch, queued or granted; the planner cannot foresee it."""
     outside_peak: int = 0

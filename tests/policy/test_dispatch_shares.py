@@ -1,0 +1,180 @@
+"""What nodes are told to own, and what is refused at the door because it would start too late."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.policy.dispatch import Dispatcher
+from shared.policy.formulation import Answer, Grant, SetShare
+from shared.policy.ledger import Node
+from tests.policy.clockwork import Clockwork
+from tests.policy.strategies import CORES, node, request, work
+
+
+def owned(clockwork: Clockwork) -> int:
+    return sum(units for (_, resource), units in clockwork.shares.items() if resource == "cores")
+
+
+def nodes(*cores: int) -> list[Node]:
+    return [node(f"n{at}", {"cores": count}) for at, count in enumerate(cores)]
+
+
+# ---- shares ----------------------------------------------------------------------------------------------------------
+
+
+def test_before_the_planner_speaks_everything_is_used_and_nobody_is_told() -> None:
+    clockwork = Clockwork(nodes(2, 2), lambda _: 1.0)
+    clockwork.submit(*(request(f"a{at}", seq=at) for at in range(6)))
+    assert len(clockwork.started) == 4
+    assert clockwork.shares == {}
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.lists(st.integers(0, 30), min_size=1, max_size=5))
+def test_shares_add_up_to_the_target_within_what_runs_and_what_there_is(cores: list[int], targets: list[int]) -> None:
+    clockwork = Clockwork(nodes(*cores), lambda _: 1.0)
+    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(40)))
+    for target in targets:
+        clockwork.do(clockwork.dispatcher.targeted(clockwork.now, CORES, target))
+        used = sum(one.used.get("cores", 0) for one in clockwork.dispatcher.floor.nodes.values())
+        assert owned(clockwork) == min(sum(cores), max(target, used, 1))
+        assert used <= owned(clockwork)
+        clockwork.run(clockwork.now + 1.0)
+
+
+def test_with_a_target_no_more_than_it_is_executed() -> None:
+    clockwork = Clockwork(nodes(4, 4), lambda _: 1.0)
+    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 3))
+    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(10)))
+    assert len(clockwork.started) == 3
+    clockwork.run()
+    assert sorted(clockwork.started.values()) == [0.0] * 3 + [1.0] * 3 + [2.0] * 3 + [3.0]
+
+
+def test_a_target_of_nothing_delays_but_never_starves() -> None:
+    clockwork = Clockwork(nodes(4), lambda _: 1.0)
+    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 0))
+    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(3)))
+    clockwork.run()
+    assert sorted(clockwork.started.values()) == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("target", [0, 4, 5])
+def test_a_head_that_is_wider_than_every_even_share_gets_a_share_that_holds_it(target: int) -> None:
+    """Two nodes of four cores share the target evenly; a request for all four of one node must run all the same."""
+    clockwork = Clockwork(nodes(4, 4), lambda _: 1.0)
+    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, target))
+    clockwork.submit(request("wide", work(CORES, {"cores": 4}), batch="b"))
+    clockwork.run()
+    assert clockwork.answered == {"wide": "ok"}
+
+
+def test_work_outside_batches_grows_the_share_at_once_and_shrinks_it_after_the_linger() -> None:
+    dispatcher = Dispatcher(linger_s=10.0)
+    clockwork = Clockwork(nodes(8), lambda _: 1.0, dispatcher)
+    clockwork.do(dispatcher.targeted(0.0, CORES, 2))
+    assert owned(clockwork) == 2
+    clockwork.submit(*(request(f"a{at}", seq=at) for at in range(4)))
+    assert owned(clockwork) == 6
+    assert len(clockwork.started) == 4
+    clockwork.tick(5.0)
+    assert len(clockwork.answered) == 4
+    assert owned(clockwork) == 6, "it lingers: the next call finds it warm"
+    clockwork.tick(10.0)
+    clockwork.tick(19.0)
+    assert owned(clockwork) == 6, "at least one window after the work has gone"
+    clockwork.tick(20.0)
+    assert owned(clockwork) == 2
+
+
+def test_a_node_that_is_met_is_told_its_share_even_when_it_is_all_it_has() -> None:
+    """A former leader may have told it otherwise."""
+    clockwork = Clockwork(nodes(4), lambda _: 1.0)
+    commands = clockwork.dispatcher.targeted(0.0, CORES, 9)
+    assert commands == [SetShare("n0", "cores", 4)]
+    assert clockwork.dispatcher.targeted(0.0, CORES, 9) == []
+
+
+def test_a_node_that_joins_takes_its_part_of_the_target() -> None:
+    clockwork = Clockwork(nodes(4), lambda _: 1.0)
+    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 4))
+    joining = node("n1", {"cores": 4})
+    clockwork.do(clockwork.dispatcher.node_said_hello(0.0, joining))
+    assert clockwork.shares == {("n0", "cores"): 4}
+    clockwork.do(clockwork.dispatcher.inventory_taken(0.0, "n1", joining.incarnation, {}))
+    assert clockwork.shares == {("n0", "cores"): 2, ("n1", "cores"): 2}
+
+
+# ---- admission -------------------------------------------------------------------------------------------------------
+
+
+def ready(cores: int) -> Dispatcher:
+    clockwork = Clockwork(nodes(cores), lambda _: 1.0)
+    return clockwork.dispatcher
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(st.integers(1, 6), max_size=8),
+    st.integers(1, 6),
+    st.floats(-5.0, 5.0),
+    st.booleans(),
+)
+def test_what_could_start_at_once_is_never_refused(
+    cores: int, before: list[int], units: int, start_by_s: float, in_batch: bool
+) -> None:
+    """Whatever waits already: if the newcomer is granted by the same step when nobody asks when, it is not refused."""
+
+    def fate(start_by: float | None) -> str:
+        dispatcher = ready(cores)
+        for at, count in enumerate(before):
+            dispatcher.submitted(0.0, [request(f"b{at}", work(CORES, {"cores": count}), seq=at, batch="b")])
+        newcomer = request("new", work(CORES, {"cores": units}, timeout_s=1.0), seq=99, start_by_s=start_by,
+                           batch="n" if in_batch else "")  # fmt: skip
+        commands = dispatcher.submitted(0.0, [newcomer])
+        dispatcher.check()
+        return next((type(one).__name__ for one in commands if isinstance(one, Grant | Answer)
+                     and one.action == "new"), "queued")  # fmt: skip
+
+    freely, asking = fate(None), fate(start_by_s)
+    assert freely in ("Grant", "queued")
+    assert asking == "Grant" if freely == "Grant" else asking in ("Answer", "queued")
+
+
+def test_a_newcomer_is_refused_when_the_backlog_says_that_it_would_start_too_late() -> None:
+    """Two cores, ten requests of an expected 1 s each: the last starts after 4 s, so a newcomer after 5 s."""
+    dispatcher = ready(2)
+    dispatcher.submitted(0.0, [request(f"a{at}", seq=at) for at in range(10)])
+    (refused,) = dispatcher.submitted(0.0, [request("hasty", work(timeout_s=20.0), seq=10, start_by_s=4.9)])
+    assert isinstance(refused, Answer)
+    assert (refused.action, refused.ended) == ("hasty", "expired")
+    assert dispatcher.submitted(0.0, [request("patient", work(timeout_s=20.0), seq=11, start_by_s=5.1)]) == []
+    assert set(dispatcher.lives) == {f"a{at}" for at in range(10)} | {"patient"}
+    dispatcher.check()
+
+
+def test_only_what_goes_first_delays_a_newcomer() -> None:
+    """A thousand requests of a batch that is expected later do not make an urgent one too late."""
+    dispatcher = ready(1)
+    dispatcher.submitted(0.0, [request(f"b{at}", work(timeout_s=100.0), seq=at, batch="b") for at in range(1000)])
+    assert dispatcher.submitted(0.0, [request("urgent", work(timeout_s=1.0), seq=1000, start_by_s=15.0)]) == []
+    assert "urgent" in dispatcher.lives
+
+
+def test_a_refusal_lets_those_behind_it_pass() -> None:
+    """A wide newcomer that is refused leaves no reservation behind."""
+    dispatcher = ready(2)
+    dispatcher.submitted(0.0, [request("running", work(timeout_s=1000.0))])
+    wide = request("wide", work(CORES, {"cores": 2}, timeout_s=0.1), seq=1, start_by_s=1.0)
+    narrow = request("narrow", work(timeout_s=5000.0), seq=2)
+    commands = dispatcher.submitted(0.0, [wide, narrow])
+    assert [type(one) for one in commands] == [Answer, Grant]
+
+
+def test_a_new_leader_refuses_nothing_before_a_node_has_spoken() -> None:
+    """What it reads from the journal may run already, begun in time under its predecessor."""
+    dispatcher = Dispatcher()
+    assert dispatcher.submitted(100.0, [request("running", start_by_s=10.0)]) == []
+    dispatcher.resumed(100.0, "running", 0, 1, [], "n0")
+    assert dispatcher.lives["running"].state == "granted"

@@ -7,11 +7,9 @@ except while a share was lowered below what still runs; then nothing is granted 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-
-MOST_ASKS = 2
-"""Inventories asked for and not answered that are told apart; see `Node.asked`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +42,11 @@ class Node:
     ready: bool = False
     """It has answered this leader's inventory; before that nothing is granted on it."""
     seen_s: float = 0.0
-    asked: list[int] = field(default_factory=list)
-    """Serials of the newest grant when each unanswered inventory was asked, oldest first, at most `MOST_ASKS`.
+    asked: deque[int] = field(default_factory=deque)
+    """Serial of the newest grant at each question for its inventory that is not answered, oldest first.
 
-    Grants after it may be missing in the answer. Answers come in the order of the questions; where one is lost, or a
-    question is not kept here, the next answer counts as an older one: it proves less than it could, never more.
+    Grants after it may be missing in the answer. Answers come in the order of the questions; where one is lost, the
+    next one counts as older than it is: it proves less than it could, never more. One is asked in `overdue_s` at most.
     """
     asked_s: float = float("-inf")
 
@@ -58,13 +56,14 @@ class Node:
 
     def free(self, resource: str) -> int:
         """Units that may be granted now; never negative."""
-        return max(0, self.limit(resource) - self.used.get(resource, 0))
+        free = self.limit(resource) - self.used.get(resource, 0)
+        return max(0, free)
 
     def fits(self, action: str, kind: str, units: Mapping[str, int]) -> bool:
         """Can it take this now, whole?"""
         if not self.ready or kind not in self.kinds or action in self.strays:
             return False
-        return not [name for name, count in units.items() if count > self.limit(name) - self.used.get(name, 0)]
+        return not [name for name, count in units.items() if count > self.free(name)]
 
     def could_ever(self, kind: str, units: Mapping[str, int]) -> bool:
         """Could it take this when it owned everything and were empty?"""
@@ -98,13 +97,12 @@ class Node:
 
     def ask(self, serial: int, now: float) -> None:
         """Its inventory is asked for."""
-        if len(self.asked) < MOST_ASKS:
-            self.asked.append(serial)
+        self.asked.append(serial)
         self.asked_s = now
 
     def answered(self) -> int | None:
         """An inventory has come: the serial up to which it is complete. None: it was not asked for."""
-        return self.asked.pop(0) if self.asked else None
+        return self.asked.popleft() if self.asked else None
 
 
 def place(nodes: Iterable[Node], action: str, kind: str, units: Mapping[str, int], resource: str) -> Node | None:
@@ -112,7 +110,7 @@ def place(nodes: Iterable[Node], action: str, kind: str, units: Mapping[str, int
     best: Node | None = None
     most = units.get(resource, 0) - 1
     for node in nodes:
-        free = node.limit(resource) - node.used.get(resource, 0)
+        free = node.free(resource)
         if free > most and node.fits(action, kind, units):
             best, most = node, free
     return best

@@ -34,7 +34,7 @@ def test_before_the_planner_speaks_everything_is_used_and_nobody_is_told() -> No
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.lists(st.integers(0, 30), min_size=1, max_size=5))
 def test_shares_add_up_to_the_target_within_what_runs_and_what_there_is(cores: list[int], targets: list[int]) -> None:
     clockwork = Clockwork(nodes(*cores), lambda _: 1.0)
-    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(40)))
+    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(200)))
     for target in targets:
         clockwork.do(clockwork.dispatcher.targeted(clockwork.now, CORES, target))
         used = sum(one.used.get("cores", 0) for one in clockwork.dispatcher.floor.nodes.values())

@@ -46,8 +46,9 @@ class Instance:
         (self.directory / _GROUPS).write_text("".join(f"{group}\n" for group in groups), encoding="utf-8")
 
     def close(self) -> None:
-        """Remove the directory and let go of the lock."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        """Let go of the lock, and remove the directory unless it is still needed to sweep a control group."""
+        if not any(group.exists() for group in _noted(self.directory)):
+            shutil.rmtree(self.directory, ignore_errors=True)
         os.close(self._lock)
 
 

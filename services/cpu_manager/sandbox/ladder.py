@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 from dataclasses import replace
@@ -104,7 +105,7 @@ async def _try(rung: Rung, tools: Toolchain, instance: Instance, abi: int) -> st
         return str(error)
     finally:
         await zygotes.close()
-        slots.close()
+        await asyncio.to_thread(slots.close)
 
 
 def _precondition(rung: Rung, tools: Toolchain, instance: Instance, abi: int) -> str:

@@ -186,7 +186,7 @@ class LocalSandbox:
         self._closed = True
         self._spares.close()
         await self._zygotes.close()
-        self._slots.close()
+        await asyncio.to_thread(self._slots.close)  # removing control groups may wait for the last of their dead
         os.close(self._null)
         self._instance.close()
 

@@ -65,14 +65,14 @@ def counter(path: Path, name: str) -> int:
 
 
 def remove(directory: Path) -> None:
-    """Remove an empty group; its last process may need a moment to be reaped."""
-    for _ in range(100):
+    """Remove an empty group. Its last processes may need a moment to die: waits for them, two seconds at most."""
+    for _ in range(200):
         try:
             directory.rmdir()
         except FileNotFoundError:
             return
         except OSError:
-            time.sleep(0.005)
+            time.sleep(0.01)
         else:
             return
 

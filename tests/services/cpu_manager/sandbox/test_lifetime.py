@@ -130,6 +130,16 @@ def test_a_sweep_leaves_the_living_alone(scratch: Path) -> None:
     living.close()
 
 
+def test_a_directory_that_knows_of_a_control_group_stays_for_the_next_sweep(scratch: Path, tmp_path: Path) -> None:
+    closed = Instance(scratch)
+    group = tmp_path / "group"
+    group.mkdir()
+    closed.note([group])
+    closed.close()
+    assert [path.name for path in scratch.iterdir()] == [closed.name]
+    assert sweep(scratch) == [closed.name]
+
+
 def test_a_scratch_directory_of_another_user_is_refused(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch.mkdir()
     monkeypatch.setattr(os, "getuid", lambda: 12345)

@@ -1,0 +1,166 @@
+"""The rules of the architecture, each a function from a module to the lines that break it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+
+from tests.architecture.source import Finding, Module, dotted
+
+Rule = Callable[[Module], Iterator[Finding]]
+
+MOST_LINES = 330
+"""About three hundred, with some grace: what one sitting can read."""
+
+DUSTBINS = frozenset({"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"})
+"""Names that say nothing, so that everything ends up under them."""
+
+PURE = frozenset(
+    {"__future__", "abc", "array", "bisect", "collections", "copy", "dataclasses", "enum", "fractions", "functools",
+     "heapq", "itertools", "math", "numbers", "operator", "random", "statistics", "string", "types", "typing",
+     "numpy", "numba", "shared.policy", "shared.replay"}
+)  # fmt: skip
+"""What decisions may import: nothing that knows the time, the machine or the network."""
+
+IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "breakpoint", "__import__"})
+
+RANDOM = frozenset({"random", "np.random", "numpy.random"})
+
+SEEDED = frozenset({"random.Random", "np.random.Generator", "numpy.random.Generator"})
+"""The only names of the random modules that are no hidden global state."""
+
+WORK = frozenset(
+    {"create_app", "FastAPI", "Starlette", "create_engine", "create_async_engine", "connect", "from_url", "Redis",
+     "run", "run_until_complete", "Popen", "check_call", "check_output", "call", "system", "fork", "open", "read_text",
+     "read_bytes", "write_text", "mkdir", "getenv", "load", "Thread", "Process", "ThreadPoolExecutor",
+     "ProcessPoolExecutor", "socket", "sleep", "basicConfig", "dictConfig", "print"}
+)  # fmt: skip
+"""Calls, by their last name, that a module must not make while it is imported."""
+
+
+WARMED = ("services/cpu_manager/sandbox/harnesses/",)
+"""What a zygote imports before it forks, so that importing it is its work: no child pays for it again."""
+
+
+def services_never_import_each_other(module: Module) -> Iterator[Finding]:
+    """`services/x` knows `shared` and itself; they meet on the bus."""
+    if module.package[:1] == ["services"] and len(module.package) > 1:
+        own = module.package[1]
+        for node, name in module.imports():
+            parts = name.split(".")
+            if parts[0] == "services" and (len(parts) < 2 or parts[1] != own):
+                yield module.found(node, f"service {own} imports {name}: services meet on the bus alone")
+
+
+def shared_never_imports_services(module: Module) -> Iterator[Finding]:
+    """What all build on builds on none of them."""
+    if module.package[:1] == ["shared"]:
+        for node, name in module.imports():
+            if name.split(".")[0] in ("services", "tests", "scripts"):
+                yield module.found(node, f"shared imports {name}: only the other way round")
+
+
+def decisions_are_pure(module: Module) -> Iterator[Finding]:
+    """`shared/policy` and `shared/replay`: no clock, no IO, no chance of their own, nothing asynchronous."""
+    if not _decides(module):
+        return
+    for node, name in module.imports():
+        if not any(name == pure or name.startswith(f"{pure}.") for pure in PURE):
+            yield module.found(node, f"imports {name}: decisions import only {', '.join(sorted(PURE))}")
+        if name.startswith(("random.", "numpy.random.")) and name not in SEEDED:
+            yield module.found(node, f"imports {name}: chance is an argument, a random.Random")
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith | ast.Await):
+            yield module.found(node, "is asynchronous: decisions are plain functions")
+        elif isinstance(node, ast.comprehension) and node.is_async:
+            yield module.found(node.target, "is asynchronous: decisions are plain functions")
+        elif isinstance(node, ast.Call) and dotted(node.func) in IMPURE_CALLS:
+            yield module.found(node, f"calls {dotted(node.func)}(): decisions do no IO")
+        elif isinstance(node, ast.Attribute) and dotted(node.value) in RANDOM and dotted(node) not in SEEDED:
+            yield module.found(node, f"uses {dotted(node)}: chance is an argument, a random.Random")
+
+
+def decisions_are_documented(module: Module) -> Iterator[Finding]:
+    """Every module of the core opens with its law or theory of operation."""
+    if _decides(module) and not ast.get_docstring(module.tree):
+        yield Finding(module.path, 1, "has no docstring: say its law, and the paper's section")
+
+
+def files_are_short(module: Module) -> Iterator[Finding]:
+    lines = module.text.count("\n")
+    if lines > MOST_LINES:
+        yield Finding(
+            module.path, MOST_LINES + 1, f"has {lines} lines, more than {MOST_LINES}: split it by what it knows"
+        )
+
+
+def files_have_names(module: Module) -> Iterator[Finding]:
+    name = module.path.rsplit("/", 1)[-1]
+    if name in DUSTBINS:
+        yield Finding(module.path, 1, f"is called {name}: name it by what is in it")
+
+
+def importing_does_nothing(module: Module) -> Iterator[Finding]:
+    """A module only defines: no connection, no file, no environment, no application before somebody asks."""
+    for statement in [] if module.path.startswith(WARMED) else _at_import(module.tree.body):
+        if isinstance(statement, ast.With | ast.AsyncWith | ast.While):
+            yield module.found(statement, "runs at import: put it into a function")
+            continue
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call | ast.Await):
+            yield module.found(statement, f"calls {_called(statement.value)}() for its effect at import")
+            continue
+        for node in _evaluated(statement):
+            if isinstance(node, ast.Call):
+                name = dotted(node.func)
+                if name.rsplit(".", 1)[-1] in WORK:
+                    yield module.found(node, f"calls {name}() at import: make it in a function that says when")
+            elif isinstance(node, ast.Attribute) and dotted(node) == "os.environ":
+                yield module.found(node, "reads the environment at import: settings do, when they are loaded")
+
+
+RULES: tuple[Rule, ...] = (
+    services_never_import_each_other,
+    shared_never_imports_services,
+    decisions_are_pure,
+    decisions_are_documented,
+    files_are_short,
+    files_have_names,
+    importing_does_nothing,
+)
+
+
+def _decides(module: Module) -> bool:
+    return module.package[:2] in (["shared", "policy"], ["shared", "replay"])
+
+
+def _at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run when the module is imported; not those of `if __name__ == "__main__"`."""
+    for statement in body:
+        if isinstance(statement, ast.If):
+            if "__name__" not in {node.id for node in ast.walk(statement.test) if isinstance(node, ast.Name)}:
+                yield from _at_import([*statement.body, *statement.orelse])
+        elif isinstance(statement, ast.Try):
+            handlers = [one for handler in statement.handlers for one in handler.body]
+            yield from _at_import([*statement.body, *handlers, *statement.orelse, *statement.finalbody])
+        elif isinstance(statement, ast.ClassDef | ast.For):
+            yield from _at_import(statement.body)
+        else:
+            yield statement
+
+
+def _evaluated(statement: ast.stmt) -> Iterator[ast.AST]:
+    """Expressions of a statement that are evaluated when it runs: defaults and decorators, but no bodies."""
+    pending: list[ast.AST] = [statement]
+    while pending:
+        node = pending.pop()
+        yield node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            pending += [*node.decorator_list, *node.args.defaults, *(one for one in node.args.kw_defaults if one)]
+        elif isinstance(node, ast.Lambda):
+            pending += [*node.args.defaults, *(one for one in node.args.kw_defaults if one)]
+        else:
+            pending += ast.iter_child_nodes(node)
+
+
+def _called(node: ast.Call | ast.Await) -> str:
+    return dotted(node.func) if isinstance(node, ast.Call) else "await"

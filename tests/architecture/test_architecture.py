@@ -1,0 +1,25 @@
+"""The architecture is a test: every rule, over every file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.rules import RULES, Rule
+from tests.architecture.source import modules
+
+ROOT = Path(__file__).parents[2]
+TREE = modules(ROOT, "services", "shared")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_tree_keeps_the_rule(rule: Rule) -> None:
+    broken = [str(finding) for module in TREE for finding in rule(module)]
+    assert not broken, "\n".join(["", *broken])
+
+
+def test_the_rules_see_the_tree() -> None:
+    """A rule over no files would keep itself."""
+    seen = {module.path for module in TREE}
+    assert {"shared/policy/dispatch.py", "services/proxy/leader.py"} <= seen

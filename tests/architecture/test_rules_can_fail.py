@@ -1,0 +1,157 @@
+"""A small bad tree: each rule names the line that breaks it, and no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.architecture import rules
+from tests.architecture.rules import MOST_LINES, RULES, Rule
+from tests.architecture.source import modules
+
+BROKEN: list[tuple[Rule, str, str, list[int]]] = [
+    (
+        rules.services_never_import_each_other,
+        "services/proxy/leader.py",
+        """\
+        import services.cpu_manager.node
+        from services.cpu_manager import node
+        from services import cpu_manager
+        from ..cpu_manager import node
+        import services.proxy.waiters
+        from services.proxy import waiters
+        from .waiters import Waiters
+        from . import waiters
+        import shared.log
+        def later():
+            from services.scaling_planner.app import create_app
+            importlib.import_module("services.console.app")
+        """,
+        [1, 2, 3, 4, 11, 12],
+    ),
+    (
+        rules.shared_never_imports_services,
+        "shared/bus/tail.py",
+        """\
+        from shared.bus import connection
+        import serviceslike
+        def later():
+            from services.proxy import leader
+        import tests.conftest
+        """,
+        [4, 5],
+    ),
+    (
+        rules.decisions_are_pure,
+        "shared/policy/ebf.py",
+        """\
+        import heapq, math
+        import asyncio
+        from time import monotonic
+        from datetime import datetime
+        import logging
+        import os.path
+        import socket
+        import random
+        from random import Random
+        from random import shuffle
+        import numpy as np
+        import numba
+        from shared.policy.ledger import Node
+        from shared.policy import floor
+        from .ledger import Node
+        from shared import log
+        import shared.policy_of_others
+        def chance(rng: random.Random, other: np.random.Generator):
+            return rng.random() + random.random() + np.random.default_rng().random()
+        async def wait(queue):
+            await queue.get()
+            return [one async for one in queue]
+        def look():
+            print(open("x").read())
+        """,
+        [2, 3, 4, 5, 6, 7, 10, 16, 17, 19, 19, 20, 21, 22, 24, 24],
+    ),
+    (
+        rules.decisions_are_pure,
+        "shared/replay/traces.py",
+        "from pathlib import Path\nimport shared.policy.dispatch\nimport shared.replay.mesh\n",
+        [1],
+    ),
+    (rules.decisions_are_documented, "shared/policy/pools.py", "# a comment is no docstring\nX = 1\n", [1]),
+    (rules.files_are_short, "services/proxy/long.py", "x = 1\n" * (MOST_LINES + 1), [MOST_LINES + 1]),
+    (rules.files_have_names, "services/proxy/utils.py", "", [1]),
+    (rules.files_have_names, "shared/common.py", "", [1]),
+    (
+        rules.importing_does_nothing,
+        "services/proxy/app.py",
+        """\
+        import os
+        from functools import cache
+        log = structlog.get_logger(__name__)
+        router = APIRouter(prefix="/v1")
+        app = create_app()
+        if DEBUG:
+            redis = redis.asyncio.from_url("redis://")
+        try:
+            TEXT = Path("x").read_text()
+        except OSError:
+            os.mkdir("x")
+        register(app)
+        HOME = os.environ["HOME"]
+        with lock:
+            pass
+        class Settings:
+            home = os.getenv("HOME")
+            def connect(self):
+                return connect(os.environ["URL"])
+        def routes(app=FastAPI(), *, make=lambda: create_app()):
+            with open("x") as file:
+                print(file)
+            return create_app()
+        @cache
+        def made():
+            run()
+        if __name__ == "__main__":
+            run(create_app())
+        """,
+        [5, 7, 9, 11, 12, 13, 14, 17, 20],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "text", "lines"), BROKEN, ids=[f"{one[0].__name__}-{one[1]}" for one in BROKEN]
+)
+def test_a_rule_names_the_lines_that_break_it(
+    tmp_path: Path, rule: Rule, path: str, text: str, lines: list[int]
+) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(dedent(text))
+    (module,) = modules(tmp_path, "services", "shared")
+    found = sorted(rule(module), key=lambda finding: finding.line)
+    assert [finding.line for finding in found] == lines
+    assert all(str(finding).startswith(f"{path}:{finding.line}: ") for finding in found)
+
+
+def test_every_rule_has_a_case_that_breaks_it() -> None:
+    assert {rule for rule, *_ in BROKEN} == set(RULES)
+
+
+def test_a_good_tree_is_kept(tmp_path: Path) -> None:
+    good = {
+        "services/proxy/app.py": "from services.proxy.routes import router\nfrom shared import log\n",
+        "shared/policy/ledger.py": '"""A law."""\nimport heapq\nfrom shared.policy.ebf import EbfQueue\n',
+        "shared/app.py": "X = frozenset({1})\n",
+        "services/__init__.py": '"""Services."""\n',
+    }
+    for path, text in good.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert len(modules(tmp_path, "services", "shared")) == len(good)
+    assert not [
+        finding for module in modules(tmp_path, "services", "shared") for rule in RULES for finding in rule(module)
+    ]

@@ -43,13 +43,10 @@ Answered = Callable[[Answering, bool], None]
 class Interpreter:
     """One ordered line of writes. While a flush is under way the next writes gather."""
 
-    def __init__(
-        self, redis: Redis, epoch: Epoch, answered: Answered, *, keep_action_s: Seconds, keep_batch_s: Seconds
-    ) -> None:
+    def __init__(self, redis: Redis, epoch: Epoch, answered: Answered, *, keep_batch_s: Seconds) -> None:
         self._redis = redis
         self._epoch = epoch
         self._answered = answered
-        self._keep_action_s = keep_action_s
         self._keep_batch_s = keep_batch_s
         self._waiting: deque[Write] = deque()
         self._more = asyncio.Event()
@@ -96,9 +93,7 @@ class Interpreter:
                 self._answered(answer, counts)
 
     async def _finish(self, answers: list[Answering]) -> list[bool]:
-        return await functions.finish(
-            self._redis, self._epoch, answers, keep_action_s=self._keep_action_s, keep_batch_s=self._keep_batch_s
-        )
+        return await functions.finish(self._redis, self._epoch, answers, keep_batch_s=self._keep_batch_s)
 
 
 async def _nothing() -> None:

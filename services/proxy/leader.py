@@ -7,7 +7,7 @@ rebuild it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,11 +58,13 @@ class Leader:
         dispatcher: Dispatcher,
         interpreter: Interpreter,
         clock: ValkeyClock,
+        keep_s: Callable[[ActionSubmitted], int],
     ) -> None:
         self._epoch = epoch
         self.dispatcher = dispatcher
         self._interpreter = interpreter
         self._clock = clock
+        self._keep_s = keep_s
         self.nodes = NodeBook()
         self.reasons: dict[str, str] = {}
         """Pool -> why its target is what it is."""
@@ -222,7 +224,9 @@ class Leader:
         body = compose(kept.submitted, kept.index, answer, kept.finished, arrived_s, now)
         ANSWERED.labels(answer.ended).inc()
         ACT.observe(now - arrived_s)
-        self._interpreter.put(Answering(answer.action, kept.entry, kept.submitted.batch, body))
+        self._interpreter.put(
+            Answering(answer.action, kept.entry, kept.submitted.batch, body, self._keep_s(kept.submitted))
+        )
 
 
 LED = (ACTIONS, NODES, BATCHES, TARGETS, OUTCOMES)

@@ -19,6 +19,7 @@ from shared.bus import functions
 from shared.bus.connection import TRANSIENT, ValkeyClock, command
 from shared.bus.functions import Answering
 from shared.bus.tail import Tail
+from shared.messages.actions import ActionSubmitted
 from shared.messages.outcomes import ANSWERED, OUTCOMES
 from shared.policy.dispatch import Dispatcher
 from shared.units import Epoch
@@ -76,12 +77,9 @@ class Leadership:
     async def _lead(self, epoch: Epoch) -> None:
         clock = await ValkeyClock.measure(self._redis)
         settings = self._settings
-        interpreter = Interpreter(
-            self._redis, epoch, self._answered,
-            keep_action_s=settings.keep_action_s, keep_batch_s=settings.keep_batch_s,
-        )  # fmt: skip
+        interpreter = Interpreter(self._redis, epoch, self._answered, keep_batch_s=settings.keep_batch_s)
         dispatcher = Dispatcher(max_attempts=settings.max_attempts, node_lost_s=settings.node_lost_s)
-        leader = Leader(epoch, dispatcher, interpreter, clock)
+        leader = Leader(epoch, dispatcher, interpreter, clock, self._keep_s)
         self._tail = await take_over(self._redis, self._reader, leader, clock)
         self._tail.stopping = self._stopping
         _log.info("leading", epoch=epoch)
@@ -135,6 +133,15 @@ class Leadership:
             if idle or now - int(opened) / 1000 > self._settings.batch_lifetime_s:
                 _log.warning("batch_abandoned", batch=batch, idle=idle)
                 await functions.end_batch(self._redis, batch, "abandoned", keep_batch_s=self._settings.keep_batch_s)
+
+    def _keep_s(self, submitted: ActionSubmitted) -> int:
+        """How long an answer outside a batch is kept, seconds.
+
+        Briefly where its caller is here to take it and has no request_id to ask again with: a busy mesh would fill its
+        memory with answers that were delivered long ago.
+        """
+        delivered = not submitted.request and self._waiters.awaits(submitted.action)
+        return round(self._settings.keep_delivered_s if delivered else self._settings.keep_action_s)
 
     def _answered(self, answering: Answering, counts: bool) -> None:
         if counts:

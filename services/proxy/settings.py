@@ -29,6 +29,8 @@ class ProxySettings(ServiceSettings):
     """How long a submission waits for a restarting Valkey before it answers 503."""
     keep_action_s: float = Field(3600.0, gt=0)
     """Answers of actions outside batches are kept so long."""
+    keep_delivered_s: float = Field(60.0, gt=0)
+    """Answers that were handed to a waiting caller, and cannot be asked for by a request_id, are kept so long."""
     keep_batch_s: float = Field(86_400.0, gt=0)
     """Results of a batch are kept so long after its end."""
     batch_idle_s: float = Field(7200.0, gt=0)

@@ -28,6 +28,10 @@ class Waiters:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def awaits(self, action: str) -> bool:
+        """Somebody here waits for it."""
+        return action in self._waiting
+
     def waited_for(self) -> list[str]:
         """Every action somebody waits for."""
         return list(self._waiting)

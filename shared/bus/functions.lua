@@ -111,11 +111,11 @@ local function settle(batch, retention)
   return 1
 end
 
--- finish(epoch, retention_action_s, retention_batch_s, {action, entry, batch, answer}...) -> 1 answered now, 0 was answered
+-- finish(epoch, retention_batch_s, {action, entry, batch, answer, retention_s}...) -> 1 answered now, 0 was answered
 local function finish(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
   local flags, answered, batches, seen = {}, {}, {}, {}
-  for i = 4, #args, 4 do
+  for i = 3, #args, 5 do
     local action, batch = args[i], args[i + 2]
     local key = 'action:' .. action
     local live = redis.call('XDEL', 'actions', args[i + 1])
@@ -125,10 +125,10 @@ local function finish(_, args)
       redis.call('HDEL', key, 'g', 's', 'c')
       if batch == '' then
         redis.call('HSET', key, 'a', args[i + 3])
-        redis.call('EXPIRE', key, args[2])
+        redis.call('EXPIRE', key, args[i + 4])
       else
         redis.call('HSET', key, 'r', redis.call('XADD', 'results:' .. batch, '*', 'a', args[i + 3]))
-        redis.call('EXPIRE', key, args[3])
+        redis.call('EXPIRE', key, args[2])
         redis.call('HINCRBY', 'batch:' .. batch, 'answered', 1)
         if not seen[batch] then
           seen[batch] = true
@@ -137,7 +137,7 @@ local function finish(_, args)
       end
     end
   end
-  for _, batch in ipairs(batches) do settle(batch, args[3]) end
+  for _, batch in ipairs(batches) do settle(batch, args[2]) end
   if #answered > 0 then
     say('answered', ANSWERED_KEPT, { kind = 'answered.v1', actions = answered, batches = batches })
   end

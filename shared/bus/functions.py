@@ -44,6 +44,8 @@ class Answering(NamedTuple):
     entry: str
     batch: str
     answer: bytes
+    keep_s: int
+    """How long the answer is kept, outside a batch. Inside one, the batch's retention counts."""
 
 
 class Granting(NamedTuple):
@@ -107,15 +109,13 @@ async def submit(redis: Redis, submissions: Sequence[Submission], *, max_journal
     return [Receipt(_CODES[code], entry.decode()) for code, entry in replies]
 
 
-async def finish(
-    redis: Redis, epoch: Epoch, answers: Sequence[Answering], *, keep_action_s: Seconds, keep_batch_s: Seconds
-) -> list[bool]:
+async def finish(redis: Redis, epoch: Epoch, answers: Sequence[Answering], *, keep_batch_s: Seconds) -> list[bool]:
     """Answer many actions, once each. False: it was answered before, and that answer stands.
 
     Raises:
         Deposed: this leader's epoch is over; nothing was written.
     """
-    args: list[Any] = [epoch, round(keep_action_s), round(keep_batch_s)]
+    args: list[Any] = [epoch, round(keep_batch_s)]
     for item in answers:
         args += item
     return [flag == 1 for flag in await _call(redis, "finish", *args)]

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from shared.policy.deadlines import Deadlines
-from shared.policy.filling import fill, predict_start
+from shared.policy.filling import fill, starts_by
 from shared.policy.floor import Floor
 from shared.policy.formulation import (
     Advance,
@@ -71,7 +71,7 @@ class Dispatcher:
                 self._members.setdefault(request.batch, set()).add(request.id)
             self._deadlines.push(request.deadline_s, request.id)
             by_s = request.start_by_s
-            if by_s is not None and predict_start(self.floor, life, now, by_s) > by_s:
+            if by_s is not None and not starts_by(self.floor, life, now, by_s):
                 late.append(life)
             self.floor.enqueue(life)
         commands = fill(self.floor, now)

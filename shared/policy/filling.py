@@ -41,9 +41,10 @@ class Blocked:
 def fill(floor: Floor, now: float) -> list[Command]:
     """Set shares anew where they may have changed, then grant what fits, pool by pool."""
     commands: list[Command] = []
-    for name in sorted(floor.dirty):
-        commands += _share(floor, floor.pools[name])
-    floor.dirty.clear()
+    if floor.dirty:
+        for name in sorted(floor.dirty):
+            commands += _share(floor, floor.pools[name])
+        floor.dirty.clear()
     waiting = [pool for pool in floor.pools.values() if pool.queue]
     if len(waiting) > 1:
         waiting.sort(key=lambda pool: pool.queue.head_key())
@@ -53,25 +54,30 @@ def fill(floor: Floor, now: float) -> list[Command]:
     return commands
 
 
+def starts_by(floor: Floor, life: Life, now: float, by_s: float) -> bool:
+    """Is a newcomer predicted to start by then? True while nothing is known, because no node has said what it holds.
+
+    O(granted) where it would be in time behind all that waits, else as `predict_start`.
+    """
+    pool = floor.pool(life.work.pool)
+    nodes = _able(floor, pool, life)
+    capacity, _, ahead_s = _granted(floor, pool, nodes, now)
+    if not capacity or (now <= by_s and ahead_s + pool.queued_s <= (by_s - now) * capacity):
+        return True
+    return predict_start(floor, life, now, by_s) <= by_s
+
+
 def predict_start(floor: Floor, life: Life, now: float, by_s: float = float("inf")) -> float:
     """When a newcomer would start if it were queued now, absolute seconds; optimistic about later arrivals.
 
-    Work that would go before it, by expected duration, over the units of its pool. Minus infinity while no node has
-    said what it holds: nothing is known. O(queue ahead), bounded; counting stops once the start lies beyond `by_s`.
+    Work that would go before it, by expected duration, over the units of its pool; minus infinity where no node has
+    said what it holds. O(granted + queue ahead), bounded; counting stops once the start lies beyond `by_s`.
     """
     pool = floor.pool(life.work.pool)
-    nodes = [node for node in floor.nodes_of(pool) if node.ready and node.could_ever(life.work.kind, life.work.units)]
-    capacity = sum(node.capacity.get(pool.resource, 0) for node in nodes)
+    capacity, used, ahead_s = _granted(floor, pool, _able(floor, pool, life), now)
     if not capacity:
         return float("-inf")
-    if now + pool.work_s / capacity <= by_s:
-        return now  # it would be in time behind everything that is known
-    busy = life.pool_units
-    ahead_s = 0.0
-    for node in nodes:
-        busy += node.used.get(pool.resource, 0)
-        for other in floor.granted.get(node.name, {}).values():
-            ahead_s += max(0.0, other.expected_end_s - now) * other.work.units.get(pool.resource, 0)
+    busy = used + life.pool_units
     enough_s = (by_s - now) * capacity
     for name in pool.queue.ahead(life.request.tenant, floor.batches.key(life.request, floor.durations)):
         other = floor.queued[name]
@@ -82,8 +88,25 @@ def predict_start(floor: Floor, life: Life, now: float, by_s: float = float("inf
     return now + ahead_s / capacity if busy > capacity else now
 
 
+def _able(floor: Floor, pool: Pool, life: Life) -> list[Node]:
+    work = life.work
+    return [node for node in floor.nodes_of(pool) if node.ready and node.could_ever(work.kind, work.units)]
+
+
+def _granted(floor: Floor, pool: Pool, nodes: list[Node], now: float) -> tuple[int, int, float]:
+    """Of the pool's resource on these nodes: units that exist, units used, expected unit-seconds left."""
+    resource = pool.resource
+    capacity = sum(node.capacity.get(resource, 0) for node in nodes)
+    used = sum(node.used.get(resource, 0) for node in nodes)
+    held = [floor.granted.get(node.name, {}).values() for node in nodes]
+    left_s = sum(
+        max(0.0, one.expected_end_s - now) * one.work.units.get(resource, 0) for lives in held for one in lives
+    )
+    return capacity, used, left_s
+
+
 def _share(floor: Floor, pool: Pool) -> list[Command]:
-    """Tell nodes what to own. A pool that was never targeted (`slots`) is owned whole and costs nothing here."""
+    """Tell nodes what to own. A pool that was never targeted (`slots`) is owned whole."""
     if pool.target is None:
         return []
     resource = pool.resource
@@ -119,7 +142,7 @@ def _fill_pool(floor: Floor, pool: Pool, blocked: list[Blocked], now: float, com
             commands.append(_grant(floor, pool, life, node, now, is_head=True))
         elif head != pool.feasible and nodes and not _could_ever(nodes, life):
             floor.park(pool, life)
-        elif shares := _share(floor, pool):
+        elif pool.target is not None and (shares := _share(floor, pool)):
             commands += shares
         else:
             pool.feasible = head
@@ -161,7 +184,7 @@ def _backfill(
 ) -> None:
     """Pass a head that does not fit with what its reservation allows."""
     resource = pool.resource
-    most = max((node.free(resource) for node in nodes if node.ready), default=0)
+    most = max([node.free(resource) for node in nodes if node.ready], default=0)
     if not most:
         return
     for life in [floor.queued[name] for name in _behind(pool)]:
@@ -187,9 +210,10 @@ def _behind(pool: Pool) -> Iterator[str]:
 
 def _grant(floor: Floor, pool: Pool, life: Life, node: Node, now: float, *, is_head: bool) -> Grant:
     request, work = life.request, life.work
-    floor.expect(life)
-    pool.queue.charge(request.tenant, life.expected_s * max(1, life.pool_units), ends_turn=is_head)
+    expected_s = floor.durations.expect(life.duration_key, work.timeout_s)
+    pool.queue.charge(request.tenant, expected_s * max(1, life.pool_units), ends_turn=is_head)
     floor.unqueue(life)
+    life.expected_s = expected_s
     life.move("granted")
     life.attempt += 1
     floor.occupy(life, node, now)

@@ -6,6 +6,7 @@ Law: a request is in exactly one pool (queued) or on exactly one node (granted, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isclose
 
 from shared.policy.batches import BatchBook
 from shared.policy.estimates import Durations
@@ -27,7 +28,7 @@ class Floor:
     """Node -> action -> life: what is granted there."""
     queued: dict[str, Life] = field(default_factory=dict)
     dirty: set[str] = field(default_factory=set)
-    """Pools whose shares must be computed anew."""
+    """Pools whose shares may have to change; only those that the planner scales."""
     newest_serial: int = 0
     """Of the newest grant."""
     _by_class: dict[str, list[Node]] = field(default_factory=dict)
@@ -57,11 +58,12 @@ class Floor:
         pool.queue.push(request.tenant, self.batches.key(request, self.durations), request.id)
         self.batches.waits(request)
         self.queued[request.id] = life
-        life.expected_s = 0.0
-        self.expect(life)
+        life.expected_s = self.durations.expect(life.duration_key, life.work.timeout_s)
+        pool.queued_s += life.expected_s * life.pool_units
         if not request.batch:
             pool.note_outside(life.pool_units)
-        self.dirty.add(pool.name)
+        if pool.target is not None:
+            self.dirty.add(pool.name)
 
     def dequeue(self, life: Life) -> None:
         """Take a queued life out of its queue for good (answered, or about to be queued elsewhere)."""
@@ -74,14 +76,9 @@ class Floor:
         pool = self.pool(life.work.pool)
         if not pool.queue.remove(request.tenant, request.id):
             pool.parked.remove(request.id)
+        pool.queued_s -= life.expected_s * life.pool_units
         self.batches.leaves(request)
         del self.queued[request.id]
-
-    def expect(self, life: Life) -> None:
-        """Predict anew how long a life's stage will execute."""
-        expected_s = self.durations.expect(life.duration_key, life.work.timeout_s)
-        self.pool(life.work.pool).work_s += (expected_s - life.expected_s) * life.pool_units
-        life.expected_s = expected_s
 
     def park(self, pool: Pool, life: Life) -> None:
         """No node could ever take it: it waits aside, until nodes change or its deadline comes."""
@@ -97,10 +94,10 @@ class Floor:
 
     def _left(self, life: Life) -> None:
         pool = self.pool(life.work.pool)
-        pool.work_s -= life.expected_s * life.pool_units
         if not life.request.batch:
             pool.note_outside(-life.pool_units)
-        self.dirty.add(pool.name)
+        if pool.target is not None:
+            self.dirty.add(pool.name)
 
     # ---- nodes -------------------------------------------------------------------------------------------------
 
@@ -218,6 +215,8 @@ class Floor:
             assert len(waiting) == len(pool.queue) + len(pool.parked), f"{pool.name}: queued and parked"
             mine = {name for name, life in self.queued.items() if life.work.pool == pool.name}
             assert waiting == mine, f"{pool.name}: its queue holds what waits for it"
+            queued_s = sum(self.queued[name].expected_s * self.queued[name].pool_units for name in mine)
+            assert isclose(queued_s, pool.queued_s, abs_tol=1e-6), f"{pool.name}: unit-seconds that wait"
             lives = [*self.queued.values(), *(life for held in self.granted.values() for life in held.values())]
             outside = sum(x.pool_units for x in lives if x.work.pool == pool.name and not x.request.batch)
             assert outside == pool.outside, f"{pool.name}: units wanted outside batches"

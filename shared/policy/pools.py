@@ -28,8 +28,8 @@ class Pool:
     """What the nodes' shares were computed for, if they add up to it; None when they must be spread anew."""
     feasible: str = ""
     """The head that some node is known to be able to take one day."""
-    work_s: float = 0.0
-    """Expected unit-seconds of all that is queued or granted, of what has begun too: more than what is left."""
+    queued_s: float = 0.0
+    """Expected unit-seconds of all that waits, but for rounding."""
     outside: int = 0
     """Units wanted right now by work outside any batch, queued or granted; the planner cannot foresee it."""
     outside_peak: int = 0

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shared.policy.formulation import Request
 from tests.policy import strategies
-from tests.policy.dispatch_world import Host, World
+from tests.policy.dispatch_hosts import Host
+from tests.policy.dispatch_world import World
 
 POOLS = (strategies.CORES, strategies.SLOTS, strategies.CHUNKS)
 

@@ -8,11 +8,17 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis
-from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, TimeoutError  # noqa: A004  # redis's own
+from redis.exceptions import (
+    BusyLoadingError,
+    ConnectionError,  # noqa: A004  # redis's own
+    OutOfMemoryError,
+    ReadOnlyError,
+    TimeoutError,  # noqa: A004  # redis's own
+)
 
 from shared import log
 from shared.bus.wire import PipelinedRedis
-from shared.errors import Unavailable
+from shared.errors import Overloaded, Unavailable
 from shared.units import Seconds
 
 T = TypeVar("T")
@@ -21,6 +27,8 @@ _log = log.get(__name__)
 
 TRANSIENT = (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OSError)
 """What a restarting server looks like. What we send is idempotent, so it is sent again."""
+
+MEMORY_FULL = "Valkey's memory bound is reached"
 
 
 def client(url: str, *, name: str, timeout_s: Seconds | None = 30.0) -> Redis:
@@ -64,12 +72,15 @@ async def patiently(
         pause_s: first pause; doubles up to 1 s.
     Raises:
         Unavailable: Valkey did not come back in time.
+        Overloaded: its memory bound is reached; waiting here would not free any.
     """
     loop = asyncio.get_running_loop()
     started = loop.time()
     while True:
         try:
             return await attempt()
+        except OutOfMemoryError as error:
+            raise Overloaded(what=MEMORY_FULL, retry_after_s=2.0) from error
         except TRANSIENT as error:
             waited = loop.time() - started
             if patience_s is not None and waited + pause_s > patience_s:

@@ -228,8 +228,9 @@ local function publish(_, args)
   return #args - 2
 end
 
-redis.register_function('lead', lead)
-redis.register_function('resign', resign)
+-- allow-oom: what is at work when memory is full is what frees it; only what is new (submit, open_batch) is refused
+redis.register_function { function_name = 'lead', callback = lead, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'resign', callback = resign, flags = { 'allow-oom' } }
 redis.register_function('submit', submit)
 redis.register_function { function_name = 'finish', callback = finish, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'grant', callback = grant, flags = { 'allow-oom' } }

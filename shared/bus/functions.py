@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from shared.bus.connection import command
+from shared.bus.connection import MEMORY_FULL, command
 from shared.errors import Overloaded
 from shared.messages.batches import BATCHES, BatchOpened
 from shared.units import Epoch, Seconds
@@ -55,7 +55,7 @@ class Granting(NamedTuple):
     payload: bytes
     action: str = ""
     mark: str = ""
-    """`attempt:node:incarnation`, kept with the action so that a new leader knows where it went."""
+    """`attempt:node`, kept with the action so that a new leader knows where it went."""
 
 
 _CODES: dict[int, Any] = {
@@ -70,16 +70,21 @@ _CODES: dict[int, Any] = {
 
 
 async def load(redis: Redis) -> None:
-    """Load (or replace) the function library. It is part of Valkey's own durable state afterwards."""
+    """Load (or replace) the function library. It is part of Valkey's own durable state afterwards.
+
+    What is there already is left alone: loading is refused while memory is full, when services must still come back.
+    """
     source = files("shared.bus").joinpath("functions.lua").read_text("utf-8")
-    await command(redis, "FUNCTION", "LOAD", "REPLACE", source)
+    known = await command(redis, "FUNCTION", "LIST", "LIBRARYNAME", "treadle", "WITHCODE")
+    if not any(source.encode() in library for library in known):
+        await command(redis, "FUNCTION", "LOAD", "REPLACE", source)
 
 
 async def _call(redis: Redis, name: str, *args: Any) -> Any:
     try:
         return await command(redis, "FCALL", name, 0, *args)
     except OutOfMemoryError as error:
-        raise Overloaded(what="Valkey's memory bound is reached", retry_after_s=2.0) from error
+        raise Overloaded(what=MEMORY_FULL, retry_after_s=2.0) from error
     except ResponseError as error:
         if str(error).startswith("FENCED"):
             raise Deposed from error

@@ -1,0 +1,122 @@
+"""Opening, ending and cancelling, in every state a batch or an action can be in."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.bus import functions
+from shared.bus.connection import command
+from shared.messages.actions import CancelAsked
+from shared.messages.batches import BATCHES, BatchOpened
+from tests.shared.bus.journal import KEEP_BATCH_S, Journal, opened
+
+
+async def test_a_batch_is_opened_and_said_to_be(journal: Journal) -> None:
+    assert await journal.open("b", size=3) == "b"
+
+    fields = await journal.batch()
+    assert (fields["size"], fields["tenant"], fields["task"]) == ("3", "ada", "t")
+    assert await journal.counts() == ("open", 0, 0)
+    assert await journal.said(BATCHES) == [opened("b")]
+    assert await command(journal.redis, "ZRANGE", "batches:open", 0, -1) == [b"b"]
+
+
+async def test_opening_again_with_the_same_key_finds_the_first_batch(journal: Journal) -> None:
+    await journal.open("b", key="step-1")
+
+    assert await journal.open("c", key="step-1") == "b"
+    assert await journal.open("d", key="step-2") == "d"
+    assert [one.batch for one in await journal.said(BATCHES) if isinstance(one, BatchOpened)] == ["b", "d"]
+    assert await journal.fields("batch:c") == {}
+
+
+async def test_the_same_id_again_opens_nothing_and_resets_nothing(journal: Journal) -> None:
+    await journal.open("b")
+    await journal.entry("a1", "b")
+
+    assert await journal.open("b") == "b"
+    assert await journal.counts() == ("open", 1, 0)
+
+
+async def test_ending_what_was_never_opened_says_so(journal: Journal) -> None:
+    assert await journal.end("b", "sealed") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "now"), [("sealed", "complete"), ("cancelled", "cancelled"), ("abandoned", "abandoned")]
+)
+async def test_a_batch_with_nothing_left_to_answer_is_over_at_once(journal: Journal, state: str, now: str) -> None:
+    await journal.open(size=9)
+    await journal.finish("a1", await journal.entry("a1", "b"), "b")
+
+    assert await journal.end("b", state) == now
+    assert [(one.state, one.size) for one in await journal.ended()] == [(now, 1)]
+    assert await journal.ttl_s("batch:b") > KEEP_BATCH_S - 5
+
+
+async def test_an_empty_batch_ends_with_its_opening_as_its_first_moment(journal: Journal) -> None:
+    await journal.open()
+
+    assert await journal.end("b", "sealed") == "complete"
+    (ended,) = await journal.ended()
+    assert (ended.size, ended.first_at) == (0, ended.opened_at)
+
+
+@pytest.mark.parametrize("again", ["sealed", "cancelled", "abandoned"])
+@pytest.mark.parametrize("state", ["cancelled", "abandoned"])
+async def test_what_was_given_up_stays_given_up(journal: Journal, state: str, again: str) -> None:
+    await journal.open()
+    await journal.entry("a1", "b")
+    await journal.end("b", state)
+
+    assert await journal.end("b", again) == state
+    assert len(await journal.cancels()) == 1
+
+
+@pytest.mark.parametrize("again", ["sealed", "cancelled", "abandoned"])
+async def test_what_is_complete_stays_complete(journal: Journal, again: str) -> None:
+    await journal.open(size=1)
+    await journal.finish("a1", await journal.entry("a1", "b"), "b")
+
+    assert await journal.end("b", again) == "complete"
+    assert len(await journal.ended()) == 1
+    assert await journal.cancels() == []
+
+
+async def test_sealing_twice_changes_nothing(journal: Journal) -> None:
+    await journal.open()
+    await journal.entry("a1", "b")
+
+    assert [await journal.end("b", "sealed") for _ in range(2)] == ["sealed", "sealed"]
+    assert await journal.cancels() == []
+
+
+@pytest.mark.parametrize("state", ["cancelled", "abandoned"])
+async def test_a_sealed_batch_can_still_be_given_up(journal: Journal, state: str) -> None:
+    await journal.open()
+    await journal.entry("a1", "b")
+    await journal.end("b", "sealed")
+
+    assert await journal.end("b", state) == state
+    assert await journal.cancels() == [CancelAsked(batch="b", reason=state)]
+
+
+async def test_cancelling_an_action_asks_the_leader(journal: Journal) -> None:
+    await journal.entry("a1")
+
+    assert await functions.cancel(journal.redis, "a1", "not needed") == "asked"
+    assert await journal.cancels() == [CancelAsked(action="a1", reason="not needed")]
+
+
+@pytest.mark.parametrize("batch", ["", "b"])
+async def test_cancelling_what_is_answered_changes_nothing(journal: Journal, batch: str) -> None:
+    await journal.open("b")
+    await journal.finish("a1", await journal.entry("a1", batch), batch)
+
+    assert await functions.cancel(journal.redis, "a1", "too late") == "answered"
+    assert await journal.cancels() == []
+
+
+async def test_cancelling_what_nobody_knows_says_so(journal: Journal) -> None:
+    assert await functions.cancel(journal.redis, "a1", "asked") == "unknown"
+    assert await journal.cancels() == []

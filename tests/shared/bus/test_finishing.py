@@ -1,0 +1,158 @@
+"""`finish`: one answer an action, and the end of its batch with the last of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.bus.connection import command
+from shared.bus.functions import Answering, Granting, advance, grant
+from shared.messages.outcomes import ANSWERED, Answered
+from tests.shared.bus.journal import KEEP_ACTION_S, KEEP_BATCH_S, Journal
+
+
+async def test_an_answer_takes_the_place_of_the_journal_entry(journal: Journal) -> None:
+    entry = await journal.entry("a1")
+
+    assert await journal.finish("a1", entry, answer=b"first")
+
+    assert await journal.unanswered() == []
+    assert (await journal.fields("action:a1"))["a"] == b"first"
+
+
+async def test_the_first_answer_stands(journal: Journal) -> None:
+    entry = await journal.entry("a1")
+    await journal.finish("a1", entry, answer=b"first")
+
+    assert not await journal.finish("a1", entry, answer=b"second")
+    assert (await journal.fields("action:a1"))["a"] == b"first"
+    assert len(await journal.said(ANSWERED)) == 1
+
+
+async def test_of_two_answers_in_one_call_the_first_stands(journal: Journal) -> None:
+    await journal.open()
+    entry = await journal.entry("a1", "b")
+
+    flags = await journal.finish_all(
+        Answering("a1", entry, "b", b"first", KEEP_ACTION_S), Answering("a1", entry, "b", b"second", KEEP_ACTION_S)
+    )
+
+    assert flags == [True, False]
+    assert await journal.results() == [b"first"]
+    assert await journal.counts() == ("open", 1, 1)
+
+
+async def test_answers_of_a_batch_lie_in_its_results_in_their_order(journal: Journal) -> None:
+    await journal.open()
+    entries = {action: await journal.entry(action, "b") for action in ("a1", "a2")}
+    for action in ("a2", "a1"):
+        await journal.finish(action, entries[action], "b", action.encode())
+
+    assert await journal.results() == [b"a2", b"a1"]
+    result = (await journal.fields("action:a1"))["r"].decode()
+    ((_, fields),) = await command(journal.redis, "XRANGE", "results:b", result, result)
+    assert fields[1] == b"a1"
+
+
+async def test_an_answer_drops_the_marks_of_its_grants(journal: Journal) -> None:
+    entry = await journal.entry("a1")
+    await advance(journal.redis, journal.epoch, [("a1", 1, b"[]")])
+    await grant(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")])
+    assert {"g", "s", "c"} <= (await journal.fields("action:a1")).keys()
+
+    await journal.finish("a1", entry)
+
+    assert (await journal.fields("action:a1")).keys() == {"d", "e", "b", "a"}
+
+
+async def test_an_answer_outside_a_batch_is_kept_for_its_own_time(journal: Journal) -> None:
+    entry = await journal.entry("a1")
+    assert await journal.ttl_s("action:a1") == -1
+
+    await journal.finish("a1", entry)
+
+    assert KEEP_ACTION_S - 5 < await journal.ttl_s("action:a1") <= KEEP_ACTION_S
+
+
+async def test_a_batch_is_kept_from_its_end_on(journal: Journal) -> None:
+    await journal.open(size=2)
+    first, second = [await journal.entry(action, "b") for action in ("a1", "a2")]
+    await journal.finish("a1", first, "b")
+    assert [await journal.ttl_s(key) for key in ("batch:b", "results:b")] == [-1, -1]
+
+    await journal.finish("a2", second, "b")
+
+    for key in ("batch:b", "results:b", "action:a2"):
+        assert KEEP_BATCH_S - 5 < await journal.ttl_s(key) <= KEEP_BATCH_S
+
+
+async def test_the_last_answer_completes_a_batch_of_known_size_and_says_so_once(journal: Journal) -> None:
+    await journal.open(size=2)
+    first, second = [await journal.entry(action, "b") for action in ("a1", "a2")]
+
+    await journal.finish("a1", first, "b")
+    assert (await journal.counts(), await journal.ended()) == (("open", 2, 1), [])
+
+    await journal.finish("a2", second, "b")
+    await journal.finish("a2", second, "b")
+    assert await journal.counts() == ("complete", 2, 2)
+    (ended,) = await journal.ended()
+    assert (ended.batch, ended.tenant, ended.task, ended.state, ended.size) == ("b", "ada", "t", "complete", 2)
+
+
+async def test_the_end_of_a_batch_tells_its_times_in_seconds(journal: Journal) -> None:
+    await journal.open(size=1)
+    await journal.finish("a1", await journal.entry("a1", "b"), "b")
+
+    fields = await journal.batch()
+    (ended,) = await journal.ended()
+    told = (ended.opened_at, ended.first_at, ended.ended_at)
+    assert told == tuple(int(fields[name]) / 1000 for name in ("opened_ms", "first_ms", "ended_ms"))
+
+
+async def test_an_open_batch_of_unknown_size_goes_on_when_all_are_answered(journal: Journal) -> None:
+    await journal.open()
+    await journal.finish("a1", await journal.entry("a1", "b"), "b")
+
+    assert await journal.counts() == ("open", 1, 1)
+    assert await journal.ended() == []
+
+
+@pytest.mark.parametrize(
+    ("state", "ends_as"), [("sealed", "complete"), ("cancelled", "cancelled"), ("abandoned", "abandoned")]
+)
+async def test_a_batch_that_was_ended_short_is_over_with_its_last_answer(
+    journal: Journal, state: str, ends_as: str
+) -> None:
+    await journal.open(size=9)
+    first, second = [await journal.entry(action, "b") for action in ("a1", "a2")]
+    await journal.finish("a1", first, "b")
+    assert await journal.end("b", state) == state
+    assert await journal.ended() == []
+
+    await journal.finish("a2", second, "b")
+
+    assert [(one.state, one.size) for one in await journal.ended()] == [(ends_as, 2)]
+    assert await command(journal.redis, "ZCARD", "batches:open") == 0
+
+
+async def test_one_message_names_all_that_was_answered_now(journal: Journal) -> None:
+    await journal.open()
+    entries = [await journal.entry(action, batch) for action, batch in (("a1", "b"), ("a2", ""), ("a3", "b"))]
+    await journal.finish("a1", entries[0], "b")
+
+    await journal.finish_all(
+        Answering("a1", entries[0], "b", b"again", KEEP_ACTION_S),
+        Answering("a2", entries[1], "", b"", KEEP_ACTION_S),
+        Answering("a3", entries[2], "b", b"", KEEP_ACTION_S),
+    )
+
+    assert await journal.said(ANSWERED) == [
+        Answered(actions=["a1"], batches=["b"]),
+        Answered(actions=["a2", "a3"], batches=["b"]),
+    ]
+
+
+async def test_an_answer_outside_batches_names_no_batch(journal: Journal) -> None:
+    await journal.finish("a1", await journal.entry("a1"))
+
+    assert await journal.said(ANSWERED) == [Answered(actions=["a1"], batches=[])]

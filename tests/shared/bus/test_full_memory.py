@@ -1,0 +1,83 @@
+"""At Valkey's memory bound nothing new is accepted, and everything that frees memory goes on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from shared.bus import functions
+from shared.bus.connection import command, connect, patiently
+from shared.bus.functions import Granting
+from shared.errors import Overloaded
+from tests.shared.bus.journal import Journal
+
+
+@pytest.fixture
+async def full(private_url: str) -> AsyncIterator[Journal]:
+    """Two accepted actions (`a1` alone, `a2` in batch `b`), and then no byte more."""
+    async with connect(private_url, name="test") as redis:
+        await functions.load(redis)
+        journal = await Journal.led(redis)
+        await journal.open("b", size=1)
+        await journal.submit("a1")
+        await journal.submit("a2", batch="b")
+        await command(redis, "CONFIG", "SET", "maxmemory", "1")
+        yield journal
+
+
+async def entry_of(journal: Journal, action: str) -> str:
+    return (await journal.fields(f"action:{action}"))["e"].decode()
+
+
+async def test_submitting_is_refused_before_anything_is_accepted(full: Journal) -> None:
+    with pytest.raises(Overloaded):
+        await full.submit("a3")
+
+    assert await full.unanswered() == ["a1", "a2"]
+
+
+async def test_opening_a_batch_is_refused(full: Journal) -> None:
+    with pytest.raises(Overloaded):
+        await full.open("c")
+
+
+async def test_a_plain_write_is_refused_as_overload_where_it_is_repeated_patiently(full: Journal) -> None:
+    async def write() -> None:
+        await command(full.redis, "SET", "key", "value")
+
+    with pytest.raises(Overloaded):
+        await patiently(write, what="writing", patience_s=1.0)
+
+
+async def test_what_nodes_say_gets_through(full: Journal) -> None:
+    await functions.publish(full.redis, "outcomes", 100, [b"one", b"two"])
+
+    assert await command(full.redis, "XLEN", "outcomes") == 2
+
+
+async def test_actions_are_granted_advanced_and_answered(full: Journal) -> None:
+    await functions.grant(full.redis, full.epoch, [Granting("grants.n.1", b"m", "a2", "1:n")])
+    await functions.advance(full.redis, full.epoch, [("a2", 1, b"[]")])
+
+    assert await full.finish("a2", await entry_of(full, "a2"), "b")
+    assert len(await full.ended()) == 1
+
+
+async def test_actions_and_batches_are_cancelled(full: Journal) -> None:
+    assert await functions.cancel(full.redis, "a1", "asked") == "asked"
+    assert await full.end("b", "cancelled") == "cancelled"
+
+
+async def test_the_leader_keeps_its_lease(full: Journal) -> None:
+    assert await functions.lead(full.redis, "me", 30.0) == full.epoch
+
+
+async def test_a_successor_takes_the_lease(full: Journal) -> None:
+    await functions.resign(full.redis, "me")
+
+    assert await functions.lead(full.redis, "you", 30.0) == full.epoch + 1
+
+
+async def test_a_restarted_service_finds_the_functions_it_needs(full: Journal) -> None:
+    await functions.load(full.redis)

@@ -1,0 +1,132 @@
+"""The lease and its epochs: whoever was deposed writes nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from redis.asyncio import Redis
+
+from shared.bus import functions
+from shared.bus.connection import command
+from shared.bus.functions import Answering, Deposed, Granting
+from tests.shared.bus.journal import KEEP_ACTION_S, Journal
+
+Write = Callable[[Journal, str], Awaitable[object]]
+
+WRITES: dict[str, Write] = {
+    "finish": lambda journal, entry: journal.finish_all(Answering("a1", entry, "", b"{}", KEEP_ACTION_S)),
+    "grant": lambda journal, _: functions.grant(
+        journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")]
+    ),
+    "advance": lambda journal, _: functions.advance(journal.redis, journal.epoch, [("a1", 1, b"[]")]),
+    "discard": lambda journal, entry: functions.discard(journal.redis, journal.epoch, [entry]),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+async def test_a_deposed_leader_writes_nothing(journal: Journal, name: str) -> None:
+    entry = await journal.entry("a1")
+    before = await journal.fields("action:a1")
+    await functions.resign(journal.redis, "me")
+    await functions.lead(journal.redis, "you", 30.0)
+
+    with pytest.raises(Deposed):
+        await WRITES[name](journal, entry)
+
+    assert await journal.fields("action:a1") == before
+    assert await journal.unanswered() == ["a1"]
+    assert await command(journal.redis, "EXISTS", "grants.n.1") == 0
+
+
+@pytest.mark.parametrize("name", WRITES)
+async def test_the_successor_may_write(journal: Journal, name: str) -> None:
+    entry = await journal.entry("a1")
+    await functions.resign(journal.redis, "me")
+    successor = Journal(journal.redis, await functions.lead(journal.redis, "you", 30.0))
+
+    await WRITES[name](successor, entry)
+
+
+async def test_nobody_writes_before_there_was_a_leader(valkey: Redis) -> None:
+    with pytest.raises(Deposed):
+        await functions.discard(valkey, 0, ["1-1"])
+
+
+async def test_one_holder_leads_and_keeps_its_epoch(valkey: Redis) -> None:
+    assert await functions.lead(valkey, "me", 30.0) == 1
+    assert await functions.lead(valkey, "you", 30.0) == 0
+    assert await functions.lead(valkey, "me", 30.0) == 1
+
+
+async def test_renewing_makes_the_lease_last_longer(valkey: Redis) -> None:
+    await functions.lead(valkey, "me", 5.0)
+    await functions.lead(valkey, "me", 30.0)
+
+    assert int(await command(valkey, "PTTL", "leader")) > 20_000
+
+
+async def test_who_resigns_makes_room_at_once(valkey: Redis) -> None:
+    await functions.lead(valkey, "me", 30.0)
+    await functions.resign(valkey, "me")
+
+    assert await functions.lead(valkey, "you", 30.0) == 2
+
+
+async def test_only_the_holder_can_resign(valkey: Redis) -> None:
+    await functions.lead(valkey, "me", 30.0)
+    await functions.resign(valkey, "you")
+
+    assert await functions.lead(valkey, "you", 30.0) == 0
+
+
+async def test_after_its_lease_has_run_out_the_same_holder_gets_a_new_epoch(valkey: Redis) -> None:
+    first = await functions.lead(valkey, "me", 30.0)
+    await command(valkey, "PEXPIRE", "leader", 0)
+
+    assert await functions.lead(valkey, "me", 30.0) == first + 1
+
+
+async def test_a_grant_reaches_the_node_and_marks_its_action(journal: Journal) -> None:
+    await journal.entry("a1")
+
+    await functions.grant(
+        journal.redis,
+        journal.epoch,
+        [Granting("grants.n.1", b"one", "a1", "1:n"), Granting("grants.n.1", b"two"), Granting("grants.m.1", b"three")],
+    )
+
+    assert [fields[1] for _, fields in await command(journal.redis, "XRANGE", "grants.n.1", "-", "+")] == [
+        b"one",
+        b"two",
+    ]
+    assert await command(journal.redis, "XLEN", "grants.m.1") == 1
+    assert (await journal.fields("action:a1"))["g"] == b"1:n"
+    assert await journal.ttl_s("grants.n.1") > 0, "the stream of a node that is no more disappears"
+
+
+async def test_a_grant_of_an_action_nobody_knows_is_not_sent(journal: Journal) -> None:
+    await functions.grant(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "gone", "1:n")])
+
+    assert await command(journal.redis, "EXISTS", "grants.n.1", "action:gone") == 0
+
+
+async def test_advancing_keeps_what_was_measured_and_forgets_the_grant(journal: Journal) -> None:
+    await journal.entry("a1")
+    await functions.grant(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")])
+
+    await functions.advance(journal.redis, journal.epoch, [("a1", 1, b"[1]")])
+
+    fields = await journal.fields("action:a1")
+    assert (fields["s"], fields["c"], fields.get("g")) == (b"1", b"[1]", None)
+
+
+async def test_discarding_deletes_entries_of_the_journal_alone(journal: Journal) -> None:
+    await journal.entry("a1")
+    await functions.cancel(journal.redis, "a1", "asked")
+    ((asked, _),) = (await command(journal.redis, "XREVRANGE", "actions", "+", "-", "COUNT", 1))[:1]
+
+    await functions.discard(journal.redis, journal.epoch, [asked.decode(), "1-1"])
+
+    assert await journal.cancels() == []
+    assert await journal.unanswered() == ["a1"]

@@ -21,7 +21,7 @@ from services.cpu_manager.sandbox.slots import Slot, Slots
 from services.cpu_manager.sandbox.spares import Spares
 from services.cpu_manager.sandbox.toolchain import Toolchain
 from services.cpu_manager.sandbox.watch import GroupWatch, TreeWatch, Watch
-from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, Zygotes
+from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, Zygotes, zygote_for
 
 _MOST_ZYGOTES: Final = 8
 _TRIES: Final = 2
@@ -91,7 +91,7 @@ class LocalSandbox:
         if self._closed:
             return Exit(ended_by="lost", detail="the sandbox is closed"), True
         try:
-            zygote = await self._zygotes.get(job.zygote if isinstance(job, PythonJob) else LAUNCHER)
+            zygote = await self._zygotes.get(zygote_for(job) if isinstance(job, PythonJob) else LAUNCHER)
             slot, control = self._spares.take(zygote, job.limits.disk_bytes)
         except (ZygoteError, OSError) as error:
             return Exit(ended_by="lost", detail=str(error)), False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Final
 
 from services.cpu_manager.sandbox import packets
 from services.cpu_manager.sandbox.inside import wire
+from services.cpu_manager.sandbox.protocol import PythonJob
 from services.cpu_manager.sandbox.walls import syscalls
 from services.cpu_manager.sandbox.watch import process_of
 
@@ -27,16 +29,46 @@ _START_S: Final = 60.0
 LAUNCHER: Final = "-launcher"
 """The zygote that forks other programs: it imports nothing, so its forks are the quickest."""
 
-_STANDARD: Final = (
-    *("abc", "argparse", "ast", "asyncio", "base64", "bisect", "builtins", "cmath", "collections", "collections.abc"),
-    *("contextlib", "copy", "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib", "enum", "fractions"),
-    *("functools", "glob", "hashlib", "heapq", "inspect", "io", "itertools", "json", "logging", "math"),
-    *("multiprocessing", "numbers", "operator", "os", "pathlib", "pickle", "pprint", "queue", "random", "re"),
-    *("secrets", "shutil", "statistics", "string", "struct", "subprocess", "sys", "tempfile", "textwrap", "threading"),
-    *("time", "traceback", "types", "typing", "unicodedata", "unittest", "unittest.mock", "uuid", "warnings"),
-    *("weakref", "zlib", "numpy", "numpy.random", "numpy.linalg"),
+_USUAL: Final = (
+    *("abc", "bisect", "collections", "collections.abc", "copy", "dataclasses", "datetime", "decimal", "enum"),
+    *(
+        "fractions",
+        "functools",
+        "hashlib",
+        "heapq",
+        "io",
+        "itertools",
+        "json",
+        "math",
+        "operator",
+        "os",
+        "random",
+        "re",
+    ),
+    *("statistics", "string", "sys", "time", "traceback", "types", "typing", "unittest"),
 )
+"""What nearly every program imports. Forking copies page tables: each megabyte imported here costs every program."""
+_HEAVY: Final = (
+    *("argparse", "ast", "asyncio", "base64", "cmath", "contextlib", "csv", "ctypes", "difflib", "glob", "inspect"),
+    *("logging", "multiprocessing", "numbers", "numpy", "numpy.linalg", "numpy.random", "pathlib", "pickle", "pprint"),
+    *("queue", "secrets", "shutil", "struct", "subprocess", "tempfile", "textwrap", "threading", "unicodedata"),
+    *("unittest.mock", "uuid", "warnings", "weakref", "zlib"),
+)
+_IMPORTS_HEAVY: Final = re.compile(
+    rb"\b(?:import|from)\b[^\n]*\b(?:%b)\b" % "|".join(name for name in _HEAVY if "." not in name).encode()
+)
+HEAVY: Final = "+heavy"
+"""Suffix of a zygote's name that says it has all of `_HEAVY` imported too."""
 _MATH: Final = ("math_verify", "sympy")
+
+
+def zygote_for(job: PythonJob) -> str:
+    """Name of the zygote a job is forked from: the lean one, unless its text imports something heavy.
+
+    Looked for in source and payload (tests import too), line by line. A wrong guess costs time, never a verdict.
+    """
+    heavy = _IMPORTS_HEAVY.search(job.source.encode(errors="replace")) or _IMPORTS_HEAVY.search(job.payload)
+    return job.zygote + HEAVY if heavy else job.zygote
 
 
 class ZygoteError(RuntimeError):
@@ -170,7 +202,10 @@ class Zygotes:
     def _plan_of(self, name: str) -> wire.WallPlan:
         if name == LAUNCHER:
             return replace(self._plan, harnesses=(), preload=())
-        return replace(self._plan, preload=_STANDARD + _MATH if name.partition("@")[0] == "math" else _STANDARD)
+        preload = _USUAL + (_HEAVY if name.endswith(HEAVY) else ())
+        return replace(
+            self._plan, preload=preload + _MATH if name.removesuffix(HEAVY).partition("@")[0] == "math" else preload
+        )
 
     def _make_room(self) -> None:
         for name, task in list(self._running.items()):

@@ -121,25 +121,40 @@ class PipelinedRedis(Redis):
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect(), name="connect to valkey")
             self._connecting.add_done_callback(lambda _: setattr(self, "_connecting", None))
-        return await asyncio.shield(self._connecting)
+        connecting, caller = self._connecting, asyncio.current_task()
+        try:
+            return await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            if connecting.cancelled() and not (caller and caller.cancelling()):  # not the caller: `aclose` ended it
+                raise ConnectionError("the client was closed while it connected") from None
+            raise
 
     async def _connect(self) -> Wire:
-        pool = self.connection_pool
-        kwargs = pool.connection_kwargs
-        loop = asyncio.get_running_loop()
+        kwargs = self.connection_pool.connection_kwargs
         try:
             async with asyncio.timeout(kwargs.get("socket_connect_timeout") or 5.0):
-                if issubclass(pool.connection_class, UnixDomainSocketConnection):
-                    _, wire = await loop.create_unix_connection(Wire, kwargs["path"])
-                else:
-                    tls = True if issubclass(pool.connection_class, SSLConnection) else None
-                    host, port = kwargs.get("host", "localhost"), int(kwargs.get("port", 6379))
-                    _, wire = await loop.create_connection(Wire, host, port, ssl=tls)
-                await _introduce(wire, kwargs)
+                wire = await self._dial(kwargs)
+                try:
+                    await _introduce(wire, kwargs)
+                except BaseException:  # refused, silent or cancelled: nobody else knows of this wire
+                    wire.close()
+                    raise
         except OSError as error:  # builtin TimeoutError is one of them
             raise ConnectionError(f"Valkey cannot be reached: {str(error) or 'no answer in time'}") from error
         self._wire = wire
+        if self._watch is not None:
+            self._watch.cancel()
         self._look(kwargs.get("socket_timeout"))
+        return wire
+
+    async def _dial(self, kwargs: dict[str, Any]) -> Wire:
+        loop, kind = asyncio.get_running_loop(), self.connection_pool.connection_class
+        if issubclass(kind, UnixDomainSocketConnection):
+            _, wire = await loop.create_unix_connection(Wire, kwargs["path"])
+        else:
+            tls = True if issubclass(kind, SSLConnection) else None
+            host, port = kwargs.get("host", "localhost"), int(kwargs.get("port", 6379))
+            _, wire = await loop.create_connection(Wire, host, port, ssl=tls)
         return wire
 
     def _look(self, timeout_s: Seconds | None) -> None:
@@ -157,6 +172,9 @@ class PipelinedRedis(Redis):
         """Close the wire and redis-py's own connections."""
         if self._watch is not None:
             self._watch.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
         if self._wire is not None:
             self._wire.close()
         await super().aclose(close_connection_pool)

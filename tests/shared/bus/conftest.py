@@ -1,5 +1,6 @@
 """Valkey with the functions loaded, and one of a test module's own where its settings are changed."""
 
+import socket
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -36,3 +37,11 @@ def private_url() -> Iterator[str]:
     """A server nobody else uses: its settings may be changed."""
     with temporary_home() as root, running_valkey(root, durable=False) as url:
         yield url
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        port: int = door.getsockname()[1]
+        return port

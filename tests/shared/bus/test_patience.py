@@ -1,0 +1,62 @@
+"""Patience: what is harmless to repeat is repeated while Valkey is away, and not one time more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import BusyLoadingError, ReadOnlyError, ResponseError
+from redis.exceptions import ConnectionError as Broken
+
+from shared.bus.connection import ValkeyClock, patiently
+from shared.errors import Unavailable
+
+
+def failing(*errors: Exception) -> Callable[[], Awaitable[str]]:
+    left = list(errors)
+
+    async def attempt() -> str:
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    return attempt
+
+
+@pytest.mark.parametrize(
+    "error", [Broken("away"), BusyLoadingError("loading"), ReadOnlyError("replica"), OSError("reset")]
+)
+async def test_it_repeats_while_the_server_is_away(error: Exception) -> None:
+    assert await patiently(failing(error, error), what="asking", patience_s=None, pause_s=0.001) == "done"
+
+
+async def test_it_gives_up_with_what_it_was_doing() -> None:
+    with pytest.raises(Unavailable, match="asking: Valkey has not answered"):
+        await patiently(failing(*[Broken("away")] * 1000), what="asking", patience_s=0.01, pause_s=0.001)
+
+
+async def test_it_does_not_start_a_pause_it_has_no_patience_for() -> None:
+    with pytest.raises(Unavailable):
+        await patiently(failing(Broken("away")), what="asking", patience_s=1.0, pause_s=3600.0)
+
+
+async def test_what_is_no_absence_is_not_repeated() -> None:
+    with pytest.raises(ResponseError):
+        await patiently(failing(ResponseError("wrong")), what="asking", patience_s=None)
+
+
+async def test_the_clock_puts_valkeys_time_between_question_and_answer() -> None:
+    class At1000(Redis):
+        async def execute_command(self, *args: Any, **options: Any) -> list[bytes]:
+            return [b"1000", b"500000"]
+
+    loop = asyncio.get_running_loop()
+    before = loop.time()
+    clock = await ValkeyClock.measure(At1000())
+    after = loop.time()
+
+    assert before <= clock.monotonic(1000.5) <= after
+    assert clock.monotonic(clock.unix()) >= after

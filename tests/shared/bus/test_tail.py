@@ -1,0 +1,153 @@
+"""A tail hands out everything after where it started, once, in order, across restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from redis.asyncio import Redis
+
+from shared.bus.connection import command, connect
+from shared.bus.tail import Entry, Tail
+from shared.messages.actions import ACTIONS, ActionSubmitted
+from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
+from shared.messages.outcomes import ANSWERED, Answered
+from shared.testing.servers import running_valkey
+from tests.shared.bus.flaky import Flaky
+from tests.shared.bus.journal import Journal
+
+Told = Entry[Answered]
+
+
+def answered(name: str) -> Answered:
+    return Answered(actions=[name], batches=[])
+
+
+async def say(redis: Redis, *names: str) -> list[str]:
+    ids = [await command(redis, "XADD", ANSWERED.name, "*", "m", ANSWERED.encode(answered(name))) for name in names]
+    return [entry.decode() for entry in ids]
+
+
+def names(entries: list[Told]) -> list[str]:
+    return [entry.message.actions[0] for entry in entries]
+
+
+async def test_it_reads_everything_after_its_start(valkey: Redis, reader: Redis) -> None:
+    ids = await say(valkey, "a", "b", "c")
+
+    entries = await Tail(reader, {ANSWERED: ids[0]}).read()
+
+    assert [(entry.id, entry.message) for entry in entries] == [(ids[1], answered("b")), (ids[2], answered("c"))]
+
+
+async def test_it_goes_on_where_it_stopped(valkey: Redis, reader: Redis) -> None:
+    ids = await say(valkey, "a", "b", "c")
+    tail = Tail(reader, {ANSWERED: "0"}, count=2)
+
+    assert names(await tail.read()) == ["a", "b"]
+    assert tail.last(ANSWERED) == ids[1]
+    assert names(await tail.read()) == ["c"]
+    assert await tail.read(block=False) == []
+
+
+async def test_it_wakes_up_for_what_comes_while_it_waits(valkey: Redis, reader: Redis) -> None:
+    tail = Tail(reader, {ANSWERED: "0"}, block_s=30.0)
+    reading = asyncio.create_task(tail.read())
+    await asyncio.sleep(0.02)
+    await say(valkey, "a")
+
+    async with asyncio.timeout(20):
+        assert names(await reading) == ["a"]
+
+
+async def test_several_streams_come_in_the_order_of_the_start(valkey: Redis, reader: Redis) -> None:
+    bye = Bye(node="n", incarnation="1")
+    await command(valkey, "XADD", NODES.name, "*", "m", NODES.encode(bye))
+    await say(valkey, "a")
+
+    entries = await Tail(reader, {ANSWERED: "0", NODES: "0"}).read()
+
+    assert [(entry.topic, entry.message) for entry in entries] == [(ANSWERED.name, answered("a")), (NODES.name, bye)]
+
+
+async def test_an_entry_knows_its_time_and_its_index(journal: Journal, reader: Redis) -> None:
+    await journal.open()
+    written = await journal.entry("a1", "b")
+
+    (entry,) = await Tail(reader, {ACTIONS: "0"}).read()
+
+    assert isinstance(entry.message, ActionSubmitted)
+    assert (entry.id, entry.index, entry.at) == (written, 0, int(written.partition("-")[0]) / 1000)
+
+
+async def test_what_cannot_be_decoded_is_passed_over_once(valkey: Redis, reader: Redis) -> None:
+    await say(valkey, "a")
+    for fields in (
+        ("m", b"\xc1"),
+        ("m", NODES.encode(Heartbeat(node="n", incarnation="1", owned={}, used={}))),
+        ("x", "y"),
+    ):
+        await command(valkey, "XADD", ANSWERED.name, "*", *fields)
+    ids = await say(valkey, "b")
+    tail = Tail(reader, {ANSWERED: "0"})
+
+    assert names(await tail.read()) == ["a", "b"]
+    assert tail.last(ANSWERED) == ids[0]
+
+
+async def test_a_read_of_nothing_but_rubbish_still_moves_on(valkey: Redis, reader: Redis) -> None:
+    rubbish = await command(valkey, "XADD", ANSWERED.name, "*", "m", b"\xc1")
+    tail = Tail(reader, {ANSWERED: "0"})
+
+    assert await tail.read() == []
+    assert tail.last(ANSWERED) == rubbish.decode()
+
+
+async def test_batches_hand_out_everything_once_across_a_restart_of_the_server(stack_home: Path) -> None:
+    seen: list[str] = []
+    hello = Hello(node="n", incarnation="1", node_class="default", capacity={}, kinds=[])
+
+    async def follow(tail: Tail) -> None:
+        async for entries in tail.batches():
+            seen.extend(entry.message.incarnation for entry in entries)
+            tail.stopping = "last" in seen
+
+    async def write(url: str, *incarnations: str) -> None:
+        async with connect(url, name="writer") as writer:
+            for one in incarnations:
+                message = Hello(node=hello.node, incarnation=one, node_class="default", capacity={}, kinds=[])
+                await command(writer, "XADD", NODES.name, "*", "m", NODES.encode(message))
+
+    with running_valkey(stack_home) as url:
+        away = connect(url, name="reader")
+        reader = await away.__aenter__()
+        following = asyncio.create_task(follow(Tail(reader, {NODES: "0"}, block_s=0.05)))
+        await write(url, "1", "2")
+    async with asyncio.timeout(20):
+        with running_valkey(stack_home):
+            await write(url, "3", "last")
+            await following
+            await away.__aexit__(None, None, None)
+
+    assert seen == ["1", "2", "3", "last"]
+
+
+async def test_batches_go_on_after_failures(valkey: Redis) -> None:
+    await say(valkey, "a")
+    flaky = Flaky(valkey)
+    flaky.failures = ["before", "after", "before"]
+
+    async for entries in Tail(flaky, {ANSWERED: "0"}, block_s=0.01).batches():
+        assert names(entries) == ["a"], "what was read and lost on its way is read again"
+        break
+
+
+async def test_batches_give_an_empty_turn_when_nothing_comes_and_stop_when_told(valkey: Redis) -> None:
+    tail = Tail(valkey, {ANSWERED: "0"}, block_s=0.01)
+    turns = []
+    async with asyncio.timeout(20):
+        async for entries in tail.batches():
+            turns.append(entries)
+            tail.stopping = len(turns) == 3
+
+    assert turns == [[], [], []]

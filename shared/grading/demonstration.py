@@ -126,7 +126,7 @@ async def _grade(
     expected = {line.id: line.expect for line in lines if line.expect is not None}
     job = Job(name, workflow(plan.timeout_s), lines, f"{plan.key}/{name}", expected=expected)
     await client.put_task(name, job.workflow)
-    with watching(name, len(lines)) as watcher:
+    with watching(name.removeprefix("demo-"), len(lines)) as watcher:
         return await run_job(client, job, watcher)
 
 

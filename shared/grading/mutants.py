@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-MOST_TRIES: Final = 64
+MOST_TRIES: Final = 24
 """Per mutant: changes that give a text seen before are drawn again, deeper each time."""
 
 OPERATORS: Final[dict[type[ast.operator], tuple[type[ast.operator], ...]]] = {

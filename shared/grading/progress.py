@@ -9,6 +9,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from shared.client.results import Result
 from shared.grading.verdicts import Verdict, verdict_of
@@ -23,15 +24,19 @@ STYLES: dict[Verdict, str] = {
 }
 
 
+BESIDE_THE_BAR = 85
+"""Columns of title, counts and time; the bar gets what is left."""
+
+
 class ProgressBar:
     """A `session.Watcher` on a terminal; where there is none, it prints its last state once."""
 
     def __init__(self, console: Console, total: int, title: str) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=min(40, max(8, console.width - BESIDE_THE_BAR))),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[counts]}"),
             console=console,
         )

@@ -103,8 +103,13 @@ def _delay(report: Report) -> str:
     return (
         f"[bold]Time[/]  {report.elapsed_s:.2f} s, {report.requests_per_s:,.0f} requests/s; programs used "
         f"{report.cpu_s:.1f} s of CPU. Extra delay d = {report.extra_delay_s:.2f} s, {within} the "
-        f"{report.max_extra_delay_s:g} s that the task tolerates"
+        f"{report.max_extra_delay_s:g} s that the task tolerates ({_arrivals(report)})"
     )
+
+
+def _arrivals(report: Report) -> str:
+    spread_s = max((batch.arrivals_s for batch in report.batches), default=0.0)
+    return f"a rollout spreads its requests; these arrived within {spread_s:.2f} s"
 
 
 def agreement_part(agreement: Agreement) -> Iterator[RenderableType]:

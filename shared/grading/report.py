@@ -26,6 +26,8 @@ class BatchReport(msgspec.Struct, frozen=True):
     requests: int
     duration_s: Seconds | None
     """From its first arrival to its end."""
+    arrivals_s: Seconds
+    """From its first arrival to its last: a rollout spreads them, a file comes at once."""
     extra_delay_s: Seconds
 
 
@@ -104,12 +106,14 @@ def report_of(
 
 def _batch(batch: GradedBatch) -> BatchReport:
     view = batch.view
+    arrivals = [answer.arrived_at for answer in batch.answers.values()]
     ran = view.first_arrival_at is not None and view.ended_at is not None
     return BatchReport(
         id=view.id,
         state=view.state,
         requests=view.submitted,
         duration_s=(view.ended_at or 0.0) - (view.first_arrival_at or 0.0) if ran else None,
+        arrivals_s=max(arrivals, default=0.0) - min(arrivals, default=0.0),
         extra_delay_s=extra_delay_s(batch.answers.values()),
     )
 

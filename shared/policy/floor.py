@@ -15,6 +15,9 @@ from shared.policy.life import Life
 from shared.policy.pools import Pool
 from shared.policy.reports import Holding
 
+MOST_GONE = 1024
+"""Nodes taken for dead that are remembered."""
+
 
 @dataclass(slots=True)
 class Floor:
@@ -31,6 +34,8 @@ class Floor:
     """Pools whose shares may have to change; only those that the planner scales."""
     newest_serial: int = 0
     """Of the newest grant."""
+    _gone: dict[str, Node] = field(default_factory=dict)
+    """Nodes taken for dead that had questions to answer; the newest incarnation of each name."""
     _by_class: dict[str, list[Node]] = field(default_factory=dict)
     """Nodes of a class by name, while the set of nodes stays as it is."""
 
@@ -178,6 +183,9 @@ class Floor:
 
     def add_node(self, node: Node) -> None:
         """A node is met. Nothing is granted on it before it is ready."""
+        gone = self._gone.pop(node.name, None)
+        if gone is not None:
+            node.remember(gone)
         self.nodes[node.name] = node
         self._by_class.clear()
 
@@ -186,7 +194,11 @@ class Floor:
 
         `booked_only`: what is set aside for the word of a node of this name stays so.
         """
-        self.nodes.pop(name, None)
+        node = self.nodes.pop(name, None)
+        if node is not None and node.asked:
+            self._gone[name] = node
+            while len(self._gone) > MOST_GONE:
+                del self._gone[next(iter(self._gone))]
         lives = [life for life in self.granted.get(name, {}).values() if life.booked or not booked_only]
         lives.sort(key=lambda life: life.serial)
         for life in lives:

@@ -48,6 +48,8 @@ class Node:
     Grants after it may be missing in the answer. Answers come in the order of the questions; where one is lost, the
     next one counts as older than it is: it proves less than it could, never more. One is asked in `overdue_s` at most.
     """
+    unheard: int = 0
+    """How many of them are older than our meeting it (again): their answers know nothing of what came between."""
     asked_s: float = float("-inf")
 
     def limit(self, resource: str) -> int:
@@ -101,8 +103,20 @@ class Node:
         self.asked_s = now
 
     def answered(self) -> int | None:
-        """An inventory has come: the serial up to which it is complete. None: it was not asked for."""
-        return self.asked.popleft() if self.asked else None
+        """An inventory has come: the serial up to which it is complete. None: it was not asked for, or long ago."""
+        if not self.asked:
+            return None
+        serial = self.asked.popleft()
+        if self.unheard:
+            self.unheard -= 1
+            return None
+        return serial
+
+    def remember(self, known: Node) -> None:
+        """It was taken for dead and is the same incarnation: what it was asked then it will still answer."""
+        if known.incarnation == self.incarnation:
+            self.asked = known.asked
+            self.unheard = len(known.asked)
 
 
 def place(nodes: Iterable[Node], action: str, kind: str, units: Mapping[str, int], resource: str) -> Node | None:

@@ -46,8 +46,8 @@ class World:
     outcomes: list[Ended | Inventory] = field(default_factory=list)
     read: int = 0
     """How much of `outcomes` the leader has read."""
-    writes: list[Command] = field(default_factory=list)
-    """What the leader has decided and not yet written."""
+    writes: list[tuple[str, Command]] = field(default_factory=list)
+    """What the leader has decided and not yet written, and the incarnation it goes to."""
     told: dict[str, set[str]] = field(default_factory=dict)
     """Node -> incarnations whose inventory this leader has taken."""
     shares: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -114,12 +114,18 @@ class World:
                 self.shares[node.incarnation, command.resource] = command.units
             if isinstance(command, Advance):
                 self.carried[command.action, command.stage] = tuple(self.leader.lives[command.action].acts)
-            self.writes.append(command)
+            to = "" if isinstance(command, Answer | Advance) else self.address(command.node)
+            self.writes.append((to, command))
+
+    def address(self, name: str) -> str:
+        """The incarnation that the leader knows under this name; where it has none, the newest that said hello."""
+        node = self.leader.floor.nodes.get(name)
+        return node.incarnation if node is not None else self.hosts[name].incarnation
 
     def write(self, most: int) -> None:
         """The oldest decisions become durable, one after the other."""
         for _ in range(min(most, len(self.writes))):
-            command = self.writes.pop(0)
+            incarnation, command = self.writes.pop(0)
             match command:
                 case Answer():
                     self._answer(command)
@@ -130,14 +136,14 @@ class World:
                     assert (command.action, command.stage, command.attempt) not in self.sent, f"sent twice: {command}"
                     self.sent.add((command.action, command.stage, command.attempt))
                     self.marks[command.action] = (command.attempt, command.node)
-                    self._send(command.node, command)
+                    self._send(incarnation, command)
                 case _:
-                    self._send(command.node, command)
+                    self._send(incarnation, command)
 
-    def _send(self, name: str, message: Command) -> None:
-        node, host = self.leader.floor.nodes.get(name), self.hosts[name]
-        if node is None or node.incarnation == host.incarnation:
-            host.inbox.append((self.epoch, message))
+    def _send(self, incarnation: str, message: Command) -> None:
+        for host in self.hosts.values():
+            if host.incarnation == incarnation:
+                host.inbox.append((self.epoch, message))
 
     def _answer(self, answer: Answer) -> None:
         assert answer.action not in self.answers, f"answered twice: {self.answers[answer.action]}, {answer}"

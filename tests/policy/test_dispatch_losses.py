@@ -176,6 +176,26 @@ def test_an_answer_to_an_earlier_question_does_not_lose_what_was_granted_since()
     assert again.attempt == 2
 
 
+def test_an_answer_from_before_a_silence_does_not_speak_of_what_was_granted_since() -> None:
+    """Asked at 15.1 s, granted `r` at 16, silent, met again at 40: first comes the answer of 15.1, without `r`."""
+    dispatcher = leading("n", cores=4)
+    stuck = {"stuck": Holding(0, 1, 30.0)}
+    submit(dispatcher, request("stuck", work(timeout_s=0.0)))
+    beat(dispatcher, 15.1)
+    dispatcher.ticked(15.1)
+    dispatcher.submitted(16.0, [request("r", work(timeout_s=100.0))])
+    dispatcher.ticked(30.0)
+    assert not dispatcher.node_seen(40.0, "n", "1")
+    assert dispatcher.node_said_hello(40.0, node("n")) == [AskInventory("n")]
+    assert dispatcher.inventory_taken(40.1, "n", "1", stuck) == []
+    assert dispatcher.inventory_taken(40.2, "n", "1", {**stuck, "r": Holding(0, 1, 24.0)}) == []
+    assert {name: (life.state, life.attempt) for name, life in dispatcher.lives.items()} == {
+        "stuck": ("granted", 1),
+        "r": ("granted", 1),
+    }
+    dispatcher.check()
+
+
 def test_a_grant_without_outcome_is_asked_after_and_tried_again() -> None:
     dispatcher = leading("n")
     submit(dispatcher, request("r", work(timeout_s=5.0)))

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shared.policy.formulation import Request
+from shared.policy.formulation import Grant, Request
 from tests.policy import strategies
 from tests.policy.dispatch_hosts import Host
 from tests.policy.dispatch_world import World
@@ -84,7 +84,7 @@ class Mesh(RuleBasedStateMachine):
         world.cancels |= members
         before = len(world.writes)
         world.do(world.leader.batch_cancelled(world.now, batch, "not wanted"))
-        granted = {getattr(command, "action", "") for command in world.writes[before:] if hasattr(command, "budget_s")}
+        granted = {command.action for _, command in world.writes[before:] if isinstance(command, Grant)}
         assert granted.isdisjoint(members), "what is being cancelled is not granted on the way"
 
     @rule(pool=st.sampled_from(POOLS), units=st.integers(0, 9))

@@ -54,6 +54,12 @@ class BadRequest(TreadleError):
         return self.what if self.line is None else f"line {self.line}: {self.what}"
 
 
+def bad_body(error: Exception) -> BadRequest:
+    """What a decoder's complaint means to the caller: not JSON at all, or JSON with a field that does not fit."""
+    fits_nothing = type(error).__name__ == "DecodeError"
+    return BadRequest(what=f"the body is not JSON: {error}" if fits_nothing else str(error))
+
+
 @dataclass(eq=False)
 class NotFound(TreadleError):
     """Nothing of that name is here (any more)."""

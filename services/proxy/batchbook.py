@@ -18,7 +18,7 @@ from shared.api.requests import RewardRequest
 from shared.api.tasks import Task
 from shared.bus import functions
 from shared.bus.connection import ValkeyClock, command, patiently
-from shared.errors import BadRequest, Conflict, NotFound
+from shared.errors import BadRequest, Conflict, NotFound, bad_body
 from shared.messages.actions import ActionSubmitted
 from shared.messages.batches import BatchOpened
 from shared.messages.targets import TARGETS, CompletionExpected
@@ -176,7 +176,7 @@ def decode_reward(line: bytes) -> RewardRequest:
     try:
         return _reward.decode(line)
     except msgspec.MsgspecError as error:
-        raise BadRequest(what=str(error)) from error
+        raise bad_body(error) from error
 
 
 _reward = msgspec.json.Decoder(RewardRequest)

@@ -13,7 +13,7 @@ from services.proxy.intake import Accepted, of_action
 from shared.api.requests import ActionRequest, Answer, BulkReceipt, Rejection, RewardRequest
 from shared.bus import functions
 from shared.bus.connection import patiently
-from shared.errors import BadRequest, NotFound, Overloaded, TreadleError
+from shared.errors import BadRequest, NotFound, Overloaded, TreadleError, bad_body
 from shared.messages.actions import ActionSubmitted
 
 _encoder = msgspec.json.Encoder()
@@ -32,7 +32,7 @@ async def post_action(call: Call) -> Reply:
     try:
         request = _action.decode(body)
     except msgspec.MsgspecError as error:
-        raise BadRequest(what=str(error)) from error
+        raise bad_body(error) from error
     return await _submit_and_wait(call, of_action(call.tenant(), request), wait_s)
 
 

@@ -22,7 +22,7 @@ from shared.api.requests import Act
 from shared.background import Background
 from shared.bus import functions
 from shared.bus.connection import command, patiently
-from shared.errors import BadRequest, DeadlineMissed
+from shared.errors import DeadlineMissed, bad_body
 from shared.messages.actions import ActionSubmitted, StageWork
 from shared.messages.kinds import CodeRun
 
@@ -96,7 +96,7 @@ async def post_run_code(call: Call) -> Reply:
     try:
         request = _request.decode(body)
     except msgspec.MsgspecError as error:
-        raise BadRequest(what=str(error)) from error
+        raise bad_body(error) from error
     world = call.world
     budget_s = request.compile_timeout + request.run_timeout + world.settings.run_code_margin_s
     submitted = _submission(tenant, task, request, budget_s, world.settings.run_code_join_s)

@@ -1,0 +1,237 @@
+"""What callers of the front door meet: order, cancelling, sealing, repeats, bounds. One real mesh with one core."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from shared.testing.servers import running_valkey, temporary_home
+from tests.e2e.replicas import Mesh, running_mesh
+
+Json = dict[str, Any]
+
+WAIT_S = 60
+SPIN = "while True: pass"
+BUSY = "import time\nuntil = time.process_time() + {s}\nwhile time.process_time() < until: pass"
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    with (
+        temporary_home() as home,
+        running_valkey(home) as url,
+        running_mesh(url, proxies=1, managers=1, cores=1) as running,
+    ):
+        yield running
+
+
+@pytest.fixture
+async def http(mesh: Mesh) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(mesh.proxies[0].url, timeout=aiohttp.ClientTimeout(total=120)) as session:
+        yield session
+
+
+async def call(http: aiohttp.ClientSession, method: str, path: str, **request: Any) -> tuple[int, Any]:
+    async with http.request(method, path, **request) as response:
+        text = await response.text()
+        return response.status, json.loads(text) if text else None
+
+
+async def declare(http: aiohttp.ClientSession, task: str, *, timeout_s: float = 30.0, **fields: Any) -> None:
+    stage = {"name": "run", "kind": "code.run", "timeout_s": timeout_s}
+    status, view = await call(http, "PUT", f"/v1/tasks/{task}", json={"stages": [stage], **fields})
+    assert status == 200, view
+
+
+async def open_batch(http: aiohttp.ClientSession, task: str, **opening: Any) -> str:
+    status, view = await call(http, "POST", f"/v1/tasks/{task}/batches", json=opening)
+    assert status == 201, view
+    return str(view["id"])
+
+
+async def submit(http: aiohttp.ClientSession, batch: str, codes: dict[str, str]) -> Json:
+    lines = [json.dumps({"request_id": name, "params": {"code": code}}) for name, code in codes.items()]
+    status, receipt = await call(http, "POST", f"/v1/rewards/bulk?batch={batch}", data="\n".join(lines))
+    assert status == 200, receipt
+    return dict(receipt)
+
+
+async def results(http: aiohttp.ClientSession, batch: str) -> list[Json]:
+    async with http.get(f"/v1/batches/{batch}/results?follow=true") as response:
+        assert response.status == 200
+        return [json.loads(line) async for line in response.content]
+
+
+async def start_spinning(http: aiohttp.ClientSession) -> str:
+    """An action that holds the only core until somebody ends it."""
+    body = {"kind": "code.run", "params": {"code": SPIN, "run_timeout_s": 100}, "timeout_s": 120}
+    status, standing = await call(http, "POST", "/v1/actions", json=body)
+    assert status == 202, standing
+    async with asyncio.timeout(WAIT_S):
+        while (await call(http, "GET", f"/v1/actions/{standing['id']}?wait=0.05"))[1]["state"] != "granted":
+            pass
+    return str(standing["id"])
+
+
+async def test_the_batch_that_is_due_first_is_served_first_whenever_it_came(http: aiohttp.ClientSession) -> None:
+    await declare(http, "patient", timeout_s=300)
+    await declare(http, "urgent", timeout_s=5)
+    spinning = await start_spinning(http)
+    late = await open_batch(http, "patient", size=3)
+    await submit(http, late, {f"late-{n}": "print(1)" for n in range(3)})
+    soon = await open_batch(http, "urgent", size=3)
+    await submit(http, soon, {f"soon-{n}": "print(1)" for n in range(3)})
+    await call(http, "DELETE", f"/v1/actions/{spinning}")
+    of_late, of_soon = await asyncio.gather(results(http, late), results(http, soon))
+    finished_late = [int(line["cursor"].partition("-")[0]) for line in of_late]
+    finished_soon = [int(line["cursor"].partition("-")[0]) for line in of_soon]
+    assert max(finished_soon) <= min(finished_late)
+    assert [line["request_id"] for line in of_soon] == ["soon-0", "soon-1", "soon-2"], "by arrival inside a batch"
+
+
+async def test_cancelling_a_running_action_kills_its_process_and_frees_its_core(http: aiohttp.ClientSession) -> None:
+    spinning = await start_spinning(http)
+    status, _ = await call(http, "DELETE", f"/v1/actions/{spinning}")
+    assert status in (200, 202)
+    body = {"kind": "code.run", "params": {"code": "print('free')"}}
+    status, answer = await call(http, "POST", f"/v1/actions?wait={WAIT_S}", json=body)
+    assert (status, answer["output"]["run_result"]["stdout"]) == (200, "free\n")
+    status, cancelled = await call(http, "GET", f"/v1/actions/{spinning}?wait={WAIT_S}")
+    assert (status, cancelled["ended"], cancelled["mask"], cancelled.get("score")) == (200, "cancelled", True, None)
+
+
+async def test_cancelling_a_batch_answers_what_is_left_and_keeps_what_there_is(http: aiohttp.ClientSession) -> None:
+    await declare(http, "dropped")
+    batch = await open_batch(http, "dropped", size=4)
+    await submit(http, batch, {"done": "print(1)"})
+    async with asyncio.timeout(WAIT_S):
+        async with http.get(f"/v1/batches/{batch}/results?follow=true") as response:
+            assert json.loads(await response.content.readline())["request_id"] == "done"
+    await submit(http, batch, {"running": SPIN, "queued": SPIN})
+    status, view = await call(http, "DELETE", f"/v1/batches/{batch}")
+    assert (status, view["state"]) == (200, "cancelled")
+    ended = {line["request_id"]: line["ended"] for line in await results(http, batch)}
+    assert ended == {"done": "ok", "running": "cancelled", "queued": "cancelled"}
+    status, problem = await call(http, "POST", f"/v1/rewards?batch={batch}", json={"params": {"code": ""}})
+    assert (status, problem["title"]) == (409, "Conflict")
+
+
+async def test_a_sealed_batch_is_complete_with_what_it_has(http: aiohttp.ClientSession) -> None:
+    await declare(http, "short")
+    batch = await open_batch(http, "short", size=100)
+    await submit(http, batch, {"a": "print(1)", "b": "print(2)"})
+    status, view = await call(http, "POST", f"/v1/batches/{batch}/seal")
+    assert status == 200, view
+    assert len(await results(http, batch)) == 2
+    view = (await call(http, "GET", f"/v1/batches/{batch}"))[1]
+    assert (view["state"], view["submitted"], view["answered"]) == ("complete", 2, 2)
+    assert view["stages"][0]["finished"] == 2
+
+
+async def test_a_batch_takes_as_many_requests_as_it_was_opened_for(http: aiohttp.ClientSession) -> None:
+    await declare(http, "exact", batch_size=2)
+    batch = await open_batch(http, "exact")
+    receipt = await submit(http, batch, {"a": "print(1)", "b": "print(2)", "c": "print(3)"})
+    assert (receipt["accepted"], len(receipt["rejected"])) == (2, 1)
+    assert receipt["rejected"][0]["problem"]["status"] == 409
+    assert {line["index"] for line in await results(http, batch)} == {0, 1}
+
+
+async def test_a_repeat_gets_the_first_answer_and_another_body_is_a_conflict(http: aiohttp.ClientSession) -> None:
+    body = {"kind": "code.run", "request_id": "once", "params": {"code": "import uuid; print(uuid.uuid4())"}}
+    first = await call(http, "POST", f"/v1/actions?wait={WAIT_S}", json=body)
+    again = await call(http, "POST", f"/v1/actions?wait={WAIT_S}", json=body)
+    assert first == again
+    assert first[0] == 200
+    other = {**body, "params": {"code": "print(2)"}}
+    status, problem = await call(http, "POST", "/v1/actions", json=other)
+    assert status == 409
+    assert "once" in problem["detail"]
+
+
+async def test_opening_with_the_same_key_is_the_same_batch(http: aiohttp.ClientSession) -> None:
+    await declare(http, "keyed")
+    assert await open_batch(http, "keyed", key="step-1") == await open_batch(http, "keyed", key="step-1")
+    assert await open_batch(http, "keyed", key="step-2") != await open_batch(http, "keyed", key="step-1")
+
+
+async def test_what_nobody_needs_any_more_is_not_started(http: aiohttp.ClientSession) -> None:
+    spinning = await start_spinning(http)
+    body = {"kind": "code.run", "params": {"code": "print(1)"}, "budget_s": 0.5}
+    status, answer = await call(http, "POST", f"/v1/actions?wait={WAIT_S}", json=body)
+    assert (status, answer["ended"], answer["mask"]) == (200, "expired", True)
+    assert "waited" in answer["reason"]
+    await call(http, "DELETE", f"/v1/actions/{spinning}")
+
+
+async def test_a_program_at_its_limit_is_a_verdict_with_the_score_its_task_names(http: aiohttp.ClientSession) -> None:
+    stage = {"name": "t", "kind": "code.asserts", "params": {"timeout_s": 1}, "timeout_s": 5}
+    await call(http, "PUT", "/v1/tasks/limits", json={"stages": [stage], "timeout_score": -1.5})
+    batch = await open_batch(http, "limits", size=1)
+    params = {"code": SPIN, "tests": "assert True"}
+    path = f"/v1/rewards?batch={batch}&wait={WAIT_S}"
+    status, answer = await call(http, "POST", path, json={"params": params})
+    assert (status, answer["ended"], answer["score"], answer.get("mask", False)) == (200, "timeout", -1.5, False)
+
+
+async def test_a_language_no_node_has_is_refused_not_scored(http: aiohttp.ClientSession) -> None:
+    body = {"kind": "code.run", "params": {"code": "x", "language": "cobol"}}
+    status, answer = await call(http, "POST", f"/v1/actions?wait={WAIT_S}", json=body)
+    assert (status, answer["ended"], answer.get("score")) == (200, "refused", None)
+    assert "cobol" in answer["reason"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "says"),
+    [
+        ("POST", "/v1/actions", b"{", 422, "JSON"),
+        ("POST", "/v1/actions", b'{"kind": "nope"}', 422, "there are"),
+        ("POST", "/v1/actions", b'{"kind": "noop", "parms": {}}', 422, "parms"),
+        ("POST", "/v1/actions", b'{"kind": "code.run", "params": {"code": "", "lang": 1}}', 422, "lang"),
+        ("POST", "/v1/actions?wait=soon", b'{"kind": "noop"}', 422, "wait"),
+        ("POST", "/v1/rewards", b"{}", 422, "batch"),
+        ("POST", "/v1/rewards?batch=b0", b"{}", 404, "never opened"),
+        ("POST", "/v1/rewards/bulk", b"\n\n", 422, "empty"),
+        ("GET", "/v1/actions/0123456789abcdef", None, 404, "never accepted"),
+        ("GET", "/v1/batches/b0", None, 404, "never opened"),
+        ("GET", "/v1/batches/b0/results", None, 404, "never opened"),
+        ("GET", "/v1/tasks/nothing", None, 404, "PUT /v1/tasks/nothing"),
+        ("PATCH", "/v1/actions", b"", 405, "POST"),
+        ("POST", "/v1/actions", io.BytesIO(b"x" * (9 << 20)), 413, "larger"),
+    ],
+)
+async def test_a_bad_request_is_told_what_to_do(
+    http: aiohttp.ClientSession, method: str, path: str, body: bytes | io.BytesIO | None, status: int, says: str
+) -> None:
+    async with http.request(method, path, data=body) as response:
+        assert response.status == status
+        assert response.content_type == "application/problem+json"
+        assert says in (await response.json(content_type=None))["detail"]
+
+
+async def test_bad_lines_are_named_and_good_ones_taken(http: aiohttp.ClientSession) -> None:
+    await declare(http, "mixed")
+    batch = await open_batch(http, "mixed", size=1)
+    lines = b'{"params": {"code": 1}}\nnot json\n\n{"request_id": "good", "params": {"code": "print(1)"}}'
+    status, receipt = await call(http, "POST", f"/v1/rewards/bulk?batch={batch}", data=lines)
+    assert (status, receipt["accepted"]) == (200, 1)
+    assert [rejection["line"] for rejection in receipt["rejected"]] == [1, 2]
+    assert len(await results(http, batch)) == 1
+
+
+async def test_results_are_read_on_from_a_cursor_without_miss_or_repeat(http: aiohttp.ClientSession) -> None:
+    await declare(http, "long")
+    batch = await open_batch(http, "long", size=20)
+    await submit(http, batch, {str(n): "print(1)" for n in range(20)})
+    whole = await results(http, batch)
+    assert sorted(int(line["request_id"]) for line in whole) == list(range(20))
+    for cut in (0, 7, 19):
+        async with http.get(f"/v1/batches/{batch}/results?after={whole[cut]['cursor']}") as response:
+            rest = [json.loads(line) async for line in response.content]
+        assert rest == whole[cut + 1 :]

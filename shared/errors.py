@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
+import msgspec
+
 PROBLEM_TYPE = "https://treadle.example/problems/"
 """Prefix of a problem's `type`; an identifier, not an address."""
 
@@ -54,10 +56,10 @@ class BadRequest(TreadleError):
         return self.what if self.line is None else f"line {self.line}: {self.what}"
 
 
-def bad_body(error: Exception) -> BadRequest:
+def bad_body(error: msgspec.MsgspecError) -> BadRequest:
     """What a decoder's complaint means to the caller: not JSON at all, or JSON with a field that does not fit."""
-    fits_nothing = type(error).__name__ == "DecodeError"
-    return BadRequest(what=f"the body is not JSON: {error}" if fits_nothing else str(error))
+    fits = isinstance(error, msgspec.ValidationError)
+    return BadRequest(what=str(error) if fits else f"the body is not JSON: {error}")
 
 
 @dataclass(eq=False)

@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from shared import log
 from shared.errors import PROBLEM_TYPE, BadRequest, TreadleError
@@ -47,33 +48,51 @@ def _problem(document: dict[str, Any], status: int, headers: dict[str, str] | No
     return JSONResponse(document, status, headers, media_type=PROBLEM_JSON)
 
 
+def problem_response(error: TreadleError) -> Response:
+    """An error as problem+json."""
+    return _problem(error.problem(), error.status, error.headers())
+
+
 async def _on_treadle_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, TreadleError)
-    return _problem(error.problem(), error.status, error.headers())
+    return problem_response(error)
 
 
 async def _on_invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    problem = BadRequest(what=f"{where}: {first['msg']}")
-    return _problem(problem.problem(), problem.status)
+    return problem_response(BadRequest(what=f"{where}: {first['msg']}"))
 
 
-async def _on_http(_: Request, error: Exception) -> Response:
+async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 400:  # FastAPI's word for a body that is not even text; ours for every bad body is 422
+        return problem_response(BadRequest(what=error.detail))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods_at(request))
     document = {
         "type": f"{PROBLEM_TYPE}http-{error.status_code}",
         "title": error.detail,
         "status": error.status_code,
         "detail": error.detail,
     }
-    return _problem(document, error.status_code, dict(error.headers or {}))
+    return _problem(document, error.status_code, headers)
+
+
+def _methods_at(request: Request) -> list[str]:
+    """Every documented method of this path: Starlette names those of its first route alone, and each has its own."""
+    found: set[str] = set()
+    for path, methods in request.app.openapi()["paths"].items():
+        if compile_path(path)[0].fullmatch(request.url.path):
+            found |= {method.upper() for method in methods}
+    return sorted(found)
 
 
 async def _on_crash(request: Request, error: Exception) -> Response:
     _log.error("request_crashed", method=request.method, path=request.url.path, exc_info=error)
-    return _problem(TreadleError().problem(), 500)
+    return problem_response(TreadleError())
 
 
 def _frame(ready: Ready | None) -> APIRouter:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypedDict
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 
 from services.proxy.asgi import put_in_front
 from services.proxy.batchbook import BatchBook
@@ -21,11 +21,15 @@ from services.proxy.store import Store
 from services.proxy.taskbook import TaskBook
 from services.proxy.waiters import Waiters
 from services.proxy.world import World
-from shared.app import build_app
+from shared import log
+from shared.app import build_app, problem_response
 from shared.background import Background
 from shared.bus import functions
-from shared.bus.connection import ValkeyClock, connect, patiently
+from shared.bus.connection import TRANSIENT, ValkeyClock, connect, patiently
+from shared.errors import Unavailable
 from shared.settings import load
+
+_log = log.get(__name__)
 
 DESCRIPTION = """
 Post reward requests and tool actions; Treadle queues them by the urgency of their batch, runs them in sandboxes on
@@ -77,8 +81,15 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
 
     app = build_app("proxy", lifespan, tasks.router, batches.router, mesh.router, ready=_ready, description=DESCRIPTION)
     put_in_front(app, [*HOT_ROUTES, *RUN_CODE_ROUTES])
-    extend_openapi(app)
+    for kind in TRANSIENT:
+        app.add_exception_handler(kind, _on_valkey_away)
+    extend_openapi(app, max_wait_s=settings.max_wait_s)
     return app
+
+
+async def _on_valkey_away(_: Request, error: Exception) -> Response:
+    _log.warning("valkey_away", what="serving", error=str(error))
+    return problem_response(Unavailable(what="Valkey does not answer"))
 
 
 def _ready(app: FastAPI) -> str | None:

@@ -10,15 +10,10 @@ from fastapi import FastAPI
 from services.proxy.sandbox_fusion import RunCode
 from shared.api.requests import HOT_TYPES
 from shared.app import PROBLEM_JSON
+from shared.messages.kinds import KINDS, Params
 
 REF = "#/components/schemas/{name}"
 
-_WAIT = {
-    "name": "wait",
-    "in": "query",
-    "description": "Seconds to wait for the answer (long poll). Without it the reply says where the action stands.",
-    "schema": {"type": "number", "minimum": 0, "maximum": 600},
-}
 _BATCH = {
     "name": "batch",
     "in": "query",
@@ -66,7 +61,17 @@ def _body(schema: str) -> dict[str, Any]:
 _STANDING = {200: ("It has finished", "Answer"), 202: ("Accepted, not finished yet", "Answer")}
 
 
-def _hot_paths() -> dict[str, Any]:
+def _wait(max_s: float) -> dict[str, Any]:
+    return {
+        "name": "wait",
+        "in": "query",
+        "description": "Seconds to wait for the answer (long poll). Without it the reply says where the action stands.",
+        "schema": {"type": "number", "minimum": 0, "maximum": max_s},
+    }
+
+
+def _hot_paths(max_wait_s: float) -> dict[str, Any]:
+    wait = _wait(max_wait_s)
     run_code = {
         "tags": ["sandbox fusion"],
         "summary": "Run a program as SandboxFusion does",
@@ -82,7 +87,7 @@ def _hot_paths() -> dict[str, Any]:
                 "tags": ["actions"],
                 "operationId": "post_action",
                 "summary": "One action outside any batch",
-                "parameters": [_WAIT, _TENANT],
+                "parameters": [wait, _TENANT],
                 "requestBody": _body("ActionRequest"),
                 "responses": _responses(_STANDING, 409, 413, 422, 503),
             }
@@ -92,7 +97,7 @@ def _hot_paths() -> dict[str, Any]:
                 "tags": ["actions"],
                 "operationId": "get_action",
                 "summary": "State or answer of an action or a reward request",
-                "parameters": [_ID, _WAIT],
+                "parameters": [_ID, wait],
                 "responses": _responses(_STANDING, 404, 422, 503),
             },
             "delete": {
@@ -108,7 +113,7 @@ def _hot_paths() -> dict[str, Any]:
                 "tags": ["rewards"],
                 "operationId": "post_reward",
                 "summary": "One reward request",
-                "parameters": [_WAIT, _BATCH, _TENANT],
+                "parameters": [wait, _BATCH, _TENANT],
                 "requestBody": _body("RewardRequest"),
                 "responses": _responses(_STANDING, 404, 409, 413, 422, 503),
             }
@@ -174,16 +179,43 @@ _RUN_CODE_REPLY = {
 }
 
 
-def extend_openapi(app: FastAPI) -> None:
-    """Make `app.openapi()` tell of the hot routes as well."""
+_RESULT_LINE = {
+    "description": "One answer, and where to read on: `after=<cursor>`.",
+    "allOf": [{"$ref": REF.format(name="Answer")}],
+    "type": "object",
+    "required": ["cursor", "id", "state"],
+    "properties": {"cursor": {"type": "string", "pattern": r"^\d+-\d+$"}},
+}
+
+
+def _schemas() -> dict[str, Any]:
+    """Bodies of the hot routes, and the parameters of every action kind."""
+    types = (*HOT_TYPES, RunCode, *KINDS.values())
+    _, schemas = msgspec.json.schema_components(types, ref_template=REF)
+    action = schemas["ActionRequest"]
+    action["properties"]["kind"]["enum"] = list(KINDS)
+    action["oneOf"] = [_of_kind(kind, params) for kind, params in KINDS.items()]
+    return {**schemas, "RunCodeReply": _RUN_CODE_REPLY, "ResultLine": _RESULT_LINE}
+
+
+def _of_kind(kind: str, params: type[Params]) -> dict[str, Any]:
+    """The kind decides what `params` are; they may be left out where all of them have defaults."""
+    needed = any(field.required for field in msgspec.structs.fields(params))
+    return {
+        "properties": {"kind": {"const": kind}, "params": {"$ref": REF.format(name=params.__name__)}},
+        "required": ["kind", "params"] if needed else ["kind"],
+    }
+
+
+def extend_openapi(app: FastAPI, *, max_wait_s: float) -> None:
+    """Make `app.openapi()` tell of the hot routes as well. `max_wait_s`: the longest `wait=` this replica grants."""
     own = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = own()
-            _, schemas = msgspec.json.schema_components((*HOT_TYPES, RunCode), ref_template=REF)
-            document["paths"] = dict(sorted({**document["paths"], **_hot_paths()}.items()))
-            document["components"]["schemas"] |= {**schemas, "RunCodeReply": _RUN_CODE_REPLY}
+            document["paths"] = dict(sorted({**document["paths"], **_hot_paths(max_wait_s)}.items()))
+            document["components"]["schemas"] |= _schemas()
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from shared.messages.kinds import KINDS
 
@@ -13,22 +13,28 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class Model(BaseModel):
-    """Base of REST bodies: a misspelt field is an error, not a silence."""
+    """Base of REST bodies: a misspelt field is an error, not a silence, and so is `false` where a number belongs."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+Whole = Annotated[int, Strict(False)]
+"""A key of a JSON object that is a number: JSON writes it as a string."""
+Pair = Annotated[tuple[int, int], Strict(False)]
+"""JSON has lists alone."""
 
 
 class StageTemplate(Model):
     """One step of a workflow: what to run for each request, and what it may use."""
 
     name: Name
-    kind: str
+    kind: Annotated[str, Field(json_schema_extra={"enum": list(KINDS)})]
     """Action kind: code.run, code.asserts, code.stdio, math.verify, answer.match, python.function, sleep, noop."""
     params: dict[str, Any] = {}
     """Parameters all requests share; a request's own are laid over them."""
-    units: dict[str, Annotated[int, Field(ge=0, le=1024)] | tuple[int, int]] | None = None
+    units: dict[str, Annotated[int, Field(ge=0, le=1024)] | Pair] | None = None
     """Resource -> units an action takes, or [fewest, most]. Default: one core (sleep, noop: one slot)."""
-    elasticity: dict[int, Annotated[float, Field(gt=0, le=1)]] = {}
+    elasticity: dict[Whole, Annotated[float, Field(gt=0, le=1)]] = {}
     """Units -> efficiency E(m): with m units it takes T / (E(m) * m). Empty: it does not scale."""
     node_class: Name = "default"
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0

@@ -53,7 +53,7 @@ async def cancel_batch(batch: BatchName, world: TheWorld) -> BatchView:
     responses={
         200: {
             "description": "One answer a line, each with its `cursor`.",
-            "content": {"application/x-ndjson": {"schema": {"$ref": "#/components/schemas/Answer"}}},
+            "content": {"application/x-ndjson": {"schema": {"$ref": "#/components/schemas/ResultLine"}}},
         },
         **problem_responses(404, 422, 503),
     },

@@ -125,32 +125,32 @@ class Leader:
             self._do(self.dispatcher.cancelled(now, asked.action, asked.reason))
 
     def _finish(self, now: float, outcomes: Iterable[Finished]) -> None:
-        ends = []
+        """Outcomes go to the dispatcher together, but never two of one action: an answer shows the one it rests on."""
+        ends: dict[str, Ended] = {}
         for outcome in outcomes:
-            kept = self.unanswered.get(outcome.action)
-            if kept is None:
-                continue
-            if outcome.status in ("ok", "timeout", "refused"):
+            if outcome.action in ends:
+                self._do(self.dispatcher.finished(now, list(ends.values())))
+                ends = {}
+            kept = self.unanswered.get(outcome.action)  # None: answered already, but its units come back with this
+            if kept is not None and outcome.status in ("ok", "timeout", "refused"):
                 kept.finished = outcome
-            ends.append(
-                Ended(
-                    outcome.action,
-                    outcome.node,
-                    outcome.attempt,
-                    outcome.stage,
-                    outcome.status,
-                    outcome.passed,
-                    outcome.queue_s,
-                    outcome.execution_s,
-                    outcome.reason,
-                )
+            ends[outcome.action] = Ended(
+                outcome.action,
+                outcome.node,
+                outcome.attempt,
+                outcome.stage,
+                outcome.status,
+                outcome.passed,
+                outcome.queue_s,
+                outcome.execution_s,
+                outcome.reason,
             )
         if ends:
-            self._do(self.dispatcher.finished(now, ends))
+            self._do(self.dispatcher.finished(now, list(ends.values())))
 
     def _inventory(self, now: float, taken: InventoryTaken) -> None:
         if taken.epoch == self._epoch:
-            held = {one.action: Holding(one.stage, one.attempt, one.running_s) for one in taken.held}
+            held = {one.action: Holding(one.stage, one.attempt, one.running_s, one.units) for one in taken.held}
             self._do(self.dispatcher.inventory_taken(now, taken.node, taken.incarnation, held))
 
     def _take_other(self, now: float, message: Any, entry: Entry[Any]) -> None:

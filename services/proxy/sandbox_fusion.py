@@ -60,33 +60,39 @@ _answer = msgspec.json.Decoder(_Answered)
 
 
 class Retries:
-    """Actions whose callers got 504 and may come back: joinable for a while, else cancelled."""
+    """Actions whose callers got 504 and may come back: joinable for a while, else cancelled.
+
+    Kept as a list for each digest, because trainers send the same body many times at once: every retry joins another
+    of its actions, so that each is executed once.
+    """
 
     def __init__(self, background: Background) -> None:
         self._background = background
 
     async def leave(self, world: World, digest: str, action: str) -> None:
         """Keep the action for the retry; cancel it when nobody has come."""
-        join_s = world.settings.run_code_join_s
-        await command(world.redis, "SET", f"retry:{digest}", action, "PX", round(join_s * 1000))
-        self._background.start(self._expire(world, digest, action), name="retry window")
+        key, join_s = f"retry:{digest}", world.settings.run_code_join_s
+        await command(world.redis, "RPUSH", key, action)
+        await command(world.redis, "PEXPIRE", key, round(join_s * 1000))
+        self._background.start(self._expire(world, key, action), name="retry window")
 
     async def join(self, world: World, digest: str) -> str | None:
-        """The action an earlier call left behind, once."""
-        action = await command(world.redis, "GETDEL", f"retry:{digest}")
+        """An action an earlier call left behind, oldest first; each is handed out once."""
+        action = await command(world.redis, "LPOP", f"retry:{digest}")
         return None if action is None else action.decode()
 
-    async def _expire(self, world: World, digest: str, action: str) -> None:
-        """A retry deletes the key; the key still here (or just expired) means that nobody came."""
+    async def _expire(self, world: World, key: str, action: str) -> None:
+        """Whoever takes the action off the list owns it: a retry, or this, which then ends it."""
         await asyncio.sleep(world.settings.run_code_join_s * 0.95)
 
-        async def attempt() -> None:
-            left = await command(world.redis, "GET", f"retry:{digest}")
-            if left is not None and left.decode() == action:
-                await functions.cancel(world.redis, action, "its caller did not come back")
-                await command(world.redis, "DEL", f"retry:{digest}")
+        async def take() -> bool:
+            return bool(await command(world.redis, "LREM", key, 1, action))
 
-        await patiently(attempt, what="cancelling what nobody came back for", patience_s=None)
+        async def cancel() -> None:
+            await functions.cancel(world.redis, action, "its caller did not come back")
+
+        if await patiently(take, what="taking what nobody came back for", patience_s=None):
+            await patiently(cancel, what="cancelling what nobody came back for", patience_s=None)
 
 
 async def post_run_code(call: Call) -> Reply:

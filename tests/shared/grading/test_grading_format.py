@@ -72,6 +72,14 @@ def test_an_id_may_stand_once_and_the_first_place_is_named() -> None:
     ]
 
 
+def test_a_header_is_known_by_its_field_wherever_that_stands() -> None:
+    assert parse([b'{"task": "t", "treadle": 1}']).task == "t"
+    assert parse([b'{"id": "a", "meta": {"treadle": 1}}']).lines[0][1].meta == {"treadle": 1}
+    assert complaints(b'{"treadle": 1') == [
+        Complaint(1, "", "not JSON (Input data was truncated); write one JSON object on one line")
+    ]
+
+
 def test_a_header_must_be_first() -> None:
     (complaint,) = complaints({"id": "a"}, HEADER)
     assert (complaint.line, complaint.field) == (2, "treadle")

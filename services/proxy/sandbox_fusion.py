@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Annotated, Any
 
 import msgspec
+from redis.exceptions import OutOfMemoryError
 
 from services.proxy.asgi import Call, HotRoute, Reply
 from services.proxy.intake import action_id, digest_of
@@ -21,8 +22,8 @@ from services.proxy.world import DEFAULT_TENANT, World
 from shared.api.requests import Act
 from shared.background import Background
 from shared.bus import functions
-from shared.bus.connection import command, patiently
-from shared.errors import DeadlineMissed, bad_body
+from shared.bus.connection import TRANSIENT, command, patiently
+from shared.errors import DeadlineMissed, Overloaded, Unavailable, bad_body
 from shared.messages.actions import ActionSubmitted, StageWork
 from shared.messages.kinds import CodeRun
 
@@ -78,7 +79,12 @@ class Retries:
 
     async def join(self, world: World, digest: str) -> str | None:
         """An action an earlier call left behind, oldest first; each is handed out once."""
-        action = await command(world.redis, "LPOP", f"retry:{digest}")
+
+        async def take() -> bytes | None:
+            taken: bytes | None = await command(world.redis, "LPOP", f"retry:{digest}")
+            return taken
+
+        action = await patiently(take, what="joining", patience_s=world.settings.submit_patience_s)
         return None if action is None else action.decode()
 
     async def _expire(self, world: World, key: str, action: str) -> None:
@@ -107,7 +113,26 @@ async def post_run_code(call: Call) -> Reply:
     budget_s = request.compile_timeout + request.run_timeout + world.settings.run_code_margin_s
     submitted = _submission(tenant, task, request, budget_s, world.settings.run_code_join_s)
     digest = blake2b(digest_of(submitted.stages, 0.0) + f"{tenant}\x00{task}".encode(), digest_size=12).hexdigest()
-    joined = await world.retries.join(world, digest)
+    try:
+        return await _serve(world, digest, submitted, budget_s)
+    except (Overloaded, Unavailable, OutOfMemoryError, *TRANSIENT) as error:
+        raise DeadlineMissed(what=f"no answer could be had: {error}") from error
+
+
+async def _serve(world: World, digest: str, submitted: ActionSubmitted, budget_s: float) -> Reply:
+    """Join what an earlier call left behind, or submit, and wait for the answer; all of it within the budget."""
+    action = submitted.action
+    try:
+        async with asyncio.timeout(budget_s):
+            joined = await world.retries.join(world, digest)
+            action = joined or action
+            return _reply(await _answer_of(world, submitted, joined))
+    except TimeoutError:
+        await world.retries.leave(world, digest, action)
+        raise DeadlineMissed(what="no answer within compile_timeout + run_timeout + margin; retry to join it") from None
+
+
+async def _answer_of(world: World, submitted: ActionSubmitted, joined: str | None) -> bytes:
     action = joined or submitted.action
     future = world.waiters.expect(action)
     try:
@@ -115,11 +140,7 @@ async def post_run_code(call: Call) -> Reply:
             await world.intake.submit(submitted)
         else:
             await world.waiters.look_up([action])
-        async with asyncio.timeout(budget_s):
-            return _reply(await future)
-    except TimeoutError:
-        await world.retries.leave(world, digest, action)
-        raise DeadlineMissed(what="no answer within compile_timeout + run_timeout + margin; retry to join it") from None
+        return await future
     finally:
         world.waiters.forget(action, future)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import gzip
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,7 +85,6 @@ ADVICE = {"expect": "write passed, failed, error, timeout, true or false"}
 
 _line = msgspec.json.Decoder(Line)
 _header = msgspec.json.Decoder(Header)
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _located = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 _unknown = re.compile(r"Object contains unknown field `(?P<name>.*)`")
 _missing = re.compile(r"Object missing required field `(?P<name>.*)`")
@@ -100,8 +100,8 @@ def read_file(path: Path) -> GradingFile:
     if data.startswith(GZIP_MAGIC):
         try:
             data = gzip.decompress(data)
-        except EOFError as error:
-            raise OSError(f"{path} is a gzip file without its end: copy it again") from error
+        except (EOFError, zlib.error) as error:
+            raise OSError(f"{path} is a damaged gzip file ({error}): copy it again") from error
     return parse(data.split(b"\n"))
 
 
@@ -113,10 +113,15 @@ def parse(raw_lines: Iterable[bytes]) -> GradingFile:
     for number, raw in enumerate(raw_lines, 1):
         if not raw.strip():
             continue
-        if _is_header(raw):
-            found.complaints += _take_header(found, number, raw) if first else [_late_header(number)]
-        else:
-            found.complaints += _take_line(found, seen, number, raw)
+        try:
+            if not _is_header(raw):
+                found.complaints += _take_line(found, seen, number, raw)
+            elif first:
+                found.complaints += _take_header(found, number, raw)
+            else:
+                found.complaints.append(_late_header(number))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            found.complaints.append(Complaint(number, "", f"not JSON ({error}); write one JSON object on one line"))
         first = False
     return found
 
@@ -124,10 +129,8 @@ def parse(raw_lines: Iterable[bytes]) -> GradingFile:
 def _is_header(raw: bytes) -> bool:
     if b'"treadle"' not in raw:  # nearly every line: not parsed twice
         return False
-    try:
-        return "treadle" in _fields.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
+    fields = msgspec.json.decode(raw)
+    return isinstance(fields, dict) and "treadle" in fields
 
 
 def _take_line(found: GradingFile, seen: dict[str, int], number: int, raw: bytes) -> Iterator[Complaint]:
@@ -136,8 +139,6 @@ def _take_line(found: GradingFile, seen: dict[str, int], number: int, raw: bytes
     except msgspec.ValidationError as error:
         where, what = explain(error, Line)
         yield Complaint(number, where, what)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        yield Complaint(number, "", f"not JSON ({error}); write one JSON object on one line")
     else:
         if line.id in seen:
             yield Complaint(number, "id", f"{line.id!r} stands on line {seen[line.id]} already; ids must differ")

@@ -12,13 +12,14 @@ from urllib.parse import parse_qsl
 
 import msgspec
 from fastapi import FastAPI
+from redis.exceptions import OutOfMemoryError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.proxy.world import DEFAULT_TENANT, World, world_of
 from shared import log
 from shared.app import PROBLEM_JSON
-from shared.bus.connection import TRANSIENT
-from shared.errors import BadRequest, TooLarge, TreadleError, Unavailable
+from shared.bus.connection import MEMORY_FULL, TRANSIENT
+from shared.errors import BadRequest, Overloaded, TooLarge, TreadleError, Unavailable
 
 _log = log.get(__name__)
 _encoder = msgspec.json.Encoder()
@@ -176,6 +177,8 @@ async def _answer(handler: Handler, call: Call) -> Reply:
         return await handler(call)
     except TreadleError as error:
         return problem_reply(error)
+    except OutOfMemoryError:
+        return problem_reply(Overloaded(what=MEMORY_FULL, retry_after_s=2.0))
     except TRANSIENT as error:
         _log.warning("valkey_away", what="serving", error=str(error))
         return problem_reply(Unavailable(what="Valkey does not answer"))

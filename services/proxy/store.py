@@ -59,7 +59,10 @@ class Store:
         if batch is None:
             return None
         if result is not None:
-            answer = (await self.results(batch.decode(), result.decode(), result.decode(), 1))[0][1]
+            rows = await self.results(batch.decode(), result.decode(), result.decode(), 1)
+            if not rows:  # it expires just now
+                return None
+            answer = rows[0][1]
         state: Literal["queued", "granted", "finished"] = "finished" if answer else "granted" if granted else "queued"
         return Stored(state, batch.decode(), answer)
 

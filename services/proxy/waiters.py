@@ -6,7 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
+from shared import log
+from shared.errors import Unavailable
 from shared.units import Seconds
+
+_log = log.get(__name__)
 
 Lookup = Callable[[list[str]], Awaitable[dict[str, bytes]]]
 """Actions -> the answers there are, from the store."""
@@ -76,11 +80,14 @@ class Waiters:
                 del self._followed[batch]
 
     async def look_up(self, actions: Iterable[str]) -> None:
-        """Resolve from the store those of these that somebody waits for."""
+        """Resolve from the store those of these that somebody waits for; while it cannot be read, `recheck` will."""
         wanted = [action for action in actions if action in self._waiting]
-        for start in range(0, len(wanted), 256):
-            for action, answer in (await self._lookup(wanted[start : start + 256])).items():
-                self.resolve(action, answer)
+        try:
+            for start in range(0, len(wanted), 256):
+                for action, answer in (await self._lookup(wanted[start : start + 256])).items():
+                    self.resolve(action, answer)
+        except Unavailable as error:
+            _log.warning("answers_not_looked_up", waiting=len(wanted), error=str(error))
 
     async def recheck(self) -> None:
         """Loop: now and then look up everything that is waited for, and wake all followers."""

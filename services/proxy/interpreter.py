@@ -80,8 +80,6 @@ class Interpreter:
         grants = [write for write in batch if isinstance(write, Granting)]
         answers = [write for write in batch if isinstance(write, Answering)]
         discards = [write.entry for write in batch if isinstance(write, Discard)]
-        if discards:
-            await functions.discard(self._redis, self._epoch, discards)
         if steps:  # before grants: moving on forgets the stage's grant
             await functions.advance(self._redis, self._epoch, steps)
         if grants and not answers:
@@ -91,6 +89,8 @@ class Interpreter:
             flags, _ = await asyncio.gather(self._finish(answers), sent)
             for answer, counts in zip(answers, flags, strict=True):
                 self._answered(answer, counts)
+        if discards:  # after what came of them: a successor finds them again if we get no further
+            await functions.discard(self._redis, self._epoch, discards)
 
     async def _finish(self, answers: list[Answering]) -> list[bool]:
         return await functions.finish(self._redis, self._epoch, answers, keep_batch_s=self._keep_batch_s)

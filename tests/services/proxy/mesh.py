@@ -1,0 +1,135 @@
+"""The leader's surroundings in a test's hands: what comes in is made here, what goes out is noted here."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from redis.asyncio import Redis
+
+from services.proxy.interpreter import Discard, Interpreter, Step, Write
+from services.proxy.leader import Leader
+from shared.bus.connection import ValkeyClock
+from shared.bus.functions import Answering, Granting
+from shared.bus.tail import Entry
+from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
+from shared.messages.base import Message, Topic
+from shared.messages.grants import Grant, Granted, grants_topic
+from shared.messages.nodes import NODES, Hello
+from shared.messages.outcomes import OUTCOMES, Finished, Held, InventoryTaken
+from shared.policy.dispatch import Dispatcher
+from shared.units import Epoch, Seconds
+
+EPOCH: Epoch = 7
+START: Seconds = 1_000_000.0
+
+
+class StillClock(ValkeyClock):
+    """Valkey's time as the test sets it."""
+
+    def __init__(self, now: Seconds = START) -> None:
+        super().__init__(0.0)
+        self.now = now
+
+    def unix(self) -> Seconds:
+        return self.now
+
+
+class Notes(Interpreter):
+    """Writes nothing; notes what it was to write."""
+
+    def __init__(self) -> None:
+        super().__init__(Redis(), EPOCH, lambda _, __: None, keep_batch_s=600.0)
+        self.writes: list[Write] = []
+
+    def put(self, write: Write) -> None:
+        self.writes.append(write)
+
+    def take(self) -> list[Write]:
+        """What was noted since the last time."""
+        taken, self.writes = self.writes, []
+        return taken
+
+
+def told(writes: list[Write], node: str = "n", incarnation: str = "1") -> list[Grant]:
+    """The messages to one incarnation of a node."""
+    topic = grants_topic(node, incarnation)
+    return [topic.decode(one.payload) for one in writes if isinstance(one, Granting) and one.stream == topic.name]
+
+
+def granted(writes: list[Write], node: str = "n") -> list[Granted]:
+    return [one for one in told(writes, node) if isinstance(one, Granted)]
+
+
+def answers(writes: list[Write]) -> list[Answering]:
+    return [one for one in writes if isinstance(one, Answering)]
+
+
+def steps(writes: list[Write]) -> list[Step]:
+    return [one for one in writes if isinstance(one, Step)]
+
+
+def discards(writes: list[Write]) -> list[str]:
+    return [one.entry for one in writes if isinstance(one, Discard)]
+
+
+def leader_of(interpreter: Interpreter, clock: ValkeyClock) -> Leader:
+    return Leader(EPOCH, Dispatcher(max_attempts=3, node_lost_s=10.0), interpreter, clock, lambda _: 60)
+
+
+# ---- messages ------------------------------------------------------------------------------------------------------
+
+
+def stage(name: str = "run", *, kind: str = "code.run", cores: int = 1, timeout_s: float = 10.0) -> StageWork:
+    return StageWork(
+        name=name, kind=kind, pool="cores@default", cost={"cores": (cores, cores)}, timeout_s=timeout_s, params=b"{}"
+    )
+
+
+def submitted(action: str, *stages: StageWork, batch: str = "", budget_s: float = 600.0) -> ActionSubmitted:
+    return ActionSubmitted(
+        action=action,
+        tenant="ada",
+        task="t" if batch else "",
+        batch=batch,
+        stages=stages or (stage(),),
+        budget_s=budget_s,
+        timeout_score=-1.0,
+    )
+
+
+def hello(node: str = "n", incarnation: str = "1", *, cores: int = 4) -> Hello:
+    return Hello(
+        node=node, incarnation=incarnation, node_class="default", capacity={"cores": cores}, kinds=["code.run"]
+    )
+
+
+def inventory(*held: Held, node: str = "n", incarnation: str = "1", epoch: Epoch = EPOCH) -> InventoryTaken:
+    return InventoryTaken(node=node, incarnation=incarnation, epoch=epoch, held=list(held))
+
+
+def held(action: str, *, attempt: int = 1, stage: int = 0) -> Held:
+    return Held(action=action, epoch=EPOCH - 1, attempt=attempt, stage=stage, units={"cores": 1}, running_s=1.0)
+
+
+def outcome(action: str, *, node: str = "n", attempt: int = 1, stage: int = 0, **rest: Any) -> Finished:
+    """A verdict unless told otherwise."""
+    fields = {"status": "ok", "passed": True, "score": 1.0, "execution_s": 0.5, **rest}
+    return Finished(action=action, node=node, incarnation="1", epoch=EPOCH, attempt=attempt, stage=stage, **fields)
+
+
+_numbers = itertools.count(1)
+
+
+def entry(topic: Topic[Any], message: Message, *, at: Seconds = START, index: int = -1) -> Entry[Any]:
+    """As it comes out of a stream."""
+    return Entry(topic.name, f"{round(at * 1000)}-{next(_numbers)}", message, index)
+
+
+def journalled(message: Message, *, at: Seconds = START, index: int = -1) -> Entry[Any]:
+    return entry(ACTIONS, message, at=at, index=index)
+
+
+def said(message: Message, *, at: Seconds = START) -> Entry[Any]:
+    """By a node: of itself, or of what it was granted."""
+    return entry(OUTCOMES if isinstance(message, Finished | InventoryTaken) else NODES, message, at=at)

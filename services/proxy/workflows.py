@@ -12,22 +12,11 @@ from shared.api.tasks import StageTemplate, Task
 from shared.errors import BadRequest
 from shared.messages.actions import StageWork
 from shared.messages.batches import StagePlan
-from shared.messages.kinds import KINDS, NEEDS_NO_CORE, Params
+from shared.messages.kinds import KINDS, Params, default_units, pool_of
 
 _encoder = msgspec.json.Encoder()
 _object = msgspec.json.Decoder(dict[str, Any])
 _decoders = {kind: msgspec.json.Decoder(params) for kind, params in KINDS.items()}
-
-
-def default_units(kind: str) -> dict[str, int]:
-    """What an action of this kind takes when nobody says: a core, or a slot where it only waits."""
-    return {"slots": 1} if kind in NEEDS_NO_CORE else {"cores": 1}
-
-
-def pool_of(units: dict[str, Any], node_class: str) -> str:
-    """The pool an action queues in: of cores where it takes any, else of its first resource."""
-    resource = "cores" if "cores" in units else next(iter(units), "slots")
-    return f"{resource}@{node_class}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +31,7 @@ class Stage:
 
     @classmethod
     def of(cls, template: StageTemplate) -> Stage:
-        units = template.units if template.units is not None else default_units(template.kind)
-        cost = {name: (value, value) if isinstance(value, int) else value for name, value in units.items()}
-        params = KINDS[template.kind]
-        return cls(template, params, frozenset(params.__struct_fields__), cost, pool_of(cost, template.node_class))
+        return cls(template, KINDS[template.kind], template.fields, template.cost, template.pool)
 
     def plan(self) -> StagePlan:
         """What the planner needs to know of it."""
@@ -64,8 +50,7 @@ class Stage:
         Raises:
             BadRequest: a parameter is missing or does not fit its kind.
         """
-        shared = {name: value for name, value in given.items() if name in self.fields}
-        merged = {**self.template.params, **shared, **own}
+        merged = self.template.merged(given, own)
         try:
             msgspec.convert(merged, self.params)
         except msgspec.ValidationError as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
-from shared.messages.kinds import KINDS
+from shared.messages.kinds import KINDS, default_units, pool_of
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 """Letters, digits, dot, dash, underscore; at most 64."""
@@ -41,6 +42,27 @@ class StageTemplate(Model):
     """Execution limit. Queueing does not count."""
     worker_cost: Annotated[float, Field(gt=0)] = 1.0
     """C_j: what one worker of this stage costs, in any unit common to the workflow."""
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Parameters its kind has."""
+        return frozenset(KINDS[self.kind].__struct_fields__)
+
+    @property
+    def cost(self) -> dict[str, tuple[int, int]]:
+        """Resource -> (fewest, most) units."""
+        units = self.units if self.units is not None else default_units(self.kind)
+        return {name: (value, value) if isinstance(value, int) else value for name, value in units.items()}
+
+    @property
+    def pool(self) -> str:
+        """Where its actions queue, `<resource>@<node class>`."""
+        return pool_of(self.cost, self.node_class)
+
+    def merged(self, given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """A request's parameters over the template's: those its kind has, then those meant for this stage alone."""
+        fields = self.fields
+        return {**self.params, **{name: value for name, value in given.items() if name in fields}, **own}
 
     @model_validator(mode="after")
     def _known(self) -> StageTemplate:

@@ -34,9 +34,8 @@ def _check(line: Line, stages: Sequence[StageTemplate]) -> Iterator[tuple[str, s
 def _misfit(line: Line, stage: StageTemplate) -> tuple[str, str] | None:
     kind = KINDS[stage.kind]
     own = line.stage_params.get(stage.name, {})
-    given = {name: value for name, value in line.params.items() if name in kind.__struct_fields__}
     try:
-        msgspec.convert({**stage.params, **given, **own}, kind)
+        msgspec.convert(stage.merged(line.params, own), kind)
     except msgspec.ValidationError as error:
         where, what = explain(error, kind)
         return _place(where, stage, own), f"{what} (stage {stage.name!r}, {stage.kind})"

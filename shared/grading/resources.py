@@ -14,7 +14,6 @@ import msgspec
 
 from shared.api.requests import Answer
 from shared.api.tasks import StageTemplate
-from shared.messages.kinds import NEEDS_NO_CORE
 from shared.units import Seconds
 
 
@@ -46,14 +45,7 @@ class Leg(NamedTuple):
 
 def pools_by_stage(stages: Iterable[StageTemplate]) -> dict[str, str]:
     """Stage name -> the pool its units are counted in: cores where it takes any, else its first resource."""
-    return {stage.name: _pool(stage) for stage in stages}
-
-
-def _pool(stage: StageTemplate) -> str:
-    default = "slots" if stage.kind in NEEDS_NO_CORE else "cores"
-    units = stage.units if stage.units is not None else {default: 1}
-    resource = "cores" if "cores" in units else next(iter(units), "slots")
-    return f"{resource}@{stage.node_class}"
+    return {stage.name: stage.pool for stage in stages}
 
 
 def legs_of(answers: Iterable[Answer], pools: Mapping[str, str]) -> Iterator[Leg]:

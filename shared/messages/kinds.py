@@ -6,6 +6,7 @@ error at the door, so a misspelt limit is never silently ignored.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -124,4 +125,15 @@ KINDS: dict[str, type[Params]] = {
 """Every action kind by name."""
 
 NEEDS_NO_CORE = frozenset({"noop", "sleep"})
-"""Kinds whose default cost is empty."""
+"""Kinds that only wait: they take a slot instead of a core."""
+
+
+def default_units(kind: str) -> dict[str, int]:
+    """What an action of this kind takes when nobody says: a core, or a slot where it only waits."""
+    return {"slots": 1} if kind in NEEDS_NO_CORE else {"cores": 1}
+
+
+def pool_of(units: Iterable[str], node_class: str) -> str:
+    """The pool an action queues in: of cores where it takes any, else of its first resource, else of slots."""
+    resources = list(units)
+    return f"{'cores' if 'cores' in resources else next(iter(resources), 'slots')}@{node_class}"

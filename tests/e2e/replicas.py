@@ -26,9 +26,12 @@ class Mesh:
 
 
 @contextmanager
-def running_mesh(redis_url: str, *, proxies: int, managers: int, cores: int = 0) -> Iterator[Mesh]:
-    """Entered once the first proxy leads and every manager has met it. Lease and patience with nodes are short."""
-    settings = {"PROXY_LEASE_S": str(LEASE_S), "PROXY_NODE_LOST_S": str(NODE_LOST_S)}
+def running_mesh(redis_url: str, *, proxies: int, managers: int, cores: int = 0, **environ: str) -> Iterator[Mesh]:
+    """Entered once the first proxy leads and every manager has met it. Lease and patience with nodes are short.
+
+    `environ`: further settings of the proxies.
+    """
+    settings = {"PROXY_LEASE_S": str(LEASE_S), "PROXY_NODE_LOST_S": str(NODE_LOST_S), **environ}
     with ExitStack() as entered:
         mesh = Mesh([], [])
         for _ in range(proxies):

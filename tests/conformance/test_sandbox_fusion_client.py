@@ -225,13 +225,3 @@ def test_surrogates_in_code_and_input_do_no_harm(endpoint: str) -> None:
 
 def test_ping(endpoint: str) -> None:
     assert requests.get(f"{endpoint}/v1/ping", timeout=30).json() == "pong"
-
-
-def test_identical_sources_share_one_compile(endpoint: str) -> None:
-    needs(endpoint, "cpp")
-    source = '#include <iostream>\nint main() { int n; std::cin >> n; std::cout << n + 1 << "\\n"; }'
-    calls = [{"stdin": str(n), "language": "cpp"} for n in range(8)]
-    replies = run_concurrent(ran, args=[[endpoint, source]] * 8, kwargs=calls, concurrency=8)
-    assert [reply.run_result.stdout for reply in replies] == [f"{n + 1}\n" for n in range(8)]
-    # A compile is told with its own duration: eight compiles would have eight.
-    assert len({reply.compile_result.execution_time for reply in replies}) == 1

@@ -24,6 +24,7 @@ class Outbox:
         self._redis = redis
         self._waiting: list[Outcome] = []
         self._more = asyncio.Event()
+        self._flushing = asyncio.Lock()
 
     def put(self, outcome: Started | Finished | InventoryTaken) -> None:
         """Send this, after everything put before."""
@@ -39,16 +40,18 @@ class Outbox:
         while True:
             await self._more.wait()
             self._more.clear()
-            while self._waiting:
-                await self.flush()
+            await self.flush()
 
     async def flush(self) -> None:
-        """Send up to `MOST_AT_ONCE` outcomes; they stay in the box until Valkey has them on disk."""
-        batch = self._waiting[:MOST_AT_ONCE]
-        payloads = [OUTCOMES.encode(outcome) for outcome in batch]
+        """Send all there is, `MOST_AT_ONCE` a round trip; outcomes stay in the box until Valkey has them on disk."""
+        async with self._flushing:  # the last flush of a stopping node meets the loop's own
+            while self._waiting:
+                batch = self._waiting[:MOST_AT_ONCE]
+                await self._send([OUTCOMES.encode(outcome) for outcome in batch])
+                del self._waiting[: len(batch)]
 
+    async def _send(self, payloads: list[bytes]) -> None:
         async def attempt() -> None:
             await functions.publish(self._redis, OUTCOMES.name, OUTCOMES.maxlen or 0, payloads)
 
         await patiently(attempt, what="reporting outcomes", patience_s=None)
-        del self._waiting[: len(batch)]

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from services.cpu_manager.cores import Cores
 from services.cpu_manager.graders.protocol import Bench, Grader, Verdict
-from services.cpu_manager.results import encode_output
+from services.cpu_manager.results import EMPTY, encode_output
 from services.cpu_manager.sandbox.protocol import Sandbox
 from services.cpu_manager.tenancy import TenantSandbox
 from shared import log
@@ -28,10 +28,17 @@ REMEMBERED = 65_536
 """Grants whose repeat is recognised (a leader sends again when it did not hear that a send had worked)."""
 
 
+class _Graded(NamedTuple):
+    """A verdict whose output is known to be JSON."""
+
+    verdict: Verdict
+    output: bytes = EMPTY
+
+
 @dataclass(slots=True)
 class _Running:
     grant: Granted
-    task: asyncio.Task[Verdict]
+    task: asyncio.Task[_Graded]
     cores: frozenset[int]
     since: float
     told: bool = False
@@ -72,7 +79,7 @@ class Attempts:
             cores = self.cores.take(grant.units.get("cores", 0), now)
         except ValueError as error:
             _log.error("grant_does_not_fit", action=grant.action, error=str(error))
-            self._tell(grant, Verdict(status="lost", reason=str(error)), now)
+            self._tell(grant, _lost(str(error)), now)
             return
         task = asyncio.create_task(self._grade(grant, cores), name=f"attempt {grant.action}")
         self._running[grant.action, grant.attempt] = _Running(grant, task, cores, now)
@@ -115,39 +122,40 @@ class Attempts:
         while self._running:
             await asyncio.wait([running.task for running in self._running.values()], timeout=1.0)
 
-    def _ended(self, grant: Granted, task: asyncio.Task[Verdict]) -> None:
+    def _ended(self, grant: Granted, task: asyncio.Task[_Graded]) -> None:
         """Called once for every task, also for one that was cancelled before its first step."""
         running = self._running.pop((grant.action, grant.attempt))
         self.cores.give_back(running.cores, self.clock.monotonic())
         if not task.cancelled():
-            verdict = task.result()
+            graded: _Graded | None = task.result()
         elif self._stopping:
-            verdict = Verdict(status="lost", reason="the node is stopping")
+            graded = _lost("the node is stopping")
         else:
-            verdict = None
-        self._tell(grant, verdict, running.since)
+            graded = None
+        self._tell(grant, graded, running.since)
 
-    async def _grade(self, grant: Granted, cores: frozenset[int]) -> Verdict:
+    async def _grade(self, grant: Granted, cores: frozenset[int]) -> _Graded:
         grader = self.graders.get(grant.work)
         if grader is None:
-            return Verdict(status="refused", reason=f"this node does not execute {grant.work}")
+            return _Graded(Verdict(status="refused", reason=f"this node does not execute {grant.work}"))
         try:
             params = msgspec.json.decode(grant.params, type=grader.params)
             sandbox = TenantSandbox(self.sandbox, grant.tenant)
             bench = Bench(sandbox=sandbox, cores=cores, timeout_s=grant.timeout_s, tenant=grant.tenant)
             async with asyncio.timeout(grant.timeout_s + self.guard_s):
-                return await grader.grade(params, bench)
+                verdict = await grader.grade(params, bench)
+            return _Graded(verdict, encode_output(verdict.output, self.output_bytes))
         except TimeoutError:
-            return Verdict(status="lost", reason=f"no end {self.guard_s:g} s after its limit of {grant.timeout_s:g} s")
+            return _lost(f"no end {self.guard_s:g} s after its limit of {grant.timeout_s:g} s")
         except (ValueError, msgspec.MsgspecError) as error:
-            return Verdict(status="refused", reason=str(error))
+            return _Graded(Verdict(status="refused", reason=str(error)))
         except Exception as error:  # noqa: BLE001  # a grader's bug is our failure, never a verdict
             _log.exception("grader_crashed", action=grant.action, work=grant.work)
-            return Verdict(status="lost", reason=f"grader crashed: {type(error).__name__}")
+            return _lost(f"grader crashed: {type(error).__name__}")
 
-    def _tell(self, grant: Granted, verdict: Verdict | None, started: float) -> None:
-        """`verdict` None: cancelled."""
-        shown = verdict or Verdict(status="lost")
+    def _tell(self, grant: Granted, graded: _Graded | None, started: float) -> None:
+        """`graded` None: cancelled."""
+        shown, output = graded or _lost("")
         self.report(
             Finished(
                 action=grant.action,
@@ -156,13 +164,17 @@ class Attempts:
                 epoch=grant.epoch,
                 attempt=grant.attempt,
                 stage=grant.stage,
-                status="cancelled" if verdict is None else verdict.status,
+                status="cancelled" if graded is None else shown.status,
                 passed=shown.passed,
                 score=shown.score,
-                output=encode_output(shown.output, self.output_bytes),
+                output=output,
                 reason=shown.reason,
                 execution_s=self.clock.monotonic() - started,
                 cpu_s=shown.cpu_s,
                 peak_memory_bytes=shown.peak_memory_bytes,
             )
         )
+
+
+def _lost(reason: str) -> _Graded:
+    return _Graded(Verdict(status="lost", reason=reason))

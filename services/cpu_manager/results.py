@@ -12,9 +12,20 @@ EMPTY = b"{}"
 
 
 def encode_output(output: dict[str, Any], limit: int) -> bytes:
-    """JSON of an action's output, at most about `limit` bytes: long texts are cut and `truncated` says so."""
+    """JSON of an action's output, at most about `limit` bytes: long texts are cut and `truncated` says so.
+
+    Raises:
+        ValueError: it is nested too deeply to be written down; a trainer's function may return such a thing.
+    """
     if not output:
         return EMPTY
+    try:
+        return _bounded(output, limit)
+    except RecursionError:
+        raise ValueError("the output is nested too deeply") from None
+
+
+def _bounded(output: dict[str, Any], limit: int) -> bytes:
     encoded = _encoder.encode(output)
     room = limit
     while len(encoded) > limit and room > 16:

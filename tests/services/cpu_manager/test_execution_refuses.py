@@ -1,0 +1,42 @@
+"""Where no sandbox can be had nothing of a model's runs, and the node says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.cpu_manager.execution import NoSandbox, open_execution
+from services.cpu_manager.sandbox.local import LocalSandbox
+from services.cpu_manager.sandbox.protocol import PythonJob
+from services.cpu_manager.sandbox.rungs import NoSandboxError
+from services.cpu_manager.settings import CpuManagerSettings
+from shared.messages.kinds import NEEDS_NO_CORE
+
+CORES = frozenset({0})
+
+
+async def test_a_node_without_a_sandbox_refuses_every_program() -> None:
+    sandbox = NoSandbox("no rung holds")
+
+    end = await sandbox.run(PythonJob(source="print(1)"), CORES)
+    await sandbox.close()
+
+    assert (end.ended_by, end.detail, end.stdout) == ("lost", "no rung holds", b"")
+
+
+@pytest.fixture
+def no_rung(monkeypatch: pytest.MonkeyPatch) -> NoSandboxError:
+    """A machine on which no rung of the ladder holds; this one may have several."""
+    error = NoSandboxError(())
+
+    async def create(**_: object) -> LocalSandbox:
+        raise error
+
+    monkeypatch.setattr(LocalSandbox, "create", create)
+    return error
+
+
+async def test_it_offers_only_what_runs_no_program_and_says_why(no_rung: NoSandboxError) -> None:
+    async with open_execution(CpuManagerSettings.model_validate({}), CORES) as execution:
+        assert set(execution.graders) == NEEDS_NO_CORE
+        assert execution.labels == {"sandbox": f"none: {no_rung}"}
+        assert isinstance(execution.sandbox, NoSandbox)

@@ -1,0 +1,216 @@
+"""A node and its leader: grants obeyed in order, older leaders refused, and what is said in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from services.cpu_manager import node as node_module
+from services.cpu_manager.node import BEATS_A_HELLO, Node
+from services.cpu_manager.outbox import Outbox
+from shared.bus import functions
+from shared.bus.connection import command, connect
+from shared.messages.base import Message, Topic
+from shared.messages.grants import Grant, InventoryAsked, Revoked, ShareSet, grants_topic
+from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
+from shared.messages.outcomes import OUTCOMES, Finished, InventoryTaken, Started
+from tests.services.cpu_manager.node_parts import Bed, grant
+from tests.shared.bus.soon import soon
+
+TOPIC = grants_topic("n", "1")
+HELLO = Hello(node="n", incarnation="1", node_class="default", capacity={"cores": 4}, kinds=["work"])
+
+
+class Post:
+    """A node at work, and the leader's end of its streams."""
+
+    def __init__(self, redis: Redis, reader: Redis) -> None:
+        self.redis = redis
+        self.bed = Bed()
+        self.outbox = Outbox(redis)
+        self.bed.attempts.report = self.outbox.put
+        self.node = Node(redis, reader, HELLO, self.bed.attempts, self.outbox, self.bed.cores, self.bed.clock)
+
+    async def send(self, *messages: Grant) -> None:
+        for message in messages:
+            await command(self.redis, "XADD", TOPIC.name, "*", "m", TOPIC.encode(message))
+
+    async def heard(self, topic: Topic[Any]) -> list[Any]:
+        return [topic.decode(fields[1]) for _, fields in await command(self.redis, "XRANGE", topic.name, "-", "+")]
+
+    async def outcomes(self, count: int) -> list[Any]:
+        """The first so many."""
+        return await self._first(OUTCOMES, count)
+
+    async def words(self, count: int) -> list[Any]:
+        """What it says of itself: the first so many."""
+        return await self._first(NODES, count)
+
+    async def _first(self, topic: Topic[Any], count: int) -> list[Any]:
+        async def enough() -> bool:
+            return len(await self.heard(topic)) >= count
+
+        await soon(enough)
+        return (await self.heard(topic))[:count]
+
+
+@pytest.fixture
+async def post(redis_url: str) -> AsyncIterator[Post]:
+    async with connect(redis_url, name="test") as redis, connect(redis_url, name="test-reader") as reader:
+        await functions.load(redis)
+        made = Post(redis, reader)
+        async with running(made.node.run, made.outbox.run):
+            yield made
+            await made.bed.attempts.stop()
+
+
+@asynccontextmanager
+async def running(*loops: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    tasks = [asyncio.ensure_future(loop()) for loop in loops]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def kinds(messages: list[Message]) -> list[type[Message]]:
+    return [type(message) for message in messages]
+
+
+async def test_it_says_hello_first(post: Post) -> None:
+    assert await post.words(1) == [HELLO]
+
+
+async def test_a_grant_is_executed_and_its_outcome_told(post: Post) -> None:
+    await post.send(grant("a", attempt=2))
+
+    (outcome,) = await post.outcomes(1)
+    assert isinstance(outcome, Finished)
+    assert (outcome.action, outcome.attempt, outcome.status) == ("a", 2, "ok")
+
+
+async def test_grants_that_were_sent_before_it_read_are_not_lost(redis_url: str) -> None:
+    async with connect(redis_url, name="test") as redis, connect(redis_url, name="test-reader") as reader:
+        await functions.load(redis)
+        late = Post(redis, reader)
+        await late.send(grant("a"), grant("b"))
+        async with running(late.node.run, late.outbox.run):
+            assert sorted(one.action for one in await late.outcomes(2)) == ["a", "b"]
+
+
+async def test_a_leader_that_was_deposed_is_refused(post: Post) -> None:
+    await post.send(grant("new", epoch=5), grant("old", epoch=4), Revoked(action="x", epoch=4, attempt=1))
+    await post.send(ShareSet(epoch=4, resource="cores", units=1), grant("newer", epoch=6), grant("new again", epoch=5))
+    await post.send(InventoryAsked(epoch=6))
+
+    told = await post.outcomes(3)
+    assert [one.action for one in told if isinstance(one, Finished)] == ["new", "newer"]
+    assert post.bed.cores.owned == 4
+
+
+async def test_a_revocation_stops_what_runs(post: Post) -> None:
+    post.bed.grader.waits = True
+    await post.send(grant("a"), Revoked(action="a", epoch=1, attempt=1))
+
+    (outcome,) = await post.outcomes(1)
+    assert (outcome.action, outcome.status) == ("a", "cancelled")
+
+
+async def test_its_share_is_what_it_was_told_to_own(post: Post) -> None:
+    await post.send(ShareSet(epoch=1, resource="cores", units=2), InventoryAsked(epoch=1))
+    await post.outcomes(1)
+
+    assert post.bed.cores.owned == 2
+
+
+async def test_an_inventory_comes_after_every_outcome_before_it(post: Post) -> None:
+    await post.send(*(grant(f"a{number}") for number in range(4)))
+    await post.outcomes(4)
+    post.bed.grader.waits = True
+    await post.send(grant("runs", attempt=3, stage=1, cores=2), InventoryAsked(epoch=7))
+
+    *finished, inventory = await post.outcomes(5)
+
+    assert kinds(finished) == [Finished] * 4
+    assert isinstance(inventory, InventoryTaken)
+    assert (inventory.node, inventory.incarnation, inventory.epoch) == ("n", "1", 7)
+    assert [(one.action, one.attempt, one.stage, one.units) for one in inventory.held] == [("runs", 3, 1, {"cores": 2})]
+    assert post.node.met_leader
+
+
+async def test_what_was_read_is_trimmed(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "TRIM_EVERY", 10)
+    await post.send(*(grant(f"a{number}") for number in range(25)))
+
+    async def trimmed() -> bool:
+        return int(await command(post.redis, "XLEN", TOPIC.name)) < 10
+
+    assert len(await post.outcomes(25)) == 25
+    await soon(trimmed)
+
+
+async def test_a_heartbeat_trims_what_is_left_and_keeps_what_is_not_read(post: Post) -> None:
+    await post.send(grant("a"))
+    await post.outcomes(1)
+    async with running(lambda: post.node.heartbeats(3600.0)):
+
+        async def trimmed() -> bool:
+            return int(await command(post.redis, "XLEN", TOPIC.name)) == 0
+
+        await soon(trimmed)
+    await post.send(grant("b"))
+
+    assert [one.action for one in await post.outcomes(2)] == ["a", "b"]
+
+
+async def test_a_heartbeat_tells_units_and_what_outlived_it(post: Post) -> None:
+    post.bed.grader.waits = True
+    await post.send(grant("a", cores=3), ShareSet(epoch=1, resource="cores", units=2), InventoryAsked(epoch=1))
+    await post.outcomes(1)
+    post.bed.clock.now += 2.0
+    async with running(lambda: post.node.heartbeats(3600.0)):
+        _, beat = await post.words(2)
+
+    assert isinstance(beat, Heartbeat)
+    assert (beat.owned, beat.used) == ({"cores": 3}, {"cores": 3}), "what is used is owned, whatever the share"
+    assert beat.used_unit_s == {"cores": 6.0}
+    assert (await post.outcomes(2))[1] == Started(action="a", node="n", epoch=1, attempt=1)
+
+
+async def test_the_hello_is_said_again_now_and_then(post: Post) -> None:
+    async with running(lambda: post.node.heartbeats(0.0)):
+        said = await post.words(1 + BEATS_A_HELLO + 1)
+
+    assert [place for place, one in enumerate(said) if isinstance(one, Hello)] == [0, BEATS_A_HELLO]
+
+
+async def test_leaving_tells_what_was_lost_and_says_goodbye(post: Post) -> None:
+    post.bed.grader.waits = True
+    await post.send(*(grant(name) for name in ("a", "b")), InventoryAsked(epoch=1))
+    await post.outcomes(1)
+
+    await post.node.leave()
+
+    lost = (await post.heard(OUTCOMES))[1:]
+    assert sorted((one.action, one.status) for one in lost) == [("a", "lost"), ("b", "lost")]
+    assert (await post.heard(NODES))[-1] == Bye(node="n", incarnation="1")
+
+
+async def test_leaving_a_mesh_without_valkey_ends(tmp_path: Any) -> None:
+    nowhere = f"unix://{tmp_path}/no.sock"
+    async with connect(nowhere, name="test") as redis, connect(nowhere, name="test-reader") as reader:
+        lonely = Post(redis, reader)
+        lonely.bed.grader.waits = True
+        lonely.bed.attempts.begin(grant("a"))
+
+        async with asyncio.timeout(20):
+            await lonely.node.leave()
+
+        assert len(lonely.bed.attempts) == 0

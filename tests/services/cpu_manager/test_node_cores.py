@@ -1,0 +1,96 @@
+"""Cores are whole, exclusive and never lost; what they cost is integrated."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from services.cpu_manager.cores import Cores, usable_cores
+
+ALL = frozenset({0, 2, 3, 5, 8, 9})
+START = 100.0
+
+
+class CoresMachine(RuleBasedStateMachine):
+    """Takes and gives back at random, beside a list of who holds what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cores = Cores(ALL, owned=len(ALL))
+        self.cores.settle(START)
+        self.holders: list[frozenset[int]] = []
+        self.now = START
+        self.owned_unit_s = self.used_unit_s = 0.0
+
+    def held(self) -> frozenset[int]:
+        return frozenset().union(*self.holders)
+
+    @rule(count=st.integers(0, 7))
+    def takes(self, count: int) -> None:
+        free = sorted(ALL - self.held())
+        if count > len(free):
+            with pytest.raises(ValueError, match=f"{count} cores granted, {len(free)} of 6 free"):
+                self.cores.take(count, self.now)
+        else:
+            taken = self.cores.take(count, self.now)
+            assert taken == frozenset(free[:count]), "the lowest free ones"
+            self.holders.append(taken)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def gives_back(self, data: st.DataObject) -> None:
+        place = data.draw(st.integers(0, len(self.holders) - 1))
+        self.cores.give_back(self.holders.pop(place), self.now)
+
+    @rule(count=st.integers(-2, 9))
+    def owns(self, count: int) -> None:
+        self.cores.own(count, self.now)
+        assert self.cores.owned == min(max(count, 0), 6)
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 2.0]))
+    def time_passes(self, seconds: float) -> None:
+        used = len(self.held())
+        self.now += seconds
+        self.used_unit_s += used * seconds
+        self.owned_unit_s += max(self.cores.owned, used) * seconds
+
+    @invariant()
+    def nobody_shares_and_nothing_is_lost(self) -> None:
+        assert sum(map(len, self.holders)) == len(self.held()) == self.cores.used
+
+    @invariant()
+    def what_was_owned_and_used_adds_up(self) -> None:
+        self.cores.settle(self.now)
+        assert self.cores.used_unit_s == pytest.approx(self.used_unit_s)
+        assert self.cores.owned_unit_s == pytest.approx(self.owned_unit_s)
+
+
+TestCores = CoresMachine.TestCase
+
+
+def test_cores_that_were_free_cannot_come_back() -> None:
+    cores = Cores(ALL, owned=6)
+
+    with pytest.raises(AssertionError, match="that were free"):
+        cores.give_back(frozenset({0}), START)
+
+
+def test_cores_of_another_node_cannot_come_back() -> None:
+    cores = Cores(ALL, owned=6)
+
+    with pytest.raises(AssertionError, match="another node"):
+        cores.give_back(frozenset({1}), START)
+
+
+def test_time_before_the_first_settling_counts_for_nobody() -> None:
+    cores = Cores(ALL, owned=6)
+    cores.settle(START)
+
+    assert (cores.owned_unit_s, cores.used_unit_s) == (0.0, 0.0)
+
+
+def test_usable_cores_are_those_this_process_may_run_on() -> None:
+    assert usable_cores() == os.sched_getaffinity(0)

@@ -1,0 +1,123 @@
+"""What a node has to tell gets through: in order, whole, for as long as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from redis.asyncio import Redis
+
+from services.cpu_manager.outbox import MOST_AT_ONCE, Outbox
+from shared.bus import functions
+from shared.bus.connection import command, connect
+from shared.messages.outcomes import OUTCOMES, Outcome, Started
+from tests.shared.bus.flaky import Flaky
+from tests.shared.bus.soon import soon
+
+
+@pytest.fixture
+async def valkey(redis_url: str) -> AsyncIterator[Redis]:
+    async with connect(redis_url, name="test") as redis:
+        await functions.load(redis)
+        yield redis
+
+
+def outcomes(first: int, last: int) -> list[Outcome]:
+    return [Started(action=f"a{number:05}", node="n", epoch=1, attempt=1) for number in range(first, last)]
+
+
+async def told(redis: Redis) -> list[Outcome]:
+    return [OUTCOMES.decode(fields[1]) for _, fields in await command(redis, "XRANGE", OUTCOMES.name, "-", "+")]
+
+
+@asynccontextmanager
+async def running(box: Outbox) -> AsyncIterator[None]:
+    task = asyncio.create_task(box.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_outcomes_are_told_in_the_order_they_were_put(valkey: Redis) -> None:
+    box = Outbox(valkey)
+    async with running(box):
+        for outcome in outcomes(0, 1000):
+            box.put(outcome)
+
+        async def all_told() -> bool:
+            return len(await told(valkey)) == 1000
+
+        await soon(all_told)
+
+    assert await told(valkey) == outcomes(0, 1000)
+
+
+async def test_nothing_is_lost_and_the_order_holds_while_valkey_is_away(valkey: Redis) -> None:
+    flaky = Flaky(valkey)
+    flaky.failures = ["before", "after", None, "before", None, "after"]
+    box = Outbox(flaky)
+    sent = outcomes(0, 4 * MOST_AT_ONCE)
+    async with running(box):
+        for outcome in sent:
+            box.put(outcome)
+
+        async def all_told() -> bool:
+            return sent[-1] in await told(valkey)
+
+        await soon(all_told)
+
+    assert list(dict.fromkeys(await told(valkey))) == sent, "some come twice, none out of turn"
+
+
+async def test_a_flush_tells_everything_there_is(valkey: Redis) -> None:
+    box = Outbox(valkey)
+    for outcome in outcomes(0, 3 * MOST_AT_ONCE + 1):
+        box.put(outcome)
+
+    await box.flush()
+
+    assert await told(valkey) == outcomes(0, 3 * MOST_AT_ONCE + 1)
+
+
+async def test_two_flushes_at_a_time_neither_lose_nor_double_anything(valkey: Redis) -> None:
+    """A stopping node flushes while its loop still does."""
+    box = Outbox(valkey)
+    async with running(box):
+        for round_ in range(20):
+            for outcome in outcomes(100 * round_, 100 * round_ + 100):
+                box.put(outcome)
+            await asyncio.sleep(0)
+            await asyncio.gather(box.flush(), box.flush())
+
+    assert await told(valkey) == outcomes(0, 2000)
+
+
+async def test_a_flush_that_is_given_up_leaves_its_outcomes_in_the_box(valkey: Redis) -> None:
+    flaky = Flaky(valkey)
+    flaky.failures = ["before"] * 1000
+    box = Outbox(flaky)
+    for outcome in outcomes(0, 3):
+        box.put(outcome)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await box.flush()
+
+    flaky.failures = []
+    await box.flush()
+    assert await told(valkey) == outcomes(0, 3)
+
+
+async def test_it_is_ready_until_too_much_is_stuck(valkey: Redis) -> None:
+    box = Outbox(valkey)
+    for outcome in outcomes(0, 16 * MOST_AT_ONCE - 1):
+        box.put(outcome)
+    assert box.ready()
+    box.put(outcomes(0, 1)[0])
+    assert not box.ready()
+
+    await box.flush()
+    assert box.ready()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -60,3 +61,18 @@ async def test_the_clock_puts_valkeys_time_between_question_and_answer() -> None
 
     assert before <= clock.monotonic(1000.5) <= after
     assert clock.monotonic(clock.unix()) >= after
+
+
+async def test_an_answer_that_lay_unread_does_not_set_the_clock() -> None:
+    class Unread(Redis):
+        asked = 0
+
+        async def execute_command(self, *args: Any, **options: Any) -> list[bytes]:
+            self.asked += 1
+            now = time.monotonic() + 1000.0
+            if self.asked != 3:
+                time.sleep(0.1)  # noqa: ASYNC251  # the loop is busy with other things
+            return [str(int(now)).encode(), str(int(now % 1 * 1e6)).encode()]
+
+    clock = await ValkeyClock.measure(Unread())
+    assert abs(clock.unix() - time.monotonic() - 1000.0) < 0.025

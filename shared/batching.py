@@ -46,6 +46,8 @@ class Batcher(Generic[Item, Reply]):
                 taken = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
                 try:
                     replies = await self._flush([item for item, _ in taken])
+                    if len(replies) != len(taken):
+                        raise RuntimeError(f"{len(taken)} items were flushed, {len(replies)} replies came")
                 except Exception as error:  # noqa: BLE001  # whatever went wrong belongs to those who asked
                     for _, future in taken:
                         if not future.done():

@@ -16,7 +16,12 @@ def configure(service: str, *, level: str = "INFO", json: bool = False) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: structlog.types.Processor = (
-        structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        structlog.processors.JSONRenderer()
+        if json
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            exception_formatter=structlog.dev.plain_traceback,  # locals hold tenants' code, and cost up to seconds
+        )
     )
     final = [structlog.processors.format_exc_info, renderer] if json else [renderer]
     structlog.configure(

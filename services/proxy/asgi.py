@@ -25,7 +25,7 @@ _log = log.get(__name__)
 _encoder = msgspec.json.Encoder()
 
 JSON_TYPE = b"application/json"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Reply(NamedTuple):
@@ -104,7 +104,7 @@ class Call:
         for name, value in self._scope["headers"]:
             if name == b"treadle-tenant":
                 tenant: str = value.decode("latin-1")
-                if not _NAME.fullmatch(tenant):
+                if not NAME.fullmatch(tenant):
                     raise BadRequest(what="Treadle-Tenant: letters, digits, '.', '_', '-', at most 64")
                 return tenant
         return DEFAULT_TENANT

@@ -76,7 +76,7 @@ def _hot_paths(max_wait_s: float) -> dict[str, Any]:
         "tags": ["sandbox fusion"],
         "summary": "Run a program as SandboxFusion does",
         "requestBody": _body("RunCode"),
-        "responses": _responses({200: ("It has run, or says why not", "RunCodeReply")}, 413, 422, 503, 504),
+        "responses": _responses({200: ("It has run, or says why not", "RunCodeReply")}, 413, 422, 504),
     }
     prefix = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in ("tenant", "task")

@@ -15,14 +15,14 @@ from typing import Annotated, Any
 import msgspec
 from redis.exceptions import OutOfMemoryError
 
-from services.proxy.asgi import Call, HotRoute, Reply
+from services.proxy.asgi import NAME, Call, HotRoute, Reply
 from services.proxy.intake import action_id, digest_of
 from services.proxy.world import DEFAULT_TENANT, World
 from shared.api.requests import Act
 from shared.background import Background
 from shared.bus import functions
 from shared.bus.connection import TRANSIENT, command, patiently
-from shared.errors import DeadlineMissed, Overloaded, Unavailable, bad_body
+from shared.errors import BadRequest, DeadlineMissed, Overloaded, Unavailable, bad_body
 from shared.messages.actions import ActionSubmitted, StageWork
 from shared.messages.kinds import CodeRun, default_units, pool_of
 
@@ -57,6 +57,17 @@ class _Answered(msgspec.Struct, frozen=True):
 
 _request = msgspec.json.Decoder(RunCode, strict=False)
 _answer = msgspec.json.Decoder(_Answered)
+
+
+LANGUAGES = frozenset(
+    (
+        *("python", "cpp", "nodejs", "go", "go_test", "java", "php", "csharp", "bash", "typescript", "sql", "rust"),
+        *("cuda", "r", "perl", "d_ut", "ruby", "scala", "julia", "pytest", "junit", "kotlin_script", "jest", "verilog"),
+        *("lean", "swift", "racket", "python_gpu", "lua", "python2", "gtest", "react", "py", "py3", "python3", "js"),
+        *("node", "javascript", "ts", "c", "c++", "cxx", "cc", "golang", "rs", "sh", "shell"),
+    )
+)
+"""Names the original and its clients use, and the aliases seen in the field, in lower case."""
 
 
 class Retries:
@@ -108,6 +119,7 @@ async def post_run_code(call: Call) -> Reply:
         request = _request.decode(body)
     except msgspec.MsgspecError as error:
         raise bad_body(error) from error
+    _check(tenant, task, request.language)
     world = call.world
     budget_s = request.compile_timeout + request.run_timeout + world.settings.run_code_margin_s
     submitted = _submission(tenant, task, request, budget_s, world.settings.run_code_join_s)
@@ -116,6 +128,18 @@ async def post_run_code(call: Call) -> Reply:
         return await _serve(world, digest, submitted, budget_s)
     except (Overloaded, Unavailable, OutOfMemoryError, *TRANSIENT) as error:
         raise DeadlineMissed(what=f"no answer could be had: {error}") from error
+
+
+def _check(tenant: str, task: str, language: str) -> None:
+    """Refuse what no node could ever serve; a known language that no node has is a SandboxError of the answer.
+
+    Raises:
+        BadRequest: a name in the path is none, or nobody has heard of the language.
+    """
+    if task and not (NAME.fullmatch(tenant) and NAME.fullmatch(task)):
+        raise BadRequest(what="tenant and task in the path: letters, digits, '.', '_', '-', at most 64")
+    if language.strip().lower() not in LANGUAGES:
+        raise BadRequest(what=f"unknown language {language!r}; there are {', '.join(sorted(LANGUAGES))}")
 
 
 async def _serve(world: World, digest: str, submitted: ActionSubmitted, budget_s: float) -> Reply:

@@ -94,6 +94,7 @@ async def _exchange(
     client: Client, graded: GradedBatch, lines: Sequence[Line], quiet_s: Seconds, watcher: Watcher
 ) -> None:
     """Submit and read at the same time: the first answers are back before the last request has left."""
+    failed: TreadleError | None = None
     try:
         async with asyncio.TaskGroup() as group, aclosing(client.results(graded.view.id, quiet_s=quiet_s)) as pages:
             group.create_task(_submit(client, graded, lines, watcher))
@@ -101,7 +102,9 @@ async def _exchange(
                 graded.take(page)
                 watcher.answered(page)
     except* TreadleError as errors:
-        raise _first(errors) from None
+        failed = _first(errors)
+    if failed is not None:  # raised out here: Python 3.11.2 wraps what is raised in an except* into a group again
+        raise failed
 
 
 async def _submit(client: Client, graded: GradedBatch, lines: Sequence[Line], watcher: Watcher) -> None:

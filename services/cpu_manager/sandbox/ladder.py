@@ -37,6 +37,7 @@ def wall_plan(
     """Spell one rung out for the zygotes."""
     privileged = os.geteuid() == 0
     base, count = uid_range(int(instance.name, 16)) if privileged else (0, 0)
+    seen = _seen_inside if rung.namespaces else str
     return wire.WallPlan(
         namespaces=rung.namespaces,
         privileged=privileged,
@@ -45,15 +46,24 @@ def wall_plan(
         landlock_scopes=landlock_abi >= landlock.SCOPED_ABI,
         control_groups=rung.control_groups,
         root=instance.view_root,
-        binds=tools.binds,
+        binds=tuple((path, seen(path)) for path in tools.binds),
         links=tools.links,
         texts=tools.texts,
-        interpreter_path=tools.interpreter_path,
+        interpreter_path=tuple(map(seen, tools.interpreter_path)),
         preload=(),
         harnesses=harnesses,
         environment=tools.environment,
-        executable=tools.interpreter,
+        executable=seen(tools.interpreter),
     )
+
+
+def _seen_inside(path: str) -> str:
+    """Where a host path appears in the view.
+
+    Every cell covers /tmp with its private directory, so what the host has there (the environment of a checkout in
+    /tmp, say) appears elsewhere.
+    """
+    return f"/opt/host{path}" if path.startswith("/tmp/") else path
 
 
 def uid_range(block: int) -> tuple[int, int]:

@@ -25,9 +25,26 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None: 
     told = {
         "gold": _shown(gold),
         "response": _shown(response),
-        "equal": bool(gold and response and verify(gold, response, timeout_seconds=None)),
+        "equal": bool(gold and response and _equal(verify, gold, response)),
     }
     sealed.settle(report, nonces.pop(), os.getpid, os.getpid(), json.dumps(told).encode())
+
+
+def _equal(verify: Callable[..., bool], gold: list[Any], response: list[Any]) -> bool:
+    """math-verify's word.
+
+    It takes every exception for "not equal"; one of ours (a module that is not there) must not become a wrong answer,
+    so a "no" is asked again with exceptions let through.
+    """
+    if verify(gold, response, timeout_seconds=None):
+        return True
+    try:
+        verify(gold, response, timeout_seconds=None, raise_on_error=True)
+    except ImportError:
+        raise
+    except Exception:  # noqa: BLE001  # its own trouble with what the model wrote: not equal
+        return False
+    return False
 
 
 def warm() -> None:

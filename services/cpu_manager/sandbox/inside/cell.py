@@ -88,7 +88,7 @@ def _build(inheritance: Inheritance, slot: wire.SlotPlan) -> None:
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     if not plan.namespaces:
         devices = [f"/dev/{name}" for name in DEVICES]
-        ruleset = landlock.walls(plan.binds, devices, slot.home)
+        ruleset = landlock.walls([source for source, _ in plan.binds], devices, slot.home)
         landlock.restrict(ruleset)
         os.close(ruleset)
 

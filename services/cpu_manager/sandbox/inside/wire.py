@@ -50,7 +50,8 @@ class WallPlan:
     control_groups: bool
     root: str
     """An empty directory on which the read-only view is put together."""
-    binds: tuple[str, ...]
+    binds: tuple[tuple[str, str], ...]
+    """Host path, and where programs see it."""
     links: tuple[tuple[str, str], ...]
     texts: tuple[tuple[str, str], ...]
     interpreter_path: tuple[str, ...]

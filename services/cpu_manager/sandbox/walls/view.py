@@ -23,20 +23,23 @@ _DEVICE_LINKS: Final = (
 
 
 def build(
-    root: str, binds: tuple[str, ...], links: tuple[tuple[str, str], ...], texts: tuple[tuple[str, str], ...]
+    root: str,
+    binds: tuple[tuple[str, str], ...],
+    links: tuple[tuple[str, str], ...],
+    texts: tuple[tuple[str, str], ...],
 ) -> None:
     """Put the view together on `root` and enter it. Needs CAP_SYS_ADMIN and a mount namespace of one's own.
 
-    `binds` appear where the host has them; `links` are symbolic links, `texts` small files. Afterwards nothing else of
-    the host's files can be named. The old /proc stays where a new one will cover it: the kernel only lets an
+    `binds` are host paths and where they appear; `links` are symbolic links, `texts` small files. Afterwards nothing
+    else of the host's files can be named. The old /proc stays where a new one will cover it: the kernel only lets an
     unprivileged process mount a new /proc where it can already see one.
     """
     syscalls.mount("none", "/", "", MS_REC | MS_PRIVATE)
     syscalls.mount("view", root, "tmpfs", MS_NOSUID, "mode=0755,size=4m")
     for name in ("proc", "tmp", "dev", "etc"):
         os.mkdir(f"{root}/{name}", 0o755)
-    for path in sorted(binds):
-        _bind(path, root + path)
+    for source, target in sorted(binds, key=lambda bind: bind[1]):
+        _bind(source, root + target)
     for path, target in links:
         os.makedirs(os.path.dirname(root + path), 0o755, exist_ok=True)
         os.symlink(target, root + path)

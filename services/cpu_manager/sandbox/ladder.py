@@ -49,19 +49,20 @@ def wall_plan(
         binds=tuple((path, seen(path)) for path in tools.binds),
         links=tools.links,
         texts=tools.texts,
-        interpreter_path=tuple(map(seen, tools.interpreter_path)),
+        covered=tuple((seen(path), path) for path in tools.binds if seen(path) != path),
+        interpreter_path=tools.interpreter_path,
         preload=(),
         harnesses=harnesses,
         environment=tools.environment,
-        executable=seen(tools.interpreter),
+        executable=tools.interpreter,
     )
 
 
 def _seen_inside(path: str) -> str:
-    """Where a host path appears in the view.
+    """Where a host path appears in a zygote's view.
 
-    Every cell covers /tmp with its private directory, so what the host has there (the environment of a checkout in
-    /tmp, say) appears elsewhere.
+    Every cell covers /tmp with its private directory. What the host has there (the environment of a checkout in /tmp,
+    say) is kept elsewhere, and each cell binds it back to its place: imported packages remember where they came from.
     """
     return f"/opt/host{path}" if path.startswith("/tmp/") else path
 

@@ -76,6 +76,9 @@ def _build(inheritance: Inheritance, slot: wire.SlotPlan) -> None:
     if plan.namespaces:
         options = f"size={slot.disk_bytes},nr_inodes=65536,mode=0700,uid={slot.uid},gid={slot.uid}"
         syscalls.mount("private", slot.home, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
+        for kept, place in plan.covered:
+            os.makedirs(place, 0o755, exist_ok=True)
+            syscalls.mount(kept, place, "", syscalls.MS_BIND | syscalls.MS_REC)
     os.chdir(slot.home)
     if plan.privileged:
         os.setresgid(slot.uid, slot.uid, slot.uid)

@@ -51,7 +51,9 @@ class WallPlan:
     root: str
     """An empty directory on which the read-only view is put together."""
     binds: tuple[tuple[str, str], ...]
-    """Host path, and where programs see it."""
+    """Host path, and where it appears in the zygote's view."""
+    covered: tuple[tuple[str, str], ...]
+    """What a cell's private directory would cover: where the view has it, and where it belongs."""
     links: tuple[tuple[str, str], ...]
     texts: tuple[tuple[str, str], ...]
     interpreter_path: tuple[str, ...]

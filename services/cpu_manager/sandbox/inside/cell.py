@@ -77,7 +77,7 @@ def _build(inheritance: Inheritance, slot: wire.SlotPlan) -> None:
         options = f"size={slot.disk_bytes},nr_inodes=65536,mode=0700,uid={slot.uid},gid={slot.uid}"
         syscalls.mount("private", slot.home, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
         for kept, place in plan.covered:
-            os.makedirs(place, 0o755, exist_ok=True)
+            os.makedirs(place, 0o755, exist_ok=True)  # noqa: PTH103  # the lean zygote has no pathlib
             syscalls.mount(kept, place, "", syscalls.MS_BIND | syscalls.MS_REC)
     os.chdir(slot.home)
     if plan.privileged:

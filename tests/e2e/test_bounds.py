@@ -1,0 +1,141 @@
+"""Bounds are met at the door, before anything is accepted; what was accepted drains, and the door opens again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import redis
+
+from shared.stack.home import open_home
+from shared.stack.valkey import MEBIBYTE, valkey_answers, valkey_launch, valkey_socket, valkey_url
+from shared.testing.servers import running, running_valkey
+from tests.e2e.processes import Service, running_service
+from tests.e2e.replicas import leads, until
+
+Json = dict[str, Any]
+
+MOST = 5
+WAIT_S = 60
+NOOP = {"kind": "noop"}
+BIG = {"kind": "code.asserts", "params": {"code": "#" * 100_000, "tests": "assert True"}}
+"""Large as a request, small as an answer: answers stay for an hour."""
+
+
+@pytest.fixture
+def world() -> Iterator[ExitStack]:
+    with ExitStack() as entered:
+        yield entered
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2 * WAIT_S)) as session:
+        yield session
+
+
+async def submit(http: aiohttp.ClientSession, proxy: Service, name: str, action: Json = NOOP) -> tuple[int, Any, Any]:
+    body = {**action, "request_id": name}
+    async with http.post(f"{proxy.url}/v1/actions", json=body) as response:
+        return response.status, response.headers, await response.json(content_type=None)
+
+
+async def answer(http: aiohttp.ClientSession, proxy: Service, name: str, action: Json = NOOP) -> Any:
+    """Of an action that was accepted under this name."""
+    body = {**action, "request_id": name}
+    async with http.post(f"{proxy.url}/v1/actions?wait={WAIT_S}", json=body) as response:
+        assert response.status == 200, await response.text()
+        return await response.json()
+
+
+async def finished(http: aiohttp.ClientSession, proxy: Service, action: str) -> Any:
+    async with http.get(f"{proxy.url}/v1/actions/{action}?wait={WAIT_S}") as response:
+        assert response.status == 200, await response.text()
+        return await response.json()
+
+
+async def test_a_full_journal_refuses_before_it_accepts_and_takes_again_when_it_has_drained(
+    stack_home: Path, world: ExitStack, http: aiohttp.ClientSession
+) -> None:
+    url = world.enter_context(running_valkey(stack_home))
+    proxy = world.enter_context(running_service("proxy", url, PROXY_MAX_JOURNAL=str(MOST)))
+    await until(lambda: leads(proxy))
+    assert [(await submit(http, proxy, str(n)))[0] for n in range(MOST)] == [202] * MOST
+    status, headers, problem = await submit(http, proxy, "too many")
+    assert (status, problem["type"].rpartition("/")[2]) == (503, "overloaded")
+    assert int(headers["retry-after"]) >= 1
+    assert (await submit(http, proxy, "0"))[0] == 202, "a repeat needs no room"
+    with redis.Redis.from_url(url) as client:
+        assert client.xlen("actions") == MOST
+    world.enter_context(running_service("cpu_manager", url))
+    assert [(await answer(http, proxy, str(n)))["ended"] for n in range(MOST)] == ["ok"] * MOST
+    assert (await answer(http, proxy, "too many"))["ended"] == "ok"
+
+
+async def test_a_bulk_call_at_the_bound_says_which_lines_are_in_and_which_to_send_again(
+    stack_home: Path, world: ExitStack, http: aiohttp.ClientSession
+) -> None:
+    url = world.enter_context(running_valkey(stack_home))
+    proxy = world.enter_context(running_service("proxy", url, PROXY_MAX_JOURNAL=str(MOST)))
+    await until(lambda: leads(proxy))
+    async with http.put(f"{proxy.url}/v1/tasks/t", json={"stages": [{"name": "s", "kind": "noop"}]}) as response:
+        assert response.status == 200
+    lines = "\n".join(f'{{"task": "t", "request_id": "{n}"}}' for n in range(MOST + 3))
+    async with http.post(f"{proxy.url}/v1/rewards/bulk", data=lines) as response:
+        receipt = await response.json()
+    assert (receipt["accepted"], receipt["repeated"]) == (MOST, 0)
+    assert [(each["request_id"], each["problem"]["status"]) for each in receipt["rejected"]] == [
+        (str(n), 503) for n in range(MOST, MOST + 3)
+    ]
+
+
+async def test_full_memory_refuses_at_the_door_and_everything_accepted_drains(
+    stack_home: Path, world: ExitStack, http: aiohttp.ClientSession
+) -> None:
+    home = open_home(stack_home)
+    launch = valkey_launch(home, maxmemory_bytes=12 * MEBIBYTE)
+    world.enter_context(running(launch, lambda _: valkey_answers(valkey_socket(home))))
+    url = valkey_url(home)
+    proxy = world.enter_context(running_service("proxy", url))
+    await until(lambda: leads(proxy))
+    accepted, refusal = await fill(http, proxy)
+    status, headers, problem = refusal
+    assert (status, problem["type"].rpartition("/")[2]) == (503, "overloaded")
+    assert int(headers["retry-after"]) >= 1
+    for method, path, body, expected in [
+        ("PUT", "/v1/tasks/t", {"stages": [{"name": "s", "kind": "noop"}]}, 503),
+        ("GET", f"/v1/actions/{accepted[0]}", None, 202),
+        ("GET", "/v1/batches", None, 200),
+        ("GET", "/v1/nodes", None, 200),
+    ]:
+        async with http.request(method, proxy.url + path, json=body) as response:
+            assert response.status == expected, (method, path, await response.text())
+    proxy.kill()  # its successor finds memory as full
+    proxy = world.enter_context(running_service("proxy", url))
+    await until(lambda: leads(proxy))
+    world.enter_context(running_service("cpu_manager", url))
+    ends = await asyncio.gather(*(finished(http, proxy, action) for action in accepted))
+    assert [end["ended"] for end in ends] == ["ok"] * len(accepted)
+    async with asyncio.timeout(WAIT_S):  # what nodes have read is freed with their next heartbeat
+        while True:
+            status, headers, _ = await submit(http, proxy, "after", BIG)
+            if status != 503:
+                break
+            await asyncio.sleep(int(headers["retry-after"]))
+    assert (await answer(http, proxy, "after", BIG))["passed"] is True
+
+
+async def fill(http: aiohttp.ClientSession, proxy: Service) -> tuple[list[str], tuple[int, Any, Any]]:
+    """(ids of what was accepted, the first refusal)."""
+    accepted: list[str] = []
+    for number in range(1000):
+        reply = await submit(http, proxy, str(number), BIG)
+        if reply[0] != 202:
+            return accepted, reply
+        accepted.append(reply[2]["id"])
+    raise AssertionError("memory did not fill")

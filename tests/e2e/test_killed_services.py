@@ -1,4 +1,7 @@
-"""`kill -9` of each part in the middle of a batch: every request is answered exactly once, and right."""
+"""`kill -9` of each part in the middle of a batch: every request is answered exactly once, and right.
+
+The batch is also in the planner's history, complete, whatever was killed.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from shared.store import database
+from shared.store.batches import BatchHistory
 from shared.testing.servers import temporary_home
 from shared.testing.stack import RunningStack, running_stack
 from tests.e2e.campaign import grade_through
@@ -30,5 +35,18 @@ async def test_a_batch_is_answered_once_and_right_although_a_part_is_killed(stac
         await asyncio.to_thread(stack.await_healthy, name, other_than=pid)
 
     async with trainer_at(stack.urls["proxy"]) as trainer:
-        await grade_through(trainer, kill, size=SIZE, key=name)
+        answers = await grade_through(trainer, kill, size=SIZE, key=name)
         assert trainer.outages or name != "proxy", "the results stream did not break: nothing was shown"
+    await in_the_history(stack.database_url, answers[0]["batch"])
+
+
+async def in_the_history(database_url: str, batch: str) -> None:
+    """Wait for every measurement of the batch to be in Postgres."""
+    async with database.connect(database_url, name="test") as sessions, asyncio.timeout(90):
+        while True:
+            async with sessions() as session:
+                kept = await BatchHistory(session).requests(batch)
+            if kept is not None:
+                break
+            await asyncio.sleep(0.2)
+    assert len(kept.arrival_s) == SIZE

@@ -201,11 +201,12 @@ class Zygotes:
 
     def _plan_of(self, name: str) -> wire.WallPlan:
         if name == LAUNCHER:
-            return replace(self._plan, harnesses=(), preload=())
+            return replace(self._plan, harnesses=(), preload=(), covered=())
         preload = _USUAL + (_HEAVY if name.endswith(HEAVY) else ())
-        return replace(
-            self._plan, preload=preload + _MATH if name.removesuffix(HEAVY).partition("@")[0] == "math" else preload
-        )
+        if name.removesuffix(HEAVY).partition("@")[0] == "math":
+            return replace(self._plan, preload=preload + _MATH)
+        # A program's private directory is its own: only sympy, which imports as it goes, gets an environment in /tmp back.
+        return replace(self._plan, preload=preload, covered=())
 
     def _make_room(self) -> None:
         for name, task in list(self._running.items()):

@@ -53,7 +53,7 @@ class WallPlan:
     binds: tuple[tuple[str, str], ...]
     """Host path, and where it appears in the zygote's view."""
     covered: tuple[tuple[str, str], ...]
-    """What a cell's private directory would cover: where the view has it, and where it belongs."""
+    """What a cell's private directory would cover and it needs: where the view has it, and where it belongs."""
     links: tuple[tuple[str, str], ...]
     texts: tuple[tuple[str, str], ...]
     interpreter_path: tuple[str, ...]

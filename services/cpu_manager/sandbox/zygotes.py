@@ -205,7 +205,7 @@ class Zygotes:
         preload = _USUAL + (_HEAVY if name.endswith(HEAVY) else ())
         if name.removesuffix(HEAVY).partition("@")[0] == "math":
             return replace(self._plan, preload=preload + _MATH)
-        # A program's private directory is its own: only sympy, which imports as it goes, gets an environment in /tmp back.
+        # A program's private directory is its own; only sympy, which imports as it goes, gets one in /tmp back.
         return replace(self._plan, preload=preload, covered=())
 
     def _make_room(self) -> None:

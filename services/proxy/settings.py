@@ -38,7 +38,7 @@ class ProxySettings(ServiceSettings):
     batch_lifetime_s: float = Field(86_400.0, gt=0)
     """A batch is abandoned so long after it was opened."""
     lease_s: float = Field(4.0, gt=0.5)
-    """The dispatching lease; a dead leader is replaced after at most so long."""
+    """The dispatching lease. A dead leader is replaced after at most one and a half times so long and half a second."""
     node_lost_s: float = Field(10.0, gt=0)
     """A node silent for so long is taken for dead."""
     max_attempts: int = Field(3, gt=0)

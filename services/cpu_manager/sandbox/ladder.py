@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +14,7 @@ from services.cpu_manager.sandbox.protocol import Limits
 from services.cpu_manager.sandbox.rungs import Attempt, Ladder, NoSandboxError, Rung
 from services.cpu_manager.sandbox.running import Cell, sealed
 from services.cpu_manager.sandbox.slots import Slots
+from services.cpu_manager.sandbox.spares import Spares
 from services.cpu_manager.sandbox.toolchain import Toolchain, closed_parent
 from services.cpu_manager.sandbox.walls import landlock
 from services.cpu_manager.sandbox.walls.cgroup_v1 import HierarchyV1
@@ -145,22 +145,22 @@ def make_hierarchy(rung: Rung, instance: Instance) -> Hierarchy | None:
 
 async def _probe(zygotes: Zygotes, slots: Slots) -> str:
     zygote = await zygotes.get(LAUNCHER)
-    slot = slots.take()
-    watch = TreeWatch(_PROBE_LIMITS.memory_bytes)
-    if slot.group:
-        slot.group.arm(_PROBE_LIMITS.memory_bytes, 8)
+    spares = Spares(slots)
+    spare = spares.take(zygote, _PROBE_LIMITS.disk_bytes)
+    group = spare.slot.group
+    if group:
+        group.arm(_PROBE_LIMITS.memory_bytes, 8)
     cores = tuple(os.sched_getaffinity(0))
     order = wire.pack(wire.Order(cores, _PROBE_LIMITS.disk_bytes, 0, 5, 0))
     errand = wire.pack(wire.Errand((), 0))
     parcel = sealed("parcel", wire.pack(wire.ExecParcel(("true",), {}, {}, ())))
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        control = zygote.spawn(
-            replace(slot.plan, disk_bytes=_PROBE_LIMITS.disk_bytes), slot.group.joining if slot.group else ()
-        )
-        cell = Cell(control, slot, _PROBE_LIMITS, GroupWatch(slot.group) if slot.group else watch, len(cores))
+        watch = GroupWatch(group) if group else TreeWatch(_PROBE_LIMITS.memory_bytes)
+        cell = Cell(spare, _PROBE_LIMITS, watch, len(cores))
         ended = await cell.run((order, errand), null, parcel, reports=False)
     finally:
+        spares.end(spare)
         os.close(parcel)
         os.close(null)
     if ended.ended_by == "exit" and ended.exit_code == 0:

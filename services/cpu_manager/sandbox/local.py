@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import os
-import socket
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -17,8 +16,8 @@ from services.cpu_manager.sandbox.ladder import climb, make_hierarchy, wall_plan
 from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, PythonJob
 from services.cpu_manager.sandbox.rungs import Ladder, Rung
 from services.cpu_manager.sandbox.running import Cell, sealed
-from services.cpu_manager.sandbox.slots import Slot, Slots
-from services.cpu_manager.sandbox.spares import Spares
+from services.cpu_manager.sandbox.slots import Slots
+from services.cpu_manager.sandbox.spares import Spare, Spares
 from services.cpu_manager.sandbox.toolchain import Toolchain
 from services.cpu_manager.sandbox.watch import GroupWatch, TreeWatch, Watch
 from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, Zygotes, zygote_for
@@ -92,19 +91,24 @@ class LocalSandbox:
             return Exit(ended_by="lost", detail="the sandbox is closed"), True
         try:
             zygote = await self._zygotes.get(zygote_for(job) if isinstance(job, PythonJob) else LAUNCHER)
-            slot, control = self._spares.take(zygote, job.limits.disk_bytes)
+            spare = self._spares.take(zygote, job.limits.disk_bytes)
         except (ZygoteError, OSError) as error:
             return Exit(ended_by="lost", detail=str(error)), False
         zygote.cells += 1
         zygote.most_cells = max(zygote.most_cells, zygote.cells)
+        stands = False
         try:
-            return await self._attempt(job, cores, slot, control)
+            ended, began, stands = await self._attempt(job, cores, spare)
         except OSError as error:
             return Exit(ended_by="lost", detail=str(error)), False
+        else:
+            return ended, began
         finally:
-            control.close()
             zygote.cells -= 1
-            self._slots.give(slot)
+            if stands and not self._closed:
+                self._spares.give(zygote, job.limits.disk_bytes, spare)
+            else:
+                self._spares.end(spare)
             # After the answer has been given.
             asyncio.get_running_loop().call_soon(self._restock, zygote, job.limits.disk_bytes)
 
@@ -113,26 +117,28 @@ class LocalSandbox:
             with contextlib.suppress(ZygoteError, OSError):  # whoever needs the next cell hears of it
                 self._spares.restock(zygote, disk_bytes)
 
-    async def _attempt(self, job: Job, cores: frozenset[int], slot: Slot, control: socket.socket) -> tuple[Exit, bool]:
-        limits = job.limits
+    async def _attempt(self, job: Job, cores: frozenset[int], spare: Spare) -> tuple[Exit, bool, bool]:
+        """Returns how it ended, whether the program may have run, and whether the cell stands for another."""
+        limits, slot = job.limits, spare.slot
         if slot.group:
             slot.group.arm(limits.memory_bytes, limits.pids + _EXTRA_PIDS)
         descriptors = [sealed("parcel", wire.pack(_parcel(job)))]
         try:
             descriptors.append(sealed("stdin", job.stdin) if job.stdin else os.dup(self._null))
             parcel, stdin = descriptors
-            cell = Cell(control, slot, limits, self._watch(slot, job), len(cores))
+            cell = Cell(spare, limits, self._watch(spare, job), len(cores))
             order, errand = self._order(job, cores), wire.pack(wire.Errand(job.fetch, limits.disk_bytes))
             ended = await cell.run((order, errand), stdin, parcel, reports=isinstance(job, PythonJob))
-            return ended, cell.began
+            return ended, cell.began, cell.stands
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _watch(self, slot: Slot, job: Job) -> Watch:
+    def _watch(self, spare: Spare, job: Job) -> Watch:
+        slot = spare.slot
         if slot.group:
             return GroupWatch(slot.group)
-        return TreeWatch(job.limits.memory_bytes, "" if self._walls.namespaces else slot.plan.home)
+        return TreeWatch(job.limits.memory_bytes, "" if self._walls.namespaces else slot.plan.home, spare.spent_s)
 
     def _order(self, job: Job, cores: frozenset[int]) -> bytes:
         limits, grouped = job.limits, self._hierarchy is not None

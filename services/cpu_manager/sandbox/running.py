@@ -7,14 +7,13 @@ import contextlib
 import fcntl
 import os
 import signal
-import socket
 import time
 from typing import Final
 
 from services.cpu_manager.sandbox.capture import Capture
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.protocol import EndedBy, Exit, Limits
-from services.cpu_manager.sandbox.slots import Slot
+from services.cpu_manager.sandbox.spares import Spare
 from services.cpu_manager.sandbox.walls import syscalls
 from services.cpu_manager.sandbox.watch import Usage, Watch, process_of
 
@@ -30,16 +29,17 @@ REPORT_BYTES: Final = 1 << 20
 
 
 class Cell:
-    """Drives one cell from spawn to `Exit`. Everything happens in callbacks of the loop."""
+    """Drives one job in its cell, from the order to `Exit`. Everything happens in callbacks of the loop."""
 
-    def __init__(self, control: socket.socket, slot: Slot, limits: Limits, watch: Watch, cores: int) -> None:
+    def __init__(self, spare: Spare, limits: Limits, watch: Watch, cores: int) -> None:
         self._loop = asyncio.get_running_loop()
-        self._control = control
-        self._slot = slot
+        self._spare = spare
+        self._control = spare.control
+        self._slot = spare.slot
         self._limits = limits
         self._watch = watch
         self._cores = cores
-        self._pidfd = -1
+        self._again = False
         self._init = 0
         self._cause: EndedBy | None = None
         self._detail = ""
@@ -99,6 +99,11 @@ class Cell:
         """The program's own process has run. Before that, nothing of the job has happened."""
         return self._started_at > 0
 
+    @property
+    def stands(self) -> bool:
+        """The program ended by itself and its cell takes the order of another."""
+        return self._again and self._cause is None and not self._usage.out_of_memory
+
     def _after(self, seconds: float, then: object) -> None:
         assert callable(then)
         self._timers.append(self._loop.call_later(seconds, then))
@@ -117,7 +122,7 @@ class Cell:
     def _took(self, packet: bytes, descriptors: list[int]) -> None:
         kind = packet[:1]
         if kind == wire.READY and descriptors:
-            self._pidfd = descriptors[0]
+            self._spare.pidfd = descriptors[0]
             if self._cause:
                 self._signal()
         elif kind == wire.STARTED:
@@ -128,11 +133,15 @@ class Cell:
         elif kind == wire.ENDED:
             self._ended = wire.EndedFrame.unpack(packet)
             self._usage = self._look()
+            self._spare.spent_s += self._ended.cpu_s
         elif kind == wire.FILE:
             name, _ = wire.unpack_file(packet)
             self._file = self._files.setdefault(name, bytearray())
         elif kind == wire.DATA:
             self._file += packet[1:]
+        elif kind == wire.AGAIN:
+            self._again = True
+            self._all_gone()
         else:  # DONE, or the end of a cell that could not say so
             self._finish()
 
@@ -144,17 +153,17 @@ class Cell:
         self._after(_LOOK_S, self._glance)
 
     def _finish(self) -> None:
-        if self._ended is None and self._pidfd >= 0 and not self._gone():
+        if self._ended is None and self._spare.pidfd >= 0 and not self._gone():
             # Init is dying or dead without a word; its tree is gone when its descriptor says so.
             self._loop.remove_reader(self._control.fileno())
-            self._loop.add_reader(self._pidfd, self._all_gone)
+            self._loop.add_reader(self._spare.pidfd, self._all_gone)
             self._after(_STOP_S, self._never_gone)
             return
         self._all_gone()
 
     def _gone(self) -> bool:
         try:
-            syscalls.signal_pidfd(self._pidfd, 0)
+            syscalls.signal_pidfd(self._spare.pidfd, 0)
         except OSError:
             return True
         return False
@@ -197,8 +206,8 @@ class Cell:
             self._after(min(max(soonest, _LOOK_S), _SELDOM_S) if self._watch.exact else _LOOK_S, self._glance)
 
     def _look(self) -> Usage:
-        if self._init == 0 and not self._watch.exact and self._pidfd >= 0:
-            self._init = process_of(self._pidfd)
+        if self._init == 0 and not self._watch.exact and self._spare.pidfd >= 0:
+            self._init = process_of(self._spare.pidfd)
         usage = self._watch.look(self._init)
         before = self._usage
         return Usage(
@@ -219,20 +228,17 @@ class Cell:
 
     def _signal(self) -> None:
         """SIGKILL to pid 1 ends its namespace. On the Landlock rung init is asked, and ends its domain."""
-        if self._pidfd >= 0:
+        if self._spare.pidfd >= 0:
             in_namespace = self._slot.plan.home == "/tmp"
             with contextlib.suppress(ProcessLookupError):
-                syscalls.signal_pidfd(self._pidfd, signal.SIGKILL if in_namespace else signal.SIGTERM)
+                syscalls.signal_pidfd(self._spare.pidfd, signal.SIGKILL if in_namespace else signal.SIGTERM)
 
     def _release(self) -> list[bytes]:
         for timer in self._timers:
             timer.cancel()
         self._loop.remove_reader(self._control.fileno())
-        self._control.close()
-        if self._pidfd >= 0:
-            self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
+        if self._spare.pidfd >= 0:
+            self._loop.remove_reader(self._spare.pidfd)
         return [capture.finish() for capture in self._captures]
 
     def _exit(self, outputs: list[bytes]) -> Exit:

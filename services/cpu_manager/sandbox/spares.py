@@ -1,12 +1,15 @@
 """Cells forked and walled in before they are needed: a job waits for little more than its own run.
 
 A spare is an init and the process that will become a program. It holds nothing of any job: it waits for its order on a
-socket that only it and the manager have.
+socket that only it and the manager have. After a program that ended by itself the same init stands as a spare again.
 """
 
 from __future__ import annotations
 
+import os
 import socket
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -19,7 +22,23 @@ _MOST: Final = 8
 """Spares of one zygote: each is two waiting processes of one or two megabytes."""
 
 
-Waiting = tuple[Slot, socket.socket]
+@dataclass(slots=True)
+class Spare:
+    """The manager's end of a cell: it waits for an order, or runs one."""
+
+    slot: Slot
+    control: socket.socket
+    pidfd: int = -1
+    """Of its init, once it has been told."""
+    spent_s: float = 0.0
+    """CPU time of the programs that init has reaped before."""
+
+    def close(self) -> None:
+        """Hang up: a waiting cell ends."""
+        self.control.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
 
 
 @dataclass(slots=True)
@@ -27,18 +46,31 @@ class Spares:
     """Waiting cells by zygote and size of the private directory, as many as have lately run at once."""
 
     slots: Slots
-    _waiting: dict[tuple[Zygote, int], list[Waiting]] = field(default_factory=dict)
+    _waiting: dict[tuple[Zygote, int], deque[Spare]] = field(default_factory=dict)
 
-    def take(self, zygote: Zygote, disk_bytes: int) -> Waiting:
-        """A cell of this zygote, waiting or newly ordered. Raises `ZygoteError` or OSError."""
+    def take(self, zygote: Zygote, disk_bytes: int) -> Spare:
+        """A cell of this zygote, the longest waiting or newly ordered. Raises `ZygoteError` or OSError."""
         waiting = self._waiting.get((zygote, disk_bytes))
-        return waiting.pop() if waiting and not zygote.dead else self._order(zygote, disk_bytes)
+        return waiting.popleft() if waiting and not zygote.dead else self._order(zygote, disk_bytes)
 
-    def _order(self, zygote: Zygote, disk_bytes: int) -> Waiting:
+    def give(self, zygote: Zygote, disk_bytes: int, spare: Spare) -> None:
+        """A cell whose program has ended waits for the next, unless enough do."""
+        waiting = self._waiting.setdefault((zygote, disk_bytes), deque())
+        if zygote.dead or len(waiting) >= _MOST:
+            self.end(spare)
+        else:
+            waiting.append(spare)
+
+    def end(self, spare: Spare) -> None:
+        """Let go of a cell that nothing runs in."""
+        spare.close()
+        self.slots.give(spare.slot)
+
+    def _order(self, zygote: Zygote, disk_bytes: int) -> Spare:
         slot = self.slots.take()
         try:
             plan = replace(slot.plan, disk_bytes=disk_bytes)
-            return slot, zygote.spawn(plan, slot.group.joining if slot.group else ())
+            return Spare(slot, zygote.spawn(plan, slot.group.joining if slot.group else ()))
         except (ZygoteError, OSError):
             self.slots.give(slot)
             raise
@@ -48,17 +80,16 @@ class Spares:
         for zygote_, size in list(self._waiting):
             if zygote_.dead or (zygote_ is zygote and size != disk_bytes):
                 self._let_go(self._waiting.pop((zygote_, size)))
-        waiting = self._waiting.setdefault((zygote, disk_bytes), [])
+        waiting = self._waiting.setdefault((zygote, disk_bytes), deque())
         while not zygote.dead and len(waiting) < min(zygote.most_cells + _AHEAD, _MOST):
             waiting.append(self._order(zygote, disk_bytes))
 
     def count(self) -> int:
         return sum(len(cells) for (zygote, _), cells in self._waiting.items() if not zygote.dead)
 
-    def _let_go(self, cells: list[Waiting]) -> None:
-        for slot, control in cells:
-            control.close()
-            self.slots.give(slot)
+    def _let_go(self, cells: Iterable[Spare]) -> None:
+        for spare in cells:
+            self.end(spare)
 
     def close(self) -> None:
         for cells in self._waiting.values():

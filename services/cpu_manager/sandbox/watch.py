@@ -60,21 +60,24 @@ class TreeWatch:
     suspicious_bytes: int
     """Below this cheap upper bound nobody asks for the exact share of each page."""
     home: str = ""
+    spent_s: float = 0.0
+    """CPU time of programs that init had reaped before this one."""
     exact: bool = False
 
     def look(self, init: int) -> Usage:
         pids = list(_descendants(init)) if init else []
-        cpu_s, resident = 0.0, 0
+        cpu_s, resident = -self.spent_s, 0
         for pid in pids:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-                cpu_s += sum(map(int, fields[11:15])) * _TICK_S
+                # Own user and system time, and that of the dead it waited for; init's own is not the program's.
+                cpu_s += sum(map(int, fields[13:15] if pid == init else fields[11:15])) * _TICK_S
                 resident += int(fields[21]) * _PAGE
         if resident > self.suspicious_bytes:
             # Forked processes share pages: count each page once.
             resident = sum(_proportional(pid) for pid in pids)
         disk = _weigh(self.home) if self.home else 0
-        return Usage(cpu_s=cpu_s, peak_bytes=resident, processes=max(len(pids) - 1, 0), disk_bytes=disk)
+        return Usage(cpu_s=max(cpu_s, 0.0), peak_bytes=resident, processes=max(len(pids) - 1, 0), disk_bytes=disk)
 
 
 def _descendants(init: int) -> list[int]:

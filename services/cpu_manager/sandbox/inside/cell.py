@@ -1,4 +1,8 @@
-"""The init of one cell: builds the walls around one program, waits for it, kills what it left, brings back files.
+"""The init of one cell: builds the walls around a program, waits for it, kills what it left, brings back files.
+
+Then it does the same for the next program of the same zygote, in a new private directory. What a program can leave in
+its namespaces is processes (all reaped), files (unmounted) and System V objects (looked for; the cell ends when there
+are any). Init itself never reads a payload: the next program, which is a copy of it, inherits nothing of the last.
 
 It is pid 1 of its pid namespace; on the Landlock rung a subreaper at the edge of a Landlock domain. Either way
 `kill(-1)` reaches everything the program started, however it hid, and nothing else; and the program can neither
@@ -19,12 +23,15 @@ import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from services.cpu_manager.sandbox.inside import program, wire
 from services.cpu_manager.sandbox.walls import landlock, syscalls
 from services.cpu_manager.sandbox.walls.seccomp import Filter
 from services.cpu_manager.sandbox.walls.view import DEVICES
+
+_PROGRAMS: Final = 256
+"""That one cell runs before it makes room for a new one."""
 
 Harness = Callable[[str, bytes, Callable[[bytes], None]], None]
 
@@ -41,10 +48,11 @@ class Inheritance:
 
 
 def live(inheritance: Inheritance, slot: wire.SlotPlan, descriptors: list[int]) -> NoReturn:
-    """Be a cell from fork to end. Whatever goes wrong before the program begins is told to the manager."""
+    """Be a cell from fork to end. Whatever goes wrong before a program begins is told to the manager."""
     control = socket.socket(fileno=descriptors[0])
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a handler would be what lets a program's signal through
         for joining in descriptors[1:]:
             os.write(joining, b"0")
             os.close(joining)
@@ -53,8 +61,10 @@ def live(inheritance: Inheritance, slot: wire.SlotPlan, descriptors: list[int]) 
         else:
             syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         wire.send(control, wire.READY, (os.pidfd_open(os.getpid()),))
-        _build(inheritance, slot)
-        _oversee(inheritance, slot, control)
+        if not inheritance.plan.namespaces:
+            _enclose(inheritance.plan, slot)
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+        _serve(inheritance, slot, control)
     except OSError as error:
         with contextlib.suppress(OSError):
             wire.send(control, wire.FAILED + str(error).encode())
@@ -70,75 +80,114 @@ def _leave_zygote(plan: wire.WallPlan) -> None:
     syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
 
 
-def _build(inheritance: Inheritance, slot: wire.SlotPlan) -> None:
-    """The walls that need rights, then the giving up of all rights."""
-    plan = inheritance.plan
-    if plan.namespaces:
-        options = f"size={slot.disk_bytes},nr_inodes=65536,mode=0700,uid={slot.uid},gid={slot.uid}"
-        syscalls.mount("private", slot.home, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
-        for kept, place in plan.covered:
-            os.makedirs(place, 0o755, exist_ok=True)  # noqa: PTH103  # the lean zygote has no pathlib
-            syscalls.mount(kept, place, "", syscalls.MS_BIND | syscalls.MS_REC)
+def _enclose(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
+    """The Landlock rung's walls stand around init too: its `kill(-1)` must reach its own domain and no further."""
+    program.give_up_rights(plan, slot)
+    devices = [f"/dev/{name}" for name in DEVICES]
+    ruleset = landlock.walls([source for source, _ in plan.binds], devices, slot.home)
+    landlock.restrict(ruleset)
+    os.close(ruleset)
     os.chdir(slot.home)
-    if plan.privileged:
-        os.setresgid(slot.uid, slot.uid, slot.uid)
-        os.setresuid(slot.uid, slot.uid, slot.uid)
-    elif plan.namespaces:
-        # Ids stay unmapped: the program is nobody, and processes are counted for this namespace alone.
-        syscalls.unshare(syscalls.CLONE_NEWUSER)
-    syscalls.drop_capabilities()
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    if not plan.namespaces:
-        devices = [f"/dev/{name}" for name in DEVICES]
-        ruleset = landlock.walls([source for source, _ in plan.binds], devices, slot.home)
-        landlock.restrict(ruleset)
-        os.close(ruleset)
 
 
-def _oversee(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -> None:
-    """Fork the program's process, wait for its end, end all it started, and report."""
+def _furnish(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
+    """An empty private directory: a new tmpfs, which ends with `_clear`."""
+    options = f"size={slot.disk_bytes},nr_inodes=65536,mode=0700,uid={slot.uid},gid={slot.uid}"
+    syscalls.mount("private", slot.home, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
+    for kept, place in plan.covered:
+        os.makedirs(place, 0o755, exist_ok=True)  # noqa: PTH103  # the lean zygote has no pathlib
+        syscalls.mount(kept, place, "", syscalls.MS_BIND | syscalls.MS_REC)
+    os.chdir(slot.home)
+
+
+def _clear(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
+    if plan.namespaces:
+        os.chdir("/")
+        syscalls.umount(slot.home)
+    else:
+        _empty(slot.home)
+
+
+def _serve(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -> None:
+    """Run one program after another of the same zygote, until one leaves a trace that could reach the next."""
     stops: list[int] = []
 
     def stop(number: int, _: object) -> None:
         stops.append(number)
         _end_everything()
 
-    signal.signal(signal.SIGTERM, stop)
     if not inheritance.plan.namespaces:
+        signal.signal(signal.SIGTERM, stop)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)  # a change of user would have cleared it
+    objects = _shared_objects() if inheritance.plan.namespaces else []
+    for left in range(_PROGRAMS - 1, -1, -1):
+        if inheritance.plan.namespaces:
+            _furnish(inheritance.plan, slot)
+        errand = _oversee(inheritance, slot, control, stops)
+        if errand is None:
+            return  # a spare that was never needed
+        _fetch(errand, slot.home, control)
+        _clear(inheritance.plan, slot)
+        # A file that was fetched has passed through this process, of which the next program would be a copy.
+        if not left or stops or errand.fetch or any(map(_holds_objects, objects)):
+            wire.send(control, wire.DONE)
+            return
+        wire.send(control, wire.AGAIN)
+
+
+def _oversee(
+    inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket, stops: list[int]
+) -> wire.Errand | None:
+    """Fork the program's process, wait for its end, end all it started, and report. Returns what is to be fetched."""
     pid = os.fork()
     if pid == 0:
         program.run(inheritance, slot, control)
-    inheritance.filter.install()
-    status = _wait_for(pid)
+    status, tally = _wait_for(pid)
     at = time.monotonic()
     _end_everything()
     with contextlib.suppress(ChildProcessError):
         while True:
-            os.wait()
+            tally.add(os.wait3(0)[2])
     packet, _ = wire.receive(control, 0)
     if not packet:
-        return  # a spare that was never needed
+        return None
     if stops:
         wire.send(control, wire.FAILED + b"stopped from outside")  # unless the manager knows why, it is lost
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ended = wire.EndedFrame(status, at, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
-    wire.send(control, ended.pack())
+    wire.send(control, wire.EndedFrame(status, at, tally.cpu_s, tally.peak_bytes).pack())
     errand = wire.unpack(packet)
     assert isinstance(errand, wire.Errand)
-    _fetch(errand, slot.home, control)
-    if not inheritance.plan.namespaces:
-        _empty(slot.home)
-    wire.send(control, wire.DONE)
+    return errand
 
 
-def _wait_for(pid: int) -> int:
-    """Reap everything until the program itself ends. Returns its status as wait(2) gives it."""
+@dataclass(slots=True)
+class _Tally:
+    """What the processes of one program used, as far as anybody waited for them."""
+
+    cpu_s: float = 0.0
+    peak_bytes: int = 0
+
+    def add(self, used: resource.struct_rusage) -> None:
+        self.cpu_s += used.ru_utime + used.ru_stime
+        self.peak_bytes = max(self.peak_bytes, used.ru_maxrss * 1024)
+
+
+def _shared_objects() -> list[int]:
+    """The kernel's lists of System V objects of this cell: they would outlive the processes that made them."""
+    return [os.open(f"/proc/sysvipc/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("shm", "sem", "msg")]
+
+
+def _holds_objects(listing: int) -> bool:
+    return os.pread(listing, 4096, 0).count(b"\n") > 1  # the first line is a heading
+
+
+def _wait_for(pid: int) -> tuple[int, _Tally]:
+    """Reap everything until the program itself ends. Returns its status as wait(2) gives it, and what was used."""
+    tally = _Tally()
     while True:
-        ended, status = os.wait()
+        ended, status, used = os.wait3(0)
+        tally.add(used)
         if ended == pid:
-            return status
+            return status, tally
 
 
 def _end_everything() -> None:

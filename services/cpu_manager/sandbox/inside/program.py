@@ -36,7 +36,10 @@ def run(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -
     code = 1
     try:
         os.setsid()
+        if inheritance.plan.namespaces:
+            give_up_rights(inheritance.plan, slot)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
         if inheritance.scopes >= 0:
             landlock.restrict(inheritance.scopes)
@@ -48,7 +51,8 @@ def run(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -
         order = wire.unpack(packet)
         assert isinstance(order, wire.Order)
         os.sched_setaffinity(0, order.cores)
-        _limit(order)
+        # On the Landlock rung init is of the same user and counts too.
+        _limit(order, own=0 if inheritance.plan.namespaces else 1)
         inheritance.filter.install()
         stdin, stdout, stderr, parcel, report = received
         for target, descriptor in enumerate((stdin, stdout, stderr)):
@@ -66,7 +70,19 @@ def run(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -
         os._exit(code)
 
 
-def _limit(order: wire.Order) -> None:
+def give_up_rights(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
+    """Become a user who owns nothing, without capabilities, for good."""
+    if plan.privileged:
+        os.setresgid(slot.uid, slot.uid, slot.uid)
+        os.setresuid(slot.uid, slot.uid, slot.uid)
+    elif plan.namespaces:
+        # Ids stay unmapped: the program is nobody, and processes are counted for this namespace alone.
+        syscalls.unshare(syscalls.CLONE_NEWUSER)
+    syscalls.drop_capabilities()
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _limit(order: wire.Order, own: int) -> None:
     limits = [
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, order.cpu_s),
@@ -78,7 +94,7 @@ def _limit(order: wire.Order) -> None:
     if order.data_bytes:
         limits.append((resource.RLIMIT_DATA, order.data_bytes))
     if order.pids:
-        limits.append((resource.RLIMIT_NPROC, order.pids + 1))  # init counts too
+        limits.append((resource.RLIMIT_NPROC, order.pids + own))
     for kind, value in limits:
         resource.setrlimit(kind, (value, value))
 

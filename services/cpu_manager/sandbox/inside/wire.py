@@ -28,7 +28,9 @@ FILE: Final = b"F"
 """Followed by size and name; then DATA packets until the size is reached."""
 DATA: Final = b"D"
 DONE: Final = b"Z"
-"""Nothing more will come."""
+"""Nothing more will come; the cell is gone."""
+AGAIN: Final = b"A"
+"""Nothing more will come of this program; the cell takes the order of another."""
 
 _ENDED = struct.Struct("=iddQ")
 _SIZE = struct.Struct("=Q")

@@ -1,0 +1,243 @@
+"""One cell runs many programs: none may find a trace of the one before, and a cell with a trace is not used again."""
+
+import itertools
+import secrets
+
+import pytest
+
+from services.cpu_manager.sandbox.local import LocalSandbox
+from services.cpu_manager.sandbox.protocol import Exit, Limits, PythonJob
+from tests.services.cpu_manager.sandbox.cells import CORE, nothing_left, processes_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+_SIZES = itertools.count(32 << 20, 1 << 20)
+
+
+class Succession:
+    """Programs in cells that no other test uses: cells are kept by the size of their private directory."""
+
+    def __init__(self, sandbox: LocalSandbox) -> None:
+        self._sandbox = sandbox
+        self._disk_bytes = next(_SIZES)
+
+    async def run(self, source: str, fetch: tuple[str, ...] = (), **limits: float) -> Exit:
+        bounds = Limits(**{"wall_s": 5.0, "disk_bytes": self._disk_bytes, **limits})  # type: ignore[arg-type]
+        # The import chooses the zygote: all of these programs come from the same.
+        source = f"import ctypes\n{source}"
+        return await self._sandbox.run(PythonJob(source=source, limits=bounds, fetch=fetch), CORE)
+
+    async def inits(self) -> set[int]:
+        """The cells of this size, once those of other sizes are gone."""
+        await nothing_left(self._sandbox)
+        return set(processes_of(self._sandbox)[0])
+
+
+@pytest.fixture
+def succession(sandbox: LocalSandbox) -> Succession:
+    return Succession(sandbox)
+
+
+async def used_again(succession: Succession, source: str, wall_s: float = 5.0) -> bool:
+    """Does the cell that ran this program stand for another?"""
+    await succession.run("pass")
+    await succession.run("pass")
+    before = await succession.inits()
+    await succession.run(source, wall_s=wall_s)
+    return before <= await succession.inits()
+
+
+async def test_a_cell_runs_one_program_after_another(sandbox: LocalSandbox, succession: Succession) -> None:
+    await succession.run("pass")
+    await succession.run("pass")
+    before = await succession.inits()
+    for number in range(10):
+        assert (await succession.run(f"print({number})")).stdout == f"{number}\n".encode()
+    assert await succession.inits() == before
+    await nothing_left(sandbox)
+
+
+@pytest.mark.parametrize(
+    "source", ["import sys; sys.exit(3)", "import os; os.abort()", "1 / 0", "import os; os._exit(0)"]
+)
+async def test_a_cell_outlives_a_program_that_ends_by_itself(succession: Succession, source: str) -> None:
+    assert await used_again(succession, source)
+
+
+async def test_a_cell_whose_program_had_to_be_killed_is_not_used_again(succession: Succession) -> None:
+    assert not await used_again(succession, "while True: pass", wall_s=0.3)
+
+
+async def test_a_cell_whose_files_were_fetched_is_not_used_again(succession: Succession) -> None:
+    await succession.run("pass")
+    await succession.run("pass")
+    before = await succession.inits()
+    ended = await succession.run("open('result', 'w').write('mine')", fetch=("result",))
+    assert ended.files == {"result": b"mine"}
+    await succession.run("pass")
+    assert not before <= await succession.inits()
+
+
+async def test_the_next_program_finds_an_empty_directory_as_large_as_before(succession: Succession) -> None:
+    fill = """
+import os, socket
+os.makedirs('deep/er'); os.mkfifo('pipe'); os.symlink('/etc/passwd', 'link')
+left = socket.socket(socket.AF_UNIX) if hasattr(socket, 'AF_UNIX') else None
+try:
+    with open('full', 'wb') as file:
+        for _ in range(16): file.write(b'x' * (1 << 20)); file.flush()
+    os.chmod('deep', 0)
+except OSError as error: print(error)
+print('filled')
+"""
+    assert (await succession.run(fill.replace("left = socket", "left = None and socket"))).stdout == b"filled\n"
+    listed = await succession.run("import os; print(os.listdir('.'), os.getcwd() == os.environ['HOME'])")
+    assert listed.stdout == b"['main.py'] True\n", listed
+    assert (await succession.run(fill.replace("left = socket", "left = None and socket"))).stdout == b"filled\n"
+
+
+async def test_the_next_program_finds_no_word_of_the_last_in_its_memory(succession: Succession) -> None:
+    secret = secrets.token_hex(16)
+    await succession.run("pass")
+    spoken = await succession.run(f"word = '{secret}' * 50000; print(len(word))")
+    assert spoken.stdout == b"1600000\n"
+    search = """
+half, other = '%s', '%s'
+found = 0
+try: lines = open('/proc/self/maps').read().splitlines()
+except OSError: lines = []
+with open('/proc/self/mem', 'rb', 0) if lines else open('/dev/null', 'rb') as memory:
+    for line in lines:
+        first, last = (int(end, 16) for end in line.split()[0].split('-'))
+        if ' r' not in line or last - first > 1 << 30: continue
+        try: memory.seek(first); text = memory.read(last - first)
+        except (OSError, OverflowError, ValueError): continue
+        # The word is put together only here, so that this source does not hold it.
+        found += text.count((other[::-1] + half[::-1])[::-1].encode())
+        del text
+print('searched', found < 20)
+"""
+    ended = await succession.run(search % (secret[:16], secret[16:]))
+    assert ended.stdout == b"searched True\n", ended
+
+
+async def test_the_next_program_meets_no_process_of_the_last(sandbox: LocalSandbox, succession: Succession) -> None:
+    hide = """
+import os, signal, time
+for _ in range(5):
+    if os.fork() == 0:
+        os.setsid()
+        for number in range(1, 32):
+            try: signal.signal(number, signal.SIG_IGN)
+            except (OSError, ValueError): pass
+        if os.fork() == 0: time.sleep(60)
+        os._exit(0)
+print('hidden')
+"""
+    assert (await succession.run(hide)).stdout == b"hidden\n"
+    look = """
+import os
+try: print(sorted(int(name) for name in os.listdir('/proc') if name.isdigit()) == [1, os.getpid()])
+except OSError: print(True)
+"""
+    assert (await succession.run(look)).stdout == b"True\n"
+    await nothing_left(sandbox)
+
+
+_OBJECTS = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+key, made = 0x7EAD1E, 0o1600
+kinds = {'shm': (libc.shmget, 4096), 'sem': (libc.semget, 1), 'msg': (libc.msgget, None)}
+def get(kind, flags):
+    call, size = kinds[kind]
+    return call(key, flags) if size is None else call(key, size, flags)
+"""
+
+
+@pytest.mark.parametrize("kind", ["shm", "sem", "msg"])
+async def test_the_next_program_finds_no_shared_object_of_the_last(succession: Succession, kind: str) -> None:
+    await succession.run("pass")
+    await succession.run("pass")
+    before = await succession.inits()
+    made = await succession.run(f"{_OBJECTS}print(get('{kind}', made) >= 0)")
+    assert (await succession.run(f"{_OBJECTS}print(get('{kind}', 0))")).stdout == b"-1\n"
+    if made.stdout == b"True\n":  # on the Landlock rung none can be made
+        assert not before <= await succession.inits(), "a cell that holds an object of a program was used again"
+
+
+async def test_the_next_program_finds_no_socket_name_of_the_last(succession: Succession) -> None:
+    bind = """
+import os, socket, time
+try:
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind('\\0treadle-trace')
+    listening.listen()
+    if os.fork() == 0: time.sleep(60)
+    print('bound')
+except OSError as error: print('bound')
+"""
+    for _ in range(3):  # the name is free again each time
+        assert (await succession.run(bind)).stdout == b"bound\n"
+
+
+async def test_limits_and_marks_of_the_last_program_are_gone(succession: Succession) -> None:
+    source = """
+import gc, os, resource, signal, sys
+state = (os.umask(0o022), os.nice(0), signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+         signal.pthread_sigmask(signal.SIG_BLOCK, ()), resource.getrlimit(resource.RLIMIT_CPU), gc.isenabled(),
+         os.getcwd(), 'TRACE' in os.environ, sys.flags.isolated, 'trace' in sys.modules)
+print(state)
+os.umask(0); os.nice(5); signal.signal(signal.SIGINT, signal.SIG_IGN); signal.pthread_sigmask(signal.SIG_BLOCK, {10})
+resource.setrlimit(resource.RLIMIT_CPU, (1, 1)); gc.disable(); os.chdir('/'); os.environ['TRACE'] = 'x'
+sys.modules['trace'] = sys
+"""
+    first = await succession.run(source)
+    assert first.exit_code == 0, first.stderr
+    assert (await succession.run(source)).stdout == first.stdout
+
+
+async def test_the_init_of_a_cell_cannot_be_reached_by_its_programs(succession: Succession) -> None:
+    reach = """
+import ctypes, os, signal
+libc = ctypes.CDLL(None, use_errno=True)
+init = os.getppid()
+for number in range(1, 65):
+    if number in (signal.SIGCHLD,): continue
+    try: os.kill(init, number)
+    except OSError: pass
+opened = []
+for name in ('mem', 'environ', 'maps', 'fd', 'fdinfo', 'cwd', 'root', 'ns/mnt', 'oom_score_adj', 'clear_refs'):
+    path = f'/proc/{init}/{name}'
+    for flags in (os.O_RDONLY, os.O_RDWR):
+        try:
+            if name in ('fd', 'fdinfo', 'cwd', 'root'): opened.append((name, os.listdir(path)))
+            elif name == 'ns/mnt': opened.append((name, os.readlink(path)))
+            else: os.close(os.open(path, flags)); opened.append((name, flags))
+        except OSError: pass
+print(opened, libc.ptrace(16, init, 0, 0))
+"""
+    await succession.run("pass")
+    await succession.run("pass")
+    before = await succession.inits()
+    ended = await succession.run(reach)
+    assert (ended.ended_by, ended.exit_code) == ("exit", 0), ended
+    # How likely its end is may be read by all.
+    assert ended.stdout in (b"[] -1\n", b"[('oom_score_adj', 0)] -1\n"), ended.stdout
+    await succession.run("pass")
+    assert before <= await succession.inits()
+
+
+async def test_each_program_is_charged_for_itself_alone(succession: Succession) -> None:
+    """CPU time and memory start anew: what earlier programs of the cell used does not count against a limit."""
+    burn = (
+        "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time() < until: pass\nx = b'x' * (60 << 20)"
+    )
+    for _ in range(4):
+        ended = await succession.run(burn, cpu_s=0.8, memory_bytes=256 << 20)
+        assert ended.ended_by == "exit", ended
+        assert 0.25 < ended.cpu_s < 0.7
+        assert 50 << 20 < ended.peak_memory_bytes < 200 << 20
+    light = await succession.run("pass", cpu_s=0.8, memory_bytes=256 << 20)
+    assert light.cpu_s < 0.2
+    assert light.peak_memory_bytes < 50 << 20

@@ -6,7 +6,6 @@ and that patches `json` changes nothing in it.
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import json.encoder
 import math
@@ -55,7 +54,11 @@ def _call(source: str, function: str, arguments: dict[str, Any]) -> Any:
     if not callable(found):
         raise LookupError(f"the module defines no function {function!r}")
     returned = found(**arguments)
-    return asyncio.run(_awaited(returned)) if hasattr(returned, "__await__") else returned
+    if not hasattr(returned, "__await__"):
+        return returned
+    import asyncio  # with all it brings (threads, TLS, logging) every fork of the zygote would cost a third more
+
+    return asyncio.run(_awaited(returned))
 
 
 async def _awaited(returned: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -14,11 +13,17 @@ from services.cpu_manager.sandbox.harnesses import sealed
 SHOWN_CHARS: Final = 200
 
 
+def _silence() -> None:
+    import logging  # here, since its locks are renewed at every fork of a zygote that has it
+
+    logging.disable(logging.CRITICAL)
+
+
 def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:  # noqa: ARG001  # every harness's shape
     """Parse both, compare, report `{gold, response, equal}`; the first two are what was parsed, as text, or empty."""
     from math_verify import parse, verify  # imported before the fork, by the `math` zygote
 
-    logging.disable(logging.CRITICAL)
+    _silence()
     nonces, secret = sealed.unpack(payload)
     gold = parse(gold_text(secret["gold"]), parsing_timeout=None) or parse(secret["gold"], parsing_timeout=None)
     response = parse(secret["response"], parsing_timeout=None)
@@ -51,7 +56,7 @@ def warm() -> None:
     """Make what math-verify makes at first use: its patterns, its grammar's tables. 90 ms that each fork would pay."""
     from math_verify import parse, verify
 
-    logging.disable(logging.CRITICAL)
+    _silence()
     half = parse(r"The final answer is $\boxed{\frac{1}{2}}$. I hope", parsing_timeout=None)
     verify(half, parse("so it is 1/2 or 0.5", parsing_timeout=None), timeout_seconds=None)
 

@@ -3,6 +3,6 @@
 Processes, from the outside in::
 
     manager ── zygote (pre-imported interpreter behind walls; reads orders, never payloads)
-                 └─ init of a cell (pid 1 of its own pid namespace; forks one program after another, waits, reaps, fetches)
+                 └─ init of a cell (pid 1 of its pid namespace; forks one program after another, waits, reaps, fetches)
                       └─ program (gives up its rights; reads its parcel only when every wall stands)
 """

@@ -61,6 +61,7 @@ def live(inheritance: Inheritance, slot: wire.SlotPlan, descriptors: list[int]) 
         else:
             syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         wire.send(control, wire.READY, (os.pidfd_open(os.getpid()),))
+        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)  # its programs inherit it
         if not inheritance.plan.namespaces:
             _enclose(inheritance.plan, slot)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)

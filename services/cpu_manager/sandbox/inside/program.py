@@ -14,7 +14,6 @@ import resource
 import signal
 import socket
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -38,7 +37,8 @@ def run(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -
         os.setsid()
         if inheritance.plan.namespaces:
             give_up_rights(inheritance.plan, slot)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        else:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
         if inheritance.scopes >= 0:
@@ -75,11 +75,12 @@ def give_up_rights(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
     if plan.privileged:
         os.setresgid(slot.uid, slot.uid, slot.uid)
         os.setresuid(slot.uid, slot.uid, slot.uid)
+        if plan.namespaces:
+            return  # with the last id of root all capabilities have gone: the namespace began with no inheritable ones
     elif plan.namespaces:
         # Ids stay unmapped: the program is nobody, and processes are counted for this namespace alone.
         syscalls.unshare(syscalls.CLONE_NEWUSER)
     syscalls.drop_capabilities()
-    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
 
 
 def _limit(order: wire.Order, own: int) -> None:
@@ -199,7 +200,8 @@ def _exit_code(error: SystemExit) -> int:
 def _finish(code: int) -> int:
     """What the interpreter does at its end, less the taking down of modules."""
     with contextlib.suppress(Exception):
-        threading._shutdown()  # type: ignore[attr-defined]
+        if threading := sys.modules.get("threading"):
+            threading._shutdown()
         atexit._run_exitfuncs()
     try:
         for stream in (sys.stdout, sys.stderr):

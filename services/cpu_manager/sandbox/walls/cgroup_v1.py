@@ -13,12 +13,10 @@ from services.cpu_manager.sandbox.walls.cgroups import (
     LEFTOVER_BYTES,
     MOUNT,
     PREFIX,
+    Files,
     Group,
-    counter,
     own_groups,
-    read,
     remove_tree,
-    write,
 )
 
 _V1_CONTROLLERS: Final = ("memory", "pids", "cpuacct")
@@ -28,9 +26,10 @@ _V1_CONTROLLERS: Final = ("memory", "pids", "cpuacct")
 class GroupV1:
     """One directory in each of the memory, pids and cpuacct hierarchies."""
 
-    memory: Path
-    pids: Path
-    cpuacct: Path
+    paths: tuple[Path, ...]
+    memory: Files
+    pids: Files
+    cpuacct: Files
     joining: tuple[int, ...] = ()
     _limit: int = 0
     _pids: int = 0
@@ -44,47 +43,50 @@ class GroupV1:
             path.mkdir(parents=True, exist_ok=True)
         joining = tuple(os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in paths.values())
         swap = (paths["memory"] / "memory.memsw.limit_in_bytes").exists()
-        return cls(paths["memory"], paths["pids"], paths["cpuacct"], joining, _swap=swap)
+        memory, pids, cpuacct = (Files(paths[controller]) for controller in _V1_CONTROLLERS)
+        return cls(tuple(paths.values()), memory, pids, cpuacct, joining, _swap=swap)
 
     def arm(self, memory_bytes: int, pids: int) -> None:
         """Set the limits and start the counts anew. No program is in the group, at most a waiting init."""
-        if int(read(self.memory / "memory.usage_in_bytes")) > LEFTOVER_BYTES:
+        if self.memory.number("memory.usage_in_bytes") > LEFTOVER_BYTES:
             with contextlib.suppress(OSError):  # a waiting init is in it already: only caches are to go
-                write(self.memory / "memory.force_empty", "0")
+                self.memory.write("memory.force_empty", "0")
         if memory_bytes != self._limit:
             names = ["memory.limit_in_bytes"] + (["memory.memsw.limit_in_bytes"] if self._swap else [])
             # The sum with swap may never be below the memory alone: the order depends on the direction.
             growing = memory_bytes > self._limit > 0
             for name in reversed(names) if growing else names:
-                write(self.memory / name, str(memory_bytes))
+                self.memory.write(name, str(memory_bytes))
             self._limit = memory_bytes
         if pids != self._pids:
-            write(self.pids / "pids.max", str(pids))
+            self.pids.write("pids.max", str(pids))
             self._pids = pids
-        write(self.memory / "memory.max_usage_in_bytes", "0")
-        write(self.cpuacct / "cpuacct.usage", "0")
+        self.memory.write("memory.max_usage_in_bytes", "0")
+        self.cpuacct.write("cpuacct.usage", "0")
         self._kills = self._oom_kills()
 
     def cpu_s(self) -> float:
-        return int(read(self.cpuacct / "cpuacct.usage")) / 1e9
+        return self.cpuacct.number("cpuacct.usage") / 1e9
 
     def peak_memory_bytes(self) -> int:
-        return int(read(self.memory / "memory.max_usage_in_bytes"))
+        return self.memory.number("memory.max_usage_in_bytes")
 
     def _oom_kills(self) -> int:
-        return counter(self.memory / "memory.oom_control", "oom_kill")
+        return self.memory.counter("memory.oom_control", "oom_kill")
 
     def out_of_memory(self) -> bool:
         return self._oom_kills() > self._kills
 
     def kill(self) -> None:
-        cgroups.kill(self.pids)
+        cgroups.kill(self.paths[_V1_CONTROLLERS.index("pids")])
 
     def remove(self) -> None:
         for descriptor in self.joining:
             os.close(descriptor)
         self.joining = ()
-        for path in (self.memory, self.pids, self.cpuacct):
+        for files in (self.memory, self.pids, self.cpuacct):
+            files.close()
+        for path in self.paths:
             cgroups.remove(path)
 
 

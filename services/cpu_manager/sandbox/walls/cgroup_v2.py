@@ -13,8 +13,8 @@ from services.cpu_manager.sandbox.walls.cgroups import (
     LEFTOVER_BYTES,
     MOUNT,
     PREFIX,
+    Files,
     Group,
-    counter,
     own_groups,
     read,
     remove_tree,
@@ -30,6 +30,7 @@ class GroupV2:
     """One directory in the unified hierarchy."""
 
     directory: Path
+    files: Files
     joining: tuple[int, ...] = ()
     _limit: int = 0
     _pids: int = 0
@@ -42,21 +43,21 @@ class GroupV2:
     def make(cls, parent: Path, name: str) -> GroupV2:
         directory = parent / name
         directory.mkdir(exist_ok=True)
-        group = cls(directory, (os.open(directory / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC),))
+        group = cls(directory, Files(directory), (os.open(directory / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC),))
         with contextlib.suppress(OSError):
-            write(directory / "memory.swap.max", "0")
+            group.files.write("memory.swap.max", "0")
         return group
 
     def arm(self, memory_bytes: int, pids: int) -> None:
         """Set the limits and start the counts anew. No program is in the group, at most a waiting init."""
-        if int(read(self.directory / "memory.current")) > LEFTOVER_BYTES:
+        if self.files.number("memory.current") > LEFTOVER_BYTES:
             with contextlib.suppress(OSError):
-                write(self.directory / "memory.reclaim", str(1 << 40))
+                self.files.write("memory.reclaim", str(1 << 40))
         if memory_bytes != self._limit:
-            write(self.directory / "memory.max", str(memory_bytes))
+            self.files.write("memory.max", str(memory_bytes))
             self._limit = memory_bytes
         if pids != self._pids:
-            write(self.directory / "pids.max", str(pids))
+            self.files.write("pids.max", str(pids))
             self._pids = pids
         self._reset_peak()
         self._kills = self._oom_kills()
@@ -77,7 +78,7 @@ class GroupV2:
             self._peak = -1
 
     def _cpu_total(self) -> float:
-        return counter(self.directory / "cpu.stat", "usage_usec") / 1e6
+        return self.files.counter("cpu.stat", "usage_usec") / 1e6
 
     def cpu_s(self) -> float:
         return self._cpu_total() - self._cpu_before
@@ -85,17 +86,17 @@ class GroupV2:
     def peak_memory_bytes(self) -> int:
         if self._peak >= 0:
             return int(os.pread(self._peak, 32, 0))
-        return int(read(self.directory / "memory.current"))
+        return self.files.number("memory.current")
 
     def _oom_kills(self) -> int:
-        return counter(self.directory / "memory.events", "oom_kill")
+        return self.files.counter("memory.events", "oom_kill")
 
     def out_of_memory(self) -> bool:
         return self._oom_kills() > self._kills
 
     def kill(self) -> None:
         try:
-            write(self.directory / "cgroup.kill", "1")
+            self.files.write("cgroup.kill", "1")
         except OSError:
             cgroups.kill(self.directory)
 
@@ -104,6 +105,7 @@ class GroupV2:
             os.close(descriptor)
         self.joining = ()
         self._close_peak()
+        self.files.close()
         cgroups.remove(self.directory)
 
 

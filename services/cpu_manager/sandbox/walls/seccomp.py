@@ -123,6 +123,9 @@ _CLONE3: Final = 435
 _SOCKET: Final = (41, 198)
 _SOCKETPAIR: Final = (53, 199)
 _IOCTL: Final = (16, 29)
+_PRLIMIT: Final = (302, 261)
+_SETPRIORITY: Final = (141, 140)
+_PRIO_USER: Final = 2
 _AF_UNIX: Final = 1
 _TIOCSTI: Final = 0x5412
 _TIOCLINUX: Final = 0x541C
@@ -163,6 +166,10 @@ def assemble(machine: str, *, namespaces: bool) -> bytes:
     steps += _when_argument(_SOCKETPAIR[column], 0, family, no_family)
     for request in (_TIOCSTI, _TIOCLINUX):
         steps += _when_argument(_IOCTL[column], 1, _Step(_JUMP_EQUAL, request, 0, 1), _REFUSE)
+    # Limits and priorities of others: init may be of the same user, and the next program is a copy of it.
+    steps += _when_argument(_PRLIMIT[column], 0, _Step(_JUMP_EQUAL, 0, 1, 0), _REFUSE)
+    steps += _when_argument(_SETPRIORITY[column], 1, _Step(_JUMP_EQUAL, 0, 1, 0), _REFUSE)
+    steps += _when_argument(_SETPRIORITY[column], 0, _Step(_JUMP_EQUAL, _PRIO_USER, 0, 1), _REFUSE)
     refused = _REFUSED if namespaces else {**_REFUSED, **_REFUSED_WITHOUT_NAMESPACES}
     steps += _search(sorted(number for numbers in refused.values() if (number := numbers[column]) is not None))
     return b"".join(struct.pack("=HBBI", step.code, step.when, step.otherwise, step.value) for step in steps)

@@ -364,12 +364,14 @@ async def test_fetching_a_huge_sparse_file_is_bounded(attack: Attack) -> None:
 async def test_programs_that_change_user_gain_nothing(attack: Attack) -> None:
     script = """
 for program in $(find /usr/bin /usr/sbin -perm -4000 2>/dev/null); do echo "$program" >> found; done
-su root -c id; sudo -n id; newgrp root -c id; mount -t tmpfs x /tmp; echo; grep -E 'CapEff|NoNewPrivs' /proc/self/status
+su root -c id; sudo -n id; newgrp root -c id; mount -t tmpfs x /tmp; echo; grep -E 'Cap|NoNewPrivs' /proc/self/status
 """
     ended = await attack(ExecJob(argv=("bash", "-c", script)))
     assert b"uid=0" not in ended.stdout
     if b"CapEff" in ended.stdout:
-        assert b"CapEff:\t0000000000000000\nNoNewPrivs:\t1" in ended.stdout
+        for name in (b"CapInh", b"CapPrm", b"CapEff", b"CapAmb"):
+            assert name + b":\t0000000000000000\n" in ended.stdout
+        assert b"NoNewPrivs:\t1" in ended.stdout
 
 
 async def test_only_the_standard_descriptors_and_its_report_are_open(attack: Attack) -> None:

@@ -63,10 +63,9 @@ def test_version_1_never_sets_memory_above_memory_and_swap(tmp_path: Path, monke
         (tmp_path / name).write_text("0")
     (tmp_path / "memory.oom_control").write_text("oom_kill 0\n")
     written: list[tuple[str, int]] = []
-    monkeypatch.setattr(
-        "services.cpu_manager.sandbox.walls.cgroup_v1.write", lambda path, text: written.append((path.name, int(text)))
-    )
-    group = GroupV1(tmp_path, tmp_path, tmp_path, _swap=True)
+    monkeypatch.setattr(cgroups.Files, "write", lambda _files, name, text: written.append((name, int(text))))
+    files = cgroups.Files(tmp_path)
+    group = GroupV1((tmp_path,), files, files, files, _swap=True)
     memory, both = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"
     orders = []
     for limit in (200, 300, 100):

@@ -215,6 +215,13 @@ for name in ('mem', 'environ', 'maps', 'fd', 'fdinfo', 'cwd', 'root', 'ns/mnt', 
             elif name == 'ns/mnt': opened.append((name, os.readlink(path)))
             else: os.close(os.open(path, flags)); opened.append((name, flags))
         except OSError: pass
+import resource
+for number in range(16):
+    try: resource.prlimit(init, number, (0, 0)); opened.append(('limit', number))
+    except OSError: pass
+for which, who in ((os.PRIO_PROCESS, init), (os.PRIO_PGRP, 1), (os.PRIO_USER, os.getuid()), (os.PRIO_USER, 0)):
+    try: os.setpriority(which, who, 19); opened.append(('priority', which))
+    except OSError: pass
 print(opened, libc.ptrace(16, init, 0, 0))
 """
     await succession.run("pass")

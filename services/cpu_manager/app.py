@@ -42,6 +42,7 @@ def _hello(settings: CpuManagerSettings, cores: frozenset[int], execution: Execu
         incarnation=uuid.uuid4().hex[:12],
         node_class=settings.node_class,
         capacity={"cores": len(cores), "slots": settings.slots},
+        lines_up=True,
         kinds=sorted(execution.graders),
         labels=execution.labels,
     )
@@ -76,6 +77,7 @@ def create_app(settings: CpuManagerSettings | None = None, *, clock: Clock = SYS
                 output_bytes=settings.output_bytes,
                 guard_s=settings.guard_s,
             )
+            outbox.may_gather = attempts.busy
             node = Node(redis, reader, hello, attempts, outbox, cores, clock)
             background.start(outbox.run(), name="outbox")
             background.start(node.run(), name="grants")

@@ -1,4 +1,7 @@
-"""Executing grants: each becomes a task on cores of its own, and exactly one outcome."""
+"""Executing grants: each becomes a task on cores of its own, and exactly one outcome.
+
+A grant that finds its cores taken waits for them (the leader grants short work ahead, see `shared.policy.ahead`).
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ Report = Callable[[Started | Finished], None]
 
 REMEMBERED = 65_536
 """Grants whose repeat is recognised (a leader sends again when it did not hear that a send had worked)."""
+_STOPPING = "the node is stopping"
 
 
 class _Graded(NamedTuple):
@@ -40,9 +44,16 @@ class _Running:
     grant: Granted
     task: asyncio.Task[_Graded]
     cores: frozenset[int]
+    read_at: float
+    """When the grant was read; it may have waited for cores."""
     since: float
     told: bool = False
     """A Started has been sent."""
+
+
+class _Waiting(NamedTuple):
+    grant: Granted
+    read_at: float
 
 
 @dataclass(slots=True)
@@ -60,35 +71,63 @@ class Attempts:
     guard_s: float
     _running: dict[tuple[str, int], _Running] = field(default_factory=dict)
     """(action, attempt) -> its execution."""
+    _line: dict[tuple[str, int], _Waiting] = field(default_factory=dict)
+    """(action, attempt) -> a grant that waits for cores, in order."""
     _seen: dict[tuple[str, int, int, int], None] = field(default_factory=dict)
     _stopping: bool = False
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self._running) + len(self._line)
+
+    def busy(self) -> bool:
+        """More waits for cores than works on them: no core will be idle while outcomes gather."""
+        return len(self._line) > self.cores.used
 
     def begin(self, grant: Granted) -> None:
-        """Start executing; a repeated grant changes nothing."""
+        """Start executing, or wait for cores where none are free; a repeated grant changes nothing."""
         identity = (grant.action, grant.stage, grant.attempt, grant.epoch)
         if identity in self._seen:
             return
         self._seen[identity] = None
         if len(self._seen) > REMEMBERED:
             del self._seen[next(iter(self._seen))]
-        now = self.clock.monotonic()
-        try:
-            cores = self.cores.take(grant.units.get("cores", 0), now)
-        except ValueError as error:
-            _log.error("grant_does_not_fit", action=grant.action, error=str(error))
-            self._tell(grant, _lost(str(error)), now)
-            return
+        now, needed = self.clock.monotonic(), grant.units.get("cores", 0)
+        if needed > len(self.cores.all):
+            _log.error("grant_does_not_fit", action=grant.action, cores=needed, all=len(self.cores.all))
+            self._tell(grant, _lost(f"{needed} cores granted, the node has {len(self.cores.all)}"), now, now)
+        elif needed and (self._line or needed > self.cores.free):
+            self._line[grant.action, grant.attempt] = _Waiting(grant, now)
+        else:
+            self._start(grant, now, now)
+
+    def _start(self, grant: Granted, read_at: float, now: float) -> None:
+        cores = self.cores.take(grant.units.get("cores", 0), now)
         task = asyncio.create_task(self._grade(grant, cores), name=f"attempt {grant.action}")
-        self._running[grant.action, grant.attempt] = _Running(grant, task, cores, now)
+        self._running[grant.action, grant.attempt] = _Running(grant, task, cores, read_at, now)
         task.add_done_callback(partial(self._ended, grant))
 
-    def revoke(self, action: str, attempt: int) -> None:
-        """Stop it if it runs; its outcome is `cancelled` (or what it has just become)."""
+    def _start_next(self, now: float) -> None:
+        """Give free cores to the line, strictly in order."""
+        while self._line and not self._stopping:
+            key, (grant, read_at) = next(iter(self._line.items()))
+            if grant.units["cores"] > self.cores.free:
+                return
+            del self._line[key]
+            self._start(grant, read_at, now)
+
+    def revoke(self, action: str, attempt: int, *, recall: bool = False) -> None:
+        """Stop it if it runs or waits; its outcome is `cancelled` (or what it has just become).
+
+        A recall takes back only what waits; its outcome is `lost`.
+        """
+        waiting = self._line.pop((action, attempt), None)
+        if waiting is not None:
+            now = self.clock.monotonic()
+            self._tell(waiting.grant, _lost("recalled") if recall else None, waiting.read_at, now)
+            self._start_next(now)
+            return
         running = self._running.get((action, attempt))
-        if running is not None:
+        if running is not None and not recall:
             running.task.cancel()
 
     def tell_started(self) -> None:
@@ -100,23 +139,18 @@ class Attempts:
                 self.report(Started(action=grant.action, node=self.node, epoch=grant.epoch, attempt=grant.attempt))
 
     def held(self) -> list[Held]:
-        """Everything that executes now."""
+        """Everything that executes or waits now."""
         now = self.clock.monotonic()
-        return [
-            Held(
-                action=running.grant.action,
-                epoch=running.grant.epoch,
-                attempt=running.grant.attempt,
-                stage=running.grant.stage,
-                units=running.grant.units,
-                running_s=now - running.since,
-            )
-            for running in self._running.values()
-        ]
+        running = [_held(running.grant, now - running.since, waits=False) for running in self._running.values()]
+        return running + [_held(waiting.grant, 0.0, waits=True) for waiting in self._line.values()]
 
     async def stop(self) -> None:
         """Kill everything; what ran is reported as lost, so that it runs elsewhere."""
         self._stopping = True
+        now = self.clock.monotonic()
+        for waiting in self._line.values():
+            self._tell(waiting.grant, _lost(_STOPPING), waiting.read_at, now)
+        self._line.clear()
         for running in list(self._running.values()):
             running.task.cancel()
         while self._running:
@@ -125,14 +159,16 @@ class Attempts:
     def _ended(self, grant: Granted, task: asyncio.Task[_Graded]) -> None:
         """Called once for every task, also for one that was cancelled before its first step."""
         running = self._running.pop((grant.action, grant.attempt))
-        self.cores.give_back(running.cores, self.clock.monotonic())
+        now = self.clock.monotonic()
+        self.cores.give_back(running.cores, now)
+        self._start_next(now)
         if not task.cancelled():
             graded: _Graded | None = task.result()
         elif self._stopping:
-            graded = _lost("the node is stopping")
+            graded = _lost(_STOPPING)
         else:
             graded = None
-        self._tell(grant, graded, running.since)
+        self._tell(grant, graded, running.read_at, running.since)
 
     async def _grade(self, grant: Granted, cores: frozenset[int]) -> _Graded:
         grader = self.graders.get(grant.work)
@@ -153,7 +189,7 @@ class Attempts:
             _log.exception("grader_crashed", action=grant.action, work=grant.work)
             return _lost(f"grader crashed: {type(error).__name__}")
 
-    def _tell(self, grant: Granted, graded: _Graded | None, started: float) -> None:
+    def _tell(self, grant: Granted, graded: _Graded | None, read_at: float, started: float) -> None:
         """`graded` None: cancelled."""
         shown, output = graded or _lost("")
         self.report(
@@ -169,11 +205,24 @@ class Attempts:
                 score=shown.score,
                 output=output,
                 reason=shown.reason,
+                queue_s=started - read_at,
                 execution_s=self.clock.monotonic() - started,
                 cpu_s=shown.cpu_s,
                 peak_memory_bytes=shown.peak_memory_bytes,
             )
         )
+
+
+def _held(grant: Granted, running_s: float, *, waits: bool) -> Held:
+    return Held(
+        action=grant.action,
+        epoch=grant.epoch,
+        attempt=grant.attempt,
+        stage=grant.stage,
+        units=grant.units,
+        running_s=running_s,
+        waits=waits,
+    )
 
 
 def _lost(reason: str) -> _Graded:

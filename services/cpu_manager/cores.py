@@ -31,6 +31,10 @@ class Cores:
         self._free = sorted(self.all, reverse=True)
 
     @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
     def used(self) -> int:
         return len(self.all) - len(self._free)
 

@@ -101,7 +101,7 @@ class Node:
             case Granted():
                 self._attempts.begin(message)
             case Revoked():
-                self._attempts.revoke(message.action, message.attempt)
+                self._attempts.revoke(message.action, message.attempt, recall=message.recall)
             case ShareSet():
                 self._cores.own(message.units, self._clock.monotonic())
             case InventoryAsked():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from redis.asyncio import Redis
 
@@ -11,6 +12,10 @@ from shared.bus.connection import patiently
 from shared.messages.outcomes import OUTCOMES, Finished, InventoryTaken, Outcome, Started
 
 MOST_AT_ONCE = 256
+GATHER_MOST = 16
+"""Outcomes that gather at most while no core waits for what they would bring."""
+GATHER_S = 0.01
+"""And for how long."""
 
 
 class Outbox:
@@ -22,14 +27,24 @@ class Outbox:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self.may_gather: Callable[[], bool] = lambda: False
+        """True while the node has enough to do: outcomes then wait for each other a little, and each costs less."""
         self._waiting: list[Outcome] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._more = asyncio.Event()
         self._flushing = asyncio.Lock()
 
     def put(self, outcome: Started | Finished | InventoryTaken) -> None:
         """Send this, after everything put before."""
         self._waiting.append(outcome)
-        self._more.set()
+        if not isinstance(outcome, Finished) or len(self._waiting) >= GATHER_MOST or not self.may_gather():
+            self._more.set()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._more.set)
+
+    def due(self) -> bool:
+        """Something waits, and nothing more is waited for."""
+        return self._more.is_set()
 
     def ready(self) -> bool:
         """True while nothing is stuck."""
@@ -44,6 +59,9 @@ class Outbox:
 
     async def flush(self) -> None:
         """Send all there is, `MOST_AT_ONCE` a round trip; outcomes stay in the box until Valkey has them on disk."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         async with self._flushing:  # the last flush of a stopping node meets the loop's own
             while self._waiting:
                 batch = self._waiting[:MOST_AT_ONCE]

@@ -150,7 +150,9 @@ class Leader:
 
     def _inventory(self, now: float, taken: InventoryTaken) -> None:
         if taken.epoch == self._epoch:
-            held = {one.action: Holding(one.stage, one.attempt, one.running_s, one.units) for one in taken.held}
+            held = {
+                one.action: Holding(one.stage, one.attempt, one.running_s, one.units, one.waits) for one in taken.held
+            }
             self._do(self.dispatcher.inventory_taken(now, taken.node, taken.incarnation, held))
 
     def _take_other(self, now: float, message: Any, entry: Entry[Any]) -> None:
@@ -189,7 +191,10 @@ class Leader:
                     acts = self.dispatcher.lives[command.action].acts
                     self._interpreter.put(Step(command.action, command.stage, _json.encode(reports(acts))))
                 case Revoke():
-                    self._send(command.node, Revoked(action=command.action, epoch=self._epoch, attempt=command.attempt))
+                    revoked = Revoked(
+                        action=command.action, epoch=self._epoch, attempt=command.attempt, recall=command.recall
+                    )
+                    self._send(command.node, revoked)
                 case AskInventory():
                     self._send(command.node, InventoryAsked(epoch=self._epoch))
                 case SetShare():

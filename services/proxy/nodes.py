@@ -50,4 +50,5 @@ class NodeBook:
 
 
 def _ledger_node(hello: Hello) -> Node:
-    return Node(hello.node, hello.incarnation, hello.node_class, hello.capacity, frozenset(hello.kinds))
+    kinds = frozenset(hello.kinds)
+    return Node(hello.node, hello.incarnation, hello.node_class, hello.capacity, kinds, lines_up=hello.lines_up)

@@ -34,6 +34,8 @@ class Revoked(Message, frozen=True, kw_only=True, tag="revoked.v1"):
     action: str
     epoch: int
     attempt: int
+    recall: bool = False
+    """Only if it has not begun; then the status is `lost`, because nobody has asked to cancel it."""
 
 
 class InventoryAsked(Message, frozen=True, kw_only=True, tag="inventory-asked.v1"):

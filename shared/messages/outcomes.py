@@ -49,7 +49,7 @@ class Finished(Message, frozen=True, kw_only=True, tag="finished.v1"):
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One grant a node still executes."""
+    """One grant a node still executes, or has in its line."""
 
     action: str
     epoch: int
@@ -57,6 +57,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     stage: int
     units: dict[str, int]
     running_s: float
+    waits: bool = False
+    """It stands in the node's line and has not begun."""
 
 
 class InventoryTaken(Message, frozen=True, kw_only=True, tag="inventory-taken.v1"):

@@ -188,6 +188,12 @@ class Dispatcher:
                 commands += self._dropped(node.name, f"silent for {now - node.seen_s:.0f} s")
             elif self.floor.is_overdue(node, now, self.overdue_s):
                 commands.append(self._ask(node, now))
+        for life in self.floor.sat(now):
+            commands.append(Revoke(life.request.id, life.node, life.attempt, recall=True))
+            self.floor.disown(life, now)
+            life.move("queued")
+            life.recalls += 1
+            self.floor.enqueue(life)
         for name in sorted(self.floor.granted.keys() - self.floor.nodes.keys()):
             for life in list(self.floor.granted[name].values()):
                 if now - life.granted_s > self.node_lost_s:
@@ -279,8 +285,8 @@ class Dispatcher:
             return [self._answer(life, life.cancel_as, life.cancel_reason)]
         if not life.work.repeatable:
             return [self._answer(life, "unknown-outcome", f"{why}; it is not repeatable")]
-        if life.attempt >= self.max_attempts:
-            return [self._answer(life, ended, f"{why}; {life.attempt} attempts")]
+        if life.attempt - life.recalls >= self.max_attempts:
+            return [self._answer(life, ended, f"{why}; {life.attempt - life.recalls} attempts")]
         life.move("queued")
         self.floor.enqueue(life)
         return []

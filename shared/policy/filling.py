@@ -3,7 +3,7 @@
 Law: among requests of a pool that fit, the earliest batch of the tenant in turn goes first. A head that does not fit
 has its units blocked on the node where they should be together first; there, only what is predicted to end before
 that moment, or needs none of the head's resources, may be started behind it. Pools go by the keys of their heads, so
-a resource that several pools draw from is blocked for the oldest need.
+a resource that several pools draw from is blocked for the oldest need. Short heads may be granted ahead (see `ahead`).
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ class Blocked:
 def fill(floor: Floor, now: float) -> list[Command]:
     """Set shares anew where they may have changed, then grant what fits, pool by pool."""
     commands: list[Command] = []
+    floor.promote(now)
     if floor.dirty:
         for name in sorted(floor.dirty):
             commands += _share(floor, floor.pools[name])
         floor.dirty.clear()
+        floor.promote(now)
     waiting = [pool for pool in floor.pools.values() if pool.queue]
     if len(waiting) > 1:
         waiting.sort(key=lambda pool: pool.queue.head_key())
@@ -144,6 +146,9 @@ def _fill_pool(floor: Floor, pool: Pool, blocked: list[Blocked], now: float, com
             floor.park(pool, life)
         elif pool.target is not None and (shares := _share(floor, pool)):
             commands += shares
+            floor.promote(now)
+        elif (node := _line(floor, nodes, life, blocked, now)) is not None:
+            commands.append(_grant(floor, pool, life, node, now, is_head=True, ahead=True))
         else:
             pool.feasible = head
             blocked.append(Blocked(life, nodes))
@@ -160,6 +165,14 @@ def _place(floor: Floor, pool: Pool, nodes: list[Node], life: Life, blocked: lis
     return place(nodes, life.request.id, work.kind, work.units, pool.resource)
 
 
+def _line(floor: Floor, nodes: list[Node], life: Life, blocked: list[Blocked], now: float) -> Node | None:
+    """The node in whose line a head that does not fit may stand, if any."""
+    if not floor.ahead.short:
+        return None
+    node = floor.ahead.place(nodes, life, floor.durations.expect(life.duration_key, life.work.timeout_s))
+    return None if node is None or any(one.forbids(floor, node, life, now) for one in blocked) else node
+
+
 def _could_ever(nodes: list[Node], life: Life) -> bool:
     return any(node.could_ever(life.work.kind, life.work.units) for node in nodes)
 
@@ -171,7 +184,8 @@ def _reservation(floor: Floor, nodes: list[Node], head: Life, now: float) -> tup
     earliest_s = float("inf")
     for node in nodes:
         if node.ready and node.could_ever(head.work.kind, needed):
-            ends = [(life.expected_end_s, life.work.units) for life in floor.granted.get(node.name, {}).values()]
+            held = floor.granted.get(node.name, {}).values()
+            ends = [(life.expected_end_s, life.work.units) for life in held if life.booked]
             ends += [(now, stray.units) for stray in node.strays.values()]
             until_s = reserve(now, needed, {name: node.free(name) for name in needed}, ends)
             if until_s < earliest_s:
@@ -208,7 +222,9 @@ def _behind(pool: Pool) -> Iterator[str]:
             yield name
 
 
-def _grant(floor: Floor, pool: Pool, life: Life, node: Node, now: float, *, is_head: bool) -> Grant:
+def _grant(
+    floor: Floor, pool: Pool, life: Life, node: Node, now: float, *, is_head: bool, ahead: bool = False
+) -> Grant:
     request, work = life.request, life.work
     expected_s = floor.durations.expect(life.duration_key, work.timeout_s)
     pool.queue.charge(request.tenant, expected_s * max(1, life.pool_units), ends_turn=is_head)
@@ -216,6 +232,6 @@ def _grant(floor: Floor, pool: Pool, life: Life, node: Node, now: float, *, is_h
     life.expected_s = expected_s
     life.move("granted")
     life.attempt += 1
-    floor.occupy(life, node, now)
+    (floor.stand if ahead else floor.occupy)(life, node, now)
     budget = max(0.0, request.deadline_s - now)
     return Grant(request.id, node.name, life.attempt, life.stage, work.units, budget)

@@ -5,12 +5,14 @@ Law: a request is in exactly one pool (queued) or on exactly one node (granted, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import isclose
 
+from shared.policy.ahead import RECALL_S, Ahead
 from shared.policy.batches import BatchBook
 from shared.policy.estimates import Durations
-from shared.policy.ledger import Node, Stray
+from shared.policy.ledger import Node, Stray, place
 from shared.policy.life import Life
 from shared.policy.pools import Pool
 from shared.policy.reports import Holding
@@ -30,6 +32,8 @@ class Floor:
     granted: dict[str, dict[str, Life]] = field(default_factory=dict)
     """Node -> action -> life: what is granted there."""
     queued: dict[str, Life] = field(default_factory=dict)
+    ahead: Ahead = field(default_factory=Ahead)
+    """What is granted and stands in its node's line."""
     dirty: set[str] = field(default_factory=set)
     """Pools whose shares may have to change; only those that the planner scales."""
     newest_serial: int = 0
@@ -108,18 +112,56 @@ class Floor:
 
     def occupy(self, life: Life, node: Node, now: float) -> None:
         """Book a life on a node: units taken."""
-        work = life.work
-        node.take(work.units)
+        self._onto(life, node, now)
+        self._book(life, node, now)
+
+    def stand(self, life: Life, node: Node, now: float) -> None:
+        """Put a life into a node's line: no units taken before it starts."""
+        self._onto(life, node, now)
+        self.ahead.join(life)
+
+    def started_ahead(self, life: Life, node: Node, now: float) -> None:
+        """A life of a node's line has been started there, or will be at once."""
+        self.ahead.leave(life)
+        self._book(life, node, now)
+
+    def promote(self, now: float) -> None:
+        """Where units are free, book the first of the line: the node has started it by itself."""
+        for name in list(self.ahead.lines):
+            node = self.nodes[name]
+            while (life := self.ahead.first(node)) is not None and node.holds(life.work.units):
+                self.started_ahead(life, node, now)
+
+    def sat(self, now: float) -> Iterator[Life]:
+        """Lives to be recalled from lines: they have stood for too long, and another node could start them.
+
+        Work that was taken for short and still runs is not waited for any more.
+        """
+        for name in list(self.ahead.short):
+            for life in self.granted.get(name, {}).values():
+                if life.short and now - life.expected_end_s > RECALL_S:
+                    self.ahead.lasts(life)
+        for life in self.ahead.sat(now):
+            work, pool = life.work, self.pool(life.work.pool)
+            if place(self.nodes_of(pool), life.request.id, work.kind, work.units, pool.resource) is not None:
+                yield life
+
+    def _onto(self, life: Life, node: Node, now: float) -> None:
         self.newest_serial += 1
-        life.node, life.booked, life.serial, life.granted_s = node.name, True, self.newest_serial, now
+        life.node, life.serial, life.granted_s = node.name, self.newest_serial, now
         life.expected_end_s = now + life.expected_s
         self.granted.setdefault(node.name, {})[life.request.id] = life
 
-    def adopt(self, life: Life, node: Node, now: float) -> None:
+    def _book(self, life: Life, node: Node, now: float) -> None:
+        node.take(life.work.units)
+        life.booked, life.expected_end_s = True, now + life.expected_s
+        self.ahead.booked(life)
+
+    def adopt(self, life: Life, node: Node, now: float, *, waits: bool = False) -> None:
         """A node holds what we had queued (granted under a former leader): from the queue onto the node."""
         self.unqueue(life)
         life.move("granted")
-        self.occupy(life, node, now)
+        (self.stand if waits else self.occupy)(life, node, now)
 
     def set_aside(self, life: Life, node: str, now: float) -> None:
         """The store says a former leader granted it there, so it may run: only that node can tell."""
@@ -138,8 +180,9 @@ class Floor:
     def disown(self, life: Life, now: float) -> None:
         """A life leaves a node that still executes it (and is told to stop): its units stay taken until it has."""
         node = self.nodes.get(life.node)
-        if life.booked and node is not None:
-            node.strays[life.request.id] = Stray(life.stage, life.attempt, life.work.units, life.serial, now)
+        if (life.booked or life.ahead) and node is not None:
+            units = life.work.units if life.booked else {}
+            node.strays[life.request.id] = Stray(life.stage, life.attempt, units, life.serial, now)
         self._off_node(life)
 
     def take_back(self, now: float, node: Node, life: Life | None, action: str, holding: Holding) -> bool:
@@ -148,14 +191,19 @@ class Floor:
         An attempt older than the newest is not taken back: another one may run, and numbers are never used twice.
         """
         if life is not None and life.stage == holding.stage and life.attempt <= holding.attempt:
+            since_s = now - holding.running_s
             if life.state == "queued":
-                self.adopt(life, node, now - holding.running_s)
-            elif life.node == node.name and not life.booked:
-                self.occupy(life, node, now - holding.running_s)
+                self.adopt(life, node, since_s, waits=holding.waits)
+            elif life.ahead and life.node == node.name and not holding.waits:
+                self.started_ahead(life, node, since_s)
+            elif life.node == node.name and not life.booked and not life.ahead:
+                (self.stand if holding.waits else self.occupy)(life, node, since_s)
             if life.node == node.name:
                 life.attempt = holding.attempt
                 return True
         units = holding.units if life is None else life.request.stages[holding.stage].units
+        if holding.waits:
+            units = {}
         known = node.strays.pop(action, None)
         if known is not None:
             node.give_back(known.units)
@@ -178,6 +226,9 @@ class Floor:
 
     def _off_node(self, life: Life) -> None:
         del self.granted[life.node][life.request.id]
+        self.ahead.lasts(life)
+        if life.ahead:
+            self.ahead.leave(life)
         life.node, life.booked = "", False
         self._left(life)
 
@@ -199,7 +250,8 @@ class Floor:
             self._gone[name] = node
             while len(self._gone) > MOST_GONE:
                 del self._gone[next(iter(self._gone))]
-        lives = [life for life in self.granted.get(name, {}).values() if life.booked or not booked_only]
+        known = self.granted.get(name, {}).values()
+        lives = [life for life in known if life.booked or life.ahead or not booked_only]
         lives.sort(key=lambda life: life.serial)
         for life in lives:
             self.release(life)
@@ -234,9 +286,19 @@ class Floor:
             assert outside == pool.outside, f"{pool.name}: units wanted outside batches"
         for node in self.nodes.values():
             lives = [life for life in self.granted.get(node.name, {}).values() if life.booked]
+            self._check_line(node, lives)
             assert node.strays.keys().isdisjoint(life.request.id for life in lives), f"{node.name}: one action twice"
             booked = [*(life.work.units for life in lives), *(stray.units for stray in node.strays.values())]
             for resource in {*node.capacity, *node.used}:
                 used = sum(units.get(resource, 0) for units in booked)
                 assert used == node.used.get(resource, 0), f"{node.name}: ledger of {resource}"
                 assert used <= node.capacity.get(resource, 0), f"{node.name}: more {resource} granted than exist"
+
+    def _check_line(self, node: Node, booked: list[Life]) -> None:
+        line = self.ahead.lines.get(node.name)
+        stands = {name for name, life in self.granted.get(node.name, {}).items() if life.ahead}
+        assert stands == (line.lives.keys() if line is not None else set()), f"{node.name}: its line"
+        short = sum(life.pool_units for life in booked if life.short)
+        assert short == self.ahead.short.get(node.name, 0), f"{node.name}: units of short work"
+        first = self.ahead.first(node)
+        assert first is None or not node.holds(first.work.units), f"{node.name}: units are free, and its line waits"

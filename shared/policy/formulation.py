@@ -102,6 +102,8 @@ class Revoke:
     action: str
     node: str
     attempt: int
+    recall: bool = False
+    """Nobody has asked to stop the action: the node gives it back as lost, and only if it has not begun."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class Node:
     used: dict[str, int] = field(default_factory=dict)
     strays: dict[str, Stray] = field(default_factory=dict)
     """Action -> what is left of it here. A node never holds two attempts of one action."""
+    lines_up: bool = False
+    """What it is granted beyond its free units it starts by itself, in order, when they are free."""
     ready: bool = False
     """It has answered this leader's inventory; before that nothing is granted on it."""
     seen_s: float = 0.0
@@ -61,11 +63,13 @@ class Node:
         free = self.limit(resource) - self.used.get(resource, 0)
         return max(0, free)
 
+    def holds(self, units: Mapping[str, int]) -> bool:
+        """Are these units free now, all of them?"""
+        return not [name for name, count in units.items() if count > self.free(name)]
+
     def fits(self, action: str, kind: str, units: Mapping[str, int]) -> bool:
         """Can it take this now, whole?"""
-        if not self.ready or kind not in self.kinds or action in self.strays:
-            return False
-        return not [name for name, count in units.items() if count > self.free(name)]
+        return self.ready and kind in self.kinds and action not in self.strays and self.holds(units)
 
     def could_ever(self, kind: str, units: Mapping[str, int]) -> bool:
         """Could it take this when it owned everything and were empty?"""

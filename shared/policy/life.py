@@ -24,6 +24,12 @@ class Life:
     """Where it is granted; empty while queued."""
     booked: bool = False
     """Its units are taken on that node. Not so while only the store says that a former leader had granted it there."""
+    ahead: bool = False
+    """Granted ahead: it stands in its node's line and holds no units yet."""
+    short: bool = False
+    """It holds units and is expected to give them back in a moment."""
+    recalls: int = 0
+    """Attempts of this stage that were taken back before they had begun."""
     serial: int = 0
     """Of the grant; orders grants against inventories."""
     queued_s: float = 0.0
@@ -51,6 +57,7 @@ class Life:
         """Stand in this stage after so many attempts at it."""
         work = self.request.stages[stage]
         self.stage, self.attempt, self.work = stage, attempt, work
+        self.recalls = 0
         self.pool_units = work.units.get(work.pool.partition("@")[0], 0)
         self.duration_key = (self.request.tenant, self.request.task, work.kind)
 

@@ -29,13 +29,15 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One grant a node still executes, as its inventory tells it."""
+    """One grant a node still executes or has in its line, as its inventory tells it."""
 
     stage: int
     attempt: int
     running_s: float
     units: Mapping[str, int] = field(default_factory=dict)
     """Units it takes."""
+    waits: bool = False
+    """It stands in the node's line and holds none yet."""
 
 
 Held = Mapping[str, Holding]

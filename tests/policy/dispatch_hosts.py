@@ -28,12 +28,13 @@ class Inventory:
 
 @dataclass(slots=True)
 class Host:
-    """One machine. It executes at once what it is granted, so a grant that does not fit is an error."""
+    """One machine. It executes at once what it is granted; what does not fit waits in its line, if it keeps one."""
 
     name: str
     node_class: str
     capacity: dict[str, int]
     kinds: frozenset[str]
+    lines_up: bool = False
     life: int = 1
     alive: bool = True
     heard: bool = True
@@ -41,17 +42,45 @@ class Host:
     inbox: list[tuple[int, Command]] = field(default_factory=list)
     """(leader's epoch, message), in order."""
     runs: dict[str, Run] = field(default_factory=dict)
+    line: dict[str, Run] = field(default_factory=dict)
+    """What waits for units, in order."""
 
     @property
     def incarnation(self) -> str:
         return f"{self.name}/{self.life}"
 
     def hello(self) -> Node:
-        return Node(self.name, self.incarnation, self.node_class, self.capacity, self.kinds)
+        return Node(self.name, self.incarnation, self.node_class, self.capacity, self.kinds, lines_up=self.lines_up)
 
-    def begin(self, grant: Grant, now: float) -> None:
-        assert grant.action not in self.runs, f"{self.name} holds {grant.action} already"
-        for resource, units in grant.units.items():
-            taken = sum(run.grant.units.get(resource, 0) for run in self.runs.values())
-            assert taken + units <= self.capacity.get(resource, 0), f"{self.name} cannot hold {grant}"
-        self.runs[grant.action] = Run(grant, now)
+    def fits(self, grant: Grant) -> bool:
+        def taken(resource: str) -> int:
+            return sum(run.grant.units.get(resource, 0) for run in self.runs.values())
+
+        return all(taken(name) + units <= self.capacity.get(name, 0) for name, units in grant.units.items())
+
+    def take(self, grant: Grant, now: float) -> list[Run]:
+        """Returns what begins with that."""
+        assert grant.action not in {**self.runs, **self.line}, f"{self.name} holds {grant.action} already"
+        if not self.lines_up:
+            assert self.fits(grant), f"{self.name} cannot hold {grant}"
+        self.line[grant.action] = Run(grant, now)
+        return self.advance(now)
+
+    def advance(self, now: float) -> list[Run]:
+        """Begin what can begin, strictly in order."""
+        begun: list[Run] = []
+        while self.line and self.fits(next(iter(self.line.values())).grant):
+            run = self.line.pop(next(iter(self.line)))
+            self.runs[run.grant.action] = Run(run.grant, now)
+            begun.append(self.runs[run.grant.action])
+        return begun
+
+    def held(self, now: float) -> dict[str, Holding]:
+        """Its inventory."""
+
+        def holding(run: Run, *, waits: bool) -> Holding:
+            grant = run.grant
+            return Holding(grant.stage, grant.attempt, 0.0 if waits else now - run.since, grant.units, waits)
+
+        held = {action: holding(run, waits=False) for action, run in self.runs.items()}
+        return held | {action: holding(run, waits=True) for action, run in self.line.items()}

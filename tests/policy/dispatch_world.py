@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from shared.policy.dispatch import Dispatcher, Ended, Holding
+from shared.policy.dispatch import Dispatcher, Ended
 from shared.policy.formulation import (
     Advance,
     Answer,
@@ -56,6 +56,10 @@ class World:
     """(action, stage, attempt) ever sent to a host."""
     executed: list[tuple[str, int]] = field(default_factory=list)
     """(action, stage) of every execution that was ever begun."""
+    waited: int = 0
+    """Grants that had to wait in a host's line."""
+    recalled: int = 0
+    """Grants of what had been taken back from a line."""
     cancels: set[str] = field(default_factory=set)
     hellos: list[tuple[float, Node]] = field(default_factory=list)
 
@@ -80,6 +84,7 @@ class World:
         for at, hello in self.hellos:
             if self.now - at < NODE_LOST_S:
                 fresh = Node(hello.name, hello.incarnation, hello.node_class, hello.capacity, hello.kinds)
+                fresh.lines_up = hello.lines_up
                 self.do(self.leader.node_said_hello(self.now, fresh))
         self.read = 0
         self.lead_reads(len(self.outcomes))
@@ -106,7 +111,9 @@ class World:
             if isinstance(command, Grant):
                 node = self.leader.floor.nodes[command.node]
                 assert node.incarnation in self.told.get(node.name, ()), f"{node.name} has not told what it holds"
-                assert 1 <= command.attempt <= MOST_ATTEMPTS, f"attempts are bounded: {command}"
+                recalls = self.leader.lives[command.action].recalls
+                self.recalled += recalls > 0
+                assert 1 <= command.attempt <= MOST_ATTEMPTS + recalls, f"attempts are bounded: {command}"
                 assert command.units == self.requests[command.action].stages[command.stage].units
             if isinstance(command, SetShare):
                 node = self.hosts[command.node].hello()
@@ -177,7 +184,7 @@ class World:
                 assert any(not stage.repeatable for stage in request.stages), f"it can be repeated: {answer}"
             case "node-lost" | "sandbox-lost":
                 tried = {key for key in self.sent if key[0] == answer.action}
-                assert any(attempt == MOST_ATTEMPTS for _, _, attempt in tried), f"given up early: {answer}"
+                assert any(attempt >= MOST_ATTEMPTS for _, _, attempt in tried), f"given up early: {answer}"
         stages = [act.name for act in answer.acts]
         assert stages == [stage.name for stage in request.stages][: len(stages)], f"stages are told in order: {answer}"
 
@@ -189,25 +196,31 @@ class World:
             epoch, message = host.inbox.pop(0)
             match message:
                 case Grant():
-                    host.begin(message, self.now)
-                    self.executed.append((message.action, message.stage))
-                    stage = self.requests[message.action].stages[message.stage]
-                    again = self.executed.count((message.action, message.stage)) > 1
-                    assert stage.repeatable or not again, f"executed twice: {message}"
-                    for earlier in range(message.stage):
-                        assert self._passed(message.action, earlier), f"stage {earlier} has not passed: {message}"
+                    begun = host.take(message, self.now)
+                    self.waited += message.action in host.line
+                    self._begun(begun)
+                case Revoke() if message.action in host.line:
+                    if host.line[message.action].grant.attempt == message.attempt:
+                        self._tell(host, host.line.pop(message.action), "lost" if message.recall else "cancelled")
+                        self._begun(host.advance(self.now))
                 case Revoke():
                     run = host.runs.get(message.action)
-                    if run is not None and run.grant.attempt == message.attempt:
+                    if run is not None and run.grant.attempt == message.attempt and not message.recall:
                         run.revoked = True
                 case AskInventory():
-                    held = {
-                        action: Holding(run.grant.stage, run.grant.attempt, self.now - run.since, run.grant.units)
-                        for action, run in host.runs.items()
-                    }
-                    self.outcomes.append(Inventory(host.name, host.incarnation, epoch, held))
+                    self.outcomes.append(Inventory(host.name, host.incarnation, epoch, host.held(self.now)))
                 case _:
                     pass
+
+    def _begun(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            grant = run.grant
+            self.executed.append((grant.action, grant.stage))
+            stage = self.requests[grant.action].stages[grant.stage]
+            again = self.executed.count((grant.action, grant.stage)) > 1
+            assert stage.repeatable or not again, f"executed twice: {grant}"
+            for earlier in range(grant.stage):
+                assert self._passed(grant.action, earlier), f"stage {earlier} has not passed: {grant}"
 
     def _passed(self, action: str, stage: int) -> bool:
         return any(
@@ -219,9 +232,12 @@ class World:
 
     def end(self, host: Host, run: Run, status: str, passed: bool | None = None) -> None:
         """An execution ends; its units are free before it is told."""
-        grant = run.grant
-        del host.runs[grant.action]
-        lasted_s = self.now - run.since
+        del host.runs[run.grant.action]
+        self._begun(host.advance(self.now))
+        self._tell(host, run, status, passed)
+
+    def _tell(self, host: Host, run: Run, status: str, passed: bool | None = None) -> None:
+        grant, lasted_s = run.grant, self.now - run.since
         self.outcomes.append(
             Ended(grant.action, host.name, grant.attempt, grant.stage, status, passed, 0.0, lasted_s, "so be it")
         )
@@ -229,6 +245,9 @@ class World:
     def stop(self, host: Host, *, orderly: bool) -> None:
         """A host goes: in good order it tells of everything, otherwise not even that."""
         if orderly:
+            for run in host.line.values():
+                self._tell(host, run, "lost")
+            host.line.clear()
             for run in list(host.runs.values()):
                 self.end(host, run, "cancelled" if run.revoked else "lost")
             if host.name in self.leader.floor.nodes:
@@ -238,11 +257,13 @@ class World:
         host.alive = False
         host.inbox.clear()
         host.runs.clear()
+        host.line.clear()
 
     def start(self, host: Host) -> None:
         """A host comes (back), in a new life."""
         host.inbox.clear()
         host.runs.clear()
+        host.line.clear()
         host.life += 1
         host.alive = host.heard = True
         self.hellos.append((self.now, host.hello()))

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 from redis.asyncio import Redis
 
-from services.cpu_manager.outbox import MOST_AT_ONCE, Outbox
+from services.cpu_manager.outbox import GATHER_MOST, MOST_AT_ONCE, Outbox
 from shared.bus import functions
 from shared.bus.connection import command, connect
-from shared.messages.outcomes import OUTCOMES, Outcome, Started
+from shared.messages.outcomes import OUTCOMES, Finished, Outcome, Started
 from tests.shared.bus.flaky import Flaky
 from tests.shared.bus.soon import soon
 
@@ -121,3 +121,39 @@ async def test_it_is_ready_until_too_much_is_stuck(valkey: Redis) -> None:
 
     await box.flush()
     assert box.ready()
+
+
+def verdicts(count: int) -> list[Finished]:
+    return [
+        Finished(action=f"a{number}", node="n", incarnation="1", epoch=1, attempt=1, stage=0, status="ok")
+        for number in range(count)
+    ]
+
+
+async def test_outcomes_gather_while_the_node_has_enough_to_do(valkey: Redis) -> None:
+    box = Outbox(valkey)
+    box.may_gather = lambda: True
+    async with running(box):
+        for outcome in verdicts(GATHER_MOST - 1):
+            box.put(outcome)
+            await asyncio.sleep(0)
+        assert await told(valkey) == []
+
+        async def all_told() -> bool:
+            return len(await told(valkey)) == GATHER_MOST - 1
+
+        await soon(all_told)
+
+
+@pytest.mark.parametrize("last", ["one more", "a core is idle", "no verdict"])
+async def test_they_do_not_gather_for_longer_than_it_helps(valkey: Redis, last: str) -> None:
+    box = Outbox(valkey)
+    box.may_gather = lambda: True
+    few = verdicts(GATHER_MOST)
+    for outcome in few[: -1 if last == "one more" else 3]:
+        box.put(outcome)
+    assert not box.due()
+    if last == "a core is idle":
+        box.may_gather = lambda: False
+    box.put(outcomes(0, 1)[0] if last == "no verdict" else few[-1])
+    assert box.due()

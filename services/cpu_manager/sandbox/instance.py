@@ -6,15 +6,22 @@ import contextlib
 import fcntl
 import os
 import secrets
-import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Final
 
 from services.cpu_manager.sandbox.walls import cgroups
 
 _GROUPS: Final = "groups"
+
+
+def discard(directory: str | Path) -> None:
+    """Remove a tree that a program may have made as deep and as closed as it could. What resists is left."""
+    for command in (("chmod", "-R", "u+rwX"), ("rm", "-rf")):
+        subprocess.run([*command, "--", str(directory)], stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, check=False)
 
 
 def default_scratch() -> Path:
@@ -48,7 +55,7 @@ class Instance:
     def close(self) -> None:
         """Let go of the lock, and remove the directory unless it is still needed to sweep a control group."""
         if not any(group.exists() for group in _noted(self.directory)):
-            shutil.rmtree(self.directory, ignore_errors=True)
+            discard(self.directory)
         os.close(self._lock)
 
 
@@ -75,7 +82,7 @@ def sweep(scratch: Path) -> list[str]:
         with contextlib.suppress(OSError):  # BlockingIOError: its manager lives
             descriptor = _lock(directory)
             cgroups.sweep(directory.name, _noted(directory))
-            shutil.rmtree(directory, ignore_errors=True)
+            discard(directory)
             os.close(descriptor)
             swept.append(directory.name)
     return swept

@@ -31,9 +31,7 @@ _UID_BLOCKS: Final = 3_000
 _PROBE_LIMITS: Final = Limits(wall_s=10.0, cpu_s=5.0, memory_bytes=256 << 20, disk_bytes=1 << 20)
 
 
-def wall_plan(
-    rung: Rung, tools: Toolchain, instance: Instance, landlock_abi: int, harnesses: tuple[str, ...]
-) -> wire.WallPlan:
+def wall_plan(rung: Rung, tools: Toolchain, instance: Instance, harnesses: tuple[str, ...]) -> wire.WallPlan:
     """Spell one rung out for the zygotes."""
     privileged = os.geteuid() == 0
     base, count = uid_range(int(instance.name, 16)) if privileged else (0, 0)
@@ -43,7 +41,6 @@ def wall_plan(
         privileged=privileged,
         uid_base=base,
         uid_count=count,
-        landlock_scopes=landlock_abi >= landlock.SCOPED_ABI,
         control_groups=rung.control_groups,
         root=instance.view_root,
         binds=tuple((path, seen(path)) for path in tools.binds),
@@ -107,7 +104,7 @@ async def _try(rung: Rung, tools: Toolchain, instance: Instance, abi: int) -> st
         hierarchy = make_hierarchy(rung, instance)
     except OSError as error:
         return str(error)
-    plan = wall_plan(rung, tools, instance, abi, ())
+    plan = wall_plan(rung, tools, instance, ())
     zygotes = Zygotes(plan, instance.directory, 1)
     slots = Slots(plan, instance.directory, hierarchy)
     try:

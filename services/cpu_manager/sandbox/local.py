@@ -66,7 +66,7 @@ class LocalSandbox:
         instance = Instance(scratch or default_scratch())
         try:
             ladder = await climb(instance, found, rung)
-            walls = wall_plan(ladder.chosen, found, instance, ladder.landlock_abi, available_harnesses())
+            walls = wall_plan(ladder.chosen, found, instance, available_harnesses())
             return cls(ladder, found, instance, walls, most_zygotes)
         except BaseException:
             instance.close()

@@ -19,6 +19,8 @@ from services.cpu_manager.sandbox.watch import Usage, Watch, process_of
 
 _BEGIN_S: Final = 30.0
 """A cell that has not begun by then is lost."""
+_FETCH_S: Final = 60.0
+"""Files of an ended program that have not come by then, after its wall limit, are lost."""
 _STOP_S: Final = 10.0
 """A killed cell that is not gone by then is reported as lost; the kernel is busy freeing its memory."""
 _LOOK_S: Final = 0.02
@@ -79,14 +81,14 @@ class Cell:
 
     def _send(self, order: tuple[bytes, bytes], stdin: int, parcel: int, *, reports: bool) -> None:
         writers: list[int] = []
-        for limit in (self._limits.output_bytes, self._limits.output_bytes, REPORT_BYTES)[: 3 if reports else 2]:
-            reader, writer = os.pipe2(os.O_CLOEXEC)
-            writers.append(writer)
-            os.set_blocking(reader, False)
-            self._captures.append(Capture(self._loop, reader, limit))
-            if self._slot.owner >= 0:
-                os.fchown(writer, self._slot.owner, self._slot.owner)  # so that /dev/stdout can be opened again
         try:
+            for limit in (self._limits.output_bytes, self._limits.output_bytes, REPORT_BYTES)[: 3 if reports else 2]:
+                reader, writer = os.pipe2(os.O_CLOEXEC)
+                writers.append(writer)
+                os.set_blocking(reader, False)
+                self._captures.append(Capture(self._loop, reader, limit))
+                if self._slot.owner >= 0:
+                    os.fchown(writer, self._slot.owner, self._slot.owner)  # so that /dev/stdout can be opened again
             stdout, stderr, report = (*writers, stdin)[:3]
             wire.send(self._control, order[0], (stdin, stdout, stderr, parcel, report))
             wire.send(self._control, order[1])
@@ -143,6 +145,8 @@ class Cell:
             self._again = True
             self._all_gone()
         else:  # DONE, or the end of a cell that could not say so
+            if kind != wire.DONE and self._ended and self._cause is None:
+                self._cause, self._detail = "lost", "the cell died before it had brought all files back"
             self._finish()
 
     def _started(self, at: float) -> None:
@@ -153,6 +157,8 @@ class Cell:
         self._after(_LOOK_S, self._glance)
 
     def _finish(self) -> None:
+        if self._ended is None and self._watch.exact:
+            self._usage = self._look()  # init itself may have been the victim of the memory limit
         if self._ended is None and self._spare.pidfd >= 0 and not self._gone():
             # Init is dying or dead without a word; its tree is gone when its descriptor says so.
             self._loop.remove_reader(self._control.fileno())
@@ -177,11 +183,17 @@ class Cell:
             capture.watch()
 
     def _out_of_time(self) -> None:
+        if self._ended:  # in time; its files are on their way
+            self._after(_FETCH_S, self._never_fetched)
+            return
         self._kill("wall-limit", f"still running after {self._limits.wall_s:g} s")
 
     def _never_began(self) -> None:
         if not self._started_at:
             self._kill("lost", f"the cell had not begun after {_BEGIN_S:g} s")
+
+    def _never_fetched(self) -> None:
+        self._kill("lost", f"its files had not come {_FETCH_S:g} s later")
 
     def _never_gone(self) -> None:
         self._cause, self._detail = "lost", f"the cell was not gone {_STOP_S:g} s after it was killed"
@@ -208,8 +220,11 @@ class Cell:
     def _look(self) -> Usage:
         if self._init == 0 and not self._watch.exact and self._spare.pidfd >= 0:
             self._init = process_of(self._spare.pidfd)
-        usage = self._watch.look(self._init)
         before = self._usage
+        try:
+            usage = self._watch.look(self._init)
+        except OSError:  # out of descriptors, say: it is killed and reported as before
+            return before
         return Usage(
             cpu_s=max(usage.cpu_s, before.cpu_s),
             peak_bytes=max(usage.peak_bytes, before.peak_bytes),
@@ -222,9 +237,9 @@ class Cell:
         if self._cause is None:
             self._cause, self._detail = cause, detail
         if not self._over.done():
-            self._usage = self._look()
             self._signal()
             self._after(_STOP_S, self._never_gone)
+            self._usage = self._look()
 
     def _signal(self) -> None:
         """SIGKILL to pid 1 ends its namespace. On the Landlock rung init is asked, and ends its domain."""
@@ -285,10 +300,14 @@ class Cell:
 def sealed(name: str, content: bytes) -> int:
     """An anonymous file that nobody can change any more, read from its start. Costs a copy; feeds without waiting."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor

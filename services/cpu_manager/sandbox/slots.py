@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from services.cpu_manager.sandbox.inside.wire import SlotPlan, WallPlan
+from services.cpu_manager.sandbox.instance import discard
 from services.cpu_manager.sandbox.walls.cgroups import Group, Hierarchy
 
 _FIRST_UID: Final = 1000
@@ -42,7 +43,22 @@ class Slots:
         return self._free.pop() if self._free else self._make(len(self._made))
 
     def give(self, slot: Slot) -> None:
+        """The cell in it has ended. A real directory is not used by another cell: a program owned it."""
+        if not self._walls.namespaces:
+            asyncio.get_running_loop().run_in_executor(None, discard, slot.plan.home)
+            place, _, number = slot.plan.home.partition(".")
+            home = self._lay(f"{place}.{int(number or 0) + 1}", slot.owner)
+            self._made.remove(slot)
+            slot = replace(slot, plan=replace(slot.plan, home=home))
+            self._made.append(slot)
         self._free.append(slot)
+
+    def _lay(self, home: str, owner: int) -> str:
+        directory = Path(home)
+        directory.mkdir(mode=0o700)
+        if owner >= 0:
+            os.chown(directory, owner, owner)
+        return home
 
     def _make(self, index: int) -> Slot:
         walls = self._walls
@@ -54,11 +70,7 @@ class Slots:
             # An ordinary user has one id to map, the zygote's; cells then take user namespaces of their own.
             plan = SlotPlan(_FIRST_UID + index if walls.privileged else 0, _PRIVATE, 0)
         else:
-            home = self._directory / f"slot-{index}"
-            home.mkdir(mode=0o700)
-            if owner >= 0:
-                os.chown(home, owner, owner)
-            plan = SlotPlan(owner, str(home), 0)
+            plan = SlotPlan(owner, self._lay(f"{self._directory}/slot-{index}", owner), 0)
         slot = Slot(plan, owner, group)
         self._made.append(slot)
         return slot
@@ -69,7 +81,7 @@ class Slots:
             if slot.group:
                 slot.group.remove()
             if not self._walls.namespaces:
-                shutil.rmtree(slot.plan.home, ignore_errors=True)
+                discard(slot.plan.home)
         if self._hierarchy:
             with contextlib.suppress(OSError):
                 self._hierarchy.remove()

@@ -7,6 +7,7 @@ socket that only it and the manager have. After a program that ended by itself t
 from __future__ import annotations
 
 import os
+import select
 import socket
 from collections import deque
 from collections.abc import Iterable
@@ -33,6 +34,12 @@ class Spare:
     spent_s: float = 0.0
     """CPU time of the programs that init has reaped before."""
 
+    def hung_up(self) -> bool:
+        """Its init died while it waited."""
+        poller = select.poll()
+        poller.register(self.control, select.POLLRDHUP)
+        return bool(poller.poll(0))
+
     def close(self) -> None:
         """Hang up: a waiting cell ends."""
         self.control.close()
@@ -51,7 +58,12 @@ class Spares:
     def take(self, zygote: Zygote, disk_bytes: int) -> Spare:
         """A cell of this zygote, the longest waiting or newly ordered. Raises `ZygoteError` or OSError."""
         waiting = self._waiting.get((zygote, disk_bytes))
-        return waiting.popleft() if waiting and not zygote.dead else self._order(zygote, disk_bytes)
+        while waiting and not zygote.dead:
+            spare = waiting.popleft()
+            if not spare.hung_up():
+                return spare
+            self.end(spare)
+        return self._order(zygote, disk_bytes)
 
     def give(self, zygote: Zygote, disk_bytes: int, spare: Spare) -> None:
         """A cell whose program has ended waits for the next, unless enough do."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -101,12 +100,14 @@ def _proportional(pid: int) -> int:
 
 def _weigh(home: str) -> int:
     """Bytes on disk under a directory. Links are not followed; what cannot be read weighs nothing."""
-    total = 0
-    for place, _, files in os.walk(home):
-        for name in files:
-            with contextlib.suppress(OSError):
-                found = os.lstat(f"{place}/{name}")
-                total += found.st_blocks * 512 if stat.S_ISREG(found.st_mode) else 0
+    total, places = 0, [home]
+    while places:  # not os.walk: before Python 3.12 it calls itself, as deep as a program likes
+        with contextlib.suppress(OSError), os.scandir(places.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    places.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
     return total
 
 

@@ -1,8 +1,8 @@
 """The init of one cell: builds the walls around a program, waits for it, kills what it left, brings back files.
 
 Then it does the same for the next program of the same zygote, in a new private directory. What a program can leave in
-its namespaces is processes (all reaped), files (unmounted) and System V objects (looked for; the cell ends when there
-are any). Init itself never reads a payload: the next program, which is a copy of it, inherits nothing of the last.
+its namespaces is processes (all reaped), files (unmounted), System V objects and sockets in flight (looked for; the
+cell ends when there are any). Init itself never reads a payload: the next program, a copy of it, inherits nothing.
 
 It is pid 1 of its pid namespace; on the Landlock rung a subreaper at the edge of a Landlock domain. Either way
 `kill(-1)` reaches everything the program started, however it hid, and nothing else; and the program can neither
@@ -57,7 +57,7 @@ def live(inheritance: Inheritance, slot: wire.SlotPlan, descriptors: list[int]) 
             os.write(joining, b"0")
             os.close(joining)
         if inheritance.plan.namespaces:
-            _leave_zygote(inheritance.plan)
+            _leave_zygote()
         else:
             syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         wire.send(control, wire.READY, (os.pidfd_open(os.getpid()),))
@@ -73,11 +73,8 @@ def live(inheritance: Inheritance, slot: wire.SlotPlan, descriptors: list[int]) 
         os._exit(0)
 
 
-def _leave_zygote(plan: wire.WallPlan) -> None:
-    flags = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
-    if not plan.landlock_scopes:
-        flags |= syscalls.CLONE_NEWNET
-    syscalls.unshare(flags)
+def _leave_zygote() -> None:
+    syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWNET)
     syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
 
 
@@ -101,12 +98,17 @@ def _furnish(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
     os.chdir(slot.home)
 
 
-def _clear(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
+def _clear(plan: wire.WallPlan, slot: wire.SlotPlan) -> bool:
+    """Take the private directory away. Returns whether nothing of it is left."""
     if plan.namespaces:
         os.chdir("/")
         syscalls.umount(slot.home)
-    else:
+        return True
+    with contextlib.suppress(OSError, RecursionError):
+        os.chmod(slot.home, 0o700)
         _empty(slot.home)
+        return not os.listdir(slot.home) and not os.listxattr(slot.home)  # noqa: PTH208
+    return False
 
 
 def _serve(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -> None:
@@ -120,7 +122,7 @@ def _serve(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket
     if not inheritance.plan.namespaces:
         signal.signal(signal.SIGTERM, stop)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)  # a change of user would have cleared it
-    objects = _shared_objects() if inheritance.plan.namespaces else []
+    traces = _Traces() if inheritance.plan.namespaces else None
     for left in range(_PROGRAMS - 1, -1, -1):
         if inheritance.plan.namespaces:
             _furnish(inheritance.plan, slot)
@@ -128,9 +130,9 @@ def _serve(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket
         if errand is None:
             return  # a spare that was never needed
         _fetch(errand, slot.home, control)
-        _clear(inheritance.plan, slot)
+        cleared = _clear(inheritance.plan, slot)
         # A file that was fetched has passed through this process, of which the next program would be a copy.
-        if not left or stops or errand.fetch or any(map(_holds_objects, objects)):
+        if not left or not cleared or stops or errand.fetch or (traces is not None and traces.any()):
             wire.send(control, wire.DONE)
             return
         wire.send(control, wire.AGAIN)
@@ -143,6 +145,8 @@ def _oversee(
     pid = os.fork()
     if pid == 0:
         program.run(inheritance, slot, control)
+    if stops:  # it came before there was anything to end
+        _end_everything()
     status, tally = _wait_for(pid)
     at = time.monotonic()
     _end_everything()
@@ -172,13 +176,19 @@ class _Tally:
         self.peak_bytes = max(self.peak_bytes, used.ru_maxrss * 1024)
 
 
-def _shared_objects() -> list[int]:
-    """The kernel's lists of System V objects of this cell: they would outlive the processes that made them."""
-    return [os.open(f"/proc/sysvipc/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("shm", "sem", "msg")]
+class _Traces:
+    """What outlives the processes of a cell, by the kernel's own lists of its namespaces."""
 
+    def __init__(self) -> None:
+        names = ("sysvipc/shm", "sysvipc/sem", "sysvipc/msg")
+        self._objects = [os.open(f"/proc/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
+        self._sockets = os.open("/proc/net/sockstat", os.O_RDONLY | os.O_CLOEXEC)
 
-def _holds_objects(listing: int) -> bool:
-    return os.pread(listing, 4096, 0).count(b"\n") > 1  # the first line is a heading
+    def any(self) -> bool:
+        """System V objects, or sockets in flight in each other (with their names, and the memory they carry)."""
+        if not os.pread(self._sockets, 64, 0).startswith(b"sockets: used 0\n"):
+            return True
+        return any(os.pread(listing, 4096, 0).count(b"\n") > 1 for listing in self._objects)  # after the heading
 
 
 def _wait_for(pid: int) -> tuple[int, _Tally]:

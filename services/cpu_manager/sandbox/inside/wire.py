@@ -47,8 +47,6 @@ class WallPlan:
     """The manager is root: a range of user ids is mapped, one per slot."""
     uid_base: int
     uid_count: int
-    landlock_scopes: bool
-    """Landlock keeps signals and abstract sockets inside a cell (else each cell gets a net namespace of its own)."""
     control_groups: bool
     root: str
     """An empty directory on which the read-only view is put together."""

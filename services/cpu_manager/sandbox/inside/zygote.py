@@ -135,7 +135,7 @@ def serve(channel: socket.socket, inheritance: Inheritance) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     namespaces = inheritance.plan.namespaces
     own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if namespaces else -1
-    if inheritance.plan.landlock_scopes:
+    if not namespaces:
         inheritance.scopes = landlock.scopes()
     wire.send(channel, wire.READY)
     gc.collect()

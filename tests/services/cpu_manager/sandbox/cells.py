@@ -27,21 +27,27 @@ def processes_of(sandbox: LocalSandbox) -> tuple[dict[int, str], dict[int, str],
     zygotes = set(sandbox.zygotes().values())
     walls = sandbox._walls
     users = range(walls.uid_base + 1000, walls.uid_base + walls.uid_count)
-    inits: dict[int, str] = {}
-    children: dict[int, str] = {}
-    others: dict[int, str] = {}
-    for pid in sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
-        try:
-            state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-            owner = Path(f"/proc/{pid}").stat().st_uid
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        said = f"{state} {owner} {command}"
-        if int(parent) in zygotes:
-            inits[pid] = said
-        elif int(parent) in inits:
-            children[pid] = said
-        elif int(parent) in children or int(parent) in others or (owner in users and pid not in zygotes):
-            others[pid] = said
+    found = {pid: seen for pid in pids() if (seen := look(pid)) is not None}
+    inits = {pid: said for pid, (parent, _, said) in found.items() if parent in zygotes}
+    children = {pid: said for pid, (parent, _, said) in found.items() if parent in inits}
+    others = {
+        pid: said
+        for pid, (parent, owner, said) in found.items()
+        if pid not in inits and pid not in children and pid not in zygotes and (parent in children or owner in users)
+    }
     return inits, children, others
+
+
+def pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def look(pid: int) -> tuple[int, int, str] | None:
+    """Parent, owner, and what to say of it; None when it is gone."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        owner = Path(f"/proc/{pid}").stat().st_uid
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(parent), owner, f"{state} {owner} {command}"

@@ -196,3 +196,15 @@ async def test_an_attack_does_not_disturb_its_neighbour(sandbox: LocalSandbox) -
     assert (neighbour.ended_by, neighbour.stdout) == ("exit", b"b'well\\n'\n"), neighbour
     assert (await attacked).ended_by != "lost"
     await nothing_left(sandbox)
+
+
+async def test_a_program_that_hides_from_the_oom_killer_still_ends_at_its_memory_limit(
+    sandbox: LocalSandbox, attack: Attack
+) -> None:
+    """Then init may be the victim: who was at the limit is told all the same."""
+    files_count = sandbox.ladder.chosen.control_groups
+    script = "echo 0 > /proc/self/oom_score_adj; exec dd if=/dev/zero of=fill bs=1M count=400"
+    limits = Limits(memory_bytes=64 << 20, disk_bytes=500 << 20, wall_s=10.0)
+    for _ in range(3):
+        ended = await attack(ExecJob(argv=("bash", "-c", script), limits=limits))
+        assert ended.ended_by == ("memory-limit" if files_count else "exit"), ended

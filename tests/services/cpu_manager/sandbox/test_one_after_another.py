@@ -1,7 +1,9 @@
 """One cell runs many programs: none may find a trace of the one before, and a cell with a trace is not used again."""
 
 import itertools
+import os
 import secrets
+import signal
 
 import pytest
 
@@ -248,3 +250,84 @@ async def test_each_program_is_charged_for_itself_alone(succession: Succession) 
     light = await succession.run("pass", cpu_s=0.8, memory_bytes=256 << 20)
     assert light.cpu_s < 0.2
     assert light.peak_memory_bytes < 50 << 20
+
+
+_IN_FLIGHT = """
+import array, os, socket
+try:
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    named = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    named.bind('\\0treadle-in-flight')
+    memory = os.memfd_create('left')
+    for _ in range(60): os.write(memory, b'x' * (1 << 20))
+    numbers = array.array('i', [right.fileno(), left.fileno(), named.fileno(), memory])
+    left.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)])
+except OSError as error: pass
+print('sent')
+"""
+
+
+async def test_sockets_in_flight_leave_neither_names_nor_memory(succession: Succession) -> None:
+    """Sockets sent into each other live until the kernel's collector comes by."""
+    for _ in range(3):
+        assert (await succession.run(_IN_FLIGHT, memory_bytes=256 << 20)).stdout == b"sent\n"
+        held = await succession.run("x = b'x' * (150 << 20); print(len(x))", memory_bytes=256 << 20)
+        assert held.ended_by == "exit", held
+    bind = """
+import socket
+try: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).bind('\\0treadle-in-flight')
+except OSError as error: print(error.strerror == 'Address already in use')
+"""
+    assert (await succession.run(bind)).stdout in (b"", b"False\n")
+
+
+async def test_a_directory_that_is_hard_to_clear_is_not_used_again(succession: Succession) -> None:
+    plant = """
+import os
+try: os.setxattr('.', 'user.note', b'planted')
+except OSError: pass
+open('json.py', 'w').write('print(1)')
+home = os.getcwd()
+for _ in range(1100):
+    os.mkdir('d'); os.chdir('d')
+os.chmod(home, 0)
+print('planted')
+"""
+    look = "import os; print(os.listdir('.'), os.listxattr('.')); open('own', 'w').write('x')"
+    for _ in range(2):
+        assert (await succession.run(plant)).stdout == b"planted\n"
+        assert (await succession.run(look)).stdout == b"['main.py'] []\n"
+
+
+async def test_a_deep_tree_stops_no_watchdog(succession: Succession) -> None:
+    dig = "import os, time\nfor _ in range(1100):\n    os.mkdir('d'); os.chdir('d')\ntime.sleep(30)"
+    ended = await succession.run(dig, wall_s=1.0)
+    assert ended.ended_by == "wall-limit", ended
+
+
+async def test_an_honest_program_runs_though_waiting_cells_were_killed(
+    sandbox: LocalSandbox, succession: Succession
+) -> None:
+    await succession.run("pass")
+    await succession.run("pass")
+    for pid in await succession.inits():
+        os.kill(pid, signal.SIGKILL)
+    for waiting in processes_of(sandbox)[2]:  # on the Landlock rung nothing ends them with their init
+        os.kill(waiting, signal.SIGKILL)
+    assert (await succession.run("print(1)")).stdout == b"1\n"
+
+
+async def test_files_that_are_late_are_no_late_program(succession: Succession) -> None:
+    """The wall limit is the program's; bringing its files back may take longer."""
+    write = "open('big', 'wb').write(bytes(24 << 20))"
+    ended = await succession.run(write, fetch=("big",), wall_s=0.5)
+    assert (ended.ended_by, ended.exit_code, len(ended.files["big"])) == ("exit", 0, 24 << 20)
+
+
+async def test_a_cell_makes_room_for_a_new_one_after_so_many_programs(succession: Succession) -> None:
+    await succession.run("pass")
+    await succession.run("pass")
+    before = await succession.inits()
+    for _ in range(2 * 256):
+        assert (await succession.run("pass")).exit_code == 0
+    assert not before & await succession.inits()

@@ -22,6 +22,7 @@ from __future__ import annotations
 import builtins
 import json
 import linecache
+import marshal
 import os
 import sys
 import traceback
@@ -47,7 +48,7 @@ Report = Callable[[bytes], None]
 
 def unpack(payload: bytes) -> tuple[list[bytes], Any]:
     """The nonce, in a list so that it can be taken out, and the secret part of the payload."""
-    return [payload[:NONCE_BYTES]], json.loads(payload[NONCE_BYTES:])
+    return [payload[:NONCE_BYTES]], marshal.loads(payload[NONCE_BYTES:])
 
 
 def settle(report: Report, nonce: bytes, getpid: Callable[[], int], pid: int, told: bytes) -> None:
@@ -64,8 +65,6 @@ def close_doors(payload: bytes) -> None:
         for value in frame.f_locals.values():
             if getattr(value, "payload", None) is payload:
                 object.__setattr__(value, "payload", b"")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "services"]:
-        del sys.modules[name]
     sys.addaudithook(_refuse)
 
 

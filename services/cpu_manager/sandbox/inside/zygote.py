@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+from types import ModuleType
 from typing import Final, NoReturn
 
 from services.cpu_manager.sandbox.inside import cell, wire
@@ -25,6 +26,8 @@ from services.cpu_manager.sandbox.walls import landlock, syscalls, view
 from services.cpu_manager.sandbox.walls.seccomp import Filter
 
 _HARNESSES: Final = "services.cpu_manager.sandbox.harnesses"
+_OURS: Final[list[ModuleType]] = []
+"""Our own modules, which programs cannot import. They stay: taking one apart after a fork copies all its pages."""
 _JOINING: Final = 4
 """Most descriptors that come with a slot, beside its control socket."""
 
@@ -62,6 +65,8 @@ def prepare(plan: wire.WallPlan) -> Inheritance:
     harnesses = {name: importlib.import_module(f"{_HARNESSES}.{name}").main for name in plan.harnesses}
     inheritance = Inheritance(plan, Filter(namespaces=plan.namespaces), harnesses)
     del sys.path[0]  # the repository: what programs import is the toolchain's
+    for name in [name for name in sys.modules if name.partition(".")[0] == "services"]:
+        _OURS.append(sys.modules.pop(name))
     return inheritance
 
 

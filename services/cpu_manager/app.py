@@ -42,7 +42,7 @@ def _hello(settings: CpuManagerSettings, cores: frozenset[int], execution: Execu
         incarnation=uuid.uuid4().hex[:12],
         node_class=settings.node_class,
         capacity={"cores": len(cores), "slots": settings.slots},
-        lines_up=True,
+        lines_up=["cores"],
         kinds=sorted(execution.graders),
         labels=execution.labels,
     )

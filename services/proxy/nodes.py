@@ -51,4 +51,6 @@ class NodeBook:
 
 def _ledger_node(hello: Hello) -> Node:
     kinds = frozenset(hello.kinds)
-    return Node(hello.node, hello.incarnation, hello.node_class, hello.capacity, kinds, lines_up=hello.lines_up)
+    return Node(
+        hello.node, hello.incarnation, hello.node_class, hello.capacity, kinds, lines_up=frozenset(hello.lines_up)
+    )

@@ -18,8 +18,8 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello.v1"):
     """Resource -> units that exist, whoever owns them now."""
     kinds: list[str]
     """Action kinds it executes."""
-    lines_up: bool = False
-    """Grants that find no free units wait on the node and start in order, so it may be granted ahead."""
+    lines_up: list[str] = []
+    """Resources: grants that find none of their units free wait on the node and start in order; so some come ahead."""
     url: str = ""
     labels: dict[str, str] = {}
     """For people: languages with versions, sandbox rung, runtime ..."""

@@ -91,7 +91,7 @@ class Ahead:
         shortest_s = HORIZON_S
         for node in nodes:
             short = self.short.get(node.name, 0)
-            if not short or not node.lines_up or not node.ready or work.kind not in node.kinds:
+            if not short or not node.ready or work.kind not in node.kinds or not work.units.keys() <= node.lines_up:
                 continue
             line = self.lines.get(node.name)
             stands, before_s = (len(line.lives), line.expected_s) if line is not None else (0, 0.0)

@@ -39,8 +39,8 @@ class Node:
     used: dict[str, int] = field(default_factory=dict)
     strays: dict[str, Stray] = field(default_factory=dict)
     """Action -> what is left of it here. A node never holds two attempts of one action."""
-    lines_up: bool = False
-    """What it is granted beyond its free units it starts by itself, in order, when they are free."""
+    lines_up: frozenset[str] = frozenset()
+    """Resources: what it is granted of them beyond its free units it starts by itself, in order, when they are free."""
     ready: bool = False
     """It has answered this leader's inventory; before that nothing is granted on it."""
     seen_s: float = 0.0

@@ -34,7 +34,7 @@ class Host:
     node_class: str
     capacity: dict[str, int]
     kinds: frozenset[str]
-    lines_up: bool = False
+    lines_up: frozenset[str] = frozenset()
     life: int = 1
     alive: bool = True
     heard: bool = True
@@ -61,7 +61,7 @@ class Host:
     def take(self, grant: Grant, now: float) -> list[Run]:
         """Returns what begins with that."""
         assert grant.action not in {**self.runs, **self.line}, f"{self.name} holds {grant.action} already"
-        if not self.lines_up:
+        if not grant.units.keys() & self.lines_up:
             assert self.fits(grant), f"{self.name} cannot hold {grant}"
         self.line[grant.action] = Run(grant, now)
         return self.advance(now)

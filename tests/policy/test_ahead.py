@@ -32,7 +32,7 @@ def meet(
     lines_up: bool = True,
 ) -> list[Command]:
     met = node(name, {"cores": cores}, incarnation=life, kinds="run judge")
-    met.lines_up = lines_up
+    met.lines_up = frozenset({"cores"} if lines_up else {"slots"})
     dispatcher.node_said_hello(0.0, met)
     commands = dispatcher.inventory_taken(0.0, name, life, held or {})
     dispatcher.check()

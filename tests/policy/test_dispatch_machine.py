@@ -27,8 +27,14 @@ endings = st.sampled_from(
 def hosts() -> dict[str, Host]:
     """Two CPU hosts, one of which judges, and a GPU host."""
     some = (
-        Host("a", "cpu", {"cores": 4, "memory": 8, "slots": 4}, frozenset({"run"}), lines_up=True),
-        Host("b", "cpu", {"cores": 4, "memory": 10, "slots": 2}, frozenset({"run", "judge"}), lines_up=True),
+        Host("a", "cpu", {"cores": 4, "memory": 8, "slots": 4}, frozenset({"run"}), lines_up=frozenset({"cores"})),
+        Host(
+            "b",
+            "cpu",
+            {"cores": 4, "memory": 10, "slots": 2},
+            frozenset({"run", "judge"}),
+            lines_up=frozenset({"cores"}),
+        ),
         Host("g", "gpu", {"chunks": 4, "memory": 16}, frozenset({"run", "judge"})),
     )
     return {host.name: host for host in some}

@@ -62,7 +62,7 @@ async def open_execution(settings: CpuManagerSettings, cores: frozenset[int]) ->
         return
     try:
         _log.info("sandbox_ready", ladder=str(sandbox.ladder))
-        known = await asyncio.to_thread(languages.languages)
+        known = await asyncio.to_thread(languages.languages, sandbox.toolchain)
         labels = {"sandbox": str(sandbox.ladder.chosen), "user": sandbox.ladder.user}
         labels |= {f"language.{name}": info.version for name, info in known.items()}
         await _warm(sandbox, cores)

@@ -15,7 +15,7 @@ from services.cpu_manager.sandbox.rungs import Attempt, Ladder, NoSandboxError, 
 from services.cpu_manager.sandbox.running import Cell, sealed
 from services.cpu_manager.sandbox.slots import Slots
 from services.cpu_manager.sandbox.spares import Spares
-from services.cpu_manager.sandbox.toolchain import Toolchain, closed_parent
+from services.cpu_manager.sandbox.toolchain import Toolchain, closed_parent, open_to_others
 from services.cpu_manager.sandbox.walls import landlock
 from services.cpu_manager.sandbox.walls.cgroup_v1 import HierarchyV1
 from services.cpu_manager.sandbox.walls.cgroup_v2 import HierarchyV2
@@ -104,7 +104,7 @@ async def _try(rung: Rung, tools: Toolchain, instance: Instance, abi: int) -> st
         hierarchy = make_hierarchy(rung, instance)
     except OSError as error:
         return str(error)
-    plan = wall_plan(rung, tools, instance, ())
+    plan = wall_plan(rung, tools_for(rung, tools), instance, ())
     zygotes = Zygotes(plan, instance.directory, 1)
     slots = Slots(plan, instance.directory, hierarchy)
     try:
@@ -114,6 +114,11 @@ async def _try(rung: Rung, tools: Toolchain, instance: Instance, abi: int) -> st
     finally:
         await zygotes.close()
         await asyncio.to_thread(slots.close)
+
+
+def tools_for(rung: Rung, tools: Toolchain) -> Toolchain:
+    """What of the toolchain this rung can show. On the Landlock rung root's programs are another user's."""
+    return open_to_others(tools) if rung is Rung.LANDLOCK and os.geteuid() == 0 else tools
 
 
 def _precondition(rung: Rung, tools: Toolchain, instance: Instance, abi: int) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from services.cpu_manager.sandbox.protocol import ExecJob, Job, Limits, PythonJob
-from services.cpu_manager.sandbox.toolchain import detect
+from services.cpu_manager.sandbox.toolchain import Toolchain, detect
 
 _ASK_S: Final = 20.0
 _PACK_CLASSES: Final = "mkdir -p classes && javac -encoding UTF-8 -d classes Main.java && jar cf main.jar -C classes ."
@@ -89,10 +89,16 @@ _KNOWN: Final[tuple[tuple[LanguageInfo, tuple[str, ...], str], ...]] = (
 )
 
 
+def languages(tools: Toolchain | None = None) -> dict[str, LanguageInfo]:
+    """What programs in a sandbox with this toolchain (the node's whole one unless told) can use, by name.
+
+    Asks each compiler for its version once a process: half a second in all.
+    """
+    return _found(dict((tools or detect()).environment)["PATH"])
+
+
 @functools.cache
-def languages() -> dict[str, LanguageInfo]:
-    """What this node has, by name. Asks each compiler for its version once a process: half a second in all."""
-    search = dict(detect().environment)["PATH"]
+def _found(search: str) -> dict[str, LanguageInfo]:
     found = {"python": LanguageInfo("python", platform.python_version(), "main.py", (), ("python3", "main.py"))}
     for info, programs, question in _KNOWN:
         places = [shutil.which(program, path=search) for program in programs]
@@ -167,8 +173,3 @@ def _bounded(language: LanguageInfo, limits: Limits) -> tuple[str, ...]:
 
 def _encoded(source: str) -> bytes:
     return source.encode(errors="surrogatepass")
-
-
-def describe() -> dict[str, str]:
-    """Language -> version, JSON-able: what a node reports."""
-    return {name: info.version for name, info in languages().items()}

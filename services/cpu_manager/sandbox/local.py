@@ -12,7 +12,7 @@ from typing import Final
 from services.cpu_manager.sandbox import harnesses, toolchain
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.instance import Instance, default_scratch
-from services.cpu_manager.sandbox.ladder import climb, make_hierarchy, wall_plan
+from services.cpu_manager.sandbox.ladder import climb, make_hierarchy, tools_for, wall_plan
 from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, PythonJob
 from services.cpu_manager.sandbox.rungs import Ladder, Rung
 from services.cpu_manager.sandbox.running import Cell, sealed
@@ -66,6 +66,7 @@ class LocalSandbox:
         instance = Instance(scratch or default_scratch())
         try:
             ladder = await climb(instance, found, rung)
+            found = tools_for(ladder.chosen, found)
             walls = wall_plan(ladder.chosen, found, instance, available_harnesses())
             return cls(ladder, found, instance, walls, most_zygotes)
         except BaseException:

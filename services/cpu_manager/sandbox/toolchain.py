@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -63,6 +63,16 @@ def closed_parent(path: str) -> str:
         if not parent.stat().st_mode & 0o001:
             return str(parent)
     return ""
+
+
+def open_to_others(tools: Toolchain) -> Toolchain:
+    """The same without what another user could not reach (compilers under /root), and without looking for it there."""
+    closed = [path for path in tools.binds if closed_parent(path)]
+    environment = dict(tools.environment)
+    search = [place for place in environment["PATH"].split(":") if not _covered(place, closed)]
+    environment["PATH"] = ":".join(search)
+    binds = tuple(path for path in tools.binds if path not in closed)
+    return replace(tools, binds=binds, environment=tuple(environment.items()))
 
 
 def detect() -> Toolchain:

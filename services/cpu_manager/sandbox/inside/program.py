@@ -28,8 +28,8 @@ _DESCRIPTORS: Final = 5
 """That come with an order: standard input, output, error; parcel; report."""
 _CANNOT_EXECUTE: Final = 126
 _NOT_FOUND: Final = 127
-_handle_signal: Final = sys.modules["_signal"].signal
-"""`signal.signal` without its enumerations, which touch forty pages more."""
+_signal: Final = sys.modules["_signal"]
+"""`signal` without its enumerations, which touch forty pages more."""
 
 
 def run(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -> NoReturn:
@@ -40,9 +40,9 @@ def run(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -
         if inheritance.plan.namespaces:
             give_up_rights(inheritance.plan, slot)
         else:
-            _handle_signal(signal.SIGTERM, signal.SIG_DFL)
+            _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # no namespace ends with init
-        _handle_signal(signal.SIGINT, signal.default_int_handler)
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
         if inheritance.scopes >= 0:
             landlock.restrict(inheritance.scopes)

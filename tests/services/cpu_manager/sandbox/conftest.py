@@ -18,13 +18,19 @@ from tests.services.cpu_manager.sandbox.cells import CORE, Attack, nothing_left
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "sandbox" in metafunc.fixturenames:
-        held = [rung for rung, reason in tried().items() if not reason]
-        metafunc.parametrize("sandbox", held, ids=str, indirect=True, scope="module")
+        metafunc.parametrize("sandbox", held(), ids=str, indirect=True, scope="module")
+    elif "rung" in metafunc.fixturenames:
+        metafunc.parametrize("rung", held(), ids=str)
+
+
+def held() -> list[Rung]:
+    """The rungs that this user has here, best first."""
+    return [rung for rung, reason in tried().items() if not reason]
 
 
 @functools.cache
 def tried() -> dict[Rung, str]:
-    """Every rung with what stands against it here and now; `test_ladder` shows the reasons as skips."""
+    """Every rung with what stands against it here and now."""
 
     async def reason(rung: Rung) -> str:
         with tempfile.TemporaryDirectory() as scratch:

@@ -18,17 +18,9 @@ from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import ExecJob, PythonJob
 from services.cpu_manager.sandbox.rungs import Rung
 from tests.services.cpu_manager.sandbox.cells import CORE
-from tests.services.cpu_manager.sandbox.conftest import open_up, tried
+from tests.services.cpu_manager.sandbox.conftest import open_up
 
 _REPOSITORY = Path(__file__).resolve().parents[4]
-
-
-@pytest.fixture(params=list(Rung), ids=str)
-def rung(request: pytest.FixtureRequest) -> Rung:
-    found: Rung = request.param
-    if reason := tried()[found]:
-        pytest.skip(reason)
-    return found
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ class Slots:
         self._hierarchy = hierarchy
         self._made: list[Slot] = []
         self._free: list[Slot] = []
+        self._homes = itertools.count()
 
     def take(self) -> Slot:
         """A slot nobody uses, the most recently used first: its control group is warm."""
@@ -46,19 +48,17 @@ class Slots:
         """The cell in it has ended. A real directory is not used by another cell: a program owned it."""
         if not self._walls.namespaces:
             asyncio.get_running_loop().run_in_executor(None, discard, slot.plan.home)
-            place, _, number = slot.plan.home.partition(".")
-            home = self._lay(f"{place}.{int(number or 0) + 1}", slot.owner)
             self._made.remove(slot)
-            slot = replace(slot, plan=replace(slot.plan, home=home))
+            slot = replace(slot, plan=replace(slot.plan, home=self._lay_home(slot.owner)))
             self._made.append(slot)
         self._free.append(slot)
 
-    def _lay(self, home: str, owner: int) -> str:
-        directory = Path(home)
-        directory.mkdir(mode=0o700)
+    def _lay_home(self, owner: int) -> str:
+        home = self._directory / f"home-{next(self._homes)}"
+        home.mkdir(mode=0o700)
         if owner >= 0:
-            os.chown(directory, owner, owner)
-        return home
+            os.chown(home, owner, owner)
+        return str(home)
 
     def _make(self, index: int) -> Slot:
         walls = self._walls
@@ -70,7 +70,7 @@ class Slots:
             # An ordinary user has one id to map, the zygote's; cells then take user namespaces of their own.
             plan = SlotPlan(_FIRST_UID + index if walls.privileged else 0, _PRIVATE, 0)
         else:
-            plan = SlotPlan(owner, self._lay(f"{self._directory}/slot-{index}", owner), 0)
+            plan = SlotPlan(owner, self._lay_home(owner), 0)
         slot = Slot(plan, owner, group)
         self._made.append(slot)
         return slot

@@ -322,7 +322,7 @@ print(sorted(os.listdir('.')), open('secret-of-the-victim').read())
     thief = """
 import glob, os
 here = os.path.dirname(os.path.abspath('.'))
-places = glob.glob('/proc/[0-9]*/cwd') + glob.glob('/tmp/**', recursive=True) + [f'{here}/slot-{n}' for n in range(40)]
+places = glob.glob('/proc/[0-9]*/cwd') + glob.glob('/tmp/**', recursive=True) + [f'{here}/home-{n}' for n in range(400)]
 for place in places:
     if os.path.realpath(place) == os.getcwd(): continue
     for path in (f'{place}/secret-of-the-victim', place):

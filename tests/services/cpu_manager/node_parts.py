@@ -45,6 +45,12 @@ class NoSandboxHere:
         """Nothing to close."""
 
 
+async def turns(count: int = 5) -> None:
+    """Let everything that is ready go on."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: int = 0
 

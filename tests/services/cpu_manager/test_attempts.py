@@ -12,17 +12,12 @@ from services.cpu_manager.graders.protocol import Bench, Verdict
 from services.cpu_manager.sandbox.protocol import PythonJob
 from services.cpu_manager.tenancy import TenantSandbox
 from shared.messages.outcomes import Held, Started
-from tests.services.cpu_manager.node_parts import Bed, Params, grant
+from tests.services.cpu_manager.node_parts import Bed, Params, grant, turns
 
 
 @pytest.fixture
 async def bed() -> Bed:
     return Bed()
-
-
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def test_a_grant_ends_with_its_verdict(bed: Bed) -> None:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 import pytest
 
 from services.cpu_manager.graders.protocol import Verdict
-from tests.services.cpu_manager.node_parts import Bed, grant
+from tests.services.cpu_manager.node_parts import Bed, grant, turns
 
 
 @pytest.fixture
 async def bed() -> Bed:
     return Bed()
-
-
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def test_what_finds_no_cores_waits_for_them_in_order(bed: Bed) -> None:

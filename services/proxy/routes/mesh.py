@@ -5,6 +5,7 @@ Read from the streams themselves, so every replica tells the same.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from typing import Annotated, Any
 
@@ -25,9 +26,12 @@ LOOKED_AT = 4096
 
 
 async def _newest(world: World, topic: Topic[Any], count: int) -> list[tuple[float, Any]]:
-    """(when, message), newest first."""
-    rows = await command(world.redis, "XREVRANGE", topic.name, "+", "-", "COUNT", count)
-    return [(int(row.partition(b"-")[0]) / 1000, topic.decode(fields[1])) for row, fields in rows]
+    """(when, message), newest first; entries of another version of ours, which cannot be read, are passed over."""
+    newest: list[tuple[float, Any]] = []
+    for row, fields in await command(world.redis, "XREVRANGE", topic.name, "+", "-", "COUNT", count):
+        with contextlib.suppress(ValueError):
+            newest.append((int(row.partition(b"-")[0]) / 1000, topic.decode(fields[1])))
+    return newest
 
 
 async def _nodes(world: World) -> list[NodeView]:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from fastapi import FastAPI
 from redis.exceptions import OutOfMemoryError
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.proxy.world import DEFAULT_TENANT, World, world_of
 from shared import log
@@ -141,10 +141,12 @@ class HotPath:
             return
         methods, args = self._match(scope["path"])
         if methods is None:
-            await self._app(scope, receive, send)
-            return
-        handler = methods.get(scope["method"])
-        if handler is None:
+            refusal, receive = await _bounded(scope, receive)
+            if refusal is None:
+                await self._app(scope, receive, send)
+                return
+            reply = refusal
+        elif (handler := methods.get(scope["method"])) is None:
             reply = _not_allowed(methods)
         else:
             reply = await _answer(handler, Call(scope, receive, args))
@@ -170,6 +172,22 @@ def put_in_front(app: FastAPI, routes: list[HotRoute]) -> None:
     """Answer the hot routes before any middleware of the app: they need none of it."""
     build = app.build_middleware_stack
     app.build_middleware_stack = lambda: HotPath(build(), routes)  # type: ignore[method-assign]  # outside of all others
+
+
+async def _bounded(scope: Scope, receive: Receive) -> tuple[Reply | None, Receive]:
+    """Read the body of a request that is not hot: FastAPI would without any bound. Returns (refusal, replay)."""
+    if scope["method"] not in ("PUT", "POST", "PATCH"):
+        return None, receive
+    call = Call(scope, receive, ())
+    try:
+        waiting = [await call.body(call.world.settings.max_body_bytes)]
+    except TooLarge as error:
+        return problem_reply(error), receive
+
+    async def replay() -> Message:
+        return {"type": "http.request", "body": waiting.pop()} if waiting else await receive()
+
+    return None, replay
 
 
 async def _answer(handler: Handler, call: Call) -> Reply:

@@ -26,7 +26,7 @@ HORIZON_S: Final = 0.02
 MOST: Final = 8
 """Longest line, a unit held by short work."""
 RECALL_S: Final = 0.2
-"""What has stood so long is recalled if another node could start it."""
+"""What has stood so long is recalled if another node could start it, or only long work is left before it."""
 
 
 @dataclass(slots=True)

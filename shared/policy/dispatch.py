@@ -295,9 +295,9 @@ class Dispatcher:
         life = self.lives.get(action)
         if life is None or life.state == "cancelling":
             return []
-        if life.state != "queued":
-            return self._cancel([action], "its deadline came while it ran", "expired")
         reason = f"its deadline came while it waited for {life.work.pool}"
+        if life.state != "queued":
+            return self._cancel([action], reason if life.ahead else "its deadline came while it ran", "expired")
         if not any(node.could_ever(life.work.kind, life.work.units) for node in self.floor.nodes.values()):
             reason = f"no node offers {life.work.kind} with {dict(life.work.units)}"
         return self._cancel([action], reason, "expired")

@@ -133,9 +133,10 @@ class Floor:
                 self.started_ahead(life, node, now)
 
     def sat(self, now: float) -> Iterator[Life]:
-        """Lives to be recalled from lines: they have stood for too long, and another node could start them.
+        """Lives to be recalled from lines: they have stood for too long, and need not or should not stand there.
 
-        Work that was taken for short and still runs is not waited for any more.
+        Work that was taken for short and still runs is not waited for any more. Where only such work is left, or where
+        another node could start it, what stands is better off in the queue, where order and deadlines hold.
         """
         for name in list(self.ahead.short):
             for life in self.granted.get(name, {}).values():
@@ -143,7 +144,8 @@ class Floor:
                     self.ahead.lasts(life)
         for life in self.ahead.sat(now):
             work, pool = life.work, self.pool(life.work.pool)
-            if place(self.nodes_of(pool), life.request.id, work.kind, work.units, pool.resource) is not None:
+            elsewhere = place(self.nodes_of(pool), life.request.id, work.kind, work.units, pool.resource)
+            if elsewhere is not None or life.node not in self.ahead.short:
                 yield life
 
     def _onto(self, life: Life, node: Node, now: float) -> None:

@@ -204,6 +204,7 @@ async def test_a_language_no_node_has_is_refused_not_scored(http: aiohttp.Client
         ("GET", "/v1/tasks/nothing", None, 404, "PUT /v1/tasks/nothing"),
         ("PATCH", "/v1/actions", b"", 405, "POST"),
         ("POST", "/v1/actions", io.BytesIO(b"x" * (9 << 20)), 413, "larger"),
+        ("PUT", "/v1/tasks/t", io.BytesIO(b" " * (9 << 20)), 413, "larger"),
     ],
 )
 async def test_a_bad_request_is_told_what_to_do(

@@ -176,10 +176,20 @@ def test_who_cancels_what_stands_hears_of_it_when_the_node_has_confirmed() -> No
     assert (answer.ended, line(dispatcher)) == ("cancelled", ["r3"])
 
 
+def test_what_sits_behind_work_that_turned_out_to_be_long_is_queued_again() -> None:
+    dispatcher = short_work("a")
+    submit(dispatcher, *many(4))
+    assert dispatcher.ticked(SHORT_S + RECALL_S) == [], "it may still be short"
+    commands = dispatcher.ticked(SHORT_S + RECALL_S + 0.01)
+    dispatcher.check()
+    assert commands == [Revoke("r2", "a", 1, recall=True), Revoke("r3", "a", 1, recall=True)]
+    assert {dispatcher.lives[name].state for name in ("r2", "r3")} == {"queued"}
+
+
 def test_what_sits_is_recalled_when_another_node_could_start_it() -> None:
     dispatcher = short_work("a")
     granted = submit(dispatcher, *many(4))
-    late = RECALL_S + 0.1
+    late = SHORT_S + RECALL_S - 0.001
     assert dispatcher.ticked(late) == [], "nobody else could"
     meet(dispatcher, "b")
     dispatcher.node_seen(late, "a", "1")

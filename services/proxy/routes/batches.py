@@ -34,7 +34,7 @@ async def get_batch(batch: BatchName, world: TheWorld) -> BatchView:
     return await world.batches.view(batch)
 
 
-@router.post("/{batch}/seal", summary="End a batch short", responses=problem_responses(404, 409, 422, 503))
+@router.post("/{batch}/seal", summary="End a batch short", responses=problem_responses(404, 409, 413, 422, 503))
 async def seal_batch(batch: BatchName, world: TheWorld) -> BatchView:
     """No more requests come; it is complete when what was submitted is answered."""
     return await world.batches.end(batch, "sealed")

@@ -21,7 +21,7 @@ async def list_tasks(world: TheWorld, tenant: Tenant) -> TaskList:
     return TaskList(tasks=await world.tasks.all(tenant))
 
 
-@router.put("/{task}", summary="Declare or change a task", responses=problem_responses(422, 503))
+@router.put("/{task}", summary="Declare or change a task", responses=problem_responses(413, 422, 503))
 async def put_task(task: TaskName, body: Task, world: TheWorld, tenant: Tenant) -> TaskView:
     """Open batches keep the version they were opened with. Declaring the same again changes nothing."""
     return await world.tasks.put(tenant, task, body)
@@ -39,7 +39,9 @@ async def delete_task(task: TaskName, world: TheWorld, tenant: Tenant) -> Respon
     return Response(status_code=204)
 
 
-@router.post("/{task}/batches", status_code=201, summary="Open a batch", responses=problem_responses(404, 422, 503))
+@router.post(
+    "/{task}/batches", status_code=201, summary="Open a batch", responses=problem_responses(404, 413, 422, 503)
+)
 async def open_batch(task: TaskName, world: TheWorld, tenant: Tenant, body: BatchOpening | None = None) -> BatchView:
     """This is the hint that a rollout has begun: units are warmed up for what will come.
 

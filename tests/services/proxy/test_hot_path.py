@@ -159,6 +159,32 @@ async def test_an_endless_body_is_not_read_to_its_end() -> None:
     assert response.status == 413
 
 
+async def test_what_lies_behind_gets_whole_bodies_of_bounded_size() -> None:
+    async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+        message = await receive()
+        assert not message.get("more_body")
+        await send({"type": "http.response.start", "status": 299, "headers": []})
+        await send({"type": "http.response.body", "body": message["body"]})
+
+    async def through(chunk: bytes, count: int) -> tuple[int, bytes]:
+        bodies = [{"type": "http.request", "body": chunk, "more_body": left > 0} for left in reversed(range(count))]
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return bodies.pop(0)
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        world = SimpleNamespace(settings=ProxySettings.model_validate({"max_body_bytes": 100}))
+        scope: Scope = {"type": "http", "method": "PUT", "path": "/behind", "state": {"world": world}}
+        await HotPath(echo, ROUTES)(scope, receive, send)
+        return sent[0]["status"], sent[1]["body"]
+
+    assert await through(b"x" * 10, 10) == (299, b"x" * 100)
+    assert (await through(b"x" * 10, 11))[0] == 413
+
+
 # ---- parameters --------------------------------------------------------------------------------------------------
 
 

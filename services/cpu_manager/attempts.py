@@ -21,7 +21,7 @@ from services.cpu_manager.tenancy import TenantSandbox
 from shared import log
 from shared.clock import Clock
 from shared.messages.grants import Granted
-from shared.messages.outcomes import Finished, Held, Started
+from shared.messages.outcomes import RECALLED, Finished, Held, Started
 
 _log = log.get(__name__)
 
@@ -123,7 +123,7 @@ class Attempts:
         waiting = self._line.pop((action, attempt), None)
         if waiting is not None:
             now = self.clock.monotonic()
-            self._tell(waiting.grant, _lost("recalled") if recall else None, waiting.read_at, now)
+            self._tell(waiting.grant, _lost(RECALLED) if recall else None, waiting.read_at, now)
             self._start_next(now)
             return
         running = self._running.get((action, attempt))

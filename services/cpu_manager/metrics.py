@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import Counter, Histogram
 
-from shared.messages.outcomes import Finished, Started
+from shared.messages.outcomes import RECALLED, Finished, Started
 
 ATTEMPTS = Counter("treadle_cpu_manager_attempts", "Attempts that ended on this node.", ["status"])
 EXECUTION = Histogram(
@@ -17,11 +17,11 @@ EXECUTION = Histogram(
 
 
 def observe(report: Callable[[Started | Finished], None]) -> Callable[[Started | Finished], None]:
-    """The same report, counted."""
+    """The same report, counted; what was recalled has not been executed."""
     by_status = {status: ATTEMPTS.labels(status) for status in ("ok", "timeout", "lost", "refused", "cancelled")}
 
     def counted(outcome: Started | Finished) -> None:
-        if isinstance(outcome, Finished):
+        if isinstance(outcome, Finished) and outcome.reason != RECALLED:
             by_status[outcome.status].inc()
             EXECUTION.observe(outcome.execution_s)
         report(outcome)

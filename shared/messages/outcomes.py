@@ -17,6 +17,9 @@ from shared.messages.base import Message, Topic
 ExecutionStatus = Literal["ok", "timeout", "lost", "refused", "cancelled"]
 """How one attempt ended on a node. `ok` and `timeout` are verdicts; `lost` is ours and is tried again."""
 
+RECALLED = "recalled"
+"""Reason of an attempt that was taken back before it had begun: its `lost` is nobody's failure."""
+
 
 class Started(Message, frozen=True, kw_only=True, tag="started.v1"):
     """An attempt has begun to execute. Sent where it outlives the manager's next flush; short ones only finish."""

@@ -61,22 +61,27 @@ class TreeWatch:
     home: str = ""
     spent_s: float = 0.0
     """CPU time of programs that init had reaped before this one."""
+    weighed_bytes: int = 0
+    """The largest sum for which the exact share has been asked."""
     exact: bool = False
 
     def look(self, init: int) -> Usage:
         pids = list(_descendants(init)) if init else []
-        cpu_s, resident = -self.spent_s, 0
+        cpu_s, resident, held = -self.spent_s, 0, 0
         for pid in pids:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
                 # Own user and system time, and that of the dead it waited for; init's own is not the program's.
                 cpu_s += sum(map(int, fields[13:15] if pid == init else fields[11:15])) * _TICK_S
-                resident += int(fields[21]) * _PAGE
-        if resident > self.suspicious_bytes:
-            # Forked processes share pages: count each page once.
-            resident = sum(_proportional(pid) for pid in pids)
+                own = int(fields[21]) * _PAGE
+                resident, held = resident + own, max(held, own)
+        if resident > self.suspicious_bytes or (len(pids) > 2 and resident > self.weighed_bytes):
+            # Forked processes share pages, so their sum is only a bound: count each page once. Near the limit always
+            # (copies on write do not change the sum), else, for the report, when the sum has grown.
+            self.weighed_bytes = max(resident, self.weighed_bytes)
+            held = sum(_proportional(pid) for pid in pids)
         disk = _weigh(self.home) if self.home else 0
-        return Usage(cpu_s=max(cpu_s, 0.0), peak_bytes=resident, processes=max(len(pids) - 1, 0), disk_bytes=disk)
+        return Usage(cpu_s=max(cpu_s, 0.0), peak_bytes=held, processes=max(len(pids) - 1, 0), disk_bytes=disk)
 
 
 def _descendants(init: int) -> list[int]:

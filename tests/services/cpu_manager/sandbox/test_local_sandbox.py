@@ -139,6 +139,21 @@ async def test_peak_memory_is_reported(sandbox: LocalSandbox) -> None:
     assert 100 << 20 <= ended.peak_memory_bytes < 200 << 20
 
 
+async def test_peak_memory_counts_a_shared_page_once_and_every_processs_own(sandbox: LocalSandbox) -> None:
+    source = """
+import os, time
+shared = b'x' * (60 << 20)
+for _ in range(4):
+    if not os.fork():
+        own = b'y' * (20 << 20)
+        time.sleep(0.5)
+        os._exit(0)
+for _ in range(4): os.wait()
+"""
+    ended = await sandbox.run(PythonJob(source=source), CORE)
+    assert 140 << 20 <= ended.peak_memory_bytes < 240 << 20, ended  # the sum of the five is above 400 MiB
+
+
 async def test_a_program_runs_on_exactly_the_cores_it_was_given(sandbox: LocalSandbox) -> None:
     cores = frozenset(sorted(os.sched_getaffinity(0))[-1:])
     ended = await sandbox.run(PythonJob(source="import os; print(sorted(os.sched_getaffinity(0)))"), cores)

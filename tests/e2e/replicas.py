@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from shared.testing.servers import running_valkey, temporary_home
 from tests.e2e.processes import Service, running_service
 
 LEASE_S = 2.0
@@ -47,6 +48,17 @@ def running_mesh(redis_url: str, *, proxies: int, managers: int, cores: int = 0,
             mesh.managers.append(entered.enter_context(running_service("cpu_manager", redis_url, **node)))
         asyncio.run(until(lambda: all(is_ready(service) for service in (*mesh.proxies, *mesh.managers))))
         yield mesh
+
+
+@contextmanager
+def one_core_mesh() -> Iterator[Mesh]:
+    """One proxy and one manager with one core, on a Valkey of their own."""
+    with (
+        temporary_home() as home,
+        running_valkey(home) as url,
+        running_mesh(url, proxies=1, managers=1, cores=1) as running,
+    ):
+        yield running
 
 
 def metric(service: Service, name: str) -> float:

@@ -11,8 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shared.testing.servers import running_valkey, temporary_home
-from tests.e2e.replicas import Mesh, running_mesh
+from tests.e2e.replicas import Mesh, one_core_mesh
 
 Json = dict[str, Any]
 
@@ -23,11 +22,7 @@ BUSY = "import time\nuntil = time.process_time() + {s}\nwhile time.process_time(
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    with (
-        temporary_home() as home,
-        running_valkey(home) as url,
-        running_mesh(url, proxies=1, managers=1, cores=1) as running,
-    ):
+    with one_core_mesh() as running:
         yield running
 
 

@@ -10,8 +10,7 @@ from contextlib import AsyncExitStack
 import psutil
 import pytest
 
-from shared.testing.servers import running_valkey, temporary_home
-from tests.e2e.replicas import Mesh, running_mesh, until
+from tests.e2e.replicas import Mesh, one_core_mesh, until
 from tests.e2e.trainer import Json, Trainer, trainer_at
 
 WAIT_S = 60
@@ -20,11 +19,7 @@ MANY, FEW = 20, 4
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    with (
-        temporary_home() as home,
-        running_valkey(home) as url,
-        running_mesh(url, proxies=1, managers=1, cores=1) as running,
-    ):
+    with one_core_mesh() as running:
         yield running
 
 

@@ -8,11 +8,12 @@ import pwd
 from pathlib import Path
 from typing import Final
 
+from services.cpu_manager.sandbox.feed import sealed
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.instance import Instance
 from services.cpu_manager.sandbox.protocol import Limits
 from services.cpu_manager.sandbox.rungs import Attempt, Ladder, NoSandboxError, Rung
-from services.cpu_manager.sandbox.running import Cell, sealed
+from services.cpu_manager.sandbox.running import Cell
 from services.cpu_manager.sandbox.slots import Slots
 from services.cpu_manager.sandbox.spares import Spares
 from services.cpu_manager.sandbox.toolchain import Toolchain, closed_parent, open_to_others

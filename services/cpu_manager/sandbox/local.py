@@ -10,12 +10,13 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from services.cpu_manager.sandbox import harnesses, toolchain
+from services.cpu_manager.sandbox.feed import sealed
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.instance import Instance, default_scratch
 from services.cpu_manager.sandbox.ladder import climb, make_hierarchy, tools_for, wall_plan
 from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, PythonJob
 from services.cpu_manager.sandbox.rungs import Ladder, Rung
-from services.cpu_manager.sandbox.running import Cell, sealed
+from services.cpu_manager.sandbox.running import Cell
 from services.cpu_manager.sandbox.slots import Slots
 from services.cpu_manager.sandbox.spares import Spare, Spares
 from services.cpu_manager.sandbox.toolchain import Toolchain

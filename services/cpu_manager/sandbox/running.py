@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
 import time
@@ -295,19 +294,3 @@ class Cell:
             return "wall-limit", None, None
         code = os.waitstatus_to_exitcode(ended.status)
         return ("exit", code, None) if code >= 0 else ("signal", None, -code)
-
-
-def sealed(name: str, content: bytes) -> int:
-    """An anonymous file that nobody can change any more, read from its start. Costs a copy; feeds without waiting."""
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor

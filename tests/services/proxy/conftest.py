@@ -1,30 +1,5 @@
 """Valkey with the functions loaded."""
 
-from collections.abc import AsyncIterator
+from tests.shared.bus.fixtures import journal, reader, valkey
 
-import pytest
-from redis.asyncio import Redis
-
-from shared.bus import functions
-from shared.bus.connection import connect
-from tests.shared.bus.journal import Journal
-
-
-@pytest.fixture
-async def valkey(redis_url: str) -> AsyncIterator[Redis]:
-    async with connect(redis_url, name="test") as redis:
-        await functions.load(redis)
-        yield redis
-
-
-@pytest.fixture
-async def reader(redis_url: str) -> AsyncIterator[Redis]:
-    """A connection of its own, for blocking reads."""
-    async with connect(redis_url, name="test-reader") as redis:
-        yield redis
-
-
-@pytest.fixture
-async def journal(valkey: Redis) -> Journal:
-    """The books, led by `me`."""
-    return await Journal.led(valkey)
+__all__ = ["journal", "reader", "valkey"]

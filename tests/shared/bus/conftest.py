@@ -1,35 +1,14 @@
 """Valkey with the functions loaded, and one of a test module's own where its settings are changed."""
 
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
-from redis.asyncio import Redis
 
-from shared.bus import functions
-from shared.bus.connection import connect
 from shared.testing.servers import running_valkey, temporary_home
-from tests.shared.bus.journal import Journal
+from tests.shared.bus.fixtures import journal, reader, valkey
 
-
-@pytest.fixture
-async def valkey(redis_url: str) -> AsyncIterator[Redis]:
-    async with connect(redis_url, name="test") as redis:
-        await functions.load(redis)
-        yield redis
-
-
-@pytest.fixture
-async def reader(redis_url: str) -> AsyncIterator[Redis]:
-    """A connection of its own, for blocking reads."""
-    async with connect(redis_url, name="test-reader") as redis:
-        yield redis
-
-
-@pytest.fixture
-async def journal(valkey: Redis) -> Journal:
-    """The books, led by `me`."""
-    return await Journal.led(valkey)
+__all__ = ["journal", "reader", "valkey"]
 
 
 @pytest.fixture

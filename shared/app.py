@@ -58,10 +58,14 @@ async def _on_treadle_error(_: Request, error: Exception) -> Response:
     return problem_response(error)
 
 
-async def _on_invalid(_: Request, error: Exception) -> Response:
+async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "json_invalid":
+        return problem_response(BadRequest(what=f"the body is not JSON: {first['ctx']['error']} at {first['loc'][-1]}"))
+    if where == "body" and "application/json" not in request.headers.get("content-type", ""):
+        return problem_response(BadRequest(what="send the body as JSON, with `content-type: application/json`"))
     return problem_response(BadRequest(what=f"{where}: {first['msg']}"))
 
 
@@ -69,14 +73,17 @@ async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 400:  # FastAPI's word for a body that is not even text; ours for every bad body is 422
         return problem_response(BadRequest(what=error.detail))
-    headers = dict(error.headers or {})
+    headers, detail = dict(error.headers or {}), error.detail
     if error.status_code == 405:
         headers["Allow"] = ", ".join(_methods_at(request))
+        detail = f"use {headers['Allow']}"
+    if error.status_code == 404:
+        detail = f"nothing is served at {request.url.path}; /openapi.json says what is"
     document = {
         "type": f"{PROBLEM_TYPE}http-{error.status_code}",
         "title": error.detail,
         "status": error.status_code,
-        "detail": error.detail,
+        "detail": detail,
     }
     return _problem(document, error.status_code, headers)
 

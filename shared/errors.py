@@ -56,10 +56,28 @@ class BadRequest(TreadleError):
         return self.what if self.line is None else f"line {self.line}: {self.what}"
 
 
-def bad_body(error: msgspec.MsgspecError) -> BadRequest:
-    """What a decoder's complaint means to the caller: not JSON at all, or JSON with a field that does not fit."""
-    fits = isinstance(error, msgspec.ValidationError)
-    return BadRequest(what=str(error) if fits else f"the body is not JSON: {error}")
+UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""What a decoder raises over somebody's bytes."""
+
+
+def unreadable(error: Exception, what: str = "") -> BadRequest:
+    """What a decoder's complaint means to the caller: no text, no JSON, or JSON with a field that does not fit.
+
+    Args:
+        error: one of `UNREADABLE`.
+        what: what was being read; nothing means the whole body.
+    """
+    named, where = what or "the body", f"{what}: " if what else ""
+    match error:
+        case msgspec.ValidationError():
+            return BadRequest(what=f"{where}{error}")
+        case UnicodeDecodeError():
+            bad = error.object[error.start]
+            return BadRequest(what=f"{named} is not UTF-8: byte 0x{bad:02x} at {error.start}; encode text as UTF-8")
+        case RecursionError():
+            return BadRequest(what=f"{named} has too many lists and objects inside each other")
+    hint = " (or a text holds half of a surrogate pair)" if "truncated" in str(error) else ""
+    return BadRequest(what=f"{named} is not JSON: {error}{hint}")
 
 
 @dataclass(eq=False)
@@ -106,7 +124,7 @@ class TooLarge(TreadleError):
     limit_bytes: int
 
     def __str__(self) -> str:
-        return f"the body is larger than {self.limit_bytes} bytes; split it over several calls"
+        return f"the body is larger than the {self.limit_bytes} bytes this call takes"
 
 
 @dataclass(eq=False)

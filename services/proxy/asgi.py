@@ -19,7 +19,7 @@ from services.proxy.world import DEFAULT_TENANT, World, world_of
 from shared import log
 from shared.app import PROBLEM_JSON
 from shared.bus.connection import MEMORY_FULL, TRANSIENT
-from shared.errors import BadRequest, Overloaded, TooLarge, TreadleError, Unavailable
+from shared.errors import PROBLEM_TYPE, BadRequest, Overloaded, TooLarge, TreadleError, Unavailable
 
 _log = log.get(__name__)
 _encoder = msgspec.json.Encoder()
@@ -72,10 +72,17 @@ class Call:
             raise TooLarge(limit_bytes=limit)
         return b"".join(chunks)
 
-    def query(self) -> dict[str, str]:
-        """The query's parameters; of repeated ones the last."""
+    def query(self, *names: str) -> dict[str, str]:
+        """The query's parameters; of repeated ones the last.
+
+        Raises:
+            BadRequest: one that is not among `names`: a misspelt one would be a silence.
+        """
         raw = self._scope["query_string"]
-        return dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True)) if raw else {}
+        query = dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True)) if raw else {}
+        if unknown := query.keys() - set(names):
+            raise BadRequest(what=f"unknown query parameter {min(unknown)[:64]!r}; there is {', '.join(names)}")
+        return query
 
     def wait_s(self, query: dict[str, str]) -> float:
         """Seconds to wait for the answer, from `?wait=`; 0 without it.
@@ -213,5 +220,10 @@ def problem_reply(error: TreadleError) -> Reply:
 
 def _not_allowed(methods: dict[str, Handler]) -> Reply:
     allowed = ", ".join(sorted(methods))
-    document = {"type": "about:blank", "title": "Method Not Allowed", "status": 405, "detail": f"use {allowed}"}
+    document = {
+        "type": f"{PROBLEM_TYPE}http-405",
+        "title": "Method Not Allowed",
+        "status": 405,
+        "detail": f"use {allowed}",
+    }
     return Reply(405, _encoder.encode(document), PROBLEM_JSON.encode(), ((b"allow", allowed.encode()),))

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 
 import msgspec
+from pydantic import ValidationError
 from redis.asyncio import Redis
 
 from services.proxy.intake import action_id
@@ -18,7 +19,7 @@ from shared.api.requests import RewardRequest
 from shared.api.tasks import Task
 from shared.bus import functions
 from shared.bus.connection import ValkeyClock, command, patiently
-from shared.errors import BadRequest, Conflict, NotFound, bad_body
+from shared.errors import UNREADABLE, BadRequest, Conflict, NotFound, unreadable
 from shared.messages.actions import ActionSubmitted
 from shared.messages.batches import BatchOpened
 from shared.messages.targets import TARGETS, CompletionExpected
@@ -102,7 +103,7 @@ class BatchBook:
                 return message.at
         if batch.first_at is None:
             return None
-        stages = Task.model_validate_json(batch.workflow).stages
+        stages = _declared(batch).stages
         return batch.first_at + sum(stage.timeout_s for stage in stages)
 
     async def end(self, batch: str, state: str) -> BatchView:
@@ -160,23 +161,40 @@ class BatchBook:
 
     async def _read_workflow(self, batch: str) -> Workflow:
         found = await self.stored(batch)
-        workflow = Workflow.of(found.tenant, found.task, Task.model_validate_json(found.workflow))
+        workflow = Workflow.of(found.tenant, found.task, _declared(found))
         self._workflows[batch] = workflow
         while len(self._workflows) > MOST_CACHED:
             del self._workflows[next(iter(self._workflows))]
         return workflow
 
 
-def decode_reward(line: bytes) -> RewardRequest:
-    """One reward request.
+def _declared(batch: StoredBatch) -> Task:
+    """The task as it stood when the batch was opened.
+
+    Raises:
+        Conflict: it was declared under rules that hold no more.
+    """
+    try:
+        return Task.model_validate_json(batch.workflow)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Conflict(
+            what=f"batch {batch.id} was opened with a workflow that is refused now ({where}: {first['msg']}); "
+            "declare the task again and open another batch"
+        ) from error
+
+
+def decode_reward(text: bytes, what: str = "") -> RewardRequest:
+    """One reward request; `what` names the text in messages.
 
     Raises:
         BadRequest: not JSON, or a field that does not fit.
     """
     try:
-        return _reward.decode(line)
-    except msgspec.MsgspecError as error:
-        raise bad_body(error) from error
+        return _reward.decode(text)
+    except UNREADABLE as error:
+        raise unreadable(error, what) from error
 
 
 _reward = msgspec.json.Decoder(RewardRequest)

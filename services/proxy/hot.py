@@ -6,16 +6,19 @@ import asyncio
 import re
 
 import msgspec
+from redis.exceptions import OutOfMemoryError
 
 from services.proxy.asgi import Call, HotRoute, Reply
 from services.proxy.batchbook import decode_reward
 from services.proxy.intake import Accepted, of_action
+from shared import log
 from shared.api.requests import ActionRequest, Answer, BulkReceipt, Rejection, RewardRequest
 from shared.bus import functions
-from shared.bus.connection import patiently
-from shared.errors import BadRequest, NotFound, Overloaded, TreadleError, bad_body
+from shared.bus.connection import TRANSIENT, patiently
+from shared.errors import UNREADABLE, BadRequest, NotFound, Overloaded, TreadleError, unreadable
 from shared.messages.actions import ActionSubmitted
 
+_log = log.get(__name__)
 _encoder = msgspec.json.Encoder()
 _action = msgspec.json.Decoder(ActionRequest)
 _action_name = re.compile(r"[a-z0-9]{8,32}")
@@ -26,19 +29,18 @@ BULK_AT_ONCE = 512
 
 async def post_action(call: Call) -> Reply:
     """POST /v1/actions: one action outside any batch."""
-    query = call.query()
-    wait_s = call.wait_s(query)
+    wait_s = call.wait_s(call.query("wait"))
     body = await call.body(call.world.settings.max_body_bytes)
     try:
         request = _action.decode(body)
-    except msgspec.MsgspecError as error:
-        raise bad_body(error) from error
+    except UNREADABLE as error:
+        raise unreadable(error) from error
     return await _submit_and_wait(call, of_action(call.tenant(), request), wait_s)
 
 
 async def post_reward(call: Call) -> Reply:
     """POST /v1/rewards: one reward request."""
-    query = call.query()
+    query = call.query("wait", "batch")
     wait_s = call.wait_s(query)
     request = decode_reward(await call.body(call.world.settings.max_body_bytes))
     submitted = await call.world.batches.reward(call.tenant(), request, query.get("batch"))
@@ -90,7 +92,7 @@ async def _state(call: Call, action: str) -> Reply:
 async def get_action(call: Call) -> Reply:
     """GET /v1/actions/{id}: its state, or its answer as soon as there is one."""
     action = _named(call)
-    wait_s = call.wait_s(call.query())
+    wait_s = call.wait_s(call.query("wait"))
     if not wait_s:
         return await _state(call, action)
     future = call.world.waiters.expect(action)
@@ -123,7 +125,7 @@ def _named(call: Call) -> str:
 
 async def post_bulk(call: Call) -> Reply:
     """POST /v1/rewards/bulk: NDJSON, one reward request a line. Good lines are accepted whatever the others are."""
-    query = call.query()
+    query = call.query("batch")
     batch, tenant = query.get("batch"), call.tenant()
     lines = (await call.body(call.world.settings.max_bulk_bytes)).split(b"\n")
     receipt = BulkReceipt(accepted=0, repeated=0, rejected=[])
@@ -144,10 +146,16 @@ async def post_bulk(call: Call) -> Reply:
 async def _one_line(call: Call, tenant: str, batch: str | None, number: int, line: bytes) -> Accepted | Rejection:
     request: RewardRequest | None = None
     try:
-        request = decode_reward(line)
+        request = decode_reward(line, "the line")
         return await call.world.intake.submit(await call.world.batches.reward(tenant, request, batch))
     except TreadleError as error:
-        return Rejection(line=number, request_id=request.request_id if request else None, problem=error.problem())
+        problem = error.problem()
+    except (OutOfMemoryError, *TRANSIENT):
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever is wrong with one line, the others are answered
+        _log.error("line_crashed", line=number, exc_info=error)
+        problem = TreadleError().problem()
+    return Rejection(line=number, request_id=request.request_id if request else None, problem=problem)
 
 
 HOT_ROUTES = [

@@ -17,7 +17,7 @@ from services.proxy.answering import compose, reports
 from services.proxy.interpreter import Discard, Interpreter, Step
 from services.proxy.metrics import ACT, ANSWERED
 from services.proxy.nodes import NodeBook
-from services.proxy.requests import to_request
+from services.proxy.requests import to_request, unschedulable
 from shared import log
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Answering, Granting
@@ -115,8 +115,14 @@ class Leader:
         fresh = [entry for entry in entries if entry.message.action not in self.unanswered]
         for entry in fresh:
             self.unanswered[entry.message.action] = Unanswered(entry.id, entry.message, entry.index)
-        if fresh:
-            self._do(self.dispatcher.submitted(now, [to_request(entry) for entry in fresh]))
+        requests = []
+        for entry in fresh:
+            if wrong := unschedulable(entry.message):
+                self._answer(Answer(entry.message.action, "refused", wrong, ()))
+            else:
+                requests.append(to_request(entry))
+        if requests:
+            self._do(self.dispatcher.submitted(now, requests))
 
     def _cancel(self, now: float, asked: CancelAsked) -> None:
         if asked.batch:

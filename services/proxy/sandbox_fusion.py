@@ -22,7 +22,7 @@ from shared.api.requests import Act
 from shared.background import Background
 from shared.bus import functions
 from shared.bus.connection import TRANSIENT, command, patiently
-from shared.errors import BadRequest, DeadlineMissed, Overloaded, Unavailable, bad_body
+from shared.errors import UNREADABLE, BadRequest, DeadlineMissed, Overloaded, Unavailable, unreadable
 from shared.messages.actions import ActionSubmitted, StageWork
 from shared.messages.kinds import CodeRun, default_units, pool_of
 
@@ -117,8 +117,8 @@ async def post_run_code(call: Call) -> Reply:
     tenant, task = call.path_args or (DEFAULT_TENANT, "")
     try:
         request = _request.decode(body)
-    except msgspec.MsgspecError as error:
-        raise bad_body(error) from error
+    except UNREADABLE as error:
+        raise unreadable(error) from error
     _check(tenant, task, request.language)
     world = call.world
     budget_s = request.compile_timeout + request.run_timeout + world.settings.run_code_margin_s

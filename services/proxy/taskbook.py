@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+from pydantic import ValidationError
 from redis.asyncio import Redis
 
 from services.proxy.workflows import Workflow
+from shared import log
 from shared.api.tasks import Task, TaskView
 from shared.bus.connection import command, patiently
 from shared.errors import NotFound
 from shared.units import Seconds
+
+_log = log.get(__name__)
 
 CACHED_S: Seconds = 1.0
 """So long another replica may still use a task's former version for requests outside batches."""
@@ -50,7 +54,7 @@ class TaskBook:
         """
         current = await self._read(tenant, name)
         if current is None:
-            raise NotFound(kind="task", name=name, hint=f"declare it with PUT /v1/tasks/{name}")
+            raise _unknown(name)
         return _view(tenant, name, *current)
 
     async def all(self, tenant: str) -> list[TaskView]:
@@ -65,12 +69,13 @@ class TaskBook:
         Raises:
             NotFound: there is none.
         """
-        await self.get(tenant, name)
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(_key(tenant, name))
             pipe.srem(f"tasks:{tenant}", name)
-            await pipe.execute()
+            deleted, _ = await pipe.execute()
         self._cached.pop((tenant, name), None)
+        if not deleted:
+            raise _unknown(name)
 
     async def workflow(self, tenant: str, name: str) -> Workflow:
         """A task's workflow, at most `CACHED_S` old.
@@ -94,7 +99,17 @@ class TaskBook:
             return reply
 
         task, version = await patiently(read, what="reading a task", patience_s=10.0)
-        return None if task is None or version is None else (Task.model_validate_json(task), int(version))
+        if task is None or version is None:
+            return None
+        try:
+            return Task.model_validate_json(task), int(version)
+        except ValidationError as error:  # declared under other rules: it can only be declared again, or deleted
+            _log.warning("task_unreadable", tenant=tenant, task=name, error=str(error))
+            return None
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(kind="task", name=name, hint=f"declare it with PUT /v1/tasks/{name}")
 
 
 def _key(tenant: str, name: str) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from shared.api.plain import check_plain
 from shared.api.requests import ActionRequest
 from shared.api.tasks import StageTemplate, Task
-from shared.errors import BadRequest
+from shared.errors import UNREADABLE, BadRequest, unreadable
 from shared.messages.actions import StageWork
 from shared.messages.batches import StagePlan
-from shared.messages.kinds import KINDS, Params, default_units, pool_of
+from shared.messages.kinds import FREE_FORM, KINDS, Params, default_units, pool_of
 
 _encoder = msgspec.json.Encoder()
 _object = msgspec.json.Decoder(dict[str, Any])
@@ -53,7 +55,8 @@ class Stage:
         merged = self.template.merged(given, own)
         try:
             msgspec.convert(merged, self.params)
-        except msgspec.ValidationError as error:
+            _check_free_form(merged)
+        except ValueError as error:
             raise BadRequest(what=f"params of stage {self.template.name!r} ({self.template.kind}): {error}") from error
         return StageWork(
             name=self.template.name,
@@ -98,8 +101,14 @@ class Workflow:
 def _decode_object(raw: msgspec.Raw, name: str) -> dict[str, Any]:
     try:
         return _object.decode(raw)
-    except msgspec.MsgspecError as error:
-        raise BadRequest(what=f"{name}: {error}") from error
+    except UNREADABLE as error:
+        raise unreadable(error, name) from error
+
+
+def _check_free_form(params: Mapping[str, Any]) -> None:
+    for name in FREE_FORM:
+        if name in params:
+            check_plain(params[name], name)
 
 
 def plain_action(request: ActionRequest) -> StageWork:
@@ -112,8 +121,11 @@ def plain_action(request: ActionRequest) -> StageWork:
     if decoder is None:
         raise BadRequest(what=f"unknown kind {request.kind!r}; there are {', '.join(KINDS)}")
     try:
-        decoder.decode(request.params)
-    except msgspec.MsgspecError as error:
+        params = decoder.decode(request.params)
+        _check_free_form({name: getattr(params, name, None) for name in FREE_FORM})
+    except UNREADABLE as error:
+        raise unreadable(error, f"params of {request.kind}") from error
+    except ValueError as error:
         raise BadRequest(what=f"params of {request.kind}: {error}") from error
     units = request.units if request.units is not None else default_units(request.kind)
     return StageWork(

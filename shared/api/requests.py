@@ -9,6 +9,7 @@ import msgspec
 from shared.policy.formulation import EndedAs
 
 RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,9 +42,9 @@ class ActionRequest(Closed, frozen=True, kw_only=True):
     kind: str
     params: msgspec.Raw = msgspec.field(default_factory=_no_params)
     request_id: RequestId | None = None
-    units: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1024)]] | None = None
+    units: dict[Name, Annotated[int, msgspec.Meta(ge=0, le=1024)]] | None = None
     """Resource -> units. Default: one core (sleep, noop: one slot)."""
-    node_class: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "default"
+    node_class: Name = "default"
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
     """Execution limit; queueing does not count."""
     budget_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 3600.0

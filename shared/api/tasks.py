@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+import msgspec
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
 
+from shared.api.plain import check_plain
 from shared.messages.kinds import KINDS, default_units, pool_of
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -16,12 +18,19 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 class Model(BaseModel):
     """Base of REST bodies: a misspelt field is an error, not a silence, and so is `false` where a number belongs."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-Whole = Annotated[int, Strict(False)]
+def _ascending(pair: tuple[int, int]) -> tuple[int, int]:
+    if pair[0] > pair[1]:
+        raise ValueError(f"[fewest, most]: {pair[0]} is more than {pair[1]}")
+    return pair
+
+
+Count = Annotated[int, Field(ge=0, le=1024)]
+Whole = Annotated[int, Strict(False), Field(ge=1, le=1024)]
 """A key of a JSON object that is a number: JSON writes it as a string."""
-Pair = Annotated[tuple[int, int], Strict(False)]
+Pair = Annotated[tuple[Count, Count], Strict(False), AfterValidator(_ascending)]
 """JSON has lists alone."""
 
 
@@ -33,7 +42,7 @@ class StageTemplate(Model):
     """Action kind: code.run, code.asserts, code.stdio, math.verify, answer.match, python.function, sleep, noop."""
     params: dict[str, Any] = {}
     """Parameters all requests share; a request's own are laid over them."""
-    units: dict[str, Annotated[int, Field(ge=0, le=1024)] | Pair] | None = None
+    units: dict[Name, Count | Pair] | None = None
     """Resource -> units an action takes, or [fewest, most]. Default: one core (sleep, noop: one slot)."""
     elasticity: dict[Whole, Annotated[float, Field(gt=0, le=1)]] = {}
     """Units -> efficiency E(m): with m units it takes T / (E(m) * m). Empty: it does not scale."""
@@ -71,6 +80,13 @@ class StageTemplate(Model):
         unknown = self.params.keys() - set(KINDS[self.kind].__struct_fields__)
         if unknown:
             raise ValueError(f"{self.kind} has no parameter {min(unknown)!r}")
+        types = get_type_hints(KINDS[self.kind], include_extras=True)
+        for name, value in self.params.items():
+            check_plain(value, f"params.{name}")
+            try:
+                msgspec.convert(value, types[name])
+            except msgspec.ValidationError as error:
+                raise ValueError(f"params.{name}: {error}") from error
         return self
 
 

@@ -124,6 +124,9 @@ KINDS: dict[str, type[Params]] = {
 }
 """Every action kind by name."""
 
+FREE_FORM = ("ground_truth", "extra_info")
+"""Parameters that may hold any JSON."""
+
 NEEDS_NO_CORE = frozenset({"noop", "sleep"})
 """Kinds that only wait: they take a slot instead of a core."""
 

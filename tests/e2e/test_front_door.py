@@ -231,3 +231,59 @@ async def test_results_are_read_on_from_a_cursor_without_miss_or_repeat(http: ai
         async with http.get(f"/v1/batches/{batch}/results?after={whole[cut]['cursor']}") as response:
             rest = [json.loads(line) async for line in response.content]
         assert rest == whole[cut + 1 :]
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+BAD = {
+    "no text": (b'{"kind":"noop","params":{"echo":"\xe9"}}', "not UTF-8"),
+    "no JSON": (b'{"kind":', "not JSON"),
+    "too deep": (b'{"kind":"noop","params":{"echo":' + DEEP + b"}}", "inside each other"),
+    "deep": (b'{"kind":"python.function","params":{"module":"","solution_str":"","extra_info":{"a":' + b"[" * 90
+             + b"]" * 90 + b"}}}", "more than 64"),
+    "half a letter": (b'{"kind":"noop","params":{"echo":"\\ud800"}}', "half of a surrogate"),
+    "no name": (b'{"kind":"noop","units":{"":1}}', "units"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+async def test_bytes_that_mean_nothing_are_the_callers_error_and_say_why(
+    http: aiohttp.ClientSession, what: str
+) -> None:
+    body, why = BAD[what]
+    status, problem = await call(http, "POST", "/v1/actions", data=body)
+    assert (status, problem["type"].rpartition("/")[2]) == (422, "bad-request")
+    assert why in problem["detail"]
+
+
+async def test_a_bad_line_in_bulk_is_named_and_the_others_are_accepted(http: aiohttp.ClientSession) -> None:
+    await declare(http, "lines")
+    batch = await open_batch(http, "lines", size=4)
+    good = b'{"params":{"code":"pass"}}'
+    lines = [good, b'{"params":{"code":"\xff"}}', good, b'{"params":{"code":' + DEEP + b"}}", b'{"params":', good, good]
+    status, receipt = await call(http, "POST", f"/v1/rewards/bulk?batch={batch}", data=b"\n".join(lines))
+    assert (status, receipt["accepted"]) == (200, 4)
+    assert [(each["line"], each["problem"]["status"]) for each in receipt["rejected"]] == [(2, 422), (4, 422), (5, 422)]
+    assert len(await results(http, batch)) == 4
+
+
+async def test_what_callers_get_wrong_is_told_in_words_they_can_use(http: aiohttp.ClientSession) -> None:
+    status, problem = await call(http, "PUT", "/v1/tasks/untyped", data=b'{"stages":[]}')
+    assert status == 422
+    assert "content-type: application/json" in problem["detail"]
+    status, problem = await call(http, "GET", "/v1/nothing")
+    assert status == 404
+    assert "/openapi.json" in problem["detail"]
+    for method, path in (("PATCH", "/v1/actions"), ("PATCH", "/v1/tasks")):
+        status, problem = await call(http, method, path)
+        assert (status, problem["type"].rpartition("/")[2]) == (405, "http-405")
+        assert problem["detail"].startswith("use ")
+    status, problem = await call(http, "POST", "/v1/actions?wiat=5", json={"kind": "noop"})
+    assert status == 422
+    assert "'wiat'" in problem["detail"]
+
+
+async def test_a_file_name_that_no_kernel_takes_is_our_refusal_and_no_verdict(http: aiohttp.ClientSession) -> None:
+    body = {"code": "pass", "language": "python", "files": {"n" * 5000: ""}}
+    status, answer = await call(http, "POST", "/run_code", json=body)
+    assert (status, answer["status"]) == (200, "SandboxError")
+    assert "relative path" in answer["message"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +17,7 @@ from services.cpu_manager.graders.compile_cache import Compiled
 from services.cpu_manager.graders.programs import Builder, LanguageMissingError, Program, limits_of
 from services.cpu_manager.graders.protocol import Bench, Verdict
 from services.cpu_manager.graders.verdicts import ERROR_CLASSES, LOST, TIMED_OUT, charged, lost, refused
-from services.cpu_manager.sandbox.protocol import Exit
+from services.cpu_manager.sandbox.protocol import Exit, names_a_file
 from shared.messages.kinds import CodeRun
 
 SKIPPED_NAME: Final = "IGNORE_THIS_FILE"
@@ -72,9 +71,10 @@ def decoded_files(files: Mapping[str, str | None]) -> dict[str, bytes]:
     for path, content in files.items():
         if content is None or SKIPPED_NAME in path:
             continue
-        parts = PurePosixPath(path).parts
-        if not parts or path.startswith("/") or ".." in parts or "\0" in path:
-            raise ValueError(f"file {path!r}: use a relative path inside the working directory")
+        if not names_a_file(path):
+            raise ValueError(
+                f"file {path[:100]!r}: use a relative path inside the working directory, names of 255 bytes"
+            )
         try:
             decoded[path] = base64.b64decode(content, validate=False)
         except binascii.Error as error:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 from services.cpu_manager.sandbox import harnesses, toolchain
@@ -14,7 +14,7 @@ from services.cpu_manager.sandbox.feed import sealed
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.instance import Instance, default_scratch
 from services.cpu_manager.sandbox.ladder import climb, make_hierarchy, tools_for, wall_plan
-from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, PythonJob
+from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, PythonJob, names_a_file
 from services.cpu_manager.sandbox.rungs import Ladder, Rung
 from services.cpu_manager.sandbox.running import Cell
 from services.cpu_manager.sandbox.slots import Slots
@@ -173,9 +173,8 @@ class LocalSandbox:
         if isinstance(job, ExecJob) and (not job.argv or any("\0" in word for word in job.argv)):
             raise ValueError("argv must name a program and hold no NUL bytes")
         for name in (*job.files, *job.fetch):
-            path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-                raise ValueError(f"{name!r} does not name a file inside the private directory")
+            if not names_a_file(name):
+                raise ValueError(f"{name[:100]!r} does not name a file inside the private directory")
         if sum(map(len, job.files.values())) > job.limits.disk_bytes:
             raise ValueError(f"the files are larger than the private directory ({job.limits.disk_bytes} bytes)")
 

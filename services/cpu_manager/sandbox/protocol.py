@@ -6,6 +6,8 @@ Limits hold for the whole process tree. Timers start when the program's process 
 
 from __future__ import annotations
 
+import os
+from pathlib import PurePosixPath
 from typing import Literal, Protocol
 
 import msgspec
@@ -99,3 +101,10 @@ class Sandbox(Protocol):
     async def close(self) -> None:
         """Kill what runs, remove what was laid down (cgroups, directories, zygotes)."""
         ...
+
+
+def names_a_file(path: str) -> bool:
+    """Whether a path can name a file inside a private directory: relative, not climbing, of a length kernels take."""
+    parts = PurePosixPath(path).parts
+    climbs = path.startswith("/") or ".." in parts or "\0" in path
+    return bool(parts) and not climbs and len(path) <= 1024 and all(len(os.fsencode(part)) <= 255 for part in parts)

@@ -75,7 +75,8 @@ async def echo(call: Call) -> Reply:
 
 
 async def show(call: Call) -> Reply:
-    shown = [call.path_args, call.query(), call.wait_s(call.query()), call.tenant()]
+    query = call.query("wait", "x", "batch", "empty")
+    shown = [call.path_args, query, call.wait_s(query), call.tenant()]
     return Reply(200, msgspec.json.encode(shown))
 
 
@@ -205,6 +206,13 @@ async def test_a_wait_that_means_nothing_is_refused(raw: str) -> None:
 
     assert response.status == 422
     assert f"seconds from 0 to 60, not '{raw}'" in response.problem()["detail"]
+
+
+async def test_a_parameter_that_is_not_known_is_refused() -> None:
+    response = await shown("wiat=5")
+
+    assert response.status == 422
+    assert "'wiat'; there is wait, x, batch" in response.problem()["detail"]
 
 
 async def test_a_query_is_decoded() -> None:

@@ -315,3 +315,27 @@ async def test_a_deposed_leader_stops_at_its_next_turn(reader: Redis) -> None:
     await term.leader.run(Tail(reader, {NODES: "0"}, block_s=0.01))
 
     assert term.notes.take() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"stages": ()}, "no stages"),
+        ({"stages": (msgspec.structs.replace(stage(), cost={"slots": (-5, 2)}),)}, "units that cannot be"),
+        ({"stages": (msgspec.structs.replace(stage(), cost={"slots": (2, 1)}),)}, "units that cannot be"),
+        ({"stages": (msgspec.structs.replace(stage(), timeout_s=float("inf")),)}, "no time limit"),
+        ({"budget_s": float("nan")}, "not finite"),
+    ],
+)
+def test_an_entry_that_cannot_be_scheduled_is_answered_and_harms_no_other(
+    term: Term, change: dict[str, Any], why: str
+) -> None:
+    """It would be met again by every leader to come."""
+    poison = msgspec.structs.replace(submitted("poison"), **change)
+
+    writes = term.take(journalled(poison), journalled(submitted("a")))
+
+    (answer,) = answers(writes)
+    assert (answer.action, body(answer)["ended"], body(answer)["mask"]) == ("poison", "refused", True)
+    assert why in body(answer)["reason"]
+    assert [one.action for one in granted(writes)] == ["a"]

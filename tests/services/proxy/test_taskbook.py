@@ -98,3 +98,20 @@ async def test_a_change_counts_at_once_where_it_was_made_and_soon_everywhere(boo
 
     assert (await book.workflow("ada", "t")).stages[0].template.kind == "sleep"
     await soon(seen_elsewhere)
+
+
+async def test_a_task_that_cannot_be_read_any_more_hides_no_other_and_can_be_replaced(
+    book: TaskBook, valkey: Redis
+) -> None:
+    await book.put("ada", "good", task("noop"))
+    for name in ("bad", "worse"):
+        await book.put("ada", name, task("noop"))
+        await valkey.hset(f"task:ada:{name}", "task", '{"stages":[],"timeout_score":null}')
+
+    assert [view.name for view in await book.all("ada")] == ["good"]
+    with pytest.raises(NotFound, match="declare it with PUT"):
+        await book.get("ada", "bad")
+    assert (await book.put("ada", "bad", task("sleep"))).stages[0].kind == "sleep"
+    await book.delete("ada", "worse")
+    with pytest.raises(NotFound):
+        await book.delete("ada", "worse")

@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_named(params: Any, own: dict[str, Any], says: str)
 
 
 def test_what_is_no_json_is_named() -> None:
-    with pytest.raises(BadRequest, match="params: "):
+    with pytest.raises(BadRequest, match="params is not JSON: "):
         TWO.resolve(msgspec.Raw(b"{nonsense"), {})
 
 

@@ -22,6 +22,9 @@ Expected = Literal["passed", "failed", "error", "timeout"] | bool
 """A recorded verdict; `true` is passed, `false` anything else."""
 
 GZIP_MAGIC = b"\x1f\x8b"
+DEEPEST = 100
+"""Containers in each other. A bound of our own: what a decoder takes depends on Python's version and on its stack, and
+what one part read another might not be able to write."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -114,7 +117,9 @@ def parse(raw_lines: Iterable[bytes]) -> GradingFile:
         if not raw.strip():
             continue
         try:
-            if not _is_header(raw):
+            if _too_deep(raw):
+                found.complaints.append(Complaint(number, "", f"nested more than {DEEPEST} deep; flatten it"))
+            elif not _is_header(raw):
                 found.complaints += _take_line(found, seen, number, raw)
             elif first:
                 found.complaints += _take_header(found, number, raw)
@@ -124,6 +129,22 @@ def parse(raw_lines: Iterable[bytes]) -> GradingFile:
             found.complaints.append(Complaint(number, "", f"not JSON ({error}); write one JSON object on one line"))
         first = False
     return found
+
+
+def _too_deep(raw: bytes) -> bool:
+    if raw.count(b"[") + raw.count(b"{") <= DEEPEST:  # nearly every line: not parsed twice
+        return False
+    try:
+        level = _containers([msgspec.json.decode(raw)])
+    except RecursionError:
+        return True
+    for _ in range(DEEPEST):  # level by level: a walk that recursed would meet a bound itself
+        level = _containers(inner for each in level for inner in (each.values() if isinstance(each, dict) else each))
+    return bool(level)
+
+
+def _containers(values: Iterable[Any]) -> list[dict[str, Any] | list[Any]]:
+    return [value for value in values if isinstance(value, (dict, list))]
 
 
 def _is_header(raw: bytes) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.grading.format import Complaint, Line, parse, read_file
+from shared.grading.format import DEEPEST, Complaint, Line, parse, read_file
 from shared.grading.intake import check_file
 from shared.grading.job import workflow_of
 
@@ -64,6 +64,25 @@ def test_a_wrong_line_is_named_with_its_field_and_what_to_do(row: Any, field: st
     assert (complaint.line, complaint.field) == (2, field)
     assert said in complaint.what
     assert str(complaint).startswith("line 2, ")
+
+
+def nested(deep: int) -> bytes:
+    """A line of so many containers in each other: its own object, `meta`, and lists."""
+    return b'{"id": "a", "meta": {"lists": ' + b"[" * (deep - 2) + b"]" * (deep - 2) + b"}}"
+
+
+@pytest.mark.parametrize("deep", [DEEPEST + 1, 900, 2_000])
+def test_a_line_nested_too_deep_is_a_bad_line_like_others(deep: int) -> None:
+    said = Complaint(1, "", f"nested more than {DEEPEST} deep; flatten it")
+    found = parse([nested(deep), b'{"id": "b"}'])
+    assert found.complaints == [said]
+    assert [line.id for _, line in found.lines] == ["b"]
+    assert complaints(b'{"treadle": 1, "workflow": ' + b"[" * deep + b"]" * deep + b"}") == [said]
+
+
+def test_a_line_may_be_nested_as_deep_as_the_bound_and_hold_brackets_in_its_texts() -> None:
+    assert complaints(nested(DEEPEST)) == []
+    assert complaints({"id": "a", "params": {"code": "[{" * DEEPEST}}) == []
 
 
 def test_an_id_may_stand_once_and_the_first_place_is_named() -> None:

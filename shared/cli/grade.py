@@ -4,8 +4,8 @@ import asyncio
 import os
 import re
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,15 +19,17 @@ from shared.cli.up import Home
 from shared.client.door import find_door
 from shared.client.rest import Client
 from shared.errors import TreadleError, Unavailable
-from shared.grading.format import GradingFile, read_file
+from shared.grading.format import GradingFile, Line, read_file
 from shared.grading.intake import Checked, check_file
 from shared.grading.job import Job, declared, run_job, workflow_of
+from shared.grading.out import OutFile
 from shared.grading.progress import ProgressBar
 from shared.grading.render import show
-from shared.grading.report import Report, line_report
+from shared.grading.report import Report
+from shared.grading.session import GradedBatch
 from shared.stack.errors import StackError
 
-DISAGREES, WRONG, NOT_UP, NO_VERDICT, INTERRUPTED = 1, 2, 3, 4, 130
+DISAGREES, WRONG, NOT_UP, NO_VERDICT, NOT_WRITTEN, INTERRUPTED = 1, 2, 3, 4, 5, 130
 """Exit statuses; `grade` says when."""
 COMPLAINTS_SHOWN = 20
 
@@ -53,6 +55,15 @@ class Options:
     skip_bad: bool
     key: str
     tenant: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """What the command found."""
+
+    report: Report
+    lines: Sequence[Line]
+    batches: Sequence[GradedBatch]
 
 
 def register(app: typer.Typer) -> None:
@@ -81,16 +92,51 @@ def grade(
     docs/grade.md has it all. The file is checked whole before anything is submitted.
 
     Exit status: 0 graded; 1 a recorded verdict disagrees; 2 the file or an option is wrong; 3 no stack answers;
-    4 some lines got no verdict; 130 interrupted.
+    4 some lines got no verdict; 5 reported, but --out could not be written; 130 interrupted.
     """
     options = Options(file, task, kind, out, expect, batch_size, skip_bad, key or uuid.uuid4().hex[:12], tenant)
-    with failing("grade"):
-        report = asyncio.run(grade_file(options, url, home))
+    with failing("grade"), _out(options) as answers:
+        graded = asyncio.run(grade_file(options, url, home))
+        try:
+            _print(graded.report, as_json)
+        finally:  # what goes wrong with one of the two does not cost the other
+            _write(options, answers, graded)
+    raise typer.Exit(status_of(graded.report))
+
+
+def _out(options: Options) -> AbstractContextManager[OutFile | None]:
+    """The file of --out, if there is one.
+
+    Raises:
+        Failure: it cannot be written.
+    """
+    if options.out is None:
+        return nullcontext()
+    try:
+        if options.out.exists() and options.out.samefile(options.file):
+            raise Failure(f"--out {options.out} is the file to grade: name another; nothing was submitted", WRONG)
+        return OutFile(options.out)
+    except OSError as error:
+        why = f"cannot write --out {options.out} ({error.strerror})"
+        raise Failure(f"{why}: name a file that can be written; nothing was submitted", WRONG) from error
+
+
+def _print(report: Report, as_json: bool) -> None:
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())
     else:
         show(report, Console())
-    raise typer.Exit(status_of(report))
+
+
+def _write(options: Options, answers: OutFile | None, graded: Graded) -> None:
+    if answers is None:
+        return
+    try:
+        answers.write(graded.lines, graded.batches)
+    except OSError as error:
+        why = f"not all answers could be written to {options.out} ({error.strerror})"
+        help_ = f"the same command with --key {options.key} and another --out writes them and runs nothing again"
+        raise Failure(f"{why}; {help_}", NOT_WRITTEN) from error
 
 
 @contextmanager
@@ -115,8 +161,8 @@ def status_of(report: Report) -> int:
     return 0 if complete else NO_VERDICT
 
 
-async def grade_file(options: Options, url: str | None, home: Path | None) -> Report:
-    """Check, submit, follow, report.
+async def grade_file(options: Options, url: str | None, home: Path | None) -> Graded:
+    """Check, submit, follow, sum up.
 
     Raises:
         Failure, StackError, TreadleError: it could not be done; the message says what to do.
@@ -133,11 +179,8 @@ async def grade_file(options: Options, url: str | None, home: Path | None) -> Re
             await client.put_task(name, workflow)
         job = Job(name, workflow, checked.lines, options.key, options.batch_size, checked.expected)
         with _resumable(options.key), ProgressBar(Console(stderr=True), len(job.lines), name) as bar:
-            report, graded = await run_job(client, job, bar)
-    if options.out is not None:
-        encoder = msgspec.json.Encoder()
-        options.out.write_bytes(b"".join(encoder.encode(line_report(line, graded)) + b"\n" for line in job.lines))
-    return report
+            report, batches = await run_job(client, job, bar)
+    return Graded(report, job.lines, batches)
 
 
 async def answering(client: Client) -> None:

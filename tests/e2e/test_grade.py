@@ -101,6 +101,46 @@ def test_a_bad_file_submits_nothing_unless_told_to_skip(stack: RunningStack, tmp
     assert json.loads(skipped.stdout)["rewards"]["requests"] == 1
 
 
+def test_an_out_that_cannot_be_written_is_said_before_anything_is_submitted(
+    stack: RunningStack, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "out-first.jsonl", program("a", PASSES))
+    for out in (tmp_path / "nowhere" / "out.jsonl", tmp_path, file):
+        done = treadle(stack, "grade", file, "--kind", "code.asserts", "--out", out)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "--out" in done.stderr
+        assert "nothing was submitted" in done.stderr
+        assert "Traceback" not in done.stderr
+    with urllib.request.urlopen(f"{stack.urls['proxy']}/v1/batches", timeout=10) as reply:
+        assert "out-first" not in {batch["task"] for batch in json.load(reply)["batches"]}
+
+
+def test_the_report_is_printed_even_where_the_answers_cannot_be_written(stack: RunningStack, tmp_path: Path) -> None:
+    file = write(tmp_path / "full.jsonl", program("a", PASSES))
+    options = ("grade", file, "--kind", "code.asserts", "--json", "--key", "full")
+    done = treadle(stack, *options, "--out", "/dev/full")
+    assert done.returncode == 5
+    assert json.loads(done.stdout)["rewards"]["verdicts"]["passed"] == 1
+    assert "No space left on device" in done.stderr
+    assert "--key full" in done.stderr
+    assert "Traceback" not in done.stderr
+    again = treadle(stack, *options, "--out", tmp_path / "out.jsonl")
+    assert again.returncode == 0, again.stderr
+    assert json.loads((tmp_path / "out.jsonl").read_text())["verdict"] == "passed"
+
+
+def test_a_line_nested_too_deep_is_left_out_when_told_so(stack: RunningStack, tmp_path: Path) -> None:
+    file = write(tmp_path / "deep.jsonl", program("a", PASSES))
+    file.write_text('{"id": "deep", "meta": {"x": ' + "[" * 2000 + "]" * 2000 + "}}\n" + file.read_text())
+    options = ("grade", file, "--kind", "code.asserts", "--json")
+    done = treadle(stack, *options)
+    assert done.returncode == 2
+    assert "line 1, the whole line: nested more than" in done.stderr
+    skipped = treadle(stack, *options, "--skip-bad")
+    assert skipped.returncode == 0, skipped.stderr
+    assert json.loads(skipped.stdout)["rewards"]["requests"] == 1
+
+
 def test_the_same_key_takes_up_what_was_there(stack: RunningStack, tmp_path: Path) -> None:
     file = write(tmp_path / "keyed.jsonl", *PROGRAMS)
     options = ("grade", file, "--kind", "code.asserts", "--json", "--key", "step-1", "--batch-size", "3")

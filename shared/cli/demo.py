@@ -20,7 +20,7 @@ from shared.client.rest import Client
 from shared.grading.demonstration import Demonstration, Plan, demonstrate
 from shared.grading.humaneval import PackageMissing
 from shared.grading.progress import ProgressBar
-from shared.grading.render import show
+from shared.grading.render import counted, show
 from shared.settings import TreadleSettings
 from shared.stack.operate import start_detached
 from shared.stack.services import PROXY
@@ -138,8 +138,8 @@ def _summary(found: Demonstration, plan: Plan) -> Iterator[str]:
         yield f"  [red]does not pass: {id_}[/]"
     caught = mutants.mutants - mutants.survivors
     yield (
-        f"[green]✓[/] {caught:,} of {mutants.mutants:,} mutants caught, {mutants.survivors:,} survive their tests; "
-        f"{counts['timeout']} programs did not end and were stopped after {plan.timeout_s:g} s"
+        f"[green]✓[/] {caught:,} of {mutants.mutants:,} mutants caught, {mutants.survivors:,} survived their tests; "
+        f"{counted(counts['timeout'], 'program')} did not end within {plan.timeout_s:g} s"
     )
     if found.generations is None:
         yield f"- no recorded generations graded: {found.generations_absent}"

@@ -31,7 +31,7 @@ class Agreement(msgspec.Struct, frozen=True):
     agreed: int
     """Failed, error and timeout told apart too, where both sides do."""
     masked: int
-    """Recorded, but without a verdict of ours: a failure of the mesh. Not compared."""
+    """Recorded, but without a verdict of ours. Not compared."""
     disagreements: list[Disagreement]
 
 

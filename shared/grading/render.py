@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.grading.agreement import Agreement
+from shared.grading.masked import Masked
 from shared.grading.progress import STYLES
 from shared.grading.report import Report
 from shared.grading.resources import PoolUse
@@ -17,7 +18,14 @@ from shared.grading.timing import Acts, Spread, StageActs
 
 GROUPS_SHOWN = 12
 DISAGREEMENTS_SHOWN = 10
+REASONS_SHOWN = 8
+LONGEST_REASON = 240
 BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 request`, `2 requests`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def show(report: Report, console: Console) -> None:
@@ -41,7 +49,7 @@ def rewards_part(rewards: Rewards) -> Iterator[RenderableType]:
     counts = [
         f"[{style}]{rewards.verdicts[name]} {name}[/]" for name, style in STYLES.items() if rewards.verdicts[name]
     ]
-    yield f"[bold]Rewards[/]  {rewards.requests} requests: {', '.join(counts) or 'no answers'}"
+    yield f"[bold]Rewards[/]  {counted(rewards.requests, 'request')}: {', '.join(counts) or 'no answers'}"
     if rewards.mean is not None:
         yield f"  mean reward {rewards.mean:.4f} of {rewards.scored} scored"
     if not rewards.groups:
@@ -50,8 +58,8 @@ def rewards_part(rewards: Rewards) -> Iterator[RenderableType]:
         yield _groups_table(rewards.groups)
     else:
         yield f"  {len(rewards.groups)} groups by mean reward, 0 to 1: [cyan]{histogram(rewards.groups)}[/]"
-    told = f"{rewards.telling_groups} of {len(rewards.groups)}"
-    yield f"  {told} groups tell: their rewards differ, so GRPO learns from them"
+    told = f"{rewards.telling_groups} of {counted(len(rewards.groups), 'group')}"
+    yield f"  telling (rewards differ, so GRPO learns from them): {told}"
 
 
 def _groups_table(groups: Sequence[GroupRewards]) -> Table:
@@ -93,7 +101,7 @@ def pools_part(pools: Sequence[PoolUse]) -> Iterator[RenderableType]:
         resource = use.pool.partition("@")[0].removesuffix("s")
         yield (
             f"[bold]Resources[/]  {use.pool}: {use.used_unit_s:,.1f} {resource}-seconds used. A dedicated pool without "
-            f"queueing (ZQ-Dedicated, DistRS §6.1) holds {use.zero_queue_units:,} {resource}s for this: "
+            f"queueing (ZQ-Dedicated, DistRS §6.1) holds {counted(use.zero_queue_units, resource)} for this: "
             f"{use.dedicated_unit_s:,.1f} {resource}-seconds, {use.saved:,.1f} times as much"
         )
 
@@ -117,7 +125,7 @@ def agreement_part(agreement: Agreement) -> Iterator[RenderableType]:
     n = agreement.compared
     style = "green" if agreement.agreed == n else "red"
     yield (
-        f"[bold]Agreement[/]  [{style}]{agreement.agreed:,} of {n:,} verdicts are the recorded ones[/] "
+        f"[bold]Agreement[/]  [{style}]{agreement.agreed:,} of {counted(n, 'recorded verdict')} confirmed[/] "
         f"({agreement.agreed_on_passed:,} of {n:,} on passed or not)"
     )
     if not agreement.disagreements:
@@ -131,12 +139,26 @@ def agreement_part(agreement: Agreement) -> Iterator[RenderableType]:
 
 
 def _troubles(report: Report) -> Iterator[RenderableType]:
-    masked = report.rewards.verdicts["masked"]
-    if masked:
-        yield f"[red]{masked} requests have no verdict (a failure of the mesh, not of the program): leave them out[/]"
+    yield from masked_part(report.without_verdict)
     for id_, why in list(report.rejected.items())[:DISAGREEMENTS_SHOWN]:
         yield Text(f"not accepted: {id_}: {why}", style="red")
+    if (more := len(report.rejected) - DISAGREEMENTS_SHOWN) > 0:
+        yield f"  and {more:,} more not accepted; --json has every reason"
     if report.unanswered:
-        yield f"[red]{report.unanswered} requests were not answered: the batch ended before[/]"
+        yield f"[red]{counted(report.unanswered, 'request')} not answered: the batch ended before[/]"
     if report.repeated:
-        yield f"[red]{report.repeated} answers came twice: please report this[/]"
+        yield f"[red]{counted(report.repeated, 'answer')} came twice: please report this[/]"
+
+
+def masked_part(masked: Sequence[Masked]) -> Iterator[RenderableType]:
+    """Why requests have no verdict, by reason."""
+    if not masked:
+        return
+    requests = counted(sum(each.requests for each in masked), "request")
+    yield f"[bold]No verdict[/]  {requests} to leave out: no statement about the program"
+    for each in masked[:REASONS_SHOWN]:
+        ended = f"{each.ended}, a failure of the mesh" if each.is_failure else each.ended
+        why = f": {each.reason[:LONGEST_REASON]}" if each.reason else ""
+        yield Text(f"  {each.requests:,} {ended}{why}", style="red" if each.is_failure else "yellow")
+    if more := masked[REASONS_SHOWN:]:
+        yield f"  and {sum(each.requests for each in more):,} for other reasons; --json has them all"

@@ -10,6 +10,7 @@ from shared.api.tasks import Task
 from shared.client.results import Result
 from shared.grading.agreement import Agreement, compare
 from shared.grading.format import Expected, Line
+from shared.grading.masked import Masked, masked_of
 from shared.grading.resources import PoolUse, added, pools_by_stage, uses_of
 from shared.grading.rewards import Rewards, rewards_of
 from shared.grading.session import GradedBatch
@@ -49,6 +50,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """d; of several batches the largest."""
     max_extra_delay_s: Seconds
     """D: what the task tolerates."""
+    without_verdict: list[Masked]
+    """Masked answers by ending and reason, the commonest first."""
     rejected: dict[str, str]
     """Lines the mesh did not accept: id -> why."""
     unanswered: int
@@ -97,6 +100,7 @@ def report_of(
         pools=added(uses_of(list(batch.answers.values()), pools) for batch in batches),
         extra_delay_s=max((extra_delay_s(batch.answers.values()) for batch in batches), default=0.0),
         max_extra_delay_s=task.max_extra_delay_s,
+        without_verdict=masked_of(answers),
         rejected=rejected,
         unanswered=len(lines) - len(answers) - len(rejected),
         repeated=sum(batch.repeated for batch in batches),

@@ -12,8 +12,8 @@ Verdict = Literal["passed", "failed", "error", "timeout", "scored", "masked"]
 
 VERDICTS: Final[tuple[Verdict, ...]] = ("passed", "failed", "error", "timeout", "scored", "masked")
 """passed, failed: the tests' word. error: it raised, crashed or met a limit other than time, where the kind tells that
-apart from failing. timeout: it met its time limit. scored: the kind gives a score and no verdict. masked: a failure of
-ours or a cancellation, which is no statement: leave the sample out."""
+apart from failing. timeout: it met its time limit. scored: the kind gives a score and no verdict. masked: refused,
+cancelled, expired or a failure of ours, which is no statement: leave the sample out."""
 
 
 class _Told(msgspec.Struct, frozen=True):

@@ -81,7 +81,14 @@ def test_people_get_tables_and_disagreements_an_exit_status(stack: RunningStack,
     file = write(tmp_path / "a.jsonl", header, program("a", PASSES, meta={"was": False}), program("b", PASSES))
     done = treadle(stack, "grade", file, "--expect", "meta.was")
     assert done.returncode == 1, done.stderr
-    for part in ("2 requests: 2 passed", "queueing", "overhead", "ZQ-Dedicated", "Extra delay d", "0 of 1 verdicts"):
+    for part in (
+        "2 requests: 2 passed",
+        "queueing",
+        "overhead",
+        "ZQ-Dedicated",
+        "Extra delay d",
+        "0 of 1 recorded verdict confirmed",
+    ):
         assert part in done.stdout
     again = treadle(stack, "grade", file, "--task", "people")
     assert again.returncode == 0, again.stderr
@@ -127,6 +134,20 @@ def test_the_report_is_printed_even_where_the_answers_cannot_be_written(stack: R
     again = treadle(stack, *options, "--out", tmp_path / "out.jsonl")
     assert again.returncode == 0, again.stderr
     assert json.loads((tmp_path / "out.jsonl").read_text())["verdict"] == "passed"
+
+
+def test_a_refused_line_is_told_with_its_reason_and_not_called_a_failure(stack: RunningStack, tmp_path: Path) -> None:
+    row = {"id": "a", "params": {"code": "", "language": "cobol", "tests": [{"stdout": ""}]}}
+    file = write(tmp_path / "cobol.jsonl", row)
+    done = treadle(stack, "grade", file, "--kind", "code.stdio")
+    assert done.returncode == 4
+    told = " ".join(done.stdout.split())
+    assert "1 request: 1 masked" in told
+    assert "No verdict 1 request to leave out" in told
+    assert "1 refused: This node has no toolchain for 'cobol'" in told
+    assert "failure of the mesh" not in told
+    found = json.loads(treadle(stack, "grade", file, "--kind", "code.stdio", "--json").stdout)["without_verdict"]
+    assert [(each["ended"], each["requests"]) for each in found] == [("refused", 1)]
 
 
 def test_a_line_nested_too_deep_is_left_out_when_told_so(stack: RunningStack, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ def answer(
     score: float | None = 1.0,
     ended: EndedAs = "ok",
     mask: bool = False,
+    reason: str = "",
     output: bytes = b"null",
 ) -> Result:
     """A finished answer; `stages` are (name, queueing, execution)."""
@@ -34,6 +35,7 @@ def answer(
         mask=mask,
         passed=passed,
         score=score,
+        reason=reason,
         output=msgspec.Raw(output),
         act=Act(queue_s=queueing, execution_s=execution, overhead_s=overhead, total_s=queueing + execution + overhead),
         stages=[

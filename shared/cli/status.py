@@ -24,7 +24,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     home: Home = None,
 ) -> None:
-    """Show every service of the stack: process, address, state. Exit status 3 when no stack is up."""
+    """Show every service of the stack: process, address, state, restarts. Exit status 3 when no stack is up."""
     root = home.absolute() if home else home_path(os.environ)
     try:
         state = current_state(root)
@@ -32,7 +32,7 @@ def status(
         typer.echo(f"treadle status: {error}", err=True)
         raise typer.Exit(1) from error
     if as_json:
-        typer.echo(json.dumps({"services": _rows(state)}))
+        typer.echo(json.dumps({"phase": state.phase if state else None, "services": _rows(state)}))
     elif state is None:
         typer.echo(f"no stack is up in {root}: start one with treadle up")
     else:
@@ -43,7 +43,17 @@ def status(
 
 def _rows(state: StackState | None) -> list[dict[str, str | int | None]]:
     services = state.services if state else ()
-    return [{"name": one.name, "pid": one.pid, "url": one.url, "state": one.state} for one in services]
+    return [
+        {
+            "name": one.name,
+            "pid": one.pid,
+            "url": one.url,
+            "state": one.state,
+            "restarts": one.restarts,
+            "last_end": one.last_end,
+        }
+        for one in services
+    ]
 
 
 def _show(state: StackState) -> None:

@@ -1,11 +1,14 @@
 """``treadle up``, ``down`` and ``status`` as a person types them."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,11 +57,29 @@ def test_each_command_that_is_named_can_be_loaded(name: str) -> None:
 
 
 def test_status_says_what_runs_for_people_and_for_programs(detached: dict[str, str]) -> None:
-    services = json.loads(treadle(detached, "status", "--json").stdout)["services"]
+    told = json.loads(treadle(detached, "status", "--json").stdout)
+    services = told["services"]
+    assert told["phase"] == "up"
     assert {service["name"] for service in services} == {"postgres", "valkey", "echo"}
     assert {service["state"] for service in services} == {"healthy"}
-    assert all(set(service) == {"name", "pid", "url", "state"} for service in services)
+    assert all(set(service) == {"name", "pid", "url", "state", "restarts", "last_end"} for service in services)
     assert "healthy" in treadle(detached, "status").stdout
+
+
+def test_status_tells_programs_of_restarts_as_it_tells_people(detached: dict[str, str]) -> None:
+    def echo() -> dict[str, Any]:
+        services = json.loads(treadle(detached, "status", "--json").stdout)["services"]
+        return next(service for service in services if service["name"] == "echo")
+
+    first = echo()
+    assert (first["restarts"], first["last_end"]) == (0, "")
+    os.kill(first["pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while (again := echo())["state"] != "healthy" or again["pid"] == first["pid"]:
+        assert time.monotonic() < deadline, again
+        time.sleep(0.1)
+    assert (again["restarts"], again["last_end"]) == (1, "killed by SIGKILL")
+    assert "last end: killed by SIGKILL" in treadle(detached, "status").stdout
 
 
 def test_up_when_already_up_says_so(detached: dict[str, str]) -> None:
@@ -70,7 +91,7 @@ def test_up_when_already_up_says_so(detached: dict[str, str]) -> None:
 
 def test_without_a_stack_status_and_down_say_so(environ: dict[str, str]) -> None:
     status = treadle(environ, "status", "--json")
-    assert (status.returncode, json.loads(status.stdout)) == (3, {"services": []})
+    assert (status.returncode, json.loads(status.stdout)) == (3, {"phase": None, "services": []})
     down = treadle(environ, "down")
     assert down.returncode == 0
     assert "no stack is up" in down.stdout

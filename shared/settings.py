@@ -2,32 +2,66 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 S = TypeVar("S", bound=BaseSettings)
 
+SHOULD_BE = {
+    "time_delta_parsing": "seconds (15) or an ISO 8601 duration (PT15S)",
+    "bool_parsing": "true or false",
+    "int_parsing": "a whole number",
+    "float_parsing": "a number",
+}
+"""Pydantic's word for an error -> what a person may write instead; of other errors pydantic's sentence serves."""
 
-class MisspeltSetting(ValueError):
+
+class WrongSetting(ValueError):
+    """Environment variables that cannot be read; the message has one line for each, for the person at the terminal."""
+
+
+class MisspeltSetting(WrongSetting):
     """An environment variable carries a service's prefix but names no setting of it."""
 
 
+def _url_of(*schemes: str) -> Callable[[str], str]:
+    def check(url: str) -> str:
+        if not url.startswith(tuple(f"{scheme}://" for scheme in schemes)):
+            raise ValueError(f"it should begin with {' or '.join(f'{scheme}://' for scheme in schemes)}")
+        return url
+
+    return check
+
+
+def _level(name: str) -> str:
+    if name.upper() not in logging.getLevelNamesMapping():
+        raise ValueError("it should be DEBUG, INFO, WARNING, ERROR or CRITICAL")
+    return name
+
+
 class TreadleSettings(BaseSettings):
-    """What every service needs to find the others."""
+    """What every service needs to find the others. Empty is not set: so Compose files and CI pass on what they lack."""
 
-    model_config = SettingsConfigDict(env_prefix="TREADLE_", frozen=True, use_attribute_docstrings=True)
+    model_config = SettingsConfigDict(
+        env_prefix="TREADLE_", frozen=True, use_attribute_docstrings=True, env_ignore_empty=True
+    )
 
-    redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_url: Annotated[str, AfterValidator(_url_of("redis", "rediss", "unix"))] = "redis://127.0.0.1:6379/0"
     """Valkey or Redis; `unix:///path/valkey.sock` works. `treadle up` sets it."""
-    database_url: str = "postgresql+asyncpg://treadle@127.0.0.1:5432/treadle"
+    database_url: Annotated[str, AfterValidator(_url_of("postgresql+asyncpg"))] = (
+        "postgresql+asyncpg://treadle@127.0.0.1:5432/treadle"
+    )
     """Postgres for batch histories, as SQLAlchemy writes it."""
     log_json: bool = False
     """One JSON object a line instead of text for people."""
-    log_level: str = "INFO"
+    log_level: Annotated[str, AfterValidator(_level)] = "INFO"
     """Least severe level that is written."""
     home: Path | None = None
     """Where the embedded stack lives (`~/.treadle`, as root `/var/lib/treadle`)."""
@@ -40,21 +74,40 @@ def load(settings: type[S]) -> S:
 
     Raises:
         MisspeltSetting: a variable has the service's prefix but no such field (pydantic-settings would ignore it).
-        ValidationError: a value cannot be read; the message names the variable's field.
+        WrongSetting: a value cannot be read; the message names the variable.
     """
     prefix = str(settings.model_config.get("env_prefix") or "").upper()
     if prefix and prefix != "TREADLE_":  # TREADLE_ is shared by tools (TREADLE_HOME ...), each reads its own
         known = {prefix + name.upper() for name in settings.model_fields}
         unknown = sorted(name for name in os.environ if name.upper().startswith(prefix) and name.upper() not in known)
         if unknown:
-            raise MisspeltSetting(f"{unknown[0]} names no setting; {prefix}* knows {', '.join(sorted(known))}")
-    return settings()
+            what = f"names no setting; {prefix}* knows {', '.join(sorted(known))}"
+            raise MisspeltSetting("\n".join(f"{name} {what}" for name in unknown))
+    try:
+        return settings()
+    except (ValidationError, SettingsError) as error:
+        raise WrongSetting("\n".join(_explained(prefix, error))) from None
+
+
+def _explained(prefix: str, error: ValidationError | SettingsError) -> Iterator[str]:
+    """A line for each variable: its name, its value, what it should be."""
+    if isinstance(error, SettingsError):  # a variable that should be JSON and is not
+        named = re.search(r'field "(\w+)"', str(error))
+        yield f"{prefix}{named[1].upper()} is not JSON" if named else str(error)
+        return
+    for each in error.errors(include_url=False):
+        field, *inside = map(str, each["loc"])
+        name = ".".join([prefix + field.upper(), *inside])
+        value = "wrong" if name.endswith("_URL") else repr(each["input"])  # an address may hold a password
+        should = SHOULD_BE.get(each["type"])
+        said = each["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
+        yield f"{name} is {value}: {f'it should be {should}' if should else said}"
 
 
 class ServiceSettings(BaseSettings):
     """Base of a service's own settings: where it listens, and what all services share."""
 
-    treadle: TreadleSettings = Field(default_factory=TreadleSettings)
+    treadle: TreadleSettings = Field(default_factory=lambda: load(TreadleSettings))
     host: str = "127.0.0.1"
     """Address to listen on. Loopback by default: there are no keys yet, so the network is the only wall."""
     port: int = 0

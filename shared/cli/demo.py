@@ -21,7 +21,7 @@ from shared.grading.demonstration import Demonstration, Plan, demonstrate
 from shared.grading.humaneval import PackageMissing
 from shared.grading.progress import ProgressBar
 from shared.grading.render import counted, show
-from shared.settings import TreadleSettings
+from shared.settings import TreadleSettings, load
 from shared.stack.operate import start_detached
 from shared.stack.services import PROXY
 from shared.stack.state import ServiceState, State
@@ -56,16 +56,16 @@ def demo(
     3 no stack answers.
     """
     console = Console(stderr=as_json)
-    plan = Plan(
-        problems=QUICK_PROBLEMS if quick else PROBLEMS,
-        group_size=group_size,
-        generations=min(generations, QUICK_GENERATIONS) if quick else generations,
-        timeout_s=timeout,
-        seed=seed,
-        key=uuid.uuid4().hex[:12],
-        data=TreadleSettings().data,
-    )
     with failing("demo"):
+        plan = Plan(
+            problems=QUICK_PROBLEMS if quick else PROBLEMS,
+            group_size=group_size,
+            generations=min(generations, QUICK_GENERATIONS) if quick else generations,
+            timeout_s=timeout,
+            seed=seed,
+            key=uuid.uuid4().hex[:12],
+            data=load(TreadleSettings).data,
+        )
         door = _door(url, home, console)
         found = asyncio.run(_run(door, plan, console))
     if as_json:

@@ -27,6 +27,7 @@ from shared.grading.progress import ProgressBar
 from shared.grading.render import show
 from shared.grading.report import Report
 from shared.grading.session import GradedBatch
+from shared.settings import WrongSetting
 from shared.stack.errors import StackError
 
 DISAGREES, WRONG, NOT_UP, NO_VERDICT, NOT_WRITTEN, INTERRUPTED = 1, 2, 3, 4, 5, 130
@@ -144,7 +145,7 @@ def failing(command: str) -> Iterator[None]:
     """Turns what went wrong into one line on stderr and an exit status."""
     try:
         yield
-    except (Failure, StackError, TreadleError) as error:
+    except (Failure, StackError, TreadleError, WrongSetting) as error:
         typer.echo(f"treadle {command}: {error}", err=True)
         away = isinstance(error, (StackError, Unavailable))
         raise typer.Exit(error.status if isinstance(error, Failure) else NOT_UP if away else WRONG) from error

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from shared.settings import WrongSetting
 from shared.stack.services import PROXY, SERVICES
 
 
@@ -18,7 +19,11 @@ def openapi(
     out: Annotated[Path | None, typer.Option(help="Write it there instead of printing it.")] = None,
 ) -> None:
     """Print the proxy's OpenAPI 3.1 document: what clients are generated from. Needs no running stack."""
-    document = json.dumps(proxy_document(), indent=2, sort_keys=True)
+    try:
+        document = json.dumps(proxy_document(), indent=2, sort_keys=True)
+    except WrongSetting as error:
+        typer.echo(f"treadle openapi: {error}", err=True)
+        raise typer.Exit(1) from error
     if out is None:
         typer.echo(document)
         return

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from shared.settings import load
+from shared.settings import TreadleSettings, WrongSetting, load
 from shared.stack.errors import StackError
 from shared.stack.home import home_path, open_home
 from shared.stack.logs import LogBook
 from shared.stack.plan import plan_stack
 from shared.stack.process import Identity
-from shared.stack.services import chosen_services
+from shared.stack.services import ServiceSpec, chosen_services
 from shared.stack.settings import StackSettings
 from shared.stack.state import (
     AlreadySupervised,
@@ -45,8 +45,8 @@ def run_stack(environ: Mapping[str, str], view: TextIO | None) -> int:
     with supervising(home.root):
         if (earlier := read_state(home.root)) is not None:
             sweep(earlier)
-        settings = _settings()
-        plan = plan_stack(home, settings, environ, chosen_services(settings.services))
+        settings, services = _decided(environ)
+        plan = plan_stack(home, settings, environ, services)
         width = max(len(unit.name) for unit in (*plan.servers, *plan.services)) + 1
         logs = LogBook(home.log, limit_bytes=plan.log_bytes, view=view, width=width)
         try:
@@ -67,6 +67,7 @@ def start_detached(environ: Mapping[str, str], changed: Callable[[ServiceState],
     home = open_home(home_path(environ))
     if is_supervised(home.root):
         raise AlreadySupervised(f"the stack in {home.root} is already up: see treadle status")
+    _decided(environ)  # said here rather than by a supervisor that ends at once
     printed = home.log / "supervisor.log"
     with printed.open("wb") as output:
         process = subprocess.Popen(
@@ -135,11 +136,21 @@ def current_state(root: Path) -> StackState | None:
     return read_state(root) if is_supervised(root) else None
 
 
-def _settings() -> StackSettings:
+def _decided(environ: Mapping[str, str]) -> tuple[StackSettings, tuple[ServiceSpec, ...]]:
+    """What the environment says of the stack, and the services that it shall run.
+
+    Raises:
+        StackError: a setting is misspelt, or not a value of its kind; the message says which.
+    """
     try:
-        return load(StackSettings)
-    except ValueError as error:  # misspelt, or not a value of its kind: both say which
+        load(TreadleSettings)
+        settings = load(StackSettings)
+    except WrongSetting as error:
         raise StackError(str(error)) from error
+    services = chosen_services(settings.services)
+    for service in services:
+        service.address(environ)
+    return settings, services
 
 
 def _tell_changes(known: dict[str, ServiceState], state: StackState, changed: Callable[[ServiceState], None]) -> None:

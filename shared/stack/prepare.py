@@ -11,7 +11,7 @@ import sys
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from shared.settings import TreadleSettings
+from shared.settings import TreadleSettings, WrongSetting, load
 from shared.stack.valkey import durability_warnings
 from shared.store.migrate import upgrade
 
@@ -32,8 +32,12 @@ async def check_redis(url: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m shared.stack.prepare", description=__doc__)
     parser.add_argument("--foreign-redis", action="store_true", help="check the durability of TREADLE_REDIS_URL")
-    settings = TreadleSettings()
-    if parser.parse_args().foreign_redis:
+    chosen = parser.parse_args()
+    try:
+        settings = load(TreadleSettings)
+    except WrongSetting as error:
+        sys.exit(str(error))
+    if chosen.foreign_redis:
         try:
             warnings = asyncio.run(check_redis(settings.redis_url))
         except (RedisError, TimeoutError, OSError) as error:

@@ -9,13 +9,14 @@ import gc
 import importlib
 import os
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import uvicorn
 
 from shared import log
-from shared.settings import TreadleSettings
+from shared.settings import TreadleSettings, WrongSetting, load
 
 # Start-up garbage is frozen out of the collector's sight; then young objects are looked at every 20,000 allocations
 # (CPython's 700 costs a collection every few requests) and old ones rarely: what a request leaves is freed by
@@ -61,13 +62,20 @@ def main() -> None:
     parser.add_argument("factory", help="module:callable that makes the app")
     parser.add_argument("--fd", type=int, default=None, help="an inherited listening socket")
     chosen = parser.parse_args()
-    settings = TreadleSettings()
-    log.configure(chosen.name, level=settings.log_level, json=settings.log_json)
-    module, _, attribute = chosen.factory.partition(":")
-    prefix = chosen.name.upper()
+    try:
+        _serve(chosen.name, chosen.factory, chosen.fd)
+    except WrongSetting as error:  # a person's slip, not a crash: no traceback
+        sys.exit(str(error))
+
+
+def _serve(name: str, factory: str, descriptor: int | None) -> None:
+    settings = load(TreadleSettings)
+    log.configure(name, level=settings.log_level, json=settings.log_json)
+    module, _, attribute = factory.partition(":")
+    prefix = name.upper()
     serve(
         getattr(importlib.import_module(module), attribute),
-        descriptor=chosen.fd,
+        descriptor=descriptor,
         host=os.environ.get(f"{prefix}_HOST", "127.0.0.1"),
         port=int(os.environ.get(f"{prefix}_PORT", "0")),
     )

@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from itertools import groupby
 
 import psutil
 
@@ -181,7 +182,8 @@ class Supervisor:
         ]
 
     def _last_lines(self, name: str) -> str:
-        lines = "\n".join(f"    {line}" for line in self._logs.tail(name)[-15:])
+        once = [line for line, _ in groupby(self._logs.tail(name))]  # each of five starts may have said the same
+        lines = "\n".join(f"    {line}" for line in once[-15:])
         return f"last lines of {self._logs.path(name)}:\n{lines}" if lines else f"it printed nothing ({name})"
 
     def _say(self, text: str) -> None:

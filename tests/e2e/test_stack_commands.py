@@ -127,6 +127,33 @@ def test_a_misspelt_setting_is_an_error(environ: dict[str, str]) -> None:
     assert "STACK_GRACEFUL" in failed.stderr
 
 
+@pytest.mark.parametrize("command", [["up"], ["up", "--detach"], ["demo", "--quick"]])
+def test_a_setting_that_cannot_be_read_is_said_in_one_line(environ: dict[str, str], command: list[str]) -> None:
+    failed = treadle({**environ, "STACK_GRACE": "abc", "STACK_LOG_MIB": "0"}, *command)
+    assert failed.returncode != 0
+    assert failed.stderr.splitlines() == [
+        f"treadle {command[0]}: STACK_GRACE is 'abc': it should be seconds (15) or an ISO 8601 duration (PT15S)",
+        "STACK_LOG_MIB is '0': it should be greater than or equal to 1",
+    ]
+    assert treadle(environ, "status").returncode == 3
+
+
+@pytest.mark.parametrize("command", [["openapi"], ["demo", "--quick"]])
+def test_what_all_services_read_is_read_with_the_same_care(environ: dict[str, str], command: list[str]) -> None:
+    failed = treadle({**environ, "TREADLE_LOG_JSON": "maybe"}, *command)
+    assert failed.returncode != 0
+    assert failed.stderr == f"treadle {command[0]}: TREADLE_LOG_JSON is 'maybe': it should be true or false\n"
+
+
+def test_a_services_own_wrong_setting_is_its_one_last_line(environ: dict[str, str]) -> None:
+    failed = treadle({**environ, "STACK_SERVICES": "cpu_manager", "CPU_MANAGER_CORES": "abc"}, "up", "--detach")
+    assert failed.returncode == 1
+    *_, reason, where, line = failed.stderr.splitlines()
+    assert reason == "treadle up: cpu_manager does not start: exit status 1"
+    assert "cpu_manager.log" in where
+    assert line.strip() == "CPU_MANAGER_CORES is 'abc': it should be a whole number"
+
+
 def test_a_detached_stack_outlives_its_terminal(environ: dict[str, str]) -> None:
     code = f"import subprocess; subprocess.run([{str(TREADLE)!r}, 'up', '--detach'], check=True)"
     shell = subprocess.Popen([sys.executable, "-c", code], env=environ, start_new_session=True)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic_settings import SettingsConfigDict
 
-from shared.settings import MisspeltSetting, ServiceSettings, TreadleSettings, load
+from shared.settings import MisspeltSetting, ServiceSettings, TreadleSettings, WrongSetting, load
 
 
 class LoomSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="LOOM_", frozen=True)
 
-    shuttles: int = 4
+    shuttles: int = Field(4, gt=0)
+    rest: timedelta = timedelta(seconds=1)
+    weft: dict[str, int] = {}
 
 
 def test_a_setting_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,11 +43,55 @@ def test_a_misspelt_setting_is_found_in_small_letters_too(monkeypatch: pytest.Mo
         load(LoomSettings)
 
 
-def test_a_value_that_cannot_be_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOOM_SHUTTLES", "many")
+@pytest.mark.parametrize(
+    ("variable", "value", "line"),
+    [
+        ("LOOM_SHUTTLES", "many", "LOOM_SHUTTLES is 'many': it should be a whole number"),
+        ("LOOM_SHUTTLES", "0", "LOOM_SHUTTLES is '0': it should be greater than 0"),
+        ("LOOM_REST", "abc", "LOOM_REST is 'abc': it should be seconds (15) or an ISO 8601 duration (PT15S)"),
+        ("LOOM_WEFT", "red", "LOOM_WEFT is not JSON"),
+        ("LOOM_WEFT", '{"red": "x"}', "LOOM_WEFT.red is 'x': it should be a whole number"),
+        ("TREADLE_LOG_JSON", "maybe", "TREADLE_LOG_JSON is 'maybe': it should be true or false"),
+        (
+            "TREADLE_LOG_LEVEL",
+            "loud",
+            "TREADLE_LOG_LEVEL is 'loud': it should be DEBUG, INFO, WARNING, ERROR or CRITICAL",
+        ),
+        (
+            "TREADLE_REDIS_URL",
+            "me:secret@host",
+            "TREADLE_REDIS_URL is wrong: it should begin with redis:// or rediss:// or unix://",
+        ),
+        (
+            "TREADLE_DATABASE_URL",
+            "postgresql://host/db",
+            "TREADLE_DATABASE_URL is wrong: it should begin with postgresql+asyncpg://",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, line: str
+) -> None:
+    monkeypatch.setenv(variable, value)
 
-    with pytest.raises(ValidationError, match="shuttles"):
+    with pytest.raises(WrongSetting) as caught:
         load(LoomSettings)
+    assert str(caught.value) == line
+
+
+def test_each_wrong_setting_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOM_SHUTTLES", "many")
+    monkeypatch.setenv("LOOM_REST", "abc")
+
+    with pytest.raises(WrongSetting) as caught:
+        load(LoomSettings)
+    assert [line.split()[0] for line in str(caught.value).splitlines()] == ["LOOM_SHUTTLES", "LOOM_REST"]
+
+
+def test_what_is_empty_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_REDIS_URL", "")
+
+    assert load(LoomSettings).treadle == TreadleSettings()
 
 
 def test_settings_do_not_change_once_they_are_read() -> None:

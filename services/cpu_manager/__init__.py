@@ -1,1 +1,1 @@
-"""One CPU host: exclusive cores, one-shot sandboxes, graders. Obeys grants, reports outcomes."""
+"""One CPU host: exclusive cores, sandboxes, graders. Obeys grants, reports outcomes."""

@@ -73,7 +73,7 @@ def demo(
     else:
         _show(found, plan, console)
         console.print(
-            f"\nThe stack is still up: {door}. Look around: {door}/docs. Stop it: treadle down", soft_wrap=True
+            f"\nThe stack is still up: {door}. Look around: {door}/v1/batches. Stop it: treadle down", soft_wrap=True
         )
     raise typer.Exit(0 if found.as_it_should_be else DISAGREES)
 

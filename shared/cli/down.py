@@ -15,7 +15,11 @@ def register(app: typer.Typer) -> None:
 
 
 def down(home: Home = None) -> None:
-    """Stop the stack: services finish what they do (15 s), then the servers; nothing stays behind."""
+    """Stop the stack: services, then the servers; nothing stays behind.
+
+    HTTP calls under way may end (10 s), programs that run are cut, and what still lives after STACK_GRACE (15 s) is
+    killed. Accepted work is kept: what waited or was cut runs, from its start, after the next treadle up.
+    """
     root = home.absolute() if home else home_path(os.environ)
     try:
         stopped = take_down(root)

@@ -49,4 +49,4 @@ app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, ric
 
 @app.callback()
 def treadle() -> None:
-    """The mesh beside your RL trainer: rewards, sandboxes, judges and quotas, action by action."""
+    """The mesh beside your RL trainer: rewards and sandboxes, action by action."""

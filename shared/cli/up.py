@@ -24,7 +24,9 @@ def register(app: typer.Typer) -> None:
 
 def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when healthy; it goes on.")] = False,
-    port: Annotated[int | None, typer.Option(help="Port of the proxy; 0 takes a free one. [default: 8700]")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the proxy; 0 takes a free one. [default: PROXY_PORT, or 8700]")
+    ] = None,
     home: Home = None,
 ) -> None:
     """Start the stack and wait until every service is healthy.

@@ -16,7 +16,7 @@ class StackSettings(BaseSettings):
     start_timeout: timedelta = timedelta(seconds=60)
     """How long ``treadle up`` waits for each part to be ready before it gives up and stops everything."""
     grace: timedelta = timedelta(seconds=15)
-    """How long a stopping service may finish what it does before it is killed."""
+    """How long a stopping service may take to end HTTP calls, cut its programs and say goodbye before it is killed."""
     log_mib: int = Field(16, ge=1)
     """A log file that grows beyond this is set aside as ``<name>.log.1``; so twice as much is kept."""
     services: str = ""

@@ -53,7 +53,7 @@ class Grader(Protocol, Generic[P_contra]):
     kind: str
     params: type[Any]
     repeatable: bool
-    """True when running it twice changes nothing outside (one-shot sandboxes: true)."""
+    """True when running it twice changes nothing outside (programs in a sandbox leave nothing: true)."""
 
     async def grade(self, params: P_contra, bench: Bench) -> Verdict:
         """Grade one action. Raises ValueError for parameters that cannot mean anything (answered as refused)."""

@@ -1,1 +1,1 @@
-"""One-shot sandboxes for programs written by a model. Model-written code runs here or nowhere."""
+"""Sandboxes for programs written by a model, which run here or nowhere: a cell runs one after another of one tenant."""

@@ -84,7 +84,13 @@ class Attempts:
         return len(self._line) > self.cores.used
 
     def begin(self, grant: Granted) -> None:
-        """Start executing, or wait for cores where none are free; a repeated grant changes nothing."""
+        """Start executing, or wait for cores where none are free; a repeated grant changes nothing.
+
+        One that comes while the node stops is left: what was cut is granted anew, also to us until our goodbye is
+        heard. Begun, it would hold the stop up; told as lost, it would be granted a third time at once.
+        """
+        if self._stopping:
+            return
         identity = (grant.action, grant.stage, grant.attempt, grant.epoch)
         if identity in self._seen:
             return

@@ -142,6 +142,22 @@ async def test_what_runs_when_the_node_stops_is_lost_and_not_cancelled(bed: Bed)
     assert (len(bed.attempts), bed.cores.used) == (0, 0)
 
 
+async def test_a_grant_that_comes_while_the_node_stops_is_left_to_other_nodes(bed: Bed) -> None:
+    bed.grader.waits = True
+    bed.attempts.begin(grant())
+    await turns()
+    stopping = asyncio.create_task(bed.attempts.stop())
+    await asyncio.sleep(0)
+    for attempt in range(2, 6):  # more than the node has cores: none of them may wait in line either
+        bed.attempts.begin(grant(attempt=attempt))
+
+    async with asyncio.timeout(20):
+        await stopping
+
+    assert [(one.attempt, one.status) for one in bed.finished()] == [(1, "lost")]
+    assert (len(bed.attempts), bed.cores.used) == (0, 0)
+
+
 async def test_stopping_waits_for_cleaning_up(bed: Bed) -> None:
     cleaned = False
 

@@ -31,10 +31,6 @@ def compose(
     """
     masked = answer.ended in OURS or answer.ended == "cancelled"
     shown = None if masked else finished
-    queue_s = sum(act.queue_s for act in answer.acts)
-    execution_s = sum(act.execution_s for act in answer.acts)
-    total_s = max(0.0, now - arrived_s)
-    overhead_s = total_s - queue_s - execution_s if answer.acts else 0.0
     body = AnswerBody(
         id=submitted.action,
         state="finished",
@@ -49,7 +45,7 @@ def compose(
         score=_score(submitted, answer, shown),
         reason=answer.reason,
         output=msgspec.Raw(finished.output) if finished and finished.output != b"{}" else None,
-        act=Act(queue_s=queue_s, execution_s=execution_s, overhead_s=overhead_s, total_s=total_s),
+        act=_act(answer, max(0.0, now - arrived_s)),
         stages=reports(answer.acts),
         cpu_s=finished.cpu_s if finished else 0.0,
         peak_memory_bytes=finished.peak_memory_bytes if finished else 0,
@@ -70,6 +66,19 @@ def reports(acts: Iterable[StageAct]) -> list[StageReport]:
         )
         for act in acts
     ]
+
+
+def _act(answer: Answer, total_s: Seconds) -> Act:
+    """Overhead is what is left, shown as it is; the total is told as the sum of its parts, to the last bit."""
+    queue_s = sum(act.queue_s for act in answer.acts) + answer.queue_s
+    execution_s = sum(act.execution_s for act in answer.acts) + answer.execution_s
+    overhead_s = total_s - queue_s - execution_s
+    return Act(
+        queue_s=queue_s,
+        execution_s=execution_s,
+        overhead_s=overhead_s,
+        total_s=queue_s + execution_s + overhead_s,
+    )
 
 
 def _score(submitted: ActionSubmitted, answer: Answer, finished: Finished | None) -> float | None:

@@ -166,7 +166,7 @@ class Leader:
             self._do(self.nodes.heard(now, entry, self.dispatcher))
         match message:
             case Started():
-                self.dispatcher.started(message.action, message.attempt)
+                self.dispatcher.started(now, message.action, message.attempt)
             case TargetSet():
                 self.reasons[message.pool] = message.reason
                 self._do(self.dispatcher.targeted(now, message.pool, message.units))

@@ -53,12 +53,16 @@ class ActionRequest(Closed, frozen=True, kw_only=True):
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """Action completion time, seconds: total = queue + execution + overhead."""
+    """Action completion time, seconds: total = queue + execution + overhead, however it ended."""
 
     queue_s: float
+    """Waiting for units, in all stages; attempts that were lost and repeated are part of it."""
     execution_s: float
+    """In all stages; where the last one was cut short, as far as it is known."""
     overhead_s: float
+    """All the rest."""
     total_s: float
+    """From its acceptance to its answer."""
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +100,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the kind reports: per-test verdicts, exception name, stdout tail ..."""
     act: Act | None = None
     stages: list[StageReport] = []
+    """Those that have a verdict."""
     cpu_s: float = 0.0
+    """Of the last stage that has a verdict; what was cut short is not measured."""
     peak_memory_bytes: int = 0
 
 

@@ -66,7 +66,7 @@ class Dispatcher:
         for request in requests:
             if request.id in self.lives:
                 continue
-            life = self.lives[request.id] = Life(request, queued_s=min(now, request.arrival[0] / 1000))
+            life = self.lives[request.id] = Life(request, queued_s=request.arrival[0] / 1000)
             if request.batch:
                 self._members.setdefault(request.batch, set()).add(request.id)
             self._deadlines.push(request.deadline_s, request.id)
@@ -78,7 +78,8 @@ class Dispatcher:
         for life in late:
             if life.state == "queued":
                 self.floor.dequeue(life)
-                commands.append(self._answer(life, "expired", "it would start after its deadline: the pool is busy"))
+                reason = "it would start after its deadline: the pool is busy"
+                commands.append(self._answer(now, life, "expired", reason))
         return commands + fill(self.floor, now) if late else commands
 
     def resumed(self, now: float, action: str, stage: int, attempt: int, acts: Iterable[StageAct], node: str) -> None:
@@ -91,17 +92,18 @@ class Dispatcher:
         self.floor.dequeue(life)
         life.enter(stage, attempt)
         life.acts = list(acts)
+        life.queued_s += sum(act.queue_s + act.execution_s for act in life.acts)
         self.floor.enqueue(life)
         if node:
             self.floor.set_aside(life, node, now)
 
     def cancelled(self, now: float, action: str, reason: str) -> list[Command]:
         """Somebody wants it no more. Queued: answered. Granted: revoked, and answered when the node confirms."""
-        return self._cancel([action], reason) + fill(self.floor, now)
+        return self._cancel(now, [action], reason) + fill(self.floor, now)
 
     def batch_cancelled(self, now: float, batch: str, reason: str) -> list[Command]:
         """Cancel all that is left of a batch."""
-        return self._cancel(sorted(self._members.get(batch, ())), reason) + fill(self.floor, now)
+        return self._cancel(now, sorted(self._members.get(batch, ())), reason) + fill(self.floor, now)
 
     def completion_expected(self, batch: str, at_s: float) -> None:
         """The planner's estimate of T: the batch's queued requests move in the order."""
@@ -115,7 +117,7 @@ class Dispatcher:
         if known is not None and known.incarnation == node.incarnation:
             known.seen_s = now
             return []
-        commands = self._dropped(node.name, "it has restarted", booked_only=True)
+        commands = self._dropped(now, node.name, "it has restarted", booked_only=True)
         node.seen_s = now
         self.floor.add_node(node)
         return [*commands, self._ask(node, now), *fill(self.floor, now)]
@@ -130,7 +132,7 @@ class Dispatcher:
 
     def node_lost(self, now: float, name: str, why: str) -> list[Command]:
         """The end of an incarnation: what it held is lost with it."""
-        return self._dropped(name, why) + fill(self.floor, now) if name in self.floor.nodes else []
+        return self._dropped(now, name, why) + fill(self.floor, now) if name in self.floor.nodes else []
 
     def inventory_taken(self, now: float, name: str, incarnation: str, held: Held) -> list[Command]:
         """A node's full account. Held and unanswered: adopted. Held but not ours: revoked. Ours but not held: lost."""
@@ -142,10 +144,12 @@ class Dispatcher:
         for action, holding in held.items():
             if not self.floor.take_back(now, node, self.lives.get(action), action, holding):
                 commands.append(Revoke(action, name, holding.attempt))
+            elif not holding.waits:
+                self.lives[action].started_s = now - holding.running_s
         for life in list(self.floor.granted.get(name, {}).values()):
             if life.serial <= asked and not holds(held, life.request.id, life.stage, life.attempt):
                 self.floor.release(life)
-                commands += self._lost(life, "node-lost", f"{name} no longer has it")
+                commands += self._lost(now, life, "node-lost", f"{name} no longer has it")
         for action, stray in node.strays_until(asked):
             if not holds(held, action, stray.stage, stray.attempt):
                 node.stray_ended(action, stray.stage, stray.attempt)
@@ -161,11 +165,12 @@ class Dispatcher:
 
     # ---- outcomes ----------------------------------------------------------------------------------------------
 
-    def started(self, action: str, attempt: int) -> None:
+    def started(self, now: float, action: str, attempt: int) -> None:
         """An attempt executes."""
         life = self.lives.get(action)
         if life is not None and life.attempt == attempt and life.state == "granted":
             life.move("running")
+            life.started_s = life.started_s or now
 
     def finished(self, now: float, ends: Iterable[Ended]) -> list[Command]:
         """Attempts have ended.
@@ -182,10 +187,10 @@ class Dispatcher:
         """Time has passed: deadlines, silent nodes, overdue grants, linger windows."""
         commands: list[Command] = []
         for action in self._deadlines.due(now):
-            commands += self._deadline(action)
+            commands += self._deadline(now, action)
         for node in list(self.floor.nodes.values()):
             if now - node.seen_s > self.node_lost_s:
-                commands += self._dropped(node.name, f"silent for {now - node.seen_s:.0f} s")
+                commands += self._dropped(now, node.name, f"silent for {now - node.seen_s:.0f} s")
             elif self.floor.is_overdue(node, now, self.overdue_s):
                 commands.append(self._ask(node, now))
         for life in self.floor.sat(now):
@@ -198,7 +203,7 @@ class Dispatcher:
             for life in list(self.floor.granted[name].values()):
                 if now - life.granted_s > self.node_lost_s:
                     self.floor.release(life)
-                    commands += self._lost(life, "node-lost", f"{name} has not come back")
+                    commands += self._lost(now, life, "node-lost", f"{name} has not come back")
         if now - self._window_s >= self.linger_s:
             self._window_s = now
             for pool in self.floor.pools.values():
@@ -208,14 +213,16 @@ class Dispatcher:
 
     # ---- steps -------------------------------------------------------------------------------------------------
 
-    def _dropped(self, name: str, why: str, *, booked_only: bool = False) -> list[Command]:
+    def _dropped(self, now: float, name: str, why: str, *, booked_only: bool = False) -> list[Command]:
         """An incarnation is over. Nothing is granted yet: more may be over."""
         commands: list[Command] = []
         for life in self.floor.drop_node(name, booked_only=booked_only):
-            commands += self._lost(life, "node-lost", f"{name}: {why}")
+            commands += self._lost(now, life, "node-lost", f"{name}: {why}")
         return commands
 
-    def _cancel(self, actions: Iterable[str], reason: str, cancel_as: EndedAs = "cancelled") -> list[Command]:
+    def _cancel(
+        self, now: float, actions: Iterable[str], reason: str, cancel_as: EndedAs = "cancelled"
+    ) -> list[Command]:
         commands: list[Command] = []
         for action in actions:
             life = self.lives.get(action)
@@ -223,7 +230,7 @@ class Dispatcher:
                 continue
             if life.state == "queued":
                 self.floor.dequeue(life)
-                commands.append(self._answer(life, cancel_as, reason))
+                commands.append(self._answer(now, life, cancel_as, reason))
             else:
                 life.move("cancelling")
                 life.cancel_as, life.cancel_reason = cancel_as, reason
@@ -253,17 +260,12 @@ class Dispatcher:
     def _scored(self, now: float, life: Life, end: Ended) -> list[Command]:
         """The stage has a verdict: on to the next one, or answered (early exit of a failed stage)."""
         self.floor.durations.seen(life.duration_key, end.execution_s)
-        waited = (life.granted_s or now) - life.queued_s + end.queue_s
-        act = StageAct(
-            life.work.name, max(0.0, waited), end.execution_s, end.node, max(1, life.attempt), life.pool_units
-        )
-        life.acts.append(act)
+        life.scored(now, end)
         if life.is_last or end.status == "timeout" or end.passed is False:
-            return [self._answer(life, "timeout" if end.status == "timeout" else "ok", end.reason)]
+            return [self._answer(now, life, "timeout" if end.status == "timeout" else "ok", end.reason)]
         if life.state == "cancelling":
-            return [self._answer(life, life.cancel_as, life.cancel_reason)]
+            return [self._answer(now, life, life.cancel_as, life.cancel_reason)]
         life.enter(life.stage + 1, attempt=0)
-        life.queued_s, life.granted_s = now, 0.0
         if life.state != "queued":
             life.move("queued")
         self.floor.enqueue(life)
@@ -272,41 +274,42 @@ class Dispatcher:
     def _unscored(self, now: float, life: Life, end: Ended) -> list[Command]:
         if end.status == "cancelled" and life.state != "cancelling":  # a former leader has asked for it
             late = life.request.deadline_s <= now
-            return [self._answer(life, "expired" if late else "cancelled", end.reason)]
+            return [self._answer(now, life, "expired" if late else "cancelled", end.reason, end)]
         if life.state == "cancelling":
-            return [self._answer(life, life.cancel_as, life.cancel_reason)]
+            return [self._answer(now, life, life.cancel_as, life.cancel_reason, end)]
         if end.status == "refused":
-            return [self._answer(life, "refused", end.reason)]
-        return self._lost(life, "sandbox-lost", end.reason)
+            return [self._answer(now, life, "refused", end.reason, end)]
+        return self._lost(now, life, "sandbox-lost", end.reason, end)
 
-    def _lost(self, life: Life, ended: EndedAs, why: str) -> list[Command]:
+    def _lost(self, now: float, life: Life, ended: EndedAs, why: str, end: Ended | None = None) -> list[Command]:
         """An attempt is gone and its units are free: try again, or say what is known."""
         if life.state == "cancelling":
-            return [self._answer(life, life.cancel_as, life.cancel_reason)]
+            return [self._answer(now, life, life.cancel_as, life.cancel_reason, end)]
         if not life.work.repeatable:
-            return [self._answer(life, "unknown-outcome", f"{why}; it is not repeatable")]
+            return [self._answer(now, life, "unknown-outcome", f"{why}; it is not repeatable", end)]
         if life.attempt - life.recalls >= self.max_attempts:
-            return [self._answer(life, ended, f"{why}; {life.attempt - life.recalls} attempts")]
+            return [self._answer(now, life, ended, f"{why}; {life.attempt - life.recalls} attempts", end)]
         life.move("queued")
         self.floor.enqueue(life)
         return []
 
-    def _deadline(self, action: str) -> list[Command]:
+    def _deadline(self, now: float, action: str) -> list[Command]:
         life = self.lives.get(action)
         if life is None or life.state == "cancelling":
             return []
         reason = f"its deadline came while it waited for {life.work.pool}"
         if life.state != "queued":
-            return self._cancel([action], reason if life.ahead else "its deadline came while it ran", "expired")
+            return self._cancel(now, [action], reason if life.ahead else "its deadline came while it ran", "expired")
         if not any(node.could_ever(life.work.kind, life.work.units) for node in self.floor.nodes.values()):
             reason = f"no node offers {life.work.kind} with {dict(life.work.units)}"
-        return self._cancel([action], reason, "expired")
+        return self._cancel(now, [action], reason, "expired")
 
     def _ask(self, node: Node, now: float) -> AskInventory:
         node.ask(self.floor.newest_serial, now)
         return AskInventory(node.name)
 
-    def _answer(self, life: Life, ended: EndedAs, reason: str) -> Answer:
+    def _answer(self, now: float, life: Life, ended: EndedAs, reason: str, end: Ended | None = None) -> Answer:
+        queue_s, execution_s = life.spent(now, end)
         life.move("finished")
         request = life.request
         del self.lives[request.id]
@@ -316,7 +319,7 @@ class Dispatcher:
             members.discard(request.id)
             if not members:
                 del self._members[request.batch]
-        return Answer(request.id, ended, reason, tuple(life.acts))
+        return Answer(request.id, ended, reason, tuple(life.acts), queue_s, execution_s)
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""

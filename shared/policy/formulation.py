@@ -122,6 +122,11 @@ class Answer:
     ended: EndedAs
     reason: str
     acts: tuple[StageAct, ...]
+    """Of the stages that have a verdict."""
+    queue_s: float = 0.0
+    """Queueing in a stage that has none."""
+    execution_s: float = 0.0
+    """Execution in a stage that has none, as far as it is known: an attempt was cut short."""
 
 
 @dataclass(frozen=True, slots=True)

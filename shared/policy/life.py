@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shared.policy.formulation import TRANSITIONS, EndedAs, Request, StageAct, State, Work
+from shared.policy.reports import Ended
 
 
 class InvalidTransition(AssertionError):
@@ -33,7 +34,10 @@ class Life:
     serial: int = 0
     """Of the grant; orders grants against inventories."""
     queued_s: float = 0.0
+    """When this stage could have begun; of the first, the arrival."""
     granted_s: float = 0.0
+    started_s: float = 0.0
+    """Since when its newest attempt executes, as far as we heard; 0 while nothing says that it does."""
     expected_s: float = 0.0
     """Of execution, as predicted when this stage was queued, and again when it was granted."""
     expected_end_s: float = 0.0
@@ -66,6 +70,33 @@ class Life:
         """No stage comes after this one."""
         return self.stage + 1 == len(self.request.stages)
 
+    def spent(self, now: float, end: Ended | None = None) -> tuple[float, float]:
+        """Seconds of this stage so far: (queueing, execution), together no more than have passed since it was queued.
+
+        Queueing is all that came before its last attempt began, so attempts that were lost are part of it. An attempt
+        may have begun before we granted it (a former leader did, or it is older than the newest grant): what its
+        execution took is not counted as queueing as well.
+
+        Args:
+            now: absolute seconds.
+            end: an attempt's end, as its node tells it; None: it goes by what was heard of the newest attempt.
+        """
+        passed_s = now - self.queued_s
+        if end is None:
+            executed_s = min(now - self.started_s, passed_s) if self.started_s else 0.0
+            waited_s = passed_s
+        else:
+            executed_s = end.execution_s
+            waited_s = (self.granted_s or now) - self.queued_s + end.queue_s
+        return max(0.0, min(waited_s, passed_s - executed_s)), executed_s
+
+    def scored(self, now: float, end: Ended) -> None:
+        """This stage has a verdict: keep what it took. What follows counts from now on."""
+        queue_s, execution_s = self.spent(now, end)
+        act = StageAct(self.work.name, queue_s, execution_s, end.node, max(1, self.attempt), self.pool_units)
+        self.acts.append(act)
+        self.queued_s, self.granted_s, self.started_s = now, 0.0, 0.0
+
     def move(self, state: State) -> None:
         """Take one step of the table.
 
@@ -76,3 +107,5 @@ class Life:
             raise InvalidTransition(f"{self.request.id}: {' -> '.join([*self.story, self.state])} -> {state}?")
         self.story.append(self.state)
         self.state = state
+        if state == "queued":
+            self.started_s = 0.0

@@ -12,6 +12,19 @@ from tests.e2e.trainer import Trainer
 Disturb = Callable[[], Coroutine[Any, Any, None]]
 
 
+CLOCKS_S = 0.005
+"""By which two processes may differ in what time it is by Valkey."""
+
+
+def check_times(answers: list[dict[str, Any]]) -> None:
+    """The time of every answer adds up, whatever happened to those who measured it."""
+    for answer in answers:
+        act = answer["act"]
+        assert act["queue_s"] + act["execution_s"] + act["overhead_s"] == act["total_s"], answer
+        assert min(act["queue_s"], act["execution_s"]) >= 0, answer
+        assert act["overhead_s"] > -CLOCKS_S, answer
+
+
 async def grade_through(trainer: Trainer, disturb: Disturb, *, size: int, key: str) -> list[dict[str, Any]]:
     """Grade `size` samples; an eighth of the answers in, `disturb`, while the second half is being sent.
 
@@ -39,6 +52,7 @@ async def grade_through(trainer: Trainer, disturb: Disturb, *, size: int, key: s
         await trainer.send(batch, samples[size // 2 :])
     answers = following.result()
     check_answers(samples, answers)
+    check_times(answers)
     assert await trainer.follow(batch) == answers
     assert await trainer.send(batch, samples) == size
     view = await trainer.view(batch)

@@ -16,6 +16,12 @@ class Run:
     grant: Grant
     since: float
     revoked: bool = False
+    queue_s: float = 0.0
+    """How long it had waited in the host's line when it began."""
+
+    def waited(self, now: float) -> Run:
+        """What waited in line since then, as it begins or is taken out."""
+        return Run(self.grant, now, queue_s=now - self.since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ class Host:
         begun: list[Run] = []
         while self.line and self.fits(next(iter(self.line.values())).grant):
             run = self.line.pop(next(iter(self.line)))
-            self.runs[run.grant.action] = Run(run.grant, now)
+            self.runs[run.grant.action] = run.waited(now)
             begun.append(self.runs[run.grant.action])
         return begun
 

@@ -121,8 +121,21 @@ class World:
                 self.shares[node.incarnation, command.resource] = command.units
             if isinstance(command, Advance):
                 self.carried[command.action, command.stage] = tuple(self.leader.lives[command.action].acts)
+            if isinstance(command, Answer):
+                self._adds_up(command)
             to = "" if isinstance(command, Answer | Advance) else self.address(command.node)
             self.writes.append((to, command))
+
+    def _adds_up(self, answer: Answer) -> None:
+        """Queueing and execution are parts of the time that has passed; what was never sent only queued."""
+        passed_s = self.now - self.requests[answer.action].arrival[0] / 1000
+        parts = [part for act in answer.acts for part in (act.queue_s, act.execution_s)]
+        parts += [answer.queue_s, answer.execution_s]
+        told = f"{answer} after {passed_s} s"
+        assert min(parts) >= 0, f"less than no time: {told}"
+        assert sum(parts) <= passed_s + 0.001, f"more time than has passed: {told}"
+        if all(action != answer.action for action, _, _ in self.sent):
+            assert abs(answer.queue_s - passed_s) < 0.001, f"it never left, and its time is not queueing: {told}"
 
     def address(self, name: str) -> str:
         """The incarnation that the leader knows under this name; where it has none, the newest that said hello."""
@@ -201,12 +214,13 @@ class World:
                     self._begun(begun)
                 case Revoke() if message.action in host.line:
                     if host.line[message.action].grant.attempt == message.attempt:
-                        self._tell(host, host.line.pop(message.action), "lost" if message.recall else "cancelled")
+                        run = host.line.pop(message.action).waited(self.now)
+                        self._tell(host, run, "lost" if message.recall else "cancelled")
                         self._begun(host.advance(self.now))
                 case Revoke():
-                    run = host.runs.get(message.action)
-                    if run is not None and run.grant.attempt == message.attempt and not message.recall:
-                        run.revoked = True
+                    known = host.runs.get(message.action)
+                    if known is not None and known.grant.attempt == message.attempt and not message.recall:
+                        known.revoked = True
                 case AskInventory():
                     self.outcomes.append(Inventory(host.name, host.incarnation, epoch, host.held(self.now)))
                 case _:
@@ -239,14 +253,16 @@ class World:
     def _tell(self, host: Host, run: Run, status: str, passed: bool | None = None) -> None:
         grant, lasted_s = run.grant, self.now - run.since
         self.outcomes.append(
-            Ended(grant.action, host.name, grant.attempt, grant.stage, status, passed, 0.0, lasted_s, "so be it")
+            Ended(
+                grant.action, host.name, grant.attempt, grant.stage, status, passed, run.queue_s, lasted_s, "so be it"
+            )
         )
 
     def stop(self, host: Host, *, orderly: bool) -> None:
         """A host goes: in good order it tells of everything, otherwise not even that."""
         if orderly:
             for run in host.line.values():
-                self._tell(host, run, "lost")
+                self._tell(host, run.waited(self.now), "lost")
             host.line.clear()
             for run in list(host.runs.values()):
                 self.end(host, run, "cancelled" if run.revoked else "lost")

@@ -60,10 +60,11 @@ def test_what_waits_is_cancelled_at_once_and_what_is_granted_when_its_node_confi
     dispatcher = leading("n", cores=1)
     (grant,) = submit(dispatcher, request("running"), request("waiting", seq=1))
     (answer,) = dispatcher.cancelled(1.0, "waiting", "enough")
-    assert answer == Answer("waiting", "cancelled", "enough", ())
+    assert answer == Answer("waiting", "cancelled", "enough", (), queue_s=1.0)
     assert dispatcher.cancelled(1.0, "running", "enough") == [Revoke("running", "n", 1)]
     assert dispatcher.cancelled(1.0, "running", "enough") == []
-    assert report(dispatcher, ended(grant, "cancelled")) == [Answer("running", "cancelled", "enough", ())]
+    cut = Answer("running", "cancelled", "enough", (), queue_s=0.0, execution_s=2.0)
+    assert report(dispatcher, ended(grant, "cancelled")) == [cut]
     assert dispatcher.cancelled(1.0, "running", "enough") == []
 
 
@@ -130,8 +131,8 @@ def test_a_step_that_the_table_does_not_have_tells_the_story() -> None:
 def test_only_the_current_attempt_is_said_to_run() -> None:
     dispatcher = leading("n")
     submit(dispatcher, request("r"))
-    dispatcher.started("r", 2)
-    dispatcher.started("unknown", 1)
+    dispatcher.started(0.0, "r", 2)
+    dispatcher.started(0.0, "unknown", 1)
     before = dispatcher.lives["r"].state
-    dispatcher.started("r", 1)
+    dispatcher.started(0.0, "r", 1)
     assert (before, dispatcher.lives["r"].state) == ("granted", "running")

@@ -153,7 +153,7 @@ class Mesh(RuleBasedStateMachine):
     @rule(pick=picks)
     def started(self, pick: int) -> None:
         for run in self.host(pick).runs.values():
-            self.world.leader.started(run.grant.action, run.grant.attempt)
+            self.world.leader.started(self.world.now, run.grant.action, run.grant.attempt)
 
     # ---- leader ------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,11 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.proxy.answering import compose, reports
+from shared.api.requests import Act
 from shared.api.requests import Answer as AnswerBody
 from shared.messages.actions import ActionSubmitted
 from shared.messages.outcomes import Finished
@@ -79,11 +82,23 @@ def test_time_is_queueing_and_execution_and_the_rest() -> None:
     assert act.overhead_s == pytest.approx(0.25)
 
 
-def test_what_never_ran_has_no_overhead() -> None:
-    act = composed("cancelled", None, acts=()).act
+def test_an_end_without_a_verdict_is_shown_with_what_it_had_queued_and_executed() -> None:
+    act = measured(Answer("a", "cancelled", "why", ACTS[:1], queue_s=0.25, execution_s=2.0), 105.0)
 
-    assert act is not None
-    assert (act.queue_s, act.execution_s, act.overhead_s, act.total_s) == (0, 0, 0, 5.0)
+    assert (act.queue_s, act.execution_s, act.overhead_s, act.total_s) == (0.75, 3.0, 1.25, 5.0)
+
+
+@given(parts=st.lists(st.floats(0, 1e6), min_size=4, max_size=4), lasted_s=st.floats(0, 1e7))
+def test_every_answer_adds_up_to_the_last_bit(parts: list[float], lasted_s: float) -> None:
+    acts = (StageAct("run", parts[0], parts[1], "n", 1, 1),)
+    act = measured(Answer("a", "expired", "", acts, parts[2], parts[3]), 100.0 + lasted_s)
+
+    assert act.queue_s + act.execution_s + act.overhead_s == act.total_s
+    assert act.total_s == pytest.approx(lasted_s, abs=1e-3)
+
+
+def measured(answer: Answer, now: float) -> Act:
+    return msgspec.convert(msgspec.json.decode(compose(SUBMITTED, 0, answer, None, 100.0, now))["act"], Act)
 
 
 def test_a_clock_that_went_backwards_makes_no_negative_time() -> None:

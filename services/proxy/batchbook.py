@@ -44,33 +44,37 @@ class BatchBook:
         self._workflows: dict[str, Workflow] = {}
         self._reading: dict[str, asyncio.Task[Workflow]] = {}
 
-    async def open(self, tenant: str, task: str, opening: BatchOpening) -> BatchView:
-        """Open a batch, once per key. This is the hint that a rollout has begun.
+    async def open(self, tenant: str, task: str, opening: BatchOpening) -> tuple[BatchView, bool]:
+        """Open a batch, once per key. This is the hint that a rollout has begun. Returns (the batch, is it new?).
 
         Raises:
             NotFound: no such task.
+            Conflict: the key has opened a batch of another size.
         """
         view = await self._tasks.get(tenant, task)
         declared = Task.model_validate(view.model_dump(include=set(Task.model_fields)))
-        size = opening.size or declared.batch_size
         opened = BatchOpened(
             batch="b" + uuid.uuid4().hex[:16],
             tenant=tenant,
             task=task,
-            size=size,
+            size=opening.size or declared.batch_size,
             opened_at=self._clock.unix(),
             stages=[stage.plan() for stage in Workflow.of(tenant, task, declared).stages],
             max_extra_delay_s=declared.max_extra_delay_s,
             resources=declared.trainer_resources,
         )
-        fields = {"tenant": tenant, "task": task, "size": size or 0, "workflow": declared.model_dump_json()}
+        fields = {"tenant": tenant, "task": task, "workflow": declared.model_dump_json()}
         key = f"batchkey:{tenant}:{task}:{opening.key}" if opening.key else ""
 
-        async def attempt() -> str:
-            return await functions.open_batch(self._redis, opened, idempotency_key=key, fields=fields)
+        async def attempt() -> functions.Opening:
+            return await functions.open_batch(
+                self._redis, opened, idempotency_key=key, asked=opening.size, fields=fields
+            )
 
-        batch = await patiently(attempt, what="opening a batch", patience_s=10.0)
-        return await self.view(batch)
+        code, batch = await patiently(attempt, what="opening a batch", patience_s=10.0)
+        if code == "conflict":
+            raise Conflict(what=f"key {opening.key!r} opened {batch} with another size; name that, or use a new key")
+        return await self.view(batch), code == "opened"
 
     async def stored(self, batch: str) -> StoredBatch:
         """A batch as it is kept.

@@ -15,7 +15,7 @@ class BatchOpening(Model):
     size: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
     """Requests to come; default the task's batch_size; neither: until sealed."""
     key: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    """Your own key, e.g. the training step: opening again with it returns the same batch."""
+    """Your own key, e.g. the training step: opening again with it and the same size returns the same batch."""
 
 
 class Spread(Model):

@@ -171,23 +171,26 @@ local function advance(_, args)
   return 1
 end
 
--- open_batch(batch, idempotency key or '', opened message, field, value...) -> id of the open batch
+-- open_batch(batch, idempotency key or '', opened message, size asked for, size, field, value...) -> {code, batch}
+--   1 opened, 0 opened before under this key, -1 opened under it with another size; sizes: 0 unknown
+--   The size asked for is the caller's own word; where it has none, `size` is the task's, which may have changed since.
 local function open_batch(_, args)
-  local batch, ikey = args[1], args[2]
-  if ikey ~= '' then
-    local known = redis.call('GET', ikey)
-    if known then return known end
+  local batch, ikey, asked, size = args[1], args[2], args[4], args[5]
+  local known = ikey ~= '' and redis.call('GET', ikey)
+  if known and known ~= batch then
+    local b = redis.call('HMGET', 'batch:' .. known, 'asked', 'size')
+    local same = b[1] == asked or b[2] == size or not b[2]
+    return { same and 0 or -1, known }
   end
   local bkey = 'batch:' .. batch
-  if redis.call('EXISTS', bkey) == 1 then return batch end
+  if redis.call('EXISTS', bkey) == 1 then return { 1, batch } end
   if ikey ~= '' then redis.call('SET', ikey, batch, 'EX', 604800) end
-  local fields = {}
-  for i = 4, #args do fields[#fields + 1] = args[i] end
   local ms = now_ms()
-  redis.call('HSET', bkey, 'state', 'open', 'submitted', 0, 'answered', 0, 'opened_ms', ms, 'active_ms', ms, unpack(fields))
+  redis.call('HSET', bkey, 'state', 'open', 'asked', asked, 'size', size, 'submitted', 0, 'answered', 0,
+    'opened_ms', ms, 'active_ms', ms, unpack(args, 6))
   redis.call('ZADD', 'batches:open', ms, batch)
   redis.call('XADD', 'batches', 'MAXLEN', '~', BATCHES_KEPT, '*', 'm', args[3])
-  return batch
+  return { 1, batch }
 end
 
 -- end_batch(batch, state, retention_s) -> state it has now, or false when there is none

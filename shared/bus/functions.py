@@ -37,6 +37,15 @@ class Receipt(NamedTuple):
     """The journal entry (accepted, repeated), the batch's state (batch-closed), or its size (batch-full)."""
 
 
+class Opening(NamedTuple):
+    """What `open_batch` says."""
+
+    code: Literal["opened", "repeated", "conflict"]
+    """Conflict: under this key a batch of another size was opened."""
+    batch: str
+    """The batch of this key."""
+
+
 class Answering(NamedTuple):
     """One item of `finish`."""
 
@@ -67,6 +76,7 @@ _CODES: dict[int, Any] = {
     -4: "batch-full",
     -5: "journal-full",
 }
+_OPENINGS: dict[int, Any] = {1: "opened", 0: "repeated", -1: "conflict"}
 
 
 async def load(redis: Redis) -> None:
@@ -156,11 +166,23 @@ async def publish(redis: Redis, stream: str, maxlen: int, payloads: Sequence[byt
     await _call(redis, "publish", stream, maxlen, *payloads)
 
 
-async def open_batch(redis: Redis, opened: BatchOpened, *, idempotency_key: str, fields: dict[str, Any]) -> str:
-    """Open a batch, once per idempotency key. Returns the id of the batch that is open under this key."""
+async def open_batch(
+    redis: Redis, opened: BatchOpened, *, idempotency_key: str, asked: int | None, fields: dict[str, Any]
+) -> Opening:
+    """Open a batch, once per idempotency key.
+
+    Args:
+        redis: where.
+        opened: what is said of it; its size is what `asked` comes to.
+        idempotency_key: the caller's; empty: none.
+        asked: the size that the caller named, if any.
+        fields: what else its hash shall hold.
+    """
     flat = [part for pair in fields.items() for part in pair]
-    reply = await _call(redis, "open_batch", opened.batch, idempotency_key, BATCHES.encode(opened), *flat)
-    return str(reply.decode())
+    message = BATCHES.encode(opened)
+    sizes = (asked or 0, opened.size or 0)
+    code, batch = await _call(redis, "open_batch", opened.batch, idempotency_key, message, *sizes, *flat)
+    return Opening(_OPENINGS[code], batch.decode())
 
 
 async def end_batch(redis: Redis, batch: str, state: str, *, keep_batch_s: Seconds) -> str | None:

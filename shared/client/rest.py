@@ -110,6 +110,7 @@ class Client:
 
         Raises:
             NotFound: no such task.
+            Conflict: the key has opened a batch of another size.
         """
         opening = BatchOpening(size=size, key=key or uuid.uuid4().hex)
         return await self._call("POST", f"/v1/tasks/{task}/batches", BatchView, opening.model_dump_json())

@@ -44,9 +44,9 @@ async def declare(http: aiohttp.ClientSession, task: str, *, timeout_s: float = 
     assert status == 200, view
 
 
-async def open_batch(http: aiohttp.ClientSession, task: str, **opening: Any) -> str:
-    status, view = await call(http, "POST", f"/v1/tasks/{task}/batches", json=opening)
-    assert status == 201, view
+async def open_batch(http: aiohttp.ClientSession, task: str, *, status: int = 201, **opening: Any) -> str:
+    got, view = await call(http, "POST", f"/v1/tasks/{task}/batches", json=opening)
+    assert got == status, view
     return str(view["id"])
 
 
@@ -152,8 +152,13 @@ async def test_a_repeat_gets_the_first_answer_and_another_body_is_a_conflict(htt
 
 async def test_opening_with_the_same_key_is_the_same_batch(http: aiohttp.ClientSession) -> None:
     await declare(http, "keyed")
-    assert await open_batch(http, "keyed", key="step-1") == await open_batch(http, "keyed", key="step-1")
-    assert await open_batch(http, "keyed", key="step-2") != await open_batch(http, "keyed", key="step-1")
+    first = await open_batch(http, "keyed", key="step-1", size=3)
+    assert await open_batch(http, "keyed", status=200, key="step-1", size=3) == first
+    assert await open_batch(http, "keyed", key="step-2", size=3) != first
+    status, problem = await call(http, "POST", "/v1/tasks/keyed/batches", json={"key": "step-1", "size": 5000})
+    assert (status, problem["title"]) == (409, "Conflict")
+    assert "step-1" in problem["detail"]
+    assert first in problem["detail"]
 
 
 async def test_what_nobody_needs_any_more_is_not_started(http: aiohttp.ClientSession) -> None:

@@ -40,11 +40,21 @@ async def delete_task(task: TaskName, world: TheWorld, tenant: Tenant) -> Respon
 
 
 @router.post(
-    "/{task}/batches", status_code=201, summary="Open a batch", responses=problem_responses(404, 413, 422, 503)
+    "/{task}/batches",
+    status_code=201,
+    summary="Open a batch",
+    responses={
+        200: {"model": BatchView, "description": "It was opened before, with this key"},
+        **problem_responses(404, 409, 413, 422, 503),
+    },
 )
-async def open_batch(task: TaskName, world: TheWorld, tenant: Tenant, body: BatchOpening | None = None) -> BatchView:
+async def open_batch(
+    task: TaskName, world: TheWorld, tenant: Tenant, response: Response, body: BatchOpening | None = None
+) -> BatchView:
     """This is the hint that a rollout has begun: units are warmed up for what will come.
 
-    Opening again with the same `key` returns the same batch.
+    Opening again with the same `key` returns the same batch; with the same `key` and another size it is a conflict.
     """
-    return await world.batches.open(tenant, task, body or BatchOpening())
+    view, is_new = await world.batches.open(tenant, task, body or BatchOpening())
+    response.status_code = 201 if is_new else 200
+    return view

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from shared.bus import functions
 from shared.bus.connection import command
-from shared.bus.functions import Answering, Receipt, Submission
+from shared.bus.functions import Answering, Opening, Receipt, Submission
 from shared.messages.actions import ACTIONS, ActionSubmitted, CancelAsked
 from shared.messages.base import M, Topic
 from shared.messages.batches import BATCHES, BatchEnded, BatchOpened
@@ -25,9 +25,9 @@ def submission(action: str, *, batch: str = "", body: bytes = b"body") -> Submis
     return Submission(action, body, batch, ACTIONS.encode(message))
 
 
-def opened(batch: str) -> BatchOpened:
+def opened(batch: str, size: int | None = None) -> BatchOpened:
     return BatchOpened(
-        batch=batch, tenant="ada", task="t", size=None, opened_at=1.0, stages=[], max_extra_delay_s=2.0, resources=1.0
+        batch=batch, tenant="ada", task="t", size=size, opened_at=1.0, stages=[], max_extra_delay_s=2.0, resources=1.0
     )
 
 
@@ -59,9 +59,13 @@ class Journal:
     async def finish_all(self, *answers: Answering) -> list[bool]:
         return await functions.finish(self.redis, self.epoch, answers, keep_batch_s=KEEP_BATCH_S)
 
-    async def open(self, batch: str = "b", *, size: int = 0, key: str = "") -> str:
-        fields = {"tenant": "ada", "task": "t", "size": size, "workflow": "{}"}
-        return await functions.open_batch(self.redis, opened(batch), idempotency_key=key, fields=fields)
+    async def open(
+        self, batch: str = "b", *, size: int | None = None, key: str = "", of_task: int | None = None
+    ) -> Opening:
+        """`size`: as the caller says; `of_task`: where it does not."""
+        fields = {"tenant": "ada", "task": "t", "workflow": "{}"}
+        message = opened(batch, size or of_task)
+        return await functions.open_batch(self.redis, message, idempotency_key=key, asked=size, fields=fields)
 
     async def end(self, batch: str, state: str) -> str | None:
         return await functions.end_batch(self.redis, batch, state, keep_batch_s=KEEP_BATCH_S)

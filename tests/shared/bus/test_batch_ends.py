@@ -12,29 +12,65 @@ from tests.shared.bus.journal import KEEP_BATCH_S, Journal, opened
 
 
 async def test_a_batch_is_opened_and_said_to_be(journal: Journal) -> None:
-    assert await journal.open("b", size=3) == "b"
+    assert await journal.open("b", size=3) == ("opened", "b")
 
     fields = await journal.batch()
     assert (fields["size"], fields["tenant"], fields["task"]) == ("3", "ada", "t")
     assert await journal.counts() == ("open", 0, 0)
-    assert await journal.said(BATCHES) == [opened("b")]
+    assert await journal.said(BATCHES) == [opened("b", size=3)]
     assert await command(journal.redis, "ZRANGE", "batches:open", 0, -1) == [b"b"]
 
 
 async def test_opening_again_with_the_same_key_finds_the_first_batch(journal: Journal) -> None:
     await journal.open("b", key="step-1")
 
-    assert await journal.open("c", key="step-1") == "b"
-    assert await journal.open("d", key="step-2") == "d"
+    assert await journal.open("c", key="step-1") == ("repeated", "b")
+    assert await journal.open("d", key="step-2") == ("opened", "d")
     assert [one.batch for one in await journal.said(BATCHES) if isinstance(one, BatchOpened)] == ["b", "d"]
     assert await journal.fields("batch:c") == {}
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "code"),
+    [
+        ({"size": 3}, {"size": 3}, "repeated"),
+        ({"size": 3}, {"size": 5000}, "conflict"),
+        ({"size": 3}, {}, "conflict"),
+        ({"size": 3}, {"of_task": 3}, "repeated"),
+        ({"of_task": 3}, {"size": 3}, "repeated"),
+        ({"of_task": 3}, {"size": 4}, "conflict"),
+        ({"of_task": 3}, {"of_task": 4}, "repeated"),  # the task has changed meanwhile, what the caller says has not
+        ({}, {"size": 3}, "conflict"),
+    ],
+)
+async def test_a_key_opens_a_batch_of_one_size(
+    journal: Journal, first: dict[str, int], again: dict[str, int], code: str
+) -> None:
+    await journal.open("b", key="step-1", **first)
+    await journal.entry("a1", "b")
+    await journal.end("b", "sealed")
+
+    assert await journal.open("c", key="step-1", **again) == (code, "b")
+    assert await journal.fields("batch:c") == {}
+
+
+async def test_a_call_that_is_sent_again_has_opened_its_batch(journal: Journal) -> None:
+    for _ in range(2):
+        assert await journal.open("b", key="step-1", size=3) == ("opened", "b")
+
+
+async def test_a_key_outlives_what_it_has_opened(journal: Journal) -> None:
+    await journal.open("b", key="step-1", size=3)
+    await command(journal.redis, "DEL", "batch:b")
+
+    assert await journal.open("c", key="step-1", size=5) == ("repeated", "b")
 
 
 async def test_the_same_id_again_opens_nothing_and_resets_nothing(journal: Journal) -> None:
     await journal.open("b")
     await journal.entry("a1", "b")
 
-    assert await journal.open("b") == "b"
+    assert await journal.open("b") == ("opened", "b")
     assert await journal.counts() == ("open", 1, 0)
 
 

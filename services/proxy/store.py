@@ -32,6 +32,7 @@ class StoredBatch:
     task: str
     state: str
     size: int | None
+    """Requests it has when all have come; None: not known yet. Once no more can come, those that came."""
     submitted: int
     answered: int
     opened_at: float
@@ -128,13 +129,14 @@ def _batch(name: str, fields: dict[bytes, bytes]) -> StoredBatch:
     def seconds(key: bytes) -> float | None:
         return int(fields[key]) / 1000 if key in fields else None
 
+    state, submitted = fields[b"state"].decode(), int(fields[b"submitted"])
     return StoredBatch(
         id=name,
         tenant=fields[b"tenant"].decode(),
         task=fields[b"task"].decode(),
-        state=fields[b"state"].decode(),
-        size=int(fields[b"size"]) or None,
-        submitted=int(fields[b"submitted"]),
+        state=state,
+        size=int(fields[b"size"]) or None if state == "open" else submitted,
+        submitted=submitted,
         answered=int(fields[b"answered"]),
         opened_at=seconds(b"opened_ms") or 0.0,
         first_at=seconds(b"first_ms"),

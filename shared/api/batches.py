@@ -45,6 +45,8 @@ class BatchView(Model):
     state: str
     """open, sealed (waiting for its last answers), complete, cancelled, abandoned."""
     size: int | None
+    """Requests it has when it is complete. Open: as it was opened, if that was said; once no more can come (sealed or
+    ended), what was submitted. It is complete when `answered` gets there."""
     submitted: int
     answered: int
     opened_at: float

@@ -122,7 +122,7 @@ async def test_a_sealed_batch_is_complete_with_what_it_has(http: aiohttp.ClientS
     batch = await open_batch(http, "short", size=100)
     await submit(http, batch, {"a": "print(1)", "b": "print(2)"})
     status, view = await call(http, "POST", f"/v1/batches/{batch}/seal")
-    assert status == 200, view
+    assert (status, view["size"]) == (200, 2), view
     assert len(await results(http, batch)) == 2
     view = (await call(http, "GET", f"/v1/batches/{batch}"))[1]
     assert (view["state"], view["submitted"], view["answered"]) == ("complete", 2, 2)

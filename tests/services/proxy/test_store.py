@@ -77,7 +77,7 @@ async def test_a_batch_is_read_with_its_counts_and_times(store: Store, journal: 
     assert (before.state, before.size, before.submitted, before.answered) == ("open", 2, 0, 0)
     assert (before.first_at, before.ended_at) == (None, None)
     assert (after.state, after.tenant, after.task, after.workflow) == ("complete", "ada", "t", b"{}")
-    assert (after.submitted, after.answered) == (2, 2)
+    assert (after.size, after.submitted, after.answered) == (2, 2, 2)
     assert after.first_at is not None
     assert after.ended_at is not None
     assert 0 < after.opened_at <= after.first_at <= after.active_at <= after.ended_at
@@ -90,6 +90,24 @@ async def test_a_batch_of_unknown_size_has_none(store: Store, journal: Journal) 
 
     assert found is not None
     assert found.size is None
+
+
+@pytest.mark.parametrize("size", [0, 6])
+@pytest.mark.parametrize("state", ["sealed", "cancelled", "abandoned"])
+async def test_a_batch_that_takes_no_more_has_the_size_it_came_to(
+    store: Store, journal: Journal, size: int, state: str
+) -> None:
+    await journal.open(size=size)
+    entry = await journal.entry("a1", "b")
+    await journal.end("b", state)
+    sealed = await store.batch("b")
+    await journal.finish("a1", entry, "b")
+    ended = await store.batch("b")
+
+    assert sealed is not None
+    assert ended is not None
+    assert (sealed.size, sealed.submitted, sealed.answered) == (1, 1, 0)
+    assert (ended.size, ended.answered) == (1, 1)
 
 
 async def test_there_is_no_batch_that_was_not_opened(store: Store) -> None:

@@ -29,7 +29,12 @@ class TaskBook:
         self._cached: dict[tuple[str, str], tuple[Seconds, Workflow]] = {}
 
     async def put(self, tenant: str, name: str, task: Task) -> TaskView:
-        """Declare a task, or change it. Open batches keep the version they were opened with."""
+        """Declare a task, or change it. Open batches keep the version they were opened with.
+
+        Raises:
+            BadRequest: nodes would refuse every request of it.
+        """
+        Workflow.of(tenant, name, task).check()
         key = _key(tenant, name)
 
         async def write() -> int:

@@ -14,7 +14,7 @@ from shared.api.tasks import StageTemplate, Task
 from shared.errors import UNREADABLE, BadRequest, unreadable
 from shared.messages.actions import StageWork
 from shared.messages.batches import StagePlan
-from shared.messages.kinds import FREE_FORM, KINDS, Params, default_units, pool_of
+from shared.messages.kinds import FREE_FORM, KINDS, Params, default_units, needs_core, pool_of
 
 _encoder = msgspec.json.Encoder()
 _object = msgspec.json.Decoder(dict[str, Any])
@@ -46,11 +46,20 @@ class Stage:
             timeout_s=self.template.timeout_s,
         )
 
+    def check_core(self, params: Mapping[str, Any]) -> None:
+        """Nodes would refuse it, every time.
+
+        Raises:
+            BadRequest: with these parameters it needs a core, and its units hold none.
+        """
+        if not _has_core(self.cost) and needs_core(self.template.kind, params):
+            raise _coreless(f"stage {self.template.name!r} ({self.template.kind})", self.cost)
+
     def fill(self, given: dict[str, Any], own: dict[str, Any]) -> StageWork:
         """This stage with a request's parameters over its template's.
 
         Raises:
-            BadRequest: a parameter is missing or does not fit its kind.
+            BadRequest: a parameter is missing or does not fit its kind, or it needs a core and has none.
         """
         merged = self.template.merged(given, own)
         try:
@@ -58,6 +67,7 @@ class Stage:
             _check_free_form(merged)
         except ValueError as error:
             raise BadRequest(what=f"params of stage {self.template.name!r} ({self.template.kind}): {error}") from error
+        self.check_core(merged)
         return StageWork(
             name=self.template.name,
             kind=self.template.kind,
@@ -82,6 +92,15 @@ class Workflow:
     def of(cls, tenant: str, name: str, task: Task) -> Workflow:
         stages = tuple(Stage.of(stage) for stage in task.stages)
         return cls(tenant, name, stages, task.budget_s, task.timeout_score)
+
+    def check(self) -> None:
+        """Is it such that nodes would take its requests?
+
+        Raises:
+            BadRequest: a stage needs a core and has none.
+        """
+        for stage in self.stages:
+            stage.check_core(stage.template.params)
 
     def resolve(self, params: msgspec.Raw, stage_params: dict[str, msgspec.Raw]) -> tuple[StageWork, ...]:
         """Every stage with a request's parameters.
@@ -111,11 +130,20 @@ def _check_free_form(params: Mapping[str, Any]) -> None:
             check_plain(params[name], name)
 
 
+def _has_core(cost: Mapping[str, tuple[int, int]]) -> bool:
+    return cost.get("cores", (0, 0))[0] > 0
+
+
+def _coreless(what: str, cost: Mapping[str, tuple[int, int]]) -> BadRequest:
+    units = {name: fewest for name, (fewest, _) in cost.items()}
+    return BadRequest(what=f"{what} runs in a sandbox and needs a core; its `units` are {units}")
+
+
 def plain_action(request: ActionRequest) -> StageWork:
     """The one stage of an action outside any batch.
 
     Raises:
-        BadRequest: unknown kind, or parameters that do not fit it.
+        BadRequest: unknown kind, or parameters that do not fit it, or it needs a core and has none.
     """
     decoder = _decoders.get(request.kind)
     if decoder is None:
@@ -128,11 +156,14 @@ def plain_action(request: ActionRequest) -> StageWork:
     except ValueError as error:
         raise BadRequest(what=f"params of {request.kind}: {error}") from error
     units = request.units if request.units is not None else default_units(request.kind)
+    cost = {name: (count, count) for name, count in units.items()}
+    if not _has_core(cost) and needs_core(request.kind, msgspec.structs.asdict(params)):
+        raise _coreless(request.kind, cost)
     return StageWork(
         name="run",
         kind=request.kind,
         pool=pool_of(units, request.node_class),
-        cost={name: (count, count) for name, count in units.items()},
+        cost=cost,
         timeout_s=request.timeout_s,
         params=bytes(request.params),
     )

@@ -6,7 +6,7 @@ error at the door, so a misspelt limit is never silently ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -129,6 +129,11 @@ FREE_FORM = ("ground_truth", "extra_info")
 
 NEEDS_NO_CORE = frozenset({"noop", "sleep"})
 """Kinds that only wait: they take a slot instead of a core."""
+
+
+def needs_core(kind: str, params: Mapping[str, Any]) -> bool:
+    """Does it run in a sandbox, which takes a core? Comparing answers does only where one has to be searched for."""
+    return kind not in NEEDS_NO_CORE and (kind != "answer.match" or params.get("extract") is not None)
 
 
 def default_units(kind: str) -> dict[str, int]:

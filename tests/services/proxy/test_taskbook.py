@@ -7,7 +7,7 @@ from redis.asyncio import Redis
 
 from services.proxy.taskbook import TaskBook
 from shared.api.tasks import StageTemplate, Task
-from shared.errors import NotFound
+from shared.errors import BadRequest, NotFound
 from tests.shared.bus.soon import soon
 
 
@@ -28,6 +28,14 @@ async def test_a_task_is_kept_as_it_was_declared(book: TaskBook) -> None:
     assert (view.name, view.tenant, view.version) == ("t", "ada", 1)
     assert Task.model_validate(view.model_dump(include=set(Task.model_fields))) == declared
     assert await book.get("ada", "t") == view
+
+
+async def test_a_task_that_nodes_would_always_refuse_is_refused(book: TaskBook) -> None:
+    coreless = Task(stages=[StageTemplate(name="run", kind="code.run", units={"cores": 0})])
+
+    with pytest.raises(BadRequest, match="needs a core"):
+        await book.put("ada", "t", coreless)
+    assert await book.all("ada") == []
 
 
 async def test_the_version_counts_changes_and_not_repeats(book: TaskBook) -> None:

@@ -124,6 +124,38 @@ def test_a_stage_queues_where_its_units_say(units: Any, cost: Any, pool: str, co
     assert stage.plan().timeout_s == 7
 
 
+@pytest.mark.parametrize("units", [{"cores": 0}, {"cores": [0, 4]}, {"slots": 1}, {}])
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_what_runs_in_a_sandbox_needs_a_core(kind: str, units: dict[str, Any]) -> None:
+    flow = workflow({"kind": kind, "units": units})
+
+    if kind in NEEDS_NO_CORE or kind == "answer.match":
+        flow.check()
+    else:
+        with pytest.raises(BadRequest, match="needs a core"):
+            flow.check()
+
+
+def test_matching_needs_a_core_where_it_searches() -> None:
+    given = {"response": "a", "gold": "a"}
+    flow = workflow({"kind": "answer.match", "units": {"slots": 1}})
+    flow.resolve(raw(given), {})
+
+    with pytest.raises(BadRequest, match=r"'s0' \(answer.match\) runs in a sandbox and needs a core"):
+        flow.resolve(raw({**given, "extract": "a"}), {})
+    with pytest.raises(BadRequest, match="needs a core"):
+        workflow({"kind": "answer.match", "units": {"slots": 1}, "params": {"extract": "a"}}).check()
+
+
+@pytest.mark.parametrize("units", [{"cores": 0}, {"gpus": 1}])
+def test_a_plain_action_needs_a_core_as_well(units: dict[str, int]) -> None:
+    body = msgspec.Raw(b'{"code": ""}')
+
+    with pytest.raises(BadRequest, match=r"code\.run runs in a sandbox and needs a core"):
+        plain_action(ActionRequest(kind="code.run", params=body, units=units))
+    plain_action(ActionRequest(kind="noop", units=units))
+
+
 def test_a_plain_action_is_one_stage_with_its_parameters_as_they_came() -> None:
     body = msgspec.Raw(b'{ "seconds" : 1.0 }')
 

@@ -96,7 +96,9 @@ class BatchBook:
             for _, answer in rows:
                 progress.add(answer)
             after = f"({rows[-1][0]}"
-        return progress.view(found, None if found.ended_at is not None else await self._expected(found))
+        if found.ended_at is not None:
+            return progress.view(found, None)
+        return progress.view(found, await self._expected(found), (await self._store.stuck()).get(batch, 0))
 
     async def _expected(self, batch: StoredBatch) -> float | None:
         """T of a running batch: the planner's estimate, else first arrival + the stages' timeouts. Unix seconds."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import Literal
 
 import msgspec
 from redis.exceptions import OutOfMemoryError
 
 from services.proxy.asgi import Call, HotRoute, Reply
+from services.proxy.backlog import reason_of
 from services.proxy.batchbook import decode_reward
 from services.proxy.intake import Accepted, of_action
+from services.proxy.store import Stored
 from shared import log
 from shared.api.requests import ActionRequest, Answer, BulkReceipt, Rejection, RewardRequest
 from shared.bus import functions
@@ -81,12 +84,19 @@ async def _standing(call: Call, accepted: Accepted) -> Reply:
 
 
 async def _state(call: Call, action: str) -> Reply:
+    stored = await _stored(call, action)
+    if stored.answer is not None:
+        return Reply(200, stored.answer)
+    reason = await reason_of(call.world.store, stored)
+    state: Literal["queued", "granted"] = "granted" if stored.state == "granted" and not reason else "queued"
+    return Reply(202, _encoder.encode(Answer(id=action, state=state, batch=stored.batch or None, reason=reason)))
+
+
+async def _stored(call: Call, action: str) -> Stored:
     stored = await call.world.store.action(action)
     if stored is None:
         raise NotFound(kind="action", name=action, hint="it was never accepted, or its answer has expired")
-    if stored.answer is not None:
-        return Reply(200, stored.answer)
-    return Reply(202, _encoder.encode(Answer(id=action, state=stored.state, batch=stored.batch or None)))
+    return stored
 
 
 async def get_action(call: Call) -> Reply:
@@ -97,8 +107,8 @@ async def get_action(call: Call) -> Reply:
         return await _state(call, action)
     future = call.world.waiters.expect(action)
     try:
-        reply = await _state(call, action)
-        return reply if reply.status == 200 else await _wait(call, action, future, wait_s)
+        stored = await _stored(call, action)
+        return Reply(200, stored.answer) if stored.answer is not None else await _wait(call, action, future, wait_s)
     finally:
         call.world.waiters.forget(action, future)
 

@@ -7,6 +7,7 @@ import uuid
 
 from redis.asyncio import Redis
 
+from services.proxy.backlog import tell_backlog
 from services.proxy.interpreter import Interpreter
 from services.proxy.leader import Leader
 from services.proxy.metrics import EPOCH, UNANSWERED
@@ -87,9 +88,10 @@ class Leadership:
         EPOCH.set(epoch)
         writing = asyncio.create_task(interpreter.run(), name="interpreter")
         keeping = asyncio.create_task(self._keep(epoch, interpreter, leader, self._tail), name="lease")
+        telling = asyncio.create_task(tell_backlog(self._redis, epoch, dispatcher.floor), name="backlog")
         try:
             leading = asyncio.create_task(leader.run(self._tail), name="leader")
-            done, _ = await asyncio.wait({leading, writing, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({leading, writing, keeping, telling}, return_when=asyncio.FIRST_COMPLETED)
             self._tail.stopping = True
             await _cancelled(leading)
             for task in done:
@@ -100,6 +102,7 @@ class Leadership:
             interpreter.deposed = True
             await _cancelled(writing)
             await _cancelled(keeping)
+            await _cancelled(telling)
             _log.info("leads_no_more", epoch=epoch)
 
     async def _keep(self, epoch: Epoch, interpreter: Interpreter, leader: Leader, tail: Tail) -> None:

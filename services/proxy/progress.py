@@ -43,12 +43,13 @@ class Progress:
             self._ideal_s = max(self._ideal_s, measured.arrived_at + measured.act.execution_s)
             self._actual_s = max(self._actual_s, measured.arrived_at + measured.act.total_s)
 
-    def view(self, batch: StoredBatch, expected_s: float | None) -> BatchView:
+    def view(self, batch: StoredBatch, expected_s: float | None, stuck: int = 0) -> BatchView:
         """The batch as callers see it.
 
         Args:
             batch: as it is stored.
             expected_s: estimated T of a batch that goes on (Unix seconds); what its answers say already, if later.
+            stuck: requests that no present node could ever take.
         """
         return BatchView(
             id=batch.id,
@@ -58,6 +59,7 @@ class Progress:
             size=batch.size,
             submitted=batch.submitted,
             answered=batch.answered,
+            stuck=stuck,
             opened_at=batch.opened_at,
             first_arrival_at=batch.first_at,
             ended_at=batch.ended_at,

@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from shared.bus.connection import command, patiently
 from shared.errors import BadRequest
+from shared.messages.actions import ACTIONS, ActionSubmitted
+from shared.policy.backlog import PoolBacklog
 
 PATIENCE_S = 10.0
+
+_pools = msgspec.msgpack.Decoder(list[PoolBacklog])
+_stuck = msgspec.msgpack.Decoder(dict[str, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,10 @@ class Stored:
     state: Literal["queued", "granted", "finished"]
     batch: str
     answer: bytes | None
+    entry: str = ""
+    """Its journal entry, while it is unanswered."""
+    stage: int = 0
+    """The stage it is in, while it is unanswered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +63,13 @@ class Store:
         """One action, or None when nothing is known of it (any more)."""
 
         async def read() -> list[bytes | None]:
-            reply: list[bytes | None] = await command(self._redis, "HMGET", f"action:{action}", "b", "g", "a", "r")
+            fields = ("b", "g", "a", "r", "e", "s")
+            reply: list[bytes | None] = await command(self._redis, "HMGET", f"action:{action}", *fields)
             return reply
 
-        batch, granted, answer, result = await patiently(read, what="reading an action", patience_s=PATIENCE_S)
+        batch, granted, answer, result, entry, stage = await patiently(
+            read, what="reading an action", patience_s=PATIENCE_S
+        )
         if batch is None:
             return None
         if result is not None:
@@ -64,8 +77,40 @@ class Store:
             if not rows:  # it expires just now
                 return None
             answer = rows[0][1]
-        state: Literal["queued", "granted", "finished"] = "finished" if answer else "granted" if granted else "queued"
-        return Stored(state, batch.decode(), answer)
+        if answer:
+            return Stored("finished", batch.decode(), answer)
+        return Stored(
+            "granted" if granted else "queued", batch.decode(), None, (entry or b"").decode(), int(stage or 0)
+        )
+
+    async def submitted(self, entry: str) -> ActionSubmitted | None:
+        """What lies in the journal under this id; None when it has been answered."""
+
+        async def read() -> list[tuple[bytes, list[bytes]]]:
+            rows: list[tuple[bytes, list[bytes]]] = await command(self._redis, "XRANGE", ACTIONS.name, entry, entry)
+            return rows
+
+        for _, fields in await patiently(read, what="reading the journal", patience_s=PATIENCE_S):
+            message = ACTIONS.decode(fields[1])
+            return message if isinstance(message, ActionSubmitted) else None
+        return None
+
+    async def pools(self) -> list[PoolBacklog]:
+        """Where something waits, most first, as the leader last told."""
+        packed = await self._backlog("pools")
+        return _pools.decode(packed) if packed is not None else []
+
+    async def stuck(self) -> dict[str, int]:
+        """Batch -> how many of its actions no present node could ever take, as the leader last told."""
+        packed = await self._backlog("stuck")
+        return _stuck.decode(packed) if packed is not None else {}
+
+    async def _backlog(self, field: str) -> bytes | None:
+        async def read() -> bytes | None:
+            packed: bytes | None = await command(self._redis, "HGET", "backlog", field)
+            return packed
+
+        return await patiently(read, what="reading what waits", patience_s=PATIENCE_S)
 
     async def answers(self, actions: list[str]) -> dict[str, bytes]:
         """The answers there are to these actions."""

@@ -49,6 +49,8 @@ class BatchView(Model):
     ended), what was submitted. It is complete when `answered` gets there."""
     submitted: int
     answered: int
+    stuck: int = 0
+    """Of those that wait: how many no present node could ever take (`/v1/pools` says what they lack)."""
     opened_at: float
     first_arrival_at: float | None
     ended_at: float | None

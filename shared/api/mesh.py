@@ -36,11 +36,19 @@ class PoolView(Model):
     """(resource, node class): what stages draw their units from."""
 
     name: str
+    nodes: int
+    """That are ready."""
     target: int | None
     """Units the planner wants; None before its first plan: then all there is."""
     capacity: int
     owned: int
     used: int
+    waiting: int
+    """Actions in its queue, those that are stuck among them."""
+    stuck: int
+    """Actions that no present node could ever take; they wait for one until their budget ends."""
+    lacks: list[str]
+    """What they would need, the most wanted first."""
     reason: str
     """Why the target is what it is."""
 

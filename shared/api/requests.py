@@ -96,6 +96,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     score: float | None = None
     """The reward; absent where there is no verdict."""
     reason: str = ""
+    """Why it ended so; while it waits, why it is stuck: no node that is here could ever take it."""
     output: msgspec.Raw | None = None
     """What the kind reports: per-test verdicts, exception name, stdout tail ..."""
     act: Act | None = None

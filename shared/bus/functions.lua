@@ -5,6 +5,7 @@
 --   action:<id>  hash: d digest, e journal entry, b batch, g last grant, s stage, c carried acts; answered: a answer or r result id
 --   batch:<id>   hash: state, size, submitted, answered, opened_ms, first_ms, active_ms, ended_ms, tenant, task, ...
 --   results:<id> stream of answers; its ids are what `after=` means
+--   backlog      hash: what waits, as the leader last told: pools, and what is stuck of each batch
 --   leader       holder of the dispatching lease; leader:epoch counts its changes and fences what a leader writes
 
 local ANSWERED_KEPT = 16384
@@ -225,6 +226,13 @@ local function discard(_, args)
   return 1
 end
 
+-- tell_backlog(epoch, pools, stuck): what waits in pools and how much of each batch is stuck, for whoever asks
+local function tell_backlog(_, args)
+  if fenced(args[1]) then return redis.error_reply(FENCED) end
+  redis.call('HSET', 'backlog', 'pools', args[2], 'stuck', args[3])
+  return 1
+end
+
 -- publish(stream, kept, payload...): what nodes say must get through when memory is full, or nothing would ever drain
 local function publish(_, args)
   for i = 3, #args do redis.call('XADD', args[1], 'MAXLEN', '~', args[2], '*', 'm', args[i]) end
@@ -239,6 +247,7 @@ redis.register_function { function_name = 'finish', callback = finish, flags = {
 redis.register_function { function_name = 'grant', callback = grant, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'advance', callback = advance, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'discard', callback = discard, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'tell_backlog', callback = tell_backlog, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'publish', callback = publish, flags = { 'allow-oom' } }
 redis.register_function('open_batch', open_batch)
 redis.register_function { function_name = 'end_batch', callback = end_batch, flags = { 'allow-oom' } }

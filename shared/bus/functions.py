@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from shared.bus.connection import MEMORY_FULL, command
 from shared.errors import Overloaded
 from shared.messages.batches import BATCHES, BatchOpened
+from shared.policy.backlog import Backlog
 from shared.units import Epoch, Seconds
+
+_packed = msgspec.msgpack.Encoder().encode
 
 
 class Deposed(Exception):
@@ -159,6 +163,15 @@ async def advance(redis: Redis, epoch: Epoch, steps: Sequence[tuple[str, int, by
 async def discard(redis: Redis, epoch: Epoch, entries: Sequence[str]) -> None:
     """Delete journal entries that were no requests and have been dealt with."""
     await _call(redis, "discard", epoch, *entries)
+
+
+async def tell_backlog(redis: Redis, epoch: Epoch, backlog: Backlog) -> None:
+    """Write down what waits, for every replica to read.
+
+    Raises:
+        Deposed: this leader's epoch is over; nothing was written.
+    """
+    await _call(redis, "tell_backlog", epoch, _packed(backlog.pools), _packed(backlog.stuck))
 
 
 async def publish(redis: Redis, stream: str, maxlen: int, payloads: Sequence[bytes]) -> None:

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from shared.policy.backlog import why_it_waited
 from shared.policy.deadlines import Deadlines
-from shared.policy.filling import fill, starts_by
+from shared.policy.filling import fill, park_stuck, starts_by
 from shared.policy.floor import Floor
 from shared.policy.formulation import (
     Advance,
@@ -74,6 +75,7 @@ class Dispatcher:
             if by_s is not None and not starts_by(self.floor, life, now, by_s):
                 late.append(life)
             self.floor.enqueue(life)
+            park_stuck(self.floor, life)
         commands = fill(self.floor, now)
         for life in late:
             if life.state == "queued":
@@ -220,9 +222,7 @@ class Dispatcher:
             commands += self._lost(now, life, "node-lost", f"{name}: {why}")
         return commands
 
-    def _cancel(
-        self, now: float, actions: Iterable[str], reason: str, cancel_as: EndedAs = "cancelled"
-    ) -> list[Command]:
+    def _cancel(self, now: float, actions: Iterable[str], reason: str, ended: EndedAs = "cancelled") -> list[Command]:
         commands: list[Command] = []
         for action in actions:
             life = self.lives.get(action)
@@ -230,10 +230,10 @@ class Dispatcher:
                 continue
             if life.state == "queued":
                 self.floor.dequeue(life)
-                commands.append(self._answer(now, life, cancel_as, reason))
+                commands.append(self._answer(now, life, ended, reason))
             else:
                 life.move("cancelling")
-                life.cancel_as, life.cancel_reason = cancel_as, reason
+                life.cancel_as, life.cancel_reason = ended, reason
                 commands.append(Revoke(action, life.node, life.attempt))
         return commands
 
@@ -297,11 +297,8 @@ class Dispatcher:
         life = self.lives.get(action)
         if life is None or life.state == "cancelling":
             return []
-        reason = f"its deadline came while it waited for {life.work.pool}"
-        if life.state != "queued":
-            return self._cancel(now, [action], reason if life.ahead else "its deadline came while it ran", "expired")
-        if not any(node.could_ever(life.work.kind, life.work.units) for node in self.floor.nodes.values()):
-            reason = f"no node offers {life.work.kind} with {dict(life.work.units)}"
+        waited = life.state == "queued" or life.ahead
+        reason = why_it_waited(self.floor, life) if waited else "its deadline came while it ran"
         return self._cancel(now, [action], reason, "expired")
 
     def _ask(self, node: Node, now: float) -> AskInventory:

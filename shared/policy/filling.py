@@ -56,6 +56,14 @@ def fill(floor: Floor, now: float) -> list[Command]:
     return commands
 
 
+def park_stuck(floor: Floor, life: Life) -> None:
+    """Set a newcomer aside if no present node could ever take it: deep in a queue nobody would notice."""
+    pool = floor.pool(life.work.pool)
+    nodes = floor.nodes_of(pool)
+    if nodes and not _could_ever(nodes, life):
+        floor.park(pool, life)
+
+
 def starts_by(floor: Floor, life: Life, now: float, by_s: float) -> bool:
     """Is a newcomer predicted to start by then? True while nothing is known, because no node has said what it holds.
 

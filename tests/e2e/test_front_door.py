@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from tests.e2e.replicas import Mesh, one_core_mesh
+from tests.shared.bus.soon import soon
 
 Json = dict[str, Any]
 
@@ -159,6 +160,80 @@ async def test_opening_with_the_same_key_is_the_same_batch(http: aiohttp.ClientS
     assert (status, problem["title"]) == (409, "Conflict")
     assert "step-1" in problem["detail"]
     assert first in problem["detail"]
+
+
+LACKING = "no node of class '{}' offers noop with {} now; it waits for one until its budget ends"
+
+
+@pytest.mark.parametrize(
+    ("asked", "pool", "units", "node_class"),
+    [
+        ({"units": {"gpus": 1}}, "gpus@default", "gpus=1", "default"),
+        ({"node_class": "nobody"}, "slots@nobody", "slots=1", "nobody"),
+        ({"units": {"cores": 999}}, "cores@default", "cores=999", "default"),
+    ],
+)
+async def test_work_that_no_node_could_take_waits_and_says_why(
+    http: aiohttp.ClientSession, asked: Json, pool: str, units: str, node_class: str
+) -> None:
+    body = {"kind": "noop", "budget_s": 60, **asked}
+    status, standing = await call(http, "POST", "/v1/actions", json=body)
+    assert (status, standing["state"]) == (202, "queued")
+    path = f"/v1/actions/{standing['id']}"
+    async with asyncio.timeout(WAIT_S):
+        while not (told := (await call(http, "GET", f"{path}?wait=0.1"))[1]).get("reason"):
+            pass
+    assert (told["state"], told["reason"]) == ("queued", LACKING.format(node_class, units))
+    assert await call(http, "GET", path) == (202, told)
+    assert await pool_of(http, pool) == {"waiting": 1, "stuck": 1}
+    await call(http, "DELETE", path)
+    status, answer = await call(http, "GET", f"{path}?wait={WAIT_S}")
+    act = answer["act"]
+    assert (status, answer["ended"], act["execution_s"]) == (200, "cancelled", 0)
+    assert 0 < act["queue_s"] <= act["total_s"] == act["queue_s"] + act["execution_s"] + act["overhead_s"]
+
+    async def is_empty() -> bool:
+        return await pool_of(http, pool) in (None, {"waiting": 0, "stuck": 0})
+
+    await soon(is_empty)
+
+
+async def pool_of(http: aiohttp.ClientSession, name: str) -> dict[str, int] | None:
+    pools = (await call(http, "GET", "/v1/pools"))[1]["pools"]
+    found = [{field: pool[field] for field in ("waiting", "stuck")} for pool in pools if pool["name"] == name]
+    return found[0] if found else None
+
+
+async def test_a_batch_says_how_much_of_it_is_stuck(http: aiohttp.ClientSession) -> None:
+    stage = {"name": "run", "kind": "noop", "units": {"gpus": 1}}
+    await call(http, "PUT", "/v1/tasks/stuck", json={"stages": [stage]})
+    batch = await open_batch(http, "stuck")
+    await call(http, "POST", f"/v1/rewards/bulk?batch={batch}", data=b"{}\n{}\n{}")
+
+    async def is_told() -> bool:
+        view = (await call(http, "GET", f"/v1/batches/{batch}"))[1]
+        return bool((view["submitted"], view["answered"], view["stuck"]) == (3, 0, 3))
+
+    await soon(is_told)
+    await call(http, "DELETE", f"/v1/batches/{batch}")
+    assert [line["ended"] for line in await results(http, batch)] == ["cancelled"] * 3
+    assert (await call(http, "GET", f"/v1/batches/{batch}"))[1]["stuck"] == 0
+
+
+async def test_the_time_of_what_was_cut_adds_up(http: aiohttp.ClientSession) -> None:
+    spinning = await start_spinning(http)
+    await asyncio.sleep(0.5)
+    await call(http, "DELETE", f"/v1/actions/{spinning}")
+    act = (await call(http, "GET", f"/v1/actions/{spinning}?wait={WAIT_S}"))[1]["act"]
+    assert act["execution_s"] > 0.4
+    assert min(act.values()) >= 0
+    assert act["total_s"] == act["queue_s"] + act["execution_s"] + act["overhead_s"]
+
+
+async def test_a_task_whose_stage_lacks_the_core_it_needs_is_refused(http: aiohttp.ClientSession) -> None:
+    stage = {"name": "run", "kind": "code.run", "units": {"cores": 0}}
+    status, problem = await call(http, "PUT", "/v1/tasks/coreless", json={"stages": [stage]})
+    assert (status, "needs a core" in problem["detail"]) == (422, True)
 
 
 async def test_what_nobody_needs_any_more_is_not_started(http: aiohttp.ClientSession) -> None:

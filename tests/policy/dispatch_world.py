@@ -7,9 +7,11 @@ sees to be wrong.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from shared.policy.backlog import survey, why_stuck
 from shared.policy.dispatch import Dispatcher, Ended
 from shared.policy.formulation import (
     Advance,
@@ -316,6 +318,21 @@ class World:
                     owned += told or 0
                 capacity = sum(node.capacity.get(pool.resource, 0) for node in nodes)
                 assert owned >= min(capacity, pool.target), f"{pool.name} owns less than its target"
+
+    def check_backlog(self) -> None:
+        """What is said to wait waits, and what is said to be stuck could run on no node the leader knows."""
+        floor = self.leader.floor
+        told = survey(floor)
+        waiting = Counter(life.work.pool for life in floor.queued.values())
+        assert {pool.name: pool.waiting for pool in told.pools} == waiting
+        stuck = [life for life in floor.queued.values() if why_stuck(life.work, told.pools)]
+        for life in stuck:
+            nodes = floor.nodes_of(floor.pool(life.work.pool))
+            assert not any(node.could_ever(life.work.kind, life.work.units) for node in nodes), f"not stuck: {life}"
+        assert sum(pool.stuck for pool in told.pools) <= len(stuck)
+        assert sum(told.stuck.values()) <= sum(pool.stuck for pool in told.pools)
+        if not floor.nodes:
+            assert len(stuck) == sum(waiting.values()), "all is stuck where there are no nodes"
 
     def settle(self, rounds: int) -> None:
         """Everything that is under way arrives; executions go well."""

@@ -108,7 +108,7 @@ def test_a_deadline_ends_waiting_and_running_work() -> None:
     reasons = {one.action: one.reason for one in commands if isinstance(one, Answer)}
     assert reasons == {
         "waiting": "its deadline came while it waited for cores@cpu",
-        "alien": "no node offers cobol with {'cores': 1}",
+        "alien": "no node of class 'cpu' offers cobol with cores=1",
     }
     assert Revoke("running", "n", 1) in commands
     (answer,) = report(dispatcher, ended(grant, "cancelled"))

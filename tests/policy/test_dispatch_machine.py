@@ -191,6 +191,7 @@ class Mesh(RuleBasedStateMachine):
     def the_books_are_in_order(self) -> None:
         self.world.leader.check()
         self.world.check_shares()
+        self.world.check_backlog()
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

@@ -18,11 +18,14 @@ from shared.bus.connection import command
 from shared.messages.base import Topic
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.messages.targets import TARGETS, TargetSet
+from shared.policy.backlog import PoolBacklog, lacking
 
 router = APIRouter(prefix="/v1", tags=["mesh"])
 
 LOOKED_AT = 4096
 """Newest entries of a stream that are looked at."""
+LACKS_SHOWN = 16
+"""Of a pool; the most wanted."""
 
 
 async def _newest(world: World, topic: Topic[Any], count: int) -> list[tuple[float, Any]]:
@@ -81,33 +84,46 @@ async def list_nodes(world: TheWorld) -> NodeList:
 
 @router.get("/pools", summary="Pools of units", responses=problem_responses(503))
 async def list_pools(world: TheWorld) -> PoolList:
-    """Owned and used units are the nodes' own words, at most a heartbeat old."""
-    capacity: dict[str, int] = defaultdict(int)
-    owned: dict[str, int] = defaultdict(int)
-    used: dict[str, int] = defaultdict(int)
+    """Owned and used units are the nodes' own words, at most a heartbeat old; what waits is the leader's, as recent.
+
+    A pool that has no node is shown while something waits in it.
+    """
+    members: dict[str, list[tuple[str, NodeView]]] = defaultdict(list)
     for node in await _nodes(world):
         if node.state == "ready":
-            for resource, units in node.capacity.items():
-                pool = f"{resource}@{node.node_class}"
-                capacity[pool] += units
-                owned[pool] += node.owned.get(resource, units)
-                used[pool] += node.used.get(resource, 0)
+            for resource in node.capacity:
+                members[f"{resource}@{node.node_class}"].append((resource, node))
     targets: dict[str, TargetSet] = {}
     for _, message in await _newest(world, TARGETS, LOOKED_AT):
         if isinstance(message, TargetSet):
             targets.setdefault(message.pool, message)
+    backlog = {pool.name: pool for pool in await world.store.pools()}
+    names = sorted(members.keys() | targets.keys() | backlog.keys())
     return PoolList(
         pools=[
-            PoolView(
-                name=name,
-                target=targets[name].units if name in targets else None,
-                capacity=capacity[name],
-                owned=owned[name],
-                used=used[name],
-                reason=targets[name].reason if name in targets else "no plan yet: everything is owned",
-            )
-            for name in sorted(capacity.keys() | targets.keys())
+            _pool(members.get(name, []), targets.get(name), backlog.get(name) or PoolBacklog(name, 0)) for name in names
         ]
+    )
+
+
+def _pool(members: list[tuple[str, NodeView]], target: TargetSet | None, backlog: PoolBacklog) -> PoolView:
+    """One pool, from its ready nodes (each with the pool's resource), the planner's word and the leader's."""
+    capacity = {node.name: node.capacity[resource] for resource, node in members}
+    no_plan = "no plan yet: everything is owned" if members else "no node is in this pool"
+    return PoolView(
+        name=backlog.name,
+        nodes=len(members),
+        target=target.units if target is not None else None,
+        capacity=sum(capacity.values()),
+        owned=sum(node.owned.get(resource, capacity[node.name]) for resource, node in members),
+        used=sum(node.used.get(resource, 0) for resource, node in members),
+        waiting=backlog.waiting,
+        stuck=backlog.stuck,
+        lacks=[
+            f"{lacking(lack.kind, lack.units, backlog.name)} ({lack.waiting} wait)"
+            for lack in backlog.lacks[:LACKS_SHOWN]
+        ],
+        reason=target.reason if target is not None else no_plan,
     )
 
 

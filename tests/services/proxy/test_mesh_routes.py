@@ -5,10 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from services.proxy.routes.mesh import _newest
+from services.proxy.routes.mesh import _newest, _pool
+from shared.api.mesh import NodeView
 from shared.bus.connection import command, connect
 from shared.messages.base import ENTRY
 from shared.messages.nodes import NODES, Bye
+from shared.messages.targets import TargetSet
+from shared.policy.backlog import Lack, PoolBacklog
 
 
 async def test_an_entry_that_cannot_be_read_hides_no_other(redis_url: str) -> None:
@@ -18,3 +21,34 @@ async def test_an_entry_that_cannot_be_read_hides_no_other(redis_url: str) -> No
             await command(redis, "XADD", NODES.name, "*", ENTRY, payload)
         world: Any = SimpleNamespace(redis=redis)
         assert [message for _, message in await _newest(world, NODES, 10)] == [bye, bye]
+
+
+def node(name: str, *, capacity: int, owned: dict[str, int], used: int) -> NodeView:
+    return NodeView(
+        name=name, incarnation="1", node_class="default", state="ready", capacity={"cores": capacity}, owned=owned,
+        used={"cores": used}, owned_unit_s={}, used_unit_s={}, kinds=[], labels={}, last_seen_s=0.0,
+    )  # fmt: skip
+
+
+def test_a_pool_is_what_its_nodes_the_planner_and_the_leader_say() -> None:
+    members = [
+        ("cores", node("a", capacity=4, owned={"cores": 3}, used=1)),
+        ("cores", node("b", capacity=2, owned={}, used=2)),
+    ]
+    target = TargetSet(pool="cores@default", units=5, decided_at=1.0, reason="5 do")
+
+    view = _pool(members, target, PoolBacklog("cores@default", 7))
+
+    assert (view.name, view.nodes, view.capacity, view.owned, view.used) == ("cores@default", 2, 6, 5, 3)
+    assert (view.target, view.reason, view.waiting, view.stuck, view.lacks) == (5, "5 do", 7, 0, [])
+
+
+def test_a_pool_without_nodes_says_what_it_lacks() -> None:
+    view = _pool([], None, PoolBacklog("gpus@default", 3, [Lack("noop", {"gpus": 1}, 2), Lack("noop", {"gpus": 8}, 1)]))
+
+    assert (view.nodes, view.capacity, view.target, view.waiting, view.stuck) == (0, 0, None, 3, 3)
+    assert view.reason == "no node is in this pool"
+    assert view.lacks == [
+        "no node of class 'default' offers noop with gpus=1 (2 wait)",
+        "no node of class 'default' offers noop with gpus=8 (1 wait)",
+    ]

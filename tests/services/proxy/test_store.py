@@ -29,10 +29,10 @@ async def test_nothing_is_known_of_an_action_nobody_submitted(store: Store) -> N
 
 async def test_an_action_is_queued_then_granted_then_finished(store: Store, journal: Journal) -> None:
     entry = await journal.entry("a1")
-    assert await store.action("a1") == Stored("queued", "", None)
+    assert await store.action("a1") == Stored("queued", "", None, entry)
 
     await functions.grant(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")])
-    assert await store.action("a1") == Stored("granted", "", None)
+    assert await store.action("a1") == Stored("granted", "", None, entry)
 
     await journal.finish("a1", entry, answer=b"answer")
     assert await store.action("a1") == Stored("finished", "", b"answer")
@@ -140,8 +140,8 @@ async def test_a_cursor_that_is_none_is_the_callers_mistake(store: Store) -> Non
 
 
 async def test_reads_are_repeated_while_valkey_is_away(valkey: Redis, journal: Journal) -> None:
-    await journal.entry("a1")
+    entry = await journal.entry("a1")
     flaky = Flaky(valkey)
     flaky.failures = ["before", "after"]
 
-    assert await Store(flaky).action("a1") == Stored("queued", "", None)
+    assert await Store(flaky).action("a1") == Stored("queued", "", None, entry)

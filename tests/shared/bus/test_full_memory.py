@@ -10,6 +10,7 @@ from shared.bus import functions
 from shared.bus.connection import command, connect, patiently
 from shared.bus.functions import Granting
 from shared.errors import Overloaded
+from shared.policy.backlog import Backlog
 from tests.shared.bus.journal import Journal
 
 
@@ -54,6 +55,12 @@ async def test_what_nodes_say_gets_through(full: Journal) -> None:
     await functions.publish(full.redis, "outcomes", 100, [b"one", b"two"])
 
     assert await command(full.redis, "XLEN", "outcomes") == 2
+
+
+async def test_what_waits_is_told(full: Journal) -> None:
+    await functions.tell_backlog(full.redis, full.epoch, Backlog())
+
+    assert (await full.fields("backlog")).keys() == {"pools", "stuck"}
 
 
 async def test_actions_are_granted_advanced_and_answered(full: Journal) -> None:

@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from shared.bus import functions
 from shared.bus.connection import command
 from shared.bus.functions import Answering, Deposed, Granting
+from shared.policy.backlog import Backlog
 from tests.shared.bus.journal import KEEP_ACTION_S, Journal
 
 Write = Callable[[Journal, str], Awaitable[object]]
@@ -20,6 +21,7 @@ WRITES: dict[str, Write] = {
         journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")]
     ),
     "advance": lambda journal, _: functions.advance(journal.redis, journal.epoch, [("a1", 1, b"[]")]),
+    "tell_backlog": lambda journal, _: functions.tell_backlog(journal.redis, journal.epoch, Backlog()),
     "discard": lambda journal, entry: functions.discard(journal.redis, journal.epoch, [entry]),
 }
 
@@ -36,7 +38,7 @@ async def test_a_deposed_leader_writes_nothing(journal: Journal, name: str) -> N
 
     assert await journal.fields("action:a1") == before
     assert await journal.unanswered() == ["a1"]
-    assert await command(journal.redis, "EXISTS", "grants.n.1") == 0
+    assert await command(journal.redis, "EXISTS", "grants.n.1", "backlog") == 0
 
 
 @pytest.mark.parametrize("name", WRITES)

@@ -1,0 +1,54 @@
+"""What waits and what is stuck: told by the leader now and then, read by whoever is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from redis.asyncio import Redis
+
+from services.proxy.requests import to_work
+from services.proxy.store import Store, Stored
+from shared import log
+from shared.bus import functions
+from shared.bus.connection import TRANSIENT
+from shared.bus.functions import Deposed
+from shared.policy.backlog import Backlog, survey, why_stuck
+from shared.policy.floor import Floor
+from shared.units import Epoch, Seconds
+
+_log = log.get(__name__)
+
+TOLD_EVERY_S: Seconds = 0.5
+LEISURE = 50
+"""A survey of very many stuck actions takes at most one part in so many of the leader's time."""
+
+
+async def tell_backlog(redis: Redis, epoch: Epoch, floor: Floor) -> None:
+    """Loop: write down what waits, whenever it has changed, until another leader has taken over."""
+    told: Backlog | None = None
+    pause_s = 0.0
+    while True:
+        await asyncio.sleep(pause_s)
+        before = time.monotonic()
+        backlog = survey(floor)
+        pause_s = max(TOLD_EVERY_S, LEISURE * (time.monotonic() - before))
+        if backlog == told:
+            continue
+        try:
+            await functions.tell_backlog(redis, epoch, backlog)
+            told = backlog
+        except Deposed:
+            return
+        except TRANSIENT as error:
+            _log.warning("valkey_away", what="telling what waits", error=str(error))
+
+
+async def reason_of(store: Store, stored: Stored) -> str:
+    """Why an unanswered action is stuck; empty where it is not, or where the leader has not told so yet.
+
+    One small read where nothing is stuck anywhere; else the action's journal entry is read as well.
+    """
+    pools = [pool for pool in await store.pools() if pool.lacks]
+    submitted = await store.submitted(stored.entry) if pools else None
+    return why_stuck(to_work(submitted.stages[stored.stage]), pools) if submitted is not None else ""

@@ -1,0 +1,115 @@
+"""What waits, pool by pool, and what of it is stuck: no present node could ever take it.
+
+Stuck work is accepted, because nodes may come: it waits for one until its budget ends, and callers should be told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from shared.policy.floor import Floor
+from shared.policy.formulation import Work
+from shared.policy.life import Life
+
+T = TypeVar("T")
+Units = tuple[tuple[str, int], ...]
+
+MOST_TOLD = 1024
+"""Pools, sorts of work in each, and batches that are told of: those where most waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """One sort of work that is stuck in a pool."""
+
+    kind: str
+    units: dict[str, int]
+    waiting: int
+    """How many actions."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolBacklog:
+    """What waits in one pool."""
+
+    name: str
+    waiting: int
+    """How many actions, those that are stuck among them."""
+    lacks: list[Lack] = field(default_factory=list)
+
+    @property
+    def stuck(self) -> int:
+        """How many actions."""
+        return sum(lack.waiting for lack in self.lacks)
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """All that waits."""
+
+    pools: list[PoolBacklog] = field(default_factory=list)
+    stuck: dict[str, int] = field(default_factory=dict)
+    """Batch -> how many of its actions are stuck."""
+
+
+def survey(floor: Floor) -> Backlog:
+    """What waits now. O(pools + stuck actions), and O(waiting actions) where a pool has work and no nodes.
+
+    What has become stuck since it came (nodes have gone) is told when its turn comes near.
+    """
+    waiting = {pool.name: len(pool.queue) + len(pool.parked) for pool in floor.pools.values()}
+    sorts: defaultdict[str, Counter[tuple[str, Units]]] = defaultdict(Counter)
+    batches: Counter[str] = Counter()
+    stuck = Counter(
+        (life.work.pool, life.work.kind, tuple(life.work.units.items()), life.request.batch) for life in _stuck(floor)
+    )
+    for (name, kind, units, batch), count in stuck.items():
+        sorts[name][kind, units] += count
+        if batch:
+            batches[batch] += count
+    pools = [
+        PoolBacklog(name, count, [Lack(kind, dict(units), n) for (kind, units), n in _most(sorts[name])])
+        for name, count in _most(Counter(waiting))
+        if count
+    ]
+    return Backlog(pools, dict(_most(batches)))
+
+
+def _most(counted: Counter[T]) -> list[tuple[T, int]]:
+    return counted.most_common(MOST_TOLD)
+
+
+def _stuck(floor: Floor) -> Iterator[Life]:
+    for pool in floor.pools.values():
+        for action in pool.parked:
+            yield floor.queued[action]
+    deserted = {pool.name for pool in floor.pools.values() if pool.queue and not floor.nodes_of(pool)}
+    if deserted:
+        for life in floor.queued.values():
+            if life.work.pool in deserted:
+                yield life
+
+
+def lacking(kind: str, units: Mapping[str, int], pool: str) -> str:
+    """What the mesh would need to have for such work, in words."""
+    amounts = ", ".join(f"{name}={count}" for name, count in units.items())
+    return f"no node of class {pool.partition('@')[2]!r} offers {kind}" + (f" with {amounts}" if amounts else "")
+
+
+def why_it_waited(floor: Floor, life: Life) -> str:
+    """Why an action has not begun before its deadline came."""
+    work = life.work
+    if any(node.could_ever(work.kind, work.units) for node in floor.nodes_of(floor.pool(work.pool))):
+        return f"its deadline came while it waited for {work.pool}"
+    return lacking(work.kind, work.units, work.pool)
+
+
+def why_stuck(work: Work, pools: list[PoolBacklog]) -> str:
+    """Why this work waits in vain for now; empty where it does not."""
+    for pool in pools:
+        if pool.name == work.pool and any(lack.kind == work.kind and lack.units == work.units for lack in pool.lacks):
+            return f"{lacking(work.kind, work.units, work.pool)} now; it waits for one until its budget ends"
+    return ""

@@ -18,7 +18,7 @@ from shared import log
 from shared.api.requests import ActionRequest, Answer, BulkReceipt, Rejection, RewardRequest
 from shared.bus import functions
 from shared.bus.connection import TRANSIENT, patiently
-from shared.errors import UNREADABLE, BadRequest, NotFound, Overloaded, TreadleError, unreadable
+from shared.errors import UNREADABLE, BadRequest, NotFound, Overloaded, TreadleError, from_problem, unreadable
 from shared.messages.actions import ActionSubmitted
 
 _log = log.get(__name__)
@@ -150,7 +150,16 @@ async def post_bulk(call: Call) -> Reply:
             repeated=receipt.repeated + sum(isinstance(end, Accepted) and end.repeated for end in ends),
             rejected=receipt.rejected + [end for end in ends if isinstance(end, Rejection)],
         )
+    if len(receipt.rejected) == len(numbered) and (nowhere := _same_not_found(receipt.rejected)) is not None:
+        raise nowhere
     return Reply(200, _encoder.encode(receipt))
+
+
+def _same_not_found(rejected: list[Rejection]) -> TreadleError | None:
+    """What all lines name alike (as a rule their batch) is not there: one answer says it."""
+    problem = rejected[0].problem
+    same = problem["status"] == NotFound.status and all(each.problem == problem for each in rejected)
+    return from_problem(problem) if same else None
 
 
 async def _one_line(call: Call, tenant: str, batch: str | None, number: int, line: bytes) -> Accepted | Rejection:

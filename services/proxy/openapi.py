@@ -123,13 +123,14 @@ def _hot_paths(max_wait_s: float) -> dict[str, Any]:
                 "tags": ["rewards"],
                 "operationId": "post_rewards",
                 "summary": "Reward requests by the thousand, one a line (NDJSON)",
-                "description": "Good lines are accepted whatever the others are; send the rejected ones again, mended.",
+                "description": "Good lines are accepted whatever the others are; send the rejected ones again, mended. "
+                "It is 404 where all lines name the same batch, and there is none of that name.",
                 "parameters": [_BATCH, _TENANT],
                 "requestBody": {
                     "required": True,
                     "content": {"application/x-ndjson": {"schema": {"$ref": REF.format(name="RewardRequest")}}},
                 },
-                "responses": _responses({200: ("What became of the lines", "BulkReceipt")}, 413, 422, 503),
+                "responses": _responses({200: ("What became of the lines", "BulkReceipt")}, 404, 413, 422, 503),
             }
         },
         "/run_code": {"post": {**run_code, "operationId": "run_code"}},

@@ -150,6 +150,7 @@ class Client:
         Returns:
             Counts, and what cannot be accepted; `line` is the 1-based place in `requests`.
         Raises:
+            NotFound: there is no such batch.
             Overloaded, Unavailable: nothing was taken for as long as patience lasts; what was accepted stays so.
         """
         assert all(request.request_id for request in requests), "a request without request_id cannot be sent again"

@@ -301,6 +301,14 @@ async def test_bad_lines_are_named_and_good_ones_taken(http: aiohttp.ClientSessi
     assert len(await results(http, batch)) == 1
 
 
+async def test_lines_for_a_batch_that_is_not_there_are_one_problem(http: aiohttp.ClientSession) -> None:
+    line = b'{"params": {"code": "print(1)"}}'
+    status, problem = await call(http, "POST", "/v1/rewards/bulk?batch=b0", data=b"\n".join([line] * 3))
+    assert (status, problem["kind"], problem["name"]) == (404, "batch", "b0")
+    status, receipt = await call(http, "POST", "/v1/rewards/bulk?batch=b0", data=line + b"\n{")
+    assert (status, [one["problem"]["status"] for one in receipt["rejected"]]) == (200, [404, 422])
+
+
 async def test_results_are_read_on_from_a_cursor_without_miss_or_repeat(http: aiohttp.ClientSession) -> None:
     await declare(http, "long")
     batch = await open_batch(http, "long", size=20)

@@ -5,6 +5,7 @@ A hot handler gets a `Call` and returns a `Reply`; errors leave as problem+json 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -204,6 +205,8 @@ async def _answer(handler: Handler, call: Call) -> Reply:
         return problem_reply(error)
     except OutOfMemoryError:
         return problem_reply(Overloaded(what=MEMORY_FULL, retry_after_s=2.0))
+    except asyncio.CancelledError:  # the server stops, and has waited long enough: say so, or it would say 500
+        return problem_reply(Unavailable(what="this proxy is stopping; a repeat with the same request_id is harmless"))
     except TRANSIENT as error:
         _log.warning("valkey_away", what="serving", error=str(error))
         return problem_reply(Unavailable(what="Valkey does not answer"))

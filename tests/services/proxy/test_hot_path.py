@@ -265,17 +265,19 @@ async def test_every_error_is_a_problem(error: Exception, status: int, kind: str
     assert b"secret" not in response.body
 
 
-async def test_a_cancelled_request_is_not_answered() -> None:
-    reached = asyncio.Event()
+async def test_a_call_that_is_cut_short_because_the_proxy_stops_is_told_to_come_back() -> None:
+    entered = asyncio.Event()
 
-    async def handler(call: Call) -> Reply:
-        reached.set()
-        await asyncio.Event().wait()
-        return Reply(204, b"")
+    async def wait(call: Call) -> Reply:
+        entered.set()
+        await asyncio.sleep(60)
+        return Reply(200, b"")
 
-    request = asyncio.create_task(asked("/waits", routes=[HotRoute("POST", "/waits", handler)]))
-    await reached.wait()
-    request.cancel()
+    asking = asyncio.create_task(asked("/wait", routes=[HotRoute("POST", "/wait", wait)]))
+    await entered.wait()
+    asking.cancel()
 
-    with pytest.raises(asyncio.CancelledError):
-        await request
+    response = await asking
+
+    assert (response.status, response.headers["retry-after"]) == (503, "1")
+    assert "stopping" in response.problem()["detail"]

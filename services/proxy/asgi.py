@@ -55,8 +55,9 @@ class Call:
 
         Raises:
             TooLarge: it is longer than `limit` bytes; reading stops there.
+            BadRequest: the caller has gone before it was whole, so nobody reads this; what came means nothing.
         """
-        message = await self._receive()
+        message = await self._next()
         chunk: bytes = message.get("body", b"")
         if not message.get("more_body"):
             if len(chunk) > limit:
@@ -66,12 +67,18 @@ class Call:
         while message.get("more_body"):
             if size > limit:
                 raise TooLarge(limit_bytes=limit)
-            message = await self._receive()
+            message = await self._next()
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
         if size > limit:
             raise TooLarge(limit_bytes=limit)
         return b"".join(chunks)
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise BadRequest(what="the connection ended before the body was whole")
+        return message
 
     def query(self, *names: str) -> dict[str, str]:
         """The query's parameters; of repeated ones the last.
@@ -189,7 +196,7 @@ async def _bounded(scope: Scope, receive: Receive) -> tuple[Reply | None, Receiv
     call = Call(scope, receive, ())
     try:
         waiting = [await call.body(call.world.settings.max_body_bytes)]
-    except TooLarge as error:
+    except TreadleError as error:
         return problem_reply(error), receive
 
     async def replay() -> Message:

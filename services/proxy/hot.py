@@ -26,6 +26,8 @@ _encoder = msgspec.json.Encoder()
 _action = msgspec.json.Decoder(ActionRequest)
 _action_name = re.compile(r"[a-z0-9]{8,32}")
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Some editors begin every file with it."""
 BULK_AT_ONCE = 512
 """Lines resolved before the event loop gets a turn."""
 
@@ -137,7 +139,7 @@ async def post_bulk(call: Call) -> Reply:
     """POST /v1/rewards/bulk: NDJSON, one reward request a line. Good lines are accepted whatever the others are."""
     query = call.query("batch")
     batch, tenant = query.get("batch"), call.tenant()
-    lines = (await call.body(call.world.settings.max_bulk_bytes)).split(b"\n")
+    lines = (await call.body(call.world.settings.max_bulk_bytes)).removeprefix(BYTE_ORDER_MARK).split(b"\n")
     receipt = BulkReceipt(accepted=0, repeated=0, rejected=[])
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:

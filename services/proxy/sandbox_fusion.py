@@ -24,7 +24,7 @@ from shared.bus import functions
 from shared.bus.connection import TRANSIENT, command, patiently
 from shared.errors import UNREADABLE, BadRequest, DeadlineMissed, Overloaded, Unavailable, unreadable
 from shared.messages.actions import ActionSubmitted, StageWork
-from shared.messages.kinds import CodeRun, default_units, pool_of
+from shared.messages.kinds import MOST_FETCHED, MOST_FILES, CodeRun, default_units, pool_of
 
 _encoder = msgspec.json.Encoder()
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
@@ -39,8 +39,8 @@ class RunCode(msgspec.Struct, frozen=True, kw_only=True):
     run_timeout: _Seconds = 10.0
     memory_limit_MB: int = -1  # noqa: N815  # the contract's spelling
     stdin: str | None = None
-    files: dict[str, str | None] = {}
-    fetch_files: list[str] = []
+    files: Annotated[dict[str, str | None], msgspec.Meta(max_length=MOST_FILES)] = {}
+    fetch_files: Annotated[list[str], msgspec.Meta(max_length=MOST_FETCHED)] = []
 
 
 class _Answered(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from shared.api.tasks import Task
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-TaskName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+TaskName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(?!\n)$")]
 Expected = Literal["passed", "failed", "error", "timeout"] | bool
 """A recorded verdict; `true` is passed, `false` anything else."""
 

@@ -12,6 +12,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
+MOST_FILES = 4096
+MOST_FETCHED = 1024
+MOST_GOLDS = 1024
+MOST_PATTERN = 4096
+"""Characters of a regular expression."""
 Megabytes = Annotated[int, msgspec.Meta(ge=16, le=65536)]
 
 
@@ -37,9 +42,9 @@ class CodeRun(Params, frozen=True, kw_only=True):
     code: str
     language: str = "python"
     stdin: str | None = None
-    files: dict[str, str | None] = {}
+    files: Annotated[dict[str, str | None], msgspec.Meta(max_length=MOST_FILES)] = {}
     """Path -> base64 content."""
-    fetch_files: list[str] = []
+    fetch_files: Annotated[list[str], msgspec.Meta(max_length=MOST_FETCHED)] = []
     compile_timeout_s: Seconds = 10.0
     run_timeout_s: Seconds = 10.0
     memory_mb: Megabytes | None = None
@@ -92,9 +97,9 @@ class AnswerMatch(Params, frozen=True, kw_only=True):
     """Text equality after a named normalisation."""
 
     response: str
-    gold: str | list[str]
+    gold: str | Annotated[list[str], msgspec.Meta(max_length=MOST_GOLDS)]
     mode: Literal["exact", "casefold", "squad", "number", "choice"] = "squad"
-    extract: str | None = None
+    extract: Annotated[str, msgspec.Meta(max_length=MOST_PATTERN)] | None = None
     """Regular expression with one group, run over `response`; the last match counts. None: the whole response."""
 
 

@@ -49,7 +49,7 @@ class Ahead:
 
     def booked(self, life: Life) -> None:
         """It holds units of its node from now on."""
-        if life.expected_s <= HORIZON_S:
+        if life.expected_s <= HORIZON_S and life.pool_units:
             life.short = True
             self.short[life.node] = self.short.get(life.node, 0) + life.pool_units
 

@@ -17,6 +17,7 @@ import uvicorn
 
 from shared import log
 from shared.settings import TreadleSettings, WrongSetting, load
+from shared.stack.patient_http import PatientHttp
 
 # Start-up garbage is frozen out of the collector's sight; then young objects are looked at every 20,000 allocations
 # (CPython's 700 costs a collection every few requests) and old ones rarely: what a request leaves is freed by
@@ -42,7 +43,7 @@ def serve(factory: Callable[[], Any], *, descriptor: int | None, host: str, port
         host=host,
         port=port,
         loop="uvloop",
-        http="httptools",
+        http=PatientHttp,
         ws="none",
         lifespan="on",
         log_config=None,

@@ -330,6 +330,9 @@ BAD = {
              + b"]" * 90 + b"}}}", "more than 64"),
     "half a letter": (b'{"kind":"noop","params":{"echo":"\\ud800"}}', "half of a surrogate"),
     "no name": (b'{"kind":"noop","units":{"":1}}', "units"),
+    "no name either": (b'{"kind":"noop","node_class":"default\\n"}', "node_class"),
+    "too many": (json.dumps({"kind": "code.run", "params": {"code": "", "fetch_files": ["a"] * 2000}}).encode(),
+                 "length <= 1024"),
 }  # fmt: skip
 
 
@@ -347,7 +350,15 @@ async def test_a_bad_line_in_bulk_is_named_and_the_others_are_accepted(http: aio
     await declare(http, "lines")
     batch = await open_batch(http, "lines", size=4)
     good = b'{"params":{"code":"pass"}}'
-    lines = [good, b'{"params":{"code":"\xff"}}', good, b'{"params":{"code":' + DEEP + b"}}", b'{"params":', good, good]
+    lines = [
+        b"\xef\xbb\xbf" + good,
+        b'{"params":{"code":"\xff"}}',
+        good,
+        b'{"params":{"code":' + DEEP + b"}}",
+        b'{"params":',
+        good,
+        good,
+    ]
     status, receipt = await call(http, "POST", f"/v1/rewards/bulk?batch={batch}", data=b"\n".join(lines))
     assert (status, receipt["accepted"]) == (200, 4)
     assert [(each["line"], each["problem"]["status"]) for each in receipt["rejected"]] == [(2, 422), (4, 422), (5, 422)]
@@ -375,3 +386,11 @@ async def test_a_file_name_that_no_kernel_takes_is_our_refusal_and_no_verdict(ht
     status, answer = await call(http, "POST", "/run_code", json=body)
     assert (status, answer["status"]) == (200, "SandboxError")
     assert "relative path" in answer["message"]
+
+
+async def test_work_without_units_harms_nobody(http: aiohttp.ClientSession) -> None:
+    for _ in range(3):  # so that it is known to be short
+        assert (await call(http, "POST", "/v1/actions?wait=10", json={"kind": "noop", "units": {}}))[0] == 200
+    bodies = [{"kind": "noop", "units": units} for units in ({}, {"slots": 0}) for _ in range(10)]
+    answers = await asyncio.gather(*(call(http, "POST", "/v1/actions?wait=20", json=body) for body in bodies))
+    assert {(status, answer["ended"]) for status, answer in answers} == {(200, "ok")}

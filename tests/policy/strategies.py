@@ -57,6 +57,7 @@ COSTS: tuple[tuple[str, Mapping[str, int]], ...] = (
     (CORES, {"cores": 2, "memory": 4}),
     (CORES, {"cores": 1, "memory": 7}),
     (CORES, {"cores": 9}),  # more than any node has
+    (CORES, {"cores": 0}),
     (SLOTS, {"slots": 1, "memory": 2}),
     (CHUNKS, {"chunks": 2}),
     (CHUNKS, {"chunks": 1, "memory": 8}),

@@ -279,3 +279,14 @@ def test_a_newcomers_start_is_predicted_behind_the_line() -> None:
     refused = request("late", start_by_s=SHORT_S, seq=99)
     (answer,) = (one for one in dispatcher.submitted(0.0, [refused]) if isinstance(one, Answer))
     assert answer.ended == "expired"
+
+
+def test_work_that_takes_nothing_comes_and_goes_as_it_likes() -> None:
+    dispatcher = short_work()
+    free = work(units={"cores": 0})
+    granted = submit(dispatcher, *many(6, free))
+    assert len(granted) == 6
+    for grant in granted:
+        dispatcher.finished(1.0, [end(grant)])
+        dispatcher.check()
+    assert dispatcher.lives == {}

@@ -1,13 +1,12 @@
 """`answer.match`: text equality after a named normalisation.
 
-The normal forms are linear and run here. A task's own `extract` pattern may take exponential time, and Python's `re`
-holds the interpreter's lock all the while: one bad pattern would stop every grader of this manager. So extraction runs
-in the walls, where a wall limit ends it; only an action that asks for it pays for a job.
+The normal forms are linear and run here. A task's own `extract` pattern may take exponential time to match and seconds
+to compile, and Python's `re` holds the interpreter's lock all the while: one bad pattern would stop every grader of
+this manager. So both happen in the walls, where a wall limit ends them; only an action that asks for it pays for a job.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from services.cpu_manager.graders.normalise import normal_form
@@ -26,8 +25,12 @@ import re
 
 def extract(pattern, response):
     """The last match's first group (or the whole match of a pattern without groups); None without a match."""
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"not a regular expression ({error})") from None
     last = None
-    for last in re.compile(pattern).finditer(response):
+    for last in compiled.finditer(response):
         pass
     if last is None:
         return {"score": 0, "text": None}
@@ -46,7 +49,7 @@ class AnswerMatchGrader:
         """Extract if asked, then compare.
 
         Raises:
-            ValueError: no gold text, or `extract` is not a pattern.
+            ValueError: no gold text.
         """
         golds = [params.gold] if isinstance(params.gold, str) else params.gold
         if not golds:
@@ -56,10 +59,6 @@ class AnswerMatchGrader:
         return await self._extracted(params, params.extract, golds, bench)
 
     async def _extracted(self, params: AnswerMatch, pattern: str, golds: list[str], bench: Bench) -> Verdict:
-        try:
-            re.compile(pattern)  # compiling is quick where matching may not be
-        except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"extract: not a regular expression ({error})") from error
         nonce = new_nonce()
         request = {"function": "extract", "arguments": {"pattern": pattern, "response": params.response}}
         wall_s = min(EXTRACT_S, bench.timeout_s)

@@ -29,7 +29,7 @@ from services.cpu_manager.graders.verdicts import (
     verdict_of_end,
     wrong,
 )
-from services.cpu_manager.sandbox.protocol import Exit
+from services.cpu_manager.sandbox.protocol import Exit, Limits
 from shared.messages.kinds import CodeStdio, StdioTest
 
 TEST_TAIL_CHARS: Final = 400
@@ -52,10 +52,16 @@ class CodeStdioGrader:
         """Compile once, run every test (or up to the first that fails), compare outside the walls.
 
         Raises:
-            ValueError: there are no tests.
+            ValueError: there are no tests, or one that no program could pass.
         """
         if not params.tests:
             raise ValueError("code.stdio needs at least one test")
+        most = Limits().output_bytes
+        for number, test in enumerate(params.tests):
+            if len(test.stdout) > most:
+                raise ValueError(
+                    f"test {number} expects {len(test.stdout)} characters; a program may print {most} bytes"
+                )
         program = Program(language=params.language, source=params.code)
         try:
             compiled, fresh = await self._builder.compile(program, bench, params.compile_timeout_s, params.memory_mb)

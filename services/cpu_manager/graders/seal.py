@@ -9,6 +9,7 @@ of a success.
 from __future__ import annotations
 
 import hmac
+import json
 import marshal
 import secrets
 from typing import Any, Final
@@ -43,6 +44,19 @@ def unpack(report: bytes, nonce: bytes) -> Report | None:
     sealed = hmac.compare_digest(report[:NONCE_BYTES], nonce)
     body = report[NONCE_BYTES:] if sealed else report
     try:
-        return Report(sealed=sealed, told=msgspec.json.decode(body, type=dict[str, Any]))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Report(sealed=sealed, told=_decoded(body))
+    except (ValueError, RecursionError):
         return None
+
+
+def _decoded(body: bytes) -> dict[str, Any]:
+    """JSON that may hold halves of surrogate pairs, as Python's encoder writes them: they become question marks.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON object.
+    """
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.DecodeError:
+        text = json.dumps(json.loads(body), ensure_ascii=False)
+        return msgspec.json.decode(text.encode("utf-8", "replace"), type=dict[str, Any])

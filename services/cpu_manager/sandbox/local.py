@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from services.cpu_manager.sandbox import harnesses, toolchain
@@ -175,6 +175,9 @@ class LocalSandbox:
         for name in (*job.files, *job.fetch):
             if not names_a_file(name):
                 raise ValueError(f"{name[:100]!r} does not name a file inside the private directory")
+        paths = {PurePosixPath(name) for name in job.files}
+        if len(paths) < len(job.files) or any(parent in paths for path in paths for parent in path.parents):
+            raise ValueError("two of the files have the same path, or one lies inside the other")
         if sum(map(len, job.files.values())) > job.limits.disk_bytes:
             raise ValueError(f"the files are larger than the private directory ({job.limits.disk_bytes} bytes)")
 

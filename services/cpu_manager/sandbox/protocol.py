@@ -106,5 +106,5 @@ class Sandbox(Protocol):
 def names_a_file(path: str) -> bool:
     """Whether a path can name a file inside a private directory: relative, not climbing, of a length kernels take."""
     parts = PurePosixPath(path).parts
-    climbs = path.startswith("/") or ".." in parts or "\0" in path
+    climbs = path.startswith("/") or path.endswith("/") or ".." in parts or "\0" in path
     return bool(parts) and not climbs and len(path) <= 1024 and all(len(os.fsencode(part)) <= 255 for part in parts)

@@ -281,3 +281,27 @@ async def test_a_call_that_is_cut_short_because_the_proxy_stops_is_told_to_come_
 
     assert (response.status, response.headers["retry-after"]) == (503, "1")
     assert "stopping" in response.problem()["detail"]
+
+
+@pytest.mark.parametrize("path", ["/echo", "/elsewhere"])
+async def test_a_body_that_was_cut_short_is_never_taken_for_whole(path: str) -> None:
+    messages: list[Message] = [
+        {"type": "http.request", "body": b"half", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    world = SimpleNamespace(settings=ProxySettings.model_validate({}))
+    scope = {
+        "type": "http", "method": "POST", "path": path, "query_string": b"", "state": {"world": world}, "headers": [],
+    }  # fmt: skip
+    await HotPath(behind, ROUTES)(scope, receive, send)
+
+    assert sent[0]["status"] == 422
+    assert b"before the body was whole" in sent[1]["body"]

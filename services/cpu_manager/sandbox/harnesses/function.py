@@ -84,4 +84,7 @@ def _told(encode: Encode, is_finite: Callable[[float], bool], returned: Any) -> 
     if not isinstance(score, bool | int | float) or not is_finite(score):
         raise TypeError(f"the score must be a finite number or a bool, not {score!r:.200}")
     told = {"score": float(score), "type": type(score).__name__, "extra": extra}
-    return "".join(encode(told, 0)).encode()
+    text = "".join(encode(told, 0)).encode()
+    if len(text) > sealed.REPORT_BYTES:
+        raise ValueError(f"the result is {len(text)} bytes of JSON; there is room for {sealed.REPORT_BYTES}")
+    return text

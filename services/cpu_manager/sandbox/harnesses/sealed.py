@@ -38,6 +38,8 @@ NONCE_BYTES: Final = 32
 TRACEBACK_CHARS: Final = 2000
 TRACEBACK_FRAMES: Final = 6
 MESSAGE_CHARS: Final = 500
+REPORT_BYTES: Final = (1 << 20) - 4096
+"""Most that a report may have: what is longer would be cut, and then mean nothing."""
 PROGRAM: Final = "main.py"
 """File name of the program in its tracebacks."""
 

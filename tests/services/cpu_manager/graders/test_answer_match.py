@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from services.cpu_manager.graders.answer_match import AnswerMatchGrader
@@ -56,9 +58,29 @@ async def test_an_exponential_pattern_ends_at_its_limit(sandbox: Sandbox) -> Non
     assert (verdict.status, verdict.score) == ("timeout", None)
 
 
-async def test_what_is_no_pattern_is_refused_before_any_job() -> None:
-    with pytest.raises(ValueError, match="not a regular expression"):
-        await matched(FakeSandbox(no_job), AnswerMatch(response="x", gold="2", extract="("))
+async def test_what_is_no_pattern_is_refused(sandbox: Sandbox) -> None:
+    verdict = await matched(sandbox, AnswerMatch(response="x", gold="2", extract="("))
+    assert verdict.status == "refused"
+    assert "not a regular expression (missing )" in verdict.reason
+
+
+async def test_a_pattern_that_takes_long_to_compile_stops_nobody_and_ends_at_its_limit(sandbox: Sandbox) -> None:
+    slow = "(?i)" + "[\u0100-\uffff]" * 700
+    beats = 0
+
+    async def beat() -> None:
+        nonlocal beats
+        while True:
+            await asyncio.sleep(0.02)
+            beats += 1
+
+    beating = asyncio.create_task(beat())
+    verdict = await AnswerMatchGrader().grade(
+        AnswerMatch(response="5", gold="5", extract=slow), bench(sandbox, timeout_s=0.5)
+    )
+    beating.cancel()
+    assert (verdict.status, verdict.score) == ("timeout", None)
+    assert beats >= 5  # of about twenty-five: the loop went on
 
 
 async def test_no_gold_is_refused() -> None:

@@ -166,6 +166,11 @@ async def test_a_missing_language_is_refused() -> None:
     assert (verdict.status, sandbox.jobs) == ("refused", [])
 
 
+async def test_a_test_that_no_program_could_pass_is_refused() -> None:
+    with pytest.raises(ValueError, match="test 0 expects 5000000 characters"):
+        await graded(squares(), CodeStdio(code="x", tests=[StdioTest(stdout="x" * 5_000_000)]))
+
+
 async def test_no_tests_mean_nothing() -> None:
     with pytest.raises(ValueError, match="at least one test"):
         await graded(squares(), CodeStdio(code="x", tests=[]))

@@ -146,3 +146,16 @@ async def test_tenants_and_modules_have_zygotes_of_their_own() -> None:
     names = {job.zygote, zygote_of("bob", job.source), zygote_of("ada", job.source + "\n"), "default", "math"}
     assert len(names) == 5
     assert job.zygote == zygote_of("ada", job.source)
+
+
+async def test_a_result_that_is_too_long_to_be_told_is_refused_and_says_so(sandbox: Sandbox) -> None:
+    verdict = await scored(sandbox, "return {'score': 1, 'why': 'a' * 2_000_000}")
+    assert verdict.status == "refused"
+    assert "there is room for" in verdict.reason
+
+
+async def test_halves_of_letters_become_question_marks(sandbox: Sandbox) -> None:
+    verdict = await scored(sandbox, "return {'score': 1, 'why': 'half \\ud800'}")
+    assert (verdict.status, verdict.score, verdict.output) == ("ok", 1.0, {"why": "half ?"})
+    raised = await scored(sandbox, "raise ValueError('half \\ud800')")
+    assert (raised.status, raised.reason) == ("refused", "compute_score raised ValueError: half ?")

@@ -194,6 +194,7 @@ class LocalSandbox:
         if self._closed:
             return
         self._closed = True
+        self._slots.shut()
         self._spares.close()
         await self._zygotes.close()
         await asyncio.to_thread(self._slots.close)  # removing control groups may wait for the last of their dead

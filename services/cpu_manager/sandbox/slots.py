@@ -39,6 +39,7 @@ class Slots:
         self._made: list[Slot] = []
         self._free: list[Slot] = []
         self._homes = itertools.count()
+        self._shut = False
 
     def take(self) -> Slot:
         """A slot nobody uses, the most recently used first: its control group is warm."""
@@ -46,6 +47,8 @@ class Slots:
 
     def give(self, slot: Slot) -> None:
         """The cell in it has ended. A real directory is not used by another cell: a program owned it."""
+        if self._shut:
+            return
         if not self._walls.namespaces:
             asyncio.get_running_loop().run_in_executor(None, discard, slot.plan.home)
             self._made.remove(slot)
@@ -75,8 +78,12 @@ class Slots:
         self._made.append(slot)
         return slot
 
+    def shut(self) -> None:
+        """Nothing that comes back from now on is made ready again: `close` removes it."""
+        self._shut = True
+
     def close(self) -> None:
-        """Remove what was laid down. Every cell has ended."""
+        """Remove what was laid down. Every cell has ended; who waited for its end may not have heard of it yet."""
         for slot in self._made:
             if slot.group:
                 slot.group.remove()

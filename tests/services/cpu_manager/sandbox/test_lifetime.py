@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from services.cpu_manager.sandbox.instance import Instance, sweep
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import ExecJob, PythonJob
 from services.cpu_manager.sandbox.rungs import Rung
+from services.cpu_manager.sandbox.slots import Slots
 from tests.services.cpu_manager.sandbox.cells import CORE
 from tests.services.cpu_manager.sandbox.conftest import open_up
 
@@ -70,6 +73,17 @@ async def test_closing_leaves_no_process_directory_or_control_group(rung: Rung, 
     assert groups_of(name) == []
 
 
+async def test_a_place_that_comes_back_after_the_end_is_left_alone(tmp_path: Path) -> None:
+    """Whoever waited for a cell may hear of its end only when everything has been removed."""
+    walls: Any = SimpleNamespace(namespaces=False, privileged=False)
+    slots = Slots(walls, tmp_path, None)
+    slot = slots.take()
+    slots.shut()
+    slots.close()
+    slots.give(slot)
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_a_closed_sandbox_runs_nothing(rung: Rung, scratch: Path) -> None:
     sandbox = await LocalSandbox.create(rung=rung, scratch=scratch)
     await sandbox.close()
@@ -80,9 +94,12 @@ async def test_a_closed_sandbox_runs_nothing(rung: Rung, scratch: Path) -> None:
 _MANAGER = """
 import asyncio, sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import ExecJob, Limits, PythonJob
 from services.cpu_manager.sandbox.rungs import Rung
+from services.cpu_manager.sandbox.slots import Slots
 
 async def main(rung, scratch, marker):
     sandbox = await LocalSandbox.create(rung=Rung(rung), scratch=Path(scratch))

@@ -33,8 +33,9 @@ def unschedulable(submitted: ActionSubmitted) -> str:
     if not submitted.stages:
         return "it has no stages"
     for stage in submitted.stages:
-        if not all(0 <= fewest <= most <= MOST_UNITS for fewest, most in stage.cost.values()):
-            return f"stage {stage.name!r} asks for units that cannot be: {stage.cost}"
+        for fewest, most in stage.cost.values():
+            if not 0 <= fewest <= most <= MOST_UNITS:
+                return f"stage {stage.name!r} asks for units that cannot be: {stage.cost}"
         if not 0 < stage.timeout_s < math.inf:
             return f"stage {stage.name!r} has no time limit that can be: {stage.timeout_s}"
     if not (math.isfinite(submitted.budget_s) and math.isfinite(submitted.priority)):

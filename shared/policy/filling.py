@@ -58,9 +58,13 @@ def fill(floor: Floor, now: float) -> list[Command]:
 
 def park_stuck(floor: Floor, life: Life) -> None:
     """Set a newcomer aside if no present node could ever take it: deep in a queue nobody would notice."""
-    pool = floor.pool(life.work.pool)
+    work = life.work
+    pool = floor.pool(work.pool)
     nodes = floor.nodes_of(pool)
-    if nodes and not _could_ever(nodes, life):
+    for node in nodes:
+        if node.could_ever(work.kind, work.units):
+            return
+    if nodes:
         floor.park(pool, life)
 
 

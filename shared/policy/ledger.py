@@ -73,7 +73,12 @@ class Node:
 
     def could_ever(self, kind: str, units: Mapping[str, int]) -> bool:
         """Could it take this when it owned everything and were empty?"""
-        return kind in self.kinds and all(self.capacity.get(name, 0) >= count for name, count in units.items())
+        if kind not in self.kinds:
+            return False
+        for name, count in units.items():  # noqa: SIM110  # asked for every action that comes: `all` takes twice as long
+            if self.capacity.get(name, 0) < count:
+                return False
+        return True
 
     def take(self, units: Mapping[str, int]) -> None:
         for name, count in units.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shared.bench.processes import memory_bytes
 from shared.stack.process import Identity, identify
 from shared.stack.services import SERVICES
 from shared.stack.state import State
@@ -28,17 +29,10 @@ def processes(stack: RunningStack) -> list[psutil.Process]:
     return [supervisor, *supervisor.children(recursive=True)]
 
 
-def memory_bytes(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_full_info().pss)
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return 0
-
-
 def test_every_service_is_healthy_and_all_are_small(stack: RunningStack) -> None:
     names = {"postgres", "valkey", *(spec.name for spec in SERVICES)}
     assert {service.name: service.state for service in stack.state.services} == dict.fromkeys(names, State.HEALTHY)
-    assert sum(memory_bytes(process) for process in processes(stack)) < MOST_MEMORY_BYTES
+    assert memory_bytes(stack.supervisor.pid) < MOST_MEMORY_BYTES
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

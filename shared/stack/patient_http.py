@@ -59,12 +59,18 @@ class PatientHttp(HttpToolsProtocol):
         super().on_message_complete()
 
     def _look(self) -> None:
-        """Is the caller stuck in the middle of what it says? uvicorn looks after those who have said it all."""
-        silent_s = self.loop.time() - self._heard_at
-        if self._in_request and silent_s >= PATIENCE_S:
+        """Is the caller stuck in the middle of what it says? uvicorn looks after those who have said it all.
+
+        Where we have stopped listening (the service has enough to read, or an earlier call to answer) the silence is
+        ours.
+        """
+        if not self._in_request or self.flow.read_paused:
+            self._heard_at = self.loop.time()
+        left_s = self._heard_at + PATIENCE_S - self.loop.time()
+        if left_s <= 0:
             self.transport.close()
-            return
-        self._timer = self.loop.call_later(PATIENCE_S - silent_s if self._in_request else PATIENCE_S, self._look)
+        else:
+            self._timer = self.loop.call_later(left_s, self._look)
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
         body = f'{{"type":"about:blank","title":"{status.phrase}","status":{status.value},"detail":"{why}"}}'.encode()

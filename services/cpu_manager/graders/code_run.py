@@ -72,9 +72,7 @@ def decoded_files(files: Mapping[str, str | None]) -> dict[str, bytes]:
         if content is None or SKIPPED_NAME in path:
             continue
         if not names_a_file(path):
-            raise ValueError(
-                f"file {path[:100]!r}: use a relative path inside the working directory, names of 255 bytes"
-            )
+            raise ValueError(f"file {path[:100]!r}: use a relative path inside the working directory")
         try:
             decoded[path] = base64.b64decode(content, validate=False)
         except binascii.Error as error:

@@ -38,6 +38,15 @@ DETAILED_TESTS: Final = 20
 """Failed tests whose output is kept; 1,000 tests must not make a result of a megabyte."""
 
 
+_MOST_PRINTED: Final = Limits().output_bytes
+
+
+def _can_be_printed(expected: str) -> bool:
+    """Whether a program's output may be as long, the newline that `print` adds included."""
+    shortest = len(expected) < _MOST_PRINTED // 4  # nearly every test: not encoded to be counted
+    return shortest or len(expected.encode("utf-8", "surrogatepass")) < _MOST_PRINTED
+
+
 class CodeStdioGrader:
     """Per-test verdicts; the score is the fraction passed, or all or nothing."""
 
@@ -56,12 +65,9 @@ class CodeStdioGrader:
         """
         if not params.tests:
             raise ValueError("code.stdio needs at least one test")
-        most = Limits().output_bytes
         for number, test in enumerate(params.tests):
-            if len(test.stdout) > most:
-                raise ValueError(
-                    f"test {number} expects {len(test.stdout)} characters; a program may print {most} bytes"
-                )
+            if not _can_be_printed(test.stdout):
+                raise ValueError(f"test {number} expects more output than a program may print: {_MOST_PRINTED} bytes")
         program = Program(language=params.language, source=params.code)
         try:
             compiled, fresh = await self._builder.compile(program, bench, params.compile_timeout_s, params.memory_mb)

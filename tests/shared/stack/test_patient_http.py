@@ -16,7 +16,9 @@ Speak = Callable[..., Awaitable[bytes]]
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the length of the body."""
+    """Answers with the length of the body; takes its time before it reads where the path says so."""
+    if scope["path"] == "/slow":
+        await asyncio.sleep(1.5)
     size, more = 0, True
     while more:
         message = await receive()
@@ -66,6 +68,12 @@ async def test_a_whole_request_is_answered_however_it_is_cut(speak: Speak) -> No
 async def test_a_large_body_is_no_large_head(speak: Speak) -> None:
     size = 4 * MOST_HEAD_BYTES
     head = f"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n".encode()
+    assert (await speak(head, b"x" * size)).endswith(str(size).encode())
+
+
+async def test_who_waits_for_us_in_the_middle_is_not_left(speak: Speak) -> None:
+    size = 16 * MOST_HEAD_BYTES
+    head = f"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n".encode()
     assert (await speak(head, b"x" * size)).endswith(str(size).encode())
 
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.policy.ebf import EbfKey, EbfQueue
 from shared.policy.scaling import (
     UNREACHED,
     BatchRecord,
@@ -18,123 +17,16 @@ from shared.policy.scaling import (
     Outcome,
     Stage,
     Violation,
+    repeating,
     search,
     simulate,
 )
-
-Visit = tuple[str, int, int]
-"""Batch, request, stage."""
+from tests.policy.scaling_oracle import Oracle, batches, least, pool_units, strictnesses
 
 
 def one_stage(arrivals: Sequence[float], lasts: Sequence[float], *, timeout_s: float, delay_s: float) -> ExpectedBatch:
     record = BatchRecord(tuple(arrivals), (tuple(lasts),))
-    return ExpectedBatch("b", (Stage("run", 1.0, timeout_s, "cpu"),), record, delay_s)
-
-
-class Oracle:
-    """The same rules said again, slowly: a list of moments, the real EBF queue, nothing clever. Times are integers."""
-
-    def __init__(self, batches: Sequence[ExpectedBatch], units: Mapping[str, int]) -> None:
-        self.batches = {batch.batch: batch for batch in batches}
-        self.free = dict(units)
-        self.queues: dict[str, EbfQueue[Visit]] = {pool: EbfQueue() for pool in units}
-        self.running: dict[Visit, float] = {}
-        self.ready: dict[Visit, float] = {}
-        self.start: dict[Visit, float] = {}
-        self.end: dict[Visit, float] = {}
-        for batch in batches:
-            for index in range(batch.record.size):
-                first = self.following((batch.batch, index, -1))
-                if first is not None:
-                    self.ready[first] = batch.first_arrival_s + batch.record.arrivals_s[index]
-        self.run()
-
-    def following(self, visit: Visit) -> Visit | None:
-        batch, index, stage = visit
-        rows = self.batches[batch].record.executions_s
-        return next(((batch, index, j) for j in range(stage + 1, len(rows)) if not math.isnan(rows[j][index])), None)
-
-    def lasts(self, visit: Visit) -> float:
-        return self.batches[visit[0]].record.executions_s[visit[2]][visit[1]]
-
-    def stage(self, visit: Visit) -> Stage:
-        return self.batches[visit[0]].stages[visit[2]]
-
-    def key(self, visit: Visit) -> EbfKey:
-        batch = self.batches[visit[0]]
-        arrival = batch.first_arrival_s + batch.record.arrivals_s[visit[1]]
-        return EbfKey(batch.completion_s, 0.0, (round(arrival * 1e6), visit[1]))
-
-    def run(self) -> None:
-        pending = dict(self.ready)
-        while pending or self.running:
-            now = min([*pending.values(), *self.running.values()])
-            for visit in [visit for visit, end in self.running.items() if end == now]:
-                del self.running[visit]
-                self.end[visit] = now
-                self.free[self.stage(visit).drawn_from] += self.stage(visit).units
-                after = self.following(visit)
-                if after is not None:
-                    self.ready[after] = pending[after] = now
-            for visit in sorted(visit for visit, ready in pending.items() if ready == now):
-                del pending[visit]
-                self.queues[self.stage(visit).drawn_from].push(self.key(visit), visit)
-            for pool, queue in self.queues.items():
-                while queue and self.free[pool] >= self.stage(queue.peek()[1]).units:
-                    visit = queue.pop()[1]
-                    self.free[pool] -= self.stage(visit).units
-                    self.start[visit], self.running[visit] = now, now + self.lasts(visit)
-
-    def delays(self) -> dict[str, float]:
-        ends = {name: [end for visit, end in self.end.items() if visit[0] == name] for name in self.batches}
-        stuck = {visit[0] for queue in self.queues.values() for visit in queue}
-        return {
-            name: math.inf if name in stuck else max(0.0, max(ends[name], default=0.0) - batch.completion_s)
-            for name, batch in self.batches.items()
-        }
-
-    def feasible(self, strictness: float) -> bool:
-        for visit, start in self.start.items():
-            batch = self.batches[visit[0]]
-            latest = start + strictness * sum(stage.timeout_s for stage in batch.stages[visit[2] :])
-            if start > self.ready[visit] and latest > batch.completion_s + batch.max_extra_delay_s:
-                return False
-        return all(late <= self.batches[name].max_extra_delay_s for name, late in self.delays().items())
-
-    def peak(self, pool: str) -> int:
-        mine = [visit for visit in self.start if self.stage(visit).drawn_from == pool and self.lasts(visit) > 0]
-        return max(
-            (sum(self.stage(v).units for v in mine if self.start[v] <= self.start[at] < self.end[v]) for at in mine),
-            default=0,
-        )
-
-
-whole = st.integers(0, 12).map(float)
-
-
-@st.composite
-def batches(draw: st.DrawFn, *, units: int = 2, stages: int = 2, most: int = 2) -> list[ExpectedBatch]:
-    drawn = []
-    for number in range(draw(st.integers(1, most))):
-        steps = tuple(
-            Stage(f"s{j}", draw(st.sampled_from([1.0, 4.0])), 12.0, draw(st.sampled_from(["cpu", "gpu"])),
-                  draw(st.integers(1, units)))
-            for j in range(draw(st.integers(1, stages)))
-        )  # fmt: skip
-        size = draw(st.integers(1, 6))
-        reached = [draw(st.integers(1, len(steps))) for _ in range(size)]
-        rows = tuple(
-            tuple(float(draw(st.integers(1, 12))) if j < reached[i] else UNREACHED for i in range(size))
-            for j in range(len(steps))
-        )
-        arrivals = tuple(draw(whole) for _ in range(size))
-        record = BatchRecord(arrivals, rows)
-        drawn.append(ExpectedBatch(f"b{number}", steps, record, draw(whole), draw(whole)))
-    return drawn
-
-
-pool_units = st.fixed_dictionaries({"cpu": st.integers(2, 6), "gpu": st.integers(2, 6)})
-strictnesses = st.sampled_from([0.0, 0.5, 1.0])
+    return repeating("b", (Stage("run", 1.0, timeout_s, "cpu"),), record, delay_s)
 
 
 @given(batches(), pool_units, strictnesses)
@@ -160,7 +52,8 @@ def test_a_found_plan_is_feasible_and_no_single_pool_can_lose_a_unit(
         assert plan.units == {pool: ceilings[pool] for pool in plan.units}
         return
     for pool, units in plan.units.items():
-        assert units == 0 or not Oracle(open_batches, {**plan.units, pool: units - 1}).feasible(strictness)
+        fewer = {**plan.units, pool: units - 1}
+        assert units == least(open_batches, pool) or not Oracle(open_batches, fewer).feasible(strictness)
 
 
 @given(batches(), pool_units, strictnesses)
@@ -213,7 +106,7 @@ def optimum(alone: list[ExpectedBatch], ceilings: Mapping[str, int]) -> float:
 def test_the_dearest_pool_is_made_smallest_first() -> None:
     record = BatchRecord((0.0, 0.0, 0.0, 0.0), ((3.0,) * 4, (2.0,) * 4))
     stages = (Stage("compile", 1.0, 10.0, "cpu"), Stage("run", 8.0, 10.0, "gpu"))
-    alone = [ExpectedBatch("b", stages, record, 6.0)]
+    alone = [repeating("b", stages, record, 6.0)]
     plan = search(alone, {"cpu": 8, "gpu": 8}, strictness=0.0)
     assert plan.units == {"cpu": 2, "gpu": 1}
     assert plan.units["cpu"] * 1.0 + plan.units["gpu"] * 8.0 == optimum(alone, {"cpu": 8, "gpu": 8})
@@ -223,7 +116,7 @@ def test_a_unit_more_can_lengthen_a_batch_of_several_stages() -> None:
     """With two cores the last request is prepared sooner, takes the second GPU, and the longest has to wait for it."""
     stages = (Stage("prepare", 1.0, 9.0, "cpu"), Stage("run", 1.0, 9.0, "gpu"))
     record = BatchRecord((1.0, 3.0, 3.0), ((2.0, 2.0, 1.0), (3.0, 4.0, 2.0)))
-    alone = [ExpectedBatch("b", stages, record, 0.0)]
+    alone = [repeating("b", stages, record, 0.0)]
     delays = [simulate(alone, {"cpu": cpu, "gpu": 2}, strictness=0.0).extra_delay_s["b"] for cpu in (1, 2, 3)]
     assert delays == [0.0, 1.0, 1.0]
 
@@ -231,7 +124,7 @@ def test_a_unit_more_can_lengthen_a_batch_of_several_stages() -> None:
 def test_stages_that_share_cores_and_never_meet_need_them_once() -> None:
     record = BatchRecord((0.0, 0.0), ((5.0, 5.0), (5.0, 5.0)))
     stages = (Stage("compile", 1.0, 5.0, "cpu"), Stage("run", 1.0, 5.0, "cpu"))
-    plan = search([ExpectedBatch("b", stages, record, 0.0)], {"cpu": 16})
+    plan = search([repeating("b", stages, record, 0.0)], {"cpu": 16})
     assert plan.units == {"cpu": 2}
     assert plan.outcome.peak_workers == {("b", "compile"): 2, ("b", "run"): 2}
 
@@ -274,8 +167,8 @@ def test_the_rule_spares_a_request_that_never_waits() -> None:
 
 def test_of_two_batches_the_one_that_could_be_complete_earlier_is_served_first() -> None:
     stages = (Stage("run", 1.0, 10.0, "cpu"),)
-    long = ExpectedBatch("long", stages, BatchRecord((0.0, 0.0), ((2.0, 20.0),)), 30.0)
-    short = ExpectedBatch("short", stages, BatchRecord((0.0,), ((3.0,),)), 0.0, 1.0)
+    long = repeating("long", stages, BatchRecord((0.0, 0.0), ((2.0, 20.0),)), 30.0)
+    short = repeating("short", stages, BatchRecord((0.0,), ((3.0,),)), 0.0, 1.0)
     delays = simulate([long, short], {"cpu": 1}, strictness=0.0).extra_delay_s
     assert delays == {"long": 5.0, "short": 1.0}  # the short one waits for what runs (0-2), then passes the 20 s
 
@@ -283,9 +176,9 @@ def test_of_two_batches_the_one_that_could_be_complete_earlier_is_served_first()
 def test_a_head_that_does_not_fit_is_not_passed() -> None:
     stages = (Stage("wide", 1.0, 9.0, "cpu", 2),)
     narrow = (Stage("narrow", 1.0, 9.0, "cpu", 1),)
-    first = ExpectedBatch("first", narrow, BatchRecord((0.0,), ((3.0,),)), 9.0)
-    head = ExpectedBatch("head", stages, BatchRecord((1.0,), ((3.0,),)), 9.0)
-    behind = ExpectedBatch("behind", narrow, BatchRecord((1.0,), ((9.0,),)), 9.0)
+    first = repeating("first", narrow, BatchRecord((0.0,), ((3.0,),)), 9.0)
+    head = repeating("head", stages, BatchRecord((1.0,), ((3.0,),)), 9.0)
+    behind = repeating("behind", narrow, BatchRecord((1.0,), ((9.0,),)), 9.0)
     assert simulate([first, head, behind], {"cpu": 2}).extra_delay_s == {"first": 0.0, "head": 2.0, "behind": 5.0}
 
 
@@ -299,18 +192,20 @@ def test_where_the_ceiling_is_not_enough_it_is_returned_with_what_is_wrong() -> 
 
 def test_a_stage_wider_than_its_pool_never_runs() -> None:
     record = BatchRecord((0.0,), ((1.0,),))
-    wide = ExpectedBatch("b", (Stage("run", 1.0, 1.0, "cpu", 4),), record, 1.0)
+    wide = repeating("b", (Stage("run", 1.0, 1.0, "cpu", 4),), record, 1.0)
     plan = search([wide], {"cpu": 2})
     assert plan.outcome.extra_delay_s == {"b": math.inf}
     assert plan.outcome.violation is not None
     assert plan.outcome.violation.late_s == math.inf
 
 
-@pytest.mark.parametrize("record", [BatchRecord((), ((),)), BatchRecord((0.0, 5.0), ((UNREACHED, UNREACHED),))])
-def test_a_batch_that_ran_nothing_needs_nothing(record: BatchRecord) -> None:
-    idle = ExpectedBatch("b", (Stage("run", 1.0, 1.0, "cpu"),), record, 0.0)
+@pytest.mark.parametrize(
+    ("record", "kept"), [(BatchRecord((), ((),)), 0), (BatchRecord((0.0, 5.0), ((UNREACHED, UNREACHED),)), 1)]
+)
+def test_where_nothing_is_expected_to_run_whoever_comes_still_has_a_worker(record: BatchRecord, kept: int) -> None:
+    idle = repeating("b", (Stage("run", 1.0, 1.0, "cpu"),), record, 0.0)
     plan = search([idle], {"cpu": 4})
-    assert plan.units == {"cpu": 0}
+    assert plan.units == {"cpu": kept}
     assert plan.outcome == Outcome(None, {"b": 0.0}, {"cpu": 0}, {("b", "run"): 0})
 
 
@@ -337,6 +232,6 @@ def test_a_record_that_cannot_be_is_refused(
 
 
 def test_a_record_of_another_workflow_is_refused() -> None:
-    batch = ExpectedBatch("b", (Stage("run", 1.0, 1.0),) * 2, BatchRecord((0.0,), ((1.0,),)), 0.0)
+    batch = repeating("b", (Stage("run", 1.0, 1.0),) * 2, BatchRecord((0.0,), ((1.0,),)), 0.0)
     with pytest.raises(ValueError, match="one row of execution times for each stage"):
         search([batch], {"run": 1})

@@ -1,0 +1,20 @@
+"""Compiling the loops that decide: kept on disk where a place can be written, anew in every process where none can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+
+
+def compiled(loop: Callable[..., Any]) -> Any:
+    """The function in machine code, made at its first call; other threads go on while it runs.
+
+    Numba keeps what it compiled beside the source, or else in the user's home, and raises where it may write neither
+    (a container's read-only checkout, a user without a home). Then there is nothing kept, which costs a few seconds.
+    """
+    try:
+        return njit(cache=True, nogil=True)(loop)
+    except RuntimeError:
+        return njit(nogil=True)(loop)

@@ -82,6 +82,8 @@ def _act(answer: Answer, total_s: Seconds) -> Act:
 
 
 def _score(submitted: ActionSubmitted, answer: Answer, finished: Finished | None) -> float | None:
-    if answer.ended == "timeout":
-        return submitted.timeout_score
-    return finished.score if finished else None
+    if answer.ended != "timeout":
+        return finished.score if finished else None
+    met = answer.acts[-1].name if answer.acts else ""  # the stage whose verdict the timeout is
+    own = next((stage.timeout_score for stage in submitted.stages if stage.name == met), None)
+    return submitted.timeout_score if own is None else own

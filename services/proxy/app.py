@@ -14,6 +14,7 @@ from services.proxy.hot import HOT_ROUTES
 from services.proxy.intake import Intake
 from services.proxy.leadership import Leadership
 from services.proxy.openapi import extend_openapi
+from services.proxy.rollouts import Rollouts
 from services.proxy.routes import batches, mesh, tasks
 from services.proxy.sandbox_fusion import RUN_CODE_ROUTES, Retries
 from services.proxy.settings import ProxySettings
@@ -70,6 +71,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
                 store=store,
                 tasks=task_book,
                 batches=BatchBook(redis, store, task_book, clock, keep_batch_s=settings.keep_batch_s),
+                rollouts=Rollouts(redis, clock),
                 leadership=leadership,
                 retries=Retries(background),
             )

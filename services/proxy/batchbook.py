@@ -63,7 +63,8 @@ class BatchBook:
             max_extra_delay_s=declared.max_extra_delay_s,
             resources=declared.trainer_resources,
         )
-        fields = {"tenant": tenant, "task": task, "workflow": declared.model_dump_json()}
+        # Without what is left open: a replica of an older version refuses fields it does not know.
+        fields = {"tenant": tenant, "task": task, "workflow": declared.model_dump_json(exclude_none=True)}
         key = f"batchkey:{tenant}:{task}:{opening.key}" if opening.key else ""
 
         async def attempt() -> functions.Opening:

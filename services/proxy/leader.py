@@ -175,6 +175,12 @@ class Leader:
             case _ if entry.topic == TARGETS.name:
                 self.dispatcher.completion_expected(message.batch, message.at)
 
+    def planned(self, lives: bool) -> None:
+        """Does a planner live, by its lease?"""
+        if lives != self.dispatcher.floor.planned:
+            _log.warning("planner_heard" if lives else "planner_silent", rule="targets" if lives else "zero queue")
+        self._do(self.dispatcher.planned(self._clock.unix(), lives))
+
     def _absorb_silence(self) -> None:
         """While Valkey was away nobody could say anything: that silence is not the nodes'."""
         now = self._clock.unix()

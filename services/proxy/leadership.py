@@ -22,6 +22,7 @@ from shared.bus.functions import Answering
 from shared.bus.tail import Tail
 from shared.messages.actions import ActionSubmitted
 from shared.messages.outcomes import ANSWERED, OUTCOMES
+from shared.messages.targets import PLANNER_LEASE
 from shared.policy.dispatch import Dispatcher
 from shared.units import Epoch
 
@@ -81,6 +82,7 @@ class Leadership:
         interpreter = Interpreter(self._redis, epoch, self._answered, keep_batch_s=settings.keep_batch_s)
         dispatcher = Dispatcher(max_attempts=settings.max_attempts, node_lost_s=settings.node_lost_s)
         leader = Leader(epoch, dispatcher, interpreter, clock, self._keep_s)
+        await self._look_for_planner(leader)
         self._tail = await take_over(self._redis, self._reader, leader, clock)
         self._tail.stopping = self._stopping
         _log.info("leading", epoch=epoch)
@@ -88,7 +90,7 @@ class Leadership:
         EPOCH.set(epoch)
         writing = asyncio.create_task(interpreter.run(), name="interpreter")
         keeping = asyncio.create_task(self._keep(epoch, interpreter, leader, self._tail), name="lease")
-        telling = asyncio.create_task(tell_backlog(self._redis, epoch, dispatcher.floor), name="backlog")
+        telling = asyncio.create_task(tell_backlog(self._redis, epoch, dispatcher.floor, clock), name="backlog")
         try:
             leading = asyncio.create_task(leader.run(self._tail), name="leader")
             done, _ = await asyncio.wait({leading, writing, keeping, telling}, return_when=asyncio.FIRST_COMPLETED)
@@ -106,7 +108,10 @@ class Leadership:
             _log.info("leads_no_more", epoch=epoch)
 
     async def _keep(self, epoch: Epoch, interpreter: Interpreter, leader: Leader, tail: Tail) -> None:
-        """Renew the lease three times in its life, and keep house: trim outcomes, end abandoned batches."""
+        """Renew the lease three times in its life, and look whether a planner renews its own.
+
+        And keep house: trim outcomes, end abandoned batches.
+        """
         swept = 0.0
         loop = asyncio.get_running_loop()
         while not interpreter.deposed:
@@ -116,11 +121,15 @@ class Leadership:
                 if await functions.lead(self._redis, self._holder, self._settings.lease_s) != epoch:
                     interpreter.deposed = True
                     return
+                await self._look_for_planner(leader)
                 if loop.time() - swept > 10.0:
                     swept = loop.time()
                     await self._sweep(tail)
             except TRANSIENT as error:
                 _log.warning("valkey_away", what="renewing the lease", error=str(error))
+
+    async def _look_for_planner(self, leader: Leader) -> None:
+        leader.planned(await command(self._redis, "EXISTS", PLANNER_LEASE) == 1)
 
     async def _sweep(self, tail: Tail) -> None:
         last = int(tail.last(OUTCOMES).partition("-")[0])

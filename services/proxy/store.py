@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 from redis.asyncio import Redis
@@ -13,6 +13,8 @@ from shared.bus.connection import command, patiently
 from shared.errors import BadRequest
 from shared.messages.actions import ACTIONS, ActionSubmitted
 from shared.policy.backlog import PoolBacklog
+
+T = TypeVar("T")
 
 PATIENCE_S = 10.0
 
@@ -97,20 +99,24 @@ class Store:
 
     async def pools(self) -> list[PoolBacklog]:
         """Where something waits, most first, as the leader last told."""
-        packed = await self._backlog("pools")
-        return _pools.decode(packed) if packed is not None else []
+        return await self._backlog("pools", _pools) or []
 
     async def stuck(self) -> dict[str, int]:
         """Batch -> how many of its actions no present node could ever take, as the leader last told."""
-        packed = await self._backlog("stuck")
-        return _stuck.decode(packed) if packed is not None else {}
+        return await self._backlog("stuck", _stuck) or {}
 
-    async def _backlog(self, field: str) -> bytes | None:
+    async def _backlog(self, field: str, decoder: msgspec.msgpack.Decoder[T]) -> T | None:
+        """None where no leader has told yet, or one of another version that tells it in other words."""
+
         async def read() -> bytes | None:
             packed: bytes | None = await command(self._redis, "HGET", "backlog", field)
             return packed
 
-        return await patiently(read, what="reading what waits", patience_s=PATIENCE_S)
+        packed = await patiently(read, what="reading what waits", patience_s=PATIENCE_S)
+        try:
+            return decoder.decode(packed) if packed is not None else None
+        except msgspec.MsgspecError:
+            return None
 
     async def answers(self, actions: list[str]) -> dict[str, bytes]:
         """The answers there are to these actions."""

@@ -75,6 +75,7 @@ class Stage:
             cost=self.cost,
             timeout_s=self.template.timeout_s,
             params=_encoder.encode(merged),
+            timeout_score=self.template.timeout_score,
         )
 
 

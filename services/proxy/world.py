@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from services.proxy.batchbook import BatchBook
 from services.proxy.intake import Intake
 from services.proxy.leadership import Leadership
+from services.proxy.rollouts import Rollouts
 from services.proxy.settings import ProxySettings
 from services.proxy.store import Store
 from services.proxy.taskbook import TaskBook
@@ -36,6 +37,7 @@ class World:
     store: Store
     tasks: TaskBook
     batches: BatchBook
+    rollouts: Rollouts
     leadership: Leadership
     retries: Retries
 

@@ -63,6 +63,29 @@ class BatchView(Model):
     stages: list[StageProgress]
 
 
+Tokens = Annotated[float, Field(ge=0, le=1e12)]
+
+
+class ProgressReport(Model):
+    """How far a rollout is, as its trainer sees it."""
+
+    generating: Annotated[int, Field(ge=0, le=1_000_000)]
+    """Samples still being generated: those whose reward requests have not been sent yet. 0: all have been."""
+    lengths: Annotated[list[Tokens], Field(max_length=1_000_000)] | None = None
+    """Tokens so far of each of those samples, in any order; of some of them where not all are known. They tell a
+    rollout that is slower than the last one from one that is merely younger."""
+
+
+class ProgressReceipt(Model):
+    """What became of a report."""
+
+    batch: str
+    generating: int
+    """As it was reported."""
+    taken: bool
+    """False: there was one within the last second, which counts; send the next one a second later."""
+
+
 class BatchList(Model):
     """Open batches, oldest first."""
 

@@ -19,6 +19,8 @@ class NodeView(Model):
     owned_unit_s: dict[str, float]
     """Unit-seconds held since its start."""
     used_unit_s: dict[str, float]
+    cold_start_s: dict[str, float] = {}
+    """Resource -> seconds from owning a unit to a worker that executes on it, as the node lately measured it."""
     kinds: list[str]
     labels: dict[str, str]
     """Sandbox rung, languages with versions ..."""

@@ -49,6 +49,8 @@ class StageTemplate(Model):
     node_class: Name = "default"
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
     """Execution limit. Queueing does not count."""
+    timeout_score: float | None = None
+    """Score of a request that meets this stage's limit. Default: the task's."""
     worker_cost: Annotated[float, Field(gt=0)] = 1.0
     """C_j: what one worker of this stage costs, in any unit common to the workflow."""
 
@@ -102,7 +104,7 @@ class Task(Model):
     trainer_resources: Annotated[float, Field(ge=0)] = 1.0
     """Rt: what waits while the trainer waits, e.g. its number of GPUs."""
     timeout_score: float = 0.0
-    """Score of a request whose program met a stage's time limit."""
+    """Score of a request that met a stage's time limit, where the stage names none of its own."""
     budget_s: Annotated[float, Field(gt=0, le=86_400)] = 3600.0
     """Seconds after which nobody needs a request's answer any more."""
 

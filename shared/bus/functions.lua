@@ -4,8 +4,9 @@
 --   journal      an entry of stream `actions` exists exactly as long as its action is unanswered
 --   action:<id>  hash: d digest, e journal entry, b batch, g last grant, s stage, c carried acts; answered: a answer or r result id
 --   batch:<id>   hash: state, size, submitted, answered, opened_ms, first_ms, active_ms, ended_ms, tenant, task, ...
+--                progress: entry of `batches` with the newest report of its rollout
 --   results:<id> stream of answers; its ids are what `after=` means
---   backlog      hash: what waits, as the leader last told: pools, and what is stuck of each batch
+--   backlog      hash: what waits, as the leader last told: pools, what is stuck of each batch, where batches stand
 --   leader       holder of the dispatching lease; leader:epoch counts its changes and fences what a leader writes
 
 local ANSWERED_KEPT = 16384
@@ -210,6 +211,18 @@ local function end_batch(_, args)
   return redis.call('HGET', bkey, 'state')
 end
 
+-- progress(batch, message) -> state of the batch, or false when there is none; said while it is open or sealed
+--   Only the newest of each batch is kept: a rollout that reports for hours must not push out what batches were opened.
+local function progress(_, args)
+  local bkey = 'batch:' .. args[1]
+  local b = redis.call('HMGET', bkey, 'state', 'progress')
+  if b[1] ~= 'open' and b[1] ~= 'sealed' then return b[1] end
+  if b[2] then redis.call('XDEL', 'batches', b[2]) end
+  local entry = redis.call('XADD', 'batches', 'MAXLEN', '~', BATCHES_KEPT, '*', 'm', args[2])
+  redis.call('HSET', bkey, 'progress', entry)
+  return b[1]
+end
+
 -- cancel(action, reason) -> 1 asked, 0 answered already, -1 unknown
 local function cancel(_, args)
   local a = redis.call('HMGET', 'action:' .. args[1], 'e', 'a', 'r')
@@ -226,10 +239,12 @@ local function discard(_, args)
   return 1
 end
 
--- tell_backlog(epoch, pools, stuck): what waits in pools and how much of each batch is stuck, for whoever asks
+-- tell_backlog(epoch, pools, stuck, [batches]): what waits in pools and how much of each batch is stuck, for whoever
+--   asks; where the requests of open batches stand, for the planner (left as it is where nothing is said)
 local function tell_backlog(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
   redis.call('HSET', 'backlog', 'pools', args[2], 'stuck', args[3])
+  if args[4] then redis.call('HSET', 'backlog', 'batches', args[4]) end
   return 1
 end
 
@@ -239,7 +254,7 @@ local function publish(_, args)
   return #args - 2
 end
 
--- allow-oom: what is at work when memory is full is what frees it; only what is new (submit, open_batch) is refused
+-- allow-oom: what is at work when memory is full is what frees it; only what is new (submit, open_batch, progress) is refused
 redis.register_function { function_name = 'lead', callback = lead, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'resign', callback = resign, flags = { 'allow-oom' } }
 redis.register_function('submit', submit)
@@ -250,5 +265,6 @@ redis.register_function { function_name = 'discard', callback = discard, flags =
 redis.register_function { function_name = 'tell_backlog', callback = tell_backlog, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'publish', callback = publish, flags = { 'allow-oom' } }
 redis.register_function('open_batch', open_batch)
+redis.register_function('progress', progress)
 redis.register_function { function_name = 'end_batch', callback = end_batch, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'cancel', callback = cancel, flags = { 'allow-oom' } }

@@ -12,7 +12,9 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from shared.bus.connection import MEMORY_FULL, command
 from shared.errors import Overloaded
-from shared.messages.batches import BATCHES, BatchOpened
+from shared.messages import seen
+from shared.messages.batches import BATCHES, BatchOpened, RolloutProgress
+from shared.messages.seen import BatchesSeen
 from shared.policy.backlog import Backlog
 from shared.units import Epoch, Seconds
 
@@ -165,13 +167,18 @@ async def discard(redis: Redis, epoch: Epoch, entries: Sequence[str]) -> None:
     await _call(redis, "discard", epoch, *entries)
 
 
-async def tell_backlog(redis: Redis, epoch: Epoch, backlog: Backlog) -> None:
-    """Write down what waits, for every replica to read.
+async def tell_backlog(redis: Redis, epoch: Epoch, backlog: Backlog, batches: BatchesSeen | None = None) -> None:
+    """Write down what waits, for every replica to read, and where the requests of open batches stand.
+
+    `batches` None: what was told of them holds.
 
     Raises:
         Deposed: this leader's epoch is over; nothing was written.
     """
-    await _call(redis, "tell_backlog", epoch, _packed(backlog.pools), _packed(backlog.stuck))
+    args: list[Any] = [epoch, _packed(backlog.pools), _packed(backlog.stuck)]
+    if batches is not None:
+        args.append(seen.encode(batches))
+    await _call(redis, "tell_backlog", *args)
 
 
 async def publish(redis: Redis, stream: str, maxlen: int, payloads: Sequence[bytes]) -> None:
@@ -201,6 +208,16 @@ async def open_batch(
 async def end_batch(redis: Redis, batch: str, state: str, *, keep_batch_s: Seconds) -> str | None:
     """Seal, cancel or abandon a batch. Returns the state it has now; None when there is no such batch."""
     reply = await _call(redis, "end_batch", batch, state, round(keep_batch_s))
+    return None if reply is None else reply.decode()
+
+
+async def progress(redis: Redis, report: RolloutProgress) -> str | None:
+    """Say how far a rollout is. Returns the batch's state; None: no such batch. Said where it is open or sealed.
+
+    Raises:
+        Overloaded: Valkey's memory bound; nothing was said.
+    """
+    reply = await _call(redis, "progress", report.batch, BATCHES.encode(report))
     return None if reply is None else reply.decode()
 
 

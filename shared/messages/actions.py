@@ -28,6 +28,8 @@ class StageWork(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     params: Json
     repeatable: bool = True
     """Running it twice changes nothing outside its sandbox."""
+    timeout_score: float | None = None
+    """Of a request that meets this stage's time limit; None: the request's. Last: older entries end before it."""
 
 
 class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.v1"):
@@ -50,7 +52,7 @@ class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.
     priority: float = 0.0
     """Lower goes first among equals in expected completion (trajectory priority)."""
     timeout_score: float | None = None
-    """The score the task names for a stage that met its time limit."""
+    """The score the task names for a time limit that was met, unless the stage names its own."""
 
 
 class CancelAsked(Message, frozen=True, kw_only=True, tag="action.cancel-asked.v1"):

@@ -66,6 +66,18 @@ class BatchEnded(Message, frozen=True, kw_only=True, tag="batch.ended.v1"):
     """Requests answered."""
 
 
-BATCHES: Topic[BatchOpened | FirstArrival | BatchEnded] = Topic(
-    "batches", BatchOpened | FirstArrival | BatchEnded, maxlen=100_000
+class RolloutProgress(Message, frozen=True, kw_only=True, tag="batch.progress.v1"):
+    """How far the rollout of an open batch is, by its trainer's word. The stream keeps the newest of each batch."""
+
+    batch: str
+    at: float
+    """When it was reported: Unix seconds, Valkey's clock."""
+    generating: int
+    """Samples whose reward requests are still to come."""
+    tokens: float | None = None
+    """Median length of those samples so far; None where it was not told."""
+
+
+BATCHES: Topic[BatchOpened | FirstArrival | BatchEnded | RolloutProgress] = Topic(
+    "batches", BatchOpened | FirstArrival | BatchEnded | RolloutProgress, maxlen=100_000
 )

@@ -35,6 +35,9 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat.v1"):
     owned_unit_s: dict[str, float] = {}
     """Integral of owned units since the start, unit-seconds."""
     used_unit_s: dict[str, float] = {}
+    cold_start_s: dict[str, float] = {}
+    """Resource -> seconds from owning a unit to a worker that executes on it, as lately measured here; absent where
+    nothing was."""
 
 
 class Bye(Message, frozen=True, kw_only=True, tag="bye.v1"):

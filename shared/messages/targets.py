@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from shared.messages.base import Message, Topic
 
+PLANNER_LEASE = "planner:lease"
+"""Key that a living planner renews every few seconds and that expires by itself; while it is away the leader lets a
+zero-queue rule serve beside the targets (`Pool.wanted`)."""
+
 
 class TargetSet(Message, frozen=True, kw_only=True, tag="target.set.v1"):
     """Hold this many units of a pool. The dispatcher spreads it over the pool's nodes."""

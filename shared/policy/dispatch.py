@@ -20,16 +20,7 @@ from shared.policy.backlog import why_it_waited
 from shared.policy.deadlines import Deadlines
 from shared.policy.filling import fill, park_stuck, starts_by
 from shared.policy.floor import Floor
-from shared.policy.formulation import (
-    Advance,
-    Answer,
-    AskInventory,
-    Command,
-    EndedAs,
-    Request,
-    Revoke,
-    StageAct,
-)
+from shared.policy.formulation import Advance, Answer, AskInventory, Command, EndedAs, Request, Revoke, StageAct
 from shared.policy.ledger import Node
 from shared.policy.life import Life
 from shared.policy.reports import Ended, Held, Holding, holds
@@ -163,6 +154,14 @@ class Dispatcher:
         """The planner wants so many units of a pool."""
         self.floor.pool(pool).target = units
         self.floor.dirty.add(pool)
+        return fill(self.floor, now)
+
+    def planned(self, now: float, lives: bool) -> list[Command]:
+        """Does a planner live? Said now and then; until it is, one is taken to live.
+
+        While none does, targets stay as they are and nothing queues for want of one; when it is back they rule again.
+        """
+        self.floor.planner(lives)
         return fill(self.floor, now)
 
     # ---- outcomes ----------------------------------------------------------------------------------------------

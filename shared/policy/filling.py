@@ -15,7 +15,7 @@ from shared.policy.floor import Floor
 from shared.policy.formulation import Command, Grant, SetShare
 from shared.policy.ledger import Node, place, spread
 from shared.policy.life import Life
-from shared.policy.pools import BACKFILL_DEPTH, Pool, reserve
+from shared.policy.pools import BACKFILL_DEPTH, Pool, ZeroQueue, reserve
 
 
 @dataclass(slots=True)
@@ -119,20 +119,27 @@ def _granted(floor: Floor, pool: Pool, nodes: list[Node], now: float) -> tuple[i
     return capacity, used, left_s
 
 
-def _share(floor: Floor, pool: Pool) -> list[Command]:
-    """Tell nodes what to own. A pool that was never targeted (`slots`) is owned whole."""
+def _share(floor: Floor, pool: Pool, *, blocked: bool = False) -> list[Command]:
+    """Tell nodes what to own. A pool that was never targeted (`slots`) is owned whole.
+
+    `blocked`: the head of its queue does not fit what is owned.
+    """
     if pool.target is None:
         return []
     resource = pool.resource
     head = pool.queue.head()
     life = floor.queued[head] if head is not None else None
-    wish = (pool.target, pool.outside_peak, *((life.work.kind, life.work.units) if life is not None else ()))
+    rule: ZeroQueue = "off"
+    if not floor.planned:
+        rule = "blocked" if blocked or (head is not None and head == pool.feasible) else "on"
+    least = pool.demand.peak if rule == "on" else rule
+    wish = (pool.target, pool.outside.peak, least, *((life.work.kind, life.work.units) if life is not None else ()))
     if wish == pool.settled:
         return []
     nodes = [node for node in floor.nodes_of(pool) if node.ready]
     able = [] if life is None else [node for node in nodes if node.could_ever(life.work.kind, life.work.units)]
     needed = life.pool_units if life is not None and able else 0
-    wanted = pool.wanted(nodes, needed)
+    wanted = pool.wanted(nodes, needed, rule)
     shares = spread(wanted, nodes, resource)
     if able and all(shares[node.name] < needed for node in able):  # no node would ever own enough for the head alone
         host = min(able, key=lambda node: (-node.limit(resource), node.name))  # most already: it does not change
@@ -156,7 +163,7 @@ def _fill_pool(floor: Floor, pool: Pool, blocked: list[Blocked], now: float, com
             commands.append(_grant(floor, pool, life, node, now, is_head=True))
         elif head != pool.feasible and nodes and not _could_ever(nodes, life):
             floor.park(pool, life)
-        elif pool.target is not None and (shares := _share(floor, pool)):
+        elif pool.target is not None and (shares := _share(floor, pool, blocked=True)):
             commands += shares
             floor.promote(now)
         elif (node := _line(floor, nodes, life, blocked, now)) is not None:

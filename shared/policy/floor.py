@@ -36,6 +36,8 @@ class Floor:
     """What is granted and stands in its node's line."""
     dirty: set[str] = field(default_factory=set)
     """Pools whose shares may have to change; only those that the planner scales."""
+    planned: bool = True
+    """A planner lives. While none does, targets stay and a zero-queue rule serves beside them."""
     newest_serial: int = 0
     """Of the newest grant."""
     _gone: dict[str, Node] = field(default_factory=dict)
@@ -69,8 +71,7 @@ class Floor:
         self.queued[request.id] = life
         life.expected_s = self.durations.expect(life.duration_key, life.work.timeout_s)
         pool.queued_s += life.expected_s * life.pool_units
-        if not request.batch:
-            pool.note_outside(life.pool_units)
+        pool.note(life.pool_units, outside=not request.batch)
         if pool.target is not None:
             self.dirty.add(pool.name)
 
@@ -103,10 +104,17 @@ class Floor:
 
     def _left(self, life: Life) -> None:
         pool = self.pool(life.work.pool)
-        if not life.request.batch:
-            pool.note_outside(-life.pool_units)
+        pool.note(-life.pool_units, outside=not life.request.batch)
         if pool.target is not None:
             self.dirty.add(pool.name)
+
+    def planner(self, lives: bool) -> None:
+        """A planner lives, or none does: where that is news, every pool is shared out by the other rule."""
+        if self.planned != lives:
+            self.planned = lives
+            self.dirty.update(self.pools)
+            for pool in self.pools.values():
+                pool.feasible = ""  # whether the head fits what is owned must be seen anew
 
     # ---- nodes -------------------------------------------------------------------------------------------------
 
@@ -284,8 +292,10 @@ class Floor:
             queued_s = sum(self.queued[name].expected_s * self.queued[name].pool_units for name in mine)
             assert isclose(queued_s, pool.queued_s, abs_tol=1e-6), f"{pool.name}: unit-seconds that wait"
             lives = [*self.queued.values(), *(life for held in self.granted.values() for life in held.values())]
-            outside = sum(x.pool_units for x in lives if x.work.pool == pool.name and not x.request.batch)
-            assert outside == pool.outside, f"{pool.name}: units wanted outside batches"
+            wanted = [(x.pool_units, x.request.batch) for x in lives if x.work.pool == pool.name]
+            assert sum(units for units, _ in wanted) == pool.demand.units, f"{pool.name}: units wanted"
+            outside = sum(units for units, batch in wanted if not batch)
+            assert outside == pool.outside.units, f"{pool.name}: units wanted outside batches"
         for node in self.nodes.values():
             lives = [life for life in self.granted.get(node.name, {}).values() if life.booked]
             self._check_line(node, lives)

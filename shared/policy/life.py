@@ -81,7 +81,7 @@ class Life:
             now: absolute seconds.
             end: an attempt's end, as its node tells it; None: it goes by what was heard of the newest attempt.
         """
-        passed_s = now - self.queued_s
+        passed_s = max(0.0, now - self.queued_s)
         if end is None:
             executed_s = min(now - self.started_s, passed_s) if self.started_s else 0.0
             waited_s = passed_s

@@ -4,12 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from shared.policy.ledger import Node
 from shared.policy.tenants import FairQueue
 
+ZeroQueue = Literal["off", "on", "blocked"]
+"""The rule that serves while no planner does. `blocked`: it is on, and the head of the queue does not fit."""
+
 BACKFILL_DEPTH = 64
 """How far behind a head that does not fit the queue is searched for work that may pass it."""
+
+
+@dataclass(slots=True)
+class Demand:
+    """Units wanted right now, and lately: what shrinks by this does not flap."""
+
+    units: int = 0
+    """Of what is queued or granted."""
+    peak: int = 0
+    """Largest `units` of the current and the last linger window: keeps units warm between calls."""
+    window: tuple[int, int] = (0, 0)
+    """Peaks of the last and of the current window."""
+
+    def note(self, units: int) -> None:
+        """Work has come (+) or gone (-)."""
+        self.units += units
+        assert self.units >= 0, "more work has gone than came"
+        last, current = self.window
+        if self.units > current:
+            self.window = (last, self.units)
+            self.peak = max(last, self.units)
+
+    def next_window(self) -> None:
+        """A linger window is over."""
+        self.window = (self.window[1], self.units)
+        self.peak = max(self.window)
 
 
 @dataclass(slots=True)
@@ -30,39 +60,37 @@ class Pool:
     """The head that some node is known to be able to take one day."""
     queued_s: float = 0.0
     """Expected unit-seconds of all that waits, but for rounding."""
-    outside: int = 0
-    """Units wanted right now by work outside any batch, queued or granted; the planner cannot foresee it."""
-    outside_peak: int = 0
-    """Largest `outside` of the current and the last linger window: keeps units warm between calls."""
-    outside_window: tuple[int, int] = (0, 0)
-    """Peaks of the last and of the current window."""
+    outside: Demand = field(default_factory=Demand)
+    """Of work outside any batch; the planner cannot foresee it."""
+    demand: Demand = field(default_factory=Demand)
+    """Of all work."""
 
     def __post_init__(self) -> None:
         self.resource, _, self.node_class = self.name.partition("@")
 
-    def note_outside(self, units: int) -> None:
-        """Work outside any batch has come (+) or gone (-)."""
-        self.outside += units
-        assert self.outside >= 0, f"{self.name}: more work outside batches has gone than came"
-        last, current = self.outside_window
-        self.outside_window = (last, max(current, self.outside))
-        self.outside_peak = max(self.outside_window)
+    def note(self, units: int, *, outside: bool) -> None:
+        """Work has come (+) or gone (-); `outside`: of any batch."""
+        self.demand.note(units)
+        if outside:
+            self.outside.note(units)
 
     def next_window(self) -> None:
         """A linger window is over."""
-        self.outside_window = (self.outside_window[1], self.outside)
-        self.outside_peak = max(self.outside_window)
+        self.demand.next_window()
+        self.outside.next_window()
 
-    def wanted(self, nodes: Iterable[Node], head_units: int) -> int:
+    def wanted(self, nodes: Iterable[Node], head_units: int, zero_queue: ZeroQueue = "off") -> int:
         """Units this pool's nodes shall own together.
 
         The planner's target, plus what comes unforeseen, and never less than the head of the queue needs, so that a
-        wrong or a silent planner delays but never starves.
+        wrong planner delays but never starves. While it is silent, also all that is queued or granted takes; and all
+        there is where that is not enough for the head, because nothing shall queue for want of a target.
         """
         capacity = sum(node.capacity.get(self.resource, 0) for node in nodes)
-        if self.target is None:
+        if self.target is None or zero_queue == "blocked":
             return capacity
-        return min(capacity, max(self.target + self.outside_peak, head_units))
+        least = self.demand.peak if zero_queue == "on" else 0
+        return min(capacity, max(self.target + self.outside.peak, least, head_units))
 
 
 def reserve(

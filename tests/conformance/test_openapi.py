@@ -101,6 +101,7 @@ ROUTES = [
     ("GET", "/v1/batches", None),
     ("GET", "/v1/batches/{batch}", None),
     ("GET", "/v1/batches/{batch}/results", None),
+    ("POST", "/v1/batches/{batch}/progress", {"generating": 3}),
     ("POST", "/v1/batches/{batch}/seal", None),
     ("DELETE", "/v1/batches/{batch}", None),
     ("POST", "/v1/rewards", {"task": "known", "params": {"response": "a", "gold": "a"}}),

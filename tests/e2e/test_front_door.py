@@ -80,6 +80,27 @@ async def test_a_sealed_batch_is_complete_with_what_it_has(http: aiohttp.ClientS
     assert view["stages"][0]["finished"] == 2
 
 
+async def test_a_trainer_says_how_far_its_rollout_is_while_there_is_one(http: aiohttp.ClientSession) -> None:
+    await declare(http, "told")
+    batch = await open_batch(http, "told", size=1)
+    path = f"/v1/batches/{batch}/progress"
+    receipt = {"batch": batch, "generating": 1, "taken": True}
+    assert await call(http, "POST", path, json={"generating": 1, "lengths": [10, 12.5]}) == (200, receipt)
+    assert await call(http, "POST", path, json={"generating": 0}) == (200, {**receipt, "generating": 0})
+    assert await call(http, "POST", path, json={"generating": 0}) == (
+        200,
+        {**receipt, "generating": 0, "taken": False},
+    )
+    status, problem = await call(http, "POST", path, json={"generating": -1})
+    assert (status, "generating" in problem["detail"]) == (422, True)
+    status, problem = await call(http, "POST", "/v1/batches/none/progress", json={"generating": 1})
+    assert (status, problem["title"]) == (404, "Not found")
+    ended = await open_batch(http, "told", size=1)
+    await call(http, "DELETE", f"/v1/batches/{ended}")
+    status, problem = await call(http, "POST", f"/v1/batches/{ended}/progress", json={"generating": 1})
+    assert (status, "cancelled" in problem["detail"]) == (409, True)
+
+
 async def test_a_batch_takes_as_many_requests_as_it_was_opened_for(http: aiohttp.ClientSession) -> None:
     await declare(http, "exact", batch_size=2)
     batch = await open_batch(http, "exact")

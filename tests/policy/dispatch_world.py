@@ -25,6 +25,7 @@ from shared.policy.formulation import (
     StageAct,
 )
 from shared.policy.ledger import Node
+from shared.policy.standing import standings
 from tests.policy.dispatch_hosts import Host, Inventory, Run
 
 NODE_LOST_S = 10.0
@@ -62,6 +63,10 @@ class World:
     """Grants that had to wait in a host's line."""
     recalled: int = 0
     """Grants of what had been taken back from a line."""
+    planned: bool = True
+    """A planner lives, as far as its lease says."""
+    starved: int = 0
+    """How often work waited for want of units while no planner lived, and owned all there are."""
     cancels: set[str] = field(default_factory=set)
     hellos: list[tuple[float, Node]] = field(default_factory=list)
 
@@ -77,6 +82,7 @@ class World:
         self.epoch += 1
         self.writes, self.told, self.shares = [], {}, {}
         self.leader = Dispatcher(max_attempts=MOST_ATTEMPTS, node_lost_s=NODE_LOST_S)
+        self.do(self.leader.planned(self.now, self.planned))
         self.do(self.leader.submitted(self.now, self.journal.values()))
         for action in list(self.journal):
             if action in self.leader.lives and (action in self.marks or action in self.steps):
@@ -318,6 +324,9 @@ class World:
                     owned += told or 0
                 capacity = sum(node.capacity.get(pool.resource, 0) for node in nodes)
                 assert owned >= min(capacity, pool.target), f"{pool.name} owns less than its target"
+                if not self.planned and pool.queue:
+                    self.starved += 1
+                    assert owned == capacity, f"{pool.name}: work waits for want of a target, and no planner lives"
 
     def check_backlog(self) -> None:
         """What is said to wait waits, and what is said to be stuck could run on no node the leader knows."""
@@ -333,6 +342,22 @@ class World:
         assert sum(told.stuck.values()) <= sum(pool.stuck for pool in told.pools)
         if not floor.nodes:
             assert len(stuck) == sum(waiting.values()), "all is stuck where there are no nodes"
+
+    def check_standings(self) -> None:
+        """Every unanswered request of a batch stands in one place, and runs where it has units."""
+        told = standings(self.leader.floor)
+        lives = [life for life in self.leader.lives.values() if life.request.batch]
+        assert told.keys() == {life.request.batch for life in lives}
+        for name, batch in told.items():
+            mine = [life for life in lives if life.request.batch == name]
+            for stage, (queuing, running) in enumerate(zip(batch.queuing, batch.running, strict=True)):
+                here = [life for life in mine if life.stage == stage]
+                waits = [life for life in here if not life.booked and life.state != "cancelling"]
+                assert sorted(queuing[::2]) == sorted(life.request.arrival[0] / 1000 for life in waits)
+                assert len(running) == 3 * sum(life.booked for life in here)
+                for arrived_s, began_s in zip(running[::3], running[2::3], strict=True):
+                    assert arrived_s <= began_s + 0.001, f"{name}: it began before it came"
+                    assert began_s <= self.now, f"{name}: it has not begun yet"
 
     def settle(self, rounds: int) -> None:
         """Everything that is under way arrives; executions go well."""
@@ -368,4 +393,4 @@ class World:
         for pool in self.leader.floor.pools.values():
             assert not pool.queue
             assert not pool.parked
-            assert pool.outside == 0
+            assert pool.demand.units == pool.outside.units == 0

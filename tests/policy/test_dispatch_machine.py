@@ -97,6 +97,11 @@ class Mesh(RuleBasedStateMachine):
     def target(self, pool: str, units: int) -> None:
         self.world.do(self.world.leader.targeted(self.world.now, pool, units))
 
+    @rule(lives=st.booleans())
+    def planner(self, lives: bool) -> None:
+        self.world.planned = lives
+        self.world.do(self.world.leader.planned(self.world.now, lives))
+
     @rule(batch=st.sampled_from(["b1", "b2"]), ahead_s=st.floats(0, 100))
     def estimate(self, batch: str, ahead_s: float) -> None:
         self.world.leader.completion_expected(batch, self.world.now + ahead_s)
@@ -192,6 +197,7 @@ class Mesh(RuleBasedStateMachine):
         self.world.leader.check()
         self.world.check_shares()
         self.world.check_backlog()
+        self.world.check_standings()
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

@@ -18,7 +18,7 @@ SEEDS = 100
 
 WEIGHTS = {
     "submit": 30, "grants_arrive": 40, "end": 60, "read": 40, "deliver": 10, "write": 10, "pass_time": 12, "started": 4,
-    "cancel": 6, "cancel_batch": 1, "target": 3, "estimate": 3, "stop_host": 3, "start_hosts": 6,
+    "cancel": 6, "cancel_batch": 1, "target": 3, "planner": 3, "estimate": 3, "stop_host": 3, "start_hosts": 6,
     "cut_off_or_rejoin": 2, "take_over": 4, "trim": 2,
 }  # fmt: skip
 
@@ -58,6 +58,7 @@ ARGUMENTS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "cancel_batch": lambda rng: {"batch": rng.choice(["b1", "b2"])},
     "target": lambda rng: {"pool": rng.choice(POOLS), "units": rng.randrange(10)},
     "estimate": lambda rng: {"batch": rng.choice(["b1", "b2"]), "ahead_s": rng.uniform(0, 100)},
+    "planner": lambda rng: {"lives": rng.random() < 0.5},
     "stop_host": lambda rng: {"pick": rng.randrange(8), "orderly": rng.random() < 0.5, "returns": rng.random() < 0.7},
     "cut_off_or_rejoin": lambda rng: {"pick": rng.randrange(8)},
     "started": lambda rng: {"pick": rng.randrange(8)},
@@ -112,6 +113,7 @@ def history(seed: int, arguments: dict[str, Callable[[random.Random], dict[str, 
         seen["repeated"] += any(act.attempts > 1 for act in answer.acts)
     seen["granted ahead"] = world.waited
     seen["recalled"] = world.recalled
+    seen["waited without a planner"] = world.starved
     return seen
 
 
@@ -120,6 +122,11 @@ def test_long_histories_keep_the_laws_and_see_everything() -> None:
     for seed in range(SEEDS):
         seen += history(seed, RUSH if seed % 2 else ARGUMENTS)
     everything = {"ok", "timeout", "cancelled", "expired", "refused", "sandbox-lost", "node-lost", "unknown-outcome"}
-    assert everything | {"early exit", "cancelled between stages", "repeated", "granted ahead", "recalled"} <= {
-        name for name, count in seen.items() if count
-    }, seen
+    assert everything | {
+        "early exit",
+        "cancelled between stages",
+        "repeated",
+        "granted ahead",
+        "recalled",
+        "waited without a planner",
+    } <= {name for name, count in seen.items() if count}, seen

@@ -106,6 +106,81 @@ def test_a_node_that_joins_takes_its_part_of_the_target() -> None:
     assert clockwork.shares == {("n0", "cores"): 2, ("n1", "cores"): 2}
 
 
+# ---- without a planner -----------------------------------------------------------------------------------------------
+
+
+widths = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["", "b"])), min_size=1, max_size=12)
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(0, 9), widths)
+def test_while_no_planner_lives_nothing_queues_for_want_of_a_target(
+    cores: list[int], target: int, jobs: list[tuple[int, str]]
+) -> None:
+    """Whatever the target, work starts when it would where everything is owned."""
+
+    def starts(target: int | None) -> dict[str, float]:
+        clockwork = Clockwork(nodes(*cores), lambda _: 1.0)
+        if target is not None:
+            clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, target))
+            clockwork.do(clockwork.dispatcher.planned(0.0, lives=False))
+        for at, (units, batch) in enumerate(jobs):
+            clockwork.at(at / 4, request(f"r{at}", work(CORES, {"cores": units}), seq=at, at_s=at / 4, batch=batch))
+        clockwork.run()
+        return clockwork.started
+
+    waits = any(units > max(cores) for units, _ in jobs)
+    if len(cores) == 1 and not waits:
+        assert starts(target) == starts(None)
+    else:  # on several nodes, shares decide which of them work is packed on
+        assert starts(target).keys() == starts(None).keys()
+
+
+def test_without_a_planner_a_batch_runs_on_all_its_work_takes_and_then_on_its_target_again() -> None:
+    clockwork = Clockwork(nodes(4, 4), lambda _: 1.0)
+    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 1))
+    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(5)))
+    assert (len(clockwork.started), owned(clockwork)) == (1, 1)
+    clockwork.do(clockwork.dispatcher.planned(0.0, lives=False))
+    assert (len(clockwork.started), owned(clockwork)) == (5, 5)
+    clockwork.submit(*(request(f"c{at}", seq=9 + at, batch="b") for at in range(9)))
+    assert (len(clockwork.started), owned(clockwork)) == (8, 8)
+    clockwork.run()
+    assert sorted(clockwork.started.values()) == [0.0] * 8 + [1.0] * 6
+    clockwork.do(clockwork.dispatcher.planned(clockwork.now, lives=True))
+    assert owned(clockwork) == 1, "targets rule again"
+
+
+def test_without_a_planner_units_go_when_their_work_has_gone_for_a_while() -> None:
+    dispatcher = Dispatcher(linger_s=10.0)
+    clockwork = Clockwork(nodes(8), lambda _: 1.0, dispatcher)
+    clockwork.do(dispatcher.targeted(0.0, CORES, 2))
+    clockwork.do(dispatcher.planned(0.0, lives=False))
+    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(5)))
+    clockwork.tick(9.0)
+    assert (len(clockwork.answered), owned(clockwork)) == (5, 5), "the next ones find them warm"
+    clockwork.tick(10.0)
+    clockwork.tick(20.0)
+    assert owned(clockwork) == 2, "the target stays what it was"
+
+
+def test_before_a_planner_has_ever_spoken_its_silence_changes_nothing() -> None:
+    clockwork = Clockwork(nodes(2), lambda _: 1.0)
+    clockwork.do(clockwork.dispatcher.planned(0.0, lives=False))
+    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(3)))
+    assert (len(clockwork.started), clockwork.shares) == (2, {})
+
+
+def test_a_head_that_the_even_spread_has_no_room_for_gets_all_there_is() -> None:
+    """One core of each node is busy, so of five units wanted none has four; with all of them owned one node does."""
+    clockwork = Clockwork(nodes(4, 5), lambda _: 10.0)
+    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 0))
+    clockwork.do(clockwork.dispatcher.planned(0.0, lives=False))
+    clockwork.submit(request("a", batch="b"), request("b", seq=1, batch="b"))
+    clockwork.submit(request("wide", work(CORES, {"cores": 4}), seq=2, batch="b"))
+    assert set(clockwork.started) == {"a", "b", "wide"}
+    assert owned(clockwork) == 9
+
+
 # ---- admission -------------------------------------------------------------------------------------------------------
 
 

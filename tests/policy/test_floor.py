@@ -50,7 +50,7 @@ def test_a_life_goes_from_queue_to_node_and_away_and_leaves_nothing() -> None:
     assert floor.nodes["n"].used == {"cores": 2}
     floor.release(life)
     assert (floor.queued, floor.granted, floor.nodes["n"].used) == ({}, {"n": {}}, {"cores": 0})
-    assert (floor.pool(CORES).outside, floor.pool(CORES).queued_s) == (0, 0.0)
+    assert (floor.pool(CORES).outside.units, floor.pool(CORES).queued_s) == (0, 0.0)
 
 
 def test_a_disowned_life_leaves_its_units_behind_and_a_dropped_node_takes_them_along() -> None:

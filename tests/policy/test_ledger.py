@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.policy.ledger import Node, Stray, place, spread
-from shared.policy.pools import Pool, reserve
+from shared.policy.pools import Pool, ZeroQueue, reserve
 from tests.policy.strategies import CORES, node
 
 small = st.integers(0, 4)
@@ -197,27 +197,38 @@ def test_a_reservation_is_the_first_moment_at_which_all_units_are_together(
 # ---- what a pool wants -----------------------------------------------------------------------------------------------
 
 
-@given(st.none() | st.integers(0, 12), st.integers(0, 12), st.integers(0, 12))
-def test_a_pool_wants_its_target_and_what_came_unforeseen_and_its_head(
-    target: int | None, outside: int, head: int
+@given(
+    st.none() | st.integers(0, 12),
+    st.integers(0, 12),
+    st.integers(0, 12),
+    st.integers(0, 12),
+    st.sampled_from(["off", "on", "blocked"]),
+)
+def test_a_pool_wants_its_target_and_what_came_unforeseen_and_its_head_and_without_a_planner_all_that_came(
+    target: int | None, outside: int, inside: int, head: int, zero_queue: ZeroQueue
 ) -> None:
     pool = Pool(CORES, target=target)
-    pool.note_outside(outside)
-    wanted = pool.wanted([ready("a", 4), ready("b", 6)], head)
-    assert wanted == (10 if target is None else min(10, max(target + outside, head)))
+    pool.note(outside, outside=True)
+    pool.note(inside, outside=False)
+    wanted = pool.wanted([ready("a", 4), ready("b", 6)], head, zero_queue)
+    asked = {"off": 0, "on": outside + inside, "blocked": 10}[zero_queue]
+    assert wanted == (10 if target is None else min(10, max(target + outside, head, asked)))
 
 
-def test_units_for_work_outside_batches_linger_for_one_window() -> None:
+def test_units_for_work_linger_for_one_window() -> None:
     pool = Pool(CORES)
-    pool.note_outside(+3)
-    pool.note_outside(-2)
+    pool.note(+3, outside=True)
+    pool.note(-2, outside=True)
+    pool.note(+1, outside=False)
+    pool.note(-1, outside=False)
     peaks = []
     for _ in range(3):
         pool.next_window()
-        peaks.append(pool.outside_peak)
-    assert peaks == [3, 1, 1]
+        peaks.append((pool.outside.peak, pool.demand.peak))
+    assert peaks == [(3, 3), (1, 1), (1, 1)]
 
 
-def test_work_outside_batches_cannot_go_before_it_came() -> None:
+@pytest.mark.parametrize("outside", [False, True])
+def test_work_cannot_go_before_it_came(outside: bool) -> None:
     with pytest.raises(AssertionError, match="has gone than came"):
-        Pool(CORES).note_outside(-1)
+        Pool(CORES).note(-1, outside=outside)

@@ -1,4 +1,4 @@
-"""/v1/batches: watch, read results, seal, cancel."""
+"""/v1/batches: watch, read results, report progress, seal, cancel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import StreamingResponse
 
 from services.proxy.world import TheWorld, World
-from shared.api.batches import BatchList, BatchView
+from shared.api.batches import BatchList, BatchView, ProgressReceipt, ProgressReport
 from shared.app import problem_responses
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
@@ -38,6 +38,23 @@ async def get_batch(batch: BatchName, world: TheWorld) -> BatchView:
 async def seal_batch(batch: BatchName, world: TheWorld) -> BatchView:
     """No more requests come; it is complete when what was submitted is answered."""
     return await world.batches.end(batch, "sealed")
+
+
+@router.post(
+    "/{batch}/progress", summary="Say how far the rollout is", responses=problem_responses(404, 409, 413, 422, 503)
+)
+async def report_progress(batch: BatchName, body: ProgressReport, world: TheWorld) -> ProgressReceipt:
+    """Optional, and worth sending: reward requests are then expected when *this* rollout will send them.
+
+    Without it the planner expects a batch's requests when those of the task's last batches came. A rollout that is
+    slower than those keeps units waiting for nothing; a faster one finds too few. A report corrects that at once.
+
+    Send one every few seconds from opening the batch to its last request: how many samples are still being generated,
+    and, if you have them, how many tokens each of those has so far. Send `{"generating": 0}` when the last sample is
+    done. A report replaces the one before; of several within a second the first counts (`taken` says which did).
+    Nothing waits for it, and no answer changes with it: leave one out rather than wait.
+    """
+    return await world.rollouts.report(batch, body)
 
 
 @router.delete("/{batch}", summary="Cancel what is left of a batch", responses=problem_responses(404, 409, 422, 503))

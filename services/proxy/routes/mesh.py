@@ -69,6 +69,7 @@ async def _nodes(world: World) -> list[NodeView]:
                 used=beat.used if beat else {},
                 owned_unit_s=beat.owned_unit_s if beat else {},
                 used_unit_s=beat.used_unit_s if beat else {},
+                cold_start_s=beat.cold_start_s if beat else {},
                 kinds=hello.kinds,
                 labels=hello.labels,
                 last_seen_s=max(0.0, silent_s),

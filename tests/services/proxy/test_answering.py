@@ -15,7 +15,7 @@ from shared.api.requests import Answer as AnswerBody
 from shared.messages.actions import ActionSubmitted
 from shared.messages.outcomes import Finished
 from shared.policy.formulation import Answer, EndedAs, StageAct
-from tests.services.proxy.mesh import outcome
+from tests.services.proxy.mesh import outcome, stage
 
 SUBMITTED = ActionSubmitted(
     action="a", tenant="ada", task="t", batch="b", request="r1", stages=(), budget_s=60.0, timeout_score=-1.0
@@ -72,6 +72,29 @@ def test_a_verdict_is_never_masked(ended: EndedAs) -> None:
 def test_a_timeout_has_the_score_the_task_names_for_it() -> None:
     assert composed("timeout", outcome("a", status="timeout", score=0.75)).score == -1.0
     assert composed("timeout", None).score == -1.0
+
+
+@pytest.mark.parametrize(
+    ("own", "reached", "score"),
+    [
+        ((-2.0, -3.0), 1, -2.0),
+        ((-2.0, -3.0), 2, -3.0),
+        ((None, -3.0), 1, -1.0),
+        ((0.0, None), 1, 0.0),
+        ((0.0, None), 2, -1.0),
+    ],
+)
+def test_a_stage_that_names_a_score_for_its_timeout_is_heard_before_the_task(
+    own: tuple[float | None, float | None], reached: int, score: float
+) -> None:
+    stages = tuple(
+        msgspec.structs.replace(stage(act.name), timeout_score=its) for act, its in zip(ACTS, own, strict=True)
+    )
+    submitted = msgspec.structs.replace(SUBMITTED, stages=stages)
+    shown_as: list[tuple[EndedAs, float | None]] = [("timeout", score), ("ok", 0.75), ("expired", None)]
+    for ended, shown in shown_as:
+        body = compose(submitted, 0, Answer("a", ended, "", ACTS[:reached]), OK, 1.0, 2.0)
+        assert msgspec.json.decode(body).get("score") == shown
 
 
 def test_time_is_queueing_and_execution_and_the_rest() -> None:

@@ -13,12 +13,14 @@ from services.proxy.store import Store
 from shared.bus import functions
 from shared.bus.connection import command
 from shared.bus.functions import Submission
+from shared.bus.seen import read_seen
 from shared.messages.actions import ACTIONS, ActionSubmitted
+from shared.messages.seen import BatchesSeen, BatchSeen
 from shared.policy.backlog import Backlog, Lack, PoolBacklog
 from shared.policy.floor import Floor
 from shared.policy.formulation import Request, Work
 from shared.policy.life import Life
-from tests.services.proxy.mesh import stage, submitted
+from tests.services.proxy.mesh import START, StillClock, stage, submitted
 from tests.shared.bus.flaky import Flaky
 from tests.shared.bus.journal import Journal
 from tests.shared.bus.soon import soon
@@ -87,9 +89,9 @@ async def test_what_is_answered_meanwhile_is_not_stuck(store: Store, journal: Jo
 # ---- telling -----------------------------------------------------------------------------------------------------
 
 
-def waiting(floor: Floor, name: str) -> None:
+def waiting(floor: Floor, name: str, batch: str = "b") -> None:
     work = Work("run", "code.run", "cores@default", {"cores": 999}, 1.0)
-    floor.enqueue(Life(Request(name, "ada", "t", "b", (1000, 1), (work,), 1e9)))
+    floor.enqueue(Life(Request(name, "ada", "t", batch, (1000, 1), (work,), 1e9)))
 
 
 async def test_changes_are_told_until_another_leads(
@@ -98,7 +100,7 @@ async def test_changes_are_told_until_another_leads(
     monkeypatch.setattr(backlog, "TOLD_EVERY_S", 0.01)
     await functions.tell_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"former": 1}))
     floor, flaky = Floor(), Flaky(journal.redis)
-    telling = asyncio.create_task(tell_backlog(flaky, journal.epoch, floor))
+    telling = asyncio.create_task(tell_backlog(flaky, journal.epoch, floor, StillClock()))
     await soon(lambda: _is(store, {}))
     flaky.failures = ["before", "after"]
     waiting(floor, "a")
@@ -113,6 +115,47 @@ async def test_changes_are_told_until_another_leads(
     async with asyncio.timeout(20):
         await telling
     assert await store.stuck() == {"b": 2}
+    seen = await read_seen(journal.redis)
+    assert seen is not None
+    assert (seen.at, [len(one) for one in seen.batches["b"].queuing]) == (START, [2 * 16])
+
+
+async def test_of_batches_only_changes_are_told_and_first_that_there_are_none(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "TOLD_EVERY_S", 0.01)
+    former = BatchesSeen(1.0, {"gone": BatchSeen([b""], [b""])})
+    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(), former)
+    floor, clock = Floor(), StillClock()
+    telling = asyncio.create_task(tell_backlog(journal.redis, journal.epoch, floor, clock))
+
+    async def seen(*batches: str) -> bool:
+        told = await read_seen(journal.redis)
+        return told is not None and told.batches.keys() == set(batches)
+
+    await soon(seen)
+    clock.now += 1.0
+    waiting(floor, "outside", batch="")
+    await soon(lambda: _waits(Store(journal.redis), 1))
+    told = await read_seen(journal.redis)
+    assert told == BatchesSeen(START, {}), "what waits outside batches changes nothing of them"
+    waiting(floor, "a")
+    await soon(lambda: seen("b"))
+    floor.dequeue(floor.queued["a"])
+    await soon(seen)
+    telling.cancel()
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x93\x01", b'{"in": "words of another version"}', b"\x81\xa1x\x01"])
+async def test_what_another_version_told_is_nothing_told(store: Store, journal: Journal, raw: bytes) -> None:
+    await command(journal.redis, "HSET", "backlog", "pools", raw, "stuck", raw, "batches", raw)
+
+    assert (await store.pools(), await read_seen(journal.redis)) == ([], None)
+    assert await store.stuck() in ({}, {"x": 1})
+
+
+async def _waits(store: Store, count: int) -> bool:
+    return sum(pool.waiting for pool in await store.pools()) == count
 
 
 async def _is(store: Store, stuck: dict[str, int]) -> bool:

@@ -13,7 +13,8 @@ from services.proxy.leader import Leader
 from shared.bus.functions import Answering, Granting
 from shared.bus.tail import Tail
 from shared.messages.actions import CancelAsked
-from shared.messages.grants import Granted, InventoryAsked, Revoked
+from shared.messages.batches import BATCHES, RolloutProgress
+from shared.messages.grants import Granted, InventoryAsked, Revoked, ShareSet
 from shared.messages.nodes import NODES
 from shared.messages.outcomes import Started
 from shared.messages.targets import TARGETS, CompletionExpected, TargetSet
@@ -281,6 +282,26 @@ def test_an_earlier_expected_completion_goes_first(term: Term) -> None:
     term.take(entry(TARGETS, CompletionExpected(batch="b2", at=START + 1)))
 
     assert [one.action for one in granted(term.take(said(outcome("big"))))] == ["soon"]
+
+
+def test_while_no_planner_lives_the_nodes_own_what_all_work_takes(term: Term) -> None:
+    target = TargetSet(pool="cores@default", units=0, decided_at=START, reason="no batch is open")
+    term.take(entry(TARGETS, target), *(journalled(submitted(name, batch="b")) for name in "abc"))
+    term.leader.planned(lives=True)
+    assert term.notes.take() == []
+
+    term.leader.planned(lives=False)
+
+    writes = term.notes.take()
+    assert told(writes)[0] == ShareSet(epoch=EPOCH, resource="cores", units=3)
+    assert [one.action for one in granted(writes)] == ["b", "c"]
+
+
+def test_what_a_trainer_says_of_its_rollout_is_for_the_planner_alone(term: Term) -> None:
+    reported = RolloutProgress(batch="b", at=START, generating=3, tokens=17.0)
+
+    assert term.take(entry(BATCHES, reported), journalled(submitted("a", batch="b")))
+    assert term.take(entry(BATCHES, reported)) == []
 
 
 class Turns(Tail):

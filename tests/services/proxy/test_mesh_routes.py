@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from services.proxy.routes.mesh import _newest, _pool
+from services.proxy.routes.mesh import _newest, _nodes, _pool
 from shared.api.mesh import NodeView
-from shared.bus.connection import command, connect
+from shared.bus.connection import ValkeyClock, command, connect
 from shared.messages.base import ENTRY
-from shared.messages.nodes import NODES, Bye
+from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.messages.targets import TargetSet
 from shared.policy.backlog import Lack, PoolBacklog
 
@@ -21,6 +21,24 @@ async def test_an_entry_that_cannot_be_read_hides_no_other(redis_url: str) -> No
             await command(redis, "XADD", NODES.name, "*", ENTRY, payload)
         world: Any = SimpleNamespace(redis=redis)
         assert [message for _, message in await _newest(world, NODES, 10)] == [bye, bye]
+
+
+async def test_a_node_is_shown_with_what_its_last_heartbeat_told(redis_url: str) -> None:
+    hello = Hello(node="n", incarnation="1", node_class="default", capacity={"cores": 2}, kinds=["noop"])
+    beats = [
+        Heartbeat(node="n", incarnation="1", owned={"cores": 1}, used={"cores": 0}, cold_start_s=cold)
+        for cold in ({}, {"cores": 0.25})
+    ]
+    async with connect(redis_url, name="test") as redis:
+        clock = await ValkeyClock.measure(redis)
+        world: Any = SimpleNamespace(redis=redis, clock=clock, settings=SimpleNamespace(node_lost_s=60.0))
+        shown = []
+        said: list[Hello | Heartbeat] = [hello, *beats]
+        for message in said:
+            await command(redis, "XADD", NODES.name, "*", ENTRY, NODES.encode(message))
+            (view,) = await _nodes(world)
+            shown.append((view.owned, view.cold_start_s))
+    assert shown == [({}, {}), ({"cores": 1}, {}), ({"cores": 1}, {"cores": 0.25})]
 
 
 def node(name: str, *, capacity: int, owned: dict[str, int], used: int) -> NodeView:

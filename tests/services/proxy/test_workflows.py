@@ -124,6 +124,12 @@ def test_a_stage_queues_where_its_units_say(units: Any, cost: Any, pool: str, co
     assert stage.plan().timeout_s == 7
 
 
+def test_a_stage_carries_the_score_it_names_for_its_time_limit_and_only_that() -> None:
+    flow = workflow({"kind": "noop", "timeout_score": -2.5}, {"kind": "noop"})
+
+    assert [stage.timeout_score for stage in flow.resolve(raw({}), {})] == [-2.5, None]
+
+
 @pytest.mark.parametrize("units", [{"cores": 0}, {"cores": [0, 4]}, {"slots": 1}, {}])
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_what_runs_in_a_sandbox_needs_a_core(kind: str, units: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from shared.bus import functions
 from shared.bus.connection import command, connect, patiently
 from shared.bus.functions import Granting
 from shared.errors import Overloaded
+from shared.messages.batches import RolloutProgress
 from shared.policy.backlog import Backlog
 from tests.shared.bus.journal import Journal
 
@@ -41,6 +42,11 @@ async def test_submitting_is_refused_before_anything_is_accepted(full: Journal) 
 async def test_opening_a_batch_is_refused(full: Journal) -> None:
     with pytest.raises(Overloaded):
         await full.open("c")
+
+
+async def test_a_report_of_a_rollout_is_refused(full: Journal) -> None:
+    with pytest.raises(Overloaded):
+        await functions.progress(full.redis, RolloutProgress(batch="b", at=1.0, generating=3))
 
 
 async def test_a_plain_write_is_refused_as_overload_where_it_is_repeated_patiently(full: Journal) -> None:

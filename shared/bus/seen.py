@@ -1,0 +1,32 @@
+"""What the planner reads of open batches: where their requests stand, as the leader last told, and how many came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from redis.asyncio import Redis
+
+from shared.bus.connection import command
+from shared.messages import seen
+from shared.messages.seen import BatchesSeen
+
+
+async def read_seen(redis: Redis) -> BatchesSeen | None:
+    """Where the unanswered requests of every batch stand; None where no leader has told, or one of another version."""
+    raw = await command(redis, "HGET", "backlog", "batches")
+    try:
+        return seen.decode(raw) if raw is not None else None
+    except msgspec.MsgspecError:
+        return None
+
+
+async def read_counts(redis: Redis, batches: Sequence[str]) -> list[tuple[int, int] | None]:
+    """(submitted, answered) of each batch, in one round trip; None of one that is unknown (or has expired)."""
+    if not batches:
+        return []
+    pipe = redis.pipeline(transaction=False)
+    for batch in batches:
+        pipe.hmget(f"batch:{batch}", ["submitted", "answered"])
+    rows = await pipe.execute()
+    return [None if submitted is None else (int(submitted), int(answered or 0)) for submitted, answered in rows]

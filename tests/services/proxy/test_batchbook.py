@@ -1,0 +1,45 @@
+"""Opening batches: the workflow is kept as it was, in words that a replica of an older version reads too."""
+
+from __future__ import annotations
+
+import msgspec
+from redis.asyncio import Redis
+
+from services.proxy.batchbook import BatchBook
+from services.proxy.store import Store
+from services.proxy.taskbook import TaskBook
+from shared.api.batches import BatchOpening
+from shared.api.tasks import StageTemplate, Task
+from tests.services.proxy.mesh import StillClock
+
+SINCE = {"timeout_score"}
+"""Fields of a stage that came later, and are refused by who does not know them."""
+
+
+async def kept(valkey: Redis, stage: StageTemplate) -> tuple[Task, Task, bytes]:
+    """A task, and what a batch of it says of it: read, and as it stands."""
+    tasks = TaskBook(valkey)
+    declared = Task(stages=[stage])
+    await tasks.put("ada", "t", declared)
+    store = Store(valkey)
+    book = BatchBook(valkey, store, tasks, StillClock(), keep_batch_s=60.0)
+    view, _ = await book.open("ada", "t", BatchOpening())
+    found = await store.batch(view.id)
+    assert found is not None
+    return declared, Task.model_validate_json(found.workflow), found.workflow
+
+
+async def test_a_batch_keeps_the_task_it_was_opened_with(valkey: Redis) -> None:
+    stage = StageTemplate(name="s", kind="code.run", params={"memory_mb": None}, timeout_score=-2.0)
+
+    declared, read, _ = await kept(valkey, stage)
+
+    assert read == declared
+
+
+async def test_what_a_stage_leaves_open_is_not_written(valkey: Redis) -> None:
+    declared, read, raw = await kept(valkey, StageTemplate(name="s", kind="code.run", params={"memory_mb": None}))
+
+    (stage,) = msgspec.json.decode(raw)["stages"]
+    assert (stage.keys() & SINCE, stage["params"]) == (set(), {"memory_mb": None})
+    assert read == declared

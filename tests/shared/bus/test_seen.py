@@ -1,0 +1,56 @@
+"""Where open batches stand, as the leader tells it and the planner reads it."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from shared.bus import functions
+from shared.bus.seen import read_counts, read_seen
+from shared.messages.seen import BatchesSeen, BatchSeen, decode, encode, pack
+from shared.policy.backlog import Backlog
+from tests.shared.bus.journal import Journal
+
+SEEN = BatchesSeen(
+    7.0, {"b": BatchSeen([pack(array("d", [1.5, 2.5])), b""], [b"", pack(array("d", [0.5, 0.75, 3.0]))])}
+)
+
+
+def test_times_are_read_as_numpy_reads_them() -> None:
+    assert np.frombuffer(SEEN.batches["b"].queuing[0], "<f8").tolist() == [1.5, 2.5]
+    assert np.frombuffer(SEEN.batches["b"].running[1], "<f8").reshape(-1, 3).tolist() == [[0.5, 0.75, 3.0]]
+    assert decode(encode(SEEN)) == SEEN
+
+
+def test_times_are_little_endian_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = array("d", [1.5])
+    there = "big" if sys.byteorder == "little" else "little"
+    monkeypatch.setattr(sys, "byteorder", there)
+    assert pack(times)[:: 1 if there == "little" else -1] == array("d", [1.5]).tobytes()
+    assert times == array("d", [1.5])
+
+
+async def test_nothing_is_seen_before_a_leader_has_told(valkey: Redis) -> None:
+    assert await read_seen(valkey) is None
+
+
+async def test_what_was_told_of_batches_holds_until_something_else_is(journal: Journal) -> None:
+    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(), SEEN)
+    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(stuck={"b": 1}))
+    assert await read_seen(journal.redis) == SEEN
+    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(), BatchesSeen(8.0, {}))
+    assert await read_seen(journal.redis) == BatchesSeen(8.0, {})
+
+
+async def test_counts_are_of_each_batch_in_the_order_asked_for(journal: Journal) -> None:
+    await journal.open("a")
+    await journal.open("b")
+    entry = await journal.entry("r1", "b")
+    await journal.submit("r2", batch="b")
+    await journal.finish("r1", entry, "b")
+    assert await read_counts(journal.redis, ["b", "unknown", "a"]) == [(2, 1), None, (0, 0)]
+    assert await read_counts(journal.redis, []) == []

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from services.cpu_manager.attempts import Attempts
 from services.cpu_manager.cores import Cores, usable_cores
 from services.cpu_manager.execution import Execution, open_execution
+from services.cpu_manager.holding import Holding
 from services.cpu_manager.metrics import observe
 from services.cpu_manager.node import Node
 from services.cpu_manager.outbox import Outbox
@@ -63,13 +64,14 @@ def create_app(settings: CpuManagerSettings | None = None, *, clock: Clock = SYS
             Background() as background,
         ):
             await patiently(lambda: functions.load(redis), what="loading functions", patience_s=30.0)
-            cores = Cores(mine, owned=len(mine))
+            cores, slots = Cores(mine), Holding(settings.slots, owned=settings.slots)
             outbox = Outbox(redis)
             hello = _hello(settings, mine, execution)
             attempts = Attempts(
                 node=hello.node,
                 incarnation=hello.incarnation,
                 cores=cores,
+                slots=slots,
                 sandbox=execution.sandbox,
                 graders=execution.graders,
                 report=observe(outbox.put),
@@ -78,7 +80,8 @@ def create_app(settings: CpuManagerSettings | None = None, *, clock: Clock = SYS
                 guard_s=settings.guard_s,
             )
             outbox.may_gather = attempts.busy
-            node = Node(redis, reader, hello, attempts, outbox, cores, clock)
+            holdings = {"cores": cores.holding, "slots": slots}
+            node = Node(redis, reader, hello, attempts, outbox, holdings, clock, execution.cold_start_s)
             background.start(outbox.run(), name="outbox")
             background.start(node.run(), name="grants")
             background.start(node.heartbeats(settings.heartbeat_s), name="heartbeats")

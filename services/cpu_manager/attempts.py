@@ -15,6 +15,7 @@ import msgspec
 
 from services.cpu_manager.cores import Cores
 from services.cpu_manager.graders.protocol import Bench, Grader, Verdict
+from services.cpu_manager.holding import Holding
 from services.cpu_manager.results import EMPTY, encode_output
 from services.cpu_manager.sandbox.protocol import Sandbox
 from services.cpu_manager.tenancy import TenantSandbox
@@ -63,6 +64,7 @@ class Attempts:
     node: str
     incarnation: str
     cores: Cores
+    slots: Holding
     sandbox: Sandbox
     graders: Mapping[str, Grader[Any]]
     report: Report
@@ -108,6 +110,8 @@ class Attempts:
 
     def _start(self, grant: Granted, read_at: float, now: float) -> None:
         cores = self.cores.take(grant.units.get("cores", 0), now)
+        if slots := grant.units.get("slots", 0):
+            self.slots.use(slots, now)
         task = asyncio.create_task(self._grade(grant, cores), name=f"attempt {grant.action}")
         self._running[grant.action, grant.attempt] = _Running(grant, task, cores, read_at, now)
         task.add_done_callback(partial(self._ended, grant))
@@ -167,6 +171,8 @@ class Attempts:
         running = self._running.pop((grant.action, grant.attempt))
         now = self.clock.monotonic()
         self.cores.give_back(running.cores, now)
+        if slots := grant.units.get("slots", 0):
+            self.slots.use(-slots, now)
         self._start_next(now)
         if not task.cancelled():
             graded: _Graded | None = task.result()

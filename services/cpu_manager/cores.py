@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from services.cpu_manager.holding import Holding
 from shared.units import Seconds
 
 
@@ -15,19 +16,14 @@ def usable_cores() -> frozenset[int]:
 
 @dataclass(slots=True)
 class Cores:
-    """The cores of one node. `owned` is what the planner wants held; `used` is what actions work on.
-
-    Core-seconds of both are integrated, because what was owned and not used is what scaling saves.
-    """
+    """The cores of one node, and how many of them it holds."""
 
     all: frozenset[int]
-    owned: int
+    holding: Holding = field(init=False)
     _free: list[int] = field(init=False)
-    owned_unit_s: float = 0.0
-    used_unit_s: float = 0.0
-    _since: Seconds = 0.0
 
     def __post_init__(self) -> None:
+        self.holding = Holding(len(self.all), owned=len(self.all))
         self._free = sorted(self.all, reverse=True)
 
     @property
@@ -36,7 +32,7 @@ class Cores:
 
     @property
     def used(self) -> int:
-        return len(self.all) - len(self._free)
+        return self.holding.used
 
     def take(self, count: int, now: Seconds) -> frozenset[int]:
         """So many cores, exclusively; the lowest free ones, so that the rest of the machine can sleep.
@@ -46,24 +42,12 @@ class Cores:
         """
         if count > len(self._free):
             raise ValueError(f"{count} cores granted, {len(self._free)} of {len(self.all)} free")
-        self.settle(now)
+        self.holding.use(count, now)
         return frozenset(self._free.pop() for _ in range(count))
 
     def give_back(self, cores: frozenset[int], now: Seconds) -> None:
         """They are free again."""
-        self.settle(now)
         assert cores <= self.all, "cores of another node came back"
         assert cores.isdisjoint(self._free), "cores came back that were free"
+        self.holding.use(-len(cores), now)
         self._free = sorted({*self._free, *cores}, reverse=True)
-
-    def own(self, count: int, now: Seconds) -> None:
-        """Own so many from now on. Running actions keep theirs, whatever the number."""
-        self.settle(now)
-        self.owned = max(0, min(count, len(self.all)))
-
-    def settle(self, now: Seconds) -> None:
-        """Bring the integrals up to now."""
-        elapsed = max(0.0, now - self._since) if self._since else 0.0
-        self.owned_unit_s += elapsed * max(self.owned, self.used)
-        self.used_unit_s += elapsed * self.used
-        self._since = now

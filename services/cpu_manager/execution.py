@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from services.cpu_manager.graders.protocol import Grader
 from services.cpu_manager.graders.registry import build_graders
 from services.cpu_manager.sandbox import languages
+from services.cpu_manager.sandbox.cold_start import ColdStart
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import Exit, Job, Limits, PythonJob, Sandbox
 from services.cpu_manager.sandbox.rungs import NoSandboxError, Rung
@@ -29,6 +30,16 @@ class Execution:
     graders: Mapping[str, Grader[Any]]
     labels: dict[str, str]
     """For people, in /v1/nodes: the sandbox rung, languages with versions."""
+    cold_start: ColdStart = field(default_factory=ColdStart)
+    """Of a worker on a core."""
+
+    def cold_start_s(self) -> dict[str, float]:
+        """Resource -> seconds from owning a unit to a worker that executes on it; of those measured so far.
+
+        A core is owned by its number alone: what takes time is the cell that the first job on it runs in.
+        """
+        seconds = self.cold_start.seconds
+        return {} if seconds is None else {"cores": round(seconds, 4)}
 
 
 class NoSandbox:
@@ -66,7 +77,7 @@ async def open_execution(settings: CpuManagerSettings, cores: frozenset[int]) ->
         labels = {"sandbox": str(sandbox.ladder.chosen), "user": sandbox.ladder.user}
         labels |= {f"language.{name}": info.version for name, info in known.items()}
         await _warm(sandbox, cores)
-        yield Execution(sandbox, build_graders(known), labels)
+        yield Execution(sandbox, build_graders(known), labels, sandbox.cold_start)
     finally:
         await sandbox.close()
 

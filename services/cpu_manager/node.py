@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable, Mapping
 
 from redis.asyncio import Redis
 
 from services.cpu_manager.attempts import Attempts
-from services.cpu_manager.cores import Cores
+from services.cpu_manager.holding import Holding
 from services.cpu_manager.outbox import Outbox
 from shared import log
 from shared.bus import functions
@@ -31,15 +32,27 @@ class Node:
     """One node in one incarnation. Refuses grants of an epoch older than it has seen."""
 
     def __init__(
-        self, redis: Redis, reader: Redis, hello: Hello, attempts: Attempts, outbox: Outbox, cores: Cores, clock: Clock
+        self,
+        redis: Redis,
+        reader: Redis,
+        hello: Hello,
+        attempts: Attempts,
+        outbox: Outbox,
+        holdings: Mapping[str, Holding],
+        clock: Clock,
+        cold_start_s: Callable[[], dict[str, float]] = dict,
     ) -> None:
-        """`reader` is for blocking reads alone; `redis` writes."""
+        """`reader` is for blocking reads alone; `redis` writes. `holdings`: by resource.
+
+        `cold_start_s`: as `Execution.cold_start_s`.
+        """
         self._redis = redis
         self._hello = hello
         self._attempts = attempts
         self._outbox = outbox
-        self._cores = cores
+        self._holdings = holdings
         self._clock = clock
+        self._cold_start_s = cold_start_s
         self._epoch = 0
         self._topic = grants_topic(hello.node, hello.incarnation)
         self.tail = Tail(reader, {self._topic: "0"})
@@ -67,14 +80,16 @@ class Node:
             if beats % BEATS_A_HELLO == 0:
                 await self._say(self._hello)
             now = self._clock.monotonic()
-            self._cores.settle(now)
+            for holding in self._holdings.values():
+                holding.settle(now)
             beat = Heartbeat(
                 node=self._hello.node,
                 incarnation=self._hello.incarnation,
-                owned={"cores": max(self._cores.owned, self._cores.used)},
-                used={"cores": self._cores.used},
-                owned_unit_s={"cores": round(self._cores.owned_unit_s, 3)},
-                used_unit_s={"cores": round(self._cores.used_unit_s, 3)},
+                owned={name: holding.held for name, holding in self._holdings.items()},
+                used={name: holding.used for name, holding in self._holdings.items()},
+                owned_unit_s={name: round(holding.owned_unit_s, 3) for name, holding in self._holdings.items()},
+                used_unit_s={name: round(holding.used_unit_s, 3) for name, holding in self._holdings.items()},
+                cold_start_s=self._cold_start_s(),
             )
             await self._say(beat)
             if self._untrimmed:
@@ -103,7 +118,8 @@ class Node:
             case Revoked():
                 self._attempts.revoke(message.action, message.attempt, recall=message.recall)
             case ShareSet():
-                self._cores.own(message.units, self._clock.monotonic())
+                if message.resource in self._holdings:
+                    self._holdings[message.resource].own(message.units, self._clock.monotonic())
             case InventoryAsked():
                 self.met_leader = True
                 self._outbox.put(

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import math
 import os
+import time
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from services.cpu_manager.sandbox import harnesses, toolchain
+from services.cpu_manager.sandbox.cold_start import ColdStart
 from services.cpu_manager.sandbox.feed import sealed
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.instance import Instance, default_scratch
@@ -49,6 +51,9 @@ class LocalSandbox:
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._closed = False
         self._zygotes = Zygotes(walls, instance.directory, most_zygotes)
+        self.cold_start = ColdStart()
+        """Of a cell, and of its zygote where that did not stand either: from the job's coming to its program's
+        beginning, of jobs that no waiting cell took."""
 
     @classmethod
     async def create(
@@ -91,6 +96,7 @@ class LocalSandbox:
         """One try. Returns how it ended and whether the program may have run."""
         if self._closed:
             return Exit(ended_by="lost", detail="the sandbox is closed"), True
+        came = time.monotonic()
         try:
             zygote = await self._zygotes.get(zygote_for(job) if isinstance(job, PythonJob) else LAUNCHER)
             spare = self._spares.take(zygote, job.limits.disk_bytes)
@@ -100,11 +106,13 @@ class LocalSandbox:
         zygote.most_cells = max(zygote.most_cells, zygote.cells)
         stands = False
         try:
-            ended, began, stands = await self._attempt(job, cores, spare)
+            ended, began_at, stands = await self._attempt(job, cores, spare)
         except OSError as error:
             return Exit(ended_by="lost", detail=str(error)), False
         else:
-            return ended, began
+            if began_at and not spare.waited:
+                self.cold_start.measured(began_at - came)
+            return ended, began_at > 0
         finally:
             zygote.cells -= 1
             if stands and not self._closed:
@@ -119,8 +127,8 @@ class LocalSandbox:
             with contextlib.suppress(ZygoteError, OSError):  # whoever needs the next cell hears of it
                 self._spares.restock(zygote, disk_bytes)
 
-    async def _attempt(self, job: Job, cores: frozenset[int], spare: Spare) -> tuple[Exit, bool, bool]:
-        """Returns how it ended, whether the program may have run, and whether the cell stands for another."""
+    async def _attempt(self, job: Job, cores: frozenset[int], spare: Spare) -> tuple[Exit, float, bool]:
+        """Returns how it ended, when the program began (0: it has not), and whether the cell stands for another."""
         limits, slot = job.limits, spare.slot
         if slot.group:
             slot.group.arm(limits.memory_bytes, limits.pids + _EXTRA_PIDS)
@@ -131,7 +139,7 @@ class LocalSandbox:
             cell = Cell(spare, limits, self._watch(spare, job), len(cores))
             order, errand = self._order(job, cores), wire.pack(wire.Errand(job.fetch, limits.disk_bytes))
             ended = await cell.run((order, errand), stdin, parcel, reports=isinstance(job, PythonJob))
-            return ended, cell.began, cell.stands
+            return ended, cell.began_at, cell.stands
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

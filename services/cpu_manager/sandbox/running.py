@@ -101,6 +101,11 @@ class Cell:
         return self._started_at > 0
 
     @property
+    def began_at(self) -> float:
+        """When it has, on the monotonic clock; 0 before."""
+        return self._started_at
+
+    @property
     def stands(self) -> bool:
         """The program ended by itself and its cell takes the order of another."""
         return self._again and self._cause is None and not self._usage.out_of_memory

@@ -33,6 +33,8 @@ class Spare:
     """Of its init, once it has been told."""
     spent_s: float = 0.0
     """CPU time of the programs that init has reaped before."""
+    waited: bool = False
+    """It stood ready before the job came that it runs."""
 
     def hung_up(self) -> bool:
         """Its init died while it waited."""
@@ -71,6 +73,7 @@ class Spares:
         if zygote.dead or len(waiting) >= _MOST:
             self.end(spare)
         else:
+            spare.waited = True
             waiting.append(spare)
 
     def end(self, spare: Spare) -> None:
@@ -94,7 +97,9 @@ class Spares:
                 self._let_go(self._waiting.pop((zygote_, size)))
         waiting = self._waiting.setdefault((zygote, disk_bytes), deque())
         while not zygote.dead and len(waiting) < min(zygote.most_cells + _AHEAD, _MOST):
-            waiting.append(self._order(zygote, disk_bytes))
+            spare = self._order(zygote, disk_bytes)
+            spare.waited = True
+            waiting.append(spare)
 
     def count(self) -> int:
         return sum(len(cells) for (zygote, _), cells in self._waiting.items() if not zygote.dead)

@@ -12,6 +12,7 @@ import msgspec
 from services.cpu_manager.attempts import Attempts
 from services.cpu_manager.cores import Cores
 from services.cpu_manager.graders.protocol import Bench, Verdict
+from services.cpu_manager.holding import Holding
 from services.cpu_manager.sandbox.protocol import Exit, Job
 from shared.messages.grants import Granted
 from shared.messages.outcomes import Finished, Started
@@ -79,8 +80,8 @@ def grant(
     action: str = "a", *, attempt: int = 1, stage: int = 0, epoch: int = 1, cores: int = 1, **rest: Any
 ) -> Granted:
     fields = {"tenant": "ada", "work": "work", "params": b"{}", "timeout_s": 10.0, "budget_s": 60.0, **rest}
-    units = {"cores": cores}
-    return Granted(action=action, epoch=epoch, attempt=attempt, stage=stage, units=units, **fields)
+    fields.setdefault("units", {"cores": cores})
+    return Granted(action=action, epoch=epoch, attempt=attempt, stage=stage, **fields)
 
 
 class Bed:
@@ -88,7 +89,7 @@ class Bed:
 
     def __init__(self, *, cores: int = 4, output_bytes: int = 1000, guard_s: float = 5.0) -> None:
         self.clock = ManualClock()
-        self.cores = Cores(frozenset(range(cores)), owned=cores)
+        self.cores, self.slots = Cores(frozenset(range(cores))), Holding(8, owned=8)
         self.grader = Scripted()
         self.sandbox = NoSandboxHere()
         self.reports: list[Started | Finished] = []
@@ -96,6 +97,7 @@ class Bed:
             node="n",
             incarnation="1",
             cores=self.cores,
+            slots=self.slots,
             sandbox=self.sandbox,
             graders={"work": self.grader},
             report=self.report,

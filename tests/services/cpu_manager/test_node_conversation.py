@@ -11,6 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.cpu_manager import node as node_module
+from services.cpu_manager.execution import Execution
 from services.cpu_manager.node import BEATS_A_HELLO, Node
 from services.cpu_manager.outbox import Outbox
 from shared.bus import functions
@@ -34,7 +35,17 @@ class Post:
         self.bed = Bed()
         self.outbox = Outbox(redis)
         self.bed.attempts.report = self.outbox.put
-        self.node = Node(redis, reader, HELLO, self.bed.attempts, self.outbox, self.bed.cores, self.bed.clock)
+        self.execution = Execution(self.bed.sandbox, {}, {})
+        self.node = Node(
+            redis,
+            reader,
+            HELLO,
+            self.bed.attempts,
+            self.outbox,
+            {"cores": self.bed.cores.holding, "slots": self.bed.slots},
+            self.bed.clock,
+            self.execution.cold_start_s,
+        )
 
     async def send(self, *messages: Grant) -> None:
         for message in messages:
@@ -112,7 +123,7 @@ async def test_a_leader_that_was_deposed_is_refused(post: Post) -> None:
 
     told = await post.outcomes(3)
     assert [one.action for one in told if isinstance(one, Finished)] == ["new", "newer"]
-    assert post.bed.cores.owned == 4
+    assert post.bed.cores.holding.owned == 4
 
 
 async def test_a_revocation_stops_what_runs(post: Post) -> None:
@@ -124,10 +135,11 @@ async def test_a_revocation_stops_what_runs(post: Post) -> None:
 
 
 async def test_its_share_is_what_it_was_told_to_own(post: Post) -> None:
-    await post.send(ShareSet(epoch=1, resource="cores", units=2), InventoryAsked(epoch=1))
+    shares = [("cores", 2), ("slots", 5), ("gpus", 1)]
+    await post.send(*(ShareSet(epoch=1, resource=name, units=units) for name, units in shares), InventoryAsked(epoch=1))
     await post.outcomes(1)
 
-    assert post.bed.cores.owned == 2
+    assert (post.bed.cores.holding.owned, post.bed.slots.owned) == (2, 5)
 
 
 async def test_an_inventory_comes_after_every_outcome_before_it(post: Post) -> None:
@@ -172,16 +184,31 @@ async def test_a_heartbeat_trims_what_is_left_and_keeps_what_is_not_read(post: P
 
 async def test_a_heartbeat_tells_units_and_what_outlived_it(post: Post) -> None:
     post.bed.grader.waits = True
-    await post.send(grant("a", cores=3), ShareSet(epoch=1, resource="cores", units=2), InventoryAsked(epoch=1))
+    shares = [ShareSet(epoch=1, resource=name, units=units) for name, units in (("cores", 2), ("slots", 0))]
+    await post.send(grant("a", units={"cores": 3, "slots": 1}), *shares, InventoryAsked(epoch=1))
     await post.outcomes(1)
     post.bed.clock.now += 2.0
     async with running(lambda: post.node.heartbeats(3600.0)):
         _, beat = await post.words(2)
 
     assert isinstance(beat, Heartbeat)
-    assert (beat.owned, beat.used) == ({"cores": 3}, {"cores": 3}), "what is used is owned, whatever the share"
-    assert beat.used_unit_s == {"cores": 6.0}
+    held = {"cores": 3, "slots": 1}
+    assert (beat.owned, beat.used) == (held, held), "what is used is owned, whatever the share"
+    assert beat.used_unit_s == {"cores": 6.0, "slots": 2.0}
     assert (await post.outcomes(2))[1] == Started(action="a", node="n", epoch=1, attempt=1)
+
+
+async def test_a_heartbeat_tells_how_long_a_worker_takes_once_one_was_made(post: Post) -> None:
+    async with running(lambda: post.node.heartbeats(0.01)):
+        _, unknown = await post.words(2)
+        post.execution.cold_start.measured(0.25)
+
+        async def told() -> bool:
+            newest: Heartbeat = (await post.heard(NODES))[-1]
+            return newest.cold_start_s == {"cores": 0.25}
+
+        await soon(told)
+    assert unknown.cold_start_s == {}
 
 
 async def test_the_hello_is_said_again_now_and_then(post: Post) -> None:

@@ -19,8 +19,8 @@ class CoresMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cores = Cores(ALL, owned=len(ALL))
-        self.cores.settle(START)
+        self.cores = Cores(ALL)
+        self.cores.holding.settle(START)
         self.holders: list[frozenset[int]] = []
         self.now = START
         self.owned_unit_s = self.used_unit_s = 0.0
@@ -47,15 +47,15 @@ class CoresMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(-2, 9))
     def owns(self, count: int) -> None:
-        self.cores.own(count, self.now)
-        assert self.cores.owned == min(max(count, 0), 6)
+        self.cores.holding.own(count, self.now)
+        assert self.cores.holding.owned == min(max(count, 0), 6)
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 2.0]))
     def time_passes(self, seconds: float) -> None:
         used = len(self.held())
         self.now += seconds
         self.used_unit_s += used * seconds
-        self.owned_unit_s += max(self.cores.owned, used) * seconds
+        self.owned_unit_s += max(self.cores.holding.owned, used) * seconds
 
     @invariant()
     def nobody_shares_and_nothing_is_lost(self) -> None:
@@ -63,33 +63,33 @@ class CoresMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_was_owned_and_used_adds_up(self) -> None:
-        self.cores.settle(self.now)
-        assert self.cores.used_unit_s == pytest.approx(self.used_unit_s)
-        assert self.cores.owned_unit_s == pytest.approx(self.owned_unit_s)
+        self.cores.holding.settle(self.now)
+        assert self.cores.holding.used_unit_s == pytest.approx(self.used_unit_s)
+        assert self.cores.holding.owned_unit_s == pytest.approx(self.owned_unit_s)
 
 
 TestCores = CoresMachine.TestCase
 
 
 def test_cores_that_were_free_cannot_come_back() -> None:
-    cores = Cores(ALL, owned=6)
+    cores = Cores(ALL)
 
     with pytest.raises(AssertionError, match="that were free"):
         cores.give_back(frozenset({0}), START)
 
 
 def test_cores_of_another_node_cannot_come_back() -> None:
-    cores = Cores(ALL, owned=6)
+    cores = Cores(ALL)
 
     with pytest.raises(AssertionError, match="another node"):
         cores.give_back(frozenset({1}), START)
 
 
 def test_time_before_the_first_settling_counts_for_nobody() -> None:
-    cores = Cores(ALL, owned=6)
-    cores.settle(START)
+    cores = Cores(ALL)
+    cores.holding.settle(START)
 
-    assert (cores.owned_unit_s, cores.used_unit_s) == (0.0, 0.0)
+    assert (cores.holding.owned_unit_s, cores.holding.used_unit_s) == (0.0, 0.0)
 
 
 def test_usable_cores_are_those_this_process_may_run_on() -> None:

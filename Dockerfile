@@ -20,7 +20,9 @@ RUN mkdir services shared && touch services/__init__.py shared/__init__.py \
 COPY alembic alembic
 COPY services services
 COPY shared shared
-RUN /opt/venv/bin/python -m compileall -q services shared
+# Compiled once, here: the planner's loops too, which else take it some seconds at its first start.
+RUN /opt/venv/bin/python -m compileall -q services shared \
+    && /opt/venv/bin/python -c "from shared.policy.rehearsal import warm; warm()"
 
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
 # `treadle up` in one container is a whole stack; compose runs one service each.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from shared.messages.nodes import Bye, Heartbeat, Hello
+from shared.policy.stimuli import NodesChanged
 from shared.units import Seconds
 
 MOST_NODES = 4096
@@ -17,21 +19,33 @@ class Capacity:
     lost_s: Seconds
     _hellos: dict[str, Hello] = field(default_factory=dict)
     _seen: dict[str, Seconds] = field(default_factory=dict)
+    _cold_start_s: dict[str, dict[str, Seconds]] = field(default_factory=dict)
+    """By node and resource, as lately measured."""
 
     def heard(self, at: Seconds, message: Hello | Heartbeat | Bye) -> None:
         """Take one message, in the order of the stream."""
         if isinstance(message, Hello):
             self._hellos[message.node] = message
             while len(self._hellos) > MOST_NODES:
-                del self._hellos[next(iter(self._hellos))]
+                oldest = next(iter(self._hellos))
+                del self._hellos[oldest]
+                self._seen.pop(oldest, None)
+                self._cold_start_s.pop(oldest, None)
         known = self._hellos.get(message.node)
         if known is None or known.incarnation != message.incarnation:
             return
         if isinstance(message, Bye):
             del self._hellos[message.node]
             self._seen.pop(message.node, None)
+            self._cold_start_s.pop(message.node, None)
         else:
             self._seen[message.node] = at
+        if isinstance(message, Heartbeat):
+            self._cold_start_s[message.node] = message.cold_start_s
+
+    def stimulus(self, now: Seconds) -> NodesChanged:
+        """What the planner is told of nodes."""
+        return NodesChanged(self.by_pool(now), self.cold_start_s())
 
     def by_pool(self, now: Seconds) -> dict[str, int]:
         """Units by pool of the nodes heard of within `lost_s`."""
@@ -42,3 +56,12 @@ class Capacity:
                 pool = f"{resource}@{hello.node_class}"
                 pools[pool] = pools.get(pool, 0) + (units if alive else 0)
         return pools
+
+    def cold_start_s(self) -> dict[str, Seconds]:
+        """By pool the longest that a worker takes to come into being on any of its nodes, to a tenth of a second."""
+        longest: dict[str, Seconds] = {}
+        for node, measured in self._cold_start_s.items():
+            for resource, seconds in measured.items():
+                pool = f"{resource}@{self._hellos[node].node_class}"
+                longest[pool] = max(longest.get(pool, 0.0), math.ceil(seconds * 10) / 10)
+        return longest

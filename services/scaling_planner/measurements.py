@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 from shared.bus.results import RequestRecord
 from shared.messages.batches import BatchEnded, BatchOpened
-from shared.policy.workload import UNREACHED, Stage
-from shared.store.records import BatchRequests, EndedBatch, OpenedBatch
+from shared.messages.seen import LOOKS_EVERY_S, BatchesSeen
+from shared.policy.stimuli import Sight
+from shared.policy.workload import UNREACHED, OpenedBatch, Stage
+from shared.store.records import BatchRequests, EndedBatch
+from shared.units import Seconds
 
 
 def opened_batch(message: BatchOpened) -> OpenedBatch:
@@ -27,7 +30,7 @@ def opened_batch(message: BatchOpened) -> OpenedBatch:
     )
 
 
-def ended_batch(message: BatchEnded, answers: Sequence[RequestRecord]) -> EndedBatch:
+def ended_batch(message: BatchEnded, answers: Sequence[RequestRecord], tokens_per_s: float | None = None) -> EndedBatch:
     """The end as it is kept.
 
     Raises:
@@ -49,7 +52,25 @@ def ended_batch(message: BatchEnded, answers: Sequence[RequestRecord]) -> EndedB
         extra_delay_s=None if ready_s is None else max(0.0, message.ended_at - ready_s),
         counts=dict(Counter(answer.ended for answer in answers)),
         requests=requests,
+        tokens_per_s=tokens_per_s,
     )
+
+
+def sights(
+    batches: Sequence[str], seen: BatchesSeen | None, counts: Sequence[tuple[int, int] | None], now: Seconds
+) -> dict[str, Sight]:
+    """Open batches as the planner takes them; those that Valkey no longer knows are left out.
+
+    What the leader has not told anew still held when it looked last; `counts` are of this moment.
+    """
+    views: dict[str, Sight] = {}
+    looked_at = None if seen is None else min(now, max(seen.at, now - LOOKS_EVERY_S))
+    for batch, count in zip(batches, counts, strict=True):
+        if count is not None:
+            told = seen.batches.get(batch) if seen is not None else None
+            queuing, running = (tuple(told.queuing), tuple(told.running)) if told is not None else ((), ())
+            views[batch] = Sight(*count, queuing, running, looked_at)
+    return views
 
 
 def measured(answers: Sequence[RequestRecord], first_at: float) -> BatchRequests | None:

@@ -1,4 +1,4 @@
-"""The planner's shell: batches from the bus into Postgres and the planner, its commands onto the bus.
+"""The planner's shell: what the mesh says into Postgres and the planner, its commands onto the bus.
 
 Order of each delivery: make durable what the message says, decide, keep the decisions, publish them, acknowledge. Every
 step is harmless to repeat, so a crash anywhere repeats the delivery and loses nothing.
@@ -7,8 +7,9 @@ step is harmless to repeat, so a crash anywhere repeats the delivery and loses n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from time import perf_counter
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from redis.asyncio import Redis
@@ -16,62 +17,100 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from services.scaling_planner import metrics
 from services.scaling_planner.capacity import Capacity
-from services.scaling_planner.measurements import ended_batch, opened_batch
-from services.scaling_planner.planner import Command, ExpectCompletion, Planner, PublishTarget
+from services.scaling_planner.measurements import ended_batch, opened_batch, sights
 from shared import log
 from shared.bus import functions
 from shared.bus.connection import ValkeyClock, command, patiently
 from shared.bus.results import read_record
+from shared.bus.seen import read_counts, read_seen
 from shared.bus.tail import Tail
-from shared.messages.batches import BatchEnded, BatchOpened, FirstArrival
+from shared.messages.batches import BatchEnded, BatchOpened, FirstArrival, RolloutProgress
 from shared.messages.targets import TARGETS, CompletionExpected, TargetSet
+from shared.policy.planner import Planner
+from shared.policy.stimuli import (
+    Command,
+    Ended,
+    ExpectCompletion,
+    FirstCame,
+    Looked,
+    Opened,
+    Progressed,
+    PublishTarget,
+    Restored,
+    Stimulus,
+    Woken,
+)
+from shared.policy.workload import OpenedBatch, PastBatch
 from shared.store.batches import BatchHistory
 from shared.store.database import Sessions, persistently, transaction
 from shared.store.plans import Plans
-from shared.store.records import EndedBatch, LastBatch, OpenedBatch, StoredPlan
+from shared.store.records import EndedBatch, StoredPlan
+from shared.traces.planning import StimulusLog
 from shared.units import Seconds
 
 T = TypeVar("T")
 
 _log = log.get(__name__)
 
+LEISURE = 4
+"""So many times as long as the last decision took is waited before it is made again without an event."""
+MOST_LEARNT = 200_000
+"""Requests of past batches that are kept in memory for one open batch; the newest batch counts in any case."""
+
 
 class PlannerService:
-    """One planner with its sockets. Deliveries and news of nodes take turns."""
+    """One planner with its sockets. Whatever it is told takes turns."""
 
     def __init__(
-        self, planner: Planner, capacity: Capacity, sessions: Sessions, redis: Redis, clock: ValkeyClock
+        self,
+        planner: Planner,
+        capacity: Capacity,
+        sessions: Sessions,
+        redis: Redis,
+        clock: ValkeyClock,
+        stimulus_log: StimulusLog | None = None,
     ) -> None:
         self._planner = planner
         self._capacity = capacity
         self._sessions = sessions
         self._redis = redis
         self._clock = clock
+        self._log = stimulus_log
         self._turn = asyncio.Lock()
+        self._turn_began: Seconds | None = None
+        self._planned = asyncio.Event()
+        self._took_s = 0.0
+        """For the last decision."""
         self.restored = False
         """State is rebuilt from Postgres; deliveries may begin."""
+
+    @property
+    def turn_s(self) -> Seconds:
+        """How long the present turn has lasted; 0 between turns."""
+        return 0.0 if self._turn_began is None else time.monotonic() - self._turn_began
 
     async def restore(self) -> None:
         """Rebuild what a former process knew: targets, and the open batches that Valkey still knows."""
 
-        async def load(session: AsyncSession) -> list[tuple[OpenedBatch, LastBatch | None]]:
-            self._planner.targets = await Plans(session).targets()
+        async def load(session: AsyncSession) -> tuple[dict[str, int], list[Opened]]:
             history = BatchHistory(session)
-            return [
-                (batch, await history.last_complete(batch.tenant, batch.task)) for batch in await history.still_open()
-            ]
+            batches = await history.still_open()
+            opened = [Opened(batch, await self._past(history, batch), restored=True) for batch in batches]
+            return await Plans(session).targets(), opened
 
-        for batch, last in await self._store(load, "restoring"):
-            if await self._known_to_valkey(batch.batch):
-                self._planner.restored(batch, last)
+        targets, still_open = await self._store(load, "restoring")
+        await self._tell(Restored(targets))
+        for opened in still_open:
+            if await self._known_to_valkey(opened.batch.batch):
+                await self._tell(opened)
             else:
-                await self._abandon(batch)
+                await self._abandon(opened.batch)
         self.restored = True
         _log.info("planner_restored", targets=self._planner.targets)
 
-    async def on_batch(self, message: BatchOpened | FirstArrival | BatchEnded) -> None:
+    async def on_batch(self, message: BatchOpened | FirstArrival | BatchEnded | RolloutProgress) -> None:
         """Handle one delivery of `batches`. Returns when its effects are durable and published."""
-        async with self._turn:
+        async with self._taking_turns():
             match message:
                 case BatchOpened():
                     await self._opened(opened_batch(message))
@@ -79,45 +118,71 @@ class PlannerService:
                     await self._first_arrival(message)
                 case BatchEnded():
                     await self._ended(message)
+                case RolloutProgress():
+                    await self._tell(Progressed(message.batch, message.at, message.generating, message.tokens))
 
     async def follow_nodes(self, tail: Tail) -> None:
         """Keep the ceilings, for ever: what nodes said before this process began counts, if they still live."""
-        backlog = True
+        backlog, told = True, None
         async for entries in tail.batches():
             for entry in entries:
                 self._capacity.heard(entry.at, entry.message)
             backlog = backlog and len(entries) > 0 and self._clock.unix() - entries[-1].at > 1.0
             if backlog:
                 continue  # decide once what is true now, not once for each page of the past
-            async with self._turn:
-                by_pool = self._capacity.by_pool(self._clock.unix())
-                await self._decide(lambda now: self._planner.capacities(now, by_pool))  # noqa: B023  # awaited here
+            stimulus = self._capacity.stimulus(self._clock.unix())
+            if stimulus != told:
+                async with self._taking_turns():
+                    await self._tell(stimulus)
+                told = stimulus
 
-    async def keep_house(self, every_s: Seconds, keep_s: Seconds) -> None:
+    async def keep_time(self) -> None:
+        """Look again when the planner wants to, for ever; planning takes at most one part in five of a core."""
+        while True:
+            self._planned.clear()
+            most_s = self._planner.ways.surprise_s if self._planner.watches else 3600.0
+            wait_s = max(self._planner.wake_s() - self._clock.unix(), LEISURE * self._took_s)
+            try:
+                async with asyncio.timeout(min(wait_s, max(most_s, LEISURE * self._took_s))):
+                    await self._planned.wait()
+            except TimeoutError:
+                async with self._taking_turns():
+                    await self._tell(Woken())
+
+    async def keep_house(self, every_s: Seconds, keep_s: Seconds, keep_plans_s: Seconds) -> None:
         """Delete what is too old, for ever."""
         while True:
-            before = self._clock.unix() - keep_s
+            now = self._clock.unix()
 
             async def prune(session: AsyncSession) -> int:
-                await Plans(session).prune(before)  # noqa: B023  # awaited in this turn
-                return await BatchHistory(session).prune(before)  # noqa: B023
+                await Plans(session).prune(now - keep_plans_s)  # noqa: B023  # awaited in this turn
+                return await BatchHistory(session).prune(now - keep_s)  # noqa: B023
 
             gone = await self._store(prune, "pruning")
             _log.info("history_pruned", batches=gone)
             await asyncio.sleep(every_s)
 
+    @asynccontextmanager
+    async def _taking_turns(self) -> AsyncIterator[None]:
+        async with self._turn:
+            self._turn_began = time.monotonic()
+            try:
+                yield
+            finally:
+                self._turn_began = None
+
     async def _opened(self, batch: OpenedBatch) -> None:
-        async def keep(session: AsyncSession) -> tuple[bool, LastBatch | None]:
+        async def keep(session: AsyncSession) -> tuple[bool, tuple[PastBatch, ...]]:
             history = BatchHistory(session)
             await history.opened(batch)
-            return await history.is_open(batch.batch), await history.last_complete(batch.tenant, batch.task)
+            return await history.is_open(batch.batch), await self._past(history, batch)
 
-        still_open, last = await self._store(keep, "storing an opened batch")
+        still_open, past = await self._store(keep, "storing an opened batch")
         if still_open:  # a repeated delivery may be older than the end
-            await self._decide(lambda now: self._planner.opened(now, batch, last))
+            await self._tell(Opened(batch, past))
 
     async def _first_arrival(self, message: FirstArrival) -> None:
-        commands = await self._decide(lambda now: self._planner.first_arrival(now, message.batch, message.arrived_at))
+        commands = await self._tell(FirstCame(message.batch, message.arrived_at))
         expected = next((c.at for c in commands if isinstance(c, ExpectCompletion)), None)
 
         async def keep(session: AsyncSession) -> None:
@@ -129,26 +194,34 @@ class PlannerService:
         answers = await patiently(
             lambda: read_record(self._redis, message.batch), what="reading results", patience_s=None
         )
-        batch = ended_batch(message, answers)
+        batch = ended_batch(message, answers, self._planner.tokens_per_s(message.batch))
 
-        async def keep(session: AsyncSession) -> tuple[bool, LastBatch | None]:
+        async def keep(session: AsyncSession) -> tuple[bool, tuple[PastBatch, ...]]:
             history = BatchHistory(session)
             new = await history.ended(batch)
-            return new, await history.last_complete(batch.tenant, batch.task)
+            opened = await history.find(batch.batch)
+            return new, await self._past(history, opened) if opened is not None else ()
 
-        new, last = await self._store(keep, "storing an ended batch")
+        new, past = await self._store(keep, "storing an ended batch")
         if new:
             _observe(batch)
-        learnt = last if last is not None and last.opened.batch == batch.batch else None
-        await self._decide(lambda now: self._planner.ended(now, batch.batch, learnt))
+        learnt = past if past and past[-1].opened.batch == batch.batch else ()
+        await self._tell(Ended(batch.batch, learnt))
 
-    async def _decide(self, step: Callable[[Seconds], list[Command]]) -> list[Command]:
-        """Let the planner decide (in a thread: a search may take long), then keep and publish."""
+    async def _past(self, history: BatchHistory, batch: OpenedBatch) -> tuple[PastBatch, ...]:
+        window = min(self._planner.ways.window, max(1, MOST_LEARNT // (batch.size or 1)))
+        return tuple(await history.recent(batch.tenant, batch.task, batch.size, window))
+
+    async def _tell(self, stimulus: Stimulus) -> list[Command]:
+        """Let the planner look and decide (in a thread: a search may take long), then keep and publish."""
+        looked = await patiently(self._look, what="looking at open batches", patience_s=None)
         now = self._clock.unix()
-        started = perf_counter()
-        commands = await asyncio.to_thread(step, now)
+        started = time.perf_counter()
+        commands = await asyncio.to_thread(self._handle, now, looked, stimulus)
+        self._took_s = time.perf_counter() - started
+        self._planned.set()
         if commands:
-            metrics.DECIDING.observe(perf_counter() - started)
+            metrics.DECIDING.observe(self._took_s)
         targets = [command for command in commands if isinstance(command, PublishTarget)]
         if targets:
             plans = [StoredPlan(now, t.pool, t.previous, t.units, t.reason.document()) for t in targets]
@@ -159,6 +232,22 @@ class PlannerService:
             metrics.DECISIONS.labels(target.reason.why).inc()
             _log.info("target_set", pool=target.pool, units=target.units, reason=target.reason.summary)
         return commands
+
+    def _handle(self, now: Seconds, *stimuli: Stimulus) -> list[Command]:
+        commands: list[Command] = []
+        for stimulus in stimuli:
+            answered = self._planner.handle(now, stimulus)
+            if self._log is not None:
+                self._log.told(now, stimulus, answered)
+            commands += answered
+        return commands
+
+    async def _look(self) -> Looked:
+        batches = self._planner.open_batches
+        if not batches:
+            return Looked({})
+        seen, counts = await asyncio.gather(read_seen(self._redis), read_counts(self._redis, batches))
+        return Looked(sights(batches, seen, counts, self._clock.unix()))
 
     async def _publish(self, now: Seconds, commands: Sequence[Command]) -> None:
         if not commands:

@@ -6,26 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from shared.policy.workload import UNREACHED, BatchRecord, Stage
+from shared.policy.workload import UNREACHED, BatchRecord
 
 EndState = Literal["complete", "cancelled", "abandoned"]
-
-
-@dataclass(frozen=True)
-class OpenedBatch:
-    """A batch when its rollout began."""
-
-    batch: str
-    tenant: str
-    task: str
-    size: int | None
-    """As the trainer declared it."""
-    stages: tuple[Stage, ...]
-    max_extra_delay_s: float
-    resources: float
-    opened_at: float
-    """Unix seconds."""
-    first_arrival_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,15 +70,8 @@ class EndedBatch:
     """Answers by their status."""
     requests: BatchRequests | None = None
     """None where nothing ran, or nothing may be learnt from it."""
-
-
-@dataclass(frozen=True)
-class LastBatch:
-    """The newest complete batch of a task, and what it did."""
-
-    opened: OpenedBatch
-    ended_at: float
-    requests: BatchRequests
+    tokens_per_s: float | None = None
+    """How fast its samples were generated, as the trainer reported."""
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ BATCHES = Table(
     Column("answered", Integer),
     Column("counts", JSONB),
     Column("extra_delay_s", Double),
+    Column("tokens_per_s", Double),
     CheckConstraint("state IN ('open', 'complete', 'cancelled', 'abandoned')", name="state"),
     CheckConstraint("(state = 'open') = (ended_at IS NULL)", name="ended"),
     Index("batches_complete_idx", "tenant", "task", "ended_at", postgresql_where=text("state = 'complete'")),

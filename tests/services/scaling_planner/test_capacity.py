@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from services.scaling_planner import capacity as capacity_module
 from services.scaling_planner.capacity import Capacity
 from shared.messages.nodes import Bye, Heartbeat, Hello
 
@@ -11,8 +14,8 @@ def hello(node: str, incarnation: str = "1", cores: int = 4, node_class: str = "
     return Hello(node=node, incarnation=incarnation, node_class=node_class, capacity=capacity, kinds=[])
 
 
-def beat(node: str, incarnation: str = "1") -> Heartbeat:
-    return Heartbeat(node=node, incarnation=incarnation, owned={}, used={})
+def beat(node: str, incarnation: str = "1", **cold_start_s: float) -> Heartbeat:
+    return Heartbeat(node=node, incarnation=incarnation, owned={}, used={}, cold_start_s=cold_start_s)
 
 
 def test_the_nodes_of_a_class_make_its_pools() -> None:
@@ -51,3 +54,26 @@ def test_a_heartbeat_of_a_node_nobody_introduced_says_nothing() -> None:
     capacity = Capacity(lost_s=10.0)
     capacity.heard(100.0, beat("stranger"))
     assert capacity.by_pool(100.0) == {}
+
+
+def test_a_pool_starts_as_slowly_as_its_slowest_node() -> None:
+    capacity = Capacity(lost_s=10.0)
+    for node in (hello("a"), hello("b"), hello("c", node_class="big")):
+        capacity.heard(100.0, node)
+    assert capacity.cold_start_s() == {}
+    for message in (beat("a", cores=0.3), beat("b", cores=2.04), beat("c", cores=9.0)):
+        capacity.heard(100.0, message)
+    assert capacity.cold_start_s() == {"cores@default": 2.1, "cores@big": 9.0}
+    capacity.heard(101.0, beat("b", cores=0.1))
+    capacity.heard(101.0, Bye(node="c", incarnation="1"))
+    assert capacity.stimulus(102.0).cold_start_s == {"cores@default": 0.3}
+
+
+def test_nodes_beyond_the_bound_are_forgotten_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity_module, "MOST_NODES", 2)
+    capacity = Capacity(lost_s=10.0)
+    for name in ("a", "b", "c"):
+        capacity.heard(100.0, hello(name))
+        capacity.heard(100.0, beat(name, cores=1.0))
+    assert capacity.by_pool(100.0)["cores@default"] == 8
+    assert capacity.cold_start_s() == {"cores@default": 1.0}

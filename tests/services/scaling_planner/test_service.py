@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -19,22 +21,33 @@ from shared.api.requests import Act, Answer, StageReport
 from shared.bus import functions
 from shared.bus.connection import command, connect
 from shared.messages.base import Message
-from shared.messages.batches import BATCHES, BatchEnded, BatchOpened, BatchState, FirstArrival, StagePlan
+from shared.messages.batches import (
+    BATCHES,
+    BatchEnded,
+    BatchOpened,
+    BatchState,
+    FirstArrival,
+    RolloutProgress,
+    StagePlan,
+)
 from shared.messages.nodes import NODES, Hello
-from shared.messages.targets import TARGETS, CompletionExpected, TargetSet
+from shared.messages.targets import PLANNER_LEASE, TARGETS, CompletionExpected, TargetSet
+from shared.replay.again import decide_again
 from shared.settings import TreadleSettings
 from shared.store import database
 from shared.store.batches import BatchHistory
 from shared.store.database import Sessions, transaction
 from shared.store.plans import Plans
 from shared.testing.servers import running_postgres, running_valkey, temporary_home
+from shared.traces.planning import plain, read_log
 
 POOL = "cores@default"
 STAGES = [
     StagePlan(name="compile", pool=POOL, units=1, worker_cost=1.0, timeout_s=10.0),
     StagePlan(name="run", pool=POOL, units=1, worker_cost=1.0, timeout_s=5.0),
 ]
-FIRST = 1_763_700_010.0
+FIRST = float(int(time.time()))
+"""Of the first request of a batch that opened ten seconds before."""
 
 
 def a_batch(name: str) -> BatchOpened:
@@ -95,7 +108,7 @@ class Mesh:
 
     async def open(self, name: str) -> None:
         """As the server-side function does: the batch is in Valkey before its message is."""
-        await command(self.redis, "HSET", f"batch:{name}", "state", "open")
+        await command(self.redis, "HSET", f"batch:{name}", "state", "open", "submitted", 0, "answered", 0)
         await self.say(a_batch(name))
 
     async def end(self, name: str) -> None:
@@ -127,9 +140,10 @@ async def running(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
             yield http
 
 
-def planner(redis_url: str, database_url: str, *, strictness: float = 0.0) -> FastAPI:
+def planner(redis_url: str, database_url: str, **settings: Any) -> FastAPI:
     treadle = TreadleSettings(redis_url=redis_url, database_url=database_url)
-    return create_app(ScalingPlannerSettings(treadle=treadle, strictness=strictness, node_lost_s=3600.0))
+    settings = {"strictness": 0.0, "node_lost_s": 3600.0, "hold_s": 0.0, **settings}
+    return create_app(ScalingPlannerSettings(treadle=treadle, **settings))
 
 
 @pytest.fixture
@@ -151,17 +165,20 @@ async def test_a_batch_is_kept_learnt_from_and_the_next_one_gets_what_it_needs(
         await mesh.end("b1")
         await soon(lambda: _are(mesh, [0, 8, 0]))
         await mesh.open("b2")
+        first = time.time()
+        await mesh.say(FirstArrival(batch="b2", arrived_at=first))
         await soon(lambda: _are(mesh, [0, 8, 0, 2]))
-        await mesh.say(FirstArrival(batch="b2", arrived_at=FIRST + 60))
         await soon(lambda: _all_acknowledged(mesh, 5))
-    assert (await mesh.published())[-1] == CompletionExpected(batch="b2", at=FIRST + 60 + 7.0)
+    assert (await mesh.published())[-1] == CompletionExpected(batch="b2", at=first + 7.0)
     async with transaction(mesh.sessions) as session:
-        last = await BatchHistory(session).last_complete("ada", "code")
+        (past,) = await BatchHistory(session).recent("ada", "code", 3, 5)
+        requests = await BatchHistory(session).requests("b1")
         plans = await Plans(session).newest()
-    assert last is not None
-    assert last.requests.arrival_s == (0.0, 1.0, 2.0)
-    assert repr(last.requests.execution_s) == "((1.0, 2.0, 3.0), (1.0, nan, 2.0))"
-    assert last.requests.units == ((1, 1, 1), (1, 0, 1))
+    assert requests is not None
+    assert past.gap_s == 10.0
+    assert past.record.arrivals_s == requests.arrival_s == (0.0, 1.0, 2.0)
+    assert repr(past.record.executions_s) == repr(requests.execution_s) == "((1.0, 2.0, 3.0), (1.0, nan, 2.0))"
+    assert requests.units == ((1, 1, 1), (1, 0, 1))
     assert [(plan.previous, plan.target, plan.reason["why"]) for plan in plans] == [
         (0, 2, "searched"),
         (8, 0, "idle"),
@@ -268,10 +285,132 @@ async def test_postgres_and_valkey_may_restart_and_no_end_of_a_batch_is_lost(sta
                 assert await BatchHistory(session).requests("b1") is not None
 
 
+async def test_of_two_planners_one_plans_and_the_other_takes_over(
+    mesh: Mesh, redis_url: str, database_url: str
+) -> None:
+    async with running(planner(redis_url, database_url, lease_s=0.6)) as first:
+        await soon(lambda: _last_is(mesh, 0))
+        async with running(planner(redis_url, database_url, lease_s=0.6)) as second:
+            await soon(lambda: _is_ready(second))
+            await mesh.open("b1")
+            await soon(lambda: _last_is(mesh, 8))
+            await asyncio.sleep(1.0)
+            assert (await mesh.targets()).count(8) == 1, "both have planned"
+            await command(mesh.redis, "SET", PLANNER_LEASE, "a third", "PX", 1500)
+            await soon(lambda: _ours_plans(mesh))
+            await mesh.end("b1")
+            await soon(lambda: _last_is(mesh, 0))
+            await soon(lambda: _is_ready(first))
+            await soon(lambda: _is_ready(second))
+    assert await command(mesh.redis, "EXISTS", PLANNER_LEASE) == 0, "given back at the end"
+
+
+async def test_a_planner_that_cannot_keep_its_decisions_lets_its_lease_lapse(stack_home: Path) -> None:
+    """So that the mesh does not wait for targets of a planner that waits for Postgres."""
+    with ExitStack() as at_end:
+        redis_url = at_end.enter_context(running_valkey(at_end.enter_context(temporary_home())))
+        postgres = ExitStack()
+        server = postgres.enter_context(running_postgres(stack_home, durable=True))
+        at_end.callback(postgres.close)
+        database_url = server.create("lapsing")
+        await _migrate(database_url)
+        async with connect(redis_url, name="test") as redis, database.connect(database_url, name="test") as sessions:
+            await functions.load(redis)
+            mesh = Mesh(redis, sessions)
+            await mesh.say(Hello(node="n", incarnation="1", node_class="default", capacity={"cores": 8}, kinds=[]))
+            async with running(planner(redis_url, database_url, lease_s=0.9, stuck_s=0.1)):
+                await soon(lambda: _last_is(mesh, 0))
+                await asyncio.to_thread(postgres.close)
+                await mesh.open("b1")
+                await soon(lambda: _nobody_plans(mesh))
+                await asyncio.to_thread(postgres.enter_context, running_postgres(stack_home, durable=True))
+                await soon(lambda: _last_is(mesh, 8), within_s=60.0)
+                await soon(lambda: _somebody_plans(mesh))
+
+
+async def test_units_fall_to_what_is_needed_soon_and_come_back_before_they_are_needed(
+    mesh: Mesh, redis_url: str, database_url: str
+) -> None:
+    """The batch before had a request at once and two together after 5 s."""
+    async with running(planner(redis_url, database_url, review_s=1.0, ahead_s=2.0)):
+        await mesh.open("b1")
+        for answer in (an_answer(0, 0.5), an_answer(5, 2.0), an_answer(5, 2.0)):
+            await command(mesh.redis, "XADD", "results:b1", "*", "a", answer)
+        await mesh.say(FirstArrival(batch="b1", arrived_at=FIRST), its_end("b1"))
+        await soon(lambda: _last_is(mesh, 0))
+        await mesh.open("b2")
+        await command(mesh.redis, "HSET", "batch:b2", "submitted", 1, "answered", 1)
+        await mesh.say(FirstArrival(batch="b2", arrived_at=time.time()))
+        await soon(lambda: _last_is(mesh, 2))
+    assert (await mesh.targets())[-2:] == [0, 2], "nothing is needed between the first and the others"
+
+
+async def test_what_a_trainer_reports_of_its_rollout_is_heeded_and_its_pace_kept(
+    mesh: Mesh, redis_url: str, database_url: str
+) -> None:
+    async with running(planner(redis_url, database_url, review_s=1.0)):
+        await mesh.open("b1")
+        await mesh.say(RolloutProgress(batch="b1", at=FIRST, generating=2, tokens=500.0))
+        await mesh.end("b1")
+        await mesh.open("b2")
+        await command(mesh.redis, "HSET", "batch:b2", "submitted", 1, "answered", 1)
+        await mesh.say(FirstArrival(batch="b2", arrived_at=time.time()))
+        await soon(lambda: _last_is(mesh, 1))
+        await mesh.say(RolloutProgress(batch="b2", at=time.time(), generating=0))
+        await soon(lambda: _last_is(mesh, 0))  # samples that will never come are not waited for
+    async with transaction(mesh.sessions) as session:
+        (past,) = await BatchHistory(session).recent("ada", "code", 3, 5)
+    assert past.tokens_per_s == 50.0
+
+
+async def test_a_stimulus_log_holds_all_that_the_planner_was_told_and_answered(
+    mesh: Mesh, redis_url: str, database_url: str, tmp_path: Path
+) -> None:
+    settings = {"stimulus_logs": tmp_path, "review_s": 1.0, "strictness": 1.0}
+    async with running(planner(redis_url, database_url, **settings)):
+        await mesh.open("b1")
+        await soon(lambda: _last_is(mesh, 8))
+        await mesh.end("b1")
+        await soon(lambda: _last_is(mesh, 0))
+        await mesh.open("b2")
+    async with running(planner(redis_url, database_url, **settings)):
+        await mesh.say(FirstArrival(batch="b2", arrived_at=time.time()))
+        await soon(lambda: _planned_for(mesh, 3))
+        await mesh.open("b3")
+        await soon(lambda: _all_acknowledged(mesh, 6))
+    logs = sorted(tmp_path.iterdir())  # noqa: ASYNC240  # two files
+    assert len(logs) == 2
+    for path in logs:
+        header, log = read_log(path)
+        decided = list(decide_again(header.planner(), log, plain))
+        assert all(one.same for one in decided)
+        assert sum(len(one.then) for one in decided) >= 2
+
+
 async def _migrate(url: str) -> None:
     from shared.store.migrate import upgrade
 
     await upgrade(url)
+
+
+async def _is_ready(http: httpx.AsyncClient) -> bool:
+    return (await http.get("/readyz")).status_code == 200
+
+
+async def _nobody_plans(mesh: Mesh) -> bool:
+    return bool(await command(mesh.redis, "EXISTS", PLANNER_LEASE) == 0)
+
+
+async def _ours_plans(mesh: Mesh) -> bool:
+    return (await command(mesh.redis, "GET", PLANNER_LEASE)) not in (None, b"a third")
+
+
+async def _somebody_plans(mesh: Mesh) -> bool:
+    return not await _nobody_plans(mesh)
+
+
+async def _planned_for(mesh: Mesh, units: int) -> bool:
+    return units in await mesh.targets()
 
 
 async def _are(mesh: Mesh, targets: list[int]) -> bool:

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from shared.policy.workload import UNREACHED, BatchRecord, Stage
+from shared.policy.workload import UNREACHED, BatchRecord, OpenedBatch, Stage
 from shared.store.batches import BatchHistory
 from shared.store.bench import measure_history_write
 from shared.store.database import Sessions, transaction
 from shared.store.plans import Plans
-from shared.store.records import BatchRequests, EndedBatch, OpenedBatch, StoredPlan
+from shared.store.records import BatchRequests, EndedBatch, StoredPlan
 
 STAGES = (Stage("compile", 1.0, 10.0, "cpu@host", 2), Stage("run", 8.0, 5.0, "gpu@host"))
 OPENED = OpenedBatch("b1", "ada", "kernels", 3, STAGES, 2.0, 64.0, 1_763_700_000.123)
@@ -56,11 +56,11 @@ async def test_what_was_measured_comes_back_as_it_was(sessions: Sessions) -> Non
         await BatchHistory(session).opened(OPENED)
         await BatchHistory(session).ended(ENDED)
     async with transaction(sessions) as session:
-        last = await BatchHistory(session).last_complete("ada", "kernels")
-    assert last is not None
+        (last,) = await BatchHistory(session).recent("ada", "kernels", 3, 5)
+        requests = await BatchHistory(session).requests("b1")
     assert last.opened == replace(OPENED, first_arrival_at=ENDED.first_arrival_at)
-    assert last.ended_at == ENDED.ended_at
-    assert repr(last.requests) == repr(REQUESTS)  # repr: NaN is not equal to itself
+    assert repr(requests) == repr(REQUESTS)  # repr: NaN is not equal to itself
+    assert repr(last.record) == repr(REQUESTS.record(len(STAGES)))
 
 
 async def test_a_batch_written_twice_changes_nothing(sessions: Sessions) -> None:
@@ -82,30 +82,39 @@ async def test_the_first_word_on_the_first_arrival_stands(sessions: Sessions) ->
         assert [batch.first_arrival_at for batch in await history.still_open()] == [5.0]
 
 
-async def test_a_batch_whose_opening_was_never_seen_is_kept(sessions: Sessions) -> None:
+async def test_a_batch_whose_opening_was_never_seen_is_kept_and_tells_nothing(sessions: Sessions) -> None:
     async with transaction(sessions) as session:
         assert await BatchHistory(session).ended(ENDED)
-        last = await BatchHistory(session).last_complete("ada", "kernels")
-    assert last is not None
-    assert last.opened.stages == ()
+        assert await BatchHistory(session).requests("b1") is not None
+        assert await BatchHistory(session).recent("ada", "kernels", None, 5) == []
 
 
-async def test_only_the_newest_complete_batch_of_the_task_is_learnt_from(sessions: Sessions) -> None:
+async def test_the_newest_complete_batches_of_the_task_and_size_are_learnt_from(sessions: Sessions) -> None:
     async with transaction(sessions) as session:
         history = BatchHistory(session)
-        for name, task, state, at in (
-            ("old", "kernels", "complete", 10.0),
-            ("new", "kernels", "complete", 20.0),
-            ("cancelled", "kernels", "cancelled", 30.0),
-            ("other", "proofs", "complete", 40.0),
+        for name, task, size, state, at in (
+            ("oldest", "kernels", 3, "complete", 5.0),
+            ("old", "kernels", 3, "complete", 10.0),
+            ("new", "kernels", 3, "complete", 20.0),
+            ("larger", "kernels", 4, "complete", 25.0),
+            ("sealed", "kernels", None, "complete", 26.0),
+            ("cancelled", "kernels", 3, "cancelled", 30.0),
+            ("other", "proofs", 3, "complete", 40.0),
+            ("empty", "kernels", 3, "complete", 50.0),
         ):
-            end = replace(ENDED, batch=name, task=task, ended_at=at)
-            await history.ended(replace(end, state="cancelled") if state == "cancelled" else end)
-        await history.ended(replace(ENDED, batch="empty", ended_at=50.0, requests=None, answered=0))
-        last = await history.last_complete("ada", "kernels")
-        assert last is not None
-        assert last.opened.batch == "new"
-        assert await history.last_complete("eve", "kernels") is None
+            await history.opened(replace(OPENED, batch=name, task=task, size=size))
+            end = replace(ENDED, batch=name, task=task, ended_at=at, tokens_per_s=at)
+            end = replace(end, state="cancelled") if state == "cancelled" else end
+            await history.ended(replace(end, requests=None, answered=0) if name == "empty" else end)
+
+        async def recent(tenant: str, size: int | None) -> list[tuple[str, float | None]]:
+            found = await history.recent(tenant, "kernels", size, 2)
+            return [(past.opened.batch, past.tokens_per_s) for past in found]
+
+        assert await recent("ada", 3) == [("old", 10.0), ("new", 20.0)]
+        assert await recent("ada", 4) == [("larger", 25.0)]
+        assert await recent("ada", None) == [("sealed", 26.0)]
+        assert await recent("eve", 3) == []
 
 
 async def test_a_failed_transaction_leaves_nothing(sessions: Sessions) -> None:

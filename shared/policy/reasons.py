@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from shared.policy.scaling import ExpectedBatch, Outcome
@@ -37,6 +37,17 @@ class Reason:
     ceiling: int
     floor: int
     batches: tuple[BatchOutlook, ...] = ()
+
+    def with_held(self, units: int, planned: int, soon: int) -> Reason:
+        """The same, where what is held is not what was planned: less is needed soon, or more was wanted just now."""
+        if self.why == "no-history":
+            return self
+        summary = self.summary
+        if soon < planned:
+            summary += f"; {soon:,} of them soon"
+        if units > max(soon, self.floor):
+            summary += f"; {units:,} stay, wanted just now"
+        return replace(self, summary=summary)
 
     def document(self) -> dict[str, Any]:
         """As it is stored."""
@@ -124,7 +135,7 @@ def _drawing(pool: str, batches: Sequence[ExpectedBatch]) -> list[ExpectedBatch]
 
 def _whose(pool: str, batches: Sequence[ExpectedBatch]) -> str:
     drawing = _drawing(pool, batches)
-    requests = f"{sum(batch.record.size for batch in drawing):,} requests"
+    requests = f"{sum(batch.requests.size for batch in drawing):,} requests"
     names = [batch.batch for batch in drawing]
     return f"{requests} of batch {names[0]}" if len(names) == 1 else f"{requests} of batches {', '.join(names)}"
 
@@ -133,7 +144,7 @@ def _outlooks(batches: Sequence[ExpectedBatch], delays: Mapping[str, float]) -> 
     return tuple(
         BatchOutlook(
             batch.batch,
-            batch.record.size,
+            batch.requests.size,
             round(delays[batch.batch], 6) if math.isfinite(delays[batch.batch]) else None,
             batch.max_extra_delay_s,
         )

@@ -1,0 +1,1 @@
+"""Recorded workloads, from files and to them: what the replay may not do itself."""

@@ -4,12 +4,14 @@
 ``database_url``        a fresh Postgres database with all migrations applied, cloned from a template
 ``empty_database_url``  a fresh Postgres database without any table
 ``stack_home``          a folder for TREADLE_HOME that root's servers can enter (``tmp_path`` is closed to them)
+``interrupts_are_heard``  what the test starts can be interrupted, wherever the test itself was started
 ``docker``              skips the test with the reason when no Docker engine answers
 """
 
 import asyncio
 import itertools
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,14 @@ import redis
 from shared.testing.servers import PostgresServer, running_postgres, running_valkey, temporary_home
 
 _numbers = itertools.count(1)
+
+
+@pytest.fixture
+def interrupts_are_heard() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored, and what they start inherits that; a terminal does not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

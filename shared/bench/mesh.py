@@ -1,7 +1,7 @@
 """The mesh that is measured: a stack of our own in a folder that goes away, or one that runs already."""
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -18,6 +18,8 @@ CALL_TIMEOUT_S = 120.0
 """For one call; a bulk batch and its results count as one."""
 WAIT_S = 60
 TASK = "bench"
+NOTHING = {"stages": [{"name": "noop", "kind": "noop"}]}
+"""A workflow whose one stage does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,28 @@ class Receipt(msgspec.Struct, frozen=True):
     accepted: int
 
 
+class Batch(msgspec.Struct, frozen=True):
+    """The part of a batch's view that is checked here."""
+
+    state: str
+    answered: int
+    extra_delay_s: float | None
+
+
+class Node(msgspec.Struct, frozen=True):
+    """What a node says of its units, by resource."""
+
+    owned: dict[str, int]
+    owned_unit_s: dict[str, float]
+    used_unit_s: dict[str, float]
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    """All nodes."""
+
+    nodes: list[Node]
+
+
 _answer = msgspec.json.Decoder(Answer)
 _JSON = {"content-type": "application/json"}
 
@@ -106,17 +130,30 @@ class Client:
             raise BenchError(f"an action ended {answer.ended!r}, not 'ok': {answered[:500].decode()}")
         return answer
 
-    async def declare_task(self) -> None:
-        """Make (again) the task whose one stage does nothing."""
-        await self._call("PUT", f"/v1/tasks/{TASK}", {"stages": [{"name": "noop", "kind": "noop"}]})
+    async def declare_task(self, name: str = TASK, workflow: object = NOTHING) -> None:
+        """Make (again) a task."""
+        await self._call("PUT", f"/v1/tasks/{name}", workflow)
 
     async def forget_task(self) -> None:
         await self._call("DELETE", f"/v1/tasks/{TASK}", None)
 
-    async def open_batch(self, size: int) -> str:
+    async def open_batch(self, size: int, task: str = TASK) -> str:
         """A fresh batch of the task; its id."""
-        opened = await self._call("POST", f"/v1/tasks/{TASK}/batches", {"size": size})
+        opened = await self._call("POST", f"/v1/tasks/{task}/batches", {"size": size})
         return str(msgspec.json.decode(opened)["id"])
+
+    async def report(self, batch: str, lengths: Sequence[float]) -> None:
+        """Say of a batch's rollout how long the samples are that it still generates, tokens."""
+        report = {"generating": len(lengths), "lengths": lengths}
+        await self._call("POST", f"/v1/batches/{batch}/progress", report)
+
+    async def look_at(self, batch: str) -> Batch:
+        """A batch as it stands."""
+        return msgspec.json.decode(await self._call("GET", f"/v1/batches/{batch}", None), type=Batch)
+
+    async def nodes(self) -> list[Node]:
+        """What the nodes hold, as they last said."""
+        return msgspec.json.decode(await self._call("GET", "/v1/nodes", None), type=Nodes).nodes
 
     async def submit_all(self, batch: str, lines: bytes) -> int:
         """Submit a bulk of reward requests (NDJSON); how many were accepted."""

@@ -15,6 +15,7 @@ from shared.bench.errors import BenchError
 from shared.bench.figures import Figure, Machine, Report, Skipped
 from shared.bench.programs import graded_programs
 from shared.bench.rest import at_rest, history
+from shared.bench.scaling import scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "programs": Measurement(graded_programs, "graded Python programs"),
     "sleep": Measurement(sleeping, "one-second actions"),
     "history": Measurement(history, "batch histories", own_only=True),
+    "scaling": Measurement(scaling, "a scaled-down DistRS workload that the planner scales for", own_only=True),
 }
 """In the order they run: rest first, while nothing has happened yet."""
 

@@ -33,8 +33,8 @@ def show(report: Report, console: Console) -> None:
 
 def quantity(value: float, unit: str) -> str:
     """A number with three digits that say something, and its unit."""
-    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-    return f"{value:,.{digits}f} {_UNITS.get(unit, unit)}"
+    digits = 0 if abs(value) >= 100 or not unit else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f} {_UNITS.get(unit, unit)}".rstrip()
 
 
 def _wanted(one: Figure) -> str:

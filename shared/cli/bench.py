@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 def bench(
     peers: Annotated[bool, typer.Option("--peers", help="Beside dramatiq and Ray, in the same run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="About 30 s, for a coarse look.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="About 45 s, for a coarse look.")] = False,
     only: Annotated[
         list[str] | None, typer.Option(help=f"Only this one; may be repeated: {', '.join(MEASUREMENTS)}.")
     ] = None,
@@ -43,7 +43,7 @@ def bench(
     bulk: Annotated[int | None, typer.Option(min=1, help="Reward requests of a bulk batch.")] = None,
     peers_venv: Annotated[Path, typer.Option(help="The environment that --peers makes or uses.")] = FOLDER,
 ) -> None:
-    """Measure what the mesh costs, beside its targets. Two minutes; with --peers three and a half.
+    """Measure what the mesh costs, beside its targets. Three minutes; with --peers four and a half.
 
     Leave the machine alone meanwhile. Progress goes to standard error. Exit status 1 when a measurement broke off;
     a target that is not met is shown, it is no error.

@@ -1,7 +1,8 @@
 """``treadle``: names its commands without importing what they need, so that ``--help`` is quick.
 
 A command ``grade`` is the module ``shared.cli.grade``, which offers ``register(app: typer.Typer) -> None`` and there
-declares one command. It is imported when the command is called, and only then.
+declares one command, or a callback and the commands of a group. It is imported when the command is called, and only
+then.
 """
 
 import importlib
@@ -18,6 +19,7 @@ COMMANDS = {
     "grade": "Grade a file of programs or answers as one batch.",
     "demo": "Grade HumanEval's references and mutants of them on a stack of your own.",
     "bench": "Measure what the mesh costs, beside its targets and its peers.",
+    "replay": "Reproduce a paper's evaluation in virtual time, or a planner's decisions.",
     "openapi": "Print the OpenAPI document of the front door.",
 }
 """Command (and module) -> its line in ``treadle --help``."""
@@ -41,7 +43,9 @@ def load_command(name: str) -> Any:
     """Import the module of ``name`` and build its command."""
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     importlib.import_module(f"shared.cli.{name}").register(single)
-    return get_command(single)
+    command = get_command(single)
+    command.name = name
+    return command
 
 
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, rich_markup_mode=None)

@@ -191,14 +191,6 @@ def test_a_proxy_killed_in_the_middle_costs_no_answer_and_doubles_none(stack: Ru
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == [row["id"] for row in rows]
 
 
-@pytest.fixture
-def interrupts_are_heard() -> Iterator[None]:
-    """A shell starts background jobs with SIGINT ignored, and what they start inherits that; a terminal does not."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interrupts_are_heard")
 def test_ctrl_c_cancels_what_is_left(stack: RunningStack, tmp_path: Path) -> None:
     header = {"treadle": 1, "task": "stopped", "workflow": {"stages": [{"name": "wait", "kind": "sleep"}]}}

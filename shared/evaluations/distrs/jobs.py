@@ -1,0 +1,168 @@
+"""What is run: each policy over each workload, and what the order of service makes of two batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from shared.evaluations.pool import Tell, run_jobs
+from shared.replay.distrs.ablations import ABLATIONS, CONDITIONS, variant
+from shared.replay.distrs.ablations import ITERATIONS as SOME_ITERATIONS
+from shared.replay.distrs.evaluation import OrderCurve, Run, order_matters, run
+from shared.replay.distrs.generate import ITERATIONS, SIZE, TASKS, Architecture, generate
+from shared.replay.distrs.policies import lineup
+from shared.replay.distrs.trace import RewardTrace
+
+POLICIES = ("zq-dedicated", "history", "autoscaler", "distrs", "treadle", "ideal")
+ALONE = "one task"
+"""The group of a single task's runs (Figure 13)."""
+GIVEN = "trace"
+"""The group of a given trace's runs."""
+ARCHITECTURES: tuple[Architecture, ...] = ("colocated", "disaggregated")
+WEIGHTS: Mapping[str, float] = {
+    "zq-dedicated": 0.1, "history": 0.4, "autoscaler": 0.05, "distrs": 0.3, "treadle": 1.0, "ideal": 0.35
+}  # fmt: skip
+"""How long a policy takes over the same trace, as measured; the longest is 1."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The generated trace, or a part of it."""
+
+    seed: int = 1
+    tasks: int = TASKS
+    iterations: int = ITERATIONS
+    size: int = SIZE
+    max_extra_delay_s: float | None = None
+    """Instead of the generator's."""
+
+    def trace(self, architecture: Architecture) -> RewardTrace:
+        """Of one architecture."""
+        return self.bounded(
+            generate(
+                np.random.default_rng(self.seed),
+                architecture=architecture,
+                tasks=self.tasks,
+                iterations=self.iterations,
+                size=self.size,
+            )
+        )
+
+    def bounded(self, trace: RewardTrace) -> RewardTrace:
+        """With the extra delay asked for."""
+        if self.max_extra_delay_s is None:
+            return trace
+        return replace(trace, max_extra_delay_s=self.max_extra_delay_s)
+
+
+@dataclass(frozen=True)
+class PolicyJob:
+    """One policy over a generated trace, or over a given one."""
+
+    group: str
+    """An architecture, `ALONE` or `GIVEN`."""
+    policy: str
+    workload: Workload
+    given: RewardTrace | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.policy}, {self.group}"
+
+    @property
+    def weight(self) -> float:
+        """By policy, task and batch."""
+        if self.given is None:
+            return WEIGHTS[self.policy] * self.workload.tasks * self.workload.iterations
+        return WEIGHTS[self.policy] * sum(len(task.batches) for task in self.given.tasks)
+
+    def __call__(self) -> Run:
+        trace = self.given or self.workload.trace("disaggregated" if self.group == "disaggregated" else "colocated")
+        return run(trace, next(one for one in lineup(trace, self.workload.seed) if one.name == self.policy))
+
+
+@dataclass(frozen=True)
+class AblationJob:
+    """A variant of our planner under a condition."""
+
+    condition: str
+    variant: str
+    workload: Workload
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant}, {self.condition}"
+
+    @property
+    def weight(self) -> float:
+        return WEIGHTS.get(self.variant, 1.0) * self.workload.tasks * self.workload.iterations
+
+    def __call__(self) -> Run:
+        asked = self.workload
+        made = CONDITIONS[self.condition].trace(
+            np.random.default_rng(asked.seed), asked.tasks, asked.iterations, asked.size
+        )
+        trace = asked.bounded(made)
+        return run(trace, variant(self.variant, trace, asked.seed))
+
+
+@dataclass(frozen=True)
+class OrderJob:
+    """EBF beside FCFS (Figure 14)."""
+
+    workload: Workload
+    name: str = "EBF and FCFS"
+    weight: float = 5.0
+
+    def __call__(self) -> OrderCurve:
+        return order_matters(replace(self.workload, tasks=1).trace("colocated"))
+
+
+@dataclass
+class Outcomes:
+    """All that was replayed."""
+
+    runs: dict[str, dict[str, Run]] = field(default_factory=dict)
+    """By group (`PolicyJob.group`), then policy."""
+    ablations: dict[tuple[str, str], Run] = field(default_factory=dict)
+    """By condition and variant."""
+    order: OrderCurve | None = None
+
+
+Jobs = Sequence[PolicyJob | AblationJob | OrderJob]
+
+
+def generated(workload: Workload) -> Jobs:
+    """The evaluation of §6."""
+    groups: list[tuple[str, str, Workload]] = [
+        (group, policy, workload) for group in ARCHITECTURES for policy in POLICIES
+    ]
+    groups += [(ALONE, policy, replace(workload, tasks=1)) for policy in POLICIES if policy != "autoscaler"]
+    fewer = replace(workload, iterations=min(workload.iterations, SOME_ITERATIONS))
+    return [
+        *(PolicyJob(*one) for one in groups),
+        *(AblationJob(condition, name, fewer) for condition, name in ABLATIONS),
+        OrderJob(workload),
+    ]
+
+
+def given(trace: RewardTrace, workload: Workload) -> Jobs:
+    """All policies over a trace; of the workload only the seed is taken, and the extra delay."""
+    bounded = workload.bounded(trace)
+    return [PolicyJob(GIVEN, policy, workload, bounded) for policy in POLICIES]
+
+
+def replay(jobs: Jobs, processes: int, tell: Tell) -> Outcomes:
+    """Run them (`run_jobs`)."""
+    outcomes = Outcomes()
+    results: list[Run | OrderCurve] = run_jobs(jobs, processes, tell)
+    for job, result in zip(jobs, results, strict=True):
+        if isinstance(result, OrderCurve):
+            outcomes.order = result
+        elif isinstance(job, AblationJob):
+            outcomes.ablations[job.condition, job.variant] = result
+        elif isinstance(job, PolicyJob):
+            outcomes.runs.setdefault(job.group, {})[job.policy] = result
+    return outcomes

@@ -1,0 +1,97 @@
+"""The report for people: the paper's figures beside ours, all policies, and what each part of ours is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from shared.evaluations.distrs.jobs import ALONE, GIVEN
+from shared.evaluations.distrs.report import Figure, Report
+from shared.policy.workload import Stage
+from shared.replay.distrs.evaluation import Run
+
+UNITS = {"x": "×", "s": " s"}
+
+
+def show(report: Report, console: Console, notes: Sequence[str] = ()) -> None:
+    """Print the tables; the notes, one a line, stand under the first two."""
+    if report.figures:
+        console.print(_figures(report.figures))
+    console.print(_policies(report))
+    for note in notes:
+        console.print(note, markup=False)
+    if report.outcomes.ablations:
+        console.print(_ablations(report))
+        console.print(ABLATIONS_SHOW, markup=False)
+    searches = ", ".join(f"{count:,}: {taken:,.1f} ms" for count, taken in report.search_ms.items())
+    console.print(f"One whole search by number of requests (two stages, six batches): {searches}", markup=False)
+
+
+ABLATIONS_SHOW = (
+    "Each part taken away from our planner alone. Progress reports help where a rollout is not as fast as the last "
+    "ones: the history then expects arrivals at the wrong moments. The opening hint helps where all requests come at "
+    "once; where the first come minutes before the last, they can wait for a cold start. Reviews save compile workers: "
+    "between the paper's decisions a rollout's peak has long passed. Window and trade change little on this workload."
+)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    for number, column in enumerate(columns):
+        words = number < sum(name in WORDS for name in columns)
+        table.add_column(column, justify="left" if words else "right", no_wrap=True)
+    return table
+
+
+WORDS = frozenset({"figure", "workload", "condition", "policy", "planner"})
+"""Columns that hold words; they stand first."""
+
+
+def _figures(figures: Sequence[Figure]) -> Table:
+    table = _table("DistRS §6, reproduced", "figure", "paper", "reproduced")
+    for one in figures:
+        table.add_row(one.figure, one.said or quantity(one.paper, one.unit), quantity(one.reproduced, one.unit))
+    return table
+
+
+def _policies(report: Report) -> Table:
+    table = _table("All policies", "workload", "policy", *_columns(report.stages, normalised=True))
+    for group, runs in report.outcomes.runs.items():
+        names = {GIVEN: "the trace", ALONE: "colocated, one task"}
+        for number, (policy, run) in enumerate(runs.items()):
+            table.add_row("" if number else names.get(group, group), policy, *_row(run, normalised=True))
+        table.add_section()
+    return table
+
+
+def _ablations(report: Report) -> Table:
+    table = _table("What each part is worth, colocated", "condition", "planner", *_columns(report.stages))
+    by_condition: dict[str, Mapping[str, Run]] = {}
+    for (condition, variant), run in report.outcomes.ablations.items():
+        by_condition[condition] = {**by_condition.get(condition, {}), variant: run}
+    for condition, runs in by_condition.items():
+        for number, (variant, run) in enumerate(runs.items()):
+            table.add_row("" if number else condition, variant, *_row(run))
+        table.add_section()
+    return table
+
+
+def _columns(stages: Sequence[Stage], *, normalised: bool = False) -> list[str]:
+    ratios = [f"{stage.name}, norm." for stage in stages] if normalised else []
+    return [*(f"{stage.name}, worker-s" for stage in stages), *ratios, "delay: mean", "p50", "p99", "max, s"]
+
+
+def _row(run: Run, *, normalised: bool = False) -> list[str]:
+    ratios = ["–" if math.isnan(ratio) else f"{ratio:.2f}" for ratio in run.normalised] if normalised else []
+    delays = run.delays_s if len(run.delays_s) else np.zeros(1)
+    spread = (run.mean_delay_s, *np.quantile(delays, (0.5, 0.99, 1.0)))
+    return [*(f"{held:,.0f}" for held in run.worker_s), *ratios, *(f"{delay:.2f}" for delay in spread)]
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """A number with its unit; a dash where there is none."""
+    return "–" if value is None else f"{value:.3g}{UNITS[unit]}"

@@ -34,6 +34,8 @@ KINDS: Mapping[str, type[Stimulus]] = {
     kind.__name__: kind for kind in (Restored, Opened, FirstCame, Progressed, Ended, Looked, NodesChanged, Woken)
 }
 
+VERSION = 1
+"""Of the log; a change of `Ways`, of a stimulus or of a command makes another one."""
 NAME = "planner"
 """What the files of a folder begin with."""
 
@@ -49,6 +51,7 @@ class LogError(ValueError):
 class Header:
     """How the planner plans."""
 
+    version: int
     ways: Ways
     floors: dict[str, int]
     ceilings: dict[str, int]
@@ -87,7 +90,7 @@ class StimulusLog:
         self.full = False
         self._most = most_bytes
         self._file: BinaryIO = path.open("wb")
-        self._write(Header(planner.ways, dict(planner.floors), dict(planner.ceilings), planner.seed))
+        self._write(Header(VERSION, planner.ways, dict(planner.floors), dict(planner.ceilings), planner.seed))
 
     @classmethod
     def begin(cls, folder: Path, planner: Planner, *, at: float, most_bytes: int, kept: int) -> StimulusLog:
@@ -129,6 +132,8 @@ def read_log(path: Path) -> tuple[Header, Iterator[Told]]:
         header = msgspec.msgpack.decode(next(entries), type=Header)
     except (StopIteration, msgspec.MsgspecError) as error:
         raise LogError(f"{path} is no stimulus log of this version of Treadle") from error
+    if header.version != VERSION:
+        raise LogError(f"{path} is a stimulus log of version {header.version}; this Treadle reads version {VERSION}")
     return header, _told(path, entries)
 
 

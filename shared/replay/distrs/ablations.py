@@ -14,7 +14,7 @@ from shared.replay.distrs.planned import Planned
 from shared.replay.distrs.policies import OURS
 from shared.replay.distrs.trace import RewardTrace
 
-ITERATIONS = 8
+ITERATIONS = 6
 """Of each run; fewer than the evaluation's, as there are many."""
 PACE_NOISE = 0.2
 """Of a rollout's decoding speed, from batch to batch: other tenants, other lengths of prompts, a slow node."""

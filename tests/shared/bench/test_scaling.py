@@ -19,7 +19,7 @@ from shared.replay.distrs.evaluation import Run, run
 from shared.replay.distrs.generate import generate
 from shared.replay.distrs.planned import Planned
 from shared.replay.distrs.trace import quicker
-from shared.traces.planning import Header
+from shared.traces.planning import VERSION, Header
 
 SMALL = Scaling(tasks=1, batches=3, requests=12, times=400.0)
 
@@ -38,7 +38,7 @@ async def test_a_live_planner_decides_what_its_log_decides_again() -> None:
 
 
 def test_a_decision_that_differs_fails_its_figure_and_is_named() -> None:
-    comparison = Comparison(Header(Ways(), {}, {}, 1), 0, stimuli=4, decisions=2, different=1)
+    comparison = Comparison(Header(VERSION, Ways(), {}, {}, 1), 0, stimuli=4, decisions=2, different=1)
     comparison.differences.append(Difference(3, 1.5, "Woken", [], [["ExpectCompletion", {"batch": "b", "at": 2.0}]]))
     made = by_name(scaling_figures(Lived(Held(3.0, 2.0), [0.1], comparison), virtual()))
     assert made["scaling.same"].value == 75.0

@@ -14,7 +14,8 @@ from shared.policy.planner import Planner
 from shared.policy.stimuli import Command, Ended, FirstCame, NodesChanged, Opened, PublishTarget, Stimulus, Woken
 from shared.policy.ways import Ways
 from shared.policy.workload import BatchRecord, OpenedBatch, PastBatch, Stage
-from shared.traces.planning import StimulusLog
+from shared.traces import planning
+from shared.traces.planning import LogError, StimulusLog, read_log
 
 POOL = "cores@default"
 NOW = 1_763_700_000.0
@@ -141,3 +142,12 @@ def refused(done: Result, said: str) -> None:
     assert (done.exit_code, done.stdout) == (2, "")
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_log_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "planner-1.log"
+    monkeypatch.setattr(planning, "VERSION", 2)
+    StimulusLog(path, Planner(), most_bytes=10_000).close()
+    monkeypatch.undo()
+    with pytest.raises(LogError, match="of version 2; this Treadle reads version 1"):
+        read_log(path)

@@ -15,7 +15,7 @@ from shared.messages.batches import RolloutProgress
 from shared.units import Seconds
 
 EVERY_S: Seconds = 1.0
-"""Reports that come quicker are not taken: the planner would search again for each."""
+"""Reports that come quicker are not taken: each is a message, and the planner looks every few seconds."""
 MOST_KNOWN = 4096
 """Batches whose last report is remembered."""
 

@@ -52,7 +52,7 @@ class Seen:
 def collect(now: float, stages: Sequence[Stage], history: History, seen: Seen, random: Random) -> Requests:
     """The requests of a batch that need something yet (Algorithm 2). Their clock begins now.
 
-    O(n): some 1.5 us a request.
+    O(n): some 0.3 us a request, and 2 us when a history is drawn from for the first time.
     """
     parts = [_future(now, history, seen, random)]
     for stage, waits in enumerate(seen.queuing):

@@ -120,7 +120,7 @@ def _granted(floor: Floor, pool: Pool, nodes: list[Node], now: float) -> tuple[i
 
 
 def _share(floor: Floor, pool: Pool, *, blocked: bool = False) -> list[Command]:
-    """Tell nodes what to own. A pool that was never targeted (`slots`) is owned whole.
+    """Tell nodes what to own. A pool that was never targeted is owned whole.
 
     `blocked`: the head of its queue does not fit what is owned.
     """

@@ -15,7 +15,7 @@ from shared.stack.state import State
 from shared.testing.stack import RunningStack, running_stack
 
 MOST_MEMORY_BYTES = 600_000_000
-"""The whole idle stack, proportional set size; some 390 MB, a third of it for the compiled search (docs/operations.md, ADR 0012)."""
+"""The whole idle stack, proportional set size; some 390 MB, a third of it for the compiled search (ADR 0012)."""
 
 
 @pytest.fixture

@@ -47,8 +47,8 @@ async def report_progress(batch: BatchName, body: ProgressReport, world: TheWorl
     """Optional, and worth sending: reward requests are then expected when *this* rollout will send them.
 
     Without it the planner expects a batch's requests when those of the task's last batches came. A rollout that is
-    slower than those keeps units waiting for nothing; a faster one finds too few. A report corrects that at the planner's
-    next look, some ten seconds later at most.
+    slower than those keeps units waiting for nothing; a faster one finds too few. A report corrects that at the
+    planner's next look, some ten seconds later at most.
 
     Send one every few seconds from opening the batch to its last request: how many samples are still being generated,
     and, if you have them, how many tokens each of those has so far. Send `{"generating": 0}` when the last sample is

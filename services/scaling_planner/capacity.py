@@ -45,23 +45,26 @@ class Capacity:
 
     def stimulus(self, now: Seconds) -> NodesChanged:
         """What the planner is told of nodes."""
-        return NodesChanged(self.by_pool(now), self.cold_start_s())
+        return NodesChanged(self.by_pool(now), self.cold_start_s(now))
 
     def by_pool(self, now: Seconds) -> dict[str, int]:
         """Units by pool of the nodes heard of within `lost_s`."""
         pools: dict[str, int] = {}
         for hello in self._hellos.values():
-            alive = now - self._seen.get(hello.node, 0.0) <= self.lost_s
+            alive = self._lives(hello.node, now)
             for resource, units in hello.capacity.items():
                 pool = f"{resource}@{hello.node_class}"
                 pools[pool] = pools.get(pool, 0) + (units if alive else 0)
         return pools
 
-    def cold_start_s(self) -> dict[str, Seconds]:
-        """By pool the longest that a worker takes to come into being on any of its nodes, to a tenth of a second."""
+    def cold_start_s(self, now: Seconds) -> dict[str, Seconds]:
+        """By pool the longest that a worker takes to come into being on a node that lives, to a tenth of a second."""
         longest: dict[str, Seconds] = {}
         for node, measured in self._cold_start_s.items():
-            for resource, seconds in measured.items():
+            for resource, seconds in measured.items() if self._lives(node, now) else ():
                 pool = f"{resource}@{self._hellos[node].node_class}"
                 longest[pool] = max(longest.get(pool, 0.0), math.ceil(seconds * 10) / 10)
         return longest
+
+    def _lives(self, node: str, now: Seconds) -> bool:
+        return now - self._seen.get(node, 0.0) <= self.lost_s

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shared.bus.results import RequestRecord
+from shared.bus.seen import Counts
 from shared.messages.batches import BatchEnded, BatchOpened
 from shared.messages.seen import LOOKS_EVERY_S, BatchesSeen
 from shared.policy.stimuli import Sight
@@ -57,7 +58,7 @@ def ended_batch(message: BatchEnded, answers: Sequence[RequestRecord], tokens_pe
 
 
 def sights(
-    batches: Sequence[str], seen: BatchesSeen | None, counts: Sequence[tuple[int, int] | None], now: Seconds
+    batches: Sequence[str], seen: BatchesSeen | None, counts: Sequence[Counts | None], now: Seconds
 ) -> dict[str, Sight]:
     """Open batches as the planner takes them; those that Valkey no longer knows are left out.
 
@@ -69,7 +70,7 @@ def sights(
         if count is not None:
             told = seen.batches.get(batch) if seen is not None else None
             queuing, running = (tuple(told.queuing), tuple(told.running)) if told is not None else ((), ())
-            views[batch] = Sight(*count, queuing, running, looked_at)
+            views[batch] = Sight(count.submitted, count.answered, queuing, running, count.closed, looked_at)
     return views
 
 

@@ -32,7 +32,7 @@ class ScalingPlannerSettings(ServiceSettings):
     surprise_s: float = Field(default=1.0, gt=0)
     """Where less is held than was planned, look so often whether requests wait that were expected later."""
     hold_s: float = Field(default=5.0, ge=0)
-    """Give nothing back that was wanted so long ago, or a cold start ago, whichever is longer."""
+    """Give nothing back that was wanted so long ago, or a cold start ago, whichever is longer; 0: give back at once."""
     seed: int = 0
     """Of what is drawn from histories."""
     floors: dict[str, int] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
@@ -21,12 +22,24 @@ async def read_seen(redis: Redis) -> BatchesSeen | None:
         return None
 
 
-async def read_counts(redis: Redis, batches: Sequence[str]) -> list[tuple[int, int] | None]:
-    """(submitted, answered) of each batch, in one round trip; None of one that is unknown (or has expired)."""
+class Counts(NamedTuple):
+    """How far a batch is."""
+
+    submitted: int
+    answered: int
+    closed: bool
+    """No more can come: it was sealed, or has ended."""
+
+
+async def read_counts(redis: Redis, batches: Sequence[str]) -> list[Counts | None]:
+    """Of each batch, in one round trip; None of one that is unknown (or has expired)."""
     if not batches:
         return []
     pipe = redis.pipeline(transaction=False)
     for batch in batches:
-        pipe.hmget(f"batch:{batch}", ["submitted", "answered"])
+        pipe.hmget(f"batch:{batch}", ["submitted", "answered", "state"])
     rows = await pipe.execute()
-    return [None if submitted is None else (int(submitted), int(answered or 0)) for submitted, answered in rows]
+    return [
+        None if submitted is None else Counts(int(submitted), int(answered or 0), state != b"open")
+        for submitted, answered, state in rows
+    ]

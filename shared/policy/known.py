@@ -59,7 +59,7 @@ class KnownBatch:
         batch, history, sight = self.batch, self.history, self.sight or Sight(0, 0)
         assert history is not None, "asked what is expected of a batch without history"
         seen = Seen(
-            size=max(batch.size or history.records[-1].size, sight.arrived),
+            size=sight.arrived if sight.closed else max(batch.size or history.records[-1].size, sight.arrived),
             opened_s=batch.opened_at,
             first_arrival_s=batch.first_arrival_at,
             arrived=sight.arrived,

@@ -130,11 +130,10 @@ class Planner:
     def _opened(self, now: float, stimulus: Opened) -> list[Command]:
         batch = stimulus.batch
         known = self._open.get(batch.batch)
-        if known is not None:  # told again: what came meanwhile stays known
-            batch = replace(batch, first_arrival_at=batch.first_arrival_at or known.batch.first_arrival_at)
-        opened = self._open[batch.batch] = KnownBatch(batch)
-        opened.learn(stimulus.past, self.ways.window)
-        if stimulus.restored or not self._wants(opened, now):
+        if known is None:
+            known = self._open[batch.batch] = KnownBatch(batch)
+        known.learn(stimulus.past, self.ways.window)  # where it is told again, what came meanwhile stays known
+        if stimulus.restored or not self._wants(known, now):
             return []
         return self._decide(now, f"batch {batch.batch} opened", batch.stages)
 
@@ -236,7 +235,7 @@ class Planner:
         return min(self.floors.get(pool, 0), self._ceiling(pool))
 
     def _hold_s(self, pool: str) -> float:
-        return max(self.ways.hold_s, self._cold_start_s.get(pool, 0.0))
+        return max(self.ways.hold_s, self._cold_start_s.get(pool, 0.0)) if self.ways.hold_s else 0.0
 
     def _wants(self, known: KnownBatch, now: float) -> bool:
         """Its requests come, or will so soon that its pools are to be warmed up."""

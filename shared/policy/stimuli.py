@@ -68,6 +68,8 @@ class Sight:
     """By stage: of each request that waits for it two float64, as in `collection.Seen`, Unix seconds."""
     running: tuple[bytes, ...] = ()
     """By stage: of each request it executes three float64."""
+    closed: bool = False
+    """No more will come: it was sealed."""
     looked_at: float | None = None
     """When it was so, Unix seconds: `arrived` and `answered` are newer. None: now."""
 

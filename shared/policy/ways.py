@@ -29,7 +29,7 @@ class Ways:
     surprise_s: float = 1.0
     """So long after a decision another is made if requests wait for units that were thought to be needed later."""
     hold_s: float = 5.0
-    """Give nothing back that was wanted so long ago, or a cold start ago, whichever is longer."""
+    """Give nothing back that was wanted so long ago, or a cold start ago, whichever is longer; 0: give back at once."""
     explains: bool = True
     """Simulate what one unit less would do, for the reason's sake."""
 

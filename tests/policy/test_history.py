@@ -70,8 +70,13 @@ def test_the_newest_weighs_most() -> None:
     weights = History([batch([0.0])] * WINDOW, [0.0] * WINDOW).weights
     assert weights.sum() == pytest.approx(1.0)
     assert (np.diff(weights) > 0).all()
-    assert weights[-1] == pytest.approx(0.43, abs=0.005)
-    assert weights[-3:].sum() == pytest.approx(0.85, abs=0.005)
+    assert weights[-1] == pytest.approx(0.4, abs=0.005)
+    assert weights[-3:].sum() == pytest.approx(0.82, abs=0.005)
+
+
+def test_of_three_or_more_no_batch_decides_alone() -> None:
+    for count in range(3, WINDOW + 1):
+        assert History([batch([0.0])] * count, [0.0] * count).weights[-1] < 0.5
 
 
 def test_with_a_window_of_one_it_is_the_last_batch() -> None:

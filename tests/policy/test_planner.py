@@ -363,6 +363,29 @@ def test_requests_that_the_dispatcher_has_not_seen_yet_wait_for_the_first_stage(
     assert target(ready.has(8)).units == 4
 
 
+def test_nothing_more_is_expected_of_a_batch_that_was_sealed() -> None:
+    ready = Told()
+    ready.open(opened("b1", delay_s=0.0), past())
+    ready.first("b1", NOW)
+    assert ready.planner.targets == {POOL: 4}
+    ready.look(NOW, b1=replace(sight(1, 0, queuing=[NOW]), closed=True))
+    said = target(ready.has(6))
+    assert (said.units, said.reason.batches[0].requests) == (1, 1)
+
+
+def test_an_opening_that_is_told_again_takes_nothing_away() -> None:
+    ready = Told(review_s=1.0)
+    before = past(arrivals=(0.0, 1.0, 2.0, 3.0), gap_s=1.0, tokens_per_s=100.0)
+    ready.open(opened("b1", delay_s=0.0), before)
+    ready.first("b1", NOW + 4)
+    ready.planner.handle(NOW + 4, Progressed("b1", NOW + 4, 3, tokens=100.0))
+    ready.open(opened("b1", delay_s=0.0), before, now=NOW + 4)
+    assert ready.planner.tokens_per_s("b1") == 25.0
+    ready.look(NOW + 5, b1=sight(1, 0, running=[NOW + 4]))
+    ready.wake()
+    assert ready.planner.targets == {POOL: 1}
+
+
 def test_a_look_in_the_midst_of_a_batch_grants_no_delay_twice() -> None:
     """D is 5 s; both have waited for 4 s already. One after the other they would be 8 s late."""
     ready = Told()
@@ -388,8 +411,8 @@ def test_one_strange_batch_does_not_move_the_arrivals() -> None:
     usual = past(arrivals=(0.0, 10.0, 20.0, 30.0))
     strange = past(arrivals=(0.0, 0.0, 0.0, 0.0))
     ready = Told()
-    assert target(ready.open(opened("b1", delay_s=0.0), usual, usual, usual, strange)).units == 1
-    assert target(Told(window=1).open(opened("b1", delay_s=0.0), usual, usual, usual, strange)).units == 4
+    assert target(ready.open(opened("b1", delay_s=0.0), usual, usual, strange)).units == 1
+    assert target(Told(window=1).open(opened("b1", delay_s=0.0), usual, usual, strange)).units == 4
 
 
 def test_only_batches_as_large_as_the_last_are_learnt_from_where_the_trainer_declares_no_size() -> None:

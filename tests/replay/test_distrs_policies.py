@@ -219,6 +219,7 @@ def test_batches_of_another_size_begin_a_new_history() -> None:
     both = replace(trace, tasks=(TracedTask("t", (*batches, *halves)),))
     ran = run(both, Planned("s", both, OURS, 1))
     assert len(ran.delays_s) == len(batches) + len(halves) - 1
+    assert max(held for _, workers in ran.held for held in workers) <= 64
 
 
 def test_ours_costs_less_than_the_papers_and_is_no_later() -> None:

@@ -25,6 +25,7 @@ from shared.replay.distrs.policy import Decision, Event, Glance
 from shared.replay.distrs.trace import RewardTrace
 
 _PLENTY = 2**31
+"""Units that exist of every pool; what a planner may hold of them is as much as could run at once."""
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Planned:
 
     Args:
         name: of the policy.
-        trace: whose workflow, D and cold starts hold.
+        trace: whose workflow, D and cold starts hold; of its first batches the pace is taken, too.
         ways: how it plans.
         seed: of its chances.
     """
@@ -48,12 +49,13 @@ class Planned:
     _planner: Planner = field(init=False)
     _numbers: dict[str, int] = field(init=False)
     """Pool to its number."""
+    _ceilings: dict[str, int] = field(default_factory=dict)
     _open: dict[str, Glance] = field(default_factory=dict)
     _tokens_per_s: dict[tuple[int, int], float | None] = field(default_factory=dict)
     """By task and batch, as last reported."""
 
     def __post_init__(self) -> None:
-        self._planner = Planner(self.ways, seed=self.seed)
+        self._planner = Planner(self.ways, ceilings=self._ceilings, seed=self.seed)
         pools = [stage.drawn_from for stage in self._stages]
         self._numbers = {pool: number for number, pool in enumerate(pools)}
         cold_starts_s = dict(zip(pools, self.trace.cold_starts_s, strict=True))
@@ -65,6 +67,8 @@ class Planned:
 
     def decide(self, now: float, event: Event, open_batches: Sequence[Glance], busy: Counts) -> Decision:  # noqa: ARG002
         current = {f"{one.task}:{one.index}": one for one in open_batches}
+        room = sum(glance.seen.size for glance in open_batches)
+        self._ceilings.update({pool: max(room, self._planner.targets.get(pool, 0)) for pool in self._numbers})
         looked = Looked({name: _sight(one) for name, one in current.items()})
         commands: list[Command] = self._planner.handle(now, looked)
         for name, glance in self._open.items():
@@ -92,6 +96,8 @@ class Planned:
 
     def _past(self, glance: Glance) -> tuple[PastBatch, ...]:
         first = max(0, len(glance.past) - self.ways.window)
+        if (glance.task, 0) not in self._tokens_per_s:  # it was over before anybody could ask
+            self._tokens_per_s[glance.task, 0] = self.trace.tasks[glance.task].batches[0].tokens_per_s
         opened = replace(self._opened("before", glance), opened_at=0.0)
         return tuple(
             PastBatch(

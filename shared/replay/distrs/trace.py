@@ -42,6 +42,14 @@ class TracedBatch:
             raise ValueError("arrivals must ascend: sort the requests by them")
 
     @property
+    def tokens_per_s(self) -> float | None:
+        """How fast its samples were generated: the median over those whose length is known; None without any."""
+        if self.lengths is None:
+            return None
+        known = (self.lengths > 0) & (self.arrivals_s > 0)
+        return float(np.median(self.lengths[known] / self.arrivals_s[known])) if known.any() else None
+
+    @property
     def size(self) -> int:
         return len(self.arrivals_s)
 

@@ -60,13 +60,15 @@ def test_a_pool_starts_as_slowly_as_its_slowest_node() -> None:
     capacity = Capacity(lost_s=10.0)
     for node in (hello("a"), hello("b"), hello("c", node_class="big")):
         capacity.heard(100.0, node)
-    assert capacity.cold_start_s() == {}
+    assert capacity.cold_start_s(100.0) == {}
     for message in (beat("a", cores=0.3), beat("b", cores=2.04), beat("c", cores=9.0)):
         capacity.heard(100.0, message)
-    assert capacity.cold_start_s() == {"cores@default": 2.1, "cores@big": 9.0}
+    assert capacity.cold_start_s(100.0) == {"cores@default": 2.1, "cores@big": 9.0}
     capacity.heard(101.0, beat("b", cores=0.1))
     capacity.heard(101.0, Bye(node="c", incarnation="1"))
     assert capacity.stimulus(102.0).cold_start_s == {"cores@default": 0.3}
+    capacity.heard(115.0, beat("b", cores=0.1))
+    assert capacity.cold_start_s(115.0) == {"cores@default": 0.1}, "a node that is silent counts for nothing"
 
 
 def test_nodes_beyond_the_bound_are_forgotten_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,4 +78,4 @@ def test_nodes_beyond_the_bound_are_forgotten_whole(monkeypatch: pytest.MonkeyPa
         capacity.heard(100.0, hello(name))
         capacity.heard(100.0, beat(name, cores=1.0))
     assert capacity.by_pool(100.0)["cores@default"] == 8
-    assert capacity.cold_start_s() == {"cores@default": 1.0}
+    assert capacity.cold_start_s(100.0) == {"cores@default": 1.0}

@@ -52,5 +52,7 @@ async def test_counts_are_of_each_batch_in_the_order_asked_for(journal: Journal)
     entry = await journal.entry("r1", "b")
     await journal.submit("r2", batch="b")
     await journal.finish("r1", entry, "b")
-    assert await read_counts(journal.redis, ["b", "unknown", "a"]) == [(2, 1), None, (0, 0)]
+    assert await read_counts(journal.redis, ["b", "unknown", "a"]) == [(2, 1, False), None, (0, 0, False)]
+    await functions.end_batch(journal.redis, "b", "sealed", keep_batch_s=60)
+    assert await read_counts(journal.redis, ["b"]) == [(2, 1, True)]
     assert await read_counts(journal.redis, []) == []

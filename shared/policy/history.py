@@ -122,6 +122,11 @@ def uniform(chance: Random, count: int) -> Floats:
     return np.fromiter((chance.random() for _ in range(count)), float, count)
 
 
+def weighted_median(values: Floats, weights: Floats) -> float:
+    """The smallest value with half of the weight at or below it; (n,) and (n,)."""
+    return float(_median(values[:, None], weights / weights.sum())[0])
+
+
 def _median(columns: Floats, weights: Floats) -> Floats:
     """By column the smallest value with half of the weight at or below it; (records, n) and (records,) to (n,)."""
     order = np.argsort(columns, axis=0, kind="stable")

@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 
 from shared.policy.collection import Progress, Seen, expected
-from shared.policy.history import History
+from shared.policy.history import History, weighted_median
 from shared.policy.listing import Floats
 from shared.policy.scaling import ExpectedBatch
 from shared.policy.stimuli import Progressed, Sight
@@ -38,8 +38,11 @@ class KnownBatch:
         gaps = [one.gap_s for one in same]
         self.history = History([one.record for one in same], gaps) if same else None
         self.earliest_gap_s = min(gaps, default=0.0)
-        paces = [one.tokens_per_s for one in same if one.tokens_per_s]
-        self.usual_tokens_per_s = float(np.median(paces)) if paces else None
+        told = [place for place, one in enumerate(same) if one.tokens_per_s]
+        self.usual_tokens_per_s = None
+        if self.history is not None and told:  # of the batches that make the expected arrivals, or it would be no pace
+            paces = np.array([same[place].tokens_per_s for place in told], float)
+            self.usual_tokens_per_s = weighted_median(paces, self.history.weights[told])
 
     def draws_from(self, pool: str) -> bool:
         return any(stage.drawn_from == pool for stage in self.batch.stages)

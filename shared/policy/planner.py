@@ -112,6 +112,11 @@ class Planner:
         """Names of the open batches."""
         return list(self._open)
 
+    def expectations(self, now: float) -> list[ExpectedBatch]:
+        """What open batches with history will need yet, of those that want units; drawn anew at each call."""
+        wanting = [known for known in self._open.values() if self._wants(known, now)]
+        return [known.expected(now, self._random) for known in wanting if known.history is not None]
+
     def tokens_per_s(self, batch: str) -> float | None:
         """How fast a batch's samples are generated, as last reported."""
         known = self._open.get(batch)
@@ -180,7 +185,7 @@ class Planner:
         concerned = {stage.drawn_from for stage in stages}
         self._decided_s = now
         wanting = [known for known in self._open.values() if self._wants(known, now)]
-        batches = [known.expected(now, self._random) for known in wanting if known.history is not None]
+        batches = self.expectations(now)
         ways, ceilings = self.ways, {pool: self._ceiling(pool) for pool in self._capacity}
         near = self._planned if math.isfinite(ways.review_s) else None
         plan = search(batches, ceilings, strictness=ways.strictness, trade=ways.trade, near=near)

@@ -449,6 +449,21 @@ def test_a_rollout_half_as_fast_is_expected_to_spread_its_requests() -> None:
     assert held == [(1, 25.0), (4, None)]
 
 
+def test_the_usual_pace_is_that_of_the_batches_whose_arrivals_are_expected() -> None:
+    """Three fast batches, then two slow ones, which weigh more: a slow rollout comes as those did, no slower."""
+    fast = past(arrivals=(0.0, 1.0, 2.0, 3.0), gap_s=1.0, tokens_per_s=100.0)
+    slow = past(arrivals=(0.0, 4.0, 8.0, 12.0), gap_s=4.0, tokens_per_s=25.0)
+    ready = Told(review_s=1.0, window=5)
+    ready.open(opened("b1", delay_s=0.0), fast, fast, fast, slow, slow)
+    ready.first("b1", NOW + 4)
+    ready.planner.handle(NOW + 4, Progressed("b1", NOW + 4, 3, tokens=100.0))
+    ready.look(NOW + 5, b1=sight(1, 1))
+    ready.wake()
+    assert ready.planner.targets == {POOL: 1}
+    (expected,) = ready.planner.expectations(NOW + 5)
+    assert expected.requests.ready_s.tolist() == [3.0, 7.0, 11.0]
+
+
 def test_samples_that_will_never_come_are_not_waited_for() -> None:
     ready = Told()
     ready.open(opened("b1", delay_s=0.0), past())

@@ -98,13 +98,14 @@ class PlannerService:
             opened = [Opened(batch, await self._past(history, batch), restored=True) for batch in batches]
             return await Plans(session).targets(), opened
 
-        targets, still_open = await self._store(load, "restoring")
-        await self._tell(Restored(targets))
-        for opened in still_open:
-            if await self._known_to_valkey(opened.batch.batch):
-                await self._tell(opened)
-            else:
-                await self._abandon(opened.batch)
+        async with self._taking_turns():
+            targets, still_open = await self._store(load, "restoring")
+            await self._tell(Restored(targets))
+            for opened in still_open:
+                if await self._known_to_valkey(opened.batch.batch):
+                    await self._tell(opened)
+                else:
+                    await self._abandon(opened.batch)
         self.restored = True
         _log.info("planner_restored", targets=self._planner.targets)
 

@@ -326,6 +326,12 @@ async def test_a_planner_that_cannot_keep_its_decisions_lets_its_lease_lapse(sta
                 await asyncio.to_thread(postgres.enter_context, running_postgres(stack_home, durable=True))
                 await soon(lambda: _last_is(mesh, 8), within_s=60.0)
                 await soon(lambda: _somebody_plans(mesh))
+            await asyncio.to_thread(postgres.close)
+            async with running(planner(redis_url, database_url, lease_s=0.9, stuck_s=0.1)):  # it cannot even begin
+                await soon(lambda: _somebody_plans(mesh))
+                await soon(lambda: _nobody_plans(mesh))
+                await asyncio.to_thread(postgres.enter_context, running_postgres(stack_home, durable=True))
+                await soon(lambda: _somebody_plans(mesh), within_s=60.0)
 
 
 async def test_units_fall_to_what_is_needed_soon_and_come_back_before_they_are_needed(

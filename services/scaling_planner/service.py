@@ -201,7 +201,8 @@ class PlannerService:
             history = BatchHistory(session)
             new = await history.ended(batch)
             opened = await history.find(batch.batch)
-            return new, await self._past(history, opened) if opened is not None else ()
+            learns = opened is not None and self._planner.would_learn(opened)
+            return new, await self._past(history, opened) if opened is not None and learns else ()
 
         new, past = await self._store(keep, "storing an ended batch")
         if new:

@@ -39,6 +39,7 @@ from shared.policy.stimuli import (
     Woken,
 )
 from shared.policy.ways import Ways
+from shared.policy.workload import OpenedBatch
 
 
 @dataclass(slots=True)
@@ -111,6 +112,10 @@ class Planner:
     def open_batches(self) -> list[str]:
         """Names of the open batches."""
         return list(self._open)
+
+    def would_learn(self, ended: OpenedBatch) -> bool:
+        """Is another batch of the same work open, which a batch that has ended tells of?"""
+        return any(one.batch.batch != ended.batch and one.batch.same_work(ended) for one in self._open.values())
 
     def expectations(self, now: float) -> list[ExpectedBatch]:
         """What open batches with history will need yet, of those that want units; drawn anew at each call."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -43,13 +43,20 @@ class BatchRequests:
             )
 
     def record(self, stages: int) -> BatchRecord:
-        """What the policy needs of it: R and S of DistRS Algorithm 1.
+        """What the policy needs of it; see `record`."""
+        return record(self.arrival_s, self.execution_s, stages)
 
-        Args:
-            stages: of the workflow, >= m; the last ones are not stored where no request reached them.
-        """
-        unreached = ((UNREACHED,) * len(self.arrival_s),) * (stages - len(self.execution_s))
-        return BatchRecord(self.arrival_s, self.execution_s + unreached)
+
+def record(arrival_s: Sequence[float], execution_s: Sequence[Sequence[float]], stages: int) -> BatchRecord:
+    """R and S of DistRS Algorithm 1, from the columns of `BatchRequests`.
+
+    Args:
+        arrival_s: n.
+        execution_s: m x n.
+        stages: of the workflow, >= m; the last ones are not stored where no request reached them.
+    """
+    unreached = ((UNREACHED,) * len(arrival_s),) * (stages - len(execution_s))
+    return BatchRecord(tuple(arrival_s), (*map(tuple, execution_s), *unreached))
 
 
 @dataclass(frozen=True)

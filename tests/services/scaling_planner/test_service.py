@@ -94,6 +94,17 @@ async def test_messages_delivered_twice_change_nothing(mesh: Mesh, redis_url: st
         assert await BatchHistory(session).still_open() == []
 
 
+async def test_an_open_batch_learns_from_one_of_its_task_that_ends(
+    mesh: Mesh, redis_url: str, database_url: str
+) -> None:
+    async with running(planner(redis_url, database_url)):
+        await mesh.open("b1")
+        await mesh.open("b2")
+        await soon(lambda: last_is(mesh, 8))
+        await mesh.end("b1")
+        await soon(lambda: last_is(mesh, 2))
+
+
 async def test_a_batch_that_valkey_has_lost_holds_no_units(mesh: Mesh, redis_url: str, database_url: str) -> None:
     async with running(planner(redis_url, database_url)):
         await mesh.open("b1")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from shared.policy.listing import Counts
 from shared.policy.workload import ExpectedBatch, repeating
 from shared.replay.distrs.evaluation import Fixed
+from shared.replay.distrs.policy import Decision, Event, Glance
 from shared.replay.distrs.trace import RewardTrace, TracedBatch, TracedTask
 from shared.replay.distrs.world import Done, World, record_of
 from tests.policy.scaling_oracle import Oracle
@@ -216,3 +220,12 @@ def test_nothing_is_paid_after_the_last_batch() -> None:
 def test_who_holds_no_worker_and_asks_for_no_other_look_is_told() -> None:
     with pytest.raises(RuntimeError, match="fixed holds no worker for what waits"):
         World(task(batch((1.0, 2.0)), batch((1.0, 4.0))), Fixed((0, 1), by_arrival=False)).run()
+
+
+def test_who_holds_no_worker_and_looks_for_ever_is_told() -> None:
+    class Hopeful(Fixed):
+        def decide(self, now: float, event: Event, open_batches: Sequence[Glance], busy: Counts) -> Decision:
+            return replace(super().decide(now, event, open_batches, busy), again_s=now + 10.0)
+
+    with pytest.raises(RuntimeError, match="has looked 10,000 times, and holds no worker"):
+        World(task(batch((1.0, 2.0)), batch((1.0, 4.0))), Hopeful((0, 1), by_arrival=False)).run()

@@ -22,6 +22,9 @@ from shared.replay.distrs.policy import Event, Glance, Policy, Report
 from shared.replay.distrs.pools import Pools
 from shared.replay.distrs.trace import RewardTrace, TracedBatch
 
+MOST_LOOKS = 10_000
+"""That a policy asks for on end while a batch is open and none opens, begins to arrive or is complete: a day, of
+reviews every ten seconds."""
 _WARMED = "warmed"
 """A pool's units can be used from now on; nobody is asked."""
 
@@ -100,6 +103,7 @@ class World:
         self._events: list[tuple[float, int, Event, _Lane | int]] = []
         self._serials = count()
         self._again_s = math.inf
+        self._looks = 0
         self._pools = Pools(self._board.free, trace.cold_starts_s * sets)
         self._records = [[record_of(task.batches[0])] for task in trace.tasks]
         self._gaps = [[float(task.batches[0].arrivals_s[0])] for task in trace.tasks]
@@ -210,6 +214,16 @@ class World:
     # ---- the policy --------------------------------------------------------------------------------------------------
 
     def _ask(self, event: Event) -> None:
+        """Let the policy decide.
+
+        Raises:
+            RuntimeError: it looks again and again at open batches, and nothing comes of it.
+        """
+        self._looks = self._looks + 1 if event == "again" and self._open else 0
+        if self._looks > MOST_LOOKS:
+            raise RuntimeError(
+                f"{self._policy.name} has looked {MOST_LOOKS:,} times, and holds no worker for what waits"
+            )
         glances = [self._glance(lane) for lane in self._open]
         decision = self._policy.decide(self._now, event, glances, self._pools.busy)
         if decision.again_s < math.inf and decision.again_s != self._again_s:

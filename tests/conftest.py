@@ -16,12 +16,17 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 
 from shared.testing.servers import PostgresServer, running_postgres, running_valkey, temporary_home
 
 _numbers = itertools.count(1)
+
+# Two shared cores: how long an example takes says nothing about what it shows, and timings are never asserted.
+hypothesis.settings.register_profile("house", deadline=None)
+hypothesis.settings.load_profile("house")
 
 
 @pytest.fixture

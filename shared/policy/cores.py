@@ -1,0 +1,168 @@
+"""Exclusive sets of cores of one host: NUMA first, hyper-thread siblings together (ARL-Tangram §5.2).
+
+Law: a core has one owner at a time. A set lies in one NUMA node wherever a node has so many free cores, else in as few
+as can be. Where several would do it is one where no group of siblings need be broken, of those the one with the fewest
+free cores, so that large sets stay possible. There it takes whole groups first; what is left comes from groups that are
+broken already, and breaks one only where there are none. So sets of one core fill up what others broke.
+
+A *group* is a physical core with its hyper-threads; it is *broken* while some of them are taken and some are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """NUMA nodes, of each its groups of siblings, of each its cores."""
+
+    nodes: tuple[tuple[tuple[int, ...], ...], ...]
+
+    def __post_init__(self) -> None:
+        groups = [group for node in self.nodes for group in node]
+        cores = [core for group in groups for core in group]
+        if not all(groups) or len(set(cores)) < len(cores):
+            raise ValueError("a group without cores, or a core in two groups")
+
+
+class CoreSets:
+    """Who takes which cores. Of equals the first. About 10 us to take one and give it back, 30 us for 32."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._nodes = [_Numa(groups) for groups in topology.nodes]
+        self._home = {core: node for node in self._nodes for group in node.groups for core in group}
+        self._taken = set[int]()
+
+    @property
+    def free(self) -> int:
+        """Cores that nobody has."""
+        return len(self._home) - len(self._taken)
+
+    def take(self, count: int) -> frozenset[int]:
+        """So many cores; nobody else gets them until they are given back.
+
+        Raises:
+            ValueError: fewer than one, or more than are free.
+        """
+        if not 1 <= count <= self.free:
+            raise ValueError(f"{count} cores asked for, {self.free} are free")
+        taken = list[int]()
+        while len(taken) < count:
+            rest = count - len(taken)
+            able = [node for node in self._nodes if node.free >= rest]
+            if able:
+                taken += min(able, key=lambda node: (node.breaks(rest), node.free)).take(rest)
+            else:
+                largest = max(self._nodes, key=lambda node: node.free)
+                taken += largest.take(largest.free)
+        self._taken.update(taken)
+        return frozenset(taken)
+
+    def give_back(self, cores: Iterable[int]) -> None:
+        """These are free again.
+
+        Raises:
+            ValueError: one of them is not there, or is not taken; then none is given back.
+        """
+        cores = set(cores)
+        if not cores <= self._taken:
+            raise ValueError(f"nobody has the cores {sorted(cores - self._taken)}")
+        self._taken -= cores
+        by_node: dict[_Numa, list[int]] = {}
+        for core in sorted(cores):
+            by_node.setdefault(self._home[core], []).append(core)
+        for node, returned in by_node.items():
+            node.give_back(returned)
+
+    def check(self) -> None:
+        """Assert the invariants; tests call it after every step, services never do."""
+        for node in self._nodes:
+            node.check()
+        free = {core for node in self._nodes for part in node.parts for core in part}
+        assert free == self._home.keys() - self._taken, "a core is free or taken"
+
+
+class _Numa:
+    """One NUMA node. A set of its groups is a number whose lowest bit stands for the first group."""
+
+    def __init__(self, groups: Sequence[tuple[int, ...]]) -> None:
+        self.groups = [tuple(sorted(group)) for group in groups]
+        self.parts = list(self.groups)
+        """By group, its free cores."""
+        self.free = sum(map(len, groups))
+        self._number = {core: number for number, group in enumerate(self.groups) for core in group}
+        most = max(map(len, groups), default=0)
+        self._whole = [0] * (most + 1)
+        """By size: groups of which all cores are free."""
+        self._broken = [0] * (most + 1)
+        """By free cores: groups that are broken."""
+        for number in range(len(groups)):
+            self._turn(number)
+
+    def breaks(self, count: int) -> bool:
+        """Would taking so many cores break a group?"""
+        for size in range(len(self._whole) - 1, 1, -1):
+            count -= size * min(count // size, self._whole[size].bit_count())
+        odd = sum(free * groups.bit_count() for free, groups in enumerate(self._broken))
+        return count > odd + self._whole[1].bit_count()
+
+    def take(self, count: int) -> list[int]:
+        """So many cores; the caller knows that they are free."""
+        self.free -= count
+        taken = list[int]()
+        for size in range(len(self._whole) - 1, 1, -1):
+            whole = self._whole[size]
+            while whole and count - len(taken) >= size:
+                number = _first(whole)
+                whole &= whole - 1
+                taken += self.parts[number]
+                self.parts[number] = ()
+            self._whole[size] = whole
+        while len(taken) < count:
+            rest = count - len(taken)
+            number = self._odd(rest)
+            self._turn(number)
+            taken += self.parts[number][:rest]
+            self.parts[number] = self.parts[number][rest:]
+            self._turn(number)
+        return taken
+
+    def give_back(self, cores: Sequence[int]) -> None:
+        """Of this node, ascending."""
+        self.free += len(cores)
+        returned: dict[int, list[int]] = {}
+        for core in cores:
+            returned.setdefault(self._number[core], []).append(core)
+        for number, part in returned.items():
+            self._turn(number)
+            self.parts[number] = tuple(sorted([*self.parts[number], *part]))
+            self._turn(number)
+
+    def check(self) -> None:
+        for number, (group, part) in enumerate(zip(self.groups, self.parts, strict=True)):
+            assert part == tuple(sorted(set(part) & set(group))), "what is free is part of the group"
+            whole = [size for size, groups in enumerate(self._whole) if groups >> number & 1]
+            broken = [free for free, groups in enumerate(self._broken) if groups >> number & 1]
+            assert whole == ([len(group)] if part == group else []), "whole groups stand by their size"
+            assert broken == ([len(part)] if 0 < len(part) < len(group) else []), "broken ones by what is free of them"
+        assert self.free == sum(map(len, self.parts)), "the count of free cores"
+
+    def _odd(self, rest: int) -> int:
+        """A group for what is left over: a broken one that can be used up, another broken one, a whole one."""
+        for groups in (*self._broken[rest:0:-1], *self._broken[rest + 1 :], *self._whole):
+            if groups:
+                return _first(groups)
+        raise AssertionError("there were not so many free cores")
+
+    def _turn(self, number: int) -> None:
+        """Put a group where it belongs; take it from there if it is there."""
+        free = len(self.parts[number])
+        if free:
+            kind = self._whole if free == len(self.groups[number]) else self._broken
+            kind[free] ^= 1 << number
+
+
+def _first(groups: int) -> int:
+    return (groups & -groups).bit_length() - 1

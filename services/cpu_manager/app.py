@@ -8,21 +8,30 @@ from contextlib import asynccontextmanager
 from typing import TypedDict
 
 from fastapi import FastAPI
+from redis.asyncio import Redis
 
+from services.cpu_manager.acting import Acting
 from services.cpu_manager.attempts import Attempts
 from services.cpu_manager.cores import Cores, usable_cores
+from services.cpu_manager.environments.opening import Opened, open_runtimes
 from services.cpu_manager.execution import Execution, open_execution
+from services.cpu_manager.grading import Grading
 from services.cpu_manager.holding import Holding
+from services.cpu_manager.memory import lendable_mb
 from services.cpu_manager.metrics import observe
 from services.cpu_manager.node import Node
 from services.cpu_manager.outbox import Outbox
 from services.cpu_manager.settings import CpuManagerSettings
+from services.cpu_manager.topology import topology
+from services.cpu_manager.trajectories import Trajectories
 from shared import log
 from shared.app import build_app
 from shared.background import Background
 from shared.bus import functions
 from shared.bus.connection import connect, patiently
 from shared.clock import SYSTEM_CLOCK, Clock
+from shared.messages.environments import MEMORY
+from shared.messages.kinds import ENVIRONMENT_KINDS
 from shared.messages.nodes import Hello
 from shared.settings import load
 
@@ -37,15 +46,17 @@ class State(TypedDict):
     execution: Execution
 
 
-def _hello(settings: CpuManagerSettings, cores: frozenset[int], execution: Execution) -> Hello:
+def _hello(settings: CpuManagerSettings, holdings: dict[str, Holding], execution: Execution, opened: Opened) -> Hello:
+    runtimes = opened.runtimes.names
     return Hello(
         node=settings.node,
         incarnation=uuid.uuid4().hex[:12],
         node_class=settings.node_class,
-        capacity={"cores": len(cores), "slots": settings.slots},
+        capacity={name: holding.exist for name, holding in holdings.items()},
         lines_up=["cores"],
-        kinds=sorted(execution.graders),
-        labels=execution.labels,
+        kinds=sorted([*execution.graders, *(ENVIRONMENT_KINDS if runtimes else ())]),
+        labels=execution.labels | opened.labels,
+        runtimes=runtimes,
     )
 
 
@@ -59,38 +70,64 @@ def create_app(settings: CpuManagerSettings | None = None, *, clock: Clock = SYS
         url = settings.treadle.redis_url
         async with (
             open_execution(settings, mine) as execution,
+            open_runtimes(settings, execution.sandbox) as opened,
             connect(url, name="cpu_manager") as redis,
             connect(url, name="cpu_manager-reader") as reader,
             Background() as background,
         ):
             await patiently(lambda: functions.load(redis), what="loading functions", patience_s=30.0)
-            cores, slots = Cores(mine), Holding(settings.slots, owned=settings.slots)
-            outbox = Outbox(redis)
-            hello = _hello(settings, mine, execution)
-            attempts = Attempts(
-                node=hello.node,
-                incarnation=hello.incarnation,
-                cores=cores,
-                slots=slots,
-                sandbox=execution.sandbox,
-                graders=execution.graders,
-                report=observe(outbox.put),
-                clock=clock,
-                output_bytes=settings.output_bytes,
-                guard_s=settings.guard_s,
-            )
-            outbox.may_gather = attempts.busy
-            holdings = {"cores": cores.holding, "slots": slots}
-            node = Node(redis, reader, hello, attempts, outbox, holdings, clock, execution.cold_start_s)
+            cores = Cores(topology(settings.topology, mine))
+            node, outbox = await _world(settings, cores, execution, opened, redis, reader, clock)
             background.start(outbox.run(), name="outbox")
             background.start(node.run(), name="grants")
             background.start(node.heartbeats(settings.heartbeat_s), name="heartbeats")
-            _log.info("node_started", node=hello.node, capacity=hello.capacity, **hello.labels)
             app.state.node, app.state.outbox = node, outbox
             yield State(node=node, outbox=outbox, execution=execution)
             await node.leave()
 
     return build_app("cpu_manager", lifespan, ready=_ready, description=__doc__ or "")
+
+
+async def _world(
+    settings: CpuManagerSettings,
+    cores: Cores,
+    execution: Execution,
+    opened: Opened,
+    redis: Redis,
+    reader: Redis,
+    clock: Clock,
+) -> tuple[Node, Outbox]:
+    """The node's parts put together, with every environment that outlived the manager before this one."""
+    memory_mb = lendable_mb(settings.memory_mb, len(cores.all))
+    slots, memory = Holding(settings.slots, owned=settings.slots), Holding(memory_mb, owned=memory_mb)
+    holdings = {"cores": cores.holding, "slots": slots}
+    if opened.runtimes.names:
+        holdings[MEMORY] = memory
+    hello = _hello(settings, holdings, execution, opened)
+    outbox = Outbox(redis)
+    report = observe(outbox.put)
+    trajectories = Trajectories(
+        node=hello.node,
+        incarnation=hello.incarnation,
+        acting=Acting(opened.runtimes, clock, settings.output_bytes, settings.guard_s),
+        memory=memory,
+        tell=report,
+        clock=clock,
+    )
+    attempts = Attempts(
+        node=hello.node,
+        incarnation=hello.incarnation,
+        cores=cores,
+        slots=slots,
+        grading=Grading(execution.graders, execution.sandbox, settings.output_bytes, settings.guard_s),
+        trajectories=trajectories,
+        report=report,
+        clock=clock,
+    )
+    outbox.may_gather = attempts.busy
+    trajectories.take_up(await opened.runtimes.survivors())
+    _log.info("node_started", node=hello.node, capacity=hello.capacity, **hello.labels)
+    return Node(redis, reader, hello, attempts, outbox, holdings, clock, execution.cold_start_s), outbox
 
 
 def _ready(app: FastAPI) -> str | None:

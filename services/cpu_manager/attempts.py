@@ -1,28 +1,28 @@
 """Executing grants: each becomes a task on cores of its own, and exactly one outcome.
 
-A grant that finds its cores taken waits for them (the leader grants short work ahead, see `shared.policy.ahead`).
+A grant that finds its cores taken waits for them (the leader grants short work ahead, see `shared.policy.ahead`). What
+acts in an environment is never granted ahead, so it passes those that wait wherever cores are free.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from services.cpu_manager.cores import Cores
-from services.cpu_manager.graders.protocol import Bench, Grader, Verdict
+from services.cpu_manager.grading import Grading
 from services.cpu_manager.holding import Holding
-from services.cpu_manager.results import EMPTY, encode_output
-from services.cpu_manager.sandbox.protocol import Sandbox
-from services.cpu_manager.tenancy import TenantSandbox
+from services.cpu_manager.results import Done, lost
+from services.cpu_manager.stands import cut, stays
+from services.cpu_manager.trajectories import Trajectories
 from shared import log
 from shared.clock import Clock
 from shared.messages.grants import Granted
-from shared.messages.outcomes import RECALLED, Finished, Held, Started
+from shared.messages.outcomes import RECALLED, Finished, Held, Started, Stays
+from shared.units import Seconds
 
 _log = log.get(__name__)
 
@@ -30,31 +30,27 @@ Report = Callable[[Started | Finished], None]
 
 REMEMBERED = 65_536
 """Grants whose repeat is recognised (a leader sends again when it did not hear that a send had worked)."""
+CLOSING_S = 10.0
+"""Patience of a stopping node with its environments; a stack's services have 15 s in all."""
 _STOPPING = "the node is stopping"
-
-
-class _Graded(NamedTuple):
-    """A verdict whose output is known to be JSON."""
-
-    verdict: Verdict
-    output: bytes = EMPTY
+_CANCELLED = Done("cancelled")
 
 
 @dataclass(slots=True)
 class _Running:
     grant: Granted
-    task: asyncio.Task[_Graded]
+    task: asyncio.Task[Done]
     cores: frozenset[int]
-    read_at: float
+    read_at: Seconds
     """When the grant was read; it may have waited for cores."""
-    since: float
+    since: Seconds
     told: bool = False
     """A Started has been sent."""
 
 
 class _Waiting(NamedTuple):
     grant: Granted
-    read_at: float
+    read_at: Seconds
 
 
 @dataclass(slots=True)
@@ -65,12 +61,10 @@ class Attempts:
     incarnation: str
     cores: Cores
     slots: Holding
-    sandbox: Sandbox
-    graders: Mapping[str, Grader[Any]]
+    grading: Grading
+    trajectories: Trajectories
     report: Report
     clock: Clock
-    output_bytes: int
-    guard_s: float
     _running: dict[tuple[str, int], _Running] = field(default_factory=dict)
     """(action, attempt) -> its execution."""
     _line: dict[tuple[str, int], _Waiting] = field(default_factory=dict)
@@ -102,21 +96,24 @@ class Attempts:
         now, needed = self.clock.monotonic(), grant.units.get("cores", 0)
         if needed > len(self.cores.all):
             _log.error("grant_does_not_fit", action=grant.action, cores=needed, all=len(self.cores.all))
-            self._tell(grant, _lost(f"{needed} cores granted, the node has {len(self.cores.all)}"), now, now)
-        elif needed and (self._line or needed > self.cores.free):
+            self._tell(grant, lost(f"{needed} cores granted, the node has {len(self.cores.all)}"), now, now)
+        elif needed > self.cores.free or (needed and self._line and not grant.trajectory):
             self._line[grant.action, grant.attempt] = _Waiting(grant, now)
         else:
             self._start(grant, now, now)
 
-    def _start(self, grant: Granted, read_at: float, now: float) -> None:
+    def _start(self, grant: Granted, read_at: Seconds, now: Seconds) -> None:
         cores = self.cores.take(grant.units.get("cores", 0), now)
         if slots := grant.units.get("slots", 0):
             self.slots.use(slots, now)
-        task = asyncio.create_task(self._grade(grant, cores), name=f"attempt {grant.action}")
+        if grant.trajectory:
+            task = self.trajectories.start(grant, cores)
+        else:
+            task = asyncio.create_task(self.grading.grade(grant, cores), name=f"attempt {grant.action}")
         self._running[grant.action, grant.attempt] = _Running(grant, task, cores, read_at, now)
         task.add_done_callback(partial(self._ended, grant))
 
-    def _start_next(self, now: float) -> None:
+    def _start_next(self, now: Seconds) -> None:
         """Give free cores to the line, strictly in order."""
         while self._line and not self._stopping:
             key, (grant, read_at) = next(iter(self._line.items()))
@@ -133,12 +130,18 @@ class Attempts:
         waiting = self._line.pop((action, attempt), None)
         if waiting is not None:
             now = self.clock.monotonic()
-            self._tell(waiting.grant, _lost(RECALLED) if recall else None, waiting.read_at, now)
+            self._tell(waiting.grant, lost(RECALLED) if recall else _CANCELLED, waiting.read_at, now)
             self._start_next(now)
             return
         running = self._running.get((action, attempt))
         if running is not None and not recall:
-            running.task.cancel()
+            cut(running.task)
+
+    def close_environment(self, trajectory: str) -> None:
+        """Stop what this trajectory has here, then end its environment, and tell that it has ended."""
+        for action, attempt in [key for key, one in self._line.items() if one.grant.trajectory == trajectory]:
+            self.revoke(action, attempt)
+        self.trajectories.close(trajectory)
 
     def tell_started(self) -> None:
         """Report as started what is still executing and was not yet reported."""
@@ -154,56 +157,39 @@ class Attempts:
         running = [_held(running.grant, now - running.since, waits=False) for running in self._running.values()]
         return running + [_held(waiting.grant, 0.0, waits=True) for waiting in self._line.values()]
 
+    def environments(self) -> list[Stays]:
+        """Every environment that stands, and those that a grant here is to make."""
+        specs = {one.grant.trajectory: one.grant.environment for one in self._line.values()}
+        to_come = [stays(trajectory, spec) for trajectory, spec in specs.items() if spec is not None]
+        return list({one.trajectory: one for one in (*to_come, *self.trajectories.stays())}.values())
+
     async def stop(self) -> None:
-        """Kill everything; what ran is reported as lost, so that it runs elsewhere."""
+        """Kill everything, bounded. What ran is reported as lost, so that it runs elsewhere; environments end here."""
         self._stopping = True
         now = self.clock.monotonic()
         for waiting in self._line.values():
-            self._tell(waiting.grant, _lost(_STOPPING), waiting.read_at, now)
+            self._tell(waiting.grant, lost(_STOPPING), waiting.read_at, now)
         self._line.clear()
+        self.trajectories.end_all(_STOPPING)
         for running in list(self._running.values()):
-            running.task.cancel()
+            cut(running.task)
         while self._running:
             await asyncio.wait([running.task for running in self._running.values()], timeout=1.0)
+        await self.trajectories.closed(CLOSING_S)
 
-    def _ended(self, grant: Granted, task: asyncio.Task[_Graded]) -> None:
+    def _ended(self, grant: Granted, task: asyncio.Task[Done]) -> None:
         """Called once for every task, also for one that was cancelled before its first step."""
         running = self._running.pop((grant.action, grant.attempt))
         now = self.clock.monotonic()
         self.cores.give_back(running.cores, now)
         if slots := grant.units.get("slots", 0):
             self.slots.use(-slots, now)
+        self.trajectories.leave(task)
         self._start_next(now)
-        if not task.cancelled():
-            graded: _Graded | None = task.result()
-        elif self._stopping:
-            graded = _lost(_STOPPING)
-        else:
-            graded = None
-        self._tell(grant, graded, running.read_at, running.since)
+        cut_short = lost(_STOPPING) if self._stopping else _CANCELLED
+        self._tell(grant, cut_short if task.cancelled() else task.result(), running.read_at, running.since)
 
-    async def _grade(self, grant: Granted, cores: frozenset[int]) -> _Graded:
-        grader = self.graders.get(grant.work)
-        if grader is None:
-            return _Graded(Verdict(status="refused", reason=f"this node does not execute {grant.work}"))
-        try:
-            params = msgspec.json.decode(grant.params, type=grader.params)
-            sandbox = TenantSandbox(self.sandbox, grant.tenant)
-            bench = Bench(sandbox=sandbox, cores=cores, timeout_s=grant.timeout_s, tenant=grant.tenant)
-            async with asyncio.timeout(grant.timeout_s + self.guard_s):
-                verdict = await grader.grade(params, bench)
-            return _Graded(verdict, encode_output(verdict.output, self.output_bytes))
-        except TimeoutError:
-            return _lost(f"no end {self.guard_s:g} s after its limit of {grant.timeout_s:g} s")
-        except (ValueError, msgspec.MsgspecError) as error:
-            return _Graded(Verdict(status="refused", reason=str(error)))
-        except Exception as error:  # noqa: BLE001  # a grader's bug is our failure, never a verdict
-            _log.exception("grader_crashed", action=grant.action, work=grant.work)
-            return _lost(f"grader crashed: {type(error).__name__}")
-
-    def _tell(self, grant: Granted, graded: _Graded | None, read_at: float, started: float) -> None:
-        """`graded` None: cancelled."""
-        shown, output = graded or _lost("")
+    def _tell(self, grant: Granted, done: Done, read_at: Seconds, started: Seconds) -> None:
         self.report(
             Finished(
                 action=grant.action,
@@ -212,20 +198,21 @@ class Attempts:
                 epoch=grant.epoch,
                 attempt=grant.attempt,
                 stage=grant.stage,
-                status="cancelled" if graded is None else shown.status,
-                passed=shown.passed,
-                score=shown.score,
-                output=output,
-                reason=shown.reason,
+                status=done.status,
+                passed=done.passed,
+                score=done.score,
+                output=done.output,
+                reason=done.reason,
                 queue_s=started - read_at,
                 execution_s=self.clock.monotonic() - started,
-                cpu_s=shown.cpu_s,
-                peak_memory_bytes=shown.peak_memory_bytes,
+                cpu_s=done.cpu_s,
+                peak_memory_bytes=done.peak_memory_bytes,
+                environment_stands=self.trajectories.stands(grant),
             )
         )
 
 
-def _held(grant: Granted, running_s: float, *, waits: bool) -> Held:
+def _held(grant: Granted, running_s: Seconds, *, waits: bool) -> Held:
     return Held(
         action=grant.action,
         epoch=grant.epoch,
@@ -235,7 +222,3 @@ def _held(grant: Granted, running_s: float, *, waits: bool) -> Held:
         running_s=running_s,
         waits=waits,
     )
-
-
-def _lost(reason: str) -> _Graded:
-    return _Graded(Verdict(status="lost", reason=reason))

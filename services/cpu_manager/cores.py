@@ -1,4 +1,7 @@
-"""Exclusive cores: who works on which. An action gets whole cores and nobody shares them while it runs."""
+"""Exclusive cores: who works on which. An action gets whole cores and nobody shares them while it runs.
+
+Which ones is policy (`shared.policy.cores`): of one NUMA node where that can be, siblings together.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 from dataclasses import dataclass, field
 
 from services.cpu_manager.holding import Holding
+from shared.policy.cores import CoreSets, Topology
 from shared.units import Seconds
 
 
@@ -18,36 +22,42 @@ def usable_cores() -> frozenset[int]:
 class Cores:
     """The cores of one node, and how many of them it holds."""
 
-    all: frozenset[int]
+    topology: Topology
+    all: frozenset[int] = field(init=False)
     holding: Holding = field(init=False)
-    _free: list[int] = field(init=False)
+    _sets: CoreSets = field(init=False)
 
     def __post_init__(self) -> None:
+        self.all = frozenset(core for node in self.topology.nodes for group in node for core in group)
         self.holding = Holding(len(self.all), owned=len(self.all))
-        self._free = sorted(self.all, reverse=True)
+        self._sets = CoreSets(self.topology)
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return len(self.all) - self.holding.used
 
     @property
     def used(self) -> int:
         return self.holding.used
 
     def take(self, count: int, now: Seconds) -> frozenset[int]:
-        """So many cores, exclusively; the lowest free ones, so that the rest of the machine can sleep.
+        """So many cores, exclusively.
 
         Raises:
             ValueError: so many are not free; the grants were wrong.
         """
-        if count > len(self._free):
-            raise ValueError(f"{count} cores granted, {len(self._free)} of {len(self.all)} free")
+        if count == 0:
+            return frozenset()
+        taken = self._sets.take(count)
         self.holding.use(count, now)
-        return frozenset(self._free.pop() for _ in range(count))
+        return taken
 
     def give_back(self, cores: frozenset[int], now: Seconds) -> None:
-        """They are free again."""
-        assert cores <= self.all, "cores of another node came back"
-        assert cores.isdisjoint(self._free), "cores came back that were free"
-        self.holding.use(-len(cores), now)
-        self._free = sorted({*self._free, *cores}, reverse=True)
+        """They are free again.
+
+        Raises:
+            ValueError: they were not taken.
+        """
+        if cores:
+            self._sets.give_back(cores)
+            self.holding.use(-len(cores), now)

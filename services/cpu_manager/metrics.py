@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
-from shared.messages.outcomes import RECALLED, Finished, Started
+from shared.messages.outcomes import RECALLED, ExecutionStatus, Finished, Outcome
 
 ATTEMPTS = Counter("treadle_cpu_manager_attempts", "Attempts that ended on this node.", ["status"])
 EXECUTION = Histogram(
@@ -14,13 +15,25 @@ EXECUTION = Histogram(
     "Execution of one attempt, from its grant's arrival to its end.",
     buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
 )
+STANDING = Gauge("treadle_cpu_manager_environments", "Trajectories' environments that stand on this node.")
+CREATION = Histogram(
+    "treadle_cpu_manager_environment_creation_seconds",
+    "Making one environment, set-up lines included; their count is the environments made.",
+    ["runtime"],
+    buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+)
+ENVIRONMENTS_ENDED = Counter(
+    "treadle_cpu_manager_environments_ended",
+    "Environments that ended: closed, idle, lifetime, died, stopped.",
+    ["reason"],
+)
 
 
-def observe(report: Callable[[Started | Finished], None]) -> Callable[[Started | Finished], None]:
+def observe(report: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
     """The same report, counted; what was recalled has not been executed."""
-    by_status = {status: ATTEMPTS.labels(status) for status in ("ok", "timeout", "lost", "refused", "cancelled")}
+    by_status = {status: ATTEMPTS.labels(status) for status in get_args(ExecutionStatus)}
 
-    def counted(outcome: Started | Finished) -> None:
+    def counted(outcome: Outcome) -> None:
         if isinstance(outcome, Finished) and outcome.reason != RECALLED:
             by_status[outcome.status].inc()
             EXECUTION.observe(outcome.execution_s)

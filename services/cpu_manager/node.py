@@ -16,7 +16,16 @@ from shared.bus import functions
 from shared.bus.connection import TRANSIENT, command, patiently
 from shared.bus.tail import Tail
 from shared.clock import Clock
-from shared.messages.grants import Grant, Granted, InventoryAsked, Revoked, ShareSet, grants_topic
+from shared.messages.grants import (
+    EnvironmentClosed,
+    Grant,
+    Granted,
+    ImageWanted,
+    InventoryAsked,
+    Revoked,
+    ShareSet,
+    grants_topic,
+)
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.messages.outcomes import InventoryTaken
 
@@ -77,6 +86,7 @@ class Node:
         """
         for beats in itertools.count(1):
             self._attempts.tell_started()
+            self._attempts.trajectories.look()
             if beats % BEATS_A_HELLO == 0:
                 await self._say(self._hello)
             now = self._clock.monotonic()
@@ -120,6 +130,10 @@ class Node:
             case ShareSet():
                 if message.resource in self._holdings:
                     self._holdings[message.resource].own(message.units, self._clock.monotonic())
+            case EnvironmentClosed():
+                self._attempts.close_environment(message.trajectory)
+            case ImageWanted():
+                self._attempts.trajectories.want(message.image)
             case InventoryAsked():
                 self.met_leader = True
                 self._outbox.put(
@@ -128,6 +142,7 @@ class Node:
                         incarnation=self._hello.incarnation,
                         epoch=message.epoch,
                         held=self._attempts.held(),
+                        environments=self._attempts.environments(),
                     )
                 )
 

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from shared.bus import functions
 from shared.bus.connection import patiently
-from shared.messages.outcomes import OUTCOMES, Finished, InventoryTaken, Outcome, Started
+from shared.messages.outcomes import OUTCOMES, Finished, Outcome
 
 MOST_AT_ONCE = 256
 GATHER_MOST = 16
@@ -34,7 +34,7 @@ class Outbox:
         self._more = asyncio.Event()
         self._flushing = asyncio.Lock()
 
-    def put(self, outcome: Started | Finished | InventoryTaken) -> None:
+    def put(self, outcome: Outcome) -> None:
         """Send this, after everything put before."""
         self._waiting.append(outcome)
         if not isinstance(outcome, Finished) or len(self._waiting) >= GATHER_MOST or not self.may_gather():

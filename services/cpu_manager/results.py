@@ -1,14 +1,39 @@
-"""Results as they travel: JSON of bounded size."""
+"""How one attempt ended, and its result as it travels: JSON of bounded size."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+
+from shared.messages.outcomes import ExecutionStatus
 
 _encoder = msgspec.json.Encoder()
 
 EMPTY = b"{}"
+
+
+class Done(NamedTuple):
+    """What a node says of an attempt that has ended; durations and epochs are added by who tells it."""
+
+    status: ExecutionStatus
+    passed: bool | None = None
+    score: float | None = None
+    output: bytes = EMPTY
+    """Known to be JSON."""
+    reason: str = ""
+    cpu_s: float = 0.0
+    peak_memory_bytes: int = 0
+
+
+def lost(reason: str) -> Done:
+    """Our failure, to be tried again."""
+    return Done("lost", reason=reason)
+
+
+def refused(reason: str) -> Done:
+    """What no other attempt would do."""
+    return Done("refused", reason=reason)
 
 
 def encode_output(output: dict[str, Any], limit: int) -> bytes:
@@ -23,6 +48,12 @@ def encode_output(output: dict[str, Any], limit: int) -> bytes:
         return _bounded(output, limit)
     except RecursionError:
         raise ValueError("the output is nested too deeply") from None
+
+
+def encode_whole(output: dict[str, Any], limit: int) -> bytes | int:
+    """JSON of an output that would mean something else if it were cut; its length where it is beyond the limit."""
+    encoded = _encoder.encode(output)
+    return encoded if len(encoded) <= limit else len(encoded)
 
 
 def _bounded(output: dict[str, Any], limit: int) -> bytes:

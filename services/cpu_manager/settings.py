@@ -10,6 +10,8 @@ from pydantic_settings import SettingsConfigDict
 
 from shared.settings import ServiceSettings
 
+NO_ENGINE = "none"
+
 
 class CpuManagerSettings(ServiceSettings):
     """One CPU host."""
@@ -22,6 +24,14 @@ class CpuManagerSettings(ServiceSettings):
     """Pools are (resource, node class): nodes of one class are interchangeable."""
     cores: int = 0
     """Cores to offer; 0 offers every core this process may run on."""
+    topology: str = ""
+    """Which cores share a NUMA node and a physical core, where the kernel shall not be asked: NUMA nodes parted by `/`,
+    physical cores by `,`, hardware threads of one by `+`; `0-3/4-7`, or with two threads a core `0+2,1+3/4+6,5+7`."""
+    memory_mb: int = Field(0, ge=0)
+    """Megabytes for environments; 0 takes all this process may use, less a reserve (`memory.py`)."""
+    engine: str = ""
+    """Container engine that makes environments of images: its address; empty takes `DOCKER_HOST`, else the usual
+    socket; `none` makes none."""
     slots: int = Field(1024, gt=0)
     """Actions that need no core (sleeping, waiting on others) at once."""
     heartbeat_s: float = Field(2.0, gt=0)

@@ -37,6 +37,7 @@ def compose(
         request_id=submitted.request or None,
         task=submitted.task or None,
         batch=submitted.batch or None,
+        trajectory=submitted.trajectory or None,
         index=index if index >= 0 else None,
         arrived_at=arrived_s,
         ended=answer.ended,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypedDict
@@ -19,7 +20,10 @@ from services.proxy.routes import batches, mesh, tasks
 from services.proxy.sandbox_fusion import RUN_CODE_ROUTES, Retries
 from services.proxy.settings import ProxySettings
 from services.proxy.store import Store
+from services.proxy.swerex.routes import SWEREX_ROUTES
 from services.proxy.taskbook import TaskBook
+from services.proxy.trajectories import TRAJECTORY_ROUTES
+from services.proxy.trajectorybook import TrajectoryBook
 from services.proxy.waiters import Waiters
 from services.proxy.world import World
 from shared import log
@@ -28,6 +32,7 @@ from shared.background import Background
 from shared.bus import functions
 from shared.bus.connection import TRANSIENT, ValkeyClock, connect, patiently
 from shared.errors import Unavailable
+from shared.policy import elastic
 from shared.settings import load
 
 _log = log.get(__name__)
@@ -50,6 +55,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[State]:
+        await asyncio.to_thread(elastic.warm)  # a leader must not compile, or load what was compiled, in mid-decision
         url = settings.treadle.redis_url
         async with (
             connect(url, name="proxy") as redis,
@@ -72,6 +78,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
                 tasks=task_book,
                 batches=BatchBook(redis, store, task_book, clock, keep_batch_s=settings.keep_batch_s),
                 rollouts=Rollouts(redis, clock),
+                trajectories=TrajectoryBook(redis, most=settings.max_trajectories, keep_s=settings.keep_trajectory_s),
                 leadership=leadership,
                 retries=Retries(background),
             )
@@ -82,7 +89,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
             await leadership.stop()
 
     app = build_app("proxy", lifespan, tasks.router, batches.router, mesh.router, ready=_ready, description=DESCRIPTION)
-    put_in_front(app, [*HOT_ROUTES, *RUN_CODE_ROUTES])
+    put_in_front(app, [*HOT_ROUTES, *TRAJECTORY_ROUTES, *RUN_CODE_ROUTES, *SWEREX_ROUTES])
     for kind in TRANSIENT:
         app.add_exception_handler(kind, _on_valkey_away)
     extend_openapi(app, max_wait_s=settings.max_wait_s)

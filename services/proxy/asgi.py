@@ -90,7 +90,7 @@ class Call:
         query = dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True)) if raw else {}
         for name in query:
             if name not in names:
-                raise BadRequest(what=f"unknown query parameter {name[:64]!r}; there is {', '.join(names)}")
+                raise BadRequest(what=f"unknown query parameter {name[:64]!r}; there is {', '.join(names) or 'none'}")
         return query
 
     def wait_s(self, query: dict[str, str]) -> float:
@@ -117,13 +117,20 @@ class Call:
         Raises:
             BadRequest: the header is no name.
         """
-        for name, value in self._scope["headers"]:
-            if name == b"treadle-tenant":
-                tenant: str = value.decode("latin-1")
-                if not NAME.fullmatch(tenant):
-                    raise BadRequest(what="Treadle-Tenant: letters, digits, '.', '_', '-', at most 64")
-                return tenant
-        return DEFAULT_TENANT
+        tenant = self.header(b"treadle-tenant")
+        if tenant is None:
+            return DEFAULT_TENANT
+        if not NAME.fullmatch(tenant):
+            raise BadRequest(what="Treadle-Tenant: letters, digits, '.', '_', '-', at most 64")
+        return tenant
+
+    def header(self, name: bytes) -> str | None:
+        """The first header of this name (in lower case), if there is one."""
+        for each, value in self._scope["headers"]:
+            if each == name:
+                text: str = value.decode("latin-1")
+                return text
+        return None
 
 
 Handler = Callable[[Call], Awaitable[Reply]]

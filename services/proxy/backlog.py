@@ -7,7 +7,7 @@ import time
 
 from redis.asyncio import Redis
 
-from services.proxy.requests import to_work
+from services.proxy.requests import to_stay, to_work
 from services.proxy.store import Store, Stored
 from shared import log
 from shared.bus import functions
@@ -66,4 +66,6 @@ async def reason_of(store: Store, stored: Stored) -> str:
     """
     pools = [pool for pool in await store.pools() if pool.lacks]
     submitted = await store.submitted(stored.entry) if pools else None
-    return why_stuck(to_work(submitted.stages[stored.stage]), pools) if submitted is not None else ""
+    if submitted is None:
+        return ""
+    return why_stuck(to_work(submitted.stages[stored.stage]), pools, to_stay(submitted))

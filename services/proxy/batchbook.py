@@ -17,7 +17,7 @@ from services.proxy.workflows import Workflow
 from shared.api.batches import BatchOpening, BatchView
 from shared.api.requests import RewardRequest
 from shared.api.tasks import Task
-from shared.bus import functions
+from shared.bus import functions, trajectories
 from shared.bus.connection import ValkeyClock, command, patiently
 from shared.errors import UNREADABLE, BadRequest, Conflict, NotFound, unreadable
 from shared.messages.actions import ActionSubmitted
@@ -75,6 +75,8 @@ class BatchBook:
         code, batch = await patiently(attempt, what="opening a batch", patience_s=10.0)
         if code == "conflict":
             raise Conflict(what=f"key {opening.key!r} opened {batch} with another size; name that, or use a new key")
+        if opening.images:
+            await trajectories.expect(self._redis, opening.images)
         return await self.view(batch), code == "opened"
 
     async def stored(self, batch: str) -> StoredBatch:

@@ -40,7 +40,7 @@ async def post_action(call: Call) -> Reply:
         request = _action.decode(body)
     except UNREADABLE as error:
         raise unreadable(error) from error
-    return await _submit_and_wait(call, of_action(call.tenant(), request), wait_s)
+    return await submit_and_wait(call, of_action(call.tenant(), request), wait_s)
 
 
 async def post_reward(call: Call) -> Reply:
@@ -49,14 +49,15 @@ async def post_reward(call: Call) -> Reply:
     wait_s = call.wait_s(query)
     request = decode_reward(await call.body(call.world.settings.max_body_bytes))
     submitted = await call.world.batches.reward(call.tenant(), request, query.get("batch"))
-    return await _submit_and_wait(call, submitted, wait_s)
+    return await submit_and_wait(call, submitted, wait_s)
 
 
-async def _submit_and_wait(call: Call, submitted: ActionSubmitted, wait_s: float) -> Reply:
+async def submit_and_wait(call: Call, submitted: ActionSubmitted, wait_s: float) -> Reply:
+    """Journal an action. 200 with its answer where that came within `wait_s`, else 202 with where it stands."""
     world = call.world
     if not wait_s:
         accepted = await world.intake.submit(submitted)
-        return await _standing(call, accepted)
+        return await _standing(call, accepted, submitted.trajectory)
     if len(world.waiters) >= world.settings.max_waiting:
         raise Overloaded(what="too many long polls here; submit without `wait` and ask later")
     future = world.waiters.expect(submitted.action)
@@ -79,10 +80,10 @@ async def _wait(call: Call, action: str, future: asyncio.Future[bytes], wait_s: 
         return await _state(call, action)
 
 
-async def _standing(call: Call, accepted: Accepted) -> Reply:
+async def _standing(call: Call, accepted: Accepted, trajectory: str) -> Reply:
     if accepted.repeated:
         return await _state(call, accepted.action)
-    return Reply(202, _encoder.encode(Answer(id=accepted.action, state="queued")))
+    return Reply(202, _encoder.encode(Answer(id=accepted.action, state="queued", trajectory=trajectory or None)))
 
 
 async def _state(call: Call, action: str) -> Reply:
@@ -91,7 +92,9 @@ async def _state(call: Call, action: str) -> Reply:
         return Reply(200, stored.answer)
     reason = await reason_of(call.world.store, stored)
     state: Literal["queued", "granted"] = "granted" if stored.state == "granted" and not reason else "queued"
-    return Reply(202, _encoder.encode(Answer(id=action, state=state, batch=stored.batch or None, reason=reason)))
+    batch, trajectory = stored.batch or None, stored.trajectory or None
+    answer = Answer(id=action, state=state, batch=batch, trajectory=trajectory, reason=reason)
+    return Reply(202, _encoder.encode(answer))
 
 
 async def _stored(call: Call, action: str) -> Stored:

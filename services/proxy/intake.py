@@ -21,6 +21,8 @@ from shared.errors import Conflict, NotFound, Overloaded, TreadleError
 from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
 from shared.units import Seconds
 
+NO_TRAJECTORY = "it was never opened, or ended long ago"
+
 _LIFE = os.urandom(7).hex()
 """This process, among all that ever made ids."""
 _serials = itertools.count()
@@ -48,6 +50,8 @@ def digest_of(stages: Sequence[StageWork], priority: float) -> bytes:
     for stage in stages:
         digest.update(f"{stage.name}\x00{stage.kind}\x00{stage.pool}\x00{stage.cost}\x00{stage.timeout_s}\x00".encode())
         digest.update(stage.params)
+        if stage.amounts or stage.elasticity or stage.duration_s:  # as entries from before these were
+            digest.update(f"\x00{stage.amounts}\x00{stage.elasticity}\x00{stage.duration_s}".encode())
     digest.update(str(priority).encode())
     return digest.digest()
 
@@ -66,8 +70,8 @@ class Intake:
         """Journal one action.
 
         Raises:
-            Conflict: the same id with another body; a batch that takes no more.
-            NotFound: no such batch.
+            Conflict: the same id with another body; a batch that takes no more; a trajectory that has ended.
+            NotFound: no such batch or trajectory.
             Overloaded: a bound is reached; nothing was accepted.
             Unavailable: Valkey did not come back in time. The action may have been accepted: repeat with the same id.
         """
@@ -77,6 +81,7 @@ class Intake:
                 digest_of(submitted.stages, submitted.priority),
                 submitted.batch,
                 ACTIONS.encode(submitted),
+                submitted.trajectory,
             )
         )
         if (refusal := refusal_of(receipt, submitted)) is not None:
@@ -104,6 +109,11 @@ def refusal_of(receipt: Receipt, submitted: ActionSubmitted) -> TreadleError | N
             return Conflict(what=f"batch {submitted.batch} is {receipt.entry} and takes no more requests")
         case "batch-full":
             return Conflict(what=f"batch {submitted.batch} already has its {receipt.entry} requests")
+        case "no-trajectory":
+            return NotFound(kind="trajectory", name=submitted.trajectory, hint=NO_TRAJECTORY)
+        case "trajectory-ended":
+            state, _, reason = receipt.entry.partition(" ")
+            return Conflict(what=f"trajectory {submitted.trajectory} is {state}: {reason}")
         case "journal-full":
             return Overloaded(what="too many unanswered actions", retry_after_s=2.0)
     return None

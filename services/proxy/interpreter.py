@@ -10,7 +10,7 @@ from typing import NamedTuple
 from redis.asyncio import Redis
 
 from shared import log
-from shared.bus import functions
+from shared.bus import functions, trajectories
 from shared.bus.connection import patiently
 from shared.bus.functions import Answering, Deposed, Granting
 from shared.units import Epoch, Seconds
@@ -34,7 +34,16 @@ class Discard(NamedTuple):
     entry: str
 
 
-Write = Granting | Answering | Step | Discard
+class Forget(NamedTuple):
+    """A trajectory's environment is no more, or was not made."""
+
+    trajectory: str
+    ended: str
+    """How it ended; `unmade`: it has not."""
+    reason: str
+
+
+Write = Granting | Answering | Step | Discard | Forget
 
 Answered = Callable[[Answering, bool], None]
 """Called when an answer is durable: (answer, True if it was this one that counts)."""
@@ -68,18 +77,34 @@ class Interpreter:
 
     async def _flush(self) -> None:
         """Up to `MOST_AT_ONCE` writes. Repeated whole while Valkey is away: every function is safe to repeat."""
-        batch = [self._waiting.popleft() for _ in range(min(MOST_AT_ONCE, len(self._waiting)))]
+        batch = self._next()
         try:
             await patiently(lambda: self._write(batch), what="dispatching", patience_s=None)
         except Deposed:
             self.deposed = True
             _log.warning("deposed", epoch=self._epoch)
 
+    def _next(self) -> list[Write]:
+        """The next writes, in order. In a flush what is forgotten comes first: so not what begins in the same one."""
+        batch: list[Write] = []
+        begun: set[str] = set()
+        while self._waiting and len(batch) < MOST_AT_ONCE:
+            write = self._waiting[0]
+            if isinstance(write, Forget) and write.trajectory in begun:
+                break
+            if isinstance(write, Granting) and write.trajectory:
+                begun.add(write.trajectory)
+            batch.append(self._waiting.popleft())
+        return batch
+
     async def _write(self, batch: list[Write]) -> None:
+        forgets = [write for write in batch if isinstance(write, Forget)]
         steps = [write for write in batch if isinstance(write, Step)]
         grants = [write for write in batch if isinstance(write, Granting)]
         answers = [write for write in batch if isinstance(write, Answering)]
         discards = [write.entry for write in batch if isinstance(write, Discard)]
+        if forgets:  # before grants: an environment that was not made may begin anew elsewhere
+            await trajectories.forget(self._redis, self._epoch, forgets)
         if steps:  # before grants: moving on forgets the stage's grant
             await functions.advance(self._redis, self._epoch, steps)
         if grants and not answers:

@@ -14,23 +14,37 @@ from typing import Any
 import msgspec
 
 from services.proxy.answering import compose, reports
-from services.proxy.interpreter import Discard, Interpreter, Step
+from services.proxy.images import Images
+from services.proxy.interpreter import Discard, Forget, Interpreter, Step
 from services.proxy.metrics import ACT, ANSWERED
 from services.proxy.nodes import NodeBook
-from services.proxy.requests import to_request, unschedulable
+from services.proxy.requests import to_end, to_granted, to_request, unschedulable
 from shared import log
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Answering, Granting
 from shared.bus.tail import Entry, Tail
-from shared.messages.actions import ACTIONS, ActionSubmitted, CancelAsked
+from shared.bus.trajectories import Placement, pack
+from shared.messages.actions import ACTIONS, ActionSubmitted, CancelAsked, CloseAsked
 from shared.messages.batches import BATCHES, BatchEnded
+from shared.messages.environments import MEMORY
+from shared.messages.grants import EnvironmentClosed, ImageWanted, InventoryAsked, Revoked, ShareSet
 from shared.messages.grants import Grant as GrantMessage
-from shared.messages.grants import Granted, InventoryAsked, Revoked, ShareSet
 from shared.messages.nodes import NODES
-from shared.messages.outcomes import OUTCOMES, Finished, InventoryTaken, Started
-from shared.messages.targets import TARGETS, TargetSet
+from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, Finished, InventoryTaken, Started
+from shared.messages.targets import TARGETS, CompletionExpected, TargetSet
+from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
 from shared.policy.dispatch import Dispatcher, Ended, Holding
-from shared.policy.formulation import Advance, Answer, AskInventory, Command, Grant, Revoke, SetShare
+from shared.policy.formulation import (
+    Advance,
+    Answer,
+    AskInventory,
+    CloseEnvironment,
+    Command,
+    ForgetTrajectory,
+    Grant,
+    Revoke,
+    SetShare,
+)
 from shared.units import Epoch
 
 _log = log.get(__name__)
@@ -66,6 +80,7 @@ class Leader:
         self._clock = clock
         self._keep_s = keep_s
         self.nodes = NodeBook()
+        self._images = Images(self.nodes)
         self.reasons: dict[str, str] = {}
         """Pool -> why its target is what it is."""
         self.unanswered: dict[str, Unanswered] = {}
@@ -94,15 +109,15 @@ class Leader:
                     submitted.append(entry)
                 case Finished():
                     finished.append(entry.message)
-                case CancelAsked():
+                case CancelAsked() | CloseAsked():
                     self._submit(now, submitted)
                     submitted = []
                     self._cancel(now, entry.message)
                     self._interpreter.put(Discard(entry.id))
-                case InventoryTaken():
+                case InventoryTaken() | EnvironmentEnded():
                     self._finish(now, finished)
                     finished = []
-                    self._inventory(now, entry.message)
+                    self._take_stock(now, entry.message)
                 case message:
                     self._take_other(now, message, entry)
         self._submit(now, submitted)
@@ -124,8 +139,10 @@ class Leader:
         if requests:
             self._do(self.dispatcher.submitted(now, requests))
 
-    def _cancel(self, now: float, asked: CancelAsked) -> None:
-        if asked.batch:
+    def _cancel(self, now: float, asked: CancelAsked | CloseAsked) -> None:
+        if isinstance(asked, CloseAsked):
+            self._do(self.dispatcher.trajectory_closed(now, asked.trajectory))
+        elif asked.batch:
             self._do(self.dispatcher.batch_cancelled(now, asked.batch, f"the batch was {asked.reason}"))
         else:
             self._do(self.dispatcher.cancelled(now, asked.action, asked.reason))
@@ -140,26 +157,20 @@ class Leader:
             kept = self.unanswered.get(outcome.action)  # None: answered already, but its units come back with this
             if kept is not None and outcome.status in ("ok", "timeout", "refused"):
                 kept.finished = outcome
-            ends[outcome.action] = Ended(
-                outcome.action,
-                outcome.node,
-                outcome.attempt,
-                outcome.stage,
-                outcome.status,
-                outcome.passed,
-                outcome.queue_s,
-                outcome.execution_s,
-                outcome.reason,
-            )
+            ends[outcome.action] = to_end(outcome)
         if ends:
             self._do(self.dispatcher.finished(now, list(ends.values())))
 
-    def _inventory(self, now: float, taken: InventoryTaken) -> None:
-        if taken.epoch == self._epoch:
+    def _take_stock(self, now: float, said: InventoryTaken | EnvironmentEnded) -> None:
+        if isinstance(said, EnvironmentEnded):
+            end = (said.node, said.incarnation, said.trajectory, said.ended, said.reason)
+            self._do(self.dispatcher.environment_ended(now, *end))
+        elif said.epoch == self._epoch:
             held = {
-                one.action: Holding(one.stage, one.attempt, one.running_s, one.units, one.waits) for one in taken.held
+                one.action: Holding(one.stage, one.attempt, one.running_s, one.units, one.waits) for one in said.held
             }
-            self._do(self.dispatcher.inventory_taken(now, taken.node, taken.incarnation, held))
+            environments = {one.trajectory: one.units for one in said.environments}
+            self._do(self.dispatcher.inventory_taken(now, said.node, said.incarnation, held, environments))
 
     def _take_other(self, now: float, message: Any, entry: Entry[Any]) -> None:
         if entry.topic == NODES.name:
@@ -172,8 +183,11 @@ class Leader:
                 self._do(self.dispatcher.targeted(now, message.pool, message.units))
             case BatchEnded():
                 self.dispatcher.floor.batches.ended(message.batch)
-            case _ if entry.topic == TARGETS.name:
+            case CompletionExpected():
                 self.dispatcher.completion_expected(message.batch, message.at)
+            case EnvironmentsExpected():
+                for node, image in self._images.wanted(now, entry.at, message):
+                    self._send(node, ImageWanted(epoch=self._epoch, image=image))
 
     def planned(self, lives: bool) -> None:
         """Does a planner live, by its lease?"""
@@ -212,28 +226,26 @@ class Leader:
                 case SetShare():
                     share = ShareSet(epoch=self._epoch, resource=command.resource, units=command.units)
                     self._send(command.node, share)
+                case CloseEnvironment():
+                    self._send(command.node, EnvironmentClosed(epoch=self._epoch, trajectory=command.trajectory))
+                case ForgetTrajectory():
+                    self._interpreter.put(Forget(command.trajectory, command.ended, command.reason))
 
     def _grant(self, grant: Grant) -> None:
-        submitted = self.unanswered[grant.action].submitted
-        stage = submitted.stages[grant.stage]
-        message = Granted(
-            action=grant.action,
-            epoch=self._epoch,
-            attempt=grant.attempt,
-            tenant=submitted.tenant,
-            stage=grant.stage,
-            work=stage.kind,
-            params=stage.params,
-            units=dict(grant.units),
-            timeout_s=stage.timeout_s,
-            budget_s=grant.budget_s,
-        )
-        self._send(grant.node, message, grant.action, f"{grant.attempt}:{grant.node}")
+        topic, submitted = self.nodes.topic(grant.node), self.unanswered[grant.action].submitted
+        if topic is None:
+            return
+        payload = topic.encode(to_granted(self._epoch, grant, submitted))
+        granting = Granting(topic.name, payload, grant.action, f"{grant.attempt}:{grant.node}")
+        if grant.begins and submitted.environment is not None:
+            placement = Placement(grant.node, {MEMORY: submitted.environment.memory_mb})
+            granting = granting._replace(trajectory=submitted.trajectory, placement=pack(placement))
+        self._interpreter.put(granting)
 
-    def _send(self, node: str, message: GrantMessage, action: str = "", mark: str = "") -> None:
+    def _send(self, node: str, message: GrantMessage) -> None:
         topic = self.nodes.topic(node)
         if topic is not None:
-            self._interpreter.put(Granting(topic.name, topic.encode(message), action, mark))
+            self._interpreter.put(Granting(topic.name, topic.encode(message)))
 
     def _answer(self, answer: Answer) -> None:
         kept = self.unanswered.pop(answer.action)
@@ -246,5 +258,5 @@ class Leader:
         )
 
 
-LED = (ACTIONS, NODES, BATCHES, TARGETS, OUTCOMES)
+LED = (ACTIONS, NODES, BATCHES, TARGETS, TRAJECTORIES, OUTCOMES)
 """The streams a leader follows, in the order their entries are taken."""

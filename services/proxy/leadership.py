@@ -16,9 +16,9 @@ from services.proxy.takeover import take_over
 from services.proxy.waiters import Waiters
 from shared import log
 from shared.background import Background
-from shared.bus import functions
+from shared.bus import functions, trajectories
 from shared.bus.connection import TRANSIENT, ValkeyClock, command
-from shared.bus.functions import Answering
+from shared.bus.functions import Answering, Deposed
 from shared.bus.tail import Tail
 from shared.messages.actions import ActionSubmitted
 from shared.messages.outcomes import ANSWERED, OUTCOMES
@@ -125,6 +125,8 @@ class Leadership:
                 if loop.time() - swept > 10.0:
                     swept = loop.time()
                     await self._sweep(tail)
+            except Deposed:  # between the renewal and the sweep
+                interpreter.deposed = True
             except TRANSIENT as error:
                 _log.warning("valkey_away", what="renewing the lease", error=str(error))
 
@@ -136,6 +138,8 @@ class Leadership:
         if last:
             oldest = round(last - TRIM_BEHIND_S * 1000)
             await command(self._redis, "XTRIM", OUTCOMES.name, "MINID", "~", str(oldest))
+        for trajectory in await trajectories.expire_trajectories(self._redis, self.epoch):
+            _log.warning("trajectory_expired", trajectory=trajectory)
         now = (await ValkeyClock.measure(self._redis)).unix()
         for name in await command(self._redis, "ZRANGE", "batches:open", 0, -1):
             batch = name.decode()

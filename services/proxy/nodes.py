@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from services.proxy.requests import runtime_kind
 from shared.bus.tail import Entry
 from shared.messages.base import Topic
 from shared.messages.grants import Grant, grants_topic
@@ -26,6 +27,14 @@ class NodeBook:
     def topic(self, node: str) -> Topic[Grant] | None:
         """Where a message to this node goes; None when nobody of that name ever said hello."""
         return self._topics.get(node)
+
+    def offering(self, kind: str, node_class: str) -> list[tuple[str, str]]:
+        """(Name, incarnation) of every node that offers this, of one class or, where that is empty, of any."""
+        return [
+            (hello.node, hello.incarnation)
+            for hello in self._hellos.values()
+            if kind in _kinds(hello) and node_class in ("", hello.node_class)
+        ]
 
     def heard(self, now: float, entry: Entry[Any], dispatcher: Dispatcher) -> Sequence[Command]:
         """Take one message of a node. Old ones (read at takeover) are remembered, but do not count as life."""
@@ -50,7 +59,10 @@ class NodeBook:
 
 
 def _ledger_node(hello: Hello) -> Node:
-    kinds = frozenset(hello.kinds)
-    return Node(
-        hello.node, hello.incarnation, hello.node_class, hello.capacity, kinds, lines_up=frozenset(hello.lines_up)
-    )
+    lines_up = frozenset(hello.lines_up)
+    return Node(hello.node, hello.incarnation, hello.node_class, hello.capacity, _kinds(hello), lines_up=lines_up)
+
+
+def _kinds(hello: Hello) -> frozenset[str]:
+    """What it executes, and where it makes environments."""
+    return frozenset(hello.kinds).union(runtime_kind(runtime) for runtime in hello.runtimes)

@@ -6,7 +6,13 @@ import math
 
 from shared.bus.tail import Entry
 from shared.messages.actions import ActionSubmitted, StageWork
-from shared.policy.formulation import Request, Work
+from shared.messages.environments import LOCAL, MEMORY
+from shared.messages.grants import Granted
+from shared.messages.outcomes import Finished
+from shared.policy.elasticity import Elasticity
+from shared.policy.formulation import Grant, Request, Stay, Work
+from shared.policy.reports import Ended
+from shared.units import Epoch
 
 
 def arrival_of(entry: str) -> tuple[int, int]:
@@ -15,13 +21,40 @@ def arrival_of(entry: str) -> tuple[int, int]:
     return int(ms), int(seq)
 
 
-def to_work(stage: StageWork) -> Work:
-    """One stage as the dispatcher sees it: the fewest units of each range."""
-    units = {resource: fewest for resource, (fewest, _) in stage.cost.items()}
-    return Work(stage.name, stage.kind, stage.pool, units, stage.timeout_s, stage.repeatable)
-
-
 MOST_UNITS = 1 << 20
+MOST_AMOUNTS = 1024
+"""Of one resource, that one action may be granted."""
+
+
+def runtime_kind(runtime: str) -> str:
+    """What a node offers that makes environments so, beside the action kinds it executes."""
+    return f"runtime.{runtime}"
+
+
+def to_work(stage: StageWork) -> Work:
+    """One stage as the dispatcher sees it: the fewest units of each range, and every amount of the pool's resource."""
+    units = {resource: fewest for resource, (fewest, _) in stage.cost.items()}
+    fewest, most = stage.cost.get(stage.pool.partition("@")[0], (0, 0))
+    return Work(
+        stage.name,
+        stage.kind,
+        stage.pool,
+        units,
+        stage.timeout_s,
+        stage.repeatable,
+        amounts=stage.amounts or (tuple(range(fewest, most + 1)) if fewest < most else ()),
+        elasticity=stage.elasticity,
+        duration_s=stage.duration_s,
+    )
+
+
+def to_stay(submitted: ActionSubmitted) -> Stay | None:
+    """The environment it needs; None of an action of no trajectory."""
+    spec = submitted.environment
+    if spec is None:
+        return None
+    runtime = "local" if spec.image == LOCAL else "docker"
+    return Stay(submitted.trajectory, runtime_kind(runtime), {MEMORY: spec.memory_mb})
 
 
 def unschedulable(submitted: ActionSubmitted) -> str:
@@ -38,9 +71,38 @@ def unschedulable(submitted: ActionSubmitted) -> str:
                 return f"stage {stage.name!r} asks for units that cannot be: {stage.cost}"
         if not 0 < stage.timeout_s < math.inf:
             return f"stage {stage.name!r} has no time limit that can be: {stage.timeout_s}"
+        if wrong := _unscalable(stage):
+            return f"stage {stage.name!r} {wrong}"
+    if bool(submitted.trajectory) != (submitted.environment is not None):
+        return "an action of a trajectory, and no other, names its environment"
+    if submitted.trajectory and len(submitted.stages) != 1:
+        return f"an action of a trajectory has one stage, not {len(submitted.stages)}"
     if not (math.isfinite(submitted.budget_s) and math.isfinite(submitted.priority)):
         return f"its budget ({submitted.budget_s}) or priority ({submitted.priority}) is not finite"
     return ""
+
+
+def _unscalable(stage: StageWork) -> str:
+    """What is wrong with its amounts and how they shorten it; empty where nothing is."""
+    fewest, most = stage.cost.get(stage.pool.partition("@")[0], (0, 0))
+    if most - fewest > MOST_AMOUNTS:
+        return f"may have too many amounts of units: {fewest} to {most}"
+    if stage.amounts and (stage.amounts != tuple(sorted(set(stage.amounts))) or stage.amounts[0] != fewest):
+        return f"lists amounts that are not ascending from {fewest}: {stage.amounts}"
+    if stage.amounts and stage.amounts[-1] > most:
+        return f"lists amounts above {most}: {stage.amounts}"
+    if stage.duration_s is not None and not 0 < stage.duration_s < math.inf:
+        return f"has no duration that can be: {stage.duration_s}"
+    if stage.elasticity is not None and not _is_elasticity(stage.elasticity):
+        return f"has no elasticity that can be: {stage.elasticity}"
+    return ""
+
+
+def _is_elasticity(scaling: Elasticity) -> bool:
+    units = [count for count, _ in scaling.table]
+    ascending = units == sorted(set(units)) and all(count >= 1 for count in units)
+    shares = all(0 <= share <= 1 for share in (scaling.serial, scaling.exponent))
+    return ascending and shares and all(0 < efficiency <= 1 for _, efficiency in scaling.table)
 
 
 def to_request(entry: Entry[ActionSubmitted]) -> Request:
@@ -58,4 +120,40 @@ def to_request(entry: Entry[ActionSubmitted]) -> Request:
         deadline_s=arrived_s + submitted.budget_s,
         start_by_s=None if start_within_s is None else arrived_s + start_within_s,
         priority=submitted.priority,
+        stay=to_stay(submitted),
+    )
+
+
+def to_end(outcome: Finished) -> Ended:
+    """A node's word on an attempt as the dispatcher hears it."""
+    return Ended(
+        outcome.action,
+        outcome.node,
+        outcome.attempt,
+        outcome.stage,
+        outcome.status,
+        outcome.passed,
+        outcome.queue_s,
+        outcome.execution_s,
+        outcome.reason,
+        outcome.environment_stands,
+    )
+
+
+def to_granted(epoch: Epoch, grant: Grant, submitted: ActionSubmitted) -> Granted:
+    """What the node is told. The environment is told where it begins: elsewhere it is there, or lost."""
+    stage = submitted.stages[grant.stage]
+    return Granted(
+        action=grant.action,
+        epoch=epoch,
+        attempt=grant.attempt,
+        tenant=submitted.tenant,
+        stage=grant.stage,
+        work=stage.kind,
+        params=stage.params,
+        units=dict(grant.units),
+        timeout_s=stage.timeout_s,
+        budget_s=grant.budget_s,
+        trajectory=submitted.trajectory,
+        environment=submitted.environment if grant.begins else None,
     )

@@ -37,6 +37,10 @@ class ProxySettings(ServiceSettings):
     """A batch nobody submits to and that has nothing running is abandoned after so long."""
     batch_lifetime_s: float = Field(86_400.0, gt=0)
     """A batch is abandoned so long after it was opened."""
+    max_trajectories: int = Field(50_000, gt=0)
+    """Open trajectories in the whole mesh; beyond it opening gets 503 with Retry-After."""
+    keep_trajectory_s: float = Field(3600.0, gt=0)
+    """The record of a trajectory is kept so long after its end."""
     lease_s: float = Field(4.0, gt=0.5)
     """The dispatching lease. A dead leader is replaced after at most one and a half times so long and half a second."""
     node_lost_s: float = Field(10.0, gt=0)

@@ -33,6 +33,8 @@ class Stored:
     """Its journal entry, while it is unanswered."""
     stage: int = 0
     """The stage it is in, while it is unanswered."""
+    trajectory: str = ""
+    """Whose environment it needs, while it is unanswered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +67,11 @@ class Store:
         """One action, or None when nothing is known of it (any more)."""
 
         async def read() -> list[bytes | None]:
-            fields = ("b", "g", "a", "r", "e", "s")
+            fields = ("b", "g", "a", "r", "e", "s", "t")
             reply: list[bytes | None] = await command(self._redis, "HMGET", f"action:{action}", *fields)
             return reply
 
-        batch, granted, answer, result, entry, stage = await patiently(
+        batch, granted, answer, result, entry, stage, trajectory = await patiently(
             read, what="reading an action", patience_s=PATIENCE_S
         )
         if batch is None:
@@ -82,7 +84,12 @@ class Store:
         if answer:
             return Stored("finished", batch.decode(), answer)
         return Stored(
-            "granted" if granted else "queued", batch.decode(), None, (entry or b"").decode(), int(stage or 0)
+            state="granted" if granted else "queued",
+            batch=batch.decode(),
+            answer=None,
+            entry=(entry or b"").decode(),
+            stage=int(stage or 0),
+            trajectory=(trajectory or b"").decode(),
         )
 
     async def submitted(self, entry: str) -> ActionSubmitted | None:

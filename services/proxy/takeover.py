@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -12,7 +13,8 @@ from shared import log
 from shared.api.requests import StageReport
 from shared.bus.connection import ValkeyClock, command
 from shared.bus.tail import Entry, Tail
-from shared.messages.actions import ACTIONS, ActionSubmitted
+from shared.bus.trajectories import read_placements, read_standings
+from shared.messages.actions import ACTIONS, ActionSubmitted, CloseAsked
 from shared.messages.outcomes import OUTCOMES
 from shared.policy.formulation import StageAct
 
@@ -24,14 +26,17 @@ _carried = msgspec.json.Decoder(list[StageReport])
 async def take_over(redis: Redis, reader: Redis, leader: Leader, clock: ValkeyClock) -> Tail:
     """Read everything there is; returns the tail that goes on from there.
 
-    The journal comes first and whole (an outcome means nothing before its action is known), then what is known of each
-    action's last grant, then nodes, targets and outcomes from as far back as they are kept. Nodes get nothing before
-    their inventories, which are asked for as their hellos are read.
+    The journal comes first and whole (an outcome means nothing before its action is known; where its environment stands
+    and whether its trajectory has ended is looked up before), then what is known of each action's last grant, then
+    nodes, targets and outcomes from as far back as they are kept. Nodes get nothing before their inventories, which are
+    asked for as their hellos are read.
     """
     journal = Tail(reader, {ACTIONS: "0"}, count=2048)
     entries = await _drain(journal)
     requests = [entry for entry in entries if isinstance(entry.message, ActionSubmitted)]
     await _first_arrivals(redis, leader, requests)
+    closing = {entry.message.trajectory for entry in entries if isinstance(entry.message, CloseAsked)}
+    await _homes(redis, leader, {entry.message.trajectory for entry in requests} - {""}, closing)
     leader.take(entries)
     await _resume(redis, leader, requests, clock)
     start = {topic: "0" for topic in LED if topic is not ACTIONS and topic is not OUTCOMES}
@@ -59,6 +64,27 @@ async def _first_arrivals(redis: Redis, leader: Leader, requests: list[Entry[Act
         if first_ms is not None:
             timeouts = [stage.timeout_s for stage in message.stages]
             leader.dispatcher.floor.batches.first_arrival(name, int(first_ms) / 1000, timeouts)
+
+
+async def _homes(redis: Redis, leader: Leader, acting: set[str], closing: set[str]) -> None:
+    """Which trajectories have ended, and where environments stand: before actions are met, or one might begin anew.
+
+    The environment of one that was closed may stand yet: its node's inventory will show it. `closing`: the journal says
+    in its own order that these were closed.
+    """
+    async for placements in read_placements(redis):
+        await _ends(redis, leader, placements.keys() - closing)
+        acting -= placements.keys()
+        for trajectory, placement in placements.items():
+            leader.dispatcher.trajectory_placed(trajectory, placement.node, placement.units)
+    await _ends(redis, leader, acting - closing)
+
+
+async def _ends(redis: Redis, leader: Leader, trajectories: Iterable[str]) -> None:
+    for trajectory, (state, reason) in (await read_standings(redis, sorted(trajectories))).items():
+        if state != "open":
+            why = f"the trajectory is {state}: {reason}" if state else "the trajectory ended long ago"
+            leader.dispatcher.trajectory_ended(trajectory, why)
 
 
 async def _resume(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]], clock: ValkeyClock) -> None:

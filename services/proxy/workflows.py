@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from shared.api.elasticity import Formulation, formulated
 from shared.api.plain import check_plain
 from shared.api.requests import ActionRequest
 from shared.api.tasks import StageTemplate, Task
@@ -28,16 +29,16 @@ class Stage:
     template: StageTemplate
     params: type[Params]
     fields: frozenset[str]
-    cost: dict[str, tuple[int, int]]
+    formulation: Formulation
     pool: str
 
     @classmethod
     def of(cls, template: StageTemplate) -> Stage:
-        return cls(template, KINDS[template.kind], template.fields, template.cost, template.pool)
+        return cls(template, KINDS[template.kind], template.fields, template.formulation, template.pool)
 
     def plan(self) -> StagePlan:
         """What the planner needs to know of it."""
-        fewest, _ = self.cost.get(self.pool.partition("@")[0], (0, 0))
+        fewest, _ = self.formulation.cost.get(self.pool.partition("@")[0], (0, 0))
         return StagePlan(
             name=self.template.name,
             pool=self.pool,
@@ -52,8 +53,9 @@ class Stage:
         Raises:
             BadRequest: with these parameters it needs a core, and its units hold none.
         """
-        if not _has_core(self.cost) and needs_core(self.template.kind, params):
-            raise _coreless(f"stage {self.template.name!r} ({self.template.kind})", self.cost)
+        cost = self.formulation.cost
+        if not _has_core(cost) and needs_core(self.template.kind, params):
+            raise _coreless(f"stage {self.template.name!r} ({self.template.kind})", cost)
 
     def fill(self, given: dict[str, Any], own: dict[str, Any]) -> StageWork:
         """This stage with a request's parameters over its template's.
@@ -72,10 +74,13 @@ class Stage:
             name=self.template.name,
             kind=self.template.kind,
             pool=self.pool,
-            cost=self.cost,
+            cost=self.formulation.cost,
             timeout_s=self.template.timeout_s,
             params=_encoder.encode(merged),
             timeout_score=self.template.timeout_score,
+            amounts=self.formulation.amounts,
+            elasticity=self.formulation.elasticity,
+            duration_s=self.template.duration_s,
         )
 
 
@@ -157,14 +162,21 @@ def plain_action(request: ActionRequest) -> StageWork:
     except ValueError as error:
         raise BadRequest(what=f"params of {request.kind}: {error}") from error
     units = request.units if request.units is not None else default_units(request.kind)
-    cost = {name: (count, count) for name, count in units.items()}
-    if not _has_core(cost) and needs_core(request.kind, msgspec.structs.asdict(params)):
-        raise _coreless(request.kind, cost)
+    pool = pool_of(units, request.node_class)
+    try:
+        formulation = formulated(units, request.elasticity, pool)
+    except ValueError as error:
+        raise BadRequest(what=str(error)) from error
+    if not _has_core(formulation.cost) and needs_core(request.kind, msgspec.structs.asdict(params)):
+        raise _coreless(request.kind, formulation.cost)
     return StageWork(
         name="run",
         kind=request.kind,
-        pool=pool_of(units, request.node_class),
-        cost=cost,
+        pool=pool,
+        cost=formulation.cost,
         timeout_s=request.timeout_s,
         params=bytes(request.params),
+        amounts=formulation.amounts,
+        elasticity=formulation.elasticity,
+        duration_s=request.duration_s,
     )

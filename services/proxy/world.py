@@ -15,6 +15,7 @@ from services.proxy.rollouts import Rollouts
 from services.proxy.settings import ProxySettings
 from services.proxy.store import Store
 from services.proxy.taskbook import TaskBook
+from services.proxy.trajectorybook import TrajectoryBook
 from services.proxy.waiters import Waiters
 from shared.bus.connection import ValkeyClock
 
@@ -38,6 +39,7 @@ class World:
     tasks: TaskBook
     batches: BatchBook
     rollouts: Rollouts
+    trajectories: TrajectoryBook
     leadership: Leadership
     retries: Retries
 

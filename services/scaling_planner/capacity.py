@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from shared.messages.environments import MEMORY
 from shared.messages.nodes import Bye, Heartbeat, Hello
 from shared.policy.stimuli import NodesChanged
 from shared.units import Seconds
@@ -48,11 +49,16 @@ class Capacity:
         return NodesChanged(self.by_pool(now), self.cold_start_s(now))
 
     def by_pool(self, now: Seconds) -> dict[str, int]:
-        """Units by pool of the nodes heard of within `lost_s`."""
+        """Units by pool of the nodes heard of within `lost_s`.
+
+        What environments hold for their whole life is no pool: nobody queues for it, and it is not owned by the hour.
+        """
         pools: dict[str, int] = {}
         for hello in self._hellos.values():
             alive = self._lives(hello.node, now)
             for resource, units in hello.capacity.items():
+                if resource == MEMORY:
+                    continue
                 pool = f"{resource}@{hello.node_class}"
                 pools[pool] = pools.get(pool, 0) + (units if alive else 0)
         return pools

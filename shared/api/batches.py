@@ -8,6 +8,9 @@ from pydantic import Field
 
 from shared.api.tasks import Model
 
+Image = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$")]
+"""Of a container engine."""
+
 
 class BatchOpening(Model):
     """Opens a batch. All fields are optional: the task knows the rest."""
@@ -16,6 +19,8 @@ class BatchOpening(Model):
     """Requests to come; default the task's batch_size; neither: until sealed."""
     key: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     """Your own key, e.g. the training step: opening again with it and the same size returns the same batch."""
+    images: Annotated[list[Image], Field(max_length=64)] = []
+    """Images that trajectories of this rollout will ask for: nodes that run images pull them now."""
 
 
 class Spread(Model):

@@ -22,6 +22,8 @@ class NodeView(Model):
     cold_start_s: dict[str, float] = {}
     """Resource -> seconds from owning a unit to a worker that executes on it, as the node lately measured it."""
     kinds: list[str]
+    runtimes: list[str] = []
+    """Where environments of trajectories can be made: `local`, `docker`."""
     labels: dict[str, str]
     """Sandbox rung, languages with versions ..."""
     last_seen_s: float

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from shared.api.elasticity import Duration, Name, Scaling, Units
 from shared.policy.formulation import EndedAs
 
 RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(?!\n)$")]
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,8 +42,14 @@ class ActionRequest(Closed, frozen=True, kw_only=True):
     kind: str
     params: msgspec.Raw = msgspec.field(default_factory=_no_params)
     request_id: RequestId | None = None
-    units: dict[Name, Annotated[int, msgspec.Meta(ge=0, le=1024)]] | None = None
-    """Resource -> units. Default: one core (sleep, noop: one slot)."""
+    units: Units | None = None
+    """Resource -> units, or [fewest, most], or of the pool's resource {"any_of": [...]}. Default: one core (sleep,
+    noop: one slot)."""
+    elasticity: Scaling = {}
+    """Units -> efficiency E(m), or a model: {"model": "amdahl", "serial": s} or {"model": "power", "exponent": e}. With
+    m units it takes T / (E(m) * m). Empty: it does not scale."""
+    duration_s: Duration | None = None
+    """T, seconds on one unit. Default: as the history of its kind tells, once there is one."""
     node_class: Name = "default"
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
     """Execution limit; queueing does not count."""
@@ -84,6 +90,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str | None = None
     task: str | None = None
     batch: str | None = None
+    trajectory: str | None = None
+    """In whose environment it acted."""
     index: int | None = None
     """Place in the batch, by acceptance."""
     arrived_at: float = 0.0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Strict, Tag, model_validator
 
+from shared.api.elasticity import MOST_DURATION_S, MOST_UNITS, Formulation, formulated
 from shared.api.plain import check_plain
 from shared.messages.kinds import KINDS, default_units, pool_of
 
@@ -21,17 +22,51 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-def _ascending(pair: tuple[int, int]) -> tuple[int, int]:
-    if pair[0] > pair[1]:
-        raise ValueError(f"[fewest, most]: {pair[0]} is more than {pair[1]}")
-    return pair
-
-
-Count = Annotated[int, Field(ge=0, le=1024)]
-Whole = Annotated[int, Strict(False), Field(ge=1, le=1024)]
+Count = Annotated[int, Field(ge=0, le=MOST_UNITS)]
+Whole = Annotated[int, Strict(False), Field(ge=1, le=MOST_UNITS)]
 """A key of a JSON object that is a number: JSON writes it as a string."""
-Pair = Annotated[tuple[Count, Count], Strict(False), AfterValidator(_ascending)]
+Pair = Annotated[tuple[Count, Count], Strict(False)]
 """JSON has lists alone."""
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class AnyOf(Model):
+    """A set of amounts."""
+
+    any_of: Annotated[list[Annotated[int, Field(ge=1, le=MOST_UNITS)]], Field(min_length=1, max_length=MOST_UNITS)]
+
+
+class Amdahl(Model):
+    """E(m) = 1 / (serial * m + 1 - serial)."""
+
+    model: Literal["amdahl"]
+    serial: Share
+    """The part of T that more units do not shorten."""
+
+
+class Power(Model):
+    """m units are m ** exponent times as fast as one."""
+
+    model: Literal["power"]
+    exponent: Share
+
+
+def _form(value: Any) -> str:
+    """Which form of elasticity it is: so that an error tells of that one alone."""
+    model = value.get("model", "table") if isinstance(value, Mapping) else getattr(value, "model", "table")
+    return model if isinstance(model, str) else "no model"
+
+
+Scaling = Annotated[
+    Annotated[dict[Whole, Annotated[float, Field(gt=0, le=1)]], Tag("table")]
+    | Annotated[Amdahl, Tag("amdahl")]
+    | Annotated[Power, Tag("power")],
+    Discriminator(
+        _form,
+        custom_error_type="elasticity_unknown",
+        custom_error_message="write units -> efficiency, or the model amdahl with serial, or power with exponent",
+    ),
+]
 
 
 class StageTemplate(Model):
@@ -42,10 +77,13 @@ class StageTemplate(Model):
     """Action kind: code.run, code.asserts, code.stdio, math.verify, answer.match, python.function, sleep, noop."""
     params: dict[str, Any] = {}
     """Parameters all requests share; a request's own are laid over them."""
-    units: dict[Name, Count | Pair] | None = None
-    """Resource -> units an action takes, or [fewest, most]. Default: one core (sleep, noop: one slot)."""
-    elasticity: dict[Whole, Annotated[float, Field(gt=0, le=1)]] = {}
-    """Units -> efficiency E(m): with m units it takes T / (E(m) * m). Empty: it does not scale."""
+    units: dict[Name, Count | Pair | AnyOf] | None = None
+    """Resource -> units an action takes, or [fewest, most], or of the pool's resource {"any_of": [...]}. Default: one
+    core (sleep, noop: one slot)."""
+    elasticity: Scaling = {}
+    """Units -> efficiency E(m), or a model of it: with m units it takes T / (E(m) * m). Empty: it does not scale."""
+    duration_s: Annotated[float, Field(gt=0, le=MOST_DURATION_S)] | None = None
+    """T, seconds on one unit. Default: as the history of its kind tells, once there is one."""
     node_class: Name = "default"
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
     """Execution limit. Queueing does not count."""
@@ -60,15 +98,21 @@ class StageTemplate(Model):
         return frozenset(KINDS[self.kind].__struct_fields__)
 
     @property
+    def formulation(self) -> Formulation:
+        """Its cost, and how it scales."""
+        units = self.units if self.units is not None else default_units(self.kind)
+        scaling = self.elasticity if isinstance(self.elasticity, dict) else self.elasticity.model_dump()
+        return formulated(units, scaling, self.pool)
+
+    @property
     def cost(self) -> dict[str, tuple[int, int]]:
         """Resource -> (fewest, most) units."""
-        units = self.units if self.units is not None else default_units(self.kind)
-        return {name: (value, value) if isinstance(value, int) else value for name, value in units.items()}
+        return self.formulation.cost
 
     @property
     def pool(self) -> str:
         """Where its actions queue, `<resource>@<node class>`."""
-        return pool_of(self.cost, self.node_class)
+        return pool_of(self.units if self.units is not None else default_units(self.kind), self.node_class)
 
     def merged(self, given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         """A request's parameters over the template's: those its kind has, then those meant for this stage alone."""
@@ -82,6 +126,11 @@ class StageTemplate(Model):
         unknown = self.params.keys() - set(KINDS[self.kind].__struct_fields__)
         if unknown:
             raise ValueError(f"{self.kind} has no parameter {min(unknown)!r}")
+        self._check_params()
+        _ = self.formulation  # raises where it means nothing
+        return self
+
+    def _check_params(self) -> None:
         types = get_type_hints(KINDS[self.kind], include_extras=True)
         for name, value in self.params.items():
             check_plain(value, f"params.{name}")
@@ -89,7 +138,6 @@ class StageTemplate(Model):
                 msgspec.convert(value, types[name])
             except msgspec.ValidationError as error:
                 raise ValueError(f"params.{name}: {error}") from error
-        return self
 
 
 class Task(Model):

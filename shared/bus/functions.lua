@@ -2,16 +2,20 @@
 -- Server-side functions of the mesh: each is atomic, so what they keep true cannot be seen broken.
 --
 --   journal      an entry of stream `actions` exists exactly as long as its action is unanswered
---   action:<id>  hash: d digest, e journal entry, b batch, g last grant, s stage, c carried acts; answered: a answer or r result id
+--   action:<id>  hash: d digest, e journal entry, b batch, t trajectory, g last grant, s stage, c carried acts; answered:
+--                a answer or r result id
 --   batch:<id>   hash: state, size, submitted, answered, opened_ms, first_ms, active_ms, ended_ms, tenant, task, ...
 --                progress: entry of `batches` with the newest report of its rollout
 --   results:<id> stream of answers; its ids are what `after=` means
 --   backlog      hash: what waits, as the leader last told: pools, what is stuck of each batch, where batches stand
 --   leader       holder of the dispatching lease; leader:epoch counts its changes and fences what a leader writes
 
+--   (trajectories: trajectories.lua, which is loaded behind this)
+
 local ANSWERED_KEPT = 16384
 local BATCHES_KEPT = 100000
 local GRANTS_KEPT_S = 120
+local END_GRACE_S = 60
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -43,11 +47,17 @@ local function resign(_, args)
   return 1
 end
 
-local function submit_one(key, digest, batch, payload)
+local function submit_one(key, digest, batch, trajectory, payload)
   local known = redis.call('HMGET', key, 'd', 'e')
   if known[1] then
     if known[1] ~= digest then return { -1, '' } end
     return { 0, known[2] }
+  end
+  local tkey = 'trajectory:' .. trajectory
+  if trajectory ~= '' then
+    local t = redis.call('HMGET', tkey, 'state', 'reason')
+    if not t[1] then return { -6, '' } end
+    if t[1] ~= 'open' then return { -7, t[1] .. ' ' .. t[2] } end
   end
   local index, first, bkey = -1, false, 'batch:' .. batch
   if batch ~= '' then
@@ -61,8 +71,12 @@ local function submit_one(key, digest, batch, payload)
   end
   local entry = redis.call('XADD', 'actions', '*', 'm', payload, 'i', index)
   redis.call('HSET', key, 'd', digest, 'e', entry, 'b', batch)
+  local ms = string.match(entry, '^%d+')
+  if trajectory ~= '' then
+    redis.call('HSET', key, 't', trajectory)
+    redis.call('HSET', tkey, 'active_ms', ms)
+  end
   if batch ~= '' then
-    local ms = string.match(entry, '^%d+')
     redis.call('HSET', bkey, 'submitted', index + 1, 'active_ms', ms)
     if first then
       redis.call('HSET', bkey, 'first_ms', ms)
@@ -72,17 +86,18 @@ local function submit_one(key, digest, batch, payload)
   return { 1, entry }
 end
 
--- submit(max_entries, {key, digest, batch, payload}...) -> {code, entry or reason} each
---   1 accepted, 0 accepted before, -1 other body, -2 no such batch, -3 batch not open, -4 batch full, -5 journal full
+-- submit(max_entries, {key, digest, batch, trajectory, payload}...) -> {code, entry or reason} each
+--   1 accepted, 0 accepted before, -1 other body, -2 no such batch, -3 batch not open, -4 batch full, -5 journal full,
+--   -6 no such trajectory, -7 trajectory not open (reason: its state, a blank, why)
 local function submit(_, args)
   local free = tonumber(args[1]) - redis.call('XLEN', 'actions')
   local replies = {}
-  for i = 2, #args, 4 do
+  for i = 2, #args, 5 do
     local reply
     if free <= 0 and redis.call('EXISTS', args[i]) == 0 then
       reply = { -5, '' }
     else
-      reply = submit_one(args[i], args[i + 1], args[i + 2], args[i + 3])
+      reply = submit_one(args[i], args[i + 1], args[i + 2], args[i + 3], args[i + 4])
       if reply[1] == 1 then free = free - 1 end
     end
     replies[#replies + 1] = reply
@@ -146,14 +161,28 @@ local function finish(_, args)
   return flags
 end
 
--- grant(epoch, {stream, payload, action or '', mark}...)
+-- An environment begins with a grant: whoever leads next finds where. Its lifetime counts from here; its node ends it
+-- in time, and where that is not heard of, `expire_trajectories` does a little later.
+local function place(trajectory, placement)
+  local key = 'trajectory:' .. trajectory
+  redis.call('HSET', 'placements', trajectory, placement)
+  local t = redis.call('HMGET', key, 'state', 'lifetime_s', 'keep_s')
+  if t[1] then redis.call('HSET', key, 'n', cmsgpack.unpack(placement)[1]) end
+  if t[1] == 'open' then
+    redis.call('EXPIRE', key, t[2] + t[3])
+    redis.call('ZADD', 'trajectories:due', 'XX', now_ms() + (t[2] + END_GRACE_S) * 1000, trajectory)
+  end
+end
+
+-- grant(epoch, {stream, payload, action or '', mark, trajectory whose environment begins with it or '', placement}...)
 local function grant(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
   local last = ''
-  for i = 2, #args, 4 do
+  for i = 2, #args, 6 do
     if args[i + 2] == '' or redis.call('EXISTS', 'action:' .. args[i + 2]) == 1 then
       redis.call('XADD', args[i], '*', 'm', args[i + 1])
       if args[i + 2] ~= '' then redis.call('HSET', 'action:' .. args[i + 2], 'g', args[i + 3]) end
+      if args[i + 4] ~= '' then place(args[i + 4], args[i + 5]) end
       if args[i] ~= last then
         redis.call('EXPIRE', args[i], GRANTS_KEPT_S)  -- the stream of a node that is no more disappears
         last = args[i]
@@ -255,11 +284,13 @@ local function publish(_, args)
 end
 
 -- allow-oom: what is at work when memory is full is what frees it; only what is new (submit, open_batch, progress) is refused
+-- A function that takes other arguments than before has another name: a replica of an older version fails, and misplaces
+-- nothing (submit_actions, send_grants).
 redis.register_function { function_name = 'lead', callback = lead, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'resign', callback = resign, flags = { 'allow-oom' } }
-redis.register_function('submit', submit)
+redis.register_function('submit_actions', submit)
 redis.register_function { function_name = 'finish', callback = finish, flags = { 'allow-oom' } }
-redis.register_function { function_name = 'grant', callback = grant, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'send_grants', callback = grant, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'advance', callback = advance, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'discard', callback = discard, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'tell_backlog', callback = tell_backlog, flags = { 'allow-oom' } }

@@ -1,4 +1,7 @@
-"""Typed doors to the server-side functions in `functions.lua`. All are atomic and safe to repeat."""
+"""Typed doors to the server-side functions in `functions.lua`. All are atomic and safe to repeat.
+
+Those of `trajectories.lua` are in `shared.bus.trajectories`.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,10 @@ from shared.units import Epoch, Seconds
 _packed = msgspec.msgpack.Encoder().encode
 
 
+SOURCES = ("functions.lua", "trajectories.lua")
+"""One library; the later use what the first defines."""
+
+
 class Deposed(Exception):
     """Another leader has taken over; what this one wanted to write was not written."""
 
@@ -33,14 +40,27 @@ class Submission(NamedTuple):
     """Of everything that makes the request what it is; the same id with another digest is a conflict."""
     batch: str
     payload: bytes
+    trajectory: str = ""
+    """Whose environment it needs; it must be open."""
 
 
 class Receipt(NamedTuple):
     """What `submit` says of one item."""
 
-    code: Literal["accepted", "repeated", "conflict", "no-batch", "batch-closed", "batch-full", "journal-full"]
+    code: Literal[
+        "accepted",
+        "repeated",
+        "conflict",
+        "no-batch",
+        "batch-closed",
+        "batch-full",
+        "journal-full",
+        "no-trajectory",
+        "trajectory-ended",
+    ]
     entry: str
-    """The journal entry (accepted, repeated), the batch's state (batch-closed), or its size (batch-full)."""
+    """The journal entry (accepted, repeated), the batch's state (batch-closed), its size (batch-full), or how the
+    trajectory ended and why, with a blank between (trajectory-ended)."""
 
 
 class Opening(NamedTuple):
@@ -71,6 +91,10 @@ class Granting(NamedTuple):
     action: str = ""
     mark: str = ""
     """`attempt:node`, kept with the action so that a new leader knows where it went."""
+    trajectory: str = ""
+    """Its environment begins with this grant."""
+    placement: bytes = b""
+    """Then: where, for a new leader (`shared.bus.trajectories.Placement`)."""
 
 
 _CODES: dict[int, Any] = {
@@ -81,6 +105,8 @@ _CODES: dict[int, Any] = {
     -3: "batch-closed",
     -4: "batch-full",
     -5: "journal-full",
+    -6: "no-trajectory",
+    -7: "trajectory-ended",
 }
 _OPENINGS: dict[int, Any] = {1: "opened", 0: "repeated", -1: "conflict"}
 
@@ -90,13 +116,19 @@ async def load(redis: Redis) -> None:
 
     What is there already is left alone: loading is refused while memory is full, when services must still come back.
     """
-    source = files("shared.bus").joinpath("functions.lua").read_text("utf-8")
+    source = "".join(files("shared.bus").joinpath(name).read_text("utf-8") for name in SOURCES)
     known = await command(redis, "FUNCTION", "LIST", "LIBRARYNAME", "treadle", "WITHCODE")
     if not any(source.encode() in library for library in known):
         await command(redis, "FUNCTION", "LOAD", "REPLACE", source)
 
 
-async def _call(redis: Redis, name: str, *args: Any) -> Any:
+async def call(redis: Redis, name: str, *args: Any) -> Any:
+    """One function of the library, its plain reply.
+
+    Raises:
+        Deposed: a leader's function, and its epoch is over.
+        Overloaded: Valkey's memory bound; nothing was written.
+    """
     try:
         return await command(redis, "FCALL", name, 0, *args)
     except OutOfMemoryError as error:
@@ -109,12 +141,12 @@ async def _call(redis: Redis, name: str, *args: Any) -> Any:
 
 async def lead(redis: Redis, holder: str, ttl_s: Seconds) -> Epoch:
     """Take or keep the dispatching lease. Returns the epoch, or 0 while another holds it."""
-    return int(await _call(redis, "lead", holder, round(ttl_s * 1000)))
+    return int(await call(redis, "lead", holder, round(ttl_s * 1000)))
 
 
 async def resign(redis: Redis, holder: str) -> None:
     """Give the lease back, if it is still ours."""
-    await _call(redis, "resign", holder)
+    await call(redis, "resign", holder)
 
 
 async def submit(redis: Redis, submissions: Sequence[Submission], *, max_journal: int) -> list[Receipt]:
@@ -125,8 +157,8 @@ async def submit(redis: Redis, submissions: Sequence[Submission], *, max_journal
     """
     args: list[Any] = [max_journal]
     for item in submissions:
-        args += ("action:" + item.action, item.digest, item.batch, item.payload)
-    replies = await _call(redis, "submit", *args)
+        args += ("action:" + item.action, item.digest, item.batch, item.trajectory, item.payload)
+    replies = await call(redis, "submit_actions", *args)
     return [Receipt(_CODES[code], entry.decode()) for code, entry in replies]
 
 
@@ -139,7 +171,7 @@ async def finish(redis: Redis, epoch: Epoch, answers: Sequence[Answering], *, ke
     args: list[Any] = [epoch, round(keep_batch_s)]
     for item in answers:
         args += item
-    return [flag == 1 for flag in await _call(redis, "finish", *args)]
+    return [flag == 1 for flag in await call(redis, "finish", *args)]
 
 
 async def grant(redis: Redis, epoch: Epoch, grants: Sequence[Granting]) -> None:
@@ -151,7 +183,7 @@ async def grant(redis: Redis, epoch: Epoch, grants: Sequence[Granting]) -> None:
     args: list[Any] = [epoch]
     for item in grants:
         args += item
-    await _call(redis, "grant", *args)
+    await call(redis, "send_grants", *args)
 
 
 async def advance(redis: Redis, epoch: Epoch, steps: Sequence[tuple[str, int, bytes]]) -> None:
@@ -159,12 +191,12 @@ async def advance(redis: Redis, epoch: Epoch, steps: Sequence[tuple[str, int, by
     args: list[Any] = [epoch]
     for step in steps:
         args += step
-    await _call(redis, "advance", *args)
+    await call(redis, "advance", *args)
 
 
 async def discard(redis: Redis, epoch: Epoch, entries: Sequence[str]) -> None:
     """Delete journal entries that were no requests and have been dealt with."""
-    await _call(redis, "discard", epoch, *entries)
+    await call(redis, "discard", epoch, *entries)
 
 
 async def tell_backlog(redis: Redis, epoch: Epoch, backlog: Backlog, batches: BatchesSeen | None = None) -> None:
@@ -178,12 +210,12 @@ async def tell_backlog(redis: Redis, epoch: Epoch, backlog: Backlog, batches: Ba
     args: list[Any] = [epoch, _packed(backlog.pools), _packed(backlog.stuck)]
     if batches is not None:
         args.append(seen.encode(batches))
-    await _call(redis, "tell_backlog", *args)
+    await call(redis, "tell_backlog", *args)
 
 
 async def publish(redis: Redis, stream: str, maxlen: int, payloads: Sequence[bytes]) -> None:
     """Append to a bounded stream even when memory is full: what nodes report is what frees it."""
-    await _call(redis, "publish", stream, maxlen, *payloads)
+    await call(redis, "publish", stream, maxlen, *payloads)
 
 
 async def open_batch(
@@ -201,13 +233,13 @@ async def open_batch(
     flat = [part for pair in fields.items() for part in pair]
     message = BATCHES.encode(opened)
     sizes = (asked or 0, opened.size or 0)
-    code, batch = await _call(redis, "open_batch", opened.batch, idempotency_key, message, *sizes, *flat)
+    code, batch = await call(redis, "open_batch", opened.batch, idempotency_key, message, *sizes, *flat)
     return Opening(_OPENINGS[code], batch.decode())
 
 
 async def end_batch(redis: Redis, batch: str, state: str, *, keep_batch_s: Seconds) -> str | None:
     """Seal, cancel or abandon a batch. Returns the state it has now; None when there is no such batch."""
-    reply = await _call(redis, "end_batch", batch, state, round(keep_batch_s))
+    reply = await call(redis, "end_batch", batch, state, round(keep_batch_s))
     return None if reply is None else reply.decode()
 
 
@@ -217,11 +249,11 @@ async def progress(redis: Redis, report: RolloutProgress) -> str | None:
     Raises:
         Overloaded: Valkey's memory bound; nothing was said.
     """
-    reply = await _call(redis, "progress", report.batch, BATCHES.encode(report))
+    reply = await call(redis, "progress", report.batch, BATCHES.encode(report))
     return None if reply is None else reply.decode()
 
 
 async def cancel(redis: Redis, action: str, reason: str) -> Literal["asked", "answered", "unknown"]:
     """Ask the leader to cancel an action."""
-    code = await _call(redis, "cancel", action, reason)
+    code = await call(redis, "cancel", action, reason)
     return "asked" if code == 1 else "answered" if code == 0 else "unknown"

@@ -1,4 +1,4 @@
-"""The client: tasks, batches, rewards and results, as REST has them."""
+"""The client: tasks, batches, rewards, results and trajectories, as REST has them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from shared.client import bulk
 from shared.client.patience import Patience, Tries, repeating
 from shared.client.problems import Unexpected, error_of
 from shared.client.results import LineReader, Result
+from shared.client.trajectories import Trajectories
 from shared.errors import DeadlineMissed, Overloaded, Unavailable
 from shared.http import PASSING, http_session
 from shared.units import Seconds
@@ -49,6 +50,7 @@ class Client:
         self.url = url
         self._patience = patience
         self._rng = rng
+        self.trajectories = Trajectories(self._send)
 
     @classmethod
     @asynccontextmanager

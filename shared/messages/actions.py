@@ -8,6 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from shared.messages.base import Message, Topic
+from shared.messages.environments import EnvironmentSpec
+from shared.policy.elasticity import Elasticity
 
 Json = bytes
 """JSON text as it came; decoded only by who needs it."""
@@ -22,14 +24,21 @@ class StageWork(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     pool: str
     """What it draws units from: `<resource>@<node class>`."""
     cost: dict[str, tuple[int, int]]
-    """Resource -> (fewest, most) units. The scheduler grants the fewest until elastic scheduling grows it."""
+    """Resource -> (fewest, most) units. More than the fewest is granted of the pool's resource alone, and only where
+    `elasticity` and a duration are known."""
     timeout_s: float
     """Execution limit of this stage; queueing does not count."""
     params: Json
     repeatable: bool = True
     """Running it twice changes nothing outside its sandbox."""
     timeout_score: float | None = None
-    """Of a request that meets this stage's time limit; None: the request's. Last: older entries end before it."""
+    """Of a request that meets this stage's time limit; None: the request's. Older entries may end before it."""
+    amounts: tuple[int, ...] = ()
+    """Of the pool's resource, where not every amount of its range is allowed: those that are, ascending."""
+    elasticity: Elasticity | None = None
+    """E(m) over the pool's resource; None: more units are not known to help."""
+    duration_s: float | None = None
+    """Seconds on one unit, as the trainer knows it. Last: older entries end before it."""
 
 
 class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.v1"):
@@ -53,6 +62,10 @@ class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.
     """Lower goes first among equals in expected completion (trajectory priority)."""
     timeout_score: float | None = None
     """The score the task names for a time limit that was met, unless the stage names its own."""
+    trajectory: str = ""
+    """Whose environment it needs; empty: none's."""
+    environment: EnvironmentSpec | None = None
+    """What that environment is; set with `trajectory`, so that whoever reads the journal knows all there is to know."""
 
 
 class CancelAsked(Message, frozen=True, kw_only=True, tag="action.cancel-asked.v1"):
@@ -63,5 +76,13 @@ class CancelAsked(Message, frozen=True, kw_only=True, tag="action.cancel-asked.v
     reason: str = "asked"
 
 
-ACTIONS: Topic[ActionSubmitted | CancelAsked] = Topic("actions", ActionSubmitted | CancelAsked)
+class CloseAsked(Message, frozen=True, kw_only=True, tag="trajectory.close-asked.v1"):
+    """A trainer has closed a trajectory: its unanswered actions are cancelled, its environment ends."""
+
+    trajectory: str
+
+
+ACTIONS: Topic[ActionSubmitted | CancelAsked | CloseAsked] = Topic(
+    "actions", ActionSubmitted | CancelAsked | CloseAsked
+)
 """The journal."""

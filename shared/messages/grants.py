@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from shared.messages.actions import Json
 from shared.messages.base import Message, Topic
+from shared.messages.environments import EnvironmentSpec
 
 
 class Granted(Message, frozen=True, kw_only=True, tag="granted.v1"):
@@ -26,6 +27,10 @@ class Granted(Message, frozen=True, kw_only=True, tag="granted.v1"):
     timeout_s: float
     budget_s: float
     """What is left of the caller's patience, seconds."""
+    trajectory: str = ""
+    """Whose environment it acts in; empty: none's."""
+    environment: EnvironmentSpec | None = None
+    """Make it first, where this trajectory has none on the node. None: it has one there, or it is lost."""
 
 
 class Revoked(Message, frozen=True, kw_only=True, tag="revoked.v1"):
@@ -52,7 +57,21 @@ class ShareSet(Message, frozen=True, kw_only=True, tag="share-set.v1"):
     units: int
 
 
-Grant = Granted | Revoked | InventoryAsked | ShareSet
+class EnvironmentClosed(Message, frozen=True, kw_only=True, tag="environment-closed.v1"):
+    """End this trajectory's environment, if there is one; answer with an EnvironmentEnded either way."""
+
+    epoch: int
+    trajectory: str
+
+
+class ImageWanted(Message, frozen=True, kw_only=True, tag="image-wanted.v1"):
+    """Environments of this image are about to be asked for: pull it now (RollArt: env.reset must not wait for it)."""
+
+    epoch: int
+    image: str
+
+
+Grant = Granted | Revoked | InventoryAsked | ShareSet | EnvironmentClosed | ImageWanted
 
 
 def grants_topic(node: str, incarnation: str) -> Topic[Grant]:

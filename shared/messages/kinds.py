@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from shared.messages.environments import Encoding, Path, Session, Variable
+
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 MOST_FILES = 4096
 MOST_FETCHED = 1024
@@ -116,6 +118,87 @@ class PythonFunction(Params, frozen=True, kw_only=True):
     timeout_s: Seconds = 10.0
     memory_mb: Megabytes = 1024
 
+
+class EnvExec(Params, frozen=True, kw_only=True):
+    """A command in a trajectory's environment, without a shell. Passes when it exits with 0."""
+
+    argv: Annotated[list[str], msgspec.Meta(min_length=1, max_length=4096)]
+    """A word may hold `{dop}`: the cores that were granted."""
+    cwd: str = ""
+    """Empty: the environment's working directory."""
+    env: dict[Variable, str] = {}
+    stdin: str | None = None
+    output_bytes: Annotated[int, msgspec.Meta(ge=0, le=8 << 20)] = 256 << 10
+    """Kept of stdout and of stderr, each: the beginning and the end. More is counted and dropped, with a flag."""
+
+
+class EnvBash(Params, frozen=True, kw_only=True):
+    """A bash line (or several) in a persistent shell: variables, functions and the directory stay for the next one."""
+
+    line: str
+    """May hold `{dop}`; `pytest` and `make` take the cores that were granted by themselves (docs/formulation.md)."""
+    session: Session = "default"
+    """Its shell. It begins with its first line."""
+    output_bytes: Annotated[int, msgspec.Meta(ge=0, le=8 << 20)] = 256 << 10
+    """Kept of its output (stdout and stderr, as they came): the beginning and the end."""
+
+
+class EnvRead(Params, frozen=True, kw_only=True):
+    """A file's content. More than the node's `output_bytes` is an error in its output, never cut."""
+
+    path: Path
+    encoding: Encoding = "utf-8"
+
+
+class EnvWrite(Params, frozen=True, kw_only=True):
+    """Write a file whole; directories on the way are made."""
+
+    path: Path
+    content: str
+    encoding: Encoding = "utf-8"
+    mode: Annotated[int, msgspec.Meta(ge=0, le=0o777)] = 0o644
+
+
+class EnvUpload(Params, frozen=True, kw_only=True):
+    """Unpack a tar archive (plain or gzip, base64) into a directory, which is made where it is missing."""
+
+    path: Path
+    archive: str
+
+
+class EnvDownload(Params, frozen=True, kw_only=True):
+    """A file or a directory as a gzipped tar archive, base64. More than the node's `output_bytes` is an error."""
+
+    path: Path
+
+
+class EnvList(Params, frozen=True, kw_only=True):
+    """A directory's entries: name, type, size, mode; sorted by name, at most `most`."""
+
+    path: Path = "."
+    most: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
+
+
+class EnvCloseSession(Params, frozen=True, kw_only=True):
+    """End a persistent shell and what it left in the foreground or background."""
+
+    session: Session = "default"
+
+
+ENVIRONMENT_KINDS: dict[str, type[Params]] = {
+    "env.exec": EnvExec,
+    "env.bash": EnvBash,
+    "env.read": EnvRead,
+    "env.write": EnvWrite,
+    "env.upload": EnvUpload,
+    "env.download": EnvDownload,
+    "env.list": EnvList,
+    "env.close_session": EnvCloseSession,
+}
+"""What can be done in a trajectory's environment (`POST /v1/trajectories/{id}/actions`), and nowhere else."""
+
+ONLY_LOOKS = frozenset({"env.read", "env.download", "env.list"})
+"""Environment kinds that change nothing, so that another attempt is harmless."""
 
 KINDS: dict[str, type[Params]] = {
     "noop": Noop,

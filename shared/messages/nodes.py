@@ -23,6 +23,8 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello.v1"):
     url: str = ""
     labels: dict[str, str] = {}
     """For people: languages with versions, sandbox rung, runtime ..."""
+    runtimes: list[str] = []
+    """Where environments can be made: `local`, `docker`."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat.v1"):

@@ -13,9 +13,11 @@ import msgspec
 
 from shared.messages.actions import Json
 from shared.messages.base import Message, Topic
+from shared.policy.formulation import TrajectoryEnd
 
-ExecutionStatus = Literal["ok", "timeout", "lost", "refused", "cancelled"]
-"""How one attempt ended on a node. `ok` and `timeout` are verdicts; `lost` is ours and is tried again."""
+ExecutionStatus = Literal["ok", "timeout", "lost", "refused", "cancelled", "environment-lost"]
+"""How one attempt ended on a node. `ok` and `timeout` are verdicts; `lost` is ours and is tried again. In a trajectory,
+`environment-lost`: the environment it needs is not there (any more); nothing of it was executed."""
 
 RECALLED = "recalled"
 """Reason of an attempt that was taken back before it had begun: its `lost` is nobody's failure."""
@@ -49,6 +51,8 @@ class Finished(Message, frozen=True, kw_only=True, tag="finished.v1"):
     execution_s: float = 0.0
     cpu_s: float = 0.0
     peak_memory_bytes: int = 0
+    environment_stands: bool = True
+    """False: it was to make its trajectory's environment first, and could not; nothing of the action was executed."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -64,6 +68,14 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """It stands in the node's line and has not begun."""
 
 
+class Stays(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One trajectory's environment on a node."""
+
+    trajectory: str
+    units: dict[str, int]
+    """What it holds of the node for its whole life."""
+
+
 class InventoryTaken(Message, frozen=True, kw_only=True, tag="inventory-taken.v1"):
     """Everything a node holds; what it finished lies before this message in the stream."""
 
@@ -72,6 +84,18 @@ class InventoryTaken(Message, frozen=True, kw_only=True, tag="inventory-taken.v1
     epoch: int
     """Of the leader that asked."""
     held: list[Held]
+    environments: list[Stays] = []
+    """Those that stand, and those that are being made."""
+
+
+class EnvironmentEnded(Message, frozen=True, kw_only=True, tag="environment.ended.v1"):
+    """A trajectory's environment is no more, and what it held is free. Comes after the outcomes of its actions."""
+
+    node: str
+    incarnation: str
+    trajectory: str
+    ended: TrajectoryEnd
+    reason: str = ""
 
 
 class Answered(Message, frozen=True, kw_only=True, tag="answered.v1"):
@@ -82,7 +106,7 @@ class Answered(Message, frozen=True, kw_only=True, tag="answered.v1"):
     """The batches they belong to, without repeats."""
 
 
-Outcome = Started | Finished | InventoryTaken
+Outcome = Started | Finished | InventoryTaken | EnvironmentEnded
 
 OUTCOMES: Topic[Outcome] = Topic("outcomes", Outcome, maxlen=16_384)
 """Bounded: what is trimmed is found again through journal, inventory and store."""

@@ -87,6 +87,8 @@ class Ahead:
         work = life.work
         if life.pool_units != 1 or len(work.units) != 1 or not work.repeatable or expected_s > HORIZON_S:
             return None
+        if life.request.stay is not None:
+            return None  # its environment takes one action at a time, and a node's line knows nothing of turns
         best: Node | None = None
         shortest_s = HORIZON_S
         for node in nodes:

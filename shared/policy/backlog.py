@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from shared.policy.floor import Floor
-from shared.policy.formulation import Work
+from shared.policy.formulation import Stay, Work
 from shared.policy.life import Life
 
 T = TypeVar("T")
@@ -60,11 +60,11 @@ def survey(floor: Floor) -> Backlog:
 
     What has become stuck since it came (nodes have gone) is told when its turn comes near.
     """
-    waiting = {pool.name: len(pool.queue) + len(pool.parked) for pool in floor.pools.values()}
+    waiting = {pool.name: sum(lane.waiting for lane in pool.all_lanes()) for pool in floor.pools.values()}
     sorts: defaultdict[str, Counter[tuple[str, Units]]] = defaultdict(Counter)
     batches: Counter[str] = Counter()
     stuck = Counter(
-        (life.work.pool, life.work.kind, tuple(life.work.units.items()), life.request.batch) for life in _stuck(floor)
+        (life.work.pool, life.work.kind, tuple(life.needs.items()), life.request.batch) for life in _stuck(floor)
     )
     for (name, kind, units, batch), count in stuck.items():
         sorts[name][kind, units] += count
@@ -84,9 +84,10 @@ def _most(counted: Counter[T]) -> list[tuple[T, int]]:
 
 def _stuck(floor: Floor) -> Iterator[Life]:
     for pool in floor.pools.values():
-        for action in pool.parked:
-            yield floor.queued[action]
-    deserted = {pool.name for pool in floor.pools.values() if pool.queue and not floor.nodes_of(pool)}
+        for lane in pool.all_lanes():
+            for action in lane.parked:
+                yield floor.queued[action]
+    deserted = {pool.name for pool in floor.pools.values() if not floor.nodes_of(pool)}
     if deserted:
         for life in floor.queued.values():
             if life.work.pool in deserted:
@@ -101,15 +102,21 @@ def lacking(kind: str, units: Mapping[str, int], pool: str) -> str:
 
 def why_it_waited(floor: Floor, life: Life) -> str:
     """Why an action has not begun before its deadline came."""
-    work = life.work
-    if any(node.could_ever(work.kind, work.units) for node in floor.nodes_of(floor.pool(work.pool))):
+    work, lane = life.work, life.lane
+    if lane is not None and life.request.id in lane.behind:
+        return "its deadline came while it waited for an earlier action of its trajectory"
+    if lane is not None and lane.node and lane.node not in floor.nodes:
+        return f"its deadline came while {lane.node}, where its environment is, was away"
+    if any(life.could_run_on(node) for node in floor.nodes_of(floor.pool(work.pool))):
         return f"its deadline came while it waited for {work.pool}"
-    return lacking(work.kind, work.units, work.pool)
+    return lacking(work.kind, life.needs, work.pool)
 
 
-def why_stuck(work: Work, pools: list[PoolBacklog]) -> str:
-    """Why this work waits in vain for now; empty where it does not."""
+def why_stuck(work: Work, pools: list[PoolBacklog], stay: Stay | None = None) -> str:
+    """Why this work waits in vain for now; empty where it does not. `stay`: of an action of a trajectory."""
+    needs = [dict(work.units), {**work.units, **stay.units}] if stay is not None else [dict(work.units)]
     for pool in pools:
-        if pool.name == work.pool and any(lack.kind == work.kind and lack.units == work.units for lack in pool.lacks):
-            return f"{lacking(work.kind, work.units, work.pool)} now; it waits for one until its budget ends"
+        for lack in pool.lacks if pool.name == work.pool else ():
+            if lack.kind == work.kind and lack.units in needs:
+                return f"{lacking(work.kind, lack.units, work.pool)} now; it waits for one until its budget ends"
     return ""

@@ -5,7 +5,8 @@ Laws, held by tests/policy/test_dispatch_machine.py over random histories:
   - no unit is granted twice: units come back only by the node's word or with the end of its incarnation, also those of
     an attempt that is not wanted any more;
   - a verdict (`ok`, `timeout`) is never made up: our failures have names of their own;
-  - what is not repeatable is never executed twice.
+  - what is not repeatable is never executed twice;
+  - a trajectory acts one action at a time, in one environment, and never in a fresh one after that has ended.
 The order of grants is the law of `filling`.
 
 Times are absolute seconds of one monotonic scale, the one of the journal's ids.
@@ -13,39 +14,31 @@ Times are absolute seconds of one monotonic scale, the one of the journal's ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from shared.policy.backlog import why_it_waited
-from shared.policy.deadlines import Deadlines
 from shared.policy.filling import fill, park_stuck, starts_by
-from shared.policy.floor import Floor
-from shared.policy.formulation import Advance, Answer, AskInventory, Command, EndedAs, Request, Revoke, StageAct
+from shared.policy.formulation import (
+    CloseEnvironment,
+    Command,
+    ForgetTrajectory,
+    Request,
+    Revoke,
+    StageAct,
+    TrajectoryEnd,
+)
 from shared.policy.ledger import Node
 from shared.policy.life import Life
 from shared.policy.reports import Ended, Held, Holding, holds
+from shared.policy.steps import Steps
+from shared.policy.trajectories import Home
 
 __all__ = ["Dispatcher", "Ended", "Holding"]
 
 
 @dataclass(slots=True)
-class Dispatcher:
+class Dispatcher(Steps):
     """The leader's mind. Every stimulus takes the time and returns the commands that follow, in order."""
-
-    max_attempts: int = 3
-    node_lost_s: float = 10.0
-    """A node silent for so long is taken for dead; its work runs elsewhere."""
-    linger_s: float = 10.0
-    """Units for work outside batches stay owned so long after it has gone."""
-    overdue_s: float = 15.0
-    """So long after its timeout a grant without outcome makes the leader ask the node what it holds."""
-    floor: Floor = field(default_factory=Floor)
-    lives: dict[str, Life] = field(default_factory=dict)
-    """Every unanswered action."""
-    _deadlines: Deadlines = field(default_factory=Deadlines)
-    _members: dict[str, set[str]] = field(default_factory=dict)
-    """Batch -> its unanswered actions."""
-    _window_s: float = 0.0
 
     # ---- requests ----------------------------------------------------------------------------------------------
 
@@ -55,6 +48,7 @@ class Dispatcher:
         One whose start is predicted after its `start_by_s` is refused, unless it can start at once.
         """
         late: list[Life] = []
+        lost: list[Command] = []
         for request in requests:
             if request.id in self.lives:
                 continue
@@ -62,12 +56,18 @@ class Dispatcher:
             if request.batch:
                 self._members.setdefault(request.batch, set()).add(request.id)
             self._deadlines.push(request.deadline_s, request.id)
+            stay = request.stay
+            if stay is not None:
+                self.floor.trajectories.queue_up(stay.trajectory, request.id)
+                if (reason := self.floor.trajectories.ended.get(stay.trajectory)) is not None:
+                    lost.append(self._answer(now, life, "environment-lost", reason))
+                    continue
             by_s = request.start_by_s
             if by_s is not None and not starts_by(self.floor, life, now, by_s):
                 late.append(life)
             self.floor.enqueue(life)
             park_stuck(self.floor, life)
-        commands = fill(self.floor, now)
+        commands = [*lost, *fill(self.floor, now)]
         for life in late:
             if life.state == "queued":
                 self.floor.dequeue(life)
@@ -102,6 +102,47 @@ class Dispatcher:
         """The planner's estimate of T: the batch's queued requests move in the order."""
         self.floor.rekey(batch, at_s)
 
+    # ---- trajectories ------------------------------------------------------------------------------------------
+
+    def trajectory_closed(self, now: float, trajectory: str) -> list[Command]:
+        """Its trainer wants no more of it: what is unanswered is cancelled, its environment ends."""
+        known = self.floor.trajectories
+        reason = "the trajectory was closed"
+        known.end(trajectory, reason)
+        # The last first: nothing of it is begun on the way.
+        commands = self._cancel(now, list(known.turns.get(trajectory, ()))[::-1], reason)
+        home = known.homes.get(trajectory)
+        if home is None:
+            return [*commands, ForgetTrajectory(trajectory, "closed", reason), *fill(self.floor, now)]
+        home.closing = True
+        if home.node in self.floor.nodes:
+            commands.append(CloseEnvironment(home.node, trajectory))
+        return commands + fill(self.floor, now)
+
+    def environment_ended(
+        self, now: float, node: str, incarnation: str, trajectory: str, ended: TrajectoryEnd, reason: str
+    ) -> list[Command]:
+        """A node's word that an environment is no more. Comes after the outcomes of its actions."""
+        known = self.floor.nodes.get(node)
+        if known is None or known.incarnation != incarnation or self.floor.evicted(node, trajectory):
+            return fill(self.floor, now)
+        home = self.floor.trajectories.homes.get(trajectory)
+        if home is None or home.node != node:
+            return []
+        return self._moved_out(now, trajectory, ended, reason) + fill(self.floor, now)
+
+    def trajectory_placed(self, trajectory: str, node: str, units: Mapping[str, int]) -> None:
+        """What the store says of a placement under a former leader. Call it before any request or node is met.
+
+        That node's inventory, or its staying away, decides what becomes of it.
+        """
+        closing = trajectory in self.floor.trajectories.ended
+        self.floor.trajectories.settle(trajectory, Home(node, units, closing=closing))
+
+    def trajectory_ended(self, trajectory: str, reason: str) -> None:
+        """What the store says of a trajectory that is over. Call it before `trajectory_placed` and any request."""
+        self.floor.trajectories.end(trajectory, reason)
+
     # ---- nodes -------------------------------------------------------------------------------------------------
 
     def node_said_hello(self, now: float, node: Node) -> list[Command]:
@@ -127,8 +168,18 @@ class Dispatcher:
         """The end of an incarnation: what it held is lost with it."""
         return self._dropped(now, name, why) + fill(self.floor, now) if name in self.floor.nodes else []
 
-    def inventory_taken(self, now: float, name: str, incarnation: str, held: Held) -> list[Command]:
-        """A node's full account. Held and unanswered: adopted. Held but not ours: revoked. Ours but not held: lost."""
+    def inventory_taken(
+        self,
+        now: float,
+        name: str,
+        incarnation: str,
+        held: Held,
+        environments: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> list[Command]:
+        """A node's full account. Held and unanswered: adopted. Held but not ours: revoked. Ours but not held: lost.
+
+        `environments`: trajectory -> what its environment holds there; those that are nobody's are closed.
+        """
         node = self.floor.nodes.get(name)
         asked = node.answered() if node is not None and node.incarnation == incarnation else None
         if node is None or asked is None:
@@ -147,6 +198,10 @@ class Dispatcher:
             if not holds(held, action, stray.stage, stray.attempt):
                 node.stray_ended(action, stray.stage, stray.attempt)
         node.ready = True
+        end, gone = self.floor.take_stock(node, environments or {}, asked)
+        commands += [CloseEnvironment(name, trajectory) for trajectory in end]
+        for trajectory in gone:
+            commands += self._moved_out(now, trajectory, "lost", f"{name} no longer has its environment")
         self.floor.nodes_changed()
         return commands + fill(self.floor, now)
 
@@ -205,117 +260,14 @@ class Dispatcher:
                 if now - life.granted_s > self.node_lost_s:
                     self.floor.release(life)
                     commands += self._lost(now, life, "node-lost", f"{name} has not come back")
+        for trajectory, home in list(self.floor.trajectories.away(self.floor.nodes, now, self.home_lost_s)):
+            commands += self._moved_out(now, trajectory, "lost", f"its node {home.node} has not come back")
         if now - self._window_s >= self.linger_s:
             self._window_s = now
             for pool in self.floor.pools.values():
                 pool.next_window()
                 self.floor.dirty.add(pool.name)
         return commands + fill(self.floor, now)
-
-    # ---- steps -------------------------------------------------------------------------------------------------
-
-    def _dropped(self, now: float, name: str, why: str, *, booked_only: bool = False) -> list[Command]:
-        """An incarnation is over. Nothing is granted yet: more may be over."""
-        commands: list[Command] = []
-        for life in self.floor.drop_node(name, booked_only=booked_only):
-            commands += self._lost(now, life, "node-lost", f"{name}: {why}")
-        return commands
-
-    def _cancel(self, now: float, actions: Iterable[str], reason: str, ended: EndedAs = "cancelled") -> list[Command]:
-        commands: list[Command] = []
-        for action in actions:
-            life = self.lives.get(action)
-            if life is None or life.state == "cancelling":
-                continue
-            if life.state == "queued":
-                self.floor.dequeue(life)
-                commands.append(self._answer(now, life, ended, reason))
-            else:
-                life.move("cancelling")
-                life.cancel_as, life.cancel_reason = ended, reason
-                commands.append(Revoke(action, life.node, life.attempt))
-        return commands
-
-    def _ended(self, now: float, end: Ended) -> list[Command]:
-        node = self.floor.nodes.get(end.node)
-        if node is not None and node.strays:
-            node.stray_ended(end.action, end.stage, end.attempt)
-        life = self.lives.get(end.action)
-        if life is None or end.stage != life.stage:
-            return []
-        current = life.state != "queued" and end.attempt == life.attempt and end.node == life.node
-        if not current and not end.is_verdict:
-            return []
-        commands: list[Command] = []
-        if current:
-            self.floor.release(life)
-        elif life.state == "queued":
-            self.floor.dequeue(life)
-        else:
-            commands.append(Revoke(end.action, life.node, life.attempt))
-            self.floor.disown(life, now)
-        return commands + (self._scored(now, life, end) if end.is_verdict else self._unscored(now, life, end))
-
-    def _scored(self, now: float, life: Life, end: Ended) -> list[Command]:
-        """The stage has a verdict: on to the next one, or answered (early exit of a failed stage)."""
-        self.floor.durations.seen(life.duration_key, end.execution_s)
-        life.scored(now, end)
-        if life.is_last or end.status == "timeout" or end.passed is False:
-            return [self._answer(now, life, "timeout" if end.status == "timeout" else "ok", end.reason)]
-        if life.state == "cancelling":
-            return [self._answer(now, life, life.cancel_as, life.cancel_reason)]
-        life.enter(life.stage + 1, attempt=0)
-        if life.state != "queued":
-            life.move("queued")
-        self.floor.enqueue(life)
-        return [Advance(life.request.id, life.stage)]
-
-    def _unscored(self, now: float, life: Life, end: Ended) -> list[Command]:
-        if end.status == "cancelled" and life.state != "cancelling":  # a former leader has asked for it
-            late = life.request.deadline_s <= now
-            return [self._answer(now, life, "expired" if late else "cancelled", end.reason, end)]
-        if life.state == "cancelling":
-            return [self._answer(now, life, life.cancel_as, life.cancel_reason, end)]
-        if end.status == "refused":
-            return [self._answer(now, life, "refused", end.reason, end)]
-        return self._lost(now, life, "sandbox-lost", end.reason, end)
-
-    def _lost(self, now: float, life: Life, ended: EndedAs, why: str, end: Ended | None = None) -> list[Command]:
-        """An attempt is gone and its units are free: try again, or say what is known."""
-        if life.state == "cancelling":
-            return [self._answer(now, life, life.cancel_as, life.cancel_reason, end)]
-        if not life.work.repeatable:
-            return [self._answer(now, life, "unknown-outcome", f"{why}; it is not repeatable", end)]
-        if life.attempt - life.recalls >= self.max_attempts:
-            return [self._answer(now, life, ended, f"{why}; {life.attempt - life.recalls} attempts", end)]
-        life.move("queued")
-        self.floor.enqueue(life)
-        return []
-
-    def _deadline(self, now: float, action: str) -> list[Command]:
-        life = self.lives.get(action)
-        if life is None or life.state == "cancelling":
-            return []
-        waited = life.state == "queued" or life.ahead
-        reason = why_it_waited(self.floor, life) if waited else "its deadline came while it ran"
-        return self._cancel(now, [action], reason, "expired")
-
-    def _ask(self, node: Node, now: float) -> AskInventory:
-        node.ask(self.floor.newest_serial, now)
-        return AskInventory(node.name)
-
-    def _answer(self, now: float, life: Life, ended: EndedAs, reason: str, end: Ended | None = None) -> Answer:
-        queue_s, execution_s = life.spent(now, end)
-        life.move("finished")
-        request = life.request
-        del self.lives[request.id]
-        self._deadlines.drop(request.id)
-        if request.batch:
-            members = self._members[request.batch]
-            members.discard(request.id)
-            if not members:
-                del self._members[request.batch]
-        return Answer(request.id, ended, reason, tuple(life.acts), queue_s, execution_s)
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""

@@ -198,8 +198,9 @@ class EbfQueue(Generic[Id]):
 
     def _settle(self) -> None:
         """Drop removed entries until the root is live."""
-        while self._heap and self._live.get(self._heap[0][2]) is not self._heap[0]:
-            heapq.heappop(self._heap)
+        heap, live = self._heap, self._live
+        while heap and live.get(heap[0][2]) is not heap[0]:
+            heapq.heappop(heap)
 
     def _compact(self) -> None:
         """Rebuild the heap when more than half of it was removed: amortised O(1) a removal."""

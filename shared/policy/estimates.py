@@ -3,35 +3,58 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import sqrt
 
 UNKNOWN_FRACTION = 0.1
 """Share of its timeout that work of an unseen kind is taken to last: timeouts are set far above the usual case."""
 
 
+Key = tuple[str, str, str]
+"""(tenant, task, kind): what is expected to take alike."""
+
+
 @dataclass(slots=True)
 class Durations:
-    """Exponentially weighted mean of execution seconds by (tenant, task, kind); bounded to `most` keys."""
+    """Exponentially weighted mean and variance of single-unit seconds by key; bounded to `most` keys.
+
+    Single-unit seconds are what work would have taken on one unit (`Elasticity.single`), so that what ran wide and what
+    ran narrow teach the same. Of work that does not scale they are its execution seconds.
+    """
 
     weight: float = 0.1
     """Of the newest value: about the last twenty count."""
     most: int = 4096
-    _mean: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    _seen: dict[Key, tuple[float, float]] = field(default_factory=dict)
+    """Key -> (mean in seconds, variance in seconds squared)."""
 
-    def seen(self, key: tuple[str, str, str], seconds: float) -> None:
+    def seen(self, key: Key, single_s: float) -> None:
         """Learn one execution."""
-        known = self._mean.pop(key, None)  # popped and set again: the dict's order is by last use
-        self._mean[key] = seconds if known is None else known + self.weight * (seconds - known)
-        if len(self._mean) > self.most:
-            del self._mean[next(iter(self._mean))]
+        mean, variance = self._seen.pop(key, (single_s, 0.0))  # popped and set again: the dict's order is by last use
+        away = single_s - mean
+        step = self.weight * away
+        self._seen[key] = mean + step, (1.0 - self.weight) * (variance + away * step)
+        if len(self._seen) > self.most:
+            del self._seen[next(iter(self._seen))]
 
-    def expect(self, key: tuple[str, str, str], timeout_s: float) -> float:
+    def expect(self, key: Key, timeout_s: float) -> float:
         """Expected seconds, never more than the timeout."""
-        return min(timeout_s, self._mean.get(key, timeout_s * UNKNOWN_FRACTION))
+        single_s = self.single(key)
+        return min(timeout_s, timeout_s * UNKNOWN_FRACTION if single_s is None else single_s)
 
-    def known(self, key: tuple[str, str, str]) -> float:
+    def single(self, key: Key) -> float | None:
+        """Expected single-unit seconds; None where none were ever seen."""
+        seen = self._seen.get(key)
+        return None if seen is None else seen[0]
+
+    def spread(self, key: Key) -> float | None:
+        """Standard deviation of the single-unit seconds, 0 after the first; None where none were ever seen."""
+        seen = self._seen.get(key)
+        return None if seen is None else sqrt(seen[1])
+
+    def known(self, key: Key) -> float:
         """Expected seconds from what was seen; 0 for an unseen kind.
 
         For the order of work outside batches: were a guess put into the first requests' keys, all that come after the
         first few ends would overtake them.
         """
-        return self._mean.get(key, 0.0)
+        return self.single(key) or 0.0

@@ -9,13 +9,19 @@ a resource that several pools draw from is blocked for the oldest need. Short he
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shared.policy.floor import Floor
 from shared.policy.formulation import Command, Grant, SetShare
-from shared.policy.ledger import Node, place, spread
+from shared.policy.lanes import Lane
+from shared.policy.ledger import Node, spread
 from shared.policy.life import Life
-from shared.policy.pools import BACKFILL_DEPTH, Pool, ZeroQueue, reserve
+from shared.policy.placing import place_home, place_life, reservation
+from shared.policy.pools import BACKFILL_DEPTH, Pool, ZeroQueue
+from shared.policy.widening import Fresh, busy, patience, widen
 
 
 @dataclass(slots=True)
@@ -32,10 +38,60 @@ class Blocked:
     def forbids(self, floor: Floor, node: Node, life: Life, now: float) -> bool:
         """Would this work, started there now, keep the head waiting?"""
         if self.until_s is None:
-            self.until_s, self.node = _reservation(floor, self.nodes, self.head, now)
-        if node is not self.node or self.head.work.units.keys().isdisjoint(life.work.units):
+            self.until_s, self.node = reservation(floor, self.nodes, self.head, now)
+        if node is not self.node or self.head.needs.keys().isdisjoint(life.needs):
             return False
-        return now + floor.durations.expect(life.duration_key, life.work.timeout_s) > self.until_s
+        return now + floor.expect_at_most(life) > self.until_s
+
+
+@dataclass(slots=True)
+class Filling:
+    """One round: what has been decided so far."""
+
+    floor: Floor
+    now: float
+    commands: list[Command]
+    blocked: list[Blocked] = field(default_factory=list)
+    fresh: list[Fresh] = field(default_factory=list)
+    """Grants of this round, in order: none has left yet."""
+    scales: bool = False
+    """One of them might be granted more than its fewest units."""
+    waits: set[str] = field(default_factory=set)
+    """Nodes for more of whose units what scales waits: the first that does better so decides for all behind it."""
+    busy_s: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    """Node -> of each unit that was taken before this round, seconds until it is predicted free."""
+
+    def forbids(self, node: Node, life: Life) -> bool:
+        """Would this work, started there now, keep a head waiting?"""
+        return any(one.forbids(self.floor, node, life, self.now) for one in self.blocked)
+
+    def too_early(self, node: Node, life: Life) -> bool:
+        """Would it do better to wait for more of this node's units? What scales and starts on the last free unit keeps
+        it to its end, though many might be free in a moment.
+
+        Then it waits as if it needed so many: behind a reservation, which what ends before may use. Else so many are
+        held for it in this round, or whoever comes next would take them before `widen` can give them.
+        """
+        elastic = self.floor.elastic
+        if elastic.rule is None or not elastic.patient:
+            return False
+        if node.name in self.waits:
+            return True
+        free = node.free(life.resource)
+        wanted = life.work.amounts[-1]
+        if free < wanted:
+            busy_s = self.busy_s.get(node.name)
+            if busy_s is None:
+                busy_s = self.busy_s[node.name] = busy(self.floor, self.now, node, life.resource, self.granted(node))
+            wanted = patience(self.floor, life, free, busy_s)
+            life.units = {**life.work.units, life.resource: wanted}
+        if wanted > free:
+            self.waits.add(node.name)
+        return wanted > free
+
+    def granted(self, node: Node) -> set[str]:
+        """Actions that were granted there in this round."""
+        return {one.life.request.id for one in self.fresh if one.node is node}
 
 
 def fill(floor: Floor, now: float) -> list[Command]:
@@ -47,25 +103,26 @@ def fill(floor: Floor, now: float) -> list[Command]:
             commands += _share(floor, floor.pools[name])
         floor.dirty.clear()
         floor.promote(now)
-    waiting = [pool for pool in floor.pools.values() if pool.queue]
+    waiting = [(pool, lane) for pool in floor.pools.values() for lane in pool.all_lanes() if lane.queue]
     if len(waiting) > 1:
-        waiting.sort(key=lambda pool: pool.queue.head_key())
-    blocked: list[Blocked] = []
-    for pool in waiting:
-        _fill_pool(floor, pool, blocked, now, commands)
-    return commands
+        waiting.sort(key=lambda one: one[1].queue.head_key())
+    filling = Filling(floor, now, commands)
+    for pool, lane in waiting:
+        _fill_lane(filling, pool, lane)
+    return widen(floor, now, commands, filling.fresh) if filling.scales else commands
 
 
 def park_stuck(floor: Floor, life: Life) -> None:
     """Set a newcomer aside if no present node could ever take it: deep in a queue nobody would notice."""
-    work = life.work
-    pool = floor.pool(work.pool)
-    nodes = floor.nodes_of(pool)
+    lane = life.lane
+    if lane is None or life.request.id in lane.behind:
+        return
+    nodes = floor.nodes_of(floor.pool(life.work.pool), lane)
     for node in nodes:
-        if node.could_ever(work.kind, work.units):
+        if life.could_run_on(node):
             return
     if nodes:
-        floor.park(pool, life)
+        floor.park(lane, life)
 
 
 def starts_by(floor: Floor, life: Life, now: float, by_s: float) -> bool:
@@ -103,8 +160,7 @@ def predict_start(floor: Floor, life: Life, now: float, by_s: float = float("inf
 
 
 def _able(floor: Floor, pool: Pool, life: Life) -> list[Node]:
-    work = life.work
-    return [node for node in floor.nodes_of(pool) if node.ready and node.could_ever(work.kind, work.units)]
+    return [node for node in floor.nodes_of(pool) if node.ready and life.could_run_on(node)]
 
 
 def _granted(floor: Floor, pool: Pool, nodes: list[Node], now: float) -> tuple[int, int, float]:
@@ -113,9 +169,7 @@ def _granted(floor: Floor, pool: Pool, nodes: list[Node], now: float) -> tuple[i
     capacity = sum(node.capacity.get(resource, 0) for node in nodes)
     used = sum(node.used.get(resource, 0) for node in nodes)
     held = [floor.granted.get(node.name, {}).values() for node in nodes]
-    left_s = sum(
-        max(0.0, one.expected_end_s - now) * one.work.units.get(resource, 0) for lives in held for one in lives
-    )
+    left_s = sum(max(0.0, one.expected_end_s - now) * one.units.get(resource, 0) for lives in held for one in lives)
     return capacity, used, left_s
 
 
@@ -133,17 +187,19 @@ def _share(floor: Floor, pool: Pool, *, blocked: bool = False) -> list[Command]:
     if not floor.planned:
         rule = "blocked" if blocked or (head is not None and head == pool.feasible) else "on"
     least = pool.demand.peak if rule == "on" else rule
-    wish = (pool.target, pool.outside.peak, least, *((life.work.kind, life.work.units) if life is not None else ()))
+    bound = _bound(floor, pool)
+    head_wish = (life.work.kind, life.work.units) if life is not None else ()
+    wish = (pool.target, pool.outside.peak, least, tuple(bound.items()), *head_wish)
     if wish == pool.settled:
         return []
     nodes = [node for node in floor.nodes_of(pool) if node.ready]
-    able = [] if life is None else [node for node in nodes if node.could_ever(life.work.kind, life.work.units)]
+    able = [] if life is None else [node for node in nodes if life.could_run_on(node)]
     needed = life.pool_units if life is not None and able else 0
     wanted = pool.wanted(nodes, needed, rule)
-    shares = spread(wanted, nodes, resource)
+    shares = spread(wanted, nodes, resource, bound)
     if able and all(shares[node.name] < needed for node in able):  # no node would ever own enough for the head alone
         host = min(able, key=lambda node: (-node.limit(resource), node.name))  # most already: it does not change
-        shares = spread(wanted, nodes, resource, {host.name: needed})
+        shares = spread(wanted, nodes, resource, {**bound, host.name: max(needed, bound.get(host.name, 0))})
     pool.settled = wish if sum(shares.values()) == wanted else None
     commands: list[Command] = []
     for node in nodes:
@@ -154,103 +210,109 @@ def _share(floor: Floor, pool: Pool, *, blocked: bool = False) -> list[Command]:
     return commands
 
 
-def _fill_pool(floor: Floor, pool: Pool, blocked: list[Blocked], now: float, commands: list[Command]) -> None:
-    nodes = floor.nodes_of(pool)
-    while (head := pool.queue.head()) is not None:
+def _bound(floor: Floor, pool: Pool) -> dict[str, int]:
+    """Node -> units to own there, because heads of lanes can run nowhere else, or have memory for their stay there."""
+    bound: dict[str, int] = {}
+    for lane in pool.lanes.values():
+        if (head := lane.queue.head()) is None:
+            continue
         life = floor.queued[head]
-        node = _place(floor, pool, nodes, life, blocked, now)
+        nodes = [node for node in floor.nodes_of(pool, lane) if node.ready and life.could_run_on(node)]
+        stay = life.request.stay
+        if life.begins and stay is not None:
+            nodes = [node for node in nodes if node.holds(stay.units)]
+        if nodes and not any(node.free(pool.resource) >= life.pool_units for node in nodes):
+            host = min(nodes, key=lambda node: (-node.limit(pool.resource), node.name))
+            bound[host.name] = max(bound.get(host.name, 0), host.used.get(pool.resource, 0) + life.pool_units)
+    return bound
+
+
+def _fill_lane(filling: Filling, pool: Pool, lane: Lane) -> None:
+    floor, commands = filling.floor, filling.commands
+    nodes = floor.nodes_of(pool, lane)
+    while (head := lane.queue.head()) is not None:
+        life = floor.queued[head]
+        node = _place(filling, pool, nodes, life)
         if node is not None:
-            commands.append(_grant(floor, pool, life, node, now, is_head=True))
-        elif head != pool.feasible and nodes and not _could_ever(nodes, life):
-            floor.park(pool, life)
+            _grant(filling, lane, life, node, is_head=True)
+        elif head != lane.feasible and nodes and not any(life.could_run_on(node) for node in nodes):
+            floor.park(lane, life)
         elif pool.target is not None and (shares := _share(floor, pool, blocked=True)):
             commands += shares
-            floor.promote(now)
-        elif (node := _line(floor, nodes, life, blocked, now)) is not None:
-            commands.append(_grant(floor, pool, life, node, now, is_head=True, ahead=True))
+            floor.promote(filling.now)
+        elif (node := _line(filling, nodes, life)) is not None:
+            _grant(filling, lane, life, node, is_head=True, ahead=True)
         else:
-            pool.feasible = head
-            blocked.append(Blocked(life, nodes))
-            _backfill(floor, pool, nodes, blocked, now, commands)
+            lane.feasible = head
+            filling.blocked.append(Blocked(life, nodes))
+            _backfill(filling, pool, lane, nodes)
             return
 
 
-def _place(floor: Floor, pool: Pool, nodes: list[Node], life: Life, blocked: list[Blocked], now: float) -> Node | None:
-    work = life.work
-    node = place(nodes, life.request.id, work.kind, work.units, pool.resource)
-    if node is None or not any(one.forbids(floor, node, life, now) for one in blocked):
-        return node
-    nodes = [node for node in nodes if not any(one.forbids(floor, node, life, now) for one in blocked)]
-    return place(nodes, life.request.id, work.kind, work.units, pool.resource)
+def _place(filling: Filling, pool: Pool, nodes: list[Node], life: Life) -> Node | None:
+    if life.scales:
+        life.units = life.work.units  # for how many it waits is seen anew each time
+    chosen = place_home if life.begins else place_life
+    while (node := chosen(nodes, life, pool.resource)) is not None:
+        if not ((filling.blocked and filling.forbids(node, life)) or (life.scales and filling.too_early(node, life))):
+            return node
+        nodes = [other for other in nodes if other is not node]
+    return None
 
 
-def _line(floor: Floor, nodes: list[Node], life: Life, blocked: list[Blocked], now: float) -> Node | None:
+def _line(filling: Filling, nodes: list[Node], life: Life) -> Node | None:
     """The node in whose line a head that does not fit may stand, if any."""
+    floor = filling.floor
     if not floor.ahead.short:
         return None
-    node = floor.ahead.place(nodes, life, floor.durations.expect(life.duration_key, life.work.timeout_s))
-    return None if node is None or any(one.forbids(floor, node, life, now) for one in blocked) else node
+    node = floor.ahead.place(nodes, life, floor.expect(life))
+    return None if node is None or filling.forbids(node, life) else node
 
 
-def _could_ever(nodes: list[Node], life: Life) -> bool:
-    return any(node.could_ever(life.work.kind, life.work.units) for node in nodes)
-
-
-def _reservation(floor: Floor, nodes: list[Node], head: Life, now: float) -> tuple[float, Node | None]:
-    """The node that is predicted to have the head's units together first, and when; infinity if none ever will."""
-    needed = head.work.units
-    best: Node | None = None
-    earliest_s = float("inf")
-    for node in nodes:
-        if node.ready and node.could_ever(head.work.kind, needed):
-            held = floor.granted.get(node.name, {}).values()
-            ends = [(life.expected_end_s, life.work.units) for life in held if life.booked]
-            ends += [(now, stray.units) for stray in node.strays.values()]
-            until_s = reserve(now, needed, {name: node.free(name) for name in needed}, ends)
-            if until_s < earliest_s:
-                best, earliest_s = node, until_s
-    return earliest_s, best
-
-
-def _backfill(
-    floor: Floor, pool: Pool, nodes: list[Node], blocked: list[Blocked], now: float, commands: list[Command]
-) -> None:
+def _backfill(filling: Filling, pool: Pool, lane: Lane, nodes: list[Node]) -> None:
     """Pass a head that does not fit with what its reservation allows."""
-    resource = pool.resource
+    floor, resource = filling.floor, pool.resource
     most = max([node.free(resource) for node in nodes if node.ready], default=0)
     if not most:
         return
-    for life in [floor.queued[name] for name in _behind(pool)]:
+    for life in [floor.queued[name] for name in _behind(lane)]:
         if life.pool_units > most:
             continue
-        node = _place(floor, pool, nodes, life, blocked, now)
+        node = _place(filling, pool, nodes, life)
         if node is not None:
-            commands.append(_grant(floor, pool, life, node, now, is_head=False))
+            _grant(filling, lane, life, node, is_head=False)
             most = max(node.free(resource) for node in nodes if node.ready)
             if not most:
                 return
-        elif not _could_ever(nodes, life):
-            floor.park(pool, life)
+        elif not any(life.could_run_on(node) for node in nodes):
+            floor.park(lane, life)
 
 
-def _behind(pool: Pool) -> Iterator[str]:
-    for depth, name in enumerate(pool.queue):
+def _behind(lane: Lane) -> Iterator[str]:
+    for depth, name in enumerate(lane.queue):
         if depth > BACKFILL_DEPTH:
             return
         if depth:
             yield name
 
 
-def _grant(
-    floor: Floor, pool: Pool, life: Life, node: Node, now: float, *, is_head: bool, ahead: bool = False
-) -> Grant:
-    request, work = life.request, life.work
-    expected_s = floor.durations.expect(life.duration_key, work.timeout_s)
-    pool.queue.charge(request.tenant, expected_s * max(1, life.pool_units), ends_turn=is_head)
+def _grant(filling: Filling, lane: Lane, life: Life, node: Node, *, is_head: bool, ahead: bool = False) -> None:
+    floor, request, begins = filling.floor, life.request, life.begins
+    expected_s = life.expected_s if life.work.duration_s is not None else floor.expect(life)
+    charged_s = expected_s * max(1, life.pool_units)
+    lane.queue.charge(request.tenant, charged_s, ends_turn=is_head)
     floor.unqueue(life)
-    life.expected_s = expected_s
+    if life.scales and not ahead:
+        life.expected_s = floor.expect(life, life.granted_units)
+    else:
+        life.units, life.expected_s = life.work.units, expected_s
     life.move("granted")
     life.attempt += 1
-    (floor.stand if ahead else floor.occupy)(life, node, now)
-    budget = max(0.0, request.deadline_s - now)
-    return Grant(request.id, node.name, life.attempt, life.stage, work.units, budget)
+    (floor.stand if ahead else floor.occupy)(life, node, filling.now)
+    if begins:
+        floor.move_in(life, node, floor.newest_serial)
+    budget = max(0.0, request.deadline_s - filling.now)
+    if not ahead:
+        filling.fresh.append(Fresh(len(filling.commands), life, node, charged_s))
+        filling.scales = filling.scales or life.scales
+    filling.commands.append(Grant(request.id, node.name, life.attempt, life.stage, life.units, budget, begins))

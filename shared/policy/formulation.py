@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from shared.policy.elasticity import Elasticity
 
 State = Literal["queued", "granted", "running", "cancelling", "finished"]
 """Of an action, as the leader sees it. (`submitted` lies before: in the journal and not yet read.)"""
@@ -31,6 +33,9 @@ EndedAs = Literal[
 ]
 """How an action was answered. Only `ok` and `timeout` are verdicts; the others are never scored."""
 
+TrajectoryEnd = Literal["closed", "expired", "lost"]
+"""How a trajectory ended: by its trainer's word; by a lifetime of its own; or with its environment, which is ours."""
+
 OURS: frozenset[EndedAs] = frozenset(
     {"expired", "refused", "sandbox-lost", "node-lost", "unknown-outcome", "environment-lost"}
 )
@@ -46,9 +51,27 @@ class Work:
     pool: str
     """`<resource>@<node class>`; the resource is the one whose units the pool counts."""
     units: Mapping[str, int]
-    """Resource -> units it takes while it runs; all or nothing."""
+    """Resource -> the fewest units it takes while it runs; all or nothing."""
     timeout_s: float
     repeatable: bool = True
+    amounts: tuple[int, ...] = ()
+    """Amounts of the pool's resource, the key elasticity resource, that it may be granted (ARL-Tangram §4.1):
+    ascending, the one of `units` first. Empty: that one alone."""
+    elasticity: Elasticity | None = None
+    """How those amounts shorten it; None: not known, so it is granted the fewest."""
+    duration_s: float | None = None
+    """On one unit, as the trainer knows it; None: as its kind's history tells, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """The environment a trajectory's actions need: one of one node, from its first action to its end (§5.2)."""
+
+    trajectory: str
+    kind: str
+    """What a node must offer to make it: one of its kinds, `runtime.local` or `runtime.docker`."""
+    units: Mapping[str, int]
+    """Resource -> what the environment holds of its node for its whole life: memory, in MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +91,8 @@ class Request:
     start_by_s: float | None = None
     """Absolute: refuse at once when the start is predicted later than this."""
     priority: float = 0.0
+    stay: Stay | None = None
+    """Of an action of a trajectory: where it must run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +108,8 @@ class StageAct:
     """Of the pool's resource."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Command: send this stage to this node."""
+class Grant(NamedTuple):
+    """Command: send this stage to this node. (A tuple: more of them are made than of all other values.)"""
 
     action: str
     node: str
@@ -93,6 +117,8 @@ class Grant:
     stage: int
     units: Mapping[str, int]
     budget_s: float
+    begins: bool = False
+    """The trajectory's environment begins with it: until its node says otherwise, that trajectory lives there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,4 +171,22 @@ class SetShare:
     units: int
 
 
-Command = Grant | Revoke | Advance | Answer | AskInventory | SetShare
+@dataclass(frozen=True, slots=True)
+class CloseEnvironment:
+    """Command: the node shall end this trajectory's environment and say when it has."""
+
+    node: str
+    trajectory: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetTrajectory:
+    """Command: its environment is no more, or was not made after all. Forget its placement, write down how it ended."""
+
+    trajectory: str
+    ended: TrajectoryEnd | Literal["unmade"]
+    """`unmade`: the attempt that was to make it has failed; it is open as before and may begin anew, anywhere."""
+    reason: str
+
+
+Command = Grant | Revoke | Advance | Answer | AskInventory | SetShare | CloseEnvironment | ForgetTrajectory

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shared.policy.elastic import Scalable
 from shared.policy.formulation import TRANSITIONS, EndedAs, Request, StageAct, State, Work
+from shared.policy.lanes import Lane
+from shared.policy.ledger import Node
 from shared.policy.reports import Ended
 
 
@@ -50,7 +54,19 @@ class Life:
     work: Work = field(init=False)
     """The stage it is in."""
     pool_units: int = field(init=False)
-    """Units it takes of its pool's resource."""
+    """The fewest units it takes of its pool's resource."""
+    units: Mapping[str, int] = field(init=False)
+    """What it takes of its node while it runs: the fewest, until it is granted more."""
+    begins: bool = False
+    """Granted now, it would begin its trajectory's environment."""
+    scales: bool = field(init=False)
+    """It may be granted more than the fewest units, and how that would shorten it is known."""
+    scalable: Scalable | None = None
+    """What it lasts on each of its amounts, as last asked for."""
+    lane: Lane | None = None
+    """Where it waits; where it last waited, while it is granted."""
+    resource: str = field(init=False)
+    """Its pool's, the key elasticity resource."""
     duration_key: tuple[str, str, str] = field(init=False)
     """What its duration is learned under."""
 
@@ -62,8 +78,38 @@ class Life:
         work = self.request.stages[stage]
         self.stage, self.attempt, self.work = stage, attempt, work
         self.recalls = 0
-        self.pool_units = work.units.get(work.pool.partition("@")[0], 0)
-        self.duration_key = (self.request.tenant, self.request.task, work.kind)
+        self.units, self.scalable = work.units, None
+        self.scales = work.elasticity is not None and len(work.amounts) > 1
+        self.resource = work.pool.partition("@")[0]
+        self.pool_units = work.units.get(self.resource, 0)
+        kind = f"{work.kind} scaled" if self.scales else work.kind  # another sort of work, as a rule far longer
+        self.duration_key = (self.request.tenant, self.request.task, kind)
+
+    @property
+    def wanted_units(self) -> int:
+        """Units of its pool's resource to own for it: the fewest, and outside batches all it could use.
+
+        What is outside batches nobody else foresees; a batch's elastic work grows into what is owned anyway.
+        """
+        return self.work.amounts[-1] if self.scales and not self.request.batch else self.pool_units
+
+    @property
+    def granted_units(self) -> int:
+        """Of its pool's resource."""
+        return self.units.get(self.resource, 0)
+
+    @property
+    def needs(self) -> Mapping[str, int]:
+        """Units a node must have free for it: with what its environment will hold, where it begins one."""
+        stay = self.request.stay
+        return {**self.units, **stay.units} if self.begins and stay is not None else self.units
+
+    def could_run_on(self, node: Node) -> bool:
+        """Could that node take it when it owned everything and were empty?"""
+        stay = self.request.stay
+        if self.begins and stay is not None and stay.kind not in node.kinds:
+            return False
+        return node.could_ever(self.work.kind, self.needs)
 
     @property
     def is_last(self) -> bool:
@@ -93,9 +139,16 @@ class Life:
     def scored(self, now: float, end: Ended) -> None:
         """This stage has a verdict: keep what it took. What follows counts from now on."""
         queue_s, execution_s = self.spent(now, end)
-        act = StageAct(self.work.name, queue_s, execution_s, end.node, max(1, self.attempt), self.pool_units)
+        act = StageAct(self.work.name, queue_s, execution_s, end.node, max(1, self.attempt), self.granted_units)
         self.acts.append(act)
         self.queued_s, self.granted_s, self.started_s = now, 0.0, 0.0
+
+    def ungranted(self) -> None:
+        """Its grant never left: as if it had waited on."""
+        assert self.state == "granted", f"{self.request.id} is {self.state}"
+        self.story.pop()
+        self.state = "queued"
+        self.granted_s = 0.0
 
     def move(self, state: State) -> None:
         """Take one step of the table.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shared.policy.lanes import Lane
 from shared.policy.ledger import Node
-from shared.policy.tenants import FairQueue
 
 ZeroQueue = Literal["off", "on", "blocked"]
 """The rule that serves while no planner does. `blocked`: it is on, and the head of the queue does not fit."""
@@ -42,22 +42,22 @@ class Demand:
         self.peak = max(self.window)
 
 
-@dataclass(slots=True)
-class Pool:
-    """(resource, node class): what stages draw their units from."""
+BEGINS = "begins"
+"""The lane of what begins environments. No node is called so where it matters: nodes' lanes are `=<name>`."""
 
-    name: str
-    queue: FairQueue = field(default_factory=FairQueue)
-    parked: set[str] = field(default_factory=set)
-    """Waiting actions that no node of the pool could ever take; they come back to the queue when nodes change."""
+
+@dataclass(slots=True)
+class Pool(Lane):
+    """(resource, node class): what stages draw their units from. It is itself the lane of what any node may take."""
+
+    lanes: dict[str, Lane] = field(default_factory=dict)
+    """Beside its own: `begins`, and `=<node>`. Made at first sight, removed when empty."""
     resource: str = field(init=False)
     node_class: str = field(init=False)
     target: int | None = None
     """Units the planner wants; None until it has spoken: then everything there is."""
     settled: tuple[object, ...] | None = None
     """What the nodes' shares were computed for, if they add up to it; None when they must be spread anew."""
-    feasible: str = ""
-    """The head that some node is known to be able to take one day."""
     queued_s: float = 0.0
     """Expected unit-seconds of all that waits, but for rounding."""
     outside: Demand = field(default_factory=Demand)
@@ -67,6 +67,19 @@ class Pool:
 
     def __post_init__(self) -> None:
         self.resource, _, self.node_class = self.name.partition("@")
+
+    def lane(self, node: str | None) -> Lane:
+        """The lane of what is bound to a node; None: of what begins an environment on one."""
+        name = BEGINS if node is None else f"={node}"
+        lane = self.lanes.get(name)
+        if lane is None:
+            lane = self.lanes[name] = Lane(name, node or "")
+        return lane
+
+    def all_lanes(self) -> Iterator[Lane]:
+        """Its own first."""
+        yield self
+        yield from self.lanes.values()
 
     def note(self, units: int, *, outside: bool) -> None:
         """Work has come (+) or gone (-); `outside`: of any batch."""

@@ -15,11 +15,13 @@ class Ended:
     attempt: int
     stage: int
     status: str
-    """ok, timeout, lost, refused, cancelled."""
+    """ok, timeout, lost, refused, cancelled, environment-lost."""
     passed: bool | None = None
     queue_s: float = 0.0
     execution_s: float = 0.0
     reason: str = ""
+    environment_stands: bool = True
+    """False: it was to make its trajectory's environment first, and could not; nothing of the action was executed."""
 
     @property
     def is_verdict(self) -> bool:

@@ -71,6 +71,12 @@ class FairQueue:
         if ends_turn:
             self._turn = ""
 
+    def refund(self, tenant: str, unit_s: float) -> None:
+        """A grant is taken back before it has left: what it was charged is not owed. Call it when it waits again."""
+        self._virtual[tenant] = max(
+            0.0, self._virtual[tenant] - max(unit_s, LEAST_CHARGE_S) / self.weights.get(tenant, 1.0)
+        )
+
     def head(self) -> str | None:
         """Whose turn it is."""
         if not self._size:

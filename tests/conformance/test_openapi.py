@@ -67,7 +67,8 @@ async def complete_batch(http: aiohttp.ClientSession) -> str:
 async def test_the_proxy_keeps_to_its_document(proxy: Service, http: aiohttp.ClientSession, tmp_path: Path) -> None:
     batch = await complete_batch(http)
     action = await post(http, "/v1/actions?wait=1", {"kind": "noop", "request_id": "known"})
-    known = {"task": "known", "batch": batch, "id": action["id"], "tenant": "default"}
+    trajectory = (await post(http, "/v1/trajectories", {"environment": {"memory_mb": 64}}))["id"]
+    known = {"task": "known", "batch": batch, "id": action["id"], "tenant": "default", "trajectory": trajectory}
     command = [
         str(Path(sys.executable).parent / "schemathesis"),
         *("run", f"{proxy.url}/openapi.json", "--no-color", "--warnings", "off"),
@@ -108,6 +109,19 @@ ROUTES = [
     ("POST", "/v1/actions", {"kind": "noop"}),
     ("GET", "/v1/actions/{id}", None),
     ("DELETE", "/v1/actions/{id}", None),
+    ("POST", "/v1/trajectories", {}),
+    ("GET", "/v1/trajectories", None),
+    ("GET", "/v1/trajectories/{trajectory}", None),
+    ("DELETE", "/v1/trajectories/{trajectory}", None),
+    ("POST", "/v1/trajectories/{trajectory}/actions", {"kind": "env.list"}),
+    ("GET", "/v1/trajectories/{trajectory}/swerex/is_alive", None),
+    ("POST", "/v1/trajectories/{trajectory}/swerex/create_session", {}),
+    ("POST", "/v1/trajectories/{trajectory}/swerex/run_in_session", {"action_type": "bash", "command": "true"}),
+    ("POST", "/v1/trajectories/{trajectory}/swerex/close_session", {}),
+    ("POST", "/v1/trajectories/{trajectory}/swerex/execute", {"command": "true"}),
+    ("POST", "/v1/trajectories/{trajectory}/swerex/read_file", {"path": "x"}),
+    ("POST", "/v1/trajectories/{trajectory}/swerex/write_file", {"path": "x", "content": ""}),
+    ("POST", "/v1/trajectories/{trajectory}/swerex/close", None),
     ("GET", "/v1/nodes", None),
     ("GET", "/v1/pools", None),
     ("GET", "/v1/plans", None),
@@ -115,7 +129,7 @@ ROUTES = [
 
 
 async def test_while_valkey_is_away_every_route_says_come_back_later(stack_home: Path) -> None:
-    names = {"task": "known", "batch": "b0", "id": "a" * 12}
+    names = {"task": "known", "batch": "b0", "id": "a" * 12, "trajectory": "t" + "0" * 16}
     with running_valkey(stack_home) as url, running_service("proxy", url, PROXY_SUBMIT_PATIENCE_S="0.2") as proxy:
         await until(lambda: is_ready(proxy))
         with redis.Redis.from_url(url) as client:
@@ -138,6 +152,7 @@ async def test_no_route_is_left_out_above(http: aiohttp.ClientSession) -> None:
         paths = (await response.json())["paths"]
     told = {(method.upper(), path) for path, methods in paths.items() for method in methods if path.startswith("/v1")}
     aside = {("GET", "/v1/ping"), ("POST", "/v1/rewards/bulk")}  # needs no Valkey; says it line by line
+    aside.add(("POST", "/v1/trajectories/{trajectory}/swerex/upload"))  # is a form
     assert told - aside == {(method, path) for method, path, _ in ROUTES}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.policy.formulation import Command, Grant
+from shared.policy.formulation import Command, Grant, TrajectoryEnd
 from shared.policy.ledger import Node
 from shared.policy.reports import Holding
 
@@ -30,6 +30,17 @@ class Inventory:
     incarnation: str
     epoch: int
     held: dict[str, Holding]
+    environments: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A host's word that an environment is no more."""
+
+    node: str
+    incarnation: str
+    trajectory: str
+    ended: TrajectoryEnd
 
 
 @dataclass(slots=True)
@@ -50,6 +61,8 @@ class Host:
     runs: dict[str, Run] = field(default_factory=dict)
     line: dict[str, Run] = field(default_factory=dict)
     """What waits for units, in order."""
+    environments: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Trajectory -> what its environment holds here."""
 
     @property
     def incarnation(self) -> str:
@@ -60,7 +73,8 @@ class Host:
 
     def fits(self, grant: Grant) -> bool:
         def taken(resource: str) -> int:
-            return sum(run.grant.units.get(resource, 0) for run in self.runs.values())
+            held = [run.grant.units for run in self.runs.values()] + list(self.environments.values())
+            return sum(units.get(resource, 0) for units in held)
 
         return all(taken(name) + units <= self.capacity.get(name, 0) for name, units in grant.units.items())
 

@@ -17,16 +17,19 @@ from shared.policy.formulation import (
     Advance,
     Answer,
     AskInventory,
+    CloseEnvironment,
     Command,
+    ForgetTrajectory,
     Grant,
     Request,
     Revoke,
     SetShare,
     StageAct,
+    TrajectoryEnd,
 )
 from shared.policy.ledger import Node
 from shared.policy.standing import standings
-from tests.policy.dispatch_hosts import Host, Inventory, Run
+from tests.policy.dispatch_hosts import Gone, Host, Inventory, Run
 
 NODE_LOST_S = 10.0
 MOST_ATTEMPTS = 3
@@ -46,7 +49,7 @@ class World:
     carried: dict[tuple[str, int], tuple[StageAct, ...]] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     answers: dict[str, Answer] = field(default_factory=dict)
-    outcomes: list[Ended | Inventory] = field(default_factory=list)
+    outcomes: list[Ended | Inventory | Gone] = field(default_factory=list)
     read: int = 0
     """How much of `outcomes` the leader has read."""
     writes: list[tuple[str, Command]] = field(default_factory=list)
@@ -68,6 +71,16 @@ class World:
     starved: int = 0
     """How often work waited for want of units while no planner lived, and owned all there are."""
     cancels: set[str] = field(default_factory=set)
+    placements: dict[str, tuple[str, dict[str, int]]] = field(default_factory=dict)
+    """Trajectory -> where the store says that it lives, and what it holds there."""
+    over: dict[str, str] = field(default_factory=dict)
+    """Trajectory -> how the store says that it ended."""
+    began: set[str] = field(default_factory=set)
+    """Trajectories for which an environment was begun that has not been told as unmade."""
+    troubled: set[str] = field(default_factory=set)
+    """Hosts that were ever away, and trajectories whose environment ever ended."""
+    widened: int = 0
+    """Grants of more than the fewest units."""
     hellos: list[tuple[float, Node]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -83,6 +96,10 @@ class World:
         self.writes, self.told, self.shares = [], {}, {}
         self.leader = Dispatcher(max_attempts=MOST_ATTEMPTS, node_lost_s=NODE_LOST_S)
         self.do(self.leader.planned(self.now, self.planned))
+        for trajectory, ended in self.over.items():
+            self.leader.trajectory_ended(trajectory, ended)
+        for trajectory, (host, units) in self.placements.items():
+            self.leader.trajectory_placed(trajectory, host, units)
         self.do(self.leader.submitted(self.now, self.journal.values()))
         for action in list(self.journal):
             if action in self.leader.lives and (action in self.marks or action in self.steps):
@@ -108,9 +125,14 @@ class World:
                 continue
             self.do(self.leader.finished(self.now, ends))
             ends = []
+            if isinstance(entry, Gone):
+                gone = (entry.node, entry.incarnation, entry.trajectory, entry.ended, "so be it")
+                self.do(self.leader.environment_ended(self.now, *gone))
+                continue
             if entry.epoch == self.epoch:
                 self.told.setdefault(entry.node, set()).add(entry.incarnation)
-                self.do(self.leader.inventory_taken(self.now, entry.node, entry.incarnation, entry.held))
+                account = (entry.held, entry.environments)
+                self.do(self.leader.inventory_taken(self.now, entry.node, entry.incarnation, *account))
         self.do(self.leader.finished(self.now, ends))
 
     def do(self, commands: Iterable[Command]) -> None:
@@ -122,7 +144,7 @@ class World:
                 recalls = self.leader.lives[command.action].recalls
                 self.recalled += recalls > 0
                 assert 1 <= command.attempt <= MOST_ATTEMPTS + recalls, f"attempts are bounded: {command}"
-                assert command.units == self.requests[command.action].stages[command.stage].units
+                self._fits_its_work(command)
             if isinstance(command, SetShare):
                 node = self.hosts[command.node].hello()
                 assert 0 <= command.units <= node.capacity[command.resource], f"not to be owned: {command}"
@@ -131,8 +153,17 @@ class World:
                 self.carried[command.action, command.stage] = tuple(self.leader.lives[command.action].acts)
             if isinstance(command, Answer):
                 self._adds_up(command)
-            to = "" if isinstance(command, Answer | Advance) else self.address(command.node)
+            to = "" if isinstance(command, Answer | Advance | ForgetTrajectory) else self.address(command.node)
             self.writes.append((to, command))
+
+    def _fits_its_work(self, grant: Grant) -> None:
+        """It is granted what it asks for: the fewest, or more of what scales, by an amount that is allowed."""
+        work = self.requests[grant.action].stages[grant.stage]
+        if grant.units != work.units:
+            resource = work.pool.partition("@")[0]
+            assert grant.units[resource] in work.amounts, f"it cannot use so many: {grant}"
+            assert {**grant.units, resource: work.units[resource]} == work.units, f"not what it asks for: {grant}"
+            self.widened += 1
 
     def _adds_up(self, answer: Answer) -> None:
         """Queueing and execution are parts of the time that has passed; what was never sent only queued."""
@@ -164,9 +195,24 @@ class World:
                     assert (command.action, command.stage, command.attempt) not in self.sent, f"sent twice: {command}"
                     self.sent.add((command.action, command.stage, command.attempt))
                     self.marks[command.action] = (command.attempt, command.node)
+                    stay = self.requests[command.action].stay
+                    if command.begins and stay is not None:
+                        self.placements[stay.trajectory] = (command.node, dict(stay.units))
                     self._send(incarnation, command)
+                case ForgetTrajectory():
+                    self.placements.pop(command.trajectory, None)
+                    if command.ended != "unmade":
+                        self.over.setdefault(command.trajectory, command.ended)
                 case _:
                     self._send(incarnation, command)
+
+    def tear(self) -> None:
+        """The leader dies over a write: its answers are gone, though what it sent in the same breath has arrived."""
+        writes, self.writes = self.writes, []
+        for kinds in (ForgetTrajectory, Advance, (Grant, Revoke, AskInventory, SetShare, CloseEnvironment)):
+            self.writes = [one for one in writes if isinstance(one[1], kinds)]
+            self.write(len(self.writes))
+        self.take_over()
 
     def _send(self, incarnation: str, message: Command) -> None:
         for host in self.hosts.values():
@@ -201,6 +247,9 @@ class World:
                 assert late or self.now >= request.deadline_s, f"its time has not come: {answer}"
             case "refused":
                 assert any(end.status == "refused" for end in ends), f"nobody refused {answer}"
+            case "environment-lost":
+                assert request.stay is not None, f"it has no environment: {answer}"
+                assert self.troubled, f"its environment has never been lost: {answer}"
             case "unknown-outcome":
                 assert any(not stage.repeatable for stage in request.stages), f"it can be repeated: {answer}"
             case "node-lost" | "sandbox-lost":
@@ -216,6 +265,10 @@ class World:
         for _ in range(min(most, len(host.inbox)) if host.alive else 0):
             epoch, message = host.inbox.pop(0)
             match message:
+                case Grant() if not self._has_its_home(host, message):
+                    self._tell(host, Run(message, self.now), "environment-lost")
+                case CloseEnvironment():
+                    self.close_home(host, message.trajectory)
                 case Grant():
                     begun = host.take(message, self.now)
                     self.waited += message.action in host.line
@@ -230,9 +283,42 @@ class World:
                     if known is not None and known.grant.attempt == message.attempt and not message.recall:
                         known.revoked = True
                 case AskInventory():
-                    self.outcomes.append(Inventory(host.name, host.incarnation, epoch, host.held(self.now)))
+                    account = (host.held(self.now), dict(host.environments))
+                    self.outcomes.append(Inventory(host.name, host.incarnation, epoch, *account))
                 case _:
                     pass
+
+    def _has_its_home(self, host: Host, grant: Grant) -> bool:
+        stay = self.requests[grant.action].stay
+        if stay is None:
+            return True
+        acting = [run for run in host.runs.values() if self._trajectory(run) == stay.trajectory and not run.revoked]
+        assert not acting, f"two actions at once in one environment: {acting}, {grant}"
+        if grant.begins and stay.trajectory not in host.environments:
+            assert stay.trajectory not in self.began, f"a fresh environment in the midst of a trajectory: {grant}"
+            assert stay.kind in host.kinds, f"{host.name} cannot make it: {grant}"
+            self.began.add(stay.trajectory)
+            host.environments[stay.trajectory] = dict(stay.units)
+        return stay.trajectory in host.environments
+
+    def _trajectory(self, run: Run) -> str:
+        stay = self.requests[run.grant.action].stay
+        return stay.trajectory if stay is not None else ""
+
+    def close_home(self, host: Host, trajectory: str, ended: TrajectoryEnd = "closed") -> None:
+        """An environment ends: first what acts in it, then it; then its end is told, also where there was none."""
+        for run in [run for run in host.runs.values() if self._trajectory(run) == trajectory]:
+            self.end(host, run, "cancelled" if ended == "closed" or run.revoked else "lost")
+        self.troubled.add(trajectory)
+        host.environments.pop(trajectory, None)
+        self.outcomes.append(Gone(host.name, host.incarnation, trajectory, ended))
+
+    def close(self, trajectory: str) -> None:
+        """Its trainer closes a trajectory."""
+        self.troubled.add(trajectory)
+        self.over.setdefault(trajectory, "closed")
+        self.cancels |= {name for name, one in self.journal.items() if one.stay and one.stay.trajectory == trajectory}
+        self.do(self.leader.trajectory_closed(self.now, trajectory))
 
     def _begun(self, runs: Iterable[Run]) -> None:
         for run in runs:
@@ -252,17 +338,34 @@ class World:
             for end in self.outcomes
         )
 
-    def end(self, host: Host, run: Run, status: str, passed: bool | None = None) -> None:
-        """An execution ends; its units are free before it is told."""
+    def end(self, host: Host, run: Run, status: str, passed: bool | None = None, *, stands: bool = True) -> None:
+        """An execution ends; its units are free before it is told. Not `stands`: its environment was not made."""
         del host.runs[run.grant.action]
+        if not stands and run.grant.begins:
+            del host.environments[self._trajectory(run)]
+            self.began.discard(self._trajectory(run))
+            self.executed.remove((run.grant.action, run.grant.stage))
+            self.troubled.add("unmade")  # whose outcome may be trimmed
+            self._begun(host.advance(self.now))
+            self._tell(host, run, status, passed, stands=False)
+            return
         self._begun(host.advance(self.now))
         self._tell(host, run, status, passed)
 
-    def _tell(self, host: Host, run: Run, status: str, passed: bool | None = None) -> None:
+    def _tell(self, host: Host, run: Run, status: str, passed: bool | None = None, *, stands: bool = True) -> None:
         grant, lasted_s = run.grant, self.now - run.since
         self.outcomes.append(
             Ended(
-                grant.action, host.name, grant.attempt, grant.stage, status, passed, run.queue_s, lasted_s, "so be it"
+                grant.action,
+                host.name,
+                grant.attempt,
+                grant.stage,
+                status,
+                passed,
+                run.queue_s,
+                lasted_s,
+                "so be it",
+                stands,
             )
         )
 
@@ -274,17 +377,22 @@ class World:
             host.line.clear()
             for run in list(host.runs.values()):
                 self.end(host, run, "cancelled" if run.revoked else "lost")
+            for trajectory in list(host.environments):
+                self.close_home(host, trajectory, "lost")
             if host.name in self.leader.floor.nodes:
                 node = self.leader.floor.nodes[host.name]
                 if node.incarnation == host.incarnation:
                     self.do(self.leader.node_lost(self.now, host.name, "it has stopped"))
+        self.troubled.add(host.name)
         host.alive = False
         host.inbox.clear()
         host.runs.clear()
         host.line.clear()
 
-    def start(self, host: Host) -> None:
-        """A host comes (back), in a new life."""
+    def start(self, host: Host, *, survive: bool = False) -> None:
+        """A host comes (back), in a new life. Some environments outlive its process."""
+        if not survive:
+            host.environments.clear()
         host.inbox.clear()
         host.runs.clear()
         host.line.clear()
@@ -334,10 +442,10 @@ class World:
         told = survey(floor)
         waiting = Counter(life.work.pool for life in floor.queued.values())
         assert {pool.name: pool.waiting for pool in told.pools} == waiting
-        stuck = [life for life in floor.queued.values() if why_stuck(life.work, told.pools)]
+        stuck = [life for life in floor.queued.values() if why_stuck(life.work, told.pools, life.request.stay)]
         for life in stuck:
             nodes = floor.nodes_of(floor.pool(life.work.pool))
-            assert not any(node.could_ever(life.work.kind, life.work.units) for node in nodes), f"not stuck: {life}"
+            assert not any(life.could_run_on(node) for node in nodes), f"not stuck: {life}"
         assert sum(pool.stuck for pool in told.pools) <= len(stuck)
         assert sum(told.stuck.values()) <= sum(pool.stuck for pool in told.pools)
         if not floor.nodes:
@@ -379,6 +487,11 @@ class World:
             self.settle(2)
             self.pass_time(5.0)
         self.settle(2)
+        for trajectory in sorted({one.stay.trajectory for one in self.requests.values() if one.stay}):
+            self.close(trajectory)  # their memory is others' to use
+        for _ in range(3 * len(self.journal) + 3):
+            self.settle(2)
+            self.pass_time(5.0)
         for name, request in self.journal.items():
             stage = self.leader.lives[name].work
             able = any(host.hello().could_ever(stage.kind, stage.units) for host in self.hosts.values())
@@ -390,6 +503,11 @@ class World:
         for node in self.leader.floor.nodes.values():
             assert not any(node.used.values()), f"units of {node.name} are still taken: {node.used}"
             assert not node.strays
+        assert not self.placements, f"closed, and still placed: {self.placements}"
+        known = self.leader.floor.trajectories
+        assert not known.homes
+        assert not known.turns
+        assert not known.strays
         for pool in self.leader.floor.pools.values():
             assert not pool.queue
             assert not pool.parked

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from shared.policy.formulation import Request, Work
+from shared.policy.elasticity import Elasticity
+from shared.policy.formulation import Request, Stay, Work
 from shared.policy.ledger import Node
 
 CORES = "cores@cpu"
@@ -64,7 +66,31 @@ COSTS: tuple[tuple[str, Mapping[str, int]], ...] = (
 )
 """Pool and cost of the stages that are drawn."""
 
-works = st.builds(
+SCALED = replace(work(timeout_s=5.0), amounts=(1, 2, 3), elasticity=Elasticity("amdahl", serial=0.1), duration_s=3.0)
+"""A stage that more cores would shorten."""
+
+STAYS = tuple(Stay(f"t{size}", "runtime", {"memory": size}) for size in (1, 2, 4, 20))
+"""Trajectories' environments; the last one needs more memory than any node has."""
+
+acts = st.fixed_dictionaries(
+    {
+        "stay": st.sampled_from(STAYS),
+        "work": st.builds(
+            lambda cores, repeatable, scales: (
+                replace(SCALED, kind="act", repeatable=repeatable)
+                if scales
+                else work(units={"cores": cores}, kind="act", timeout_s=5.0, repeatable=repeatable)
+            ),
+            st.integers(1, 3),
+            st.booleans(),
+            st.booleans(),
+        ),
+        "patience_s": st.sampled_from([3.0, 1e6, 1e6]),
+    }
+)
+"""An action of a trajectory without its name and its time."""
+
+works = st.just(SCALED) | st.builds(
     lambda cost, kind, timeout_s, repeatable: work(
         cost[0], cost[1], kind=kind, timeout_s=timeout_s, repeatable=repeatable
     ),

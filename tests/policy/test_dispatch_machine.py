@@ -9,11 +9,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shared.policy.formulation import Grant, Request
+from shared.policy.formulation import Grant, Request, Stay, TrajectoryEnd
 from tests.policy import strategies
 from tests.policy.dispatch_hosts import Host
 from tests.policy.dispatch_world import World
 
+CORES = frozenset({"cores"})
 POOLS = (strategies.CORES, strategies.SLOTS, strategies.CHUNKS)
 
 picks = st.integers(0, 7)
@@ -27,13 +28,13 @@ endings = st.sampled_from(
 def hosts() -> dict[str, Host]:
     """Two CPU hosts, one of which judges, and a GPU host."""
     some = (
-        Host("a", "cpu", {"cores": 4, "memory": 8, "slots": 4}, frozenset({"run"}), lines_up=frozenset({"cores"})),
+        Host("a", "cpu", {"cores": 4, "memory": 8, "slots": 4}, frozenset({"run", "act", "runtime"}), lines_up=CORES),
         Host(
             "b",
             "cpu",
             {"cores": 4, "memory": 10, "slots": 2},
-            frozenset({"run", "judge"}),
-            lines_up=frozenset({"cores"}),
+            frozenset({"run", "judge", "act", "runtime"}),
+            lines_up=CORES,
         ),
         Host("g", "gpu", {"chunks": 4, "memory": 16}, frozenset({"run", "judge"})),
     )
@@ -75,6 +76,35 @@ class Mesh(RuleBasedStateMachine):
                 priority=draft["priority"],
             )
         )
+
+    @rule(drafts=st.lists(strategies.acts, min_size=1, max_size=4))
+    def act(self, drafts: list[dict[str, Any]]) -> None:
+        world = self.world
+        for draft in drafts:
+            now, name = world.now, f"r{len(world.requests)}"
+            arrival, deadline_s = (round(now * 1000), len(world.requests)), now + draft["patience_s"]
+            stages = (replace(draft["work"], name="s0"),)
+            world.submit(Request(name, "ada", "t", "", arrival, stages, deadline_s, stay=draft["stay"]))
+
+    @rule(stay=st.sampled_from(strategies.STAYS))
+    def close(self, stay: Stay) -> None:
+        self.world.close(stay.trajectory)
+
+    @precondition(lambda self: any(host.environments for host in self.world.hosts.values()))
+    @rule(pick=picks, ended=st.sampled_from(["expired", "lost"]))
+    def environment_ends(self, pick: int, ended: TrajectoryEnd) -> None:
+        standing = [(host, name) for host in self.world.hosts.values() if host.alive for name in host.environments]
+        if standing:
+            host, name = standing[pick % len(standing)]
+            self.world.close_home(host, name, ended)
+
+    @precondition(lambda self: any(host.runs for host in self.world.hosts.values()))
+    @rule(pick=picks, status=st.sampled_from(["lost", "refused"]))
+    def environment_is_not_made(self, pick: int, status: str) -> None:
+        making = [(host, run) for host in self.world.hosts.values() for run in host.runs.values() if run.grant.begins]
+        if making:
+            host, run = making[pick % len(making)]
+            self.world.end(host, run, "cancelled" if run.revoked else status, stands=False)
 
     @precondition(lambda self: self.world.journal)
     @rule(pick=picks)
@@ -138,11 +168,11 @@ class Mesh(RuleBasedStateMachine):
                 killed = run.revoked and status not in ("ok", "timeout")
                 self.world.end(host, run, "cancelled" if killed else status, passed)
 
-    @rule(pick=picks, orderly=st.booleans(), returns=st.booleans())
-    def stop_host(self, pick: int, orderly: bool, returns: bool) -> None:
+    @rule(pick=picks, orderly=st.booleans(), returns=st.booleans(), survive=st.booleans())
+    def stop_host(self, pick: int, orderly: bool, returns: bool, survive: bool) -> None:
         self.world.stop(self.host(pick), orderly=orderly)
         if returns:
-            self.world.start(self.host(pick))
+            self.world.start(self.host(pick), survive=survive)
 
     @precondition(lambda self: not all(host.alive for host in self.world.hosts.values()))
     @rule()
@@ -177,6 +207,10 @@ class Mesh(RuleBasedStateMachine):
     @rule()
     def take_over(self) -> None:
         self.world.take_over()
+
+    @rule()
+    def tear(self) -> None:
+        self.world.tear()
 
     @precondition(lambda self: self.world.read < len(self.world.outcomes))
     @rule(pick=picks)

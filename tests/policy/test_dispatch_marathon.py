@@ -59,7 +59,12 @@ ARGUMENTS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "target": lambda rng: {"pool": rng.choice(POOLS), "units": rng.randrange(10)},
     "estimate": lambda rng: {"batch": rng.choice(["b1", "b2"]), "ahead_s": rng.uniform(0, 100)},
     "planner": lambda rng: {"lives": rng.random() < 0.5},
-    "stop_host": lambda rng: {"pick": rng.randrange(8), "orderly": rng.random() < 0.5, "returns": rng.random() < 0.7},
+    "stop_host": lambda rng: {
+        "pick": rng.randrange(8),
+        "orderly": rng.random() < 0.5,
+        "returns": rng.random() < 0.7,
+        "survive": rng.random() < 0.5,
+    },
     "cut_off_or_rejoin": lambda rng: {"pick": rng.randrange(8)},
     "started": lambda rng: {"pick": rng.randrange(8)},
     "trim": lambda rng: {"pick": rng.randrange(8)},

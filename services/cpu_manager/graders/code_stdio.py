@@ -2,7 +2,9 @@
 
 Expected outputs never enter the walls: a job gets one test's stdin, its stdout comes back and is compared here. Each
 test is a job of its own, so no test sees what another left behind. Tests are independent, so they spread over the
-granted cores, one core each: this is the kind that scales with its units.
+granted cores, one core each: this is the kind that scales with its units. A program never has more than one core, so
+that what it is judged by does not depend on what was granted; nor does the verdict, which is the one that the tests
+would give one after another.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ class CodeStdioGrader:
 
 
 class _Session:
-    """The tests of one action: cores take the next test in order until none is left."""
+    """The tests of one action: cores take the next test in order until none is left that could matter."""
 
     def __init__(
         self, builder: Builder, program: Program, compiled: Compiled | None, params: CodeStdio, bench: Bench
@@ -93,63 +95,62 @@ class _Session:
         self._params = params
         self._bench = bench
         self._next = 0
-        self._stopped = False
-        self._out_of_time = False
-        self._results: dict[int, _TestResult] = {}
+        self._stop = len(params.tests)
+        """Tests from here on have no say: one before them decided."""
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._results: dict[int, _TestResult | None] = {}
+        """By test; None where the stage's limit came before its end, which is no word on the program."""
         self.ends: list[Exit] = []
-        """Of every job that ran, in no order."""
+        """Of every job that ran to an end, in no order."""
 
     async def verdict(self, left_s: float) -> Verdict:
         """Run the tests with `left_s` wall seconds on every core, and sum up."""
         async with asyncio.TaskGroup() as cores:
             for core in sorted(self._bench.cores)[: len(self._params.tests)]:
                 cores.create_task(self._work(core, left_s))
-        for end in self.ends:
-            if end.ended_by in LOST:
-                return lost(end)
-        return self._sum_up(self._in_order())
+        results = [result for index in range(self._stop) if (result := self._results[index]) is not None]
+        if results and results[-1].lost:
+            return lost(results[-1].end)
+        return self._sum_up(results, out_of_time=len(results) < self._stop)
 
     async def _work(self, core: int, left_s: float) -> None:
-        while self._next < len(self._params.tests) and not self._stopped:
-            if left_s <= 0:
-                self._out_of_time = True
-                return
+        task = asyncio.current_task()
+        assert task is not None  # it runs in one
+        while self._next < self._stop:
             index, self._next = self._next, self._next + 1
-            wall_s = min(self._params.timeout_s, left_s)
-            result = await self._run(index, core, wall_s)
-            if result.end.ended_by in TIMED_OUT and wall_s < self._params.timeout_s:
-                self._out_of_time = True  # the stage's limit, not the test's: no word on the program
-                return
+            self._running[index] = task
+            result = await self._run(index, core, left_s) if left_s > 0 else None
+            del self._running[index]
             self._results[index] = result
-            left_s -= result.end.wall_s
-            if result.end.ended_by in LOST or (self._params.stop_at_first_failure and not result.passed):
-                self._stopped = True
+            if result is None or result.lost or (self._params.stop_at_first_failure and not result.passed):
+                self._stop_after(index)
+            if result is not None:
+                left_s -= result.end.wall_s
 
-    async def _run(self, index: int, core: int, wall_s: float) -> _TestResult:
-        test = self._params.tests[index]
+    def _stop_after(self, index: int) -> None:
+        self._stop = min(self._stop, index + 1)
+        for later, task in self._running.items():
+            if later >= self._stop:
+                task.cancel()
+
+    async def _run(self, index: int, core: int, left_s: float) -> _TestResult | None:
+        test, wall_s = self._params.tests[index], min(self._params.timeout_s, left_s)
         stdin = test.stdin.encode("utf-8", "surrogatepass")
         job = self._builder.run_job(
             self._program, self._compiled, stdin, (), limits_of(wall_s, 1, self._params.memory_mb)
         )
         end = await self._bench.sandbox.run(job, frozenset({core}))
         self.ends.append(end)
+        if end.ended_by in TIMED_OUT and wall_s < self._params.timeout_s:
+            return None
         return _TestResult(end=end, verdict=_judge(end, test, self._params))
 
-    def _in_order(self) -> list[_TestResult]:
-        """Results in test order; with stop_at_first_failure cut after the first failure, however many cores ran."""
-        ordered = [self._results[index] for index in sorted(self._results)]
-        if self._params.stop_at_first_failure:
-            for place, result in enumerate(ordered):
-                if not result.passed:
-                    return ordered[: place + 1]
-        return ordered
-
-    def _sum_up(self, results: Sequence[_TestResult]) -> Verdict:
+    def _sum_up(self, results: Sequence[_TestResult], *, out_of_time: bool) -> Verdict:
         total = len(self._params.tests)
         n_passed = sum(result.passed for result in results)
         passed = n_passed == total
         output = {"n_tests": total, "n_passed": n_passed, "tests": _described(results)}
-        if self._out_of_time:
+        if out_of_time:
             return Verdict(
                 status="timeout",
                 passed=False,
@@ -168,6 +169,10 @@ class _TestResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def passed(self) -> bool:
         return self.verdict == "passed"
+
+    @property
+    def lost(self) -> bool:
+        return self.end.ended_by in LOST
 
 
 def _judge(end: Exit, test: StdioTest, params: CodeStdio) -> str:

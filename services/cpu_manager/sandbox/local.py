@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -22,6 +23,7 @@ from services.cpu_manager.sandbox.running import Cell
 from services.cpu_manager.sandbox.slots import Slots
 from services.cpu_manager.sandbox.spares import Spare, Spares
 from services.cpu_manager.sandbox.toolchain import Toolchain
+from services.cpu_manager.sandbox.walls.cgroups import Hierarchy
 from services.cpu_manager.sandbox.watch import GroupWatch, TreeWatch, Watch
 from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, Zygotes, zygote_for
 
@@ -33,6 +35,17 @@ _EXTRA_PIDS: Final = 1
 """The cell's init is in its control group too."""
 _DATA_SLACK: Final = 64 << 20
 """RLIMIT_DATA lies this much above the memory limit: the watchdog names the breach, the kernel stops the leap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What one manager's cells stand on."""
+
+    ladder: Ladder
+    instance: Instance
+    walls: wire.WallPlan
+    hierarchy: Hierarchy | None
+    slots: Slots
 
 
 class LocalSandbox:
@@ -54,6 +67,11 @@ class LocalSandbox:
         self.cold_start = ColdStart()
         """Of a cell, and of its zygote where that did not stand either: from the job's coming to its program's
         beginning, of jobs that no waiting cell took."""
+
+    @property
+    def ground(self) -> Ground:
+        """What cells that stay are made of, too: they share users, groups and directories with those that do not."""
+        return Ground(self.ladder, self._instance, self._walls, self._hierarchy, self._slots)
 
     @classmethod
     async def create(

@@ -66,7 +66,7 @@ class TreeWatch:
     exact: bool = False
 
     def look(self, init: int) -> Usage:
-        pids = list(_descendants(init)) if init else []
+        pids = list(tree_of(init)) if init else []
         cpu_s, resident, held = -self.spent_s, 0, 0
         for pid in pids:
             with contextlib.suppress(OSError, ValueError, IndexError):
@@ -84,7 +84,7 @@ class TreeWatch:
         return Usage(cpu_s=max(cpu_s, 0.0), peak_bytes=held, processes=max(len(pids) - 1, 0), disk_bytes=disk)
 
 
-def _descendants(init: int) -> list[int]:
+def tree_of(init: int) -> list[int]:
     """`init` and everything below it. Orphans of a cell are adopted by its init, so this is its whole tree."""
     found = [init]
     for pid in found:

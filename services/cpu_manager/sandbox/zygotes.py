@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -83,6 +84,8 @@ class Zygote:
         self.dead = False
         self.cells = 0
         self.most_cells = 0
+        self.mourners: set[Callable[[], None]] = set()
+        """Called when it is dead."""
         self._channel, self._theirs = packets.pair()
         self._pidfd = -1
 
@@ -161,6 +164,8 @@ class Zygote:
             self._pidfd = -1
         else:
             self._process.kill()
+        for mourner in tuple(self.mourners):
+            mourner()
         # The process we started ends at once, either way.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)

@@ -71,6 +71,7 @@ async def _nodes(world: World) -> list[NodeView]:
                 used_unit_s=beat.used_unit_s if beat else {},
                 cold_start_s=beat.cold_start_s if beat else {},
                 kinds=hello.kinds,
+                runtimes=hello.runtimes,
                 labels=hello.labels,
                 last_seen_s=max(0.0, silent_s),
             )

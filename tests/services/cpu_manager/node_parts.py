@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from services.cpu_manager.acting import Acting
 from services.cpu_manager.attempts import Attempts
 from services.cpu_manager.cores import Cores
+from services.cpu_manager.environments.choice import Runtimes
+from services.cpu_manager.environments.protocol import ActEnd, Environment
 from services.cpu_manager.graders.protocol import Bench, Verdict
+from services.cpu_manager.grading import Grading
 from services.cpu_manager.holding import Holding
 from services.cpu_manager.sandbox.protocol import Exit, Job
+from services.cpu_manager.trajectories import Trajectories
+from shared.messages.environments import EnvironmentSpec
 from shared.messages.grants import Granted
-from shared.messages.outcomes import Finished, Started
+from shared.messages.kinds import Params as KindParams
+from shared.messages.outcomes import EnvironmentEnded, Finished, Outcome
+from shared.policy.cores import Topology
 from shared.units import Seconds
 
 
@@ -76,6 +84,14 @@ class Scripted:
         return self.act(params, bench)
 
 
+def in_environment(
+    action: str = "a", trajectory: str = "t", *, line: str = "true", begins: bool = False, **rest: Any
+) -> Granted:
+    """A grant to act in a trajectory's environment; `begins`: which it is to make where there is none."""
+    fields = {"work": "env.bash", "params": msgspec.json.encode({"line": line}), **rest}
+    return grant(action, trajectory=trajectory, environment=SPEC if begins else None, **fields)
+
+
 def grant(
     action: str = "a", *, attempt: int = 1, stage: int = 0, epoch: int = 1, cores: int = 1, **rest: Any
 ) -> Granted:
@@ -84,36 +100,135 @@ def grant(
     return Granted(action=action, epoch=epoch, attempt=attempt, stage=stage, **fields)
 
 
-class Bed:
-    """Attempts on four cores with one scripted grader, and everything they report."""
+SPEC = EnvironmentSpec(memory_mb=100)
 
-    def __init__(self, *, cores: int = 4, output_bytes: int = 1000, guard_s: float = 5.0) -> None:
+
+class FakeEnvironment:
+    """Does what the test says, and notes what it was asked and when it was closed."""
+
+    def __init__(self, trajectory: str, spec: EnvironmentSpec, runtime: FakeRuntime) -> None:
+        self.trajectory, self.spec, self.alive = trajectory, spec, True
+        self.age_s = 0.0
+        self.closed = False
+        self.acts: list[tuple[str, KindParams, frozenset[int], float]] = []
+        self.cleaned = 0
+        """Actions that were cut and ended their processes."""
+        self._runtime = runtime
+
+    async def act(self, kind: str, params: KindParams, cores: frozenset[int], timeout_s: float) -> ActEnd:
+        self.acts.append((kind, params, cores, timeout_s))
+        try:
+            if self._runtime.waits:
+                await self._runtime.go.wait()
+        except asyncio.CancelledError:
+            await turns()
+            self.cleaned += 1
+            raise
+        return self._runtime.act(self)
+
+    async def close(self) -> None:
+        await self._runtime.may_close.wait()
+        self.alive, self.closed = False, True
+
+
+@dataclass
+class FakeRuntime:
+    """Environments that a test holds in its hands; only in unit tests."""
+
+    name: str = "local"
+    act: Callable[[FakeEnvironment], ActEnd] = lambda _: ActEnd(ended_by="done", passed=True, output={"exit_code": 0})
+    waits: bool = False
+    """Every action waits for `go`."""
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    create_waits: bool = False
+    fails: Exception | None = None
+    """Of every creation."""
+    may_close: asyncio.Event = field(default_factory=asyncio.Event)
+    made: list[FakeEnvironment] = field(default_factory=list)
+    making: int = 0
+    standing_by: list[Environment] = field(default_factory=list)
+    """What survived."""
+    prepared: list[str] = field(default_factory=list)
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.may_close.set()
+
+    async def create(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> FakeEnvironment:
+        self.making += 1
+        try:
+            if self.create_waits:
+                await self.go.wait()
+            if self.fails is not None:
+                raise self.fails
+        finally:
+            self.making -= 1
+        self.made.append(FakeEnvironment(trajectory, spec, self))
+        return self.made[-1]
+
+    async def survivors(self) -> list[Environment]:
+        return self.standing_by
+
+    async def prepare(self, image: str) -> None:
+        self.prepared.append(image)
+        await self.go.wait()
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Bed:
+    """Attempts on four cores with one scripted grader and one fake runtime, and everything they report."""
+
+    def __init__(
+        self,
+        *,
+        cores: Iterable[int] = range(4),
+        output_bytes: int = 1000,
+        guard_s: float = 5.0,
+        memory_mb: int = 1000,
+        runtimes: Runtimes | None = None,
+    ) -> None:
+        """`runtimes`: real ones, instead of the fake."""
         self.clock = ManualClock()
-        self.cores, self.slots = Cores(frozenset(range(cores))), Holding(8, owned=8)
+        self.cores, self.slots = Cores(Topology((tuple((core,) for core in cores),))), Holding(8, owned=8)
+        self.memory = Holding(memory_mb, owned=memory_mb)
         self.grader = Scripted()
         self.sandbox = NoSandboxHere()
-        self.reports: list[Started | Finished] = []
+        self.runtime = FakeRuntime()
+        self.reports: list[Outcome] = []
+        self.runtimes = runtimes or Runtimes([self.runtime])
+        self.trajectories = Trajectories(
+            node="n",
+            incarnation="1",
+            acting=Acting(self.runtimes, self.clock, output_bytes, guard_s),
+            memory=self.memory,
+            tell=self.report,
+            clock=self.clock,
+        )
         self.attempts = Attempts(
             node="n",
             incarnation="1",
             cores=self.cores,
             slots=self.slots,
-            sandbox=self.sandbox,
-            graders={"work": self.grader},
+            grading=Grading({"work": self.grader}, self.sandbox, output_bytes, guard_s),
+            trajectories=self.trajectories,
             report=self.report,
             clock=self.clock,
-            output_bytes=output_bytes,
-            guard_s=guard_s,
         )
         self.used_when_told: list[int] = []
 
-    def report(self, outcome: Started | Finished) -> None:
+    def report(self, outcome: Outcome) -> None:
         self.reports.append(outcome)
         if isinstance(outcome, Finished):
             self.used_when_told.append(self.cores.used)
 
     def finished(self) -> list[Finished]:
         return [one for one in self.reports if isinstance(one, Finished)]
+
+    def ended(self) -> list[tuple[str, str]]:
+        """(trajectory, how) of the environments that were told as ended."""
+        return [(one.trajectory, one.ended) for one in self.reports if isinstance(one, EnvironmentEnded)]
 
     async def settled(self) -> list[Finished]:
         """Until nothing runs any more."""

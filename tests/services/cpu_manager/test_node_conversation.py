@@ -17,10 +17,18 @@ from services.cpu_manager.outbox import Outbox
 from shared.bus import functions
 from shared.bus.connection import command, connect
 from shared.messages.base import Message, Topic
-from shared.messages.grants import Grant, InventoryAsked, Revoked, ShareSet, grants_topic
+from shared.messages.grants import (
+    EnvironmentClosed,
+    Grant,
+    ImageWanted,
+    InventoryAsked,
+    Revoked,
+    ShareSet,
+    grants_topic,
+)
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
-from shared.messages.outcomes import OUTCOMES, Finished, InventoryTaken, Started
-from tests.services.cpu_manager.node_parts import Bed, grant
+from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, Finished, InventoryTaken, Started, Stays
+from tests.services.cpu_manager.node_parts import Bed, grant, in_environment
 from tests.shared.bus.soon import soon
 
 TOPIC = grants_topic("n", "1")
@@ -34,7 +42,7 @@ class Post:
         self.redis = redis
         self.bed = Bed()
         self.outbox = Outbox(redis)
-        self.bed.attempts.report = self.outbox.put
+        self.bed.attempts.report = self.bed.trajectories.tell = self.outbox.put
         self.execution = Execution(self.bed.sandbox, {}, {})
         self.node = Node(
             redis,
@@ -42,7 +50,7 @@ class Post:
             HELLO,
             self.bed.attempts,
             self.outbox,
-            {"cores": self.bed.cores.holding, "slots": self.bed.slots},
+            {"cores": self.bed.cores.holding, "slots": self.bed.slots, "memory_mb": self.bed.memory},
             self.bed.clock,
             self.execution.cold_start_s,
         )
@@ -157,6 +165,60 @@ async def test_an_inventory_comes_after_every_outcome_before_it(post: Post) -> N
     assert post.node.met_leader
 
 
+async def test_environments_begin_stand_in_the_inventory_and_end(post: Post) -> None:
+    post.bed.runtime.create_waits = True
+    await post.send(in_environment("a", begins=True), InventoryAsked(epoch=1))
+    (being_made,) = await post.outcomes(1)
+    post.bed.runtime.go.set()
+    await post.outcomes(2)
+    await post.send(InventoryAsked(epoch=1))
+    _, began, stands = await post.outcomes(3)
+    await post.send(EnvironmentClosed(epoch=1, trajectory="t"), EnvironmentClosed(epoch=1, trajectory="unknown"))
+    ended = (await post.outcomes(5))[3:]
+
+    assert [being_made.environments, stands.environments] == [[Stays(trajectory="t", units={"memory_mb": 100})]] * 2
+    assert (began.action, began.status) == ("a", "ok")
+    assert kinds(ended) == [EnvironmentEnded] * 2
+    assert {one.trajectory: (one.node, one.incarnation, one.ended) for one in ended} == {
+        "t": ("n", "1", "closed"),
+        "unknown": ("n", "1", "closed"),
+    }
+    assert post.bed.runtime.made[0].closed
+
+
+async def test_an_image_that_is_wanted_is_made_ready(post: Post) -> None:
+    await post.send(ImageWanted(epoch=1, image="local"))
+
+    async def prepared() -> bool:
+        return post.bed.runtime.prepared == ["local"]
+
+    await soon(prepared)
+
+
+async def test_a_heartbeat_tells_memory_and_finds_who_has_died(post: Post) -> None:
+    await post.send(in_environment("a", begins=True))
+    await post.outcomes(1)
+    async with running(lambda: post.node.heartbeats(0.01)):
+        _, beat = await post.words(2)
+        post.bed.runtime.made[0].alive = False
+        ended = (await post.outcomes(2))[1]
+
+    assert (beat.used["memory_mb"], beat.owned["memory_mb"]) == (100, 1000)
+    assert isinstance(ended, EnvironmentEnded)
+    assert (ended.trajectory, ended.ended) == ("t", "lost")
+
+
+async def test_leaving_closes_environments_before_goodbye(post: Post) -> None:
+    await post.send(in_environment("a", begins=True))
+    await post.outcomes(1)
+
+    await post.node.leave()
+
+    ended = (await post.heard(OUTCOMES))[-1]
+    assert (ended.trajectory, ended.ended, ended.reason) == ("t", "lost", "the node is stopping")
+    assert (await post.heard(NODES))[-1] == Bye(node="n", incarnation="1")
+
+
 async def test_what_was_read_is_trimmed(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_module, "TRIM_EVERY", 10)
     await post.send(*(grant(f"a{number}") for number in range(25)))
@@ -192,9 +254,9 @@ async def test_a_heartbeat_tells_units_and_what_outlived_it(post: Post) -> None:
         _, beat = await post.words(2)
 
     assert isinstance(beat, Heartbeat)
-    held = {"cores": 3, "slots": 1}
-    assert (beat.owned, beat.used) == (held, held), "what is used is owned, whatever the share"
-    assert beat.used_unit_s == {"cores": 6.0, "slots": 2.0}
+    held = {"cores": 3, "slots": 1, "memory_mb": 0}
+    assert (beat.owned, beat.used) == (held | {"memory_mb": 1000}, held), "what is used is owned, whatever the share"
+    assert beat.used_unit_s == {"cores": 6.0, "slots": 2.0, "memory_mb": 0.0}
     assert (await post.outcomes(2))[1] == Started(action="a", node="n", epoch=1, attempt=1)
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
 
-from services.proxy.interpreter import Discard, Interpreter, Step, Write
+from services.proxy.interpreter import Discard, Forget, Interpreter, Step, Write
 from services.proxy.leader import Leader
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Answering, Granting
 from shared.bus.tail import Entry
 from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
 from shared.messages.base import Message, Topic
+from shared.messages.environments import MEMORY, EnvironmentSpec
 from shared.messages.grants import Grant, Granted, grants_topic
+from shared.messages.kinds import ENVIRONMENT_KINDS, ONLY_LOOKS
 from shared.messages.nodes import NODES, Hello
-from shared.messages.outcomes import OUTCOMES, Finished, Held, InventoryTaken
+from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, Finished, Held, InventoryTaken, Stays
 from shared.policy.dispatch import Dispatcher
 from shared.units import Epoch, Seconds
 
@@ -73,6 +76,10 @@ def discards(writes: list[Write]) -> list[str]:
     return [one.entry for one in writes if isinstance(one, Discard)]
 
 
+def forgotten(writes: list[Write]) -> list[Forget]:
+    return [one for one in writes if isinstance(one, Forget)]
+
+
 def leader_of(interpreter: Interpreter, clock: ValkeyClock) -> Leader:
     return Leader(EPOCH, Dispatcher(max_attempts=3, node_lost_s=10.0), interpreter, clock, lambda _: 60)
 
@@ -98,14 +105,37 @@ def submitted(action: str, *stages: StageWork, batch: str = "", budget_s: float 
     )
 
 
-def hello(node: str = "n", incarnation: str = "1", *, cores: int = 4) -> Hello:
+SPEC = EnvironmentSpec(memory_mb=512)
+
+
+def acting(action: str, trajectory: str = "t1", *, kind: str = "env.bash", spec: EnvironmentSpec = SPEC) -> Any:
+    """An action in a trajectory's environment."""
+    work = msgspec.structs.replace(stage(kind=kind), repeatable=kind in ONLY_LOOKS)
+    return msgspec.structs.replace(submitted(action, work), trajectory=trajectory, environment=spec)
+
+
+def hello(node: str = "n", incarnation: str = "1", *, cores: int = 4, memory_mb: int = 0) -> Hello:
+    """`memory_mb`: for environments, which are made where there is any."""
+    capacity, kinds = {"cores": cores}, ["code.run"]
+    if memory_mb:
+        capacity[MEMORY] = memory_mb
+        kinds += ENVIRONMENT_KINDS
     return Hello(
-        node=node, incarnation=incarnation, node_class="default", capacity={"cores": cores}, kinds=["code.run"]
-    )
+        node=node, incarnation=incarnation, node_class="default", capacity=capacity, kinds=kinds,
+        runtimes=["local"] if memory_mb else [],
+    )  # fmt: skip
 
 
-def inventory(*held: Held, node: str = "n", incarnation: str = "1", epoch: Epoch = EPOCH) -> InventoryTaken:
-    return InventoryTaken(node=node, incarnation=incarnation, epoch=epoch, held=list(held))
+def inventory(
+    *held: Held, node: str = "n", incarnation: str = "1", epoch: Epoch = EPOCH, stays: tuple[str, ...] = ()
+) -> InventoryTaken:
+    """`stays`: trajectories whose environments stand there."""
+    environments = [Stays(trajectory=name, units={MEMORY: SPEC.memory_mb}) for name in stays]
+    return InventoryTaken(node=node, incarnation=incarnation, epoch=epoch, held=list(held), environments=environments)
+
+
+def ended(trajectory: str = "t1", how: Any = "expired", *, node: str = "n", reason: str = "its time is over") -> Any:
+    return EnvironmentEnded(node=node, incarnation="1", trajectory=trajectory, ended=how, reason=reason)
 
 
 def held(action: str, *, attempt: int = 1, stage: int = 0) -> Held:
@@ -132,4 +162,5 @@ def journalled(message: Message, *, at: Seconds = START, index: int = -1) -> Ent
 
 def said(message: Message, *, at: Seconds = START) -> Entry[Any]:
     """By a node: of itself, or of what it was granted."""
-    return entry(OUTCOMES if isinstance(message, Finished | InventoryTaken) else NODES, message, at=at)
+    told_outcomes = isinstance(message, Finished | InventoryTaken | EnvironmentEnded)
+    return entry(OUTCOMES if told_outcomes else NODES, message, at=at)

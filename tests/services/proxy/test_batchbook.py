@@ -10,6 +10,8 @@ from services.proxy.store import Store
 from services.proxy.taskbook import TaskBook
 from shared.api.batches import BatchOpening
 from shared.api.tasks import StageTemplate, Task
+from shared.bus.connection import command
+from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
 from tests.services.proxy.mesh import StillClock
 
 SINCE = {"timeout_score"}
@@ -43,3 +45,15 @@ async def test_what_a_stage_leaves_open_is_not_written(valkey: Redis) -> None:
     (stage,) = msgspec.json.decode(raw)["stages"]
     assert (stage.keys() & SINCE, stage["params"]) == (set(), {"memory_mb": None})
     assert read == declared
+
+
+async def test_images_that_its_trajectories_will_need_are_passed_on(valkey: Redis) -> None:
+    tasks = TaskBook(valkey)
+    await tasks.put("ada", "t", Task(stages=[StageTemplate(name="s", kind="noop")]))
+    book = BatchBook(valkey, Store(valkey), tasks, StillClock(), keep_batch_s=60.0)
+
+    await book.open("ada", "t", BatchOpening())
+    await book.open("ada", "t", BatchOpening(images=["python:3.11", "b"]))
+
+    rows = await command(valkey, "XRANGE", TRAJECTORIES.name, "-", "+")
+    assert [TRAJECTORIES.decode(fields[1]) for _, fields in rows] == [EnvironmentsExpected(images=["python:3.11", "b"])]

@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.proxy.interpreter import Discard, Interpreter, Step, Write
-from shared.bus import functions
+from services.proxy.interpreter import Discard, Forget, Interpreter, Step, Write
+from shared.bus import functions, trajectories
 from shared.bus.connection import command
 from shared.bus.functions import Answering, Granting
+from shared.bus.trajectories import Placement, pack
+from shared.messages.environments import EnvironmentSpec
 from tests.shared.bus.flaky import Flaky, When
 from tests.shared.bus.journal import Journal
 from tests.shared.bus.soon import soon
@@ -153,7 +155,7 @@ async def test_a_wish_to_cancel_is_deleted_only_after_what_came_of_it_is_written
     async with running(desk):
         await desk.all_written()
 
-    assert [name for name in desk.flaky.sent if name != "grant"] == ["finish", "discard"]
+    assert [name for name in desk.flaky.sent if name != "send_grants"] == ["finish", "discard"]
     assert await journal.cancels() == []
 
 
@@ -179,3 +181,45 @@ async def test_who_is_told_so_by_others_stops_before_the_next_flush(desk: Desk) 
         await desk.interpreter.run()
 
     assert desk.flaky.sent == []
+
+
+def begins(action: str, node: str) -> Granting:
+    """The grant that trajectory t1's environment begins with."""
+    return Granting("grants.n.1", node.encode(), action, f"1:{node}", "t1", pack(Placement(node, {"memory_mb": 64})))
+
+
+async def homes(desk: Desk) -> dict[str, str]:
+    found = [chunk async for chunk in trajectories.read_placements(desk.journal.redis)]
+    return {name: place.node for chunk in found for name, place in chunk.items()}
+
+
+async def test_an_environment_that_was_not_made_may_begin_anew_in_the_same_breath(desk: Desk) -> None:
+    await desk.journal.entry("a1")
+    desk.put(begins("a1", "n"), Forget("t1", "unmade", "no memory"), begins("a1", "m"))
+    async with running(desk):
+        await desk.all_written()
+
+    assert await homes(desk) == {"t1": "m"}
+    assert await desk.sent() == [b"n", b"m"]
+
+
+async def test_what_begins_and_ends_in_one_breath_is_forgotten(desk: Desk) -> None:
+    await desk.journal.entry("a1")
+    desk.put(begins("a1", "n"), Forget("t1", "lost", "it died"))
+    async with running(desk):
+        await desk.all_written()
+
+    assert await homes(desk) == {}
+
+
+async def test_how_a_trajectory_ended_is_written_down(desk: Desk) -> None:
+    await trajectories.open_trajectory(
+        desk.journal.redis, "t1", EnvironmentSpec(), idempotency_key="", digest=b"", most=1, keep_s=60.0,
+        node_class="default", fields={},
+    )  # fmt: skip
+    desk.put(Forget("t1", "expired", "its time is over"))
+    async with running(desk):
+        await desk.all_written()
+
+    fields = await desk.journal.fields("trajectory:t1")
+    assert (fields["state"], fields["reason"]) == (b"expired", b"its time is over")

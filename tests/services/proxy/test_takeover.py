@@ -9,31 +9,26 @@ import pytest
 from redis.asyncio import Redis
 
 from services.proxy.answering import reports
-from services.proxy.leader import LED, Leader
-from services.proxy.takeover import take_over
+from services.proxy.leader import LED
 from shared.bus import functions
-from shared.bus.connection import ValkeyClock, command
-from shared.bus.functions import Granting, Submission
-from shared.bus.tail import Tail
-from shared.messages.actions import ACTIONS, ActionSubmitted
-from shared.messages.base import Message, Topic
+from shared.bus.connection import command
+from shared.bus.functions import Submission
+from shared.messages.actions import ACTIONS
 from shared.messages.grants import InventoryAsked, Revoked
 from shared.messages.nodes import NODES, Bye, Heartbeat
 from shared.messages.outcomes import OUTCOMES
 from shared.messages.targets import TARGETS, TargetSet
 from shared.policy.formulation import StageAct
+from tests.services.proxy.legacy import Legacy
 from tests.services.proxy.mesh import (
     EPOCH,
-    Notes,
     answers,
     discards,
     granted,
     held,
     hello,
     inventory,
-    leader_of,
     outcome,
-    said,
     stage,
     steps,
     submitted,
@@ -42,45 +37,6 @@ from tests.services.proxy.mesh import (
 from tests.shared.bus.journal import Journal
 
 LONG_AGO = "1000-1"
-
-
-class Legacy:
-    """What former leaders and the nodes have left behind, and whoever takes over."""
-
-    def __init__(self, journal: Journal, reader: Redis) -> None:
-        self.journal = journal
-        self.redis = journal.redis
-        self.reader = reader
-        self.notes = Notes()
-        self.leader: Leader
-        self.clock: ValkeyClock
-
-    async def submit(self, *requests: ActionSubmitted) -> list[str]:
-        items = [Submission(one.action, b"", one.batch, ACTIONS.encode(one)) for one in requests]
-        return [entry for _, entry in await functions.submit(self.redis, items, max_journal=100)]
-
-    async def mark(self, action: str, attempt: int, node: str = "n") -> None:
-        """As the former leader did when it granted."""
-        grant = Granting("grants.n.1", b"m", action, f"{attempt}:{node}")
-        await functions.grant(self.redis, self.journal.epoch, [grant])
-
-    async def say(self, topic: Topic[Any], *messages: Message, at: str = "*") -> None:
-        for message in messages:
-            await command(self.redis, "XADD", topic.name, at, "m", topic.encode(message))
-
-    async def taken_over(self) -> Tail:
-        self.clock = await ValkeyClock.measure(self.redis)
-        self.leader = leader_of(self.notes, self.clock)
-        tail = await take_over(self.redis, self.reader, self.leader, self.clock)
-        self.leader.dispatcher.check()
-        return tail
-
-    def hear(self, message: Message) -> list[Any]:
-        """Let the new leader read one message more; what it writes then."""
-        self.notes.take()
-        self.leader.take([said(message, at=self.clock.unix())])
-        self.leader.dispatcher.check()
-        return self.notes.take()
 
 
 @pytest.fixture

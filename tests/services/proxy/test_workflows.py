@@ -105,7 +105,7 @@ def test_work_takes_a_core_unless_its_kind_only_waits(kind: str) -> None:
     (stage,) = workflow({"kind": kind}).stages
 
     resource = "slots" if kind in NEEDS_NO_CORE else "cores"
-    assert (stage.cost, stage.pool) == ({resource: (1, 1)}, f"{resource}@default")
+    assert (stage.formulation.cost, stage.pool) == ({resource: (1, 1)}, f"{resource}@default")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_work_takes_a_core_unless_its_kind_only_waits(kind: str) -> None:
 def test_a_stage_queues_where_its_units_say(units: Any, cost: Any, pool: str, counted: int) -> None:
     (stage,) = workflow({"kind": "code.run", "units": units, "node_class": "big", "timeout_s": 7}).stages
 
-    assert (stage.cost, stage.pool, stage.plan().units) == (cost, pool, counted)
+    assert (stage.formulation.cost, stage.pool, stage.plan().units) == (cost, pool, counted)
     assert stage.plan().timeout_s == 7
 
 

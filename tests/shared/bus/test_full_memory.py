@@ -6,26 +6,36 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shared.bus import functions
+from shared.bus import functions, trajectories
 from shared.bus.connection import command, connect, patiently
 from shared.bus.functions import Granting
 from shared.errors import Overloaded
 from shared.messages.batches import RolloutProgress
+from shared.messages.environments import EnvironmentSpec
 from shared.policy.backlog import Backlog
 from tests.shared.bus.journal import Journal
 
 
 @pytest.fixture
 async def full(private_url: str) -> AsyncIterator[Journal]:
-    """Two accepted actions (`a1` alone, `a2` in batch `b`), and then no byte more."""
+    """Two accepted actions (`a1` alone, `a2` in batch `b`), two open trajectories, and then no byte more."""
     async with connect(private_url, name="test") as redis:
         await functions.load(redis)
         journal = await Journal.led(redis)
         await journal.open("b", size=1)
         await journal.submit("a1")
         await journal.submit("a2", batch="b")
+        for name in ("t1", "t2"):
+            await opened(journal, name)
         await command(redis, "CONFIG", "SET", "maxmemory", "1")
         yield journal
+
+
+async def opened(journal: Journal, trajectory: str) -> None:
+    await trajectories.open_trajectory(
+        journal.redis, trajectory, EnvironmentSpec(), idempotency_key="", digest=b"", most=9, keep_s=60.0,
+        node_class="default", fields={},
+    )  # fmt: skip
 
 
 async def entry_of(journal: Journal, action: str) -> str:
@@ -42,6 +52,19 @@ async def test_submitting_is_refused_before_anything_is_accepted(full: Journal) 
 async def test_opening_a_batch_is_refused(full: Journal) -> None:
     with pytest.raises(Overloaded):
         await full.open("c")
+
+
+async def test_opening_a_trajectory_is_refused(full: Journal) -> None:
+    with pytest.raises(Overloaded):
+        await opened(full, "t3")
+
+
+async def test_trajectories_are_closed_forgotten_and_ended_in_time(full: Journal) -> None:
+    await trajectories.forget(full.redis, full.epoch, [("t1", "lost", "it died")])
+    assert await trajectories.close_trajectory(full.redis, "t2", "done")
+    assert await trajectories.expire_trajectories(full.redis, full.epoch) == []
+
+    assert [(await full.fields(f"trajectory:{name}"))["state"] for name in ("t1", "t2")] == [b"lost", b"closed"]
 
 
 async def test_a_report_of_a_rollout_is_refused(full: Journal) -> None:

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from services.cpu_manager.sandbox.inside import program, wire
+from services.cpu_manager.sandbox.inside import program, staying, wire
 from services.cpu_manager.sandbox.walls import landlock, syscalls
 from services.cpu_manager.sandbox.walls.seccomp import Filter
 from services.cpu_manager.sandbox.walls.view import DEVICES
@@ -45,6 +45,8 @@ class Inheritance:
     harnesses: dict[str, Harness]
     scopes: int = -1
     """A Landlock rule set that only scopes, or -1."""
+    resident: Callable[[int], None] | None = None
+    """Serves a connected socket until its other end closes."""
 
 
 def live(inheritance: Inheritance, slot: wire.SlotPlan, descriptors: list[int]) -> NoReturn:
@@ -65,6 +67,9 @@ def live(inheritance: Inheritance, slot: wire.SlotPlan, descriptors: list[int]) 
         if not inheritance.plan.namespaces:
             _enclose(inheritance.plan, slot)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+        if slot.stays:
+            _furnish(inheritance.plan, slot)
+            staying.live(inheritance, slot, control)
         _serve(inheritance, slot, control)
     except OSError as error:
         with contextlib.suppress(OSError):

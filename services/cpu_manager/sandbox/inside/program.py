@@ -55,7 +55,7 @@ def run(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -
         assert isinstance(order, wire.Order)
         os.sched_setaffinity(0, order.cores)
         # On the Landlock rung init is of the same user and counts too.
-        _limit(order, own=0 if inheritance.plan.namespaces else 1)
+        limit(order, own=0 if inheritance.plan.namespaces else 1)
         inheritance.filter.install()
         stdin, stdout, stderr, parcel, report = received
         for target, descriptor in enumerate((stdin, stdout, stderr)):
@@ -86,10 +86,11 @@ def give_up_rights(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
     syscalls.drop_capabilities()
 
 
-def _limit(order: wire.Order, own: int) -> None:
+def limit(order: wire.Order, own: int) -> None:
+    """Take the order's limits; `own` more processes of this user are ours."""
     limits = [
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, order.cpu_s),
+        (resource.RLIMIT_CPU, order.cpu_s or resource.RLIM_INFINITY),
         (resource.RLIMIT_FSIZE, order.file_bytes),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
         (resource.RLIMIT_MSGQUEUE, 0),

@@ -62,6 +62,10 @@ class WallPlan:
     harnesses: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     executable: str
+    resident: str = ""
+    """The module whose `serve_descriptor` environments run; empty in zygotes that make none."""
+    stopping: bool = False
+    """Environments are stopped by SIGSTOP, not frozen by a control group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,10 @@ class SlotPlan:
     """The private directory: `/tmp` in a mount namespace of its own, else a directory of the slot."""
     disk_bytes: int
     """Its size, where it is a tmpfs."""
+    stays: bool = False
+    """It is an environment: one resident instead of programs."""
+    thawing: int = -1
+    """The last descriptor that comes with it thaws it; the zygote keeps it under this number for its own end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,7 @@ class Order:
     data_bytes: int
     """RLIMIT_DATA of each process; 0 leaves memory to the control group."""
     cpu_s: int
-    """RLIMIT_CPU of each process: the brake if the manager sleeps."""
+    """RLIMIT_CPU of each process: the brake if the manager sleeps. 0: none."""
     pids: int
     """RLIMIT_NPROC; 0 leaves it to the control group."""
 

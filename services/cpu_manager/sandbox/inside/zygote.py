@@ -28,7 +28,7 @@ from services.cpu_manager.sandbox.walls.seccomp import Filter
 _HARNESSES: Final = "services.cpu_manager.sandbox.harnesses"
 _OURS: Final[list[ModuleType]] = []
 """Our own modules, which programs cannot import. They stay: taking one apart after a fork copies all its pages."""
-_JOINING: Final = 4
+_JOINING: Final = 6
 """Most descriptors that come with a slot, beside its control socket."""
 
 
@@ -63,7 +63,10 @@ def prepare(plan: wire.WallPlan) -> Inheritance:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     harnesses = {name: importlib.import_module(f"{_HARNESSES}.{name}").main for name in plan.harnesses}
-    inheritance = Inheritance(plan, Filter(namespaces=plan.namespaces), harnesses)
+    filter_ = Filter(namespaces=plan.namespaces, stopping=plan.stopping)
+    inheritance = Inheritance(plan, filter_, harnesses)
+    if plan.resident:
+        inheritance.resident = importlib.import_module(plan.resident).serve_descriptor
     del sys.path[0]  # the repository: what programs import is the toolchain's
     for name in [name for name in sys.modules if name.partition(".")[0] == "services"]:
         _OURS.append(sys.modules.pop(name))
@@ -146,12 +149,18 @@ def serve(channel: socket.socket, inheritance: Inheritance) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
+    thawing: dict[int, int] = {}
     while True:
         packet, descriptors = wire.receive(channel, 1 + _JOINING)
         if not packet:
+            _thaw(thawing)
             return
         slot = wire.unpack(packet)
         assert isinstance(slot, wire.SlotPlan)
+        if slot.thawing >= 0:
+            if slot.thawing in thawing:
+                os.close(thawing[slot.thawing])
+            thawing[slot.thawing] = descriptors.pop()
         if namespaces:
             syscalls.unshare(syscalls.CLONE_NEWPID)
         if os.fork() == 0:
@@ -161,3 +170,14 @@ def serve(channel: socket.socket, inheritance: Inheritance) -> None:
             syscalls.setns(own_pids, syscalls.CLONE_NEWPID)
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _thaw(descriptors: dict[int, int]) -> None:
+    """The manager is gone, and all that stands here ends with us; but what is frozen would not die."""
+    if not descriptors or os.getpid() != 1:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)  # of our own pid namespace; what is killed before it is thawed never runs again
+    for descriptor in descriptors.values():
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b"THAWED")

@@ -46,6 +46,10 @@ class GroupV1:
         memory, pids, cpuacct = (Files(paths[controller]) for controller in _V1_CONTROLLERS)
         return cls(tuple(paths.values()), memory, pids, cpuacct, joining, _swap=swap)
 
+    @property
+    def name(self) -> str:
+        return self.paths[0].name
+
     def arm(self, memory_bytes: int, pids: int) -> None:
         """Set the limits and start the counts anew. No program is in the group, at most a waiting init."""
         if self.memory.number("memory.usage_in_bytes") > LEFTOVER_BYTES:
@@ -61,6 +65,9 @@ class GroupV1:
         if pids != self._pids:
             self.pids.write("pids.max", str(pids))
             self._pids = pids
+        self.count_anew()
+
+    def count_anew(self) -> None:
         self.memory.write("memory.max_usage_in_bytes", "0")
         self.cpuacct.write("cpuacct.usage", "0")
         self._kills = self._oom_kills()
@@ -90,6 +97,16 @@ class GroupV1:
             cgroups.remove(path)
 
 
+def place_of(controller: str, own: dict[str, str]) -> Path:
+    """This process's own group of a controller. Raises OSError where it is not mounted."""
+    base = MOUNT / controller
+    if controller not in own or not base.is_dir():
+        raise OSError(f"cgroup v1 controller {controller} is not mounted at {base}")
+    # In a container without a cgroup namespace the path is the host's and not visible here: use the mount.
+    inside = base / own[controller].lstrip("/")
+    return inside if inside.is_dir() else base
+
+
 @dataclass(slots=True)
 class HierarchyV1:
     """Groups under this process's own group in each controller, so that the manager's own limits hold for its cells."""
@@ -101,12 +118,7 @@ class HierarchyV1:
         own = own_groups()
         parents: dict[str, Path] = {}
         for controller in _V1_CONTROLLERS:
-            base = MOUNT / controller
-            if controller not in own or not base.is_dir():
-                raise OSError(f"cgroup v1 controller {controller} is not mounted at {base}")
-            # In a container without a cgroup namespace the path is the host's and not visible here: use the mount.
-            inside = base / own[controller].lstrip("/")
-            parents[controller] = (inside if inside.is_dir() else base) / f"{PREFIX}{instance}"
+            parents[controller] = place_of(controller, own) / f"{PREFIX}{instance}"
         for path in parents.values():
             path.mkdir(exist_ok=True)
         return cls(parents)

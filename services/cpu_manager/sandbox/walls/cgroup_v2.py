@@ -59,6 +59,9 @@ class GroupV2:
         if pids != self._pids:
             self.files.write("pids.max", str(pids))
             self._pids = pids
+        self.count_anew()
+
+    def count_anew(self) -> None:
         self._reset_peak()
         self._kills = self._oom_kills()
         self._cpu_before = self._cpu_total()
@@ -76,6 +79,10 @@ class GroupV2:
         if self._peak >= 0:
             os.close(self._peak)
             self._peak = -1
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
 
     def _cpu_total(self) -> float:
         return self.files.counter("cpu.stat", "usage_usec") / 1e6

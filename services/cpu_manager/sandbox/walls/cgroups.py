@@ -25,7 +25,14 @@ class Group(Protocol):
     joining: tuple[int, ...]
     """Descriptors to which a process writes `0` to enter."""
 
+    @property
+    def name(self) -> str: ...
     def arm(self, memory_bytes: int, pids: int) -> None: ...
+
+    def count_anew(self) -> None:
+        """CPU time, peak and kills are counted from now on."""
+        ...
+
     def cpu_s(self) -> float: ...
     def peak_memory_bytes(self) -> int: ...
     def out_of_memory(self) -> bool: ...
@@ -108,6 +115,9 @@ def kill(directory: Path) -> None:
         for pid in read(directory / "cgroup.procs").split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), 9)
+    # Frozen processes do not die (version 1). Killed first, they never run again.
+    with contextlib.suppress(OSError):
+        write(directory / "freezer.state", "THAWED")
 
 
 def own_groups() -> dict[str, str]:

@@ -118,6 +118,10 @@ _REFUSED_WITHOUT_NAMESPACES: Final[dict[str, tuple[int | None, int | None]]] = {
     "msgget": (68, 186),
     "mq_open": (240, 180),
 }
+#: Refused where environments are stopped by SIGSTOP: a timer that sends SIGCONT would let one go on by itself.
+_REFUSED_TO_THE_STOPPED: Final[dict[str, tuple[int | None, int | None]]] = {"timer_create": (222, 107)}
+_FCNTL: Final = (72, 25)
+_F_SETSIG: Final = 10
 _CLONE: Final = (56, 220)
 _CLONE3: Final = 435
 _SOCKET: Final = (41, 198)
@@ -144,11 +148,12 @@ _REFUSE: Final = _Step(_RETURN, _RET_ERRNO | errno.EPERM)
 _LEAF: Final = 4
 
 
-def assemble(machine: str, *, namespaces: bool) -> bytes:
+def assemble(machine: str, *, namespaces: bool, stopping: bool = False) -> bytes:
     """The filter as an array of `struct sock_filter`.
 
     In namespaces socket(AF_UNIX) is allowed. Without them no socket can be made at all (pairs still can), because
     Landlock does not stand between a program and a named socket of the host; nor can System V objects.
+    `stopping` refuses what could send SIGCONT by itself while its sender is stopped.
     """
     column = 0 if machine == "x86_64" else 1
     steps = [_Step(_LOAD, _ARCH), _Step(_JUMP_EQUAL, _AUDIT_ARCH[machine], 1), _Step(_RETURN, _RET_KILL)]
@@ -171,6 +176,9 @@ def assemble(machine: str, *, namespaces: bool) -> bytes:
     steps += _when_argument(_SETPRIORITY[column], 1, _Step(_JUMP_EQUAL, 0, 1, 0), _REFUSE)
     steps += _when_argument(_SETPRIORITY[column], 0, _Step(_JUMP_EQUAL, _PRIO_USER, 0, 1), _REFUSE)
     refused = _REFUSED if namespaces else {**_REFUSED, **_REFUSED_WITHOUT_NAMESPACES}
+    if stopping:
+        refused = {**refused, **_REFUSED_TO_THE_STOPPED}
+        steps += _when_argument(_FCNTL[column], 1, _Step(_JUMP_EQUAL, _F_SETSIG, 0, 1), _REFUSE)
     steps += _search(sorted(number for numbers in refused.values() if (number := numbers[column]) is not None))
     return b"".join(struct.pack("=HBBI", step.code, step.when, step.otherwise, step.value) for step in steps)
 
@@ -195,11 +203,11 @@ def _when_argument(number: int, index: int, test: _Step, verdict: _Step) -> list
 class Filter:
     """A filter ready to be installed after a fork: its memory is laid out once, installing is one system call."""
 
-    def __init__(self, *, namespaces: bool) -> None:
+    def __init__(self, *, namespaces: bool, stopping: bool = False) -> None:
         self._machine = platform.machine()
         if self._machine not in _AUDIT_ARCH:
             raise OSError(f"the sandbox's filter knows x86_64 and aarch64, not {self._machine}")
-        program = assemble(self._machine, namespaces=namespaces)
+        program = assemble(self._machine, namespaces=namespaces, stopping=stopping)
         self._steps = ctypes.create_string_buffer(program, len(program))
         # struct sock_fprog: unsigned short len, then (aligned) a pointer.
         self._fprog = ctypes.create_string_buffer(

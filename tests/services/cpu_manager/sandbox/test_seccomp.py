@@ -14,9 +14,11 @@ _SOCKET = {"x86_64": 41, "aarch64": 198}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 
 
-def answer(machine: str, number: int, *arguments: int, arch: int | None = None, namespaces: bool = True) -> int:
+def answer(
+    machine: str, number: int, *arguments: int, arch: int | None = None, namespaces: bool = True, stopping: bool = False
+) -> int:
     """Run the filter on one call. Raises IndexError if a jump leaves the program."""
-    steps = list(struct.iter_unpack("=HBBI", seccomp.assemble(machine, namespaces=namespaces)))
+    steps = list(struct.iter_unpack("=HBBI", seccomp.assemble(machine, namespaces=namespaces, stopping=stopping)))
     data = struct.pack("=IIQ6Q", number, _ARCH[machine] if arch is None else arch, 0, *(*arguments, *[0] * 6)[:6])
     position, accumulator = 0, 0
     while True:
@@ -51,6 +53,13 @@ class TestFilter:
         assert answer(machine, _CLONE[machine], threads) == _ALLOW
         assert answer(machine, _CLONE[machine], 17) == _ALLOW
         assert answer(machine, _CLONE[machine], flag | 17) == error(errno.EPERM)
+
+    def test_what_could_send_sigcont_by_itself_is_refused_where_environments_are_stopped(self, machine: str) -> None:
+        timer, fcntl = {"x86_64": (222, 72), "aarch64": (107, 25)}[machine]
+        assert answer(machine, timer) == answer(machine, fcntl, 3, 10) == _ALLOW
+        refused = error(errno.EPERM)
+        assert answer(machine, timer, stopping=True) == answer(machine, fcntl, 3, 10, stopping=True) == refused
+        assert answer(machine, fcntl, 3, 4, stopping=True) == _ALLOW
 
     def test_clone3_is_absent(self, machine: str) -> None:
         assert answer(machine, 435) == error(errno.ENOSYS)

@@ -1,0 +1,111 @@
+"""One attempt in an environment: its parameters, the environment where it has to be made, and the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+
+from services.cpu_manager import metrics
+from services.cpu_manager.environments.choice import Runtimes
+from services.cpu_manager.environments.dop import filled
+from services.cpu_manager.environments.protocol import (
+    ActEnd,
+    ActEndedBy,
+    BadEnvironment,
+    Environment,
+    RuntimeUnavailable,
+)
+from services.cpu_manager.results import Done, encode_output, encode_whole, lost, refused
+from shared import log
+from shared.clock import Clock
+from shared.messages.environments import EnvironmentSpec
+from shared.messages.grants import Granted
+from shared.messages.kinds import ENVIRONMENT_KINDS, ONLY_LOOKS, Params
+from shared.messages.outcomes import ExecutionStatus
+
+_log = log.get(__name__)
+
+MOST_REASON = 4096
+"""Characters of a reason: a set-up line's output may be in it."""
+_STATUS: dict[ActEndedBy, ExecutionStatus] = {
+    "done": "ok",
+    "wall-limit": "timeout",
+    "refused": "refused",
+    "lost": "lost",
+}
+
+
+@dataclass(slots=True)
+class Acting:
+    """What acting takes: the runtimes, and the node's limits."""
+
+    runtimes: Runtimes
+    clock: Clock
+    output_bytes: int
+    guard_s: float
+    """What has not ended so long after its limit is our failure."""
+
+    def params(self, grant: Granted) -> Params:
+        """What is to be done, with the cores that were granted filled in.
+
+        Raises:
+            ValueError: it means nothing.
+        """
+        kind = ENVIRONMENT_KINDS.get(grant.work)
+        if kind is None:
+            raise ValueError(f"{grant.work} is not done in environments")
+        return filled(msgspec.json.decode(grant.params, type=kind), grant.units.get("cores", 1))
+
+    async def make(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> Environment | Done:
+        """The environment, or why it is not there. Raises nothing but its cancellation, and leaves nothing then."""
+        began = self.clock.monotonic()
+        try:
+            runtime = self.runtimes.of(spec.image)
+            async with asyncio.timeout(spec.setup_timeout_s + self.guard_s):
+                environment = await runtime.create(trajectory, spec, cores)
+        except BadEnvironment as error:
+            return refused(str(error)[:MOST_REASON])
+        except RuntimeUnavailable as error:
+            return lost(str(error)[:MOST_REASON])
+        except TimeoutError:
+            return lost(f"no environment {self.guard_s:g} s after its limit of {spec.setup_timeout_s:g} s")
+        except Exception as error:  # noqa: BLE001  # a runtime's bug is our failure
+            _log.exception("runtime_crashed", trajectory=trajectory, image=spec.image)
+            return lost(f"making the environment crashed: {type(error).__name__}")
+        metrics.CREATION.labels(runtime.name).observe(self.clock.monotonic() - began)
+        return environment
+
+    async def act(self, grant: Granted, params: Params, environment: Environment, cores: frozenset[int]) -> Done:
+        """Do it. Raises nothing but its cancellation."""
+        if not environment.alive:
+            return Done("environment-lost", reason="its environment has died")
+        try:
+            async with asyncio.timeout(grant.timeout_s + self.guard_s):
+                end = await environment.act(grant.work, params, cores, grant.timeout_s)
+            return self._done(grant.work, end)
+        except TimeoutError:
+            return lost(f"no end {self.guard_s:g} s after its limit of {grant.timeout_s:g} s")
+        except Exception as error:  # noqa: BLE001  # as above
+            _log.exception("environment_crashed", action=grant.action, work=grant.work)
+            return lost(f"acting crashed: {type(error).__name__}")
+
+    def _done(self, kind: str, end: ActEnd) -> Done:
+        if kind in ONLY_LOOKS:
+            end, output = self._whole(end)
+        else:
+            output = encode_output(end.output, self.output_bytes)
+        reason = end.reason[:MOST_REASON]
+        return Done(_STATUS[end.ended_by], end.passed, None, output, reason, end.cpu_s, end.peak_memory_bytes)
+
+    def _whole(self, end: ActEnd) -> tuple[ActEnd, bytes]:
+        """What was fetched, or nothing of it. Too large is an answer to who asked, like a file that is not there."""
+        encoded = encode_whole(end.output, self.output_bytes)
+        too_large = end.reason if end.ended_by == "refused" else ""
+        if isinstance(encoded, int):
+            too_large = f"{encoded} bytes of result; this node sends {self.output_bytes} at most"
+        elif not too_large:
+            return end, encoded
+        told = msgspec.structs.replace(end, ended_by="done", passed=False, reason=too_large)
+        return told, msgspec.json.encode({"error": too_large})

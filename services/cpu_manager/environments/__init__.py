@@ -1,0 +1,1 @@
+"""Trajectories' environments on this node: state that lives between actions, cores only during one."""

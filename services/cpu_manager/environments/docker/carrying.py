@@ -1,0 +1,128 @@
+"""The resident's own interpreter, carried into every container of a node by one read-only volume.
+
+An image need not have Python, a shell or even a C library of the right kind, and what it has cannot break the resident.
+The volume costs a container nothing but a mount, and its pages are in memory once for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from services.cpu_manager.environments.bundle import resident
+from services.cpu_manager.environments.docker import packing
+from services.cpu_manager.environments.docker.container import CARRIED, NODE, SOCKET
+from services.cpu_manager.environments.docker.engine import Engine, EngineRefusal
+from services.cpu_manager.environments.docker.images import Image
+from services.cpu_manager.environments.protocol import RuntimeUnavailable
+
+_PACK_S: Final = 60.0
+
+PYTHON: Final = [
+    f"{CARRIED}/{packing.LOADER}",
+    "--library-path",
+    f"{CARRIED}/lib",
+    f"{CARRIED}/{packing.INTERPRETER}",
+    *("-I", "-S", "-X", "utf8"),
+]
+"""The interpreter, inside a container."""
+
+COMMAND: Final = [*PYTHON, f"{CARRIED}/{packing.PROGRAM}", SOCKET]
+"""The resident."""
+
+_RESIDENT: Final = (str(Path(__file__).parents[1]), "resident.serving")
+
+
+class Carrier:
+    """Fills the volume once in the life of a manager, when the first image is there."""
+
+    def __init__(self, engine: Engine, node: str) -> None:
+        self._engine = engine
+        self._node = node
+        digest = hashlib.sha256(sys.version.encode() + resident()).hexdigest()
+        self._family = f"treadle-carried-{node.lower()}-"
+        self.volume = self._family + digest[:12]
+        self._earlier: set[str] = set()
+        self._filling = asyncio.Lock()
+        self._filled = False
+
+    async def ready(self, image: Image) -> str:
+        """The volume's name, when it is full. `image`: any that the engine has.
+
+        Raises:
+            RuntimeUnavailable: it could not be filled.
+        """
+        async with self._filling:
+            if not self._filled:
+                await self._fill(image, await _packed())
+                self._filled = True
+        return self.volume
+
+    def forget(self) -> None:
+        """The volume was found to be empty: somebody removed it. Fill it again for the next container."""
+        self._filled = False
+
+    def notice(self, mounts: list[dict[str, Any]]) -> None:
+        """A container of an earlier life mounts these: a volume of another version of ours may be among them."""
+        self._earlier |= {mount["Name"] for mount in mounts if mount.get("Name", "").startswith(self._family)}
+
+    async def remove(self) -> None:
+        """Remove the volume and those of earlier lives, where no container has them any more."""
+        self._filled = False
+        for volume in {self.volume, *self._earlier}:
+            await self._engine.remove_volume(volume)
+
+    async def _fill(self, image: Image, archive: bytes) -> None:
+        """Through a container that is never started: the engine unpacks into the volumes of one."""
+        name = f"treadle-{self._node}-carrier-{secrets.token_hex(4)}"
+        config: dict[str, Any] = {
+            "Image": image.id,
+            "Entrypoint": COMMAND,
+            "Labels": {NODE: self._node},
+            "HostConfig": {
+                "NetworkMode": "none",
+                "Mounts": [{"Type": "volume", "Source": self.volume, "Target": CARRIED}],
+            },
+        }
+        try:
+            container = await self._engine.create(name, config)
+            try:
+                await self._engine.put(container, CARRIED, archive)
+            finally:
+                await self._engine.remove(container)
+        except EngineRefusal as refusal:
+            raise RuntimeUnavailable(f"the resident cannot be carried into containers: {refusal.message}") from refusal
+
+
+async def _packed() -> bytes:
+    """The archive with this interpreter and the resident.
+
+    Raises:
+        RuntimeUnavailable: this interpreter cannot be packed.
+    """
+    # By its real name: a virtual environment's interpreter is a link, and the packer needs nothing of that.
+    command = [os.path.realpath(sys.executable), "-I", "-S", packing.__file__]  # noqa: ASYNC240 - a readlink
+    packer = await asyncio.create_subprocess_exec(
+        *command,
+        *_RESIDENT,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(_PACK_S):
+            archive, complaint = await packer.communicate()
+    except TimeoutError as error:
+        raise RuntimeUnavailable(f"this interpreter could not be packed within {_PACK_S:g} s") from error
+    finally:
+        if packer.returncode is None:
+            packer.kill()
+            await packer.wait()
+    if packer.returncode != 0:
+        raise RuntimeUnavailable(f"this interpreter cannot be packed: {complaint[-2000:].decode(errors='replace')}")
+    return archive

@@ -1,0 +1,217 @@
+"""An `Environment` that is held: frozen but while it acts, ended when it cannot be. What holds it is its runtime's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from services.cpu_manager.environments.channel import Broken, Resident
+from services.cpu_manager.environments.holds import Gone, Hold, Used
+from services.cpu_manager.environments.protocol import ActEnd, BadEnvironment, RuntimeUnavailable
+from shared import log
+from shared.messages.environments import EnvironmentSpec
+from shared.messages.kinds import EnvBash, Params
+from shared.units import Seconds
+
+_log = log.get(__name__)
+
+Result = TypeVar("Result")
+
+SETTLE_S: Final = 20.0
+"""One that was just started, among 24 others, on two cores."""
+_LOOK_S: Final = 0.05
+_EXCEEDED: Final = "something was ended for want of memory"
+_SAID: Final = 4000
+"""Characters of a failed set-up line's output that its trainer is told."""
+
+
+class HeldEnvironment:
+    """Made by a runtime.
+
+    Waking, freezing and killing take turns: what is killed is thawed for it, and nothing later freezes what is left.
+    """
+
+    def __init__(
+        self,
+        trajectory: str,
+        spec: EnvironmentSpec,
+        hold: Hold,
+        resident: Resident,
+        *,
+        workdir: str = "",
+        age_s: Seconds = 0.0,
+    ) -> None:
+        """`workdir`: where actions start; empty where the resident was started."""
+        self.hold = hold
+        self._trajectory = trajectory
+        self._spec = spec
+        self._resident = resident
+        self._workdir = workdir
+        self._gate = asyncio.Lock()
+        self._over = ""
+        self._made_at = asyncio.get_running_loop().time() - age_s
+
+    async def inquest(self) -> str:
+        """Why it has ended, as far as its runtime can find out; else empty."""
+        return ""
+
+    def bury(self) -> None:
+        """See to its removal, once, beside everything else."""
+        raise NotImplementedError
+
+    @property
+    def trajectory(self) -> str:
+        return self._trajectory
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return self._spec
+
+    @property
+    def alive(self) -> bool:
+        return not self._over and self.hold.alive and not self._resident.broken
+
+    @property
+    def age_s(self) -> Seconds:
+        """Since it was made, by whichever life of the manager."""
+        return asyncio.get_running_loop().time() - self._made_at
+
+    async def act(self, kind: str, params: Params, cores: frozenset[int], timeout_s: float) -> ActEnd:
+        """See `Environment.act`. About 2 ms on top of what is done, past the engine."""
+        try:
+            try:
+                before = await self._wake(cores)
+                end = await self._resident.do(kind, params, timeout_s)
+                return _with(end, before, await self.hold.used())
+            finally:
+                await to_its_end(self._still())
+        except (Broken, Gone) as error:
+            return ActEnd(ended_by="lost", reason=await self._died(str(error)))
+        except RuntimeUnavailable as error:
+            return ActEnd(ended_by="lost", reason=str(error))
+
+    async def close(self) -> None:
+        """Kill everything in it at once; its removal goes on beside (`Runtime.close` waits for it)."""
+        if not self._over:
+            self._over = "it was closed"
+            await to_its_end(self._kill())
+            self.bury()
+
+    async def begin(self) -> None:
+        """Settle its resident and run its set-up lines; it is thawed for that, and frozen afterwards.
+
+        Raises:
+            BadEnvironment: its working directory cannot be made, or a line failed.
+            Broken, Gone: it ended meanwhile.
+            RuntimeUnavailable: the engine does not answer.
+        """
+        try:
+            await at_rest(self._resident, self._workdir, self._spec)
+            for line in self._spec.setup:
+                end = await self._resident.do("env.bash", EnvBash(line=line), self._spec.setup_timeout_s)
+                if not end.passed:
+                    said = str(end.output.get("output", ""))[-_SAID:]
+                    raise BadEnvironment(f"set-up line {line[:200]!r} failed: {end.reason}\n{said}".rstrip())
+        except ValueError as error:
+            raise BadEnvironment(f"its working directory cannot be used: {error}") from error
+        finally:
+            await to_its_end(self._still())
+
+    async def take_up(self) -> None:
+        """End what it was doing for an earlier manager, and freeze it.
+
+        Raises:
+            Broken, Gone: it is not fit for that.
+            RuntimeUnavailable: the engine does not answer.
+        """
+        try:
+            await self._wake(frozenset())
+            await at_rest(self._resident, self._workdir, self._spec)
+        except ValueError as error:
+            raise Broken(str(error)) from error
+        finally:
+            await to_its_end(self._still())
+
+    async def _wake(self, cores: frozenset[int]) -> Used:
+        async with self._gate:
+            if self._over:
+                raise Gone(self._over)
+            if not self.hold.alive or self._resident.broken:
+                raise Gone("it has ended")
+            await self.hold.wake(cores)
+            return await self.hold.used()
+
+    async def _still(self) -> None:
+        """Freeze it. One that cannot be frozen is ended: nothing keeps cores that were not granted."""
+        try:
+            async with self._gate:
+                if not self._over and self.hold.alive:
+                    await self.hold.still()
+        except (Gone, RuntimeUnavailable) as error:
+            await self._died(str(error))
+
+    async def _kill(self) -> None:
+        async with self._gate:
+            self._resident.close()
+            await self.hold.kill()
+
+    async def _died(self, reason: str) -> str:
+        """End what is left of it. Returns why it ended, as far as can be known."""
+        if self._over:
+            return self._over
+        why = await self.inquest() or reason
+        _log.warning("environment_died", trajectory=self._trajectory, reason=why)
+        await self.close()
+        self._over = why
+        return why
+
+
+async def at_rest(resident: Resident, workdir: str, spec: EnvironmentSpec) -> None:
+    """Settle a resident. One that was acting for an earlier manager ends that first, and is asked again.
+
+    Raises:
+        Broken: it does not answer, or does not come to rest.
+        ValueError: it cannot work where it is.
+    """
+    deadline = asyncio.get_running_loop().time() + SETTLE_S
+    while True:
+        left = deadline - asyncio.get_running_loop().time()
+        try:
+            await resident.settle(workdir, spec.env, max(left, 0.1))
+        except ValueError as error:
+            if str(error) != "busy":
+                raise
+            if left <= 0:
+                raise Broken("it is still at what it did for an earlier manager") from error
+            await asyncio.sleep(_LOOK_S)
+        else:
+            return
+
+
+async def to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """Do all of it, also when cancelled meanwhile; then the cancellation goes on."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
+
+
+def _with(end: ActEnd, before: Used, after: Used) -> ActEnd:
+    """The end with what was used meanwhile."""
+    exceeded = after.memory_kills > before.memory_kills
+    return msgspec.structs.replace(
+        end,
+        output={**end.output, "memory_exceeded": True} if exceeded else end.output,
+        reason=f"{end.reason}: {_EXCEEDED}".removeprefix(": ") if exceeded and not end.passed else end.reason,
+        cpu_s=max(after.cpu_s - before.cpu_s, 0.0),
+        peak_memory_bytes=after.peak_memory_bytes,
+    )

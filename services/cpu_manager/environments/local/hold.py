@@ -1,0 +1,85 @@
+"""One cell that stays, as a `Hold`: its init is the resident, and its end is the end of everything inside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from typing import Final
+
+from services.cpu_manager.environments.holds import Gone, Used
+from services.cpu_manager.environments.local.stillness import Stillness
+from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
+
+_END_S: Final = 10.0
+"""What was killed and is not gone by then is left to the kernel."""
+
+
+class CellHold:
+    """Made of a cell that runs. Not frozen before the first `still`."""
+
+    def __init__(self, pidfd: int, connection: socket.socket, stillness: Stillness) -> None:
+        self.pidfd = pidfd
+        """Of its resident; -1 when it has been let go."""
+        self._connection = connection
+        self._stillness = stillness
+        self._ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(pidfd, self._has_ended)
+
+    @property
+    def alive(self) -> bool:
+        return not self._ended.is_set()
+
+    async def wake(self, cores: frozenset[int]) -> None:
+        """See `Hold.wake`."""
+        self._demand_life()
+        await self._stillness.wake(cores)
+
+    async def still(self) -> None:
+        """See `Hold.still`."""
+        self._demand_life()
+        await self._stillness.still()
+
+    async def used(self) -> Used:
+        self._demand_life()
+        return self._stillness.used()
+
+    async def connect(self) -> socket.socket:
+        return self._connection
+
+    async def kill(self) -> None:
+        """See `Hold.kill`. The signal first: what is thawed with it pending runs no instruction of its own."""
+        if self.pidfd >= 0:
+            with contextlib.suppress(OSError):
+                signal_pidfd(self.pidfd, signal.SIGKILL)
+            self._stillness.let_die()
+
+    async def gone(self) -> bool:
+        """Wait until nothing of it is left. Returns whether that is so."""
+        try:
+            async with asyncio.timeout(_END_S):
+                await self._ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        if self.pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self.pidfd)
+            os.close(self.pidfd)
+            self.pidfd = -1
+            self._ended.set()
+
+    def let_die(self) -> None:
+        """Its zygote has died, and it with it."""
+        self._stillness.let_die()
+
+    def _has_ended(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.pidfd)
+        self._ended.set()
+
+    def _demand_life(self) -> None:
+        if self._ended.is_set():
+            raise Gone("its first process has ended")

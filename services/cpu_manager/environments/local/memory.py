@@ -1,0 +1,67 @@
+"""Watching an environment's memory where no control group does: of those that hold too much the largest dies alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Final
+
+from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
+from services.cpu_manager.sandbox.watch import TreeWatch, tree_of
+
+_LOOK_S: Final = 0.02
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class MemoryWatch:
+    """Looks every 20 ms between `start` and `stop`, and never else: an environment that stands still cannot grow."""
+
+    def __init__(self, init: int, tree: TreeWatch, memory_bytes: int) -> None:
+        self._init = init
+        self._tree = tree
+        self._memory_bytes = memory_bytes
+        self._timer: asyncio.TimerHandle | None = None
+        self.peak_bytes = 0
+        """Since it was last started."""
+        self.kills = 0
+
+    def start(self) -> None:
+        self.stop()
+        self.peak_bytes = 0
+        self._look()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+        with contextlib.suppress(OSError):
+            held = self._tree.look(self._init).peak_bytes
+            self.peak_bytes = max(self.peak_bytes, held)
+            if held > self._memory_bytes:
+                self._kill_largest()
+
+    def _kill_largest(self) -> None:
+        sizes = {pid: _resident_bytes(pid) for pid in tree_of(self._init) if pid != self._init}
+        if sum(sizes.values()) <= self._memory_bytes:
+            return  # whoever held it has gone since
+        victim = max(sizes, key=sizes.__getitem__)
+        pidfd = os.pidfd_open(victim)
+        try:
+            # The number may have become another's before it was pinned.
+            if victim in tree_of(self._init):
+                signal_pidfd(pidfd, signal.SIGKILL)
+                self.kills += 1
+        finally:
+            os.close(pidfd)
+
+
+def _resident_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    return 0

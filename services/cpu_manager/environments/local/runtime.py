@@ -1,0 +1,122 @@
+"""The `local` runtime of a node: environments in the sandbox's walls (docs/environments.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable
+from typing import Final, Self
+
+from services.cpu_manager.environments.channel import OUTPUT_BYTES, Broken
+from services.cpu_manager.environments.held import HeldEnvironment
+from services.cpu_manager.environments.holds import Gone
+from services.cpu_manager.environments.local.cells import Begun, Cells
+from services.cpu_manager.environments.protocol import BadEnvironment, Environment, RuntimeUnavailable
+from services.cpu_manager.sandbox.local import LocalSandbox
+from services.cpu_manager.sandbox.rungs import Rung
+from shared.messages.environments import LOCAL, EnvironmentSpec
+
+AT_ONCE: Final = 8
+"""Cells that are being started."""
+
+
+class LocalEnvironment(HeldEnvironment):
+    """Made by `LocalRuntime`."""
+
+    def __init__(
+        self, trajectory: str, spec: EnvironmentSpec, begun: Begun, bury: Callable[[LocalEnvironment], None]
+    ) -> None:
+        super().__init__(trajectory, spec, begun.hold, begun.resident, workdir=spec.workdir)
+        self.begun = begun
+        self._bury = bury
+
+    def bury(self) -> None:
+        self._bury(self)
+
+
+class LocalRuntime:
+    """A `Runtime`. Its environments are cells of a sandbox, and end before it does."""
+
+    name = LOCAL
+
+    def __init__(self, cells: Cells) -> None:
+        """See `open`."""
+        self._cells = cells
+        self._environments: set[LocalEnvironment] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._closed = False
+
+    @classmethod
+    async def open(cls, sandbox: LocalSandbox, *, output_bytes: int = OUTPUT_BYTES) -> Self:
+        """Stand on a sandbox, which is to be closed later than this.
+
+        Args:
+            output_bytes: of a file or an archive that is brought out.
+        Raises:
+            RuntimeUnavailable: this node's walls cannot hold an environment; says why.
+        """
+        rung = sandbox.ladder.chosen
+        if rung is Rung.LANDLOCK:
+            raise RuntimeUnavailable(
+                "the landlock rung has no namespaces, so its processes could not be stopped as one,"
+                " nor kept from outliving their manager"
+            )
+        _open_more_files()
+        try:
+            return cls(Cells(sandbox.ground, output_bytes))
+        except OSError as error:
+            raise RuntimeUnavailable(f"cells of the {rung} rung cannot be frozen: {error}") from error
+
+    async def create(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> LocalEnvironment:
+        """See `Runtime.create`."""
+        if self._closed:
+            raise RuntimeUnavailable("the runtime is closed")
+        if spec.network:
+            raise BadEnvironment("a local environment has no network")
+        deadline = asyncio.get_running_loop().time() + spec.setup_timeout_s
+        async with self._room:
+            begun = await self._cells.begin(spec, cores)
+        environment = LocalEnvironment(trajectory, spec, begun, self._bury)
+        self._environments.add(environment)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await environment.begin()
+        except BaseException as error:
+            await environment.close()
+            if isinstance(error, TimeoutError):
+                raise BadEnvironment(f"its set-up took longer than {spec.setup_timeout_s:g} s") from error
+            if isinstance(error, Broken | Gone):
+                raise RuntimeUnavailable(f"its cell ended during set-up: {error}") from error
+            raise
+        return environment
+
+    def _bury(self, environment: LocalEnvironment) -> None:
+        self._environments.discard(environment)
+        task = asyncio.create_task(self._cells.end(environment.begun), name="end of a cell")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def survivors(self) -> list[Environment]:
+        """None: they end with their manager."""
+        return []
+
+    async def prepare(self, image: str) -> None:
+        """There is nothing to pull."""
+
+    async def close(self) -> None:
+        """See `Runtime.close`. Safe to call again."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.gather(*(environment.close() for environment in tuple(self._environments)))
+        if self._ending:
+            await asyncio.wait(self._ending)
+        await self._cells.close()
+
+
+def _open_more_files() -> None:
+    """An environment takes fifteen descriptors; two hundred of them more than a process may usually have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,145 @@
+"""How the processes of a local environment stand still between actions, and on which cores they run during one.
+
+A control group freezes them where the node has control groups. Elsewhere the resident, which is pid 1, stops them all
+by one SIGSTOP. Cores are given by affinity, thread by thread, while all of them stand still: none can fork meanwhile,
+and no program may change its own (`walls/seccomp.py`). The same cores as before cost nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, Protocol
+
+from services.cpu_manager.environments.channel import Broken, Resident
+from services.cpu_manager.environments.holds import Gone, Used
+from services.cpu_manager.environments.local.memory import MemoryWatch
+from services.cpu_manager.sandbox.walls.cgroups import Group
+from services.cpu_manager.sandbox.walls.freezers import Freezer
+from services.cpu_manager.sandbox.watch import TreeWatch, tree_of
+
+FREEZE_S: Final = 5.0
+"""A process in the middle of a slow disk access freezes when that ends; an environment that takes longer is ended."""
+_LOOKS: Final = 3
+_PAUSE_S: Final = 0.001
+_ANSWER_S: Final = 5.0
+
+
+class Stillness(Protocol):
+    """Of one environment. Never two calls at once."""
+
+    async def wake(self, cores: frozenset[int]) -> None:
+        """Run on exactly these cores; none: those it had. Raises `Gone`."""
+        ...
+
+    async def still(self) -> None:
+        """Return when nothing runs any more. Raises `Gone` when that cannot be had: it is to be ended."""
+        ...
+
+    def used(self) -> Used: ...
+
+    def let_die(self) -> None:
+        """Let what has been killed die. Safe to call again, and when it is dead."""
+        ...
+
+
+def confine(threads: Iterable[int], cores: frozenset[int]) -> None:
+    """Put threads on cores. They stand still, so whichever has gone meanwhile was killed from outside."""
+    for thread in threads:
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, cores)
+
+
+class Frozen:
+    """By the freezer of its control group, the resident with the rest."""
+
+    def __init__(self, freezer: Freezer, group: Group, cores: frozenset[int]) -> None:
+        self._freezer = freezer
+        self._group = group
+        self._cores = cores
+        self._before = Used()
+
+    async def wake(self, cores: frozenset[int]) -> None:
+        try:
+            if cores and cores != self._cores:
+                confine(self._freezer.threads(), cores)
+                self._cores = cores
+            self._before = self.used()
+            self._group.count_anew()
+            self._freezer.thaw()
+        except OSError as error:
+            raise Gone(f"its control group cannot be written: {error}") from error
+
+    async def still(self) -> None:
+        deadline = asyncio.get_running_loop().time() + FREEZE_S
+        try:
+            self._freezer.freeze()
+            looks = 0
+            while not self._freezer.frozen():
+                if asyncio.get_running_loop().time() > deadline:
+                    raise Gone(f"it could not be frozen in {FREEZE_S:g} s")
+                looks += 1
+                if looks >= _LOOKS:  # spinning would take the core that the last of them needs to get there
+                    await asyncio.sleep(_PAUSE_S)
+        except OSError as error:
+            raise Gone(f"its control group cannot be written: {error}") from error
+
+    def used(self) -> Used:
+        return Used(
+            cpu_s=self._before.cpu_s + self._group.cpu_s(),
+            peak_memory_bytes=self._group.peak_memory_bytes(),
+            memory_kills=self._before.memory_kills + self._group.out_of_memory(),
+        )
+
+    def let_die(self) -> None:
+        with contextlib.suppress(OSError):
+            self._freezer.thaw()
+
+
+class Stopped:
+    """By the resident's SIGSTOP to all others. Memory is watched while they run (docs/sandbox.md, the weaker rungs)."""
+
+    def __init__(self, init: int, resident: Resident, memory_bytes: int, cores: frozenset[int]) -> None:
+        self._init = init
+        self._resident = resident
+        self._cores = cores
+        self._tree = TreeWatch(memory_bytes)
+        self._memory = MemoryWatch(init, self._tree, memory_bytes)
+
+    async def wake(self, cores: frozenset[int]) -> None:
+        if cores and cores != self._cores:
+            confine(_threads(self._init), cores)
+            self._cores = cores
+        self._memory.start()
+        await self._ask("go")
+
+    async def still(self) -> None:
+        self._memory.stop()
+        await self._ask("stop")
+
+    async def _ask(self, order: str) -> None:
+        try:
+            obeyed = await self._resident.order(order, _ANSWER_S)
+        except Broken as error:
+            raise Gone(str(error)) from error
+        if not obeyed:
+            raise Gone(f"it did not obey: {order}")
+
+    def used(self) -> Used:
+        peak, kills = self._memory.peak_bytes, self._memory.kills
+        return Used(self._tree.look(self._init).cpu_s, peak, kills)
+
+    def let_die(self) -> None:
+        """Processes that are stopped die when they are killed."""
+        self._memory.stop()
+
+
+def _threads(init: int) -> list[int]:
+    threads: list[int] = []
+    for pid in tree_of(init):
+        with contextlib.suppress(OSError):
+            threads += [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
+    return threads

@@ -1,0 +1,147 @@
+"""Whole trees in and out as tar archives: the work of a child, which can be stopped and may run out of memory alone.
+
+Only that child imports what reads and writes them.
+"""
+
+# Plain calls and no path objects: a resident starts in every environment.
+# ruff: noqa: PTH103, PTH117, PTH119
+
+import contextlib
+import io
+import os
+import signal
+from collections.abc import Callable
+
+from .acting import Action, Reply, Surroundings, failed, words
+from .commands import unnamed
+from .files import refused
+from .processes import end_session
+
+_DONE = 0
+_FAILED = 1
+_REFUSED = 2
+
+
+class _TooLarge(Exception):
+    pass
+
+
+class _Bounded(io.RawIOBase):
+    """A file that takes no more than so many bytes."""
+
+    def __init__(self, descriptor: int, most: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._left = most
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: "bytes") -> int:  # type: ignore[override]
+        self._left -= len(data)
+        if self._left < 0:
+            raise _TooLarge
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+        return len(data)
+
+
+def pack(path: str, most: int, out: int) -> None:
+    """Write a gzipped archive of a file or directory."""
+    import gzip
+    import tarfile
+
+    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        # The same archive wherever it was made: who owned the files is no part of them.
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        member.mtime = int(member.mtime)
+        return member
+
+    name = os.path.basename(os.path.normpath(path)) or "root"
+    zipped = gzip.GzipFile("", "wb", 6, _Bounded(out, most), mtime=0)
+    with zipped, tarfile.open(fileobj=zipped, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        archive.add(path, arcname=name, filter=plain)
+
+
+def unpack(path: str, content: bytes, out: int) -> None:
+    """Unpack an archive into a directory and write down how many files it held."""
+    import tarfile
+
+    os.makedirs(path, exist_ok=True)
+    count = 0
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:*") as archive:
+        # What later Pythons would refuse or mend is the trainer's own affair, the same under all of them.
+        archive.extraction_filter = lambda member, _: member
+        for member in archive:
+            if os.path.isabs(member.name) or ".." in member.name.split("/"):
+                raise tarfile.TarError(f"{member.name} leads out of the directory")
+            member.uid, member.gid = os.getuid(), os.getgid()
+            member.uname = member.gname = ""
+            archive.extract(member, path)
+            count += not member.isdir()
+    os.write(out, str(count).encode())
+
+
+class Archive(Action):
+    """One of these, in a child of the resident."""
+
+    def __init__(
+        self, around: Surroundings, timeout_s: float, shown: str, work: "Callable[[int], None]", part: str = ""
+    ) -> None:
+        super().__init__(around, timeout_s)
+        self._shown = shown
+        self._part = part
+        self._result = unnamed()
+        try:
+            self._pid = around.spawner.fork()
+        except OSError as error:
+            self._pid = 0
+            os.close(self._result)
+            self.finish(failed(words(error, "fork")))
+            return
+        if self._pid == 0:
+            self._be_child(work)
+        around.events.child(self._pid, self._ended)
+
+    def _be_child(self, work: "Callable[[int], None]") -> None:
+        code, said = _FAILED, ""
+        try:
+            signal.set_wakeup_fd(-1)
+            os.setsid()
+            work(self._result)
+            code = _DONE
+        except _TooLarge:
+            code = _REFUSED
+        except OSError as error:
+            said = words(error, self._shown)
+        except Exception as error:  # noqa: BLE001  # what a broken archive raises is a long list
+            said = "not a tar archive: " + (str(error).splitlines() or [""])[0]
+        finally:
+            if said:
+                os.ftruncate(self._result, 0)
+                os.pwrite(self._result, said.encode("utf-8", "backslashreplace"), 0)
+            os._exit(code)
+
+    def _ended(self, status: int) -> None:
+        size = os.fstat(self._result).st_size
+        content = os.pread(self._result, size, 0)
+        os.close(self._result)
+        if not os.WIFEXITED(status):
+            self.finish(failed(f"ended by signal {os.WTERMSIG(status)}"))
+        elif os.WEXITSTATUS(status) == _REFUSED:
+            self.finish(refused(f"the archive of {self._shown} is larger than is ever given"))
+        elif os.WEXITSTATUS(status) != _DONE:
+            self.finish(failed(content.decode() or "it failed"))
+        elif self._part:
+            reply = Reply(True, {"size": size})
+            reply.parts.append((self._part, content))
+            self.finish(reply)
+        else:
+            self.finish(Reply(True, {"files": int(content)}))
+
+    def end(self) -> None:
+        end_session(self._pid)
+        with contextlib.suppress(OSError):
+            os.kill(self._pid, signal.SIGKILL)  # it may not have begun its session yet

@@ -1,0 +1,105 @@
+"""A command without a shell: its own session, its input a file, its outputs kept apart."""
+
+# Plain calls and no path objects: a resident starts in every environment.
+# ruff: noqa: PTH112, PTH118
+
+import os
+
+from .acting import Action, Reply, Surroundings, failed
+from .capture import Capture, Pipe
+from .processes import end_session, exit_code
+
+_CANNOT_RUN = 126
+_NOT_FOUND = 127
+
+
+def unnamed() -> int:
+    """An empty file without a name, in memory where Python can make one there."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("treadle")
+    import tempfile  # before Python 3.8
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def held(content: bytes) -> int:
+    """A descriptor of an unnamed file with this content, at its start."""
+    if not content:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = unnamed()
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+class Command(Action):
+    """Runs from its first process's start to that process's end. What it left in the background goes on."""
+
+    def __init__(self, around: Surroundings, request: "dict[str, object]", stdin: bytes) -> None:
+        super().__init__(around, float(str(request["timeout_s"])))
+        self._pid = 0
+        self._pipes: dict[str, Pipe] = {}
+        argv = list(map(str, request["argv"]))  # type: ignore[call-overload]
+        cwd = os.path.join(around.cwd, str(request["cwd"]))
+        env = dict(around.env)
+        env.update(request["env"])  # type: ignore[call-overload]
+        if not os.path.isdir(cwd):
+            self.finish(
+                failed(
+                    "No such directory: " + (str(request["cwd"]) or cwd), exit_code=_CANNOT_RUN, stdout="", stderr=""
+                )
+            )
+            return
+        try:
+            self._start(argv, cwd, env, stdin, int(str(request["output_bytes"])))
+        except (OSError, ValueError) as error:
+            missing = isinstance(error, FileNotFoundError)
+            text = getattr(error, "strerror", None) or str(error)
+            code = _NOT_FOUND if missing else _CANNOT_RUN
+            self.finish(failed(f"{text}: {argv[0]}", exit_code=code, stdout="", stderr=""))
+
+    def _start(self, argv: "list[str]", cwd: str, env: "dict[str, str]", stdin: bytes, limit: int) -> None:
+        descriptors = [held(stdin)]
+        try:
+            for name in ("stdout", "stderr"):
+                reader, writer = os.pipe()
+                descriptors.append(writer)
+                self._pipes[name] = Pipe(reader, Capture(limit))
+            stdin_, stdout, stderr = descriptors
+            self._pid = self.around.spawner.spawn(argv, cwd, env, (stdin_, stdout, stderr))
+        except BaseException:
+            for pipe in self._pipes.values():
+                os.close(pipe.descriptor)
+            raise
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        for pipe in self._pipes.values():
+            self.around.events.pipe(pipe)
+        self.around.events.child(self._pid, self._ended)
+
+    def _ended(self, status: int) -> None:
+        reply = Reply(os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0, {"exit_code": exit_code(status)})
+        if not reply.passed:
+            reply.reason = f"exit code {exit_code(status)}"
+        if self.ended_by != "done":
+            reply.output["exit_code"] = None
+        for name, pipe in self._pipes.items():
+            pipe.drain()
+            take(reply, name, pipe)
+        self.finish(reply)
+
+    def end(self) -> None:
+        end_session(self._pid)
+
+
+def take(reply: Reply, name: str, pipe: Pipe) -> None:
+    """Move what a pipe's capture holds into the reply; what comes later is dropped."""
+    assert pipe.capture is not None
+    head, tail = pipe.capture.halves()
+    reply.parts += [(name, head), (name + "_tail", tail)]
+    reply.output[name + "_dropped"] = pipe.capture.dropped
+    pipe.capture = None

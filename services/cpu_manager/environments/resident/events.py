@@ -1,0 +1,94 @@
+"""The one loop of a resident: descriptors, timers and children, each with somebody who is told."""
+
+import contextlib
+import heapq
+import itertools
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable
+
+from .capture import Pipe
+
+
+class Events:
+    """Everything a resident waits for. Idle it waits for ever, without a timer."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._forgotten: set[int] = set()
+        self._numbers = itertools.count()
+        self._children: dict[int, Callable[[int], None]] = {}
+        self._woken, waking = os.pipe()
+        for descriptor in (self._woken, waking):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(waking)
+        # Handlers, not "ignore": what is ignored stays so in the programs that are started.
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        self.watch(self._woken, self.reap)
+
+    def watch(self, descriptor: int, told: "Callable[[], None]") -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, told)
+
+    def unwatch(self, descriptor: int) -> None:
+        self._selector.unregister(descriptor)
+
+    def pipe(self, pipe: Pipe) -> None:
+        """Read a pipe as it is written to, until its last writer is gone; then close it."""
+
+        def readable() -> None:
+            if not pipe.read():
+                self.unwatch(pipe.descriptor)
+                os.close(pipe.descriptor)
+                pipe.descriptor = -1
+
+        self.watch(pipe.descriptor, readable)
+
+    def after(self, seconds: float, told: "Callable[[], None]") -> int:
+        """Call `told` then, unless forgotten. Returns the timer's number."""
+        number = next(self._numbers)
+        heapq.heappush(self._timers, (time.monotonic() + seconds, number, told))
+        return number
+
+    def forget(self, timer: int) -> None:
+        if any(number == timer for _, number, _ in self._timers):
+            self._forgotten.add(timer)
+
+    def child(self, pid: int, told: "Callable[[int], None]") -> None:
+        """Tell of the end of a child, with its status as wait(2) gives it."""
+        self._children[pid] = told
+
+    def reap(self) -> None:
+        """Tell of every child that has ended by now."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            told = self._children.pop(pid, None)
+            if told is not None:
+                told(status)
+
+    def turn(self) -> None:
+        """Wait until something happens, and tell of all that has."""
+        timeout = None
+        while self._timers and self._timers[0][1] in self._forgotten:
+            self._forgotten.discard(heapq.heappop(self._timers)[1])
+        if self._timers:
+            timeout = max(self._timers[0][0] - time.monotonic(), 0)
+        for key, _ in self._selector.select(timeout):
+            if key.fd in self._selector.get_map():  # an earlier one of this turn may have ended it
+                key.data()
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            _, number, told = heapq.heappop(self._timers)
+            if number in self._forgotten:
+                self._forgotten.discard(number)
+            else:
+                told()

@@ -1,0 +1,156 @@
+"""Starting processes, and finding and ending those of one session."""
+
+# Plain calls and no path objects: a resident starts in every environment.
+# ruff: noqa: PTH123, PTH208
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+_SWEEPS = 200
+"""Rounds of killing or of looking before giving up."""
+_STOPPED = (b"T", b"t")
+_PAUSE_S = 0.005
+
+
+class Spawner:
+    """Starts programs in sessions of their own, as the first victims when memory runs out."""
+
+    def __init__(self) -> None:
+        try:
+            self._score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        except OSError:
+            self._score = -1
+
+    def _offer(self, score: bytes) -> None:
+        if self._score >= 0:
+            try:
+                os.pwrite(self._score, score, 0)
+            except OSError:
+                self._score = -1
+
+    def spawn(
+        self,
+        argv: "list[str]",
+        cwd: str,
+        env: "dict[str, str]",
+        streams: "tuple[int, int, int]",
+        kept: "tuple[int, ...]" = (),
+    ) -> int:
+        """Start a program. Returns its process id, which is also that of its session. Raises OSError or ValueError."""
+        stdin, stdout, stderr = streams
+        self._offer(b"1000")
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                cwd=cwd,
+                env=env,
+                pass_fds=kept,
+                start_new_session=True,
+            )
+        finally:
+            self._offer(b"0")
+        process.returncode = 0  # the loop reaps, not this object
+        return process.pid
+
+    def fork(self) -> int:
+        """Fork this process, the child as an early victim of memory. Returns as os.fork does."""
+        self._offer(b"1000")
+        pid = os.fork()
+        if pid:
+            self._offer(b"0")
+        return pid
+
+
+def _living() -> "Iterator[tuple[int, bytes, int, int]]":
+    """Each process there is but the dead: its id, state, session, and start in clock ticks."""
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open("/proc/" + name + "/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in (b"Z", b"X"):
+            yield int(name), fields[0], int(fields[3]), int(fields[19])
+
+
+def known(session: int) -> "frozenset[tuple[int, int]]":
+    """The living processes of a session, to be told apart from those that come later.
+
+    Their start alone would not do: it is told in hundredths of a second, and a line is quicker.
+    """
+    return frozenset((pid, start) for pid, _, of, start in _living() if of == session)
+
+
+def members(session: int, but: "frozenset[tuple[int, int]]" = frozenset()) -> "list[int]":
+    """The living processes of a session, `but` those that were known before."""
+    return [pid for pid, _, of, start in _living() if of == session and (pid, start) not in but]
+
+
+def stop_all() -> bool:
+    """Stop every process but this one, by one call that no fork outruns. Only for pid 1. Returns whether they are."""
+    if os.getpid() != 1:
+        return False
+    _kill(-1, signal.SIGSTOP)
+    for sweep in range(_SWEEPS):
+        if all(state in _STOPPED for pid, state, _, _ in _living() if pid != 1):
+            return True
+        _pause(sweep)
+    return False
+
+
+def go_on() -> bool:
+    """Let every process go on. Only for pid 1."""
+    if os.getpid() == 1:
+        _kill(-1, signal.SIGCONT)
+    return os.getpid() == 1
+
+
+def end_session(session: int, but: "frozenset[tuple[int, int]]" = frozenset()) -> None:
+    """Kill every process of a session, `but` those that were known before, and see them gone.
+
+    Who is killed and frozen before it could die would keep its memory until the next action.
+    """
+    for sweep in range(_SWEEPS):
+        left = members(session, but)
+        if not left:
+            return
+        if os.getpid() == 1:
+            _kill_standing_still(session, but)
+        for pid in left:
+            _kill(pid)
+        _pause(sweep)
+
+
+def _kill_standing_still(session: int, but: "frozenset[tuple[int, int]]") -> None:
+    """Kill them while nothing can fork: everything is stopped for a moment by one call, which no storm outruns."""
+    stopped = {pid for pid, state, _, _ in _living() if state in _STOPPED}
+    _kill(-1, signal.SIGSTOP)
+    for pid in members(session, but):
+        _kill(pid)
+    for pid, _, _, _ in _living():
+        if pid not in stopped and pid != 1:
+            _kill(pid, signal.SIGCONT)
+
+
+def _pause(sweep: int) -> None:
+    """Between two looks: short at first, and a second in all."""
+    time.sleep(min(_PAUSE_S, 1e-4 * 2 ** min(sweep, 8)))
+
+
+def _kill(pid: int, number: int = signal.SIGKILL) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def exit_code(status: int) -> int:
+    """A status of wait(2) the way a shell tells it: 128 and the signal where one ended it."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

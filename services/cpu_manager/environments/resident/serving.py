@@ -1,0 +1,257 @@
+"""Serving one manager: frames in, one action at a time, replies out.
+
+Started as `python3 -I -S resident.pyz fd:N` it serves the connected socket N and ends with it. Started with a path it
+listens there, and a new connection takes the place of the one before: the action that was running is ended first.
+"""
+
+# Plain calls and no path objects: a resident starts in every environment.
+# ruff: noqa: PTH100, PTH103, PTH108, PTH109, PTH118, PTH123
+
+import contextlib
+import ctypes
+import os
+import socket
+import struct
+import sys
+import time
+
+from . import archives, files, wire
+from .acting import Action, Reply, Surroundings, failed
+from .commands import Command
+from .events import Events
+from .processes import go_on, stop_all
+from .shells import Line, Sessions, reserve
+
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
+_CHUNK = 256 << 10
+_SEND_S = 30.0
+"""A manager that takes no bytes for so long is gone."""
+
+
+class Client:
+    """The connection to the manager of the moment."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.frames = wire.Frames()
+        connection.settimeout(_SEND_S)
+
+    def send(self, number: object, reply: Reply, wall_s: float) -> None:
+        header = {
+            "id": number,
+            "ended_by": reply.ended_by,
+            "passed": reply.passed,
+            "reason": reply.reason,
+            "wall_s": wall_s,
+            "output": reply.output,
+            "parts": [(name, len(content)) for name, content in reply.parts],
+        }
+        self.connection.sendall(wire.pack(header, b"".join(content for _, content in reply.parts)))
+
+
+class Resident:
+    """The whole helper."""
+
+    def __init__(self) -> None:
+        self.events = Events()
+        self._around = Surroundings(self.events, os.getcwd(), dict(os.environ))
+        self._image_env = dict(os.environ)
+        self._sessions = Sessions(self._around)
+        self._client: Client | None = None
+        self._listener: socket.socket | None = None
+        self._action: Action | None = None
+        self._number: object = None
+        self._asker: Client | None = None
+        self._over = False
+
+    def listen(self, path: str) -> None:
+        """Wait for managers at a socket of this name."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen(4)
+        self.events.watch(self._listener.fileno(), self._accept)
+        self._run()
+
+    def attend(self, connection: socket.socket) -> None:
+        """Serve this connection alone."""
+        self._serve(connection)
+        self._run()
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        connection, _ = self._listener.accept()
+        peer = struct.unpack("iii", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        if os.getpid() == 1 and not from_outside(peer):
+            connection.close()
+            return
+        if self._action is not None:
+            self._action.cancel()
+        self._hang_up()
+        self._serve(connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Take this connection for the manager's."""
+        self._client = Client(connection)
+        self.events.watch(connection.fileno(), self._readable)
+
+    def _hang_up(self) -> None:
+        if self._client is not None:
+            self.events.unwatch(self._client.connection.fileno())
+            self._client.connection.close()
+            self._client = None
+            self._over = self._listener is None
+
+    def _run(self) -> None:
+        """Until the manager hangs up, where there is only one."""
+        while not self._over:
+            self.events.turn()
+            self._answer()
+
+    def _readable(self) -> None:
+        assert self._client is not None
+        try:
+            data = self._client.connection.recv(_CHUNK)
+        except OSError:
+            data = b""
+        if not data:
+            if self._action is not None:
+                self._action.cancel()
+            self._hang_up()
+            return
+        self._client.frames.feed(data)
+        while self._client is not None:
+            try:
+                frame = self._client.frames.take()
+            except ValueError:
+                self._hang_up()
+                return
+            if frame is None:
+                return
+            self._take(*frame)
+
+    def _take(self, request: "dict[str, object]", body: bytes) -> None:
+        if request["op"] == "cancel":
+            if self._action is not None and request["id"] == self._number:
+                self._action.cancel()
+            return
+        if self._action is not None:
+            self._send(request["id"], failed("busy"), 0.0)
+            return
+        self._number, self._asker = request["id"], self._client
+        began = time.monotonic()
+        started = self._start(request, body)
+        if isinstance(started, Action):
+            self._action = started
+            self._answer()
+        else:
+            self._send(self._number, started, time.monotonic() - began)
+
+    def _answer(self) -> None:
+        """Tell how the action ended, if it has."""
+        if self._action is not None and self._action.reply is not None:
+            action, self._action = self._action, None
+            assert action.reply is not None
+            if self._asker is self._client:  # else nobody waits for it: a new manager never asked
+                self._send(self._number, action.reply, action.wall_s)
+
+    def _send(self, number: object, reply: Reply, wall_s: float) -> None:
+        if self._client is not None:
+            try:
+                self._client.send(number, reply, wall_s)
+            except OSError:
+                self._hang_up()
+
+    def _start(self, request: "dict[str, object]", body: bytes) -> "Action | Reply":
+        op = request["op"]
+        if op == "exec":
+            return Command(self._around, request, body)
+        if op == "bash":
+            return Line(self._sessions, request)
+        if op == "close_session":
+            return self._sessions.close(str(request["session"]))
+        if op == "settle":
+            return self._settle(request)
+        if op in ("stop", "go"):
+            return Reply(stop_all() if op == "stop" else go_on(), {})
+        if "path" in request:
+            return self._start_with_files(str(op), request, body)
+        return Reply(True, {}) if op == "ping" else failed(f"no such op: {op}")
+
+    def _start_with_files(self, op: str, request: "dict[str, object]", body: bytes) -> "Action | Reply":
+        shown, most = str(request["path"]), int(str(request.get("most", 0)))
+        path = os.path.join(self._around.cwd, shown)
+        if "\0" in path:
+            return failed("a path holds no NUL bytes")
+        if op == "read":
+            return files.read(path, shown, most)
+        if op == "write":
+            return files.write(path, shown, body, int(str(request["mode"])))
+        if op == "list":
+            return files.listing(path, shown, most)
+        timeout_s = float(str(request["timeout_s"]))
+        if op == "download":
+            return archives.Archive(
+                self._around, timeout_s, shown, lambda out: archives.pack(path, most, out), "archive"
+            )
+        if op == "upload":
+            return archives.Archive(self._around, timeout_s, shown, lambda out: archives.unpack(path, body, out))
+        return failed("no such op: " + op)
+
+    def _settle(self, request: "dict[str, object]") -> Reply:
+        """The working directory and the variables that every later action finds."""
+        cwd = str(request["cwd"])
+        if cwd:
+            try:
+                os.makedirs(cwd, exist_ok=True)
+            except OSError as error:
+                return failed(f"{error.strerror}: {cwd}")
+            self._around.cwd = os.path.abspath(cwd)
+        self._around.env = dict(self._image_env)
+        self._around.env.update(request["env"])  # type: ignore[call-overload]
+        return Reply(True, {"pid": os.getpid(), "cwd": self._around.cwd})
+
+
+def from_outside(pid: int) -> bool:
+    """Is this a manager's process? It is in no namespace that we can see, or it was put here by its container engine.
+
+    What began within has a parent within: orphans are adopted by pid 1.
+    """
+    if pid == 0:
+        return True
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1]) == 0
+    except OSError:
+        return False
+
+
+def close_to_others() -> None:
+    """Nothing of the same user may look into this process; orphans come to it."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def serve_descriptor(descriptor: int) -> None:
+    """Serve a connected socket until its other end closes."""
+    _begin().attend(socket.socket(fileno=descriptor))
+
+
+def main() -> None:
+    """Serve `fd:N` or a path, as the one argument says."""
+    where = sys.argv[1]
+    if where.startswith("fd:"):
+        serve_descriptor(int(where[3:]))
+    else:
+        _begin().listen(where)
+
+
+def _begin() -> Resident:
+    reserve()
+    resident = Resident()
+    close_to_others()
+    return resident

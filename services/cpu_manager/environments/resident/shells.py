@@ -1,0 +1,216 @@
+"""Persistent bash sessions: a line's variables, functions, directory and background jobs are there for the next one.
+
+Each session is an interactive bash without a terminal. It reads two commands of ours for every line: one sources the
+line from a file without a name, one tells its exit code over a pipe of its own. So a line with an open quote cannot
+swallow what follows, its output is complete when its code has come, and an interrupt ends the whole line alone.
+Where there is no bash, `sh` is asked the same.
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+from collections.abc import Callable
+
+from .acting import Action, Reply, Surroundings, failed
+from .capture import Capture, Pipe
+from .commands import take, unnamed
+from .processes import end_session, exit_code, known
+
+_BETWEEN_BYTES = 64 << 10
+"""Kept of what background jobs say between two lines."""
+_GRACE_S = 0.5
+"""An interrupted line has this long to end; its processes, once killed, again."""
+_HIGH = 230
+"""Our descriptors in bash begin here, out of the way of those that lines open."""
+_LOW = (6, 7)
+"""And in `sh`, which knows one digit: kept free by `reserve`."""
+
+_BASH = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
+_SH = ["sh", "-i"]
+_BEGIN_BASH = "unset HISTFILE; set +o history +H; export -n PS1 PS2\n"
+_BEGIN = 'exec 2>&1; __treadle_code() { return "$1"; }; __treadle_last=0\n'
+_LINE = """__treadle_code "$__treadle_last"; %(source)s /dev/fd/%(text)d %(codes)d>&- 0</dev/null
+__treadle_last=$?; printf '%%d\\n' "$__treadle_last" >&%(codes)d
+"""
+
+
+def reserve() -> None:
+    """Occupy every low descriptor, before anything else is opened."""
+    while os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) <= max(_LOW):
+        pass
+
+
+class Shell:
+    """One bash and its pipes. `told` is called with each line's exit code, `ended` with its own status."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._events = around.events
+        self.told: Callable[[int], None] | None = None
+        self.ended: Callable[[int], None] | None = None
+        self.over = False
+        self._text = unnamed()
+        orders, self._orders = os.pipe()
+        self._codes, codes = os.pipe()
+        reader, output = os.pipe()
+        self.output = Pipe(reader, Capture(_BETWEEN_BYTES))
+        try:
+            self.pid = self._start(around, orders, output, codes)
+        except OSError:
+            for descriptor in (self._text, self._orders, self._codes, reader):
+                os.close(descriptor)
+            raise
+        finally:
+            for descriptor in (orders, codes, output):
+                os.close(descriptor)
+        self._events.pipe(self.output)
+        self._events.watch(self._codes, self._code)
+        self._events.child(self.pid, self._ended)
+
+    def _start(self, around: Surroundings, orders: int, output: int, codes: int) -> int:
+        env = dict(around.env, PS1="", PS2="")
+        env.setdefault("TERM", "dumb")
+        silent = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)  # it complains that it has no terminal
+        streams = (orders, output, silent)
+        high = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, _HIGH) for one in (self._text, codes)]
+        try:
+            self._begin(_BEGIN_BASH + _BEGIN, ".", high[0], high[1])
+            return around.spawner.spawn(_BASH, around.cwd, env, streams, tuple(high))
+        except FileNotFoundError:
+            os.read(orders, 4096)
+            for one, low in zip((self._text, codes), _LOW):  # noqa: B905  # Python 3.6
+                os.dup2(one, low)
+            self._begin(_BEGIN, "command .", *_LOW)  # so that a broken line costs it no more than the line
+            return around.spawner.spawn(_SH, around.cwd, env, streams, _LOW)
+        finally:
+            for descriptor in [silent, *high]:
+                os.close(descriptor)
+
+    def _begin(self, begin: str, source: str, text: int, codes: int) -> None:
+        os.write(self._orders, begin.encode())
+        self._line = (_LINE % {"source": source, "text": text, "codes": codes}).encode()
+
+    def run(self, line: str, limit: int) -> None:
+        """Hand it a line. What background jobs said since the last one comes first."""
+        os.ftruncate(self._text, 0)
+        view = memoryview(line.encode("utf-8", "surrogateescape"))
+        at = 0
+        while at < len(view):
+            at += os.pwrite(self._text, view[at:], at)
+        self._collect(limit)
+        os.write(self._orders, self._line)
+
+    def _collect(self, limit: int) -> None:
+        fresh = Capture(limit)
+        if self.output.capture is not None:
+            fresh.absorb(self.output.capture)
+        self.output.capture = fresh
+
+    def _code(self) -> None:
+        said = os.read(self._codes, 64)
+        if not said:
+            self._events.unwatch(self._codes)
+        elif self.told is not None:
+            self.told(int(said.split()[-1]))
+
+    def _ended(self, status: int) -> None:
+        self.over = True
+        if self._codes >= 0 and self.ended is not None:
+            self.ended(status)
+
+    def gone(self) -> None:
+        """Let go of its pipes; its output is read on, for the sake of what it left in the background."""
+        with contextlib.suppress(KeyError):  # its end had come that way before
+            self._events.unwatch(self._codes)
+        for descriptor in (self._text, self._orders, self._codes):
+            os.close(descriptor)
+
+
+class Line(Action):
+    """One line in a session."""
+
+    def __init__(self, sessions: "Sessions", request: "dict[str, object]") -> None:
+        super().__init__(sessions.around, float(str(request["timeout_s"])))
+        self._sessions = sessions
+        self._name = str(request["session"])
+        self._restarted = False
+        line = str(request["line"])
+        if "\0" in line:
+            self.finish(failed("a line holds no NUL bytes"))
+            return
+        try:
+            self._shell, self._restarted = sessions.get(self._name)
+        except OSError as error:
+            self.finish(failed(f"no shell: {error.strerror or error}"))
+            return
+        self._before = known(self._shell.pid)
+        self._shell.told, self._shell.ended = self._told, self._exited
+        self._shell.run(line, int(str(request["output_bytes"])))
+
+    def _told(self, code: int) -> None:
+        self._finish(code, ended=False)
+        self._shell.output.capture = Capture(_BETWEEN_BYTES)
+
+    def _exited(self, status: int) -> None:
+        self._sessions.forget(self._name)
+        self._finish(exit_code(status), ended=True)
+
+    def _finish(self, code: int, *, ended: bool) -> None:
+        stopped = self.ended_by != "done"
+        if stopped:  # the shell has heard its foreground end; of a storm some may have missed the interrupt
+            end_session(self._shell.pid, self._before)
+        reply = Reply(code == 0, {"exit_code": None if stopped else code})
+        reply.reason = "" if reply.passed else f"exit code {code}"
+        self._shell.output.drain()
+        take(reply, "output", self._shell.output)
+        reply.output["session_ended"] = ended and not stopped
+        reply.output["session_restarted"] = self._restarted or (ended and stopped)
+        self._shell.told = self._shell.ended = None
+        self.finish(reply)
+
+    def end(self) -> None:
+        """Interrupt; then kill what the line started; then the shell itself."""
+        with contextlib.suppress(OSError):
+            os.killpg(self._shell.pid, signal.SIGINT)
+        self.around.events.after(_GRACE_S, self._kill_its_processes)
+
+    def _kill_its_processes(self) -> None:
+        if self.reply is None:
+            end_session(self._shell.pid, self._before)
+            self.around.events.after(_GRACE_S, self._kill_its_shell)
+
+    def _kill_its_shell(self) -> None:
+        if self.reply is None:
+            os.kill(self._shell.pid, signal.SIGKILL)
+            end_session(self._shell.pid, self._before)
+
+
+class Sessions:
+    """The shells of one environment by name. They begin with their first line."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self.around = around
+        self._shells: dict[str, Shell] = {}
+
+    def get(self, name: str) -> "tuple[Shell, bool]":
+        """The session's shell, and whether it had to be begun again because it died between two lines."""
+        self.around.events.reap()
+        shell = self._shells.get(name)
+        died = shell is not None and shell.over
+        if died:
+            self.forget(name)
+        if shell is None or died:
+            shell = self._shells[name] = Shell(self.around)
+        return shell, died
+
+    def forget(self, name: str) -> None:
+        self._shells.pop(name).gone()
+
+    def close(self, name: str) -> Reply:
+        """End a session's shell and what it left."""
+        shell = self._shells.get(name)
+        if shell is None:
+            return failed("no such session: " + name)
+        end_session(shell.pid)
+        self.forget(name)
+        return Reply(True, {})

@@ -1,0 +1,129 @@
+"""`pytest` and `make` of a bash line, told to use all cores: `pytest -n 4`, where xdist is there, and `make -j4`.
+
+Law: it must mean what it meant. So nothing is rewritten but plain lists of simple commands, such as
+`cd x && A=1 pytest -x | tail`, and of these only commands whose words can all be read here and name no width and
+nothing that forbids one. In any other line (quotes left open, heredocs, substitutions, compound commands) not a byte is
+changed. All that is done to a line is to put one word behind a command's name. The shell makes that word when it comes
+there, and makes none where xdist is not to be used (`xdist_probe`) or MAKEFLAGS has a width already.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Final
+
+from services.cpu_manager.environments import xdist_probe
+
+_TOKEN: Final = re.compile(
+    r"""
+      (?P<blank> (?: [ \t] | \\\n )+ | \#[^\n]* )
+    | (?P<redirection> &>>? | <(?!<)[>&]? | >[>&|]? )
+    | (?P<end> && | \|\| | \|& | [;&|\n] )
+    | (?P<word> (?: [^ \t\n;&|<>()'"`\\$]
+                  | \\[\s\S]
+                  | \$(?= \w | [?\#@*!-] | \{\w+\} )
+                  | '[^']*'
+                  | "(?: [^"`\\$] | \\[\s\S] | \$(?= \w | [?\#@*!-] | \{\w+\} ) )*"
+                )+ )
+    """,
+    re.VERBOSE,
+)
+"""A backquote, a parenthesis or a `$` of any other kind outside single quotes is no token."""
+
+_COMPOUND: Final = re.compile(
+    r"[!{}]|\[\[|case|coproc|do|done|elif|else|esac|fi|for|function|if|select|then|time|until|while"
+)
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=")
+_DECIDES: Final = re.compile(r"(PATH|(GNU)?MAKEFLAGS)\+?=")
+"""Variables that, set for a command alone, say which program it is or how wide: the word is made without them."""
+
+_PYTEST: Final = re.compile(r"(?:[\w./+-]*/)?(?:pytest|py\.test)")
+_PYTEST_OWN: Final = re.compile(xdist_probe.DECIDED)
+_PYTHON: Final = re.compile(r"(?:[\w./+-]*/)?python[\d.]*")
+_FOUND: Final = "__treadle_python"
+"""A variable of the substitution's own: the first line of the script `pytest`, which names its Python."""
+_MAKE: Final = re.compile(r"(?:[\w./+-]*/)?g?make")
+_MAKE_OWN: Final = re.compile(r"-[^-]*j|--jobs")
+
+Command = list[re.Match[str]]
+"""The words of a simple command."""
+
+
+def widened(line: str, cores: int) -> str:
+    """The line with its `pytest` and `make` on so many cores; the line itself where nothing can be done, or safely."""
+    commands = _commands(line) if "pytest" in line or "py.test" in line or "make" in line else ()
+    insertions = [insertion for command in commands if (insertion := _insertion(command, cores)) is not None]
+    for at, word in reversed(insertions):
+        line = f"{line[:at]} {word}{line[at:]}"
+    return line
+
+
+def _commands(line: str) -> list[Command]:
+    """The line's simple commands; none where it is more than a list of them."""
+    commands: list[Command] = [[]]
+    before = "end"
+    for token in _tokens(line):
+        if token is None:
+            return []
+        if token.lastgroup == "end":
+            commands.append([])
+        elif token.lastgroup == "word" and before != "redirection":
+            if not commands[-1] and _COMPOUND.fullmatch(token[0]):
+                return []
+            commands[-1].append(token)
+        before = token.lastgroup or ""
+    return commands
+
+
+def _tokens(line: str) -> Iterator[re.Match[str] | None]:
+    """Its tokens, without blanks and comments; None at the first character that begins none."""
+    at = 0
+    while at < len(line):
+        token = _TOKEN.match(line, at)
+        if token is None or token.lastgroup != "blank":
+            yield token
+        if token is None:
+            return
+        at = token.end()
+
+
+def _insertion(command: Command, cores: int) -> tuple[int, str] | None:
+    """Where a word goes into the line, and which; None for a command that stays as it is."""
+    texts = [word[0] for word in command]
+    first = next((place for place, text in enumerate(texts) if not _ASSIGNMENT.match(text)), len(texts))
+    assigned, called = texts[:first], texts[first:]
+    if not called or any("$" in text for text in called) or any(map(_DECIDES.match, assigned)):
+        return None
+    name, *rest = called
+    if _MAKE.fullmatch(name):
+        return None if _says(_MAKE_OWN, rest) else (command[first].end(), _for_make(cores))
+    if _PYTHON.fullmatch(name) and rest[:2] == ["-m", "pytest"]:
+        place, python, rest = first + 2, name, rest[2:]
+    elif _PYTEST.fullmatch(name):
+        place, python = first, ""
+    else:
+        return None
+    if _says(_PYTEST_OWN, rest):
+        return None
+    asks = " ".join([*assigned, python or f"${{{_FOUND}#??}}", f"-c '{_probe()}' {cores}", *rest])
+    if not python:
+        asks = f'read -r {_FOUND} <"$(command -v {name})"; case ${_FOUND} in ("#!"*python*) {asks};; esac'
+    return command[place].end(), f"$({{ {asks}; }} 2>/dev/null </dev/null)"
+
+
+def _for_make(cores: int) -> str:
+    return f'$(case "${{MAKEFLAGS-}} ${{GNUMAKEFLAGS-}}" in (*j*) ;; (*) echo -j{cores};; esac)'
+
+
+def _says(pattern: re.Pattern[str], words: list[str]) -> bool:
+    return any(pattern.match(re.sub(r"['\"\\]", "", word)) for word in words)
+
+
+@cache
+def _probe() -> str:
+    """The probe's source as one line without single quotes."""
+    return f"exec({json.dumps(inspect.getsource(xdist_probe))});main()"

@@ -1,0 +1,60 @@
+"""Work that needs nothing but a sandbox: one grant's parameters to a grader, and its verdict back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from services.cpu_manager.graders.protocol import Bench, Grader
+from services.cpu_manager.results import Done, encode_output, lost, refused
+from services.cpu_manager.sandbox.protocol import Sandbox
+from services.cpu_manager.tenancy import TenantSandbox
+from shared import log
+from shared.messages.grants import Granted
+
+_log = log.get(__name__)
+
+
+@dataclass(slots=True)
+class Grading:
+    """The graders of this node and the sandbox they work in."""
+
+    graders: Mapping[str, Grader[Any]]
+    """By action kind."""
+    sandbox: Sandbox
+    output_bytes: int
+    guard_s: float
+    """What has not ended so long after its limit is our failure."""
+
+    async def grade(self, grant: Granted, cores: frozenset[int]) -> Done:
+        """Execute it on these cores. Raises nothing but its cancellation."""
+        grader = self.graders.get(grant.work)
+        if grader is None:
+            return refused(f"this node does not execute {grant.work}")
+        try:
+            params = msgspec.json.decode(grant.params, type=grader.params)
+            sandbox = TenantSandbox(self.sandbox, grant.tenant)
+            bench = Bench(sandbox=sandbox, cores=cores, timeout_s=grant.timeout_s, tenant=grant.tenant)
+            async with asyncio.timeout(grant.timeout_s + self.guard_s):
+                verdict = await grader.grade(params, bench)
+            output = encode_output(verdict.output, self.output_bytes)
+        except TimeoutError:
+            return lost(f"no end {self.guard_s:g} s after its limit of {grant.timeout_s:g} s")
+        except (ValueError, msgspec.MsgspecError) as error:
+            return refused(str(error))
+        except Exception as error:  # noqa: BLE001  # a grader's bug is our failure, never a verdict
+            _log.exception("grader_crashed", action=grant.action, work=grant.work)
+            return lost(f"grader crashed: {type(error).__name__}")
+        return Done(
+            verdict.status,
+            verdict.passed,
+            verdict.score,
+            output,
+            verdict.reason,
+            verdict.cpu_s,
+            verdict.peak_memory_bytes,
+        )

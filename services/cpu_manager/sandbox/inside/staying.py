@@ -1,0 +1,47 @@
+"""The one process of an environment that is ours: pid 1 of its namespaces, which becomes the resident for good.
+
+It gives up every right like a program does, so that being taken over would gain nothing; but as pid 1 it cannot be
+killed or stopped from inside, adopts every orphan, and takes the whole environment with it when it ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from services.cpu_manager.sandbox.inside import program, wire
+from services.cpu_manager.sandbox.walls import syscalls
+
+if TYPE_CHECKING:
+    from services.cpu_manager.sandbox.inside.cell import Inheritance
+
+_OF_THE_ZYGOTE: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONDONTWRITEBYTECODE")
+
+
+def live(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -> NoReturn:
+    """Wait for the order and the connection, close the last doors, and serve until the manager hangs up.
+
+    Raises OSError for what fails before; the caller tells it.
+    """
+    assert inheritance.resident is not None
+    packet, received = wire.receive(control, 1)
+    if not packet:
+        os._exit(0)
+    order = wire.unpack(packet)
+    assert isinstance(order, wire.Order)
+    os.environ.update(dict.fromkeys(("HOME", "TMPDIR", "PWD"), slot.home))
+    for name in _OF_THE_ZYGOTE:
+        os.environ.pop(name, None)
+    program.give_up_rights(inheritance.plan, slot)
+    os.sched_setaffinity(0, order.cores)
+    program.limit(order, own=1)  # itself
+    inheritance.filter.install()
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # until it has opened its own files in /proc
+    wire.send(control, wire.STARTED)
+    control.detach()
+    syscalls.close_all_but(0, 1, 2, received[0])
+    gc.enable()
+    inheritance.resident(received[0])
+    os._exit(0)

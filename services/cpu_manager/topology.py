@@ -1,0 +1,93 @@
+"""Which of a node's cores share a NUMA node and which are hardware threads of one physical core.
+
+Asked of the kernel (`/sys/devices/system`), or described by a setting: NUMA nodes parted by `/`, physical cores by `,`,
+hardware threads of one physical core by `+`; `a-b` are physical cores of one thread each. `0+4,1+5/2+6,3+7` are two
+NUMA nodes of two cores with two threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from shared.policy.cores import Topology
+
+SYSTEM = Path("/sys/devices/system")
+
+Siblings = frozenset[int]
+"""Hardware threads of one physical core, by their numbers: what Treadle calls cores."""
+
+
+def topology(setting: str, usable: frozenset[int]) -> Topology:
+    """Of the usable cores: as the setting says, else as the kernel does.
+
+    Raises:
+        ValueError: the setting cannot be.
+    """
+    return described(setting, usable) if setting else asked(usable)
+
+
+def described(text: str, usable: frozenset[int]) -> Topology:
+    """As a setting describes it.
+
+    Raises:
+        ValueError: it is no description, names a core twice, or leaves usable ones out.
+    """
+    nodes = [[core for part in node.split(",") for core in _cores(part)] for node in text.split("/")]
+    named = [thread for node in nodes for core in node for thread in core]
+    if len(named) > len(set(named)):
+        raise ValueError(f"the topology {text!r} names a core twice")
+    if missing := usable - set(named):
+        raise ValueError(f"the topology {text!r} leaves out the usable cores {sorted(missing)}")
+    return _restricted(nodes, usable)
+
+
+def asked(usable: frozenset[int], system: Path = SYSTEM) -> Topology:
+    """As the kernel shows it. What it does not show is one node, and no threads."""
+    nodes: list[list[Siblings]] = []
+    left = set(usable)
+    for directory in sorted(system.glob("node/node[0-9]*"), key=lambda path: int(path.name.removeprefix("node"))):
+        mine = left & set(_numbers(_read(directory / "cpulist")))
+        left -= mine
+        nodes.append(_physical(mine, system))
+    return _restricted([*nodes, _physical(left, system)], usable)
+
+
+def _physical(cores: Iterable[int], system: Path) -> list[Siblings]:
+    """These cores, siblings together, in order."""
+    seen: dict[Siblings, None] = {}
+    for core in sorted(cores):
+        siblings = _read(system / f"cpu/cpu{core}/topology/thread_siblings_list")
+        seen[frozenset({core, *_numbers(siblings)})] = None
+    return list(seen)
+
+
+def _restricted(nodes: Iterable[Iterable[Siblings]], usable: frozenset[int]) -> Topology:
+    """Without what may not be used, and what is empty then."""
+    kept = (tuple(tuple(sorted(mine)) for core in node if (mine := core & usable)) for node in nodes)
+    return Topology(tuple(node for node in kept if node))
+
+
+def _cores(part: str) -> Iterator[Siblings]:
+    try:
+        if "+" in part:
+            yield frozenset(int(thread) for thread in part.split("+"))
+        else:
+            yield from (frozenset({core}) for core in _numbers(part))
+    except ValueError:
+        raise ValueError(f"{part!r} describes no cores; `0-3`, `0,1` and `0+4` do") from None
+
+
+def _numbers(text: str) -> Iterator[int]:
+    """The kernel's way of writing sets: `0-3,8`."""
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            yield from range(int(first), int(last or first) + 1)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,137 @@
+"""Shell sessions: which there are is kept in Valkey, so any replica knows; what they run is actions like all others."""
+
+from __future__ import annotations
+
+import math
+import re
+import uuid
+from typing import Any
+
+import msgspec
+
+from services.proxy.asgi import Call
+from services.proxy.swerex.acting import OUTPUT_BYTES, act, body, request_id, within
+from services.proxy.swerex.forms import (
+    BashAction,
+    BashInterruptAction,
+    CloseSession,
+    CreateSession,
+    Raised,
+    swerex_error,
+)
+from shared.bus.connection import command, patiently
+from shared.errors import TreadleError
+
+MOST_SESSIONS = 64
+CHECK_S = 10.0
+"""For asking bash whether it can read a command."""
+PROMPT = "SHELLPS1PREFIX"
+"""What the original's shells show when they are done."""
+
+_escapes = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\^_])")
+_create = msgspec.json.Decoder(CreateSession)
+_close = msgspec.json.Decoder(CloseSession)
+_action = msgspec.json.Decoder(BashAction | BashInterruptAction)
+
+
+async def create_session(call: Call, trajectory: str) -> dict[str, Any]:
+    """Begin a shell by sourcing what it shall source."""
+    asked = await body(call, _create.decode)
+    await _claim(call, trajectory, asked.session)
+    line = " ; ".join(f"source {path}" for path in asked.startup_source) or ":"
+    try:
+        params = {"line": line, "session": asked.session}
+        answered = await act(call, trajectory, "env.bash", params, within(asked.startup_timeout))
+        if answered.ended == "timeout":
+            raise swerex_error("CommandTimeoutError", f"timeout after {asked.startup_timeout} seconds: {line!r}")
+    except (Raised, TreadleError):
+        await _ask(call, "HDEL", _key(trajectory), asked.session)
+        raise
+    return {"output": _plain(answered.output.get("output", "")), "session_type": "bash"}
+
+
+async def _claim(call: Call, trajectory: str, session: str) -> None:
+    """Note that the session is there; the same request may do so again."""
+    opened, key = await call.world.trajectories.opened(trajectory), _key(trajectory)
+    token = request_id(call) or uuid.uuid4().hex
+    if await _ask(call, "HLEN", key) >= MOST_SESSIONS:
+        raise swerex_error("SwerexException", f"more than {MOST_SESSIONS} sessions")
+    is_new = await _ask(call, "HSETNX", key, session, token)
+    await _ask(call, "EXPIRE", key, math.ceil(opened.environment.lifetime_s + call.world.settings.keep_trajectory_s))
+    if not is_new and await _ask(call, "HGET", key, session) != token.encode():
+        raise swerex_error("SessionExistsError", f"session {session} already exists")
+
+
+async def close_session(call: Call, trajectory: str) -> dict[str, Any]:
+    """End a shell."""
+    asked = await body(call, _close.decode)
+    await _known(call, trajectory, asked.session)
+    await act(call, trajectory, "env.close_session", {"session": asked.session})
+    await _ask(call, "HDEL", _key(trajectory), asked.session)
+    return {"session_type": "bash"}
+
+
+async def run_in_session(call: Call, trajectory: str) -> dict[str, Any]:
+    """A command in a shell, or an interrupt."""
+    asked = await body(call, _action.decode)
+    await _known(call, trajectory, asked.session)
+    if isinstance(asked, BashInterruptAction):
+        return _observation("", 0)
+    if asked.is_interactive_command or asked.is_interactive_quit or asked.expect:
+        raise swerex_error("SwerexException", "interactive programs are not supported: environments have no terminal")
+    if "\n" in asked.command.strip():  # of one line nothing is executed where bash cannot read it
+        await _check(call, trajectory, asked.command)
+    params = {"line": asked.command, "session": asked.session, "output_bytes": OUTPUT_BYTES}
+    answered = await act(call, trajectory, "env.bash", params, within(asked.timeout))
+    if answered.ended == "timeout":
+        what = f"timeout after {asked.timeout} seconds while running command {asked.command!r}"
+        raise swerex_error("CommandTimeoutError", what)
+    output, exit_code = _plain(answered.output.get("output", "")), answered.output.get("exit_code")
+    if exit_code and ("syntax error" in output or "unexpected EOF" in output):
+        await _check(call, trajectory, asked.command)
+    if asked.check == "raise" and exit_code != 0:
+        told = f"{asked.error_msg}: " if asked.error_msg else ""
+        failed = f"command {asked.command!r} failed with exit code {exit_code}. Its output:\n{output!r}"
+        raise swerex_error("NonZeroExitCodeError", told + failed)
+    return _observation(output, None if asked.check == "ignore" else exit_code)
+
+
+async def _known(call: Call, trajectory: str, session: str) -> None:
+    if not await _ask(call, "HEXISTS", _key(trajectory), session):
+        raise swerex_error("SessionDoesNotExistError", f"session {session!r} does not exist")
+
+
+async def _check(call: Call, trajectory: str, line: str) -> None:
+    """Can bash read it? Where there is no bash the shell itself will say."""
+    params = {"argv": ["bash", "-n"], "stdin": line}
+    checked = (await act(call, trajectory, "env.exec", params, CHECK_S, step="check")).output
+    exit_code, stderr = checked.get("exit_code"), str(checked.get("stderr", ""))
+    if exit_code and exit_code not in (126, 127):
+        extra = {"bash_stdout": str(checked.get("stdout", "")), "bash_stderr": stderr}
+        what = f"bash cannot read the command {line!r} (exit code {exit_code}):\n{stderr}"
+        raise swerex_error("BashIncorrectSyntaxError", what, **extra)
+
+
+def _key(trajectory: str) -> str:
+    return f"swerex:{trajectory}"
+
+
+async def _ask(call: Call, *words: Any) -> Any:
+    async def attempt() -> Any:
+        return await command(call.world.redis, *words)
+
+    return await patiently(attempt, what="keeping sessions", patience_s=call.world.settings.submit_patience_s)
+
+
+def _observation(output: str, exit_code: int | None) -> dict[str, Any]:
+    return {
+        "output": output,
+        "exit_code": exit_code,
+        "failure_reason": "",
+        "expect_string": PROMPT,
+        "session_type": "bash",
+    }
+
+
+def _plain(output: str) -> str:
+    return _escapes.sub("", output).replace("\r\n", "\n")

@@ -1,0 +1,134 @@
+"""What an action costs and how it scales (ARL-Tangram §4.1), from the forms trainers write to what the journal keeps.
+
+The same forms stand in a task's stages, in plain actions and in actions of trajectories:
+
+    units       resource -> 2 (fixed), [1, 8] (fewest and most), {"any_of": [1, 2, 4, 8]} (these amounts alone)
+    elasticity  {"1": 1.0, "4": 0.8} (a table of E(m)), {"model": "amdahl", "serial": 0.05},
+                {"model": "power", "exponent": 0.9}
+    duration_s  seconds on one unit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from shared.policy.elasticity import Elasticity, by_table
+
+MOST_UNITS: Final = 1024
+MOST_DURATION_S: Final = 86_400.0
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(?!\n)$")]
+"""Letters, digits, dot, dash, underscore; at most 64."""
+
+
+class AnyOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A set of amounts: `{"any_of": [1, 2, 4, 8]}`."""
+
+    any_of: list[int]
+
+
+# Nothing in the union is constrained: msgspec 0.22 mixes up the bounds of a union's members. `formulated` has them.
+Units = Mapping[Name, int | list[int] | AnyOf]
+"""Resource -> units as a body on a hot route has them."""
+Scaling = Annotated[
+    Mapping[str, float | str],
+    msgspec.Meta(examples=[{"1": 1.0, "4": 0.8}, {"model": "amdahl", "serial": 0.05}]),
+]
+"""Elasticity as a body on a hot route has it."""
+Duration = Annotated[float, msgspec.Meta(gt=0, le=MOST_DURATION_S)]
+
+
+class Choice(Protocol):
+    """A set of amounts, in whichever form it was read."""
+
+    @property
+    def any_of(self) -> Sequence[int]: ...
+
+
+Amount = int | Sequence[int] | Choice
+
+
+class Formulation(NamedTuple):
+    """What `StageWork` keeps of cost and elasticity, under the same names."""
+
+    cost: dict[str, tuple[int, int]]
+    """Resource -> (fewest, most) units."""
+    amounts: tuple[int, ...]
+    """Of the pool's resource where a set was given, ascending; else empty."""
+    elasticity: Elasticity | None
+    """None: it does not scale."""
+
+
+class _Amdahl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="model", tag="amdahl"):
+    serial: Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class _Power(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="model", tag="power"):
+    exponent: Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+_Table = dict[Annotated[int, msgspec.Meta(ge=1, le=MOST_UNITS)], Annotated[float, msgspec.Meta(gt=0, le=1)]]
+
+
+def formulated(units: Mapping[str, Amount], scaling: Mapping[Any, Any], pool: str) -> Formulation:
+    """Cost and elasticity of work that queues in `pool` (`shared.messages.kinds.pool_of(units, node_class)`).
+
+    Raises:
+        ValueError: units that cannot be granted, or an elasticity that means nothing; the message says what to write.
+    """
+    cost: dict[str, tuple[int, int]] = {}
+    amounts: tuple[int, ...] = ()
+    for resource, amount in units.items():
+        if isinstance(amount, int):
+            cost[resource] = _bounds(resource, amount, amount)
+        elif isinstance(amount, Sequence):
+            if len(amount) != 2:
+                raise ValueError(f"units.{resource}: a list is [fewest, most]; a set of amounts is {{'any_of': [...]}}")
+            cost[resource] = _bounds(resource, *amount)
+        else:
+            allowed = _allowed(resource, amount, pool.partition("@")[0])
+            cost[resource] = allowed[0], allowed[-1]
+            amounts = allowed if len(allowed) > 1 else ()
+    return Formulation(cost, amounts, elasticity_of(scaling))
+
+
+def _bounds(resource: str, fewest: int, most: int) -> tuple[int, int]:
+    if fewest > most:
+        raise ValueError(f"units.{resource}: [fewest, most]: {fewest} is more than {most}")
+    if fewest < 0 or most > MOST_UNITS:
+        raise ValueError(f"units.{resource}: {fewest if fewest < 0 else most} is not from 0 to {MOST_UNITS}")
+    return fewest, most
+
+
+def _allowed(resource: str, choice: Choice, key: str) -> tuple[int, ...]:
+    if resource != key:
+        raise ValueError(f"units.{resource}: a set of amounts is for {key} alone; write one amount")
+    allowed = sorted(set(choice.any_of))
+    if not allowed or allowed[0] < 1 or allowed[-1] > MOST_UNITS:
+        raise ValueError(f"units.{resource}: any_of lists amounts from 1 to {MOST_UNITS}")
+    return tuple(allowed)
+
+
+def elasticity_of(scaling: Mapping[Any, Any]) -> Elasticity | None:
+    """E(m) from a table or a named model; None for an empty table.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if not scaling:
+        return None
+    try:
+        if "model" not in scaling:
+            return by_table(msgspec.convert(scaling, _Table, str_keys=True))
+        model = msgspec.convert(scaling, _Amdahl | _Power)
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            f'elasticity: {error}. Write units -> efficiency as {{"1": 1.0, "4": 0.8}}, or '
+            '{"model": "amdahl", "serial": 0..1}, or {"model": "power", "exponent": 0..1}'
+        ) from error
+    if isinstance(model, _Amdahl):
+        return Elasticity("amdahl", serial=model.serial)
+    return Elasticity("power", exponent=model.exponent)

@@ -1,0 +1,142 @@
+"""Typed doors to the server-side functions in `trajectories.lua`. All are atomic and safe to repeat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from redis.asyncio import Redis
+
+from shared.bus.connection import command
+from shared.bus.functions import call
+from shared.messages.environments import LOCAL, EnvironmentSpec
+from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
+from shared.units import Epoch, Seconds
+
+PLACEMENTS = "placements"
+READ_AT_ONCE = 512
+
+
+class Opening(NamedTuple):
+    """What `open_trajectory` says."""
+
+    code: Literal["opened", "repeated", "conflict", "full"]
+    """Conflict: under this key another trajectory was opened; full: too many are open."""
+    trajectory: str
+    """The trajectory of this key; empty where too many are open."""
+
+
+class Placement(msgspec.Struct, frozen=True, array_like=True):
+    """Where an environment stands."""
+
+    node: str
+    units: dict[str, int]
+    """What it holds of that node for its whole life."""
+
+
+class Standing(NamedTuple):
+    """What is known of a trajectory's life."""
+
+    state: str
+    """`open`, or how it ended; empty: there is no record (any more)."""
+    reason: str
+
+
+_OPENINGS: dict[int, Any] = {1: "opened", 0: "repeated", -1: "conflict", -2: "full"}
+_placement = msgspec.msgpack.Decoder(Placement)
+pack = msgspec.msgpack.Encoder().encode
+"""A placement as it is kept."""
+
+
+async def open_trajectory(
+    redis: Redis,
+    trajectory: str,
+    spec: EnvironmentSpec,
+    *,
+    idempotency_key: str,
+    digest: bytes,
+    most: int,
+    keep_s: Seconds,
+    node_class: str,
+    fields: dict[str, Any],
+) -> Opening:
+    """Open a trajectory, once per idempotency key.
+
+    Args:
+        redis: where.
+        trajectory: its id, if it is new.
+        spec: its environment; an image that has to be pulled is hinted at.
+        idempotency_key: the caller's; empty: none.
+        digest: of all that was asked for; the same key with another is a conflict.
+        most: so many may be open in the whole mesh.
+        keep_s: its record stays so long after its end.
+        node_class: where it will live.
+        fields: what else its record shall hold.
+
+    Raises:
+        Overloaded: Valkey's memory bound; nothing was opened.
+    """
+    hint = b""
+    if spec.image != LOCAL:
+        hint = TRAJECTORIES.encode(EnvironmentsExpected(images=[spec.image], node_class=node_class))
+    flat = [part for pair in fields.items() for part in pair]
+    lives_s, kept_s = math.ceil(spec.lifetime_s), max(1, math.ceil(keep_s))
+    arguments = (trajectory, idempotency_key, digest, most, lives_s, kept_s, hint)
+    code, known = await call(redis, "open_trajectory", *arguments, *flat)
+    return Opening(_OPENINGS[code], known.decode())
+
+
+async def close_trajectory(redis: Redis, trajectory: str, reason: str) -> bool:
+    """End an open trajectory by its trainer's word; one that has ended stays as it is. False: there is none."""
+    return bool(await call(redis, "close_trajectory", trajectory, reason) == 1)
+
+
+async def forget(redis: Redis, epoch: Epoch, ends: Sequence[tuple[str, str, str]]) -> None:
+    """Environments are no more: (trajectory, how it ended or `unmade`, why) each.
+
+    Raises:
+        Deposed: this leader's epoch is over; nothing was written.
+    """
+    await call(redis, "forget", epoch, *(part for end in ends for part in end))
+
+
+async def expire_trajectories(redis: Redis, epoch: Epoch, *, most: int = 256) -> list[str]:
+    """End open trajectories whose time is over and of which nobody says so. At most so many at once.
+
+    Raises:
+        Deposed: this leader's epoch is over; nothing was written.
+    """
+    return [name.decode() for name in await call(redis, "expire_trajectories", epoch, most)]
+
+
+async def expect(redis: Redis, images: Sequence[str], node_class: str = "") -> None:
+    """Hint that environments of these images will be asked for."""
+    message = TRAJECTORIES.encode(EnvironmentsExpected(images=list(images), node_class=node_class))
+    await command(redis, "XADD", TRAJECTORIES.name, "MAXLEN", "~", TRAJECTORIES.maxlen, "*", "m", message)
+
+
+async def read_placements(redis: Redis) -> AsyncIterator[dict[str, Placement]]:
+    """Every environment that was placed and has not ended, in chunks; one may come twice."""
+    cursor = b"0"
+    while True:
+        cursor, flat = await command(redis, "HSCAN", PLACEMENTS, cursor, "COUNT", READ_AT_ONCE)
+        if flat:
+            pairs = zip(flat[::2], flat[1::2], strict=True)
+            yield {name.decode(): _placement.decode(packed) for name, packed in pairs}
+        if cursor == b"0":
+            return
+
+
+async def read_standings(redis: Redis, trajectories: Sequence[str]) -> dict[str, Standing]:
+    """How these trajectories stand; so many round trips as there are times `READ_AT_ONCE` of them."""
+    found: dict[str, Standing] = {}
+    for start in range(0, len(trajectories), READ_AT_ONCE):
+        chunk = trajectories[start : start + READ_AT_ONCE]
+        pipe = redis.pipeline(transaction=False)
+        for trajectory in chunk:
+            pipe.hmget(f"trajectory:{trajectory}", ["state", "reason"])
+        for trajectory, (state, reason) in zip(chunk, await pipe.execute(), strict=True):
+            found[trajectory] = Standing((state or b"").decode(), (reason or b"").decode())
+    return found

@@ -1,0 +1,60 @@
+"""What a trajectory's environment is, and what can be done in one: the contract between the door and the nodes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+LOCAL = "local"
+"""The image that is no image: an environment made of the node's own toolchain, in the sandbox's walls."""
+
+MOST_SETUP = 64
+MOST_VARIABLES = 256
+MOST_LIVES_S = 86_400.0
+
+MEMORY = "memory_mb"
+"""The resource that environments hold for their whole life."""
+
+Image = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*(?!\n)$")]
+Lives = Annotated[float, msgspec.Meta(gt=0, le=MOST_LIVES_S)]
+Variable = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(?!\n)$", max_length=128)]
+
+
+class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One environment as its trainer asks for it. A node adds nothing to it."""
+
+    image: Annotated[
+        str, msgspec.Meta(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*(?!\n)$")
+    ] = LOCAL
+    """`local`, or an image of a container engine."""
+    memory_mb: Annotated[int, msgspec.Meta(ge=32, le=1 << 20)] = 1024
+    """Held on its node for its whole life; more than that ends what asks for it."""
+    disk_mb: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 1024
+    """What it may write."""
+    pids: Annotated[int, msgspec.Meta(ge=8, le=65_536)] = 256
+    """Processes and threads at once."""
+    env: Annotated[dict[Variable, str], msgspec.Meta(max_length=MOST_VARIABLES)] = {}
+    """Variables that every command finds."""
+    setup: Annotated[list[str], msgspec.Meta(max_length=MOST_SETUP)] = []
+    """Bash lines run once, in order, before the first action. One that fails ends the trajectory's first action as
+    `refused`, with its output."""
+    setup_timeout_s: Lives = 300.0
+    """For making it: image, container and set-up lines together."""
+    workdir: str = ""
+    """Where commands start; empty: the image's own, or the private directory of a local one."""
+    network: bool = False
+    """It may reach the network. `local` environments never may."""
+    read_only: bool = False
+    """The image's files cannot be changed; /tmp and `workdir` can."""
+    idle_s: Lives = 1800.0
+    """It ends so long after its last action."""
+    lifetime_s: Lives = 21_600.0
+    """It ends so long after its first action, whatever it does."""
+
+
+Encoding = Literal["utf-8", "base64"]
+"""How bytes travel in JSON."""
+
+Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+Session = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+(?!\n)$")]

@@ -1,0 +1,130 @@
+"""Trajectories against a real mesh whose node may be killed: the calls that tests of episodes are made of."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from shared.testing.servers import running_valkey, temporary_home
+from tests.e2e.processes import Service, running_service
+from tests.e2e.replicas import LEASE_S, is_ready, leads, until
+
+Json = dict[str, Any]
+WAIT_S = 60
+NODE = f"episodes-{os.getpid()}"
+"""Containers are told apart by it: two runs of these tests on one engine do not sweep each other's."""
+
+
+@dataclass
+class Scene:
+    """One proxy and one manager, which can be killed and started anew under the same name."""
+
+    proxy: Service
+    redis_url: str
+    environ: dict[str, str]
+    managers: ExitStack = field(default_factory=ExitStack)
+    manager: Service | None = None
+
+    def start_manager(self) -> None:
+        """A new incarnation of the node, which can work soon. On the main thread: a child dies with its thread."""
+        node = {"CPU_MANAGER_NODE": NODE, "CPU_MANAGER_HEARTBEAT_S": "0.4", **self.environ}
+        service = self.managers.enter_context(running_service("cpu_manager", self.redis_url, **node))
+        self.manager = service
+
+    async def until_ready(self) -> None:
+        """Wait until the node can work."""
+        assert self.manager is not None
+        service = self.manager
+        await until(lambda: is_ready(service))
+
+    def kill_manager(self) -> None:
+        """`kill -9`."""
+        assert self.manager is not None
+        self.manager.kill()
+
+
+@contextmanager
+def running_scene(**environ: str) -> Iterator[Scene]:
+    """`environ`: settings of the manager."""
+    with temporary_home() as home, running_valkey(home) as url:
+        settings = {"PROXY_LEASE_S": str(LEASE_S)}
+        with running_service("proxy", url, **settings) as proxy:
+            asyncio.run(until(lambda: leads(proxy)))
+            scene = Scene(proxy, url, environ)
+            with scene.managers:
+                scene.start_manager()
+                asyncio.run(scene.until_ready())
+                yield scene
+
+
+class Trainer:
+    """Opens trajectories and acts in them."""
+
+    def __init__(self, http: aiohttp.ClientSession) -> None:
+        self._http = http
+        self.opened: list[str] = []
+        """Every trajectory so far, in order."""
+
+    async def open(self, **environment: Any) -> str:
+        """A fresh trajectory."""
+        async with self._http.post("/v1/trajectories", json={"environment": environment}) as response:
+            assert response.status == 201, await response.text()
+            self.opened.append(str((await response.json())["id"]))
+        return self.opened[-1]
+
+    async def act(self, trajectory: str, kind: str, params: Json, timeout_s: float = 30.0, **more: Any) -> Json:
+        """One action, and its answer."""
+        body = {"kind": kind, "params": params, "timeout_s": timeout_s, **more}
+        async with self._http.post(f"/v1/trajectories/{trajectory}/actions?wait={WAIT_S}", json=body) as response:
+            answer: Json = await response.json(content_type=None)
+            assert response.status in (200, 409), answer
+            return answer
+
+    async def bash(self, trajectory: str, line: str, **more: Any) -> Json:
+        """One bash line, and its answer."""
+        return await self.act(trajectory, "env.bash", {"line": line}, **more)
+
+    async def view(self, trajectory: str) -> Json:
+        """How it stands."""
+        async with self._http.get(f"/v1/trajectories/{trajectory}") as response:
+            view: Json = await response.json()
+            return view
+
+    async def close(self, trajectory: str) -> None:
+        """It is over."""
+        async with self._http.delete(f"/v1/trajectories/{trajectory}") as response:
+            assert response.status < 300, await response.text()
+
+    async def used(self) -> dict[str, int]:
+        """What the node says that it uses."""
+        async with self._http.get("/v1/nodes") as response:
+            nodes = (await response.json())["nodes"]
+        return dict(next(node["used"] for node in nodes if node["name"] == NODE))
+
+    async def until_used(self, **wanted: int) -> None:
+        """Wait until the node says that it uses this much."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                if wanted.items() <= (await self.used()).items():
+                    return
+                await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def trainer_of(scene: Scene) -> AsyncIterator[Trainer]:
+    """A trainer at the scene's proxy."""
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=2 * WAIT_S)
+    async with aiohttp.ClientSession(scene.proxy.url, connector=connector, timeout=timeout) as http:
+        trainer = Trainer(http)
+        try:
+            yield trainer
+        finally:  # also after a failure: the next test finds the node empty
+            for trajectory in trainer.opened:
+                await trainer.close(trajectory)

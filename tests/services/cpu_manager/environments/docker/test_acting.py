@@ -1,0 +1,199 @@
+"""What a container does for its trajectory, held past the engine and through it. The image has no Python."""
+
+import asyncio
+import base64
+import time
+
+import pytest
+
+from services.cpu_manager.environments.docker.direct import Direct
+from services.cpu_manager.environments.docker.runtime import DockerRuntime
+from services.cpu_manager.environments.docker.through_engine import ThroughEngine
+from shared.messages.kinds import EnvDownload, EnvExec, EnvList, EnvRead, EnvUpload, EnvWrite
+from tests.services.cpu_manager.environments.docker.containers import (
+    CORE,
+    Acting,
+    containers_of,
+    docker_says,
+    node_name,
+)
+
+past_the_engine = pytest.mark.parametrize("runtime", ["direct"], indirect=True, scope="module")
+"""What the engine itself tells late, or only when it is asked."""
+
+pytestmark = [pytest.mark.docker, pytest.mark.asyncio(loop_scope="module")]
+
+
+async def test_each_way_of_holding_a_container_is_the_one_that_was_asked_for(
+    acting: Acting, request: pytest.FixtureRequest
+) -> None:
+    wanted = Direct if "direct" in request.node.callspec.id else ThroughEngine
+    assert isinstance(acting.environment.hold, wanted)
+
+
+async def test_an_image_without_python_has_a_resident_all_the_same(acting: Acting) -> None:
+    assert not (await acting.exec("python3", "-c", "0")).passed
+    assert (await acting.exec("cat", "/proc/1/comm")).output["stdout"] == "loader\n"
+
+
+async def test_files_shells_and_background_processes_stay_from_one_action_to_the_next(acting: Acting) -> None:
+    await acting.says("cd /tmp; word=kept; sleep 300 & echo $! > background")
+    assert await acting.says("pwd; echo $word; kill -0 $(cat background) && echo running") == "/tmp\nkept\nrunning"
+
+
+async def test_files_go_in_and_out(acting: Acting) -> None:
+    act = acting.environment.act
+    assert (await act("env.write", EnvWrite(path="/tmp/in/a", content="words\n"), CORE, 20)).passed
+    assert (await act("env.read", EnvRead(path="/tmp/in/a"), CORE, 20)).output["content"] == "words\n"
+    taken = await act("env.download", EnvDownload(path="/tmp/in"), CORE, 20)
+    assert (await act("env.upload", EnvUpload(path="/tmp/out", archive=taken.output["archive"]), CORE, 20)).passed
+    assert await acting.says("cat /tmp/out/in/a") == "words"
+    listed = await act("env.list", EnvList(path="/tmp/in"), CORE, 20)
+    assert [entry["name"] for entry in listed.output["entries"]] == ["a"]
+
+
+async def test_bytes_pass_unchanged_in_any_number(acting: Acting) -> None:
+    content = base64.b64encode(bytes(range(256)) * 8192).decode()  # 2 MiB
+    act = acting.environment.act
+    assert (await act("env.write", EnvWrite(path="/tmp/b", content=content, encoding="base64"), CORE, 20)).passed
+    assert (await act("env.read", EnvRead(path="/tmp/b", encoding="base64"), CORE, 20)).output["content"] == content
+
+
+async def test_an_action_runs_on_the_cores_it_was_granted(acting: Acting) -> None:
+    status = await acting.says("grep Cpus_allowed_list /proc/self/status")
+    assert status.split()[1] == ",".join(map(str, CORE))
+
+
+async def test_an_action_over_its_time_is_ended_and_the_environment_goes_on(acting: Acting) -> None:
+    end = await acting.exec("sleep", "300", timeout_s=0.2)
+    assert (end.ended_by, end.passed) == ("wall-limit", None)
+    assert await acting.says("echo on") == "on"
+
+
+async def test_a_cancelled_action_is_ended_and_the_environment_goes_on(acting: Acting) -> None:
+    running = asyncio.create_task(acting.exec("sh", "-c", "touch /tmp/begun; exec sleep 4321"))
+    await asyncio.wait({running}, timeout=0.5)
+    running.cancel()
+    await asyncio.wait({running})
+    assert running.cancelled()
+    assert await acting.says("ps -e -o args | grep -c '^sleep 4321' || true") == "0"
+
+
+async def test_between_actions_a_busy_loop_uses_no_core(acting: Acting) -> None:
+    await acting.says("while :; do :; done & echo $! > /tmp/busy")
+    name = acting.environment.container
+    pid = int(docker_says("inspect", "--format", "{{.State.Pid}}", name))
+    used = ticks_of_children(pid)
+    time.sleep(0.5)  # noqa: ASYNC251  # real time has to pass, and nothing of ours run
+    assert ticks_of_children(pid) == used
+    await acting.says("kill $(cat /tmp/busy)")
+
+
+async def test_what_forks_without_pause_is_frozen_after_every_action(runtime: DockerRuntime, bare_image: str) -> None:
+    """A freezer of version 1 may miss a process that is being forked."""
+    async with Acting.making(runtime, bare_image) as made:
+        await made.says("for i in 1 2 3; do while :; do /bin/true; done & done")
+        for _ in range(20):
+            assert (await made.exec("true")).passed
+        if isinstance(made.environment.hold, Direct):
+            before = await made.environment.hold.used()
+            time.sleep(0.2)  # noqa: ASYNC251  # real time has to pass, and nothing of ours run
+            assert (await made.environment.hold.used()).cpu_s == before.cpu_s
+
+
+def ticks_of_children(pid: int) -> int:
+    """Of the busy loop and everything else that the container's first process started, user and system."""
+    total = 0
+    for child in docker_children(pid):
+        with open(f"/proc/{child}/stat", encoding="ascii") as file:  # noqa: PTH123
+            fields = file.read().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total
+
+
+def docker_children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:  # noqa: PTH123
+        return [int(child) for child in file.read().split()]
+
+
+@past_the_engine
+async def test_what_an_action_used_is_told(runtime: DockerRuntime, acting: Acting) -> None:
+    end = await acting.bash(
+        "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; head -c 40M /dev/zero | tail -c 30M | wc -c"
+    )
+    assert end.cpu_s > 0.01
+    assert end.peak_memory_bytes > 30 << 20
+
+
+async def test_24_environments_act_at_once(runtime: DockerRuntime, bare_image: str) -> None:
+    async def one(number: int) -> str:
+        async with Acting.making(runtime, bare_image, memory_mb=64) as made:
+            await made.says(f"echo {number} > /tmp/number; sleep 300 &")
+            timed_out = await made.exec("sleep", "300", timeout_s=0.2)
+            assert timed_out.ended_by == "wall-limit"
+            return await made.says("cat /tmp/number; jobs | grep -c sleep")
+
+    said = await asyncio.gather(*(one(number) for number in range(24)))
+    assert said == [f"{number}\n1" for number in range(24)]
+
+
+async def test_closing_leaves_nothing_behind(
+    bare_image: str, request: pytest.FixtureRequest, runtime: DockerRuntime
+) -> None:
+    node = node_name()
+    other = await DockerRuntime.open(node, past_engine="direct" in request.node.callspec.id)
+    async with Acting.making(other, bare_image) as made:
+        await made.says("sleep 300 &")
+        assert containers_of(node) == [made.environment.container]
+        await other.close()
+        assert not made.environment.alive
+        end = await made.exec("true")
+    assert (end.ended_by, end.reason) == ("lost", "it was closed")
+    assert containers_of(node) == []
+    assert node not in docker_says("volume", "ls", "--quiet")
+
+
+async def test_closing_while_it_acts_ends_the_action(runtime: DockerRuntime, bare_image: str) -> None:
+    async with Acting.making(runtime, bare_image) as made:
+        running = asyncio.create_task(made.exec("sleep", "300"))
+        await asyncio.wait({running}, timeout=0.3)
+        await made.environment.close()
+        assert ((await running).ended_by, made.environment.alive) == ("lost", False)
+
+
+async def test_a_container_killed_from_outside_is_lost_and_says_why(runtime: DockerRuntime, bare_image: str) -> None:
+    async with Acting.making(runtime, bare_image) as made:
+        running = asyncio.create_task(made.exec("sleep", "300"))
+        await asyncio.wait({running}, timeout=0.3)
+        docker_says("kill", made.environment.container)
+        end = await running
+        assert (end.ended_by, end.reason) == ("lost", "its container was ended (exit code 137)")
+        assert not made.environment.alive
+
+
+async def test_a_container_removed_from_outside_is_lost_and_says_why(runtime: DockerRuntime, bare_image: str) -> None:
+    async with Acting.making(runtime, bare_image) as made:
+        docker_says("rm", "--force", made.environment.container)
+        end = await made.exec("true")
+        assert (end.ended_by, end.reason) == ("lost", "its container was removed")
+        assert not made.environment.alive
+
+
+@past_the_engine
+async def test_a_frozen_container_that_dies_is_known_to_be_dead(runtime: DockerRuntime, bare_image: str) -> None:
+    """Past the engine without asking it: its first process's descriptor tells."""
+    async with Acting.making(runtime, bare_image) as made:
+        docker_says("kill", made.environment.container)
+        async with asyncio.timeout(10):
+            while made.environment.alive:  # noqa: ASYNC110  # there is nobody to tell: nothing acts
+                await asyncio.sleep(0.01)
+
+
+async def test_the_same_command_says_the_same_in_both_images(
+    runtime: DockerRuntime, acting: Acting, tools_image: str
+) -> None:
+    params = EnvExec(argv=["sh", "-c", "echo out; echo err >&2; exit 3"], env={"A": "b"})
+    async with Acting.making(runtime, tools_image) as tools:
+        ends = [await made.environment.act("env.exec", params, CORE, 20) for made in (acting, tools)]
+    assert ends[0].output == ends[1].output
+    assert ends[0].output["exit_code"] == 3

@@ -1,0 +1,176 @@
+"""Pulls against a registry that the test plays: once for all who ask, a few at a time, again when it stumbles."""
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from services.cpu_manager.environments.docker.engine import EngineRefusal
+from services.cpu_manager.environments.docker.images import ATTEMPTS, Images
+from services.cpu_manager.environments.protocol import BadEnvironment, RuntimeUnavailable
+
+
+class Registry:
+    """A `Source`. `fails` are raised by the next pulls, in order."""
+
+    def __init__(self, *fails: Exception) -> None:
+        self.here: set[str] = set()
+        self.pulls: Counter[str] = Counter()
+        self.fails = list(fails)
+        self.open = asyncio.Event()
+        self.open.set()
+        self.asked = asyncio.Event()
+        self.at_once = self.most_at_once = 0
+
+    async def image(self, name: str) -> dict[str, Any] | None:
+        if name not in self.here:
+            return None
+        return {"Id": f"sha256:{name}", "Os": "linux", "Architecture": "amd64", "Config": {"WorkingDir": "/work"}}
+
+    async def pull(self, name: str, timeout_s: float) -> None:
+        self.pulls[name] += 1
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.asked.set()
+        try:
+            await asyncio.sleep(0)
+            await self.open.wait()
+            if self.fails:
+                raise self.fails.pop(0)
+            self.here.add(name)
+        finally:
+            self.at_once -= 1
+
+
+class Pauses:
+    """Instead of waiting: how long it would have been."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+def images(registry: Registry, pauses: Pauses | None = None, pulls_at_once: int = 2) -> Images:
+    return Images(registry, pulls_at_once=pulls_at_once, pause=pauses or Pauses(), rng=random.Random(0))
+
+
+async def test_an_image_is_pulled_once_however_many_ask() -> None:
+    registry = Registry()
+    node = images(registry)
+    found = await asyncio.gather(*(node.get("a:1") for _ in range(64)))
+    assert {image.workdir for image in found} == {"/work"}
+    assert registry.pulls == {"a:1": 1}
+
+
+async def test_an_image_that_is_here_is_not_pulled() -> None:
+    registry = Registry()
+    registry.here.add("a:1")
+    assert (await images(registry).get("a:1")).platform == "linux/amd64"
+    assert not registry.pulls
+
+
+async def test_pulls_at_once_are_bounded() -> None:
+    registry = Registry()
+    node = images(registry, pulls_at_once=2)
+    await asyncio.gather(*(node.get(f"a:{n}") for n in range(8)))
+    assert (registry.most_at_once, registry.pulls.total()) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    "stumble",
+    [
+        EngineRefusal(500, "Get https://registry/v2/: dial tcp: i/o timeout"),
+        EngineRefusal(0, "toomanyrequests: rate exceeded"),
+        RuntimeUnavailable("the container engine did not pull a:1 within 1800 s"),
+    ],
+    ids=["registry out of reach", "rate limit", "engine silent"],
+)
+async def test_a_stumbling_registry_is_asked_again_after_longer_and_longer_pauses(stumble: Exception) -> None:
+    registry, pauses = Registry(stumble, stumble, stumble), Pauses()
+    await images(registry, pauses).get("a:1")
+    assert registry.pulls["a:1"] == 4
+    assert len(pauses.seconds) == 3
+    # Half of each pause is chance: [0.25, 0.5), [0.5, 1), [1, 2).
+    assert all(0.25 * 2**n <= pause < 0.5 * 2**n for n, pause in enumerate(pauses.seconds))
+
+
+async def test_a_pull_that_broke_off_is_begun_again() -> None:
+    """The engine's stream ends without an error, and there is no image."""
+
+    class BreakingOff(Registry):
+        async def pull(self, name: str, timeout_s: float) -> None:
+            await super().pull(name, timeout_s)
+            if self.pulls[name] == 1:
+                self.here.clear()
+
+    registry = BreakingOff()
+    await images(registry).get("a:1")
+    assert registry.pulls["a:1"] == 2
+
+
+async def test_a_registry_that_goes_on_failing_is_our_failure() -> None:
+    registry = Registry(*[EngineRefusal(500, "dial tcp: connection refused")] * ATTEMPTS)
+    with pytest.raises(RuntimeUnavailable, match="connection refused"):
+        await images(registry).get("a:1")
+    assert registry.pulls["a:1"] == ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        EngineRefusal(404, "manifest for a:1 not found: manifest unknown"),
+        EngineRefusal(404, "pull access denied for a, repository does not exist or may require 'docker login'"),
+        EngineRefusal(0, "no matching manifest for linux/amd64 in the manifest list entries"),
+        EngineRefusal(400, "invalid reference format"),
+    ],
+)
+async def test_an_image_that_is_not_to_be_had_is_told_at_once(refusal: EngineRefusal) -> None:
+    registry, pauses = Registry(refusal), Pauses()
+    with pytest.raises(BadEnvironment, match="'a:1'"):
+        await images(registry, pauses).get("a:1")
+    assert (registry.pulls["a:1"], pauses.seconds) == (1, [])
+
+
+async def test_a_broken_image_is_the_error_of_those_who_asked_for_it_alone() -> None:
+    registry = Registry(EngineRefusal(404, "not found"))
+    node = images(registry, pulls_at_once=1)
+    bad, good = await asyncio.gather(node.get("bad:1"), node.get("good:1"), return_exceptions=True)
+    assert isinstance(bad, BadEnvironment)
+    assert not isinstance(good, BaseException)
+
+
+async def test_after_a_failure_the_next_who_asks_tries_anew() -> None:
+    registry = Registry(EngineRefusal(404, "not found"))
+    node = images(registry)
+    with pytest.raises(BadEnvironment):
+        await node.get("a:1")
+    assert (await node.get("a:1")).id == "sha256:a:1"
+
+
+async def test_one_who_gives_up_waiting_does_not_end_the_pull_of_others() -> None:
+    registry = Registry()
+    registry.open.clear()
+    node = images(registry)
+    impatient, patient = asyncio.create_task(node.get("a:1")), asyncio.create_task(node.get("a:1"))
+    await registry.asked.wait()
+    impatient.cancel()
+    await asyncio.wait({impatient})
+    registry.open.set()
+    assert (await patient).id == "sha256:a:1"
+    assert registry.pulls["a:1"] == 1
+
+
+async def test_closing_gives_up_what_is_being_pulled() -> None:
+    registry = Registry()
+    registry.open.clear()
+    node = images(registry)
+    waiting = asyncio.create_task(node.get("a:1"))
+    await registry.asked.wait()
+    await node.close()
+    await asyncio.wait({waiting})
+    assert waiting.cancelled()
+    assert registry.at_once == 0

@@ -1,0 +1,136 @@
+"""A manager that was killed leaves containers; the next one of the same node takes them up."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from services.cpu_manager.environments.docker.runtime import DockerRuntime
+from tests.services.cpu_manager.environments.docker.containers import Acting, containers_of, docker_says, node_name
+
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker")]
+
+# A manager's life: it makes an environment of an image on a node, and is in the middle of an action when it is killed.
+LIFE = """
+import asyncio, sys
+from services.cpu_manager.environments.docker.runtime import DockerRuntime
+from tests.services.cpu_manager.environments.docker.containers import CORE, EnvBash, EnvironmentSpec
+
+async def main(node, past_engine, image):
+    runtime = await DockerRuntime.open(node, past_engine=past_engine == "direct")
+    spec = EnvironmentSpec(image=image, env={"WORD": "kept"}, memory_mb=64, workdir="/work")
+    environment = await runtime.create("told", spec, CORE)
+    await environment.act("env.bash", EnvBash(line="here=in_the_shell; sleep 1234 & echo $! > background"), CORE, 20)
+    line = "echo begun > begun; while :; do :; done"
+    acting = asyncio.ensure_future(environment.act("env.bash", EnvBash(line=line, session="busy"), CORE, 600))
+    await asyncio.sleep(0.5)
+    print(environment.container, flush=True)
+    await acting
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@contextlib.asynccontextmanager
+async def killed_life(node: str, way: str, image: str) -> AsyncIterator[str]:
+    """The container that a manager left when it was killed with an action under way."""
+    life = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", LIFE, node, way, image),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[5],
+    )
+    assert life.stdout is not None
+    try:
+        container = (await asyncio.wait_for(life.stdout.readline(), 60)).decode().strip()
+        assert container, "the life ended before its environment was made"
+    finally:
+        life.send_signal(signal.SIGKILL)
+        await life.wait()
+    try:
+        yield container
+    finally:
+        for left in containers_of(node):
+            docker_says("rm", "--force", "--volumes", left)
+
+
+@pytest.mark.parametrize("after", ["direct", "through the engine"])
+@pytest.mark.parametrize("before", ["direct", "through the engine"])
+async def test_a_container_outlives_a_killed_manager_and_is_taken_up(bare_image: str, before: str, after: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("writing a container's control groups needs root")
+    node = node_name()
+    async with killed_life(node, before, bare_image) as container:
+        runtime = await DockerRuntime.open(node, past_engine=after == "direct")
+        try:
+            (survivor,) = await runtime.survivors()
+            assert (survivor.trajectory, survivor.alive, survivor.spec.memory_mb) == ("told", True, 64)
+            assert survivor.spec.env == {"WORD": "kept"}
+            assert 0 < survivor.age_s < 60  # type: ignore[attr-defined]
+            made = Acting(survivor)  # type: ignore[arg-type]
+            assert made.environment.container == container
+            assert await made.says("echo $here $WORD; pwd; cat begun") == "in_the_shell kept\n/work\nbegun"
+            assert await made.says("kill -0 $(cat background) && echo running") == "running"
+            # What acted when its manager was killed has ended: nothing but shells and the background sleep is left.
+            assert "R" not in await made.says("ps -e -o stat,args | grep -v ps | cut -c 1 | sort -u")
+        finally:
+            await runtime.close()
+        assert containers_of(node) == []
+
+
+async def test_what_is_beyond_repair_is_removed(bare_image: str) -> None:
+    node = node_name()
+    async with killed_life(node, "direct", bare_image) as container:
+        docker_says("kill", container)
+        strange = docker_says("create", "--label", f"treadle.node={node}", bare_image, "true")
+        runtime = await DockerRuntime.open(node)
+        try:
+            assert set(containers_of(node)) == {container, strange}
+            assert await runtime.survivors() == []
+        finally:
+            await runtime.close()
+        assert containers_of(node) == []
+
+
+async def test_the_volume_of_an_earlier_version_goes_with_its_last_container(bare_image: str) -> None:
+    node = node_name()
+    earlier = f"treadle-carried-{node}-{'0' * 12}"
+    mount = f"type=volume,source={earlier},target=/run/treadle/carried"
+    docker_says("create", "--label", f"treadle.node={node}", "--mount", mount, bare_image, "true")
+    runtime = await DockerRuntime.open(node)
+    assert await runtime.survivors() == []
+    await runtime.close()
+    assert containers_of(node) == []
+    assert earlier not in docker_says("volume", "ls", "--quiet")
+
+
+async def test_another_nodes_containers_are_left_in_peace(bare_image: str) -> None:
+    runtime, other = await DockerRuntime.open(node_name()), await DockerRuntime.open(node_name())
+    try:
+        async with Acting.making(runtime, bare_image) as made:
+            assert await other.survivors() == []
+            await other.close()
+            assert await made.says("echo here") == "here"
+    finally:
+        await runtime.close()
+
+
+async def test_a_living_managers_containers_are_not_taken_for_left_behind(bare_image: str) -> None:
+    """Two meshes on one host have nodes of the same name by default."""
+    node = node_name()
+    first = await DockerRuntime.open(node)
+    try:
+        second = await DockerRuntime.open(node)
+        try:
+            async with Acting.making(first, bare_image) as ours, Acting.making(second, bare_image) as theirs:
+                assert await second.survivors() == []
+                assert (await ours.says("echo here"), await theirs.says("echo there")) == ("here", "there")
+        finally:
+            await second.close()
+    finally:
+        await first.close()
+    assert containers_of(node) == []

@@ -1,0 +1,74 @@
+"""Short words for what the tests do in an environment, and looks at it from outside."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
+from services.cpu_manager.environments.protocol import ActEnd, Environment
+from shared.messages.environments import EnvironmentSpec
+from shared.messages.kinds import ENVIRONMENT_KINDS
+
+CORES = sorted(os.sched_getaffinity(0))
+CORE = frozenset(CORES[:1])
+SMALL = EnvironmentSpec(memory_mb=256, disk_mb=64, pids=64)
+
+
+async def act(
+    environment: Environment, kind: str, *, cores: frozenset[int] = CORE, timeout_s: float = 20.0, **params: Any
+) -> ActEnd:
+    """One action: `kind` without its `env.`."""
+    name = f"env.{kind}"
+    return await environment.act(name, ENVIRONMENT_KINDS[name](**params), cores, timeout_s)
+
+
+async def says(environment: Environment, line: str, *, cores: frozenset[int] = CORE) -> str:
+    """What a line says that has to succeed."""
+    end = await act(environment, "bash", line=line, cores=cores)
+    assert end.passed, end
+    return str(end.output["output"]).rstrip("\n")
+
+
+async def in_background(environment: Environment, mark: str, code: str = "while True: pass") -> None:
+    """Leave a Python program running that can be `found` by its mark."""
+    begun = f"begun-{mark}"
+    program = f"open({begun!r}, 'w'); exec({code!r})"
+    await act(environment, "write", path=f"{mark}.py", content=program)
+    await says(environment, f"python3 {mark}.py & until [ -e {begun} ]; do sleep 0.01; done")
+
+
+def cpu_s_of(pid: int) -> float:
+    """CPU time of a process and its threads so far, in the kernel's own nanoseconds."""
+    with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:  # noqa: PTH123
+        return int(file.read().split()[0]) / 1e9
+
+
+def found(mark: str) -> list[int]:
+    """Processes of this machine with `mark` among their arguments, but zombies."""
+    pids = []
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                with open(f"/proc/{name}/cmdline", "rb") as file:  # noqa: PTH123
+                    if mark.encode() in file.read():
+                        pids.append(int(name))
+            except OSError:
+                continue
+    return pids
+
+
+async def until_found(mark: str) -> None:
+    await until(lambda: bool(found(mark)), f"{mark} never ran")
+
+
+async def until_gone(mark: str) -> None:
+    await until(lambda: not found(mark), f"{mark} still runs")
+
+
+async def until(holds: Callable[[], bool], problem: str) -> None:
+    """Wait ten seconds at most."""
+    for _ in range(1000):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(problem)

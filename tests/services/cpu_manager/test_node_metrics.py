@@ -1,0 +1,72 @@
+"""What a node counts: how attempts end, which environments stand, how long making one takes and why they end."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from prometheus_client import REGISTRY
+
+from services.cpu_manager.metrics import observe
+from shared.messages.outcomes import RECALLED, ExecutionStatus, Finished, Outcome, Started
+from tests.services.cpu_manager.node_parts import Bed, in_environment, turns
+
+PREFIX = "treadle_cpu_manager_"
+
+
+def sample(name: str, **labels: str) -> float:
+    """Of this process's metrics, which other tests have moved before."""
+    return REGISTRY.get_sample_value(PREFIX + name, labels) or 0.0
+
+
+def finished(status: ExecutionStatus, reason: str = "") -> Finished:
+    return Finished(
+        action="a",
+        node="n",
+        incarnation="1",
+        epoch=1,
+        attempt=1,
+        stage=0,
+        status=status,
+        reason=reason,
+        execution_s=2.0,
+    )
+
+
+@pytest.mark.parametrize("status", get_args(ExecutionStatus))
+def test_every_way_to_end_is_counted_and_told(status: ExecutionStatus) -> None:
+    told: list[Outcome] = []
+    report = observe(told.append)
+    before, spent = sample("attempts_total", status=status), sample("execution_seconds_sum")
+
+    report(finished(status))
+
+    assert told == [finished(status)]
+    assert sample("attempts_total", status=status) - before == 1
+    assert sample("execution_seconds_sum") - spent == pytest.approx(2.0)
+
+
+def test_what_was_not_executed_is_told_and_not_counted() -> None:
+    told: list[Outcome] = []
+    report = observe(told.append)
+    before = sample("attempts_total", status="lost")
+
+    report(finished("lost", RECALLED))
+    report(Started(action="a", node="n", epoch=1, attempt=1))
+
+    assert (len(told), sample("attempts_total", status="lost") - before) == (2, 0)
+
+
+async def test_environments_are_counted_from_their_making_to_their_end() -> None:
+    bed = Bed()
+    closed, made = sample("environments_ended_total", reason="closed"), "environment_creation_seconds_count"
+    standing, before = sample("environments"), sample(made, runtime="local")
+    bed.attempts.begin(in_environment(begins=True))
+    await bed.settled()
+    assert (sample("environments") - standing, sample(made, runtime="local") - before) == (1, 1)
+
+    bed.attempts.close_environment("t")
+    await turns()
+
+    assert sample("environments") == standing
+    assert sample("environments_ended_total", reason="closed") - closed == 1

@@ -1,0 +1,122 @@
+"""A node with its own sandbox and the runtime that stands on it: grants in, outcomes and ends out, nothing faked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.cpu_manager.environments.opening import open_runtimes
+from services.cpu_manager.sandbox.local import LocalSandbox
+from services.cpu_manager.sandbox.rungs import NoSandboxError
+from services.cpu_manager.settings import CpuManagerSettings
+from shared.messages.outcomes import Finished
+from tests.services.cpu_manager.node_parts import Bed, in_environment, turns
+from tests.shared.bus.soon import soon
+
+SETTINGS = CpuManagerSettings.model_validate({"engine": "none", "output_bytes": 4096})
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+async def bed() -> AsyncIterator[Bed]:
+    try:
+        sandbox = await LocalSandbox.create()
+    except NoSandboxError as error:
+        pytest.skip(f"no sandbox can be had here: {error}")
+    try:
+        async with open_runtimes(SETTINGS, sandbox) as opened:
+            if not opened.runtimes.names:
+                pytest.skip(f"no local runtime: {opened.labels['runtime.local']}")
+            bed = Bed(
+                cores=sorted(os.sched_getaffinity(0)),
+                output_bytes=SETTINGS.output_bytes,
+                guard_s=PATIENCE_S,
+                runtimes=opened.runtimes,
+            )
+            yield bed
+            await bed.attempts.stop()
+    finally:
+        await sandbox.close()
+
+
+async def act(bed: Bed, action: str, line: str, **rest: Any) -> tuple[Finished, Any]:
+    """A bash line in the trajectory's environment: its outcome, and what it printed."""
+    bed.attempts.begin(in_environment(action, line=line, **{"timeout_s": PATIENCE_S, **rest}))
+    outcome = (await bed.settled())[-1]
+    return outcome, msgspec.json.decode(outcome.output).get("output")
+
+
+async def test_an_environment_lives_from_one_action_to_the_next_until_it_is_closed(bed: Bed) -> None:
+    first, _ = await act(bed, "a", "seen=1; mkdir d; cd d; echo kept > file", begins=True)
+    second, said = await act(bed, "b", 'echo "$seen in $(basename $PWD): $(cat file)"')
+    third, _ = await act(bed, "c", "exit 3")
+
+    assert [(one.status, one.passed) for one in (first, second, third)] == [("ok", True), ("ok", True), ("ok", False)]
+    assert said == "1 in d: kept\n"
+    bed.attempts.close_environment("t")
+    await bed.trajectories.closed(PATIENCE_S)
+    assert (bed.ended(), bed.memory.used) == ([("t", "closed")], 0)
+    assert (await act(bed, "late", "true"))[0].status == "environment-lost"
+
+
+async def test_what_meets_its_limit_or_is_cancelled_leaves_the_environment(bed: Bed) -> None:
+    await act(bed, "a", "echo kept > file", begins=True)
+    slow, _ = await act(bed, "b", "sleep 600", timeout_s=0.3)
+    bed.attempts.begin(in_environment("c", line="touch begun; sleep 600", timeout_s=600.0))
+    await turns(20)
+    bed.attempts.revoke("c", 1)
+    cancelled = (await bed.settled())[-1]
+    after, said = await act(bed, "d", "cat file")
+
+    assert (slow.status, cancelled.status) == ("timeout", "cancelled")
+    assert (after.status, said, bed.ended()) == ("ok", "kept\n", [])
+
+
+async def test_a_file_beyond_what_a_node_sends_is_not_sent_in_part(bed: Bed) -> None:
+    await act(bed, "a", "head -c 100000 /dev/zero | tr '\\0' x > large; echo small > small", begins=True)
+    for path in ("small", "large"):
+        params = msgspec.json.encode({"path": path})
+        bed.attempts.begin(in_environment(path, work="env.read", params=params, timeout_s=PATIENCE_S))
+    _, small, large = await bed.settled()
+
+    assert (small.passed, msgspec.json.decode(small.output)["content"]) == (True, "small\n")
+    assert (large.status, large.passed) == ("ok", False)
+    assert list(msgspec.json.decode(large.output)) == ["error"]
+    assert "4096" in large.reason
+
+
+async def test_a_set_up_that_fails_is_the_trainers(bed: Bed) -> None:
+    grant = in_environment("a", begins=True)
+    assert grant.environment is not None
+    broken = msgspec.structs.replace(grant.environment, setup=["echo no luck; false"])
+    bed.attempts.begin(msgspec.structs.replace(grant, environment=broken))
+
+    (outcome,) = await bed.settled()
+    assert (outcome.status, outcome.environment_stands) == ("refused", False)
+    assert "no luck" in outcome.reason
+    assert (bed.ended(), bed.memory.used) == ([], 0)
+
+
+async def test_closing_and_stopping_end_what_acts_and_what_stands(bed: Bed) -> None:
+    await act(bed, "a", "true", begins=True)
+    await act(bed, "b", "true", trajectory="another", begins=True)
+    bed.attempts.begin(in_environment("c", line="sleep 600", timeout_s=600.0))
+    bed.attempts.begin(in_environment("d", "another", line="sleep 600", timeout_s=600.0))
+    bed.attempts.close_environment("t")
+
+    async def closed() -> bool:
+        return bed.ended() == [("t", "closed")]
+
+    await soon(closed, within_s=PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
+        await bed.attempts.stop()
+
+    statuses = {one.action: one.status for one in bed.finished()}
+    assert (statuses["c"], statuses["d"]) == ("cancelled", "environment-lost")
+    assert sorted(bed.ended()) == [("another", "lost"), ("t", "closed")]
+    assert (bed.memory.used, bed.cores.used) == (0, 0)

@@ -1,0 +1,336 @@
+"""What is done in a trajectory's environment: one outcome a grant, and the environment made where it begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.cpu_manager.environments.dop import filled
+from services.cpu_manager.environments.protocol import ActEnd, BadEnvironment, RuntimeUnavailable
+from services.cpu_manager.trajectories import NONE_HERE
+from shared.messages.environments import EnvironmentSpec
+from shared.messages.kinds import EnvBash
+from shared.messages.outcomes import Finished, Stays
+from tests.services.cpu_manager.node_parts import Bed, grant, in_environment, turns
+
+
+@pytest.fixture
+async def bed() -> Bed:
+    return Bed()
+
+
+async def begun(bed: Bed, trajectory: str = "t") -> None:
+    """The trajectory's first action has been there."""
+    bed.attempts.begin(in_environment(f"first of {trajectory}", trajectory, begins=True))
+    assert (await bed.settled())[-1].status == "ok"
+    bed.reports.clear()
+
+
+async def test_the_first_action_makes_the_environment_and_acts_in_it(bed: Bed) -> None:
+    bed.attempts.begin(in_environment("a", cores=2, begins=True, line="echo {dop}", timeout_s=7.0))
+
+    (outcome,) = await bed.settled()
+    assert (outcome.status, outcome.passed, outcome.score, outcome.environment_stands) == ("ok", True, None, True)
+    assert msgspec.json.decode(outcome.output) == {"exit_code": 0}
+    (environment,) = bed.runtime.made
+    told = filled(EnvBash(line="echo {dop}"), 2)
+    assert environment.acts == [("env.bash", told, frozenset({0, 1}), 7.0)]
+    assert bed.ended() == []
+
+
+async def test_later_actions_find_it(bed: Bed) -> None:
+    await begun(bed)
+    bed.attempts.begin(in_environment("b"))
+    await bed.settled()
+    bed.attempts.begin(in_environment("c", begins=True))  # it stands here already: it is not made again
+    await bed.settled()
+
+    (environment,) = bed.runtime.made
+    assert len(environment.acts) == 3
+
+
+async def test_making_it_counts_as_execution_on_the_granted_cores(bed: Bed) -> None:
+    bed.runtime.create_waits = True
+    bed.attempts.begin(in_environment("a", cores=3, begins=True))
+    await turns()
+    assert (bed.runtime.making, bed.cores.used) == (1, 3)
+
+    bed.clock.now += 4.0
+    bed.runtime.go.set()
+    (outcome,) = await bed.settled()
+    assert (outcome.execution_s, outcome.queue_s, bed.cores.used) == (4.0, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("fails", "status"), [(BadEnvironment("no such image"), "refused"), (RuntimeUnavailable("no engine"), "lost")]
+)
+async def test_an_environment_that_cannot_be_made_is_told_by_its_outcome_alone(
+    bed: Bed, fails: Exception, status: str
+) -> None:
+    bed.runtime.fails = fails
+    bed.attempts.begin(in_environment(begins=True))
+
+    (outcome,) = await bed.settled()
+    await turns()
+    assert (outcome.status, outcome.reason, outcome.environment_stands) == (status, str(fails), False)
+    assert (bed.ended(), bed.trajectories.stays(), bed.memory.used) == ([], [], 0)
+
+
+async def test_after_a_failed_beginning_the_next_one_may_succeed(bed: Bed) -> None:
+    bed.runtime.fails = RuntimeUnavailable("no engine")
+    bed.attempts.begin(in_environment("a", begins=True))
+    await bed.settled()
+    bed.runtime.fails = None
+    bed.attempts.begin(in_environment("a", attempt=2, begins=True))
+
+    assert [(one.status, one.environment_stands) for one in await bed.settled()] == [("lost", False), ("ok", True)]
+
+
+async def test_a_runtime_that_breaks_is_our_failure(bed: Bed) -> None:
+    bed.runtime.fails = KeyError("a bug")
+    bed.attempts.begin(in_environment(begins=True))
+
+    (outcome,) = await bed.settled()
+    assert (outcome.status, outcome.environment_stands) == ("lost", False)
+    assert outcome.reason == "making the environment crashed: KeyError"
+
+
+async def test_an_image_no_runtime_here_makes_is_refused(bed: Bed) -> None:
+    wanted = EnvironmentSpec(image="debian:12", memory_mb=100)
+    bed.attempts.begin(grant(work="env.bash", params=b'{"line":"ls"}', trajectory="t", environment=wanted))
+
+    (outcome,) = await bed.settled()
+    assert (outcome.status, outcome.environment_stands) == ("refused", False)
+    assert outcome.reason == "this node has no docker runtime, which image 'debian:12' asks for"
+
+
+async def test_what_is_cancelled_while_its_environment_is_made_leaves_none(bed: Bed) -> None:
+    bed.runtime.create_waits = True
+    bed.attempts.begin(in_environment(begins=True))
+    await turns()
+    bed.attempts.revoke("a", 1)
+
+    (outcome,) = await bed.settled()
+    assert (outcome.status, outcome.environment_stands) == ("cancelled", False)
+    assert (bed.runtime.making, bed.runtime.made, bed.memory.used, bed.ended()) == (0, [], 0, [])
+
+
+async def test_what_is_cancelled_before_its_first_step_leaves_none_either(bed: Bed) -> None:
+    bed.attempts.begin(in_environment(begins=True))
+    bed.attempts.revoke("a", 1)
+
+    assert [(one.status, one.environment_stands) for one in await bed.settled()] == [("cancelled", False)]
+    assert (bed.runtime.made, bed.memory.used, bed.cores.used) == ([], 0, 0)
+
+
+async def test_without_an_environment_and_without_a_word_of_how_to_make_it_it_is_lost(bed: Bed) -> None:
+    bed.attempts.begin(in_environment())
+
+    (outcome,) = await bed.settled()
+    assert (outcome.status, outcome.reason) == ("environment-lost", NONE_HERE)
+    assert outcome.environment_stands, "this attempt was not to make one"
+
+
+# ---- how actions end -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (ActEnd(ended_by="done", passed=False, output={"exit_code": 3}, reason="exit code 3"), "ok"),
+        (ActEnd(ended_by="wall-limit", reason="no end after 10 s", cpu_s=9.5), "timeout"),
+        (ActEnd(ended_by="refused", reason="no such thing here"), "refused"),
+        (ActEnd(ended_by="lost", reason="the helper is gone", peak_memory_bytes=7), "lost"),
+    ],
+)
+async def test_an_action_ends_as_its_environment_says_and_that_stays(bed: Bed, end: ActEnd, status: str) -> None:
+    await begun(bed)
+    bed.runtime.act = lambda _: end
+    bed.attempts.begin(in_environment("b"))
+
+    (outcome,) = await bed.settled()
+    told = (outcome.passed, outcome.reason, outcome.cpu_s, outcome.peak_memory_bytes)
+    assert outcome.status == status
+    assert told == (end.passed, end.reason, end.cpu_s, end.peak_memory_bytes)
+    assert msgspec.json.decode(outcome.output) == end.output
+    assert (len(bed.trajectories.stays()), bed.ended()) == (1, [])
+
+
+async def test_a_cancelled_action_is_cleaned_up_and_its_environment_stays(bed: Bed) -> None:
+    await begun(bed)
+    bed.runtime.waits = True
+    bed.attempts.begin(in_environment("b"))
+    await turns()
+    bed.attempts.revoke("b", 1)
+    bed.attempts.revoke("b", 1)  # again: it does not disturb the cleaning up
+
+    assert [one.status for one in await bed.settled()] == ["cancelled"]
+    assert (bed.runtime.made[0].cleaned, len(bed.trajectories.stays()), bed.cores.used) == (1, 1, 0)
+
+
+async def test_an_environment_that_died_in_an_action_is_told_after_its_outcome(bed: Bed) -> None:
+    await begun(bed)
+
+    def die(environment: Any) -> ActEnd:
+        environment.alive = False
+        return ActEnd(ended_by="lost", reason="its container was killed")
+
+    bed.runtime.act = die
+    bed.attempts.begin(in_environment("b"))
+    await bed.settled()
+    await turns()
+
+    assert [type(one).__name__ for one in bed.reports] == ["Finished", "EnvironmentEnded"]
+    assert (bed.ended(), bed.memory.used, bed.runtime.made[0].closed) == ([("t", "lost")], 0, True)
+    bed.attempts.begin(in_environment("c"))
+    late = (await bed.settled())[-1]
+    assert (late.status, late.reason) == ("environment-lost", "its container was killed")
+
+
+async def test_an_action_that_breaks_is_our_failure(bed: Bed) -> None:
+    await begun(bed)
+
+    def crash(_: Any) -> ActEnd:
+        raise KeyError("a bug")
+
+    bed.runtime.act = crash
+    bed.attempts.begin(in_environment("b"))
+
+    assert [(one.status, one.reason) for one in await bed.settled()] == [("lost", "acting crashed: KeyError")]
+
+
+async def test_an_action_without_an_end_is_our_failure() -> None:
+    bed = Bed(guard_s=0.02)
+    await begun(bed)
+    bed.runtime.waits = True
+    bed.attempts.begin(in_environment("b", timeout_s=0.01))
+
+    (outcome,) = await bed.settled()
+    assert (outcome.status, outcome.reason) == ("lost", "no end 0.02 s after its limit of 0.01 s")
+
+
+@pytest.mark.parametrize(("work", "params"), [("work", b"{}"), ("env.bash", b'{"lime":"ls"}'), ("env.read", b"no")])
+async def test_what_means_nothing_is_refused_before_anything_is_made(bed: Bed, work: str, params: bytes) -> None:
+    bed.attempts.begin(in_environment(work=work, params=params, begins=True))
+
+    assert [(one.status, one.environment_stands) for one in await bed.settled()] == [("refused", False)]
+    assert bed.runtime.made == []
+
+
+# ---- sizes ---------------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_command_printed_is_cut_and_flagged() -> None:
+    bed = Bed(output_bytes=100)
+    await begun(bed)
+    bed.runtime.act = lambda _: ActEnd(ended_by="done", passed=True, output={"output": "x" * 1000})
+    bed.attempts.begin(in_environment("b"))
+
+    (outcome,) = await bed.settled()
+    assert (outcome.passed, msgspec.json.decode(outcome.output)["truncated"]) == (True, True)
+
+
+@pytest.mark.parametrize("work", ["env.read", "env.download", "env.list"])
+async def test_what_is_fetched_is_whole_or_not_there_at_all(work: str) -> None:
+    bed = Bed(output_bytes=100)
+    await begun(bed)
+    params = msgspec.json.encode({"path": "f"})
+    bed.runtime.act = lambda _: ActEnd(ended_by="done", passed=True, output={"content": "x" * 86})
+    bed.attempts.begin(in_environment("fits", work=work, params=params))
+    await bed.settled()
+    bed.runtime.act = lambda _: ActEnd(ended_by="done", passed=True, output={"content": "x" * 87})
+    bed.attempts.begin(in_environment("too large", work=work, params=params))
+
+    fits, too_large = await bed.settled()
+    assert (fits.passed, msgspec.json.decode(fits.output)) == (True, {"content": "x" * 86})
+    said = "101 bytes of result; this node sends 100 at most"
+    assert (too_large.status, too_large.passed, too_large.reason) == ("ok", False, said)
+    assert msgspec.json.decode(too_large.output) == {"error": said}
+
+
+async def test_a_file_its_environment_finds_too_large_is_an_answer_too(bed: Bed) -> None:
+    await begun(bed)
+    bed.runtime.act = lambda _: ActEnd(ended_by="refused", reason="f is larger than 1000 bytes")
+    bed.attempts.begin(in_environment("b", work="env.read", params=b'{"path":"f"}'))
+
+    (outcome,) = await bed.settled()
+    assert (outcome.status, outcome.passed, outcome.reason) == ("ok", False, "f is larger than 1000 bytes")
+    assert msgspec.json.decode(outcome.output) == {"error": "f is larger than 1000 bytes"}
+
+
+# ---- beside other work ---------------------------------------------------------------------------------------------
+
+
+async def test_it_passes_what_waits_in_the_line_where_cores_are_free(bed: Bed) -> None:
+    await begun(bed)
+    bed.grader.waits = True
+    bed.attempts.begin(grant("runs", cores=2))
+    bed.attempts.begin(grant("waits", cores=3))
+    bed.attempts.begin(in_environment("b", cores=2))
+    await turns()
+
+    assert [one.action for one in bed.finished()] == ["b"]
+    await bed.attempts.stop()
+
+
+async def test_it_waits_for_cores_where_none_are_free(bed: Bed) -> None:
+    bed.grader.waits = True
+    bed.attempts.begin(grant("runs", cores=4))
+    bed.attempts.begin(in_environment("b", begins=True))
+    await turns()
+    assert [(one.action, one.waits) for one in bed.attempts.held()] == [("runs", False), ("b", True)]
+    assert bed.attempts.environments() == [Stays(trajectory="t", units={"memory_mb": 100})]
+
+    bed.grader.go.set()
+    assert [one.status for one in await bed.settled()] == ["ok", "ok"]
+
+
+async def test_two_actions_in_one_environment_take_turns(bed: Bed) -> None:
+    await begun(bed)
+    bed.runtime.waits = True
+    for name in ("b", "c"):
+        bed.attempts.begin(in_environment(name))
+    await turns()
+    assert len(bed.runtime.made[0].acts) == 2
+
+    bed.runtime.go.set()
+    assert [one.status for one in await bed.settled()] == ["ok", "ok"]
+
+
+async def test_memory_is_held_from_the_beginning_until_it_is_closed(bed: Bed) -> None:
+    bed.runtime.create_waits = True
+    bed.attempts.begin(in_environment("a", begins=True))
+    assert (bed.memory.used, bed.attempts.environments()) == (100, [Stays(trajectory="t", units={"memory_mb": 100})])
+    bed.runtime.go.set()
+    await bed.settled()
+    bed.runtime.may_close.clear()
+    bed.attempts.close_environment("t")
+    await turns()
+    assert (bed.memory.used, len(bed.attempts.environments()), bed.ended()) == (100, 1, [])
+
+    bed.runtime.may_close.set()
+    await turns()
+    assert (bed.memory.used, bed.attempts.environments(), bed.ended()) == (0, [], [("t", "closed")])
+
+
+async def test_more_memory_than_there_is_is_not_lent() -> None:
+    bed = Bed(memory_mb=150)
+    await begun(bed)
+    bed.attempts.begin(in_environment("b", "another", begins=True))
+
+    (outcome,) = await bed.settled()
+    assert (outcome.status, outcome.environment_stands) == ("lost", False)
+    assert outcome.reason == "of the 150 MB for environments 100 are not free"
+    assert bed.memory.used == 100
+
+
+async def test_outcomes_of_other_work_say_nothing_of_environments(bed: Bed) -> None:
+    bed.attempts.begin(grant("a"))
+
+    assert await bed.settled() == [
+        Finished(
+            action="a", node="n", incarnation="1", epoch=1, attempt=1, stage=0, status="ok", passed=True, score=1.0
+        )
+    ]

@@ -1,0 +1,57 @@
+"""What former leaders and the nodes have left behind, and whoever takes over: in a test's hands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.asyncio import Redis
+
+from services.proxy.leader import Leader
+from services.proxy.takeover import take_over
+from shared.bus import functions
+from shared.bus.connection import ValkeyClock, command
+from shared.bus.functions import Granting, Submission
+from shared.bus.tail import Tail
+from shared.messages.actions import ACTIONS, ActionSubmitted
+from shared.messages.base import Message, Topic
+from tests.services.proxy.mesh import Notes, leader_of, said
+from tests.shared.bus.journal import Journal
+
+
+class Legacy:
+    """The books, and the leader that takes them over."""
+
+    def __init__(self, journal: Journal, reader: Redis) -> None:
+        self.journal = journal
+        self.redis = journal.redis
+        self.reader = reader
+        self.notes = Notes()
+        self.leader: Leader
+        self.clock: ValkeyClock
+
+    async def submit(self, *requests: ActionSubmitted) -> list[str]:
+        items = [Submission(one.action, b"", one.batch, ACTIONS.encode(one), one.trajectory) for one in requests]
+        return [entry for _, entry in await functions.submit(self.redis, items, max_journal=100)]
+
+    async def mark(self, action: str, attempt: int, node: str = "n", trajectory: str = "", place: bytes = b"") -> None:
+        """As the former leader did when it granted."""
+        grant = Granting("grants.n.1", b"m", action, f"{attempt}:{node}", trajectory, place)
+        await functions.grant(self.redis, self.journal.epoch, [grant])
+
+    async def say(self, topic: Topic[Any], *messages: Message, at: str = "*") -> None:
+        for message in messages:
+            await command(self.redis, "XADD", topic.name, at, "m", topic.encode(message))
+
+    async def taken_over(self) -> Tail:
+        self.clock = await ValkeyClock.measure(self.redis)
+        self.leader = leader_of(self.notes, self.clock)
+        tail = await take_over(self.redis, self.reader, self.leader, self.clock)
+        self.leader.dispatcher.check()
+        return tail
+
+    def hear(self, message: Message) -> list[Any]:
+        """Let the new leader read one message more; what it writes then."""
+        self.notes.take()
+        self.leader.take([said(message, at=self.clock.unix())])
+        self.leader.dispatcher.check()
+        return self.notes.take()

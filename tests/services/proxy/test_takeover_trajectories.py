@@ -1,0 +1,175 @@
+"""A new leader and the environments that stand: it knows where, and what has ended, before it grants anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from shared.bus import trajectories
+from shared.bus.connection import command
+from shared.bus.trajectories import Placement, pack
+from shared.messages.actions import ACTIONS, CloseAsked
+from shared.messages.environments import MEMORY
+from shared.messages.grants import EnvironmentClosed
+from shared.messages.nodes import NODES
+from shared.messages.outcomes import OUTCOMES
+from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
+from tests.services.proxy.legacy import Legacy
+from tests.services.proxy.mesh import (
+    EPOCH,
+    SPEC,
+    acting,
+    answers,
+    discards,
+    ended,
+    forgotten,
+    granted,
+    held,
+    hello,
+    inventory,
+    outcome,
+    told,
+)
+from tests.shared.bus.journal import Journal
+
+PLACED = pack(Placement("n", {MEMORY: SPEC.memory_mb}))
+
+
+@pytest.fixture
+async def legacy(journal: Journal, reader: Redis) -> Legacy:
+    """Trajectory t1 is open, and node n has said hello."""
+    legacy = Legacy(journal, reader)
+    await trajectories.open_trajectory(
+        journal.redis, "t1", SPEC, idempotency_key="", digest=b"", most=9, keep_s=60.0, node_class="default", fields={}
+    )
+    await legacy.say(NODES, hello(memory_mb=4096), hello("m", memory_mb=4096))
+    return legacy
+
+
+async def acted(legacy: Legacy, action: str = "a") -> None:
+    """One action has been granted to n, where the environment began, and was answered."""
+    (entry,) = await legacy.submit(acting(action))
+    await legacy.mark(action, 1, "n", "t1", PLACED)
+    await legacy.journal.finish(action, entry)
+
+
+def ends(writes: list[Any]) -> list[tuple[str, str]]:
+    bodies = [msgspec.json.decode(one.answer) for one in answers(writes)]
+    return [(body["id"], body["ended"]) for body in bodies]
+
+
+def both_inventories(legacy: Legacy, *stays: str) -> list[Any]:
+    """First of the node where it does not live."""
+    return legacy.hear(inventory(node="m")) + legacy.hear(inventory(stays=stays))
+
+
+async def test_a_trajectory_goes_on_where_its_environment_stands(legacy: Legacy) -> None:
+    await acted(legacy)
+    await legacy.submit(acting("b"))
+    await legacy.taken_over()
+
+    assert granted(legacy.hear(inventory(node="m")), "m") == []
+    (grant,) = granted(legacy.hear(inventory(stays=("t1",))))
+    assert (grant.action, grant.trajectory, grant.environment) == ("b", "t1", None)
+
+
+async def test_what_still_runs_in_it_is_left_to_its_node(legacy: Legacy) -> None:
+    await legacy.submit(acting("a"))
+    await legacy.mark("a", 1, "n", "t1", PLACED)
+    await legacy.submit(acting("b"))
+    await legacy.taken_over()
+
+    assert granted(legacy.hear(inventory(held("a"), stays=("t1",)))) == []
+    writes = legacy.hear(outcome("a"))
+    assert (ends(writes), [one.action for one in granted(writes)]) == ([("a", "ok")], ["b"])
+
+
+async def test_one_that_its_node_no_longer_has_is_lost_and_is_not_made_again(legacy: Legacy) -> None:
+    await acted(legacy)
+    await legacy.submit(acting("b"))
+    await legacy.taken_over()
+
+    writes = both_inventories(legacy)
+
+    assert granted(writes) == granted(writes, "m") == []
+    assert [(one.trajectory, one.ended) for one in forgotten(writes)] == [("t1", "lost")]
+    assert ends(writes) == [("b", "environment-lost")]
+
+
+async def test_one_that_was_closed_and_stands_is_ended(legacy: Legacy) -> None:
+    await acted(legacy)
+    await trajectories.close_trajectory(legacy.redis, "t1", "done")
+    await command(legacy.redis, "DEL", ACTIONS.name)  # the former leader has dealt with it, and its word got lost
+    await legacy.taken_over()
+
+    writes = both_inventories(legacy, "t1")
+
+    assert EnvironmentClosed(epoch=EPOCH, trajectory="t1") in told(writes)
+    assert [one.trajectory for one in forgotten(legacy.hear(ended(how="closed")))] == ["t1"]
+
+
+async def test_one_that_was_closed_meanwhile_is_ended_and_its_actions_are_cancelled(legacy: Legacy) -> None:
+    await acted(legacy)
+    await legacy.submit(acting("b"))
+    await trajectories.close_trajectory(legacy.redis, "t1", "done")
+    await legacy.taken_over()
+
+    writes = legacy.notes.take()
+    assert (ends(writes), len(discards(writes))) == ([("b", "cancelled")], 1)
+    assert EnvironmentClosed(epoch=EPOCH, trajectory="t1") in told(both_inventories(legacy, "t1"))
+
+
+async def test_an_end_that_nobody_has_read_counts_at_once(legacy: Legacy) -> None:
+    await acted(legacy)
+    await legacy.say(OUTCOMES, ended())
+    await legacy.taken_over()
+    writes = legacy.notes.take() + both_inventories(legacy)
+
+    assert "t1" in [one.trajectory for one in forgotten(writes)]
+
+
+async def test_an_action_of_one_that_has_ended_does_not_begin_it_anew(legacy: Legacy) -> None:
+    await legacy.submit(acting("a"))
+    await trajectories.forget(legacy.redis, legacy.journal.epoch, [("t1", "lost", "it died")])
+    await legacy.taken_over()
+
+    writes = legacy.notes.take() + both_inventories(legacy)
+
+    assert ends(writes) == [("a", "environment-lost")]
+    assert granted(writes) == granted(writes, "m") == []
+
+
+async def test_nor_does_one_of_which_there_is_no_record_any_more(legacy: Legacy) -> None:
+    await legacy.submit(acting("a"))
+    await command(legacy.redis, "DEL", "trajectory:t1")
+    await legacy.taken_over()
+
+    writes = legacy.notes.take() + both_inventories(legacy)
+
+    assert ends(writes) == [("a", "environment-lost")]
+
+
+async def test_its_memory_is_held_from_the_inventory_on(legacy: Legacy) -> None:
+    await acted(legacy)
+    await legacy.submit(acting("b"))
+    await legacy.taken_over()
+    legacy.hear(inventory(stays=("t1",)))
+
+    assert legacy.leader.dispatcher.floor.nodes["n"].free(MEMORY) == 4096 - 512
+
+
+async def test_a_closing_that_was_dealt_with_is_struck_from_the_journal(legacy: Legacy) -> None:
+    await legacy.say(ACTIONS, CloseAsked(trajectory="t1"))
+    await legacy.taken_over()
+
+    assert len(discards(legacy.notes.take())) == 1
+
+
+async def test_the_hints_there_are_have_been_passed_on(legacy: Legacy) -> None:
+    await legacy.say(TRAJECTORIES, EnvironmentsExpected(images=["a:1"]), at="1000-1")
+    tail = await legacy.taken_over()
+
+    assert tail.last(TRAJECTORIES) == "1000-1"

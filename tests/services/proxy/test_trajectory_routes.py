@@ -1,0 +1,301 @@
+"""Trajectories over HTTP, through the whole front door to a node that is played and back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from services.proxy.app import create_app
+from services.proxy.settings import ProxySettings
+from shared.messages.grants import Granted
+from tests.services.proxy.door import PlayedNode, serving
+from tests.shared.bus.soon import soon
+
+SOON_S = 20.0
+
+
+class Door:
+    """A caller of the door, and the node behind it."""
+
+    def __init__(self, http: aiohttp.ClientSession, node: PlayedNode) -> None:
+        self.http = http
+        self.node = node
+
+    async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, Any]]:
+        data = body if isinstance(body, bytes) else None
+        json = None if data is not None else body
+        async with self.http.request(method, path, json=json, data=data, headers=headers) as reply:
+            return reply.status, await reply.json()
+
+    async def open(self, **body: Any) -> dict[str, Any]:
+        status, view = await self.ask("POST", "/v1/trajectories", body)
+        assert status == 201, view
+        return view
+
+    async def act(self, trajectory: str, wait: float | None = SOON_S, **body: Any) -> tuple[int, dict[str, Any]]:
+        action = {"kind": "env.bash", "params": {"line": "true"}, **body}
+        query = "" if wait is None else f"?wait={wait:g}"
+        return await self.ask("POST", f"/v1/trajectories/{trajectory}/actions{query}", action)
+
+    async def view(self, trajectory: str) -> dict[str, Any]:
+        status, view = await self.ask("GET", f"/v1/trajectories/{trajectory}")
+        assert status == 200, view
+        return view
+
+    async def answer(self, action: str) -> dict[str, Any]:
+        status, answer = await self.ask("GET", f"/v1/actions/{action}?wait={SOON_S}")
+        assert status == 200, answer
+        return answer
+
+    async def comes_to(self, trajectory: str, **fields: Any) -> dict[str, Any]:
+        """Its record, as soon as it says so."""
+
+        async def has_come() -> bool:
+            return fields.items() <= (await self.view(trajectory)).items()
+
+        await soon(has_come, within_s=60.0)
+        return await self.view(trajectory)
+
+    async def has_begun(self) -> None:
+        """The node has been granted something."""
+
+        async def granted() -> bool:
+            return bool(self.node.granted)
+
+        await soon(granted)
+
+
+def at_once(grant: Granted, params: dict[str, Any]) -> dict[str, Any] | None:
+    """Lines end at once, but for `wait`."""
+    if params.get("line") == "wait":
+        return None
+    return {"output": {"exit_code": 0, "output": f"{params.get('line')}\n"}}
+
+
+@pytest.fixture
+async def door(redis_url: str) -> AsyncIterator[Door]:
+    settings = ProxySettings.model_validate(
+        {"treadle": {"redis_url": redis_url}, "max_trajectories": 3, "max_body_bytes": 200_000, "max_wait_s": 30.0}
+    )
+    async with (
+        PlayedNode.up(redis_url, at_once) as node,
+        serving(create_app(settings)) as url,
+        aiohttp.ClientSession(url) as http,
+    ):
+        yield Door(http, node)
+
+
+async def test_a_trajectory_is_opened_and_shown_with_everything_it_was_opened_with(door: Door) -> None:
+    body = {"task": "t", "group": "g7", "environment": {"memory_mb": 256, "setup": ["echo"]}, "request_id": "r"}
+
+    view = await door.open(**body)
+
+    assert (view["state"], view["task"], view["group"], view["node"], view["ended_at"]) == (
+        "open",
+        "t",
+        "g7",
+        None,
+        None,
+    )
+    assert (view["environment"]["memory_mb"], view["environment"]["setup"]) == (256, ["echo"])
+    assert view["environment"]["idle_s"] == 1800.0, "defaults are shown"
+    assert await door.view(view["id"]) == view
+
+
+async def test_opening_again_returns_the_same_and_another_body_is_a_conflict(door: Door) -> None:
+    first = await door.open(request_id="r", group="a")
+
+    assert await door.ask("POST", "/v1/trajectories", {"request_id": "r", "group": "a"}) == (200, first)
+    status, problem = await door.ask("POST", "/v1/trajectories", {"request_id": "r", "group": "b"})
+    assert (status, first["id"] in problem["detail"]) == (409, True)
+    other, _ = await door.ask("POST", "/v1/trajectories", {"request_id": "r", "group": "b"}, **{"Treadle-Tenant": "x"})
+    assert other == 201, "another tenant's ids are its own"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"enviroment": {}}, "enviroment"),
+        ({"environment": {"memory": 3}}, "memory"),
+        ({"environment": {"memory_mb": 1}}, "memory_mb"),
+        ({"environment": {"lifetime_s": 0}}, "lifetime_s"),
+        ({"environment": {"setup": ["x" * 70_000]}}, "upload"),
+        (b"{", "JSON"),
+    ],
+)
+async def test_what_means_nothing_opens_nothing(door: Door, body: Any, said: str) -> None:
+    status, problem = await door.ask("POST", "/v1/trajectories", body)
+
+    assert (status, said in problem["detail"]) == (422, True), problem
+    assert (await door.ask("GET", "/v1/trajectories"))[1] == {"trajectories": []}
+
+
+async def test_a_body_beyond_all_measure_is_refused(door: Door) -> None:
+    assert (await door.ask("POST", "/v1/trajectories", {"group": "x" * 300_000}))[0] == 413
+
+
+async def test_no_more_than_the_bound_are_open(door: Door) -> None:
+    views = [await door.open() for _ in range(3)]
+
+    async with door.http.post("/v1/trajectories", json={}) as reply:
+        assert (reply.status, int(reply.headers["retry-after"]) >= 1) == (503, True)
+    await door.ask("DELETE", f"/v1/trajectories/{views[0]['id']}")
+    await door.open()
+
+
+async def test_lists_show_the_newest_first_by_state(door: Door) -> None:
+    ids = [(await door.open())["id"] for _ in range(3)]
+    await door.ask("DELETE", f"/v1/trajectories/{ids[1]}")
+
+    async def shown(query: str) -> list[str]:
+        status, body = await door.ask("GET", f"/v1/trajectories{query}")
+        assert status == 200, body
+        return [one["id"] for one in body["trajectories"]]
+
+    assert await shown("") == await shown("?state=open") == [ids[2], ids[0]]
+    assert await shown("?limit=1") == [ids[2]]
+    assert await shown("?state=closed") == [ids[1]]
+    assert await shown("?state=lost") == []
+    for wrong in ("?state=odd", "?limit=0", "?limit=x", "?limit=1001", "?stat=open"):
+        assert (await door.ask("GET", f"/v1/trajectories{wrong}"))[0] == 422
+
+
+async def test_an_action_runs_in_the_environment_and_answers(door: Door) -> None:
+    trajectory = (await door.open())["id"]
+
+    status, answer = await door.act(trajectory, params={"line": "hello"}, units={"cores": 2}, timeout_s=9)
+
+    assert (status, answer["ended"], answer["trajectory"]) == (200, "ok", trajectory)
+    assert answer["output"] == {"exit_code": 0, "output": "hello\n"}
+    (grant,) = door.node.granted
+    assert (grant.trajectory, grant.units, grant.timeout_s) == (trajectory, {"cores": 2}, 9.0)
+    assert grant.environment is not None
+    assert (await door.comes_to(trajectory, node="n"))["active_at"] >= answer["arrived_at"] - 0.001
+
+
+async def test_actions_run_one_at_a_time_in_the_order_they_came(door: Door) -> None:
+    trajectory = (await door.open())["id"]
+    ids = [(await door.act(trajectory, wait=None, params={"line": line}))[1]["id"] for line in ("wait", "b", "c")]
+
+    await door.has_begun()
+    assert (await door.ask("GET", f"/v1/actions/{ids[1]}"))[1]["state"] == "queued"
+    await door.node.end(ids[0])
+    for action in ids:
+        assert (await door.answer(action))["ended"] == "ok"
+    assert [one.action for one in door.node.granted] == ids
+    assert [one.environment is not None for one in door.node.granted] == [True, False, False]
+
+
+async def test_sending_an_action_again_returns_its_first_answer(door: Door) -> None:
+    trajectory, other = (await door.open())["id"], (await door.open())["id"]
+    first = await door.act(trajectory, request_id="r")
+
+    assert await door.act(trajectory, request_id="r") == first
+    assert (await door.act(trajectory, request_id="r", params={"line": "other"}))[0] == 409
+    assert (await door.act(other, request_id="r"))[1]["id"] != first[1]["id"], "ids are a trajectory's own"
+    assert len(door.node.granted) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"kind": "code.run"}, "env.bash"),
+        ({"params": {"lin": "x"}}, "lin"),
+        ({"params": {}}, "line"),
+        ({"units": {"cores": 0}}, "core"),
+        ({"units": {"cores": [4, 2]}}, "fewest"),
+        ({"elasticity": {"model": "magic"}}, "amdahl"),
+        ({"timeout": 3}, "timeout"),
+        ({"timeout_s": 0}, "timeout_s"),
+    ],
+)
+async def test_an_action_that_means_nothing_is_refused(door: Door, body: dict[str, Any], said: str) -> None:
+    trajectory = (await door.open())["id"]
+
+    status, problem = await door.act(trajectory, **body)
+
+    assert (status, said in problem["detail"]) == (422, True), problem
+    assert door.node.granted == []
+
+
+async def test_nobody_acts_in_a_trajectory_that_is_not_there(door: Door) -> None:
+    for name in ("t0123456789abcdef", "b0", "t" * 300):
+        status, problem = await door.act(name)
+        assert (status, problem["kind"]) == (404, "trajectory")
+        assert (await door.ask("GET", f"/v1/trajectories/{name}"))[0] == 404
+        assert (await door.ask("DELETE", f"/v1/trajectories/{name}"))[0] == 404
+
+
+async def test_closing_ends_the_environment_and_says_so_ever_after(door: Door) -> None:
+    trajectory = (await door.open())["id"]
+    await door.act(trajectory)
+
+    status, view = await door.ask("DELETE", f"/v1/trajectories/{trajectory}")
+    assert (status, view["state"], view["reason"]) == (200, "closed", "its trainer has closed it")
+    assert (await door.ask("DELETE", f"/v1/trajectories/{trajectory}"))[0] == 200
+    status, problem = await door.act(trajectory)
+    assert (status, problem["detail"]) == (409, f"trajectory {trajectory} is closed: its trainer has closed it")
+
+    async def gone() -> bool:
+        return not door.node.stands
+
+    await soon(gone)
+
+
+async def test_closing_while_one_runs_and_one_waits_cancels_both(door: Door) -> None:
+    trajectory = (await door.open())["id"]
+    ids = [(await door.act(trajectory, wait=None, params={"line": "wait"}))[1]["id"] for _ in range(2)]
+
+    await door.ask("DELETE", f"/v1/trajectories/{trajectory}")
+
+    ends = [(await door.answer(action)) for action in ids]
+    assert [(one["ended"], one["mask"]) for one in ends] == [("cancelled", True)] * 2
+
+
+async def test_an_environment_that_dies_is_told_as_lost(door: Door) -> None:
+    trajectory = (await door.open())["id"]
+    await door.act(trajectory)
+
+    await door.node.lose(trajectory)
+
+    view = await door.comes_to(trajectory, state="lost")
+    assert (view["reason"], view["ended_at"] is not None, view["node"]) == ("it was killed", True, "n")
+    status, problem = await door.act(trajectory)
+    assert (status, problem["detail"]) == (409, f"trajectory {trajectory} is lost: it was killed")
+
+
+async def test_what_waits_when_the_environment_dies_is_answered_as_lost(door: Door) -> None:
+    trajectory = (await door.open())["id"]
+    ids = [(await door.act(trajectory, wait=None, params={"line": "wait"}))[1]["id"] for _ in range(2)]
+    await door.has_begun()
+
+    await door.node.end(ids[0], status="lost", passed=None, reason="it was killed")
+    await door.node.lose(trajectory)
+
+    assert [(await door.answer(action))["ended"] for action in ids] == ["unknown-outcome", "environment-lost"]
+
+
+async def test_nodes_say_where_environments_can_be_made(door: Door) -> None:
+    _, body = await door.ask("GET", "/v1/nodes")
+
+    assert [one["runtimes"] for one in body["nodes"]] == [["local"]]
+
+
+async def test_an_unanswered_action_is_known_as_its_trajectorys(door: Door) -> None:
+    trajectory = (await door.open())["id"]
+    status, standing = await door.act(trajectory, wait=None, params={"line": "wait"})
+
+    assert (status, standing["trajectory"]) == (202, trajectory)
+    assert (await door.ask("GET", f"/v1/actions/{standing['id']}"))[1]["trajectory"] == trajectory
+
+
+@pytest.mark.slow
+async def test_a_trajectory_nobody_acts_in_ends_with_its_life(door: Door) -> None:
+    trajectory = (await door.open(environment={"lifetime_s": 0.5}))["id"]
+
+    view = await door.comes_to(trajectory, state="expired")  # the leader sweeps every ten seconds
+
+    assert view["reason"] == "nobody acted in it for as long as it may live"

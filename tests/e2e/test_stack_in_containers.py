@@ -1,128 +1,118 @@
-"""docker-compose.yml brings up the same mesh, and it grades. Images are made here: no registry is asked."""
+"""docker-compose.yml brings up the same mesh, and it grades; with the engine's door, environments run on the host."""
 
-import json
+from __future__ import annotations
+
 import os
 import shutil
 import subprocess
-import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
-from socket import create_server
-from typing import Any
 
 import pytest
 
-CHECKOUT = Path(__file__).parents[2]
-CONTAINERS = Path(__file__).parent / "containers"
+from tests.e2e.containers.composed import Composed, Json, composed
+from tests.e2e.samples import WORKFLOW, check_answers, mixed
+from tests.e2e.trainer import trainer_at
+
 PASSING = "def double(x):\n    return 2 * x\n"
 FAILING = "def double(x):\n    return x\n"
 TESTS = "assert double(2) == 4\nassert double(-1) == -2\n"
+GONE_S = 30.0
+
+KNOCK = """
+import http.client, json, pathlib, socket
+connection = http.client.HTTPConnection("engine")
+connection.sock = socket.socket(socket.AF_UNIX)
+connection.sock.connect("/run/treadle-engine/docker.sock")
+body = {"Image": "IMAGE", "Labels": {"treadle.node": "node-1"}, "HostConfig": {"Binds": ["/:/host"]}}
+connection.request("POST", "/v1.41/containers/create", json.dumps(body))
+answer = connection.getresponse()
+message = json.loads(answer.read())["message"]
+print(answer.status, message.split(" - ")[0], pathlib.Path("/var/run/docker.sock").exists())
+"""
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def free_port() -> int:
-    with closing(create_server(("127.0.0.1", 0))) as server:
-        return int(server.getsockname()[1])
-
-
-def compose_command(folder: Path) -> list[str]:
-    """``docker compose`` where the plugin is there, else the older ``docker-compose``, with our files.
-
-    The older one cannot say ``systempaths=unconfined``; with it the node climbs to Landlock instead of namespaces.
-    """
-    ours = CHECKOUT / "docker-compose.yml"
-    if subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=30, check=False).returncode == 0:
-        command = ["docker", "compose"]
-    elif shutil.which("docker-compose"):
-        command = ["docker-compose"]
-        lines = ours.read_text().splitlines(keepends=True)
-        ours = folder / "docker-compose.yml"
-        ours.write_text("".join(line for line in lines if "systempaths=" not in line or "#" in line))
-    else:
-        pytest.skip("neither docker compose nor docker-compose is installed")
-    files = ["--file", str(ours), "--file", str(CONTAINERS / "embedded.yml")]
-    return [*command, "--project-directory", str(CHECKOUT), *files]
-
-
-def run(*argv: str, environ: dict[str, str]) -> None:
-    done = subprocess.run(
-        argv, cwd=CHECKOUT, env={**os.environ, **environ}, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, f"{' '.join(argv)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-
-
 @pytest.fixture(scope="module")
-def proxy_url(docker: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def mesh(docker: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
     if os.geteuid() != 0:
         pytest.skip("making a base image without a registry needs root (debootstrap)")
     if not shutil.which("debootstrap"):
         pytest.skip("debootstrap is not installed: apt-get install debootstrap")
-    name, port = f"treadletest{os.getpid()}", free_port()
-    environ = {
-        "COMPOSE_PROJECT_NAME": name,
-        "DOCKER_BUILDKIT": "0",
-        "TREADLE_IMAGE": f"{name}:mesh",
-        "PROXY_PORT": str(port),
-    }
-    compose = compose_command(tmp_path_factory.mktemp("compose"))
-    with tempfile.TemporaryDirectory(prefix="treadle-image-", dir="/var/tmp") as work:
-        run("tests/e2e/containers/base_image.sh", f"{name}:base", work, environ=environ)
-    try:
-        arguments = {"BASE_IMAGE": f"{name}:base", "TOOLCHAINS": "", "PIP_OPTIONS": "--no-index --find-links /wheels"}
-        build = [part for key, value in arguments.items() for part in ("--build-arg", f"{key}={value}")]
-        run("docker", "build", "--quiet", *build, "--tag", f"{name}:mesh", ".", environ=environ)
-        run(*compose, "up", "--detach", "--no-build", environ=environ)
-        await_node(f"http://127.0.0.1:{port}")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        print(_logs(compose, environ))  # noqa: T201 - pytest shows it when a test failed
-        run(*compose, "down", "--volumes", "--remove-orphans", "--timeout", "20", environ=environ)
-        run("docker", "image", "rm", "--force", f"{name}:mesh", f"{name}:base", environ=environ)
+    with composed(tmp_path_factory.mktemp("compose")) as mesh:
+        yield mesh
 
 
-def _logs(compose: list[str], environ: dict[str, str]) -> str:
-    argv = [*compose, "logs", "--no-color", "--tail", "60"]
-    everything = {**os.environ, **environ}
-    return subprocess.run(
-        argv, cwd=CHECKOUT, env=everything, capture_output=True, text=True, timeout=60, check=False
-    ).stdout
-
-
-def call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    data = json.dumps(body).encode() if body is not None else None
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        found: dict[str, Any] = json.loads(answer.read())
-        return found
-
-
-def await_node(proxy: str) -> None:
-    """Return once the proxy has a node that takes work; two minutes at most."""
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            nodes = call(f"{proxy}/v1/nodes")["nodes"]
-        except OSError:  # not listening yet, or not ready
-            nodes = []
-        if any(node["state"] == "ready" for node in nodes):
-            return
-        assert time.monotonic() < deadline, f"no node became ready: {nodes}"
-        time.sleep(0.2)
+@pytest.fixture(scope="module")
+def mesh_with_engine(mesh: Composed) -> Composed:
+    """The same, with docker-compose.engine.yml laid over it: the node is made anew, the rest goes on."""
+    mesh.run(*mesh.with_engine, "up", "--detach", "--no-build")
+    mesh.await_node("docker")
+    return mesh
 
 
 @pytest.mark.parametrize(("code", "passed"), [(PASSING, True), (FAILING, False)], ids=["right", "wrong"])
-def test_the_containers_grade_a_program(proxy_url: str, code: str, passed: bool) -> None:
+def test_the_containers_grade_a_program(mesh: Composed, code: str, passed: bool) -> None:
     action = {"kind": "code.asserts", "params": {"code": code, "tests": TESTS}}
-    accepted = call(f"{proxy_url}/v1/actions", action)
-    answer = call(f"{proxy_url}/v1/actions/{accepted['id']}?wait=45")
+    accepted = mesh.call("POST", "/v1/actions", action)
+    answer = mesh.call("GET", f"/v1/actions/{accepted['id']}?wait=45")
     assert (answer["state"], answer["ended"], answer["passed"]) == ("finished", "ok", passed)
 
 
-def test_the_node_in_a_container_has_a_sandbox(proxy_url: str) -> None:
-    nodes = call(f"{proxy_url}/v1/nodes")["nodes"]
+async def test_the_containers_grade_a_batch(mesh: Composed) -> None:
+    samples = mixed(24)
+    async with trainer_at(mesh.url) as trainer:
+        await trainer.declare("composed", WORKFLOW)
+        batch = await trainer.open("composed", "step-1", len(samples))
+        await trainer.send(batch, samples)
+        check_answers(samples, await trainer.follow(batch))
+        assert (await trainer.view(batch))["state"] == "complete"
+
+
+def test_the_node_in_a_container_has_a_sandbox(mesh: Composed) -> None:
+    nodes = mesh.call("GET", "/v1/nodes")["nodes"]
     assert [node["name"] for node in nodes] == ["node-1"]
     assert "code.asserts" in nodes[0]["kinds"]
+
+
+def test_without_its_door_the_node_has_no_engine(mesh: Composed) -> None:
+    assert "docker" not in mesh.await_node()["runtimes"]
+
+
+def test_the_node_asks_the_engine_through_its_door_and_for_nothing_of_the_host(mesh_with_engine: Composed) -> None:
+    node = mesh_with_engine.container("cpu_manager")
+    told = mesh_with_engine.run("docker", "exec", node, "python", "-c", KNOCK.replace("IMAGE", mesh_with_engine.base))
+    assert told == "403 Object contains unknown field `Binds` False\n"
+
+
+def test_a_trajectory_lives_in_a_container_of_the_hosts_engine(mesh_with_engine: Composed) -> None:
+    mesh = mesh_with_engine
+    environment = {"image": mesh.base, "memory_mb": 256, "setup": ["echo begun >/root/note"]}
+    trajectory = mesh.call("POST", "/v1/trajectories", {"environment": environment})["id"]
+    assert bash(mesh, trajectory, "cat /root/note; kept=yes; cd /tmp")["output"] == "begun\n"
+    assert bash(mesh, trajectory, "echo $kept $PWD; id -u; ls /wheels | wc -l")["output"].startswith("yes /tmp\n0\n")
+
+    (container,) = containers(trajectory)
+    shown = mesh.run("docker", "inspect", "--format", "{{.HostConfig.NetworkMode}} {{.State.Paused}}", container)
+    assert shown == "none true\n", "between actions nothing in it runs"
+    mesh.call("DELETE", f"/v1/trajectories/{trajectory}")
+    deadline = time.monotonic() + GONE_S
+    while containers(trajectory):
+        assert time.monotonic() < deadline, "the container outlives its trajectory"
+        time.sleep(0.2)
+
+
+def bash(mesh: Composed, trajectory: str, line: str) -> Json:
+    """The output of a line in the trajectory's shell, which has to end well."""
+    action = {"kind": "env.bash", "params": {"line": line}}
+    answer = mesh.call("POST", f"/v1/trajectories/{trajectory}/actions?wait=60", action)
+    assert (answer["state"], answer["ended"], answer["passed"]) == ("finished", "ok", True), answer
+    output: Json = answer["output"]
+    return output
+
+
+def containers(trajectory: str) -> list[str]:
+    """Of this trajectory, on the host's engine."""
+    listing = ["docker", "ps", "--all", "--quiet", "--filter", f"label=treadle.trajectory={trajectory}"]
+    return subprocess.run(listing, capture_output=True, text=True, timeout=30, check=True).stdout.split()

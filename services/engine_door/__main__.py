@@ -1,0 +1,33 @@
+"""The door as a process: `python -m services.engine_door`, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+from services.engine_door.door import Door
+from services.engine_door.settings import EngineDoorSettings
+from shared import log
+from shared.settings import WrongSetting, load
+
+
+def main() -> None:
+    try:
+        settings = load(EngineDoorSettings)
+    except WrongSetting as error:  # a person's slip, not a crash: no traceback
+        sys.exit(str(error))
+    log.configure("engine_door", level=settings.treadle.log_level, json=settings.treadle.log_json)
+    asyncio.run(_run(settings))
+
+
+async def _run(settings: EngineDoorSettings) -> None:
+    asked_to_stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
+    async with Door(settings):
+        await asked_to_stop.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""What may stand in the bodies of calls: every field by its name, everything else refused.
+
+The engine decodes JSON with Go's rules: names in any case, of repeated ones the last. So a body is decoded here, held
+against these types, and encoded again: the engine gets what was understood here and nothing beside it. What is left
+out has Go's zero value, and every default below is that value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from services.engine_door.http1 import Refused
+
+NODE_LABEL = "treadle.node"
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+Count = Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)]
+Cpuset = Annotated[str, msgspec.Meta(pattern=r"^[0-9,-]*\Z", max_length=4096)]
+Inside = Annotated[str, msgspec.Meta(pattern=r"^/[^:\x00]*\Z", max_length=4096)]
+"""A path within the container."""
+
+Capability = Literal[
+    "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "NET_RAW",
+    "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
+]  # fmt: skip
+"""What the engine gives by itself: to add one of these gives back what was dropped, and no more."""
+
+
+class _Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, rename="pascal"):
+    """Fields as the engine spells them."""
+
+
+class Resources(_Strict):
+    """Of `update`, and part of `create`."""
+
+    cpuset_cpus: Cpuset = ""
+    cpuset_mems: Cpuset = ""
+    cpu_shares: Count = 0
+    cpu_period: Count = 0
+    cpu_quota: Count = 0
+    nano_cpus: Count = 0
+    memory: Count = 0
+    memory_swap: Count = 0
+    memory_reservation: Count = 0
+    memory_swappiness: Count | None = None
+    pids_limit: Count | None = None
+
+
+class Mount(_Strict):
+    """A volume: one of our own (`carries`), or without a name a fresh one. Nothing else can be mounted."""
+
+    type: Literal["volume"]
+    target: Inside
+    source: str = ""
+    read_only: bool = False
+
+
+class LogConfig(_Strict):
+    """Logs that stay on the host; other drivers send them to addresses."""
+
+    type: Literal["", "none", "local", "json-file"] = ""
+    config: dict[Literal["max-size", "max-file", "compress"], str] = {}
+
+
+class RestartPolicy(_Strict):
+    """None: what ended stays ended."""
+
+    name: Literal["", "no"] = ""
+    maximum_retry_count: Literal[0] = 0
+
+
+class Ulimit(_Strict):
+    name: str
+    soft: Count
+    hard: Count
+
+
+class HostConfig(Resources):
+    """What a container is to the host. No host paths, devices, namespaces, ports, profiles or runtimes."""
+
+    network_mode: Literal["", "none", "bridge", "default"] = ""
+    ipc_mode: Literal["", "none", "private"] = ""
+    cgroupns_mode: Literal["", "private"] = ""
+    privileged: bool = False
+    cap_drop: list[str] = []
+    cap_add: list[Capability] = []
+    security_opt: list[Literal["no-new-privileges", "no-new-privileges:true", "no-new-privileges=true"]] = []
+    readonly_rootfs: bool = False
+    init: bool | None = None
+    auto_remove: bool = False
+    mounts: list[Mount] = []
+    tmpfs: dict[Inside, Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9=,]*\Z")]] = {}
+    storage_opt: dict[Literal["size"], Annotated[str, msgspec.Meta(pattern=r"^[0-9]+[bkmgBKMG]?\Z")]] = {}
+    shm_size: Count = 0
+    ulimits: list[Ulimit] = []
+    oom_score_adj: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    log_config: LogConfig | None = None
+    restart_policy: RestartPolicy | None = None
+
+    def __post_init__(self) -> None:
+        if self.privileged:
+            raise ValueError("Expected `Privileged` to be false")
+
+
+class Healthcheck(_Strict):
+    """The image's own, switched off."""
+
+    test: list[Literal["NONE"]] = []
+
+
+class NewContainer(_Strict):
+    """Of `create`."""
+
+    image: Annotated[str, msgspec.Meta(min_length=1)]
+    labels: dict[str, str]
+    host_config: HostConfig | None = None
+    cmd: list[str] | None = None
+    entrypoint: list[str] | None = None
+    env: list[str] | None = None
+    user: str = ""
+    working_dir: str = ""
+    hostname: str = ""
+    tty: bool = False
+    open_stdin: bool = False
+    stdin_once: bool = False
+    attach_stdin: bool = False
+    attach_stdout: bool = False
+    attach_stderr: bool = False
+    network_disabled: bool = False
+    stop_signal: str = ""
+    stop_timeout: int | None = None
+    healthcheck: Healthcheck | None = None
+
+
+class NewExec(_Strict):
+    """Of `exec`: a process with no more rights than its container."""
+
+    cmd: list[str]
+    env: list[str] | None = None
+    user: str = ""
+    working_dir: str = ""
+    privileged: bool = False
+    tty: bool = False
+    attach_stdin: bool = False
+    attach_stdout: bool = False
+    attach_stderr: bool = False
+    container: str = ""
+    """aiodocker repeats here what the path says; so does it the next. Neither means anything to the engine."""
+    detach_keys: Literal[""] = msgspec.field(name="detachKeys", default="")
+
+    def __post_init__(self) -> None:
+        if self.privileged:
+            raise ValueError("Expected `Privileged` to be false")
+
+
+class StartExec(_Strict):
+    detach: bool = False
+    tty: bool = False
+
+
+class Nothing(_Strict):
+    """No body, or an empty object."""
+
+
+def carries(volume: str, node: str) -> bool:
+    """Is this the name of a volume that the node's manager fills with what its containers need?
+
+    The engine makes it with no options when a container first mounts it. Compose names volumes otherwise.
+    """
+    return re.fullmatch(rf"treadle-carried-{re.escape(node.lower())}-[0-9a-f]{{12}}", volume, re.ASCII) is not None
+
+
+def owned(new: NewContainer, node: str) -> None:
+    """Hold a new container against whose it is.
+
+    Raises:
+        Refused: its label names another node, or it mounts what is not ours.
+    """
+    if new.labels.get(NODE_LABEL) != node:
+        raise Refused(403, f"a container needs the label {NODE_LABEL}={node}")
+    for mount in new.host_config.mounts if new.host_config else []:
+        if mount.source and not carries(mount.source, node):
+            allowed = f"treadle-carried-{node.lower()}-<12 hexadecimal digits>, or none for a fresh one"
+            raise Refused(403, f"the volume {mount.source[:80]} cannot be mounted; allowed here: {allowed}")
+
+
+def understood(body: bytes, kind: type[S]) -> S:
+    """The body as one of the types above.
+
+    Raises:
+        Refused: it is no JSON, repeats a name, or says what this type does not know.
+    """
+    try:
+        json.loads((body or b"{}").decode(), object_pairs_hook=_once)
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        raise Refused(403, f"{error}; allowed here: {_allowed(kind, str(error))}") from None
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"the body is not plain JSON: {error}") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name comes twice in one object")
+    return found
+
+
+def _allowed(kind: type[msgspec.Struct], said: str) -> str:
+    """The fields that the complaint's object may have."""
+    place = HostConfig if kind is NewContainer and "$.HostConfig" in said else kind
+    return ", ".join(place.__struct_encode_fields__) or "nothing"

@@ -1,0 +1,166 @@
+"""The calls that pass: the whole list. What is not here does not exist behind the door.
+
+A path has only characters that mean themselves (nothing is percent-decoded) and the version of its API in front; a
+query has only the names that its call knows, each once. Both are written anew for the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+
+from services.engine_door.bodies import NODE_LABEL, NewContainer, NewExec, Nothing, Resources, StartExec
+from services.engine_door.http1 import Refused
+
+OLDEST_API = 40
+"""1.40 is Docker 19.03's. Ancient ones understand bodies where newer ones do not (`start` with a HostConfig)."""
+
+Body = type[msgspec.Struct] | Literal["archive"]
+
+_SUBJECTS: Mapping[str, str] = {
+    "container": r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}",
+    "exec": r"[0-9a-f]{64}",
+    "volume": r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}",
+    "image": r"[A-Za-z0-9][A-Za-z0-9._:@-]*(?:/[A-Za-z0-9][A-Za-z0-9._:@-]*)*",
+}
+_BOOLEAN = "(?i:true|false|1|0)"
+_NUMBER = "[0-9]{1,9}"
+_SIGNAL = "[A-Z0-9+-]{1,16}"
+_WITHIN = "/[^\0]*"
+_STREAMS = dict.fromkeys(("stream", "stdin", "stdout", "stderr", "logs"), _BOOLEAN)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One line of the list."""
+
+    method: str
+    path: str
+    """With `{container}`, `{exec}`, `{volume}` or `{image}` where it names one; all but images have to be ours."""
+    query: Mapping[str, str] = field(default_factory=dict)
+    """Name -> pattern of its value."""
+    body: Body = Nothing
+    streams: bool = False
+    """The caller may ask for the connection, to write to the process's standard input."""
+    lists: bool = False
+    """It shows containers: ours alone, whatever is asked for."""
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+ROUTES = (
+    Route("GET", "/_ping"),
+    Route("HEAD", "/_ping"),
+    Route("GET", "/version"),
+    Route("GET", "/info"),
+    Route("GET", "/images/{image}/json"),
+    Route("POST", "/images/create", {"fromImage": _SUBJECTS["image"], "tag": r"[A-Za-z0-9_.:-]*"}),
+    Route("GET", "/containers/json", {"all": _BOOLEAN, "limit": _NUMBER, "filters": ".*"}, lists=True),
+    Route("POST", "/containers/create", {"name": _SUBJECTS["container"]}, NewContainer),
+    Route("GET", "/containers/{container}/json", {"size": _BOOLEAN}),
+    Route("POST", "/containers/{container}/start"),
+    Route("POST", "/containers/{container}/stop", {"t": _NUMBER, "signal": _SIGNAL}),
+    Route("POST", "/containers/{container}/kill", {"signal": _SIGNAL}),
+    Route("POST", "/containers/{container}/wait", {"condition": "not-running|next-exit|removed"}),
+    Route("POST", "/containers/{container}/pause"),
+    Route("POST", "/containers/{container}/unpause"),
+    Route("POST", "/containers/{container}/update", body=Resources),
+    Route(
+        "GET",
+        "/containers/{container}/logs",
+        {"stdout": _BOOLEAN, "stderr": _BOOLEAN, "follow": _BOOLEAN, "tail": f"all|{_NUMBER}"},
+    ),
+    Route("DELETE", "/containers/{container}", {"force": _BOOLEAN, "v": _BOOLEAN}),
+    Route("GET", "/containers/{container}/archive", {"path": _WITHIN}),
+    Route("HEAD", "/containers/{container}/archive", {"path": _WITHIN}),
+    Route(
+        "PUT",
+        "/containers/{container}/archive",
+        {"path": _WITHIN, "noOverwriteDirNonDir": _BOOLEAN, "copyUIDGID": _BOOLEAN},
+        "archive",
+    ),
+    Route("POST", "/containers/{container}/attach", _STREAMS, streams=True),
+    Route("POST", "/containers/{container}/exec", body=NewExec),
+    Route("POST", "/exec/{exec}/start", body=StartExec, streams=True),
+    Route("GET", "/exec/{exec}/json"),
+    Route("DELETE", "/volumes/{volume}", {"force": _BOOLEAN}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call on the list, as it is going to be made."""
+
+    route: Route
+    version: str
+    """`/v1.41`, or nothing."""
+    names: Mapping[str, str]
+    """What stands in the braces."""
+    query: Mapping[str, str]
+
+    def target(self, container: str | None) -> str:
+        """The engine's path and query; `container` is the full id of the one it names."""
+        names = self.names if container is None else {**self.names, "container": container}
+        path = self.version + self.route.path.format_map(dict(names))
+        return f"{path}?{urlencode(self.query)}" if self.query else path
+
+
+def understand(method: str, target: str, node: str) -> Call:
+    """Which call this is.
+
+    Raises:
+        Refused: none of the list; the message has the list.
+    """
+    path, _, query = target.partition("?")
+    versioned = re.fullmatch(r"(/v1\.([0-9]{1,3}))?(/.*)", path)
+    if versioned is None or (versioned[2] and int(versioned[2]) < OLDEST_API):
+        raise Refused(403, f"the door speaks version 1.{OLDEST_API} of the engine's API and newer")
+    for route in ROUTES:
+        if route.method == method and (named := _pattern(route).fullmatch(versioned[3])):
+            known = _query(route, query)
+            if route.lists:
+                known["filters"] = _ours_alone(known.get("filters", "{}"), node)
+            return Call(route, versioned[1] or "", named.groupdict(), known)
+    raise Refused(403, f"{method} {path} does not pass the engine door; allowed: {', '.join(map(str, ROUTES))}")
+
+
+def _pattern(route: Route) -> re.Pattern[str]:
+    pattern = re.escape(route.path)
+    for name, subject in _SUBJECTS.items():
+        pattern = pattern.replace(re.escape(f"{{{name}}}"), f"(?P<{name}>{subject})")
+    return re.compile(pattern, re.ASCII)
+
+
+def _query(route: Route, query: str) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True, errors="strict") if query else []
+    except ValueError as error:
+        raise Refused(400, f"the query cannot be read: {error}") from None
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise Refused(400, "a name comes twice in the query")
+    for name, value in found.items():
+        if name not in route.query or not re.fullmatch(route.query[name], value, re.ASCII | re.DOTALL):
+            known = ", ".join(route.query) or "nothing"
+            raise Refused(403, f"{name}={value[:80]} does not pass the engine door; {route} allows {known}")
+    return found
+
+
+def _ours_alone(filters: str, node: str) -> str:
+    """The filters of a listing with our label among them; the engine shows what fits all labels."""
+    try:
+        asked: dict[str, list[str] | dict[str, Any]] = msgspec.convert(
+            json.loads(filters), dict[Literal["label", "status", "id", "name"], list[str] | dict[str, Literal[True]]]
+        )
+    except (ValueError, RecursionError) as error:
+        raise Refused(403, f"filters: {error}; allowed: label, status, id, name, each a list") from None
+    lists = {name: list(values) for name, values in asked.items()}
+    lists["label"] = [*lists.get("label", []), f"{NODE_LABEL}={node}"]
+    return json.dumps(lists)

@@ -1,0 +1,203 @@
+"""The door: one call a connection, understood, written anew, and its answer passed on as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import socket
+from collections.abc import AsyncIterator
+from typing import Self
+
+import msgspec
+
+from services.engine_door.bodies import NewContainer, Nothing, carries, owned, understood
+from services.engine_door.calls import Call, understand
+from services.engine_door.engine import Engine, Stream
+from services.engine_door.http1 import MOST_HEAD_BYTES, PIECE_BYTES, Head, Refused, pieces, read_head, refusal, request
+from services.engine_door.settings import EngineDoorSettings
+from shared import log
+
+_log = log.get(__name__)
+
+MOST_JSON_BYTES = 1 << 20
+PARTING_S = 2.0
+"""How long a refused caller may go on sending before it is cut off; it should get to read why."""
+
+
+class Door:
+    """Between one manager and one engine: `async with Door(settings): ...`."""
+
+    def __init__(self, settings: EngineDoorSettings) -> None:
+        self._settings = settings
+        self._engine = Engine(settings.engine, settings.node)
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        """Open it."""
+        settings = self._settings
+        self._server = await asyncio.start_unix_server(self._meet, sock=_listening(settings), limit=MOST_HEAD_BYTES)
+        _log.info("engine_door_opened", socket=str(settings.listen), engine=str(settings.engine), node=settings.node)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close it, with all that is going on through it."""
+        self._server.close()
+        while self._calls:
+            for call in self._calls:
+                call.cancel()
+            await asyncio.wait(self._calls)
+
+    def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        call = asyncio.create_task(self._serve(reader, writer))
+        self._calls.add(call)
+        call.add_done_callback(self._ended)
+
+    def _ended(self, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled() and (error := call.exception()) is not None:
+            _log.error("engine_call_crashed", exc_info=error)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._answer((reader, writer))
+        except (OSError, EOFError, asyncio.LimitOverrunError) as error:
+            _log.info("engine_call_broken", error=repr(error))  # one side left in the middle: there is nobody to tell
+        finally:
+            writer.close()
+
+    async def _answer(self, caller: Stream) -> None:
+        head: Head | None = None
+        try:
+            if len(self._calls) > self._settings.connections:
+                raise Refused(503, f"{self._settings.connections} calls are open at the engine door")
+            head = await read_head(caller[0])
+            if head is not None:
+                await self._pass(head, caller)
+        except Refused as refused:
+            if refused.status != 404:
+                called = f"{head.method} {head.target[:200]}" if head else ""
+                _log.warning("engine_call_refused", call=called, status=refused.status, why=str(refused)[:400])
+            caller[1].write(refusal(refused))
+            await _part(caller)
+
+    async def _pass(self, head: Head, caller: Stream) -> None:
+        """Make the call it asks for; nothing has been answered yet when this raises `Refused`."""
+        call = understand(head.method, head.target, self._settings.node)
+        body = b"" if call.route.body == "archive" else await self._body(call, head, caller[0])
+        container = await self._container(call)
+        upgrades = head.upgrades and call.route.streams
+        engine = await self._engine.connect()
+        try:
+            if call.route.body == "archive":
+                await _put(
+                    call.target(container), pieces(caller[0], head.headers, self._settings.archive_bytes), engine
+                )
+            else:
+                headers = {"Content-Length": str(len(body))} | ({"Content-Type": "application/json"} if body else {})
+                headers |= {"Upgrade": "tcp"} if upgrades else {}
+                engine[1].write(request(head.method, call.target(container), headers) + body)
+            await _converse(caller, engine, upgrades=upgrades)
+        finally:
+            engine[1].close()
+
+    async def _body(self, call: Call, head: Head, reader: asyncio.StreamReader) -> bytes:
+        """The call's JSON as it is going to be sent."""
+        kind = call.route.body
+        assert kind != "archive"
+        said = b"".join([piece async for piece in pieces(reader, head.headers, MOST_JSON_BYTES)])
+        meant = understood(said, kind)
+        if isinstance(meant, NewContainer):
+            owned(meant, self._settings.node)
+        return b"" if kind is Nothing else msgspec.json.encode(meant)
+
+    async def _container(self, call: Call) -> str | None:
+        """The container that the call is about, which has to be ours; None where it is about none."""
+        if "exec" in call.names:
+            return await self._engine.container_of(call.names["exec"])
+        if "volume" in call.names and not carries(call.names["volume"], self._settings.node):
+            raise Refused(403, f"the volume {call.names['volume']} is not one of node {self._settings.node}'s own")
+        return await self._engine.container(call.names["container"]) if "container" in call.names else None
+
+
+async def _put(target: str, body: AsyncIterator[bytes], engine: Stream) -> None:
+    """Send an archive in chunks of our own. An engine that stops listening has its answer ready."""
+    headers = {"Content-Type": "application/x-tar", "Transfer-Encoding": "chunked"}
+    try:
+        engine[1].write(request("PUT", target, headers))
+        async for piece in body:
+            engine[1].write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await engine[1].drain()
+        engine[1].write(b"0\r\n\r\n")
+    except (BrokenPipeError, ConnectionResetError):
+        return
+
+
+async def _converse(caller: Stream, engine: Stream, *, upgrades: bool) -> None:
+    """Pass the engine's answer on until its end, or until the caller has left.
+
+    The caller's further bytes reach the engine only after it said that the connection is no longer HTTP; before that
+    they would be a second request, which nobody has looked at.
+    """
+    if upgrades:
+        head = await engine[0].readuntil(b"\r\n\r\n")
+        caller[1].write(head)
+        upgrades = head.startswith(b"HTTP/1.1 101 ")
+    listening = asyncio.create_task(_copy(caller[0], engine[1]) if upgrades else _until_gone(caller[0]))
+    answering = asyncio.create_task(_copy(engine[0], caller[1]))
+    try:
+        await asyncio.wait({answering, listening}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done() and not _hung_up(caller[1]):  # it has said all it had to say, and listens
+            await asyncio.wait({answering})
+    finally:
+        for task in (listening, answering):
+            task.cancel()
+        await asyncio.gather(listening, answering, return_exceptions=True)
+
+
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    """Until the source ends; the sink learns of that and may still answer."""
+    with contextlib.suppress(OSError):
+        while piece := await source.read(PIECE_BYTES):
+            sink.write(piece)
+            await sink.drain()
+        sink.write_eof()
+
+
+async def _until_gone(source: asyncio.StreamReader) -> None:
+    with contextlib.suppress(OSError):
+        while await source.read(PIECE_BYTES):
+            pass
+
+
+def _hung_up(end: asyncio.StreamWriter) -> bool:
+    """Whoever was at the other end of this Unix socket has closed it, and not just stopped writing."""
+    look = select.poll()
+    look.register(end.get_extra_info("socket"), 0)
+    return bool(look.poll(0))
+
+
+async def _part(caller: Stream) -> None:
+    """Let the caller read its answer before the connection is cut."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(PARTING_S):
+            await caller[1].drain()
+            caller[1].write_eof()
+            await _until_gone(caller[0])
+
+
+def _listening(settings: EngineDoorSettings) -> socket.socket:
+    """The door's socket, that nobody but its owner can open from its first moment on."""
+    settings.listen.parent.mkdir(parents=True, exist_ok=True)
+    settings.listen.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(settings.listen))
+    finally:
+        os.umask(before)
+    if os.geteuid() == 0:
+        os.chown(settings.listen, settings.owner, -1)
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,90 @@
+"""The engine's socket: connections to it, and which containers behind it are ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from services.engine_door.bodies import NODE_LABEL
+from services.engine_door.http1 import MOST_HEAD_BYTES, Refused
+
+ANSWER_S = 30.0
+"""For what the door itself asks."""
+MOST_ANSWER_BYTES = 16 << 20
+MOST_KNOWN = 10_000
+"""Ids remembered as ours; one more and all are asked for anew."""
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Engine:
+    """The engine of this host.
+
+    A container's id never comes back and its labels never change, so one look at each is enough. Names can move from
+    one container to another: they are looked up every time, and what passes carries the id.
+    """
+
+    def __init__(self, socket: Path, node: str) -> None:
+        self._socket = socket
+        self._node = node
+        self._ours: set[str] = set()
+
+    async def connect(self) -> Stream:
+        """A fresh connection.
+
+        Raises:
+            Refused: nothing listens there.
+        """
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await asyncio.open_unix_connection(self._socket, limit=MOST_HEAD_BYTES)
+        except (OSError, TimeoutError) as error:
+            raise Refused(503, f"the engine cannot be reached: {error}") from None
+
+    async def container(self, reference: str) -> str:
+        """The full id of a container of ours, named by its id, the id's beginning, or its name.
+
+        Raises:
+            Refused: there is none, or it is not ours.
+        """
+        if reference in self._ours:
+            return reference
+        found = await self._look(f"/containers/{reference}/json")
+        config = found.get("Config") or {}
+        if (config.get("Labels") or {}).get(NODE_LABEL) != self._node:
+            message = f"container {reference} does not have the label {NODE_LABEL}={self._node}; only those that do"
+            raise Refused(403, f"{message} can be reached through the engine door")
+        if len(self._ours) >= MOST_KNOWN:
+            self._ours.clear()
+        self._ours.add(found["Id"])
+        return str(found["Id"])
+
+    async def container_of(self, execution: str) -> str:
+        """The full id of the container of ours that an exec runs in.
+
+        Raises:
+            Refused: there is no such exec, or it runs elsewhere.
+        """
+        return await self.container(str((await self._look(f"/exec/{execution}/json"))["ContainerID"]))
+
+    async def _look(self, path: str) -> dict[str, Any]:
+        """Ask for one object; HTTP/1.0 answers have no framing but their end."""
+        reader, writer = await self.connect()
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                writer.write(f"GET {path} HTTP/1.0\r\nHost: engine\r\n\r\n".encode("ascii"))
+                head = await reader.readuntil(b"\r\n\r\n")
+                body = await reader.read(MOST_ANSWER_BYTES)
+                while more := await reader.read(MOST_ANSWER_BYTES):
+                    body += more
+        except (OSError, TimeoutError, EOFError) as error:
+            raise Refused(503, f"the engine does not answer: {error!r}") from None
+        finally:
+            writer.close()
+        status = int(head.split(b" ", 2)[1])
+        found: dict[str, Any] = json.loads(body)
+        if status != 200:
+            raise Refused(status, str(found.get("message", "")))
+        return found

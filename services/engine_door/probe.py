@@ -1,0 +1,28 @@
+"""Is the door open, and the engine behind it? `python -m services.engine_door.probe SOCKET`, for health checks.
+
+Asked every few seconds for ever, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+PROBE_S = 3.0
+
+
+def problem(path: str) -> str | None:
+    """Why the engine does not answer through the door, or None."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(PROBE_S)
+        try:
+            connection.connect(path)
+            connection.sendall(b"GET /_ping HTTP/1.1\r\nHost: engine\r\n\r\n")
+            answer = connection.recv(4096).decode("latin-1")
+        except OSError as error:
+            return f"{path}: {error!r}"
+    return None if answer.startswith("HTTP/1.1 200 ") else f"{path}: {answer}"
+
+
+if __name__ == "__main__":
+    sys.exit(problem(sys.argv[1]))

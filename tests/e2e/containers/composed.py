@@ -1,0 +1,139 @@
+"""docker-compose.yml brought up on this machine's engine, from images made here: no registry is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from socket import create_server
+from typing import Any
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[3]
+CONTAINERS = Path(__file__).parent
+READY_S = 120.0
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A project of Compose, named after this process."""
+
+    name: str
+    port: int
+    compose: list[str]
+    """The command with our files, docker-compose.engine.yml not among them."""
+
+    @property
+    def url(self) -> str:
+        """Of the proxy."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def image(self) -> str:
+        """Of all services."""
+        return f"{self.name}:mesh"
+
+    @property
+    def base(self) -> str:
+        """A Debian with Python and bash, under the services' image."""
+        return f"{self.name}:base"
+
+    @property
+    def with_engine(self) -> list[str]:
+        """The command with docker-compose.engine.yml laid over."""
+        return [*self.compose, "--file", str(CHECKOUT / "docker-compose.engine.yml")]
+
+    def run(self, *argv: str, timeout_s: float = 600) -> str:
+        """Run a command in the checkout, with what our files read from the environment; what it printed."""
+        ours = {
+            "COMPOSE_PROJECT_NAME": self.name,
+            "DOCKER_BUILDKIT": "0",
+            "TREADLE_IMAGE": self.image,
+            "PROXY_PORT": str(self.port),
+        }
+        everything = {**os.environ, **ours}
+        done = subprocess.run(
+            argv, cwd=CHECKOUT, env=everything, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+        assert done.returncode == 0, f"{' '.join(argv)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        return done.stdout
+
+    def container(self, service: str) -> str:
+        """Id of the service's container."""
+        return self.run(*self.with_engine, "ps", "--quiet", service).strip()
+
+    def await_node(self, runtime: str = "") -> Json:
+        """The node, once the proxy has one that takes work and makes environments that way; two minutes at most."""
+        deadline = time.monotonic() + READY_S
+        while True:
+            try:
+                nodes = self.call("GET", "/v1/nodes")["nodes"]
+            except OSError:  # not listening yet, or not ready
+                nodes = []
+            for node in nodes:
+                if node["state"] == "ready" and (not runtime or runtime in node["runtimes"]):
+                    return dict(node)
+            assert time.monotonic() < deadline, f"no node became ready: {nodes}"
+            time.sleep(0.2)
+
+    def call(self, method: str, path: str, body: Json | None = None) -> Json:
+        """The proxy's answer."""
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(request, timeout=90) as answer:
+            found: Json = json.loads(answer.read())
+            return found
+
+
+@contextmanager
+def composed(folder: Path) -> Iterator[Composed]:
+    """The mesh in containers, its node ready; all of it is removed. Three minutes, half of them for the base image."""
+    mesh = Composed(f"treadletest{os.getpid()}", _free_port(), _command(folder))
+    with tempfile.TemporaryDirectory(prefix="treadle-image-", dir="/var/tmp") as work:
+        mesh.run("tests/e2e/containers/base_image.sh", mesh.base, work)
+    try:
+        arguments = {"BASE_IMAGE": mesh.base, "TOOLCHAINS": "", "PIP_OPTIONS": "--no-index --find-links /wheels"}
+        build = [part for key, value in arguments.items() for part in ("--build-arg", f"{key}={value}")]
+        mesh.run("docker", "build", "--quiet", *build, "--tag", mesh.image, ".")
+        mesh.run(*mesh.compose, "up", "--detach", "--no-build")
+        mesh.await_node()
+        yield mesh
+    finally:
+        print(mesh.run(*mesh.with_engine, "logs", "--no-color", "--tail", "60"))  # noqa: T201 - shown of failed tests
+        mesh.run(*mesh.with_engine, "down", "--volumes", "--remove-orphans", "--timeout", "20")
+        mesh.run("docker", "image", "rm", "--force", mesh.image, mesh.base)
+
+
+def _free_port() -> int:
+    with closing(create_server(("127.0.0.1", 0))) as server:
+        return int(server.getsockname()[1])
+
+
+def _command(folder: Path) -> list[str]:
+    """``docker compose`` where the plugin is there, else the older ``docker-compose``, with our files.
+
+    The older one cannot say ``systempaths=unconfined``; with it the node climbs to Landlock instead of namespaces.
+    """
+    ours = CHECKOUT / "docker-compose.yml"
+    if subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=30, check=False).returncode == 0:
+        command = ["docker", "compose"]
+    elif shutil.which("docker-compose"):
+        command = ["docker-compose"]
+        lines = ours.read_text().splitlines(keepends=True)
+        ours = folder / "docker-compose.yml"
+        ours.write_text("".join(line for line in lines if "systempaths=" not in line or "#" in line))
+    else:
+        pytest.skip("neither docker compose nor docker-compose is installed")
+    files = ["--file", str(ours), "--file", str(CONTAINERS / "embedded.yml")]
+    return [*command, "--project-directory", str(CHECKOUT), *files]

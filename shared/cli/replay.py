@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,10 +22,20 @@ from shared.evaluations.distrs.report import Report
 from shared.evaluations.distrs.search_time import REQUESTS, search_ms
 from shared.evaluations.distrs.table import show
 from shared.evaluations.pool import progress_bar
+from shared.evaluations.tangram.jobs import QUICK, evaluation, run_all
+from shared.evaluations.tangram.jobs import Workload as TangramWorkload
+from shared.evaluations.tangram.jobs import given as given_trajectories
+from shared.evaluations.tangram.notes import NOTES as TANGRAM_NOTES
+from shared.evaluations.tangram.report import Report as TangramReport
+from shared.evaluations.tangram.table import show as show_tangram
 from shared.replay.distrs.generate import ITERATIONS, SIZE, TASKS
 from shared.replay.distrs.trace import RewardTrace
+from shared.replay.tangram.assumptions import CLUSTER
+from shared.replay.tangram.recorded import Recording
 from shared.traces.planning import LogError
 from shared.traces.rewards import TraceError, read_trace
+from shared.traces.tangram import read_trajectories
+from shared.traces.tangram_recorded import read_recordings
 
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
 """Exit statuses."""
@@ -43,6 +54,7 @@ class Failure(Exception):
 def register(app: typer.Typer) -> None:
     app.callback()(papers)
     app.command("distrs")(distrs)
+    app.command("tangram")(tangram)
     app.command("planner")(planner)
 
 
@@ -96,6 +108,53 @@ def distrs(
     else:
         standard = own is None and not asked and max_extra_delay is None
         show(report, Console(width=None if sys.stdout.isatty() else 150), NOTES if standard else ())
+    if plot is not None:
+        typer.echo(f"drawn: {plot}", err=True)
+
+
+def tangram(
+    trace: Annotated[
+        str | None,
+        typer.Option(help="Trajectories of your own: a file. `data`: recorded agents, with the evaluation's rewards."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the figures into this PNG. Needs treadle[plot].")] = None,
+    seed: Annotated[int, typer.Option(help="Of the workload.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help=f"All sizes divided by {QUICK}: some seconds.")] = False,
+    nodes: Annotated[int, typer.Option(min=1, help="Of 256 cores, for a file of your own.")] = CLUSTER.nodes,
+    processes: Annotated[int, typer.Option(min=1, help="Worker processes; with 1 there is none.")] = 2,
+    data: Annotated[
+        Path, typer.Option(envvar="TREADLE_DATA", help="Where recorded agents lie, for --trace data.")
+    ] = Path("../shared/data"),
+) -> None:
+    """ARL-Tangram §6.3, §6.4: how long agents wait for their actions on shared CPUs. Under two minutes.
+
+    Trajectories think and act in virtual time; the mesh's own dispatcher gives out cores, beside Kubernetes pods that
+    are held for a trajectory's life, fixed degrees of parallelism and the paper's Algorithm 1.
+
+    A trace is JSON Lines, one trajectory a line; all begin together: {"trajectory", "group"?, "steps": [{"think_s"?,
+    "kind", "work_s", "units"?: [fewest, most], "elasticity"?: {"4": 0.9} or {"model": "amdahl", "serial": 0.05} or
+    {"model": "power", "exponent": 0.9}, "profile_s"?}]}. work_s is on one core, profile_s what the scheduler is told.
+
+    Exit status: 0 replayed; 1 a worker process was killed; 2 the trace or an option is wrong; 130 interrupted.
+    """
+    with failing():
+        _drawable(plot)
+        if trace not in (None, "data") and quick:
+            raise Failure("--trace has its own size: leave out --quick", WRONG)
+        workload = _trajectories(trace, data, TangramWorkload(seed, QUICK if quick else 1))
+        jobs = given_trajectories(workload, nodes) if workload.given else evaluation(workload)
+        with progress_bar(Console(stderr=True), "replaying ARL-Tangram §6", sum(job.weight for job in jobs)) as tell:
+            report = TangramReport(workload, run_all(jobs, processes, tell))
+        if plot is not None:
+            from shared.evaluations.tangram.plot import draw  # matplotlib is not always there
+
+            draw(report, plot)
+    if as_json:
+        typer.echo(json.dumps(report.document(), allow_nan=False))
+    else:
+        notes = TANGRAM_NOTES if trace is None and not quick else ()
+        show_tangram(report, Console(width=None if sys.stdout.isatty() else 150), notes)
     if plot is not None:
         typer.echo(f"drawn: {plot}", err=True)
 
@@ -168,6 +227,36 @@ def _replayable(path: Path) -> RewardTrace:
     if all(len(task.batches) < 2 for task in trace.tasks):
         raise Failure(f"{path}: each task has one batch, which is its history: give two or more of a task", WRONG)
     return trace
+
+
+def _trajectories(trace: str | None, data: Path, workload: TangramWorkload) -> TangramWorkload:
+    """The workload, with what a trace holds.
+
+    Raises:
+        Failure: it cannot be read.
+    """
+    try:
+        if trace is None:
+            return workload
+        if trace == "data":
+            return replace(workload, recordings=_recordings(data))
+        given = read_trajectories(Path(trace))
+    except TraceError as error:
+        raise Failure(str(error), WRONG) from error
+    except OSError as error:
+        raise Failure(f"cannot read {trace} ({error.strerror}): name a trace file, or `data`", WRONG) from error
+    needed, widest = max((step.least, trajectory.name) for trajectory in given for step in trajectory.steps)
+    if needed > CLUSTER.cores:
+        raise Failure(f"{trace}: {widest} needs {needed} cores, a node has {CLUSTER.cores}", WRONG)
+    return replace(workload, given=given)
+
+
+def _recordings(data: Path) -> tuple[Recording, ...]:
+    try:
+        return read_recordings(data)
+    except OSError as error:
+        told = f"no recorded agents: cannot read {error.filename} ({error.strerror})"
+        raise Failure(f"{told}: set TREADLE_DATA to the folder with agents/ and traces/", WRONG) from error
 
 
 def _drawable(plot: Path | None) -> None:

@@ -25,6 +25,8 @@ class Bench:
     sizes: Sizes
     tell: Callable[[str], None]
     """Hears of the progress, a line at a time."""
+    images: tuple[str, ...] = ("local",)
+    """Environments that are measured: `local`, and one of a container engine where there is one."""
     peers: Mapping[str, PeerProcess] = field(default_factory=dict)
 
     def meter(self) -> CpuMeter:

@@ -4,6 +4,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -33,15 +34,19 @@ class Mesh:
 
 
 @contextmanager
-def own_mesh(cores: int) -> Iterator[Mesh]:
+def own_mesh(cores: int, *, engine: bool = False) -> Iterator[Mesh]:
     """A stack with durability on, as ``treadle up`` starts it, whose node offers ``cores``. About 4 s.
+
+    ``engine``: it may use the machine's container engine; else it looks for none.
 
     ``STACK_SERVICES`` is obeyed, so a part of the mesh can be measured.
 
     Raises:
         StackError: it did not come up.
     """
-    environ = {"CPU_MANAGER_CORES": str(cores), "CPU_MANAGER_NODE": "bench"}
+    environ = {"CPU_MANAGER_CORES": str(cores), "CPU_MANAGER_NODE": f"bench-{os.getpid()}"}
+    if not engine:
+        environ["CPU_MANAGER_ENGINE"] = "none"
     services = os.environ.get("STACK_SERVICES", "")
     with temporary_home() as root, running_stack(root, services=services, environ=environ) as stack:
         pids = {**stack.pids, "treadle": stack.supervisor.pid}
@@ -171,6 +176,15 @@ class Client:
                 raise _refused("GET results", response.status, await response.read())
             async for piece in response.content.iter_any():
                 yield piece
+
+    async def call(self, method: str, path: str, body: object) -> dict[str, Any]:
+        """Any call of the door, and its answer as JSON.
+
+        Raises:
+            BenchError: it was refused.
+        """
+        answer: dict[str, Any] = msgspec.json.decode(await self._call(method, path, body))
+        return answer
 
     async def _call(self, method: str, path: str, body: object) -> bytes:
         data = msgspec.json.encode(body) if body is not None else None

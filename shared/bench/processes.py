@@ -46,6 +46,11 @@ def cpu_by_service(pids: Mapping[str, int]) -> dict[str, float]:
     return used
 
 
+def cpu_named(name: str) -> float:
+    """CPU seconds of every process of that name on this machine."""
+    return cpu_s(process for process in psutil.process_iter(["name"]) if process.info["name"] == name)
+
+
 def _times(process: psutil.Process) -> tuple[float, float]:
     """CPU seconds of the process itself, and of its children that have ended."""
     try:

@@ -17,6 +17,22 @@ class Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class Stays:
+    """Of what is measured in trajectories' environments."""
+
+    actions: int = 200
+    """`true` so often, in one environment."""
+    environments: int = 24
+    steps: int = 50
+    """Actions of each of them."""
+    trainers: int = 8
+    turns: int = 8
+    """Thoughts and actions of each of them, for the overhead."""
+    idle: int = 200
+    idle_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """Sizes of a run of about three minutes (four and a half with peers) on two cores."""
 
@@ -36,6 +52,7 @@ class Sizes:
     """Rest before resting is measured: interpreters and servers have their start-up work behind them."""
     history_rows: int = 102_400
     scaling: Scaling = Scaling()
+    stays: Stays = Stays()
 
 
 QUICK = Sizes(
@@ -47,5 +64,6 @@ QUICK = Sizes(
     settle_s=1.0,
     history_rows=20_480,
     scaling=Scaling(batches=2, requests=48, times=120.0),
+    stays=Stays(actions=30, environments=4, steps=12, trainers=2, turns=3, idle=8, idle_s=2.0),
 )
 """About 45 seconds: enough to see that something became twice as slow, too little for a fine comparison."""

@@ -11,6 +11,8 @@ import aiohttp
 from shared.bench.actions import one_caller, single_actions, sleeping
 from shared.bench.bench import Bench
 from shared.bench.bulk import in_bulk
+from shared.bench.decisions import decisions
+from shared.bench.environments import acting, episodes, idle, overhead
 from shared.bench.errors import BenchError
 from shared.bench.figures import Figure, Machine, Report, Skipped
 from shared.bench.programs import graded_programs
@@ -37,6 +39,11 @@ MEASUREMENTS: dict[str, Measurement] = {
     "sleep": Measurement(sleeping, "one-second actions"),
     "history": Measurement(history, "batch histories", own_only=True),
     "scaling": Measurement(scaling, "a scaled-down DistRS workload that the planner scales for", own_only=True),
+    "decisions": Measurement(decisions, "who gets which cores: 1,280 elastic actions on five nodes of 256 cores"),
+    "acting": Measurement(acting, "`true` in a live environment"),
+    "episodes": Measurement(episodes, "24 environments with 50 actions each, every answer checked"),
+    "overhead": Measurement(overhead, "what the mesh adds to actions in environments (ARL-Tangram, Table 1)"),
+    "idle": Measurement(idle, "200 idle environments with a busy loop left in each", own_only=True),
 }
 """In the order they run: rest first, while nothing has happened yet."""
 

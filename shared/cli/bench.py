@@ -1,7 +1,7 @@
 """``treadle bench``."""
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +12,7 @@ import uvloop
 from rich.console import Console
 
 from shared.bench.bench import Bench
+from shared.bench.containers import bench_image
 from shared.bench.errors import BenchError
 from shared.bench.figures import Report, Skipped
 from shared.bench.mesh import Mesh, own_mesh, running_mesh
@@ -20,6 +21,7 @@ from shared.bench.peers.together import running_peers
 from shared.bench.sizes import QUICK, Sizes
 from shared.bench.suite import MEASUREMENTS, run_all
 from shared.bench.table import show
+from shared.messages.environments import LOCAL
 from shared.stack.errors import StackError
 from shared.testing.servers import running_valkey, temporary_home
 
@@ -30,8 +32,11 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     peers: Annotated[bool, typer.Option("--peers", help="Beside dramatiq and Ray, in the same run.")] = False,
+    docker: Annotated[
+        bool, typer.Option("--docker", help="Environments in containers as well; needs an engine and its socket.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="About 45 s, for a coarse look.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="About a minute, for a coarse look.")] = False,
     only: Annotated[
         list[str] | None, typer.Option(help=f"Only this one; may be repeated: {', '.join(MEASUREMENTS)}.")
     ] = None,
@@ -43,7 +48,7 @@ def bench(
     bulk: Annotated[int | None, typer.Option(min=1, help="Reward requests of a bulk batch.")] = None,
     peers_venv: Annotated[Path, typer.Option(help="The environment that --peers makes or uses.")] = FOLDER,
 ) -> None:
-    """Measure what the mesh costs, beside its targets. Three minutes; with --peers four and a half.
+    """Measure what the mesh costs, beside its targets. Five minutes; with --peers or --docker more.
 
     Leave the machine alone meanwhile. Progress goes to standard error. Exit status 1 when a measurement broke off;
     a target that is not met is shown, it is no error.
@@ -54,7 +59,7 @@ def bench(
     try:
         if unknown := set(only or ()) - MEASUREMENTS.keys():
             raise BenchError(f"--only {min(unknown)} is unknown; there are {', '.join(MEASUREMENTS)}")
-        report = _measure(names, sizes, url, cores, peers_venv if peers else None)
+        report = _measure(names, sizes, url, cores, peers_venv if peers else None, docker=docker)
     except (BenchError, StackError) as error:
         typer.echo(f"treadle bench: {error}", err=True)
         raise typer.Exit(1) from error
@@ -66,9 +71,9 @@ def bench(
         raise typer.Exit(1)
 
 
-def _measure(names: list[str], sizes: Sizes, url: str | None, cores: int, venv: Path | None) -> Report:
+def _measure(names: list[str], sizes: Sizes, url: str | None, cores: int, venv: Path | None, *, docker: bool) -> Report:
     """Start what has to be started, on the main thread (children are bound to it); measure on a loop."""
-    mesh: AbstractContextManager[Mesh] = nullcontext(running_mesh(url)) if url else own_mesh(cores)
+    mesh: AbstractContextManager[Mesh] = nullcontext(running_mesh(url)) if url else own_mesh(cores, engine=docker)
     skipped: list[Skipped] = []
     python = None
     if venv is not None:
@@ -76,9 +81,15 @@ def _measure(names: list[str], sizes: Sizes, url: str | None, cores: int, venv: 
             python = peers_python(venv, _tell)
         except BenchError as error:
             skipped.append(Skipped("peers", str(error)))
-    _tell(f"measuring {url}" if url else "starting a stack")
-    with mesh as ours, temporary_home() as root, running_valkey(root) if python else nullcontext("") as valkey:
-        return uvloop.run(_run(names, Bench(ours, sizes, _tell), python, valkey, skipped))
+    with ExitStack() as entered:
+        images: tuple[str, ...] = (LOCAL,)
+        if docker:
+            _tell("making an image from this machine's files")
+            images = (LOCAL, entered.enter_context(bench_image()))
+        _tell(f"measuring {url}" if url else "starting a stack")
+        ours, root = entered.enter_context(mesh), entered.enter_context(temporary_home())
+        valkey = entered.enter_context(running_valkey(root)) if python else ""
+        return uvloop.run(_run(names, Bench(ours, sizes, _tell, images), python, valkey, skipped))
 
 
 async def _run(names: list[str], bench: Bench, python: Path | None, valkey: str, skipped: list[Skipped]) -> Report:

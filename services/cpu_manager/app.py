@@ -13,7 +13,8 @@ from redis.asyncio import Redis
 from services.cpu_manager.acting import Acting
 from services.cpu_manager.attempts import Attempts
 from services.cpu_manager.cores import Cores, usable_cores
-from services.cpu_manager.environments.opening import Opened, open_runtimes
+from services.cpu_manager.environments.choice import DOCKER
+from services.cpu_manager.environments.opening import Opened, engine_comes, open_runtimes
 from services.cpu_manager.execution import Execution, open_execution
 from services.cpu_manager.grading import Grading
 from services.cpu_manager.holding import Holding
@@ -21,7 +22,7 @@ from services.cpu_manager.memory import lendable_mb
 from services.cpu_manager.metrics import observe
 from services.cpu_manager.node import Node
 from services.cpu_manager.outbox import Outbox
-from services.cpu_manager.settings import CpuManagerSettings
+from services.cpu_manager.settings import NO_ENGINE, CpuManagerSettings
 from services.cpu_manager.topology import topology
 from services.cpu_manager.trajectories import Trajectories
 from shared import log
@@ -46,14 +47,28 @@ class State(TypedDict):
     execution: Execution
 
 
+class Offer(TypedDict):
+    """What a hello says that may grow while the node lives."""
+
+    kinds: list[str]
+    labels: dict[str, str]
+    runtimes: list[str]
+
+
 def _hello(settings: CpuManagerSettings, holdings: dict[str, Holding], execution: Execution, opened: Opened) -> Hello:
-    runtimes = opened.runtimes.names
     return Hello(
         node=settings.node,
         incarnation=uuid.uuid4().hex[:12],
         node_class=settings.node_class,
         capacity={name: holding.exist for name, holding in holdings.items()},
         lines_up=["cores"],
+        **_offer(execution, opened),
+    )
+
+
+def _offer(execution: Execution, opened: Opened) -> Offer:
+    runtimes = opened.runtimes.names
+    return Offer(
         kinds=sorted([*execution.graders, *(ENVIRONMENT_KINDS if runtimes else ())]),
         labels=execution.labels | opened.labels,
         runtimes=runtimes,
@@ -81,11 +96,22 @@ def create_app(settings: CpuManagerSettings | None = None, *, clock: Clock = SYS
             background.start(outbox.run(), name="outbox")
             background.start(node.run(), name="grants")
             background.start(node.heartbeats(settings.heartbeat_s), name="heartbeats")
+            if _may_get_engine(settings, opened):
+                background.start(_meet_engine(settings, execution, opened, node), name="engine")
             app.state.node, app.state.outbox = node, outbox
             yield State(node=node, outbox=outbox, execution=execution)
             await node.leave()
 
     return build_app("cpu_manager", lifespan, ready=_ready, description=__doc__ or "")
+
+
+def _may_get_engine(settings: CpuManagerSettings, opened: Opened) -> bool:
+    return settings.engine != NO_ENGINE and DOCKER not in opened.runtimes.names
+
+
+async def _meet_engine(settings: CpuManagerSettings, execution: Execution, opened: Opened, node: Node) -> None:
+    await engine_comes(settings, opened)
+    await node.offer(**_offer(execution, opened))
 
 
 async def _world(
@@ -101,7 +127,7 @@ async def _world(
     memory_mb = lendable_mb(settings.memory_mb, len(cores.all))
     slots, memory = Holding(settings.slots, owned=settings.slots), Holding(memory_mb, owned=memory_mb)
     holdings = {"cores": cores.holding, "slots": slots}
-    if opened.runtimes.names:
+    if opened.runtimes.names or _may_get_engine(settings, opened):
         holdings[MEMORY] = memory
     hello = _hello(settings, holdings, execution, opened)
     outbox = Outbox(redis)

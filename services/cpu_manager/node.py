@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Mapping
 
+import msgspec
 from redis.asyncio import Redis
 
 from services.cpu_manager.attempts import Attempts
@@ -105,6 +106,11 @@ class Node:
             if self._untrimmed:
                 await self._trim()
             await asyncio.sleep(every_s)
+
+    async def offer(self, *, kinds: list[str], runtimes: list[str], labels: dict[str, str]) -> None:
+        """It can do more than it said in its hello: say it anew. What was offered once stays offered."""
+        self._hello = msgspec.structs.replace(self._hello, kinds=kinds, runtimes=runtimes, labels=labels)
+        await self._say(self._hello)
 
     async def leave(self) -> None:
         """Kill what runs, tell the outcomes, say goodbye. Bounded: a mesh without Valkey is left unannounced."""

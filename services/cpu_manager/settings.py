@@ -32,6 +32,8 @@ class CpuManagerSettings(ServiceSettings):
     engine: str = ""
     """Container engine that makes environments of images: its address; empty takes `DOCKER_HOST`, else the usual
     socket; `none` makes none."""
+    engine_retry_s: float = Field(10.0, gt=0)
+    """How often an engine that did not answer when the node started is asked again; the node offers it when it does."""
     slots: int = Field(1024, gt=0)
     """Actions that need no core (sleeping, waiting on others) at once."""
     heartbeat_s: float = Field(2.0, gt=0)

@@ -146,11 +146,18 @@ class Dispatcher(Steps):
     # ---- nodes -------------------------------------------------------------------------------------------------
 
     def node_said_hello(self, now: float, node: Node) -> list[Command]:
-        """A node has started, or is met by a new leader. It gets nothing before it has told what it holds."""
+        """A node has started, or is met by a new leader. It gets nothing before it has told what it holds.
+
+        Said again in the same incarnation, it may offer more than before.
+        """
         known = self.floor.nodes.get(node.name)
         if known is not None and known.incarnation == node.incarnation:
             known.seen_s = now
-            return []
+            if node.kinds <= known.kinds:
+                return []
+            known.kinds |= node.kinds
+            self.floor.nodes_changed()
+            return fill(self.floor, now)
         commands = self._dropped(now, node.name, "it has restarted", booked_only=True)
         node.seen_s = now
         self.floor.add_node(node)

@@ -52,6 +52,16 @@ def test_a_second_hello_of_the_same_life_changes_nothing() -> None:
     assert dispatcher.lives["r"].state == "granted"
 
 
+def test_a_node_that_offers_more_in_the_same_life_gets_what_waited_for_it() -> None:
+    dispatcher = leading("n")
+    assert submit(dispatcher, request("r", work(kind="act"))) == []
+    (grant,) = dispatcher.node_said_hello(1.0, node("n", kinds="run act"))
+    assert isinstance(grant, Grant)
+    assert (grant.action, grant.node) == ("r", "n")
+    assert dispatcher.node_said_hello(2.0, node("n")) == []  # an old word, read late, takes nothing back
+    dispatcher.check()
+
+
 def test_nodes_that_fall_silent_together_are_granted_nothing_on_the_way() -> None:
     """The work of the first to be missed must not be sent to the second, which is as dead."""
     dispatcher = leading("m", "n", cores=2)

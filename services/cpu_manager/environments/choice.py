@@ -25,6 +25,11 @@ class Runtimes:
         self._runtimes = {runtime.name: runtime for runtime in runtimes}
         self._wanted: dict[str, asyncio.Task[None]] = {}
 
+    def add(self, runtime: Runtime) -> None:
+        """One that has come later than the others."""
+        assert runtime.name not in self._runtimes, f"there are two {runtime.name} runtimes"
+        self._runtimes[runtime.name] = runtime
+
     @property
     def names(self) -> list[str]:
         return sorted(self._runtimes)

@@ -1,7 +1,8 @@
-"""Finding, at the start of a node, which runtimes it has; each that it lacks says why in the node's labels."""
+"""Finding which runtimes a node has; each that it lacks says why in the node's labels. An engine may come later."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -33,20 +34,44 @@ async def open_runtimes(settings: CpuManagerSettings, sandbox: Sandbox) -> Async
     """Open what there is, and close it with every environment at the end."""
     found: list[Runtime] = []
     labels: dict[str, str] = {}
-    for name, opening in ((LOCAL, _local), (DOCKER, _docker)):
+    for name in (LOCAL, DOCKER):
         try:
-            runtime, label = await opening(settings, sandbox)
+            runtime, label = await (_local(settings, sandbox) if name == LOCAL else _docker(settings))
         except RuntimeUnavailable as error:
             _log.info("no_runtime", runtime=name, reason=str(error))
             label = f"none: {error}"
         else:
             found.append(runtime)
-        labels[f"runtime.{name}"] = label
+        labels[_label(name)] = label
     opened = Opened(Runtimes(found), labels)
     try:
         yield opened
     finally:
         await opened.runtimes.close()
+
+
+async def engine_comes(settings: CpuManagerSettings, opened: Opened) -> None:
+    """Wait for a container engine that did not answer at the node's start; then it is a runtime like the others.
+
+    What stands there from an earlier life of the manager is ended: the leader was told already that it is not here.
+    """
+    while True:
+        await asyncio.sleep(settings.engine_retry_s)
+        try:
+            docker, label = await _docker(settings)
+        except RuntimeUnavailable as error:
+            opened.labels[_label(DOCKER)] = f"none: {error}"
+            continue
+        opened.runtimes.add(docker)
+        opened.labels[_label(DOCKER)] = label
+        left = await docker.survivors()
+        await asyncio.gather(*(environment.close() for environment in left))
+        _log.info("engine_came", version=label, ended=len(left))
+        return
+
+
+def _label(runtime: str) -> str:
+    return f"runtime.{runtime}"
 
 
 async def _local(settings: CpuManagerSettings, sandbox: Sandbox) -> tuple[Runtime, str]:
@@ -55,7 +80,7 @@ async def _local(settings: CpuManagerSettings, sandbox: Sandbox) -> tuple[Runtim
     return await LocalRuntime.open(sandbox, output_bytes=settings.output_bytes), sandbox.ladder.chosen.value
 
 
-async def _docker(settings: CpuManagerSettings, _: Sandbox) -> tuple[Runtime, str]:
+async def _docker(settings: CpuManagerSettings) -> tuple[DockerRuntime, str]:
     if settings.engine == NO_ENGINE:
         raise RuntimeUnavailable("switched off by CPU_MANAGER_ENGINE")
     docker = await DockerRuntime.open(settings.node, url=settings.engine, output_bytes=settings.output_bytes)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
@@ -278,6 +279,17 @@ async def test_the_hello_is_said_again_now_and_then(post: Post) -> None:
         said = await post.words(1 + BEATS_A_HELLO + 1)
 
     assert [place for place, one in enumerate(said) if isinstance(one, Hello)] == [0, BEATS_A_HELLO]
+
+
+async def test_a_node_that_can_do_more_says_so_and_keeps_saying_it(post: Post) -> None:
+    await post.words(1)
+    more = {"kinds": ["act", "work"], "runtimes": ["docker"], "labels": {"runtime.docker": "28.2"}}
+    await post.node.offer(**more)  # type: ignore[arg-type]
+    async with running(lambda: post.node.heartbeats(0.0)):
+        said = await post.words(2 + BEATS_A_HELLO + 1)
+
+    grown = msgspec.structs.replace(HELLO, **more)
+    assert [one for one in said if isinstance(one, Hello)] == [HELLO, grown, grown]
 
 
 async def test_leaving_tells_what_was_lost_and_says_goodbye(post: Post) -> None:

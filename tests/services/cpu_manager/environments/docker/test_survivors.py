@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
+from services.cpu_manager.environments.opening import engine_comes, open_runtimes
+from services.cpu_manager.execution import NoSandbox
+from services.cpu_manager.settings import CpuManagerSettings
 from tests.services.cpu_manager.environments.docker.containers import Acting, containers_of, docker_says, node_name
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker")]
@@ -19,6 +22,9 @@ pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker")]
 LIFE = """
 import asyncio, sys
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
+from services.cpu_manager.environments.opening import engine_comes, open_runtimes
+from services.cpu_manager.execution import NoSandbox
+from services.cpu_manager.settings import CpuManagerSettings
 from tests.services.cpu_manager.environments.docker.containers import CORE, EnvBash, EnvironmentSpec
 
 async def main(node, past_engine, image):
@@ -80,6 +86,33 @@ async def test_a_container_outlives_a_killed_manager_and_is_taken_up(bare_image:
         finally:
             await runtime.close()
         assert containers_of(node) == []
+
+
+async def test_an_engine_that_comes_later_is_a_runtime_and_what_stood_there_is_ended(
+    bare_image: str, tmp_path: Path
+) -> None:
+    """The leader was told that nothing stands on the node."""
+    if os.geteuid() != 0:
+        pytest.skip("writing a container's control groups needs root")
+    socket = tmp_path / "docker.sock"
+    settings = CpuManagerSettings.model_validate(
+        {"node": node_name(), "engine": f"unix://{socket}", "engine_retry_s": 0.05}
+    )
+    async with (
+        killed_life(settings.node, "direct", bare_image),
+        open_runtimes(settings, NoSandbox("not here")) as opened,
+    ):
+        assert opened.runtimes.names == []
+        coming = asyncio.create_task(engine_comes(settings, opened))
+        socket.symlink_to(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://"))
+        await asyncio.wait_for(coming, 60)
+        assert opened.runtimes.names == ["docker"]
+        assert not opened.labels["runtime.docker"].startswith("none")
+        async with asyncio.timeout(60):
+            while containers_of(settings.node):  # noqa: ASYNC110  # the other side is the engine
+                await asyncio.sleep(0.1)
+        async with Acting.making(opened.runtimes.of(bare_image), bare_image) as made:  # type: ignore[arg-type]
+            assert await made.says("echo new") == "new"
 
 
 async def test_what_is_beyond_repair_is_removed(bare_image: str) -> None:

@@ -1,0 +1,52 @@
+"""A container engine that starts after its node: what asks for an image waits, and is answered then."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from shared.testing.small_image import small_image
+from tests.e2e.episodes import Scene, running_scene, trainer_of
+from tests.shared.bus.soon import soon
+
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker")]
+
+
+ENGINE = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
+
+
+@pytest.fixture
+def socket(tmp_path: Path) -> Path:
+    """Where the engine will be."""
+    return tmp_path / "docker.sock"
+
+
+@pytest.fixture
+def scene(socket: Path) -> Iterator[Scene]:
+    with running_scene(CPU_MANAGER_ENGINE=f"unix://{socket}", CPU_MANAGER_ENGINE_RETRY_S="0.2") as running:
+        yield running
+
+
+async def test_an_action_for_an_image_waits_for_the_engine(scene: Scene, socket: Path) -> None:
+    with small_image(f"treadletest-late-{os.getpid()}:python", python=True) as image:
+        async with trainer_of(scene) as trainer, aiohttp.ClientSession(scene.proxy.url) as http:
+            trajectory = await trainer.open(image=image, memory_mb=64)
+            waiting = asyncio.create_task(trainer.bash(trajectory, "echo here"))
+
+            async def waits_in_vain() -> bool:
+                async with http.get("/v1/pools") as response:
+                    pools = (await response.json())["pools"]
+                return any(pool["name"] == "cores@default" and pool["stuck"] == 1 for pool in pools)
+
+            await soon(waits_in_vain)
+            await asyncio.to_thread(socket.symlink_to, ENGINE)
+            answer = await waiting
+            assert (answer["ended"], answer["output"]["output"]) == ("ok", "here\n"), answer
+            async with http.get("/v1/nodes") as response:
+                (node,) = (await response.json())["nodes"]
+            assert node["runtimes"] == ["docker", "local"]

@@ -9,7 +9,9 @@ sooner or later the smallest and nothing waits for ever (`reestimate` keeps that
 
 from __future__ import annotations
 
+import bisect
 import heapq
+import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +25,10 @@ others, and a right one is reached within ten."""
 
 COMPACT_ABOVE = 64
 """Removed entries that may lie in the heap beyond as many as wait."""
+
+FRONT, ENOUGH = 96, 72
+"""How many of the first to go stand in order, and how few of them are no reason to go for more. A decision looks at
+some 64, twice or more."""
 
 
 class EbfKey(NamedTuple):
@@ -83,10 +89,13 @@ Entry = tuple[EbfKey, int, Id]
 class EbfQueue(Generic[Id]):
     """Waiting work in EBF order.
 
-    A binary heap with lazy deletion: `push`, `remove`, `update` and `pop` are O(log n) amortised, `peek` O(1)
-    amortised; walking the first k in order is O(k log k) and pops nothing.
+    The first of it stand in a sorted list, the others in a binary heap; removal is lazy in both. `push`, `remove`,
+    `update` and `pop` are O(log n) amortised, `peek` O(1) amortised. Walking the first k in order pops nothing that is
+    waiting and is O(k) for the first `FRONT`, which a decision looks at again and again, O(k log k) beyond them.
     """
 
+    _front: list[Entry[Id]] = field(default_factory=list)
+    """Ascending; nothing in the heap goes before any of it."""
     _heap: list[Entry[Id]] = field(default_factory=list)
     _live: dict[Id, Entry[Id]] = field(default_factory=dict)
     _serial: int = 0
@@ -100,22 +109,26 @@ class EbfQueue(Generic[Id]):
     def __iter__(self) -> Iterator[Id]:
         """Every id, first to go first; stop when enough is seen. The queue must not change meanwhile.
 
-        A walk over the heap's tree by a heap of its frontier, so the first k cost O(k log k).
-
         Raises:
             RuntimeError: the queue changed during the walk.
         """
-        self._settle()
-        heap, live, serial, size = self._heap, self._live, self._serial, len(self._live)
+        self._refill()
+        live, serial, size = self._live, self._serial, len(self._live)
+        for entry in itertools.chain(self._front, self._behind()):
+            if live.get(entry[2]) is entry:
+                yield entry[2]
+                if self._serial != serial or len(live) != size:
+                    raise RuntimeError("the queue changed during iteration: collect the ids first, then change it")
+
+    def _behind(self) -> Iterator[Entry[Id]]:
+        """The heap's entries in order: a walk over its tree by a heap of its frontier."""
+        heap = self._heap
         frontier: list[tuple[Entry[Id], int]] = [(heap[0], 0)] if heap else []
         while frontier:
             entry, at = heapq.heappop(frontier)
             for child in range(2 * at + 1, min(2 * at + 3, len(heap))):
                 heapq.heappush(frontier, (heap[child], child))
-            if live.get(entry[2]) is entry:
-                yield entry[2]
-                if self._heap is not heap or self._serial != serial or len(live) != size:
-                    raise RuntimeError("the queue changed during iteration: collect the ids first, then change it")
+            yield entry
 
     def key(self, item: Id) -> EbfKey:
         """Key of a waiting id.
@@ -138,7 +151,15 @@ class EbfQueue(Generic[Id]):
         self._serial += 1
         entry = (key, self._serial, item)
         self._live[item] = entry
-        heapq.heappush(self._heap, entry)
+        front = self._front
+        if not front or entry > front[-1]:
+            heapq.heappush(self._heap, entry)
+            return
+        bisect.insort(front, entry)
+        if len(front) > 2 * FRONT:
+            for one in front[FRONT:]:
+                heapq.heappush(self._heap, one)
+            del front[FRONT:]
 
     def remove(self, item: Id) -> EbfKey:
         """Take an id out wherever it stands and return its key.
@@ -171,11 +192,16 @@ class EbfQueue(Generic[Id]):
         Raises:
             IndexError: the queue is empty.
         """
-        self._settle()
-        if not self._heap:
-            raise IndexError("the queue is empty")
-        key, _, item = self._heap[0]
+        key, _, item = self._first()
         return key, item
+
+    def head(self) -> Id:
+        """The first to go.
+
+        Raises:
+            IndexError: the queue is empty.
+        """
+        return self._first()[2]
 
     def pop(self) -> tuple[EbfKey, Id]:
         """Take out the first to go.
@@ -183,27 +209,50 @@ class EbfQueue(Generic[Id]):
         Raises:
             IndexError: the queue is empty.
         """
-        first = self.peek()
-        heapq.heappop(self._heap)
-        del self._live[first[1]]
+        key, _, item = self._first()
+        del self._live[item]
         self._compact()
-        return first
+        return key, item
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""
-        waiting = [entry for entry in self._heap if self._live.get(entry[2]) is entry]
-        assert len(waiting) == len(self._live), "each id has exactly one live entry"
-        assert len(self._heap) - len(waiting) <= COMPACT_ABOVE + len(waiting), "removed entries are bounded"
-        assert all(self._heap[(at - 1) // 2] <= self._heap[at] for at in range(1, len(self._heap))), "heap order"
+        front, heap, live = self._front, self._heap, self._live
+        waiting = [entry for entry in [*front, *heap] if live.get(entry[2]) is entry]
+        assert len(waiting) == len(live), "each id has exactly one live entry"
+        assert len(heap) - len(waiting) <= COMPACT_ABOVE + len(waiting), "removed entries are bounded"
+        assert all(heap[(at - 1) // 2] <= heap[at] for at in range(1, len(heap))), "heap order"
+        assert front == sorted(front), "the front is in order"
+        assert len(front) <= 2 * FRONT, "the front is bounded"
+        assert not (front and heap) or front[-1] <= heap[0], "nothing behind goes before the front"
 
-    def _settle(self) -> None:
-        """Drop removed entries until the root is live."""
-        heap, live = self._heap, self._live
-        while heap and live.get(heap[0][2]) is not heap[0]:
-            heapq.heappop(heap)
+    def _first(self) -> Entry[Id]:
+        front, live = self._front, self._live
+        for gone, entry in enumerate(front):
+            if live.get(entry[2]) is entry:
+                if gone:
+                    del front[:gone]
+                return entry
+        self._refill()
+        if not front:
+            raise IndexError("the queue is empty")
+        return front[0]
+
+    def _refill(self) -> None:
+        """Drop what was removed from the front, and fill it from the heap if little is left: O(`FRONT`), and O(log n)
+        for each entry that moves; each moves once, unless newcomers displace it.
+        """
+        front, heap, live = self._front, self._heap, self._live
+        front[:] = [entry for entry in front if live.get(entry[2]) is entry]
+        if len(front) >= ENOUGH:
+            return
+        while heap and len(front) < FRONT:
+            entry = heapq.heappop(heap)
+            if live.get(entry[2]) is entry:
+                front.append(entry)
 
     def _compact(self) -> None:
         """Rebuild the heap when more than half of it was removed: amortised O(1) a removal."""
         if len(self._heap) > COMPACT_ABOVE + 2 * len(self._live):
+            self._front.clear()
             self._heap = list(self._live.values())
             heapq.heapify(self._heap)

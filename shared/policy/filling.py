@@ -69,22 +69,19 @@ class Filling:
         """Would it do better to wait for more of this node's units? What scales and starts on the last free unit keeps
         it to its end, though many might be free in a moment.
 
-        Then it waits as if it needed so many: behind a reservation, which what ends before may use. Else so many are
-        held for it in this round, or whoever comes next would take them before `widen` can give them.
+        Then it waits as if it needed so many: behind a reservation, which what ends before may use, and whatever scales
+        behind it waits with it. Else so many are held for it in this round, or whoever comes next would take them
+        before `widen` can give them.
         """
+        free, wanted = node.free(life.resource), life.work.amounts[-1]
         elastic = self.floor.elastic
-        if elastic.rule is None or not elastic.patient:
+        if free >= wanted or elastic.rule is None or not elastic.patient:
             return False
-        if node.name in self.waits:
-            return True
-        free = node.free(life.resource)
-        wanted = life.work.amounts[-1]
-        if free < wanted:
-            busy_s = self.busy_s.get(node.name)
-            if busy_s is None:
-                busy_s = self.busy_s[node.name] = busy(self.floor, self.now, node, life.resource, self.granted(node))
-            wanted = patience(self.floor, life, free, busy_s)
-            life.units = {**life.work.units, life.resource: wanted}
+        busy_s = self.busy_s.get(node.name)
+        if busy_s is None:
+            busy_s = self.busy_s[node.name] = busy(self.floor, self.now, node, life.resource, self.granted(node))
+        wanted = patience(self.floor, life, free, busy_s)
+        life.units = {**life.work.units, life.resource: wanted}
         if wanted > free:
             self.waits.add(node.name)
         return wanted > free
@@ -252,6 +249,8 @@ def _fill_lane(filling: Filling, pool: Pool, lane: Lane) -> None:
 def _place(filling: Filling, pool: Pool, nodes: list[Node], life: Life) -> Node | None:
     if life.scales:
         life.units = life.work.units  # for how many it waits is seen anew each time
+        if filling.waits:
+            nodes = [node for node in nodes if node.name not in filling.waits]
     chosen = place_home if life.begins else place_life
     while (node := chosen(nodes, life, pool.resource)) is not None:
         if not ((filling.blocked and filling.forbids(node, life)) or (life.scales and filling.too_early(node, life))):
@@ -272,18 +271,20 @@ def _line(filling: Filling, nodes: list[Node], life: Life) -> Node | None:
 def _backfill(filling: Filling, pool: Pool, lane: Lane, nodes: list[Node]) -> None:
     """Pass a head that does not fit with what its reservation allows."""
     floor, resource = filling.floor, pool.resource
-    most = max([node.free(resource) for node in nodes if node.ready], default=0)
-    if not most:
+    spare = [node for node in nodes if node.ready and node.free(resource)]
+    if not spare:
         return
+    most = max(node.free(resource) for node in spare)
     for life in [floor.queued[name] for name in _behind(lane)]:
         if life.pool_units > most:
             continue
-        node = _place(filling, pool, nodes, life)
+        node = _place(filling, pool, spare if life.pool_units else nodes, life)
         if node is not None:
             _grant(filling, lane, life, node, is_head=False)
-            most = max(node.free(resource) for node in nodes if node.ready)
-            if not most:
+            spare = [node for node in spare if node.free(resource)]
+            if not spare:
                 return
+            most = max(node.free(resource) for node in spare)
         elif not any(life.could_run_on(node) for node in nodes):
             floor.park(lane, life)
 
@@ -302,10 +303,11 @@ def _grant(filling: Filling, lane: Lane, life: Life, node: Node, *, is_head: boo
     charged_s = expected_s * max(1, life.pool_units)
     lane.queue.charge(request.tenant, charged_s, ends_turn=is_head)
     floor.unqueue(life)
-    if life.scales and not ahead:
-        life.expected_s = floor.expect(life, life.granted_units)
-    else:
+    if ahead or not life.scales:
         life.units, life.expected_s = life.work.units, expected_s
+    else:
+        fewest = life.units is life.work.units  # else it has waited for more
+        life.expected_s = expected_s if fewest else floor.expect(life, life.granted_units)
     life.move("granted")
     life.attempt += 1
     (floor.stand if ahead else floor.occupy)(life, node, filling.now)

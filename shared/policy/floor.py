@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import isclose
 
 from shared.policy.ahead import RECALL_S, Ahead
+from shared.policy.elastic import Scalable
 from shared.policy.growth import Elastic
 from shared.policy.housing import Housing
 from shared.policy.ledger import Node, Stray, place
@@ -38,8 +39,16 @@ class Floor(Housing):
     def enqueue(self, life: Life) -> None:
         """As `Queues.enqueue`; what scales is made ready for decisions now, as it comes, and not in one of them."""
         Housing.enqueue(self, life)
-        if life.scales and (single_s := self.single(life)) is not None:
-            self.elastic.scalable(life, single_s)
+        self.scaled(life)
+
+    def scaled(self, life: Life) -> Scalable | None:
+        """What its stage takes on each amount it may have; None where it does not scale, or nobody knows."""
+        if not life.scales:
+            return None
+        if life.scalable is not None and life.work.duration_s is not None:
+            return life.scalable  # the trainer's word does not change
+        single_s = self.single(life)
+        return None if single_s is None else self.elastic.scalable(life, single_s)
 
     # ---- nodes -------------------------------------------------------------------------------------------------
 

@@ -32,8 +32,6 @@ class Elastic:
     def scalable(self, life: Life, single_s: float) -> Scalable:
         """What its stage takes on each of its amounts, if it takes `single_s` on one. Kept with it: asked for often."""
         kept = life.scalable
-        if kept is not None and life.work.duration_s is not None:
-            return kept  # the trainer's word does not change
         shape = self._shape(life)
         first_s = single_s * float(shape.durations_s[0])
         if kept is None or abs(float(kept.durations_s[0]) - min(first_s, life.work.timeout_s)) > _NEWS * first_s:

@@ -85,7 +85,7 @@ class FairQueue:
         if queue is None:
             self._turn = self._furthest_behind()
             queue = self._queues[self._turn]
-        return queue.peek()[1]
+        return queue.head()
 
     def head_key(self) -> EbfKey:
         """Key of the head.

@@ -51,8 +51,8 @@ def patience(floor: Floor, life: Life, free: int, busy_s: NDArray[np.float64]) -
         free: units that are free there.
         busy_s: of each other unit, seconds until it is predicted free.
     """
-    single_s = floor.single(life)
-    return life.pool_units if single_s is None else enough(floor.elastic.scalable(life, single_s), free, busy_s)
+    scaled = floor.scaled(life)
+    return life.pool_units if scaled is None else enough(scaled, free, busy_s)
 
 
 def widen(floor: Floor, now: float, commands: list[Command], fresh: Sequence[Fresh]) -> list[Command]:
@@ -75,23 +75,22 @@ def widen(floor: Floor, now: float, commands: list[Command], fresh: Sequence[Fre
 
 def _arrange(floor: Floor, now: float, commands: list[Command], granted: Sequence[Fresh]) -> list[Fresh]:
     """One node's round. Returns what is evicted, and sets the units of the others."""
-    elastic, node = floor.elastic, granted[0].node
-    known = [(one, floor.single(one.life) if one.life.scales else None) for one in granted]
-    candidates = [(one, single_s) for one, single_s in known if single_s is not None]
+    elastic, node, resource = floor.elastic, granted[0].node, granted[0].life.resource
+    known = [(one, floor.scaled(one.life)) for one in granted]
+    candidates = [(one, scaled) for one, scaled in known if scaled is not None]
     if not candidates or elastic.rule is None:
         return []
-    last_rigid = max((at for at, (_, single_s) in enumerate(known) if single_s is None), default=-1)
-    resource = candidates[0][0].life.resource
+    behind_rigid = next((at for at, (_, scaled) in enumerate(reversed(known)) if scaled is None), len(known))
     fewest = sum(one.life.pool_units for one, _ in candidates)
     free = node.free(resource) + sum(one.life.units[resource] for one, _ in candidates)
     if free <= fewest and len(candidates) < 2:
         return []
     units = allot(
-        [elastic.scalable(one.life, single_s) for one, single_s in candidates],
+        [scaled for _, scaled in candidates],
         free,
         _waiting(floor, node, granted[0].life),
         busy(floor, now, node, resource, {one.life.request.id for one, _ in candidates}),
-        evictable=min(len(candidates) - 1, len(known) - 1 - last_rigid),
+        evictable=min(len(candidates) - 1, behind_rigid),
         depth=elastic.depth,
         rule=elastic.rule,
     )
@@ -170,10 +169,7 @@ def _key(floor: Floor, life: Life) -> EbfKey:
 
 
 def _estimate(floor: Floor, life: Life) -> Scalable:
-    single_s = floor.single(life) if life.scales else None
-    if single_s is None:
-        return _rigid(floor, life)
-    return floor.elastic.scalable(life, single_s)
+    return floor.scaled(life) or _rigid(floor, life)
 
 
 def _rigid(floor: Floor, life: Life) -> Scalable:

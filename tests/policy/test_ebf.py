@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import math
+import random
 from itertools import islice
 
 import pytest
@@ -159,6 +161,13 @@ class QueueAgainstSortedList(RuleBasedStateMachine):
             self.queue.remove(-item - 1)
         self.serial += count
 
+    @rule(count=st.integers(1, 300), chosen=st.randoms(use_true_random=False))
+    def push_more_than_the_front_holds(self, count: int, chosen: random.Random) -> None:
+        for _ in range(count):
+            key, item = EbfKey(chosen.choice([0.0, 1.0, 5.0]), 0.0, (chosen.randrange(9), 0)), self.serial + 1000
+            self._add(key, item)
+            self.queue.push(key, item)
+
     @precondition(lambda self: self.model)
     @rule(data=st.data(), key=keys)
     def update(self, data: st.DataObject, key: EbfKey) -> None:
@@ -197,3 +206,27 @@ class QueueAgainstSortedList(RuleBasedStateMachine):
 
 TestQueueAgainstSortedList = QueueAgainstSortedList.TestCase
 TestQueueAgainstSortedList.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_long_queue_that_is_seldom_walked_keeps_the_order(seed: int) -> None:
+    """The machine above walks after every step; here whatever is lazy piles up."""
+    chosen, queue, model = random.Random(seed), EbfQueue[int](), list[tuple[EbfKey, int]]()
+    late = seed % 2
+    for item in range(6000):
+        action = chosen.random()
+        if action < 0.55 or not model:
+            newest = item if late else chosen.randrange(6000)
+            entry = EbfKey(float(newest // 500), chosen.choice([0.0, 1.0]), (newest, item)), item
+            bisect.insort(model, entry)
+            queue.push(*entry)
+        elif action < 0.75:
+            assert queue.pop() == model.pop(0)
+        elif action < 0.95:  # what passes a head that must wait, as a rule from the front
+            _, gone = model.pop(min(len(model) - 1, chosen.randrange(chosen.choice([2, 70, 4000]))))
+            queue.remove(gone)
+        elif action < 0.96:
+            depth = chosen.choice([1, 64, 500])
+            assert list(islice(queue, depth)) == [waiting for _, waiting in model[:depth]]
+            queue.check()
+    assert list(queue) == [waiting for _, waiting in model]

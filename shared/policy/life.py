@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shared.policy.ebf import EbfKey
 from shared.policy.elastic import Scalable
 from shared.policy.formulation import TRANSITIONS, EndedAs, Request, StageAct, State, Work
 from shared.policy.lanes import Lane
@@ -65,6 +66,8 @@ class Life:
     """What it lasts on each of its amounts, as last asked for."""
     lane: Lane | None = None
     """Where it waits; where it last waited, while it is granted."""
+    key: EbfKey = field(init=False)
+    """Its place in the order there."""
     resource: str = field(init=False)
     """Its pool's, the key elasticity resource."""
     duration_key: tuple[str, str, str] = field(init=False)

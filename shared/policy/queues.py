@@ -85,6 +85,11 @@ class Queues:
 
     def enqueue(self, life: Life) -> None:
         """Queue a life's current stage, unless an earlier action of its trajectory is still unanswered."""
+        life.key = self.batches.key(life.request, self.durations)
+        self.requeue(life)
+
+    def requeue(self, life: Life) -> None:
+        """Queue it at the place that it had. Were its key made anew, what was learned since could let others pass."""
         request = life.request
         pool = self.pool(life.work.pool)
         life.units = life.work.units
@@ -93,7 +98,7 @@ class Queues:
         if request.stay is not None and self.trajectories.turns[request.stay.trajectory][0] != request.id:
             lane.behind.add(request.id)
         else:
-            lane.queue.push(request.tenant, self.batches.key(request, self.durations), request.id)
+            lane.queue.push(request.tenant, life.key, request.id)
         self.batches.waits(request)
         self.queued[request.id] = life
         pool.queued_s += life.expected_s * life.pool_units
@@ -128,9 +133,10 @@ class Queues:
     def rekey(self, batch: str, at_s: float) -> None:
         """A batch's expected completion has a new estimate: its queued requests move."""
         for request in self.batches.expected(batch, at_s):
-            lane = self.queued[request.id].lane
+            life = self.queued[request.id]
+            life.key, lane = self.batches.key(request, self.durations), life.lane
             if lane is not None and request.id not in lane.parked | lane.behind:
-                lane.queue.update(request.tenant, self.batches.key(request, self.durations), request.id)
+                lane.queue.update(request.tenant, life.key, request.id)
 
     def move(self, trajectory: str) -> None:
         """Where a trajectory lives has changed: what waits for it waits in another lane."""
@@ -171,6 +177,6 @@ class Queues:
             for lane in pool.all_lanes():
                 lane.feasible = ""
                 for action in sorted(lane.parked):
-                    request = self.queued[action].request
-                    lane.queue.push(request.tenant, self.batches.key(request, self.durations), action)
+                    life = self.queued[action]
+                    lane.queue.push(life.request.tenant, life.key, action)
                 lane.parked.clear()

@@ -12,15 +12,14 @@ to those before them. Laws:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from heapq import merge
 from itertools import islice
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.policy.ebf import EbfKey
 from shared.policy.elastic import LOOKED_AT, Scalable, allot, enough
 from shared.policy.floor import Floor
 from shared.policy.formulation import Command, Grant
@@ -120,7 +119,7 @@ def _take_back(floor: Floor, one: Fresh) -> None:
     life.ungranted()
     if stay is not None and home is not None and home.serial == life.serial:
         floor.move_out(stay.trajectory)
-    floor.enqueue(life)
+    floor.requeue(life)
     if life.lane is not None:
         life.lane.queue.refund(life.request.tenant, one.charged_s)
 
@@ -155,17 +154,13 @@ def _waiting(floor: Floor, node: Node, like: Life) -> list[Scalable]:
         return []
     waiting = lanes[0]
     if len(lanes) > 1:
-        waiting = list(islice(merge(*lanes, key=partial(_key, floor)), LOOKED_AT))
+        waiting = list(islice(merge(*lanes, key=attrgetter("key")), LOOKED_AT))
     found = [_estimate(floor, life) for life in waiting]
     beyond = min(count - len(found), MOST_BEYOND)
     if beyond > 0:
         total = sum(lane.waiting for lane in pool.all_lanes())
         found += [Scalable((1,), np.array([pool.queued_s / total]))] * beyond
     return found
-
-
-def _key(floor: Floor, life: Life) -> EbfKey:
-    return floor.batches.key(life.request, floor.durations)
 
 
 def _estimate(floor: Floor, life: Life) -> Scalable:

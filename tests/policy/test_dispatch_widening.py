@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.policy.dispatch import Dispatcher, Ended
@@ -14,6 +14,8 @@ from shared.policy.ledger import Node
 from tests.policy.strategies import request, work
 
 NEARLY_LINEAR = Elasticity("amdahl", serial=0.01)
+LEARNED_BETWEEN = [(1, 1.0, 0.0), (1, 1.0, 0.0), (1, 0.5, 0.0), *[(2, 1.0, 0.0)] * 4, (1, 1.0, 0.0)]
+"""Between the submission and the eviction of the seventh it becomes known how long work of its kind takes."""
 
 
 def leading(cores: int, *names: str, rule: str | None = "priced") -> Dispatcher:
@@ -157,6 +159,7 @@ def test_it_waits_for_no_more_than_is_owned() -> None:
     assert end(dispatcher, "rigid", 1.0) == {"r": 2}
 
 
+@example(jobs=LEARNED_BETWEEN, cores=5, rule="paper", nodes=1, patient=False)
 @given(
     st.lists(st.tuples(st.integers(1, 6), st.floats(0.1, 100), st.floats(0, 1)), min_size=1, max_size=12),
     st.integers(1, 8),

@@ -171,6 +171,13 @@ class EbfQueue(Generic[Id]):
         self._compact()
         return entry[0]
 
+    def discard(self, item: Id) -> bool:
+        """Take an id out wherever it stands; False when it does not wait here."""
+        if self._live.pop(item, None) is None:
+            return False
+        self._compact()
+        return True
+
     def update(self, key: EbfKey, item: Id) -> None:
         """Move a waiting id to another place.
 

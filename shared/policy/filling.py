@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from shared.policy.floor import Floor
 from shared.policy.formulation import Command, Grant, SetShare
 from shared.policy.lanes import Lane
-from shared.policy.ledger import Node, spread
+from shared.policy.ledger import Node, place, spread
 from shared.policy.life import Life
-from shared.policy.placing import place_home, place_life, reservation
+from shared.policy.placing import place_home, reservation
 from shared.policy.pools import BACKFILL_DEPTH, Pool, ZeroQueue
 from shared.policy.widening import Fresh, busy, patience, widen
 
@@ -251,12 +251,16 @@ def _place(filling: Filling, pool: Pool, nodes: list[Node], life: Life) -> Node 
         life.units = life.work.units  # for how many it waits is seen anew each time
         if filling.waits:
             nodes = [node for node in nodes if node.name not in filling.waits]
-    chosen = place_home if life.begins else place_life
-    while (node := chosen(nodes, life, pool.resource)) is not None:
-        if not ((filling.blocked and filling.forbids(node, life)) or (life.scales and filling.too_early(node, life))):
+    while True:
+        if life.begins:
+            node = place_home(nodes, life, pool.resource)
+        else:
+            node = place(nodes, life.request.id, life.work.kind, life.units, pool.resource)
+        if node is None or not (
+            (filling.blocked and filling.forbids(node, life)) or (life.scales and filling.too_early(node, life))
+        ):
             return node
         nodes = [other for other in nodes if other is not node]
-    return None
 
 
 def _line(filling: Filling, nodes: list[Node], life: Life) -> Node | None:

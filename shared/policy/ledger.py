@@ -144,7 +144,9 @@ def place(nodes: Iterable[Node], action: str, kind: str, units: Mapping[str, int
     for node in nodes:
         share = node.share.get(resource)  # as `free` has it: without a call, asked once a node for every grant
         free = (node.capacity.get(resource, 0) if share is None else share) - node.used.get(resource, 0)
-        if free > most and node.takes(action, kind) and (alone or node.holds(units)):
+        if free <= most or not node.ready or kind not in node.kinds or action in node.strays:
+            continue
+        if alone or node.holds(units):
             best, most = node, free
     return best
 

@@ -1,4 +1,4 @@
-"""Which node: for work, for a trajectory's whole stay, and where what does not fit will fit first."""
+"""Which node: for a trajectory's whole stay, and where what does not fit will fit first."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ import math
 from collections.abc import Iterable
 
 from shared.policy.floor import Floor
-from shared.policy.ledger import Node, place
+from shared.policy.ledger import Node
 from shared.policy.life import Life
 from shared.policy.pools import reserve
-
-
-def place_life(nodes: Iterable[Node], life: Life, resource: str) -> Node | None:
-    """The node with the most free units of the pool's resource among those that fit; the first of them where equal."""
-    return place(nodes, life.request.id, life.work.kind, life.units, resource)
 
 
 def place_home(nodes: Iterable[Node], life: Life, resource: str) -> Node | None:

@@ -48,9 +48,8 @@ class FairQueue:
     def remove(self, tenant: str, action: str) -> bool:
         """Take an action out; False when it does not wait here. What tenants used is forgotten once nobody waits."""
         queue = self._queues.get(tenant)
-        if queue is None or action not in queue:
+        if queue is None or not queue.discard(action):
             return False
-        queue.remove(action)
         self._size -= 1
         if not queue:
             del self._queues[tenant]
@@ -83,7 +82,7 @@ class FairQueue:
             return None
         queue = self._queues.get(self._turn)
         if queue is None:
-            self._turn = self._furthest_behind()
+            self._turn = next(iter(self._queues)) if len(self._queues) == 1 else self._furthest_behind()
             queue = self._queues[self._turn]
         return queue.head()
 
@@ -121,8 +120,6 @@ class FairQueue:
                 yield from self._queues[tenant]
 
     def _furthest_behind(self) -> str:
-        if len(self._queues) == 1:
-            return next(iter(self._queues))
         return min(self._queues, key=lambda name: (self._virtual[name], name))
 
     def check(self) -> None:

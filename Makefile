@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 ARGS ?=
+# Most of the suite waits: for services to start, time limits to pass, containers to end.
+PARALLEL ?= --numprocesses=2 --dist=loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check lock up down status
@@ -15,8 +17,8 @@ setup: ## Make .venv hold what requirements.lock names (once; then a blink)
 demo: setup ## The main job: grade real programs, right and wrong, by the whole mesh
 	@$(BIN)/treadle demo $(ARGS)
 
-test: setup ## The whole test suite; ARGS="tests/policy -k ebf" narrows it
-	@$(BIN)/python -m pytest $(ARGS)
+test: setup ## The whole test suite, two files at a time; ARGS="tests/policy -k ebf" narrows it
+	@$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL))
 
 lock: setup ## Renew requirements.lock from pyproject.toml 
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --group pyproject.toml:demo --group pyproject.toml:dev pyproject.toml -o requirements.lock

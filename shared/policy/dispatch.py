@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shared.policy.filling import fill, park_stuck, starts_by
+from shared.policy.filling import fill, park_stuck
 from shared.policy.formulation import (
     CloseEnvironment,
     Command,
@@ -30,6 +30,7 @@ from shared.policy.formulation import (
 from shared.policy.ledger import Node
 from shared.policy.life import Life
 from shared.policy.reports import Ended, Held, Holding, holds
+from shared.policy.starts import starts_by
 from shared.policy.steps import Steps
 from shared.policy.trajectories import Home
 

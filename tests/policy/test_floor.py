@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.policy.deadlines import COMPACT_ABOVE, Deadlines
-from shared.policy.filling import fill, predict_start, starts_by
+from shared.policy.filling import fill
 from shared.policy.floor import Floor
 from shared.policy.formulation import Grant
 from shared.policy.ledger import Node
 from shared.policy.life import Life
 from shared.policy.reports import Holding
+from shared.policy.starts import predict_start, starts_by
 from tests.policy.strategies import CORES, SLOTS, node, request, work
 
 

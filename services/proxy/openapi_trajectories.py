@@ -8,7 +8,7 @@ import msgspec
 
 from services.proxy.openapi_parts import REF, STANDING, TENANT, body, json_of, responses, say_kinds, waiting
 from services.proxy.swerex.acting import MOST_REQUEST_ID
-from services.proxy.swerex.forms import FORMS, RAISED, BashAction, BashInterruptAction
+from services.proxy.swerex.forms import FORMS, RAISED, YES_OR_NO, BashAction, BashInterruptAction
 from services.proxy.trajectories import MOST_LISTED, STATES
 from shared.api.trajectories import TRAJECTORY_TYPES
 from shared.messages.kinds import ENVIRONMENT_KINDS
@@ -131,7 +131,7 @@ _UPLOAD = {
                 "properties": {
                     "file": {"type": "string", "format": "binary"},
                     "target_path": {"type": "string", "minLength": 1},
-                    "unzip": {"enum": ["true", "false"], "default": "false"},
+                    "unzip": {"enum": list(YES_OR_NO), "default": "false"},
                 },
             }
         }

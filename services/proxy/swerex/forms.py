@@ -135,11 +135,17 @@ _BOUNDARY = re.compile(r'multipart/form-data\s*;.*?boundary="?([^";,]{1,200})"?'
 _NAME = re.compile(r'content-disposition:[^\r\n]*?;\s*name="([^"\r\n]*)"', re.IGNORECASE)
 
 
+YES_OR_NO = {"true": True, "false": False, "True": True, "False": False, "1": True, "0": False} | {
+    "on": True, "off": False, "yes": True, "no": False
+}  # fmt: skip
+"""How a form's field says whether."""
+
+
 def decode_upload(content_type: str, body: bytes) -> Upload:
     """The form of an upload.
 
     Raises:
-        BadRequest: it is none, or a field is missing.
+        BadRequest: it is none, a field is missing, or says nothing.
     """
     if (found := _BOUNDARY.match(content_type)) is None:
         raise BadRequest(what="send the upload as multipart/form-data")
@@ -158,4 +164,7 @@ def decode_upload(content_type: str, body: bytes) -> Upload:
         target = fields["target_path"].decode()
     except UnicodeDecodeError as error:
         raise BadRequest(what="target_path is not UTF-8") from error
-    return Upload(fields["file"], target, fields.get("unzip", b"").lower() in (b"true", b"1", b"on", b"yes"))
+    unzip = fields.get("unzip", b"false").decode("latin-1")
+    if unzip not in YES_OR_NO:
+        raise BadRequest(what=f"unzip is one of {', '.join(YES_OR_NO)}, not {unzip[:20]!r}")
+    return Upload(fields["file"], target, YES_OR_NO[unzip])

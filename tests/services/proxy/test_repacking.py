@@ -96,6 +96,7 @@ def test_a_form_is_read_field_by_field(kind: str) -> None:
         ("multipart/form-data; boundary=b", b""),
         ("multipart/form-data; boundary=b", FORM.replace(b"target_path", b"target")),
         ("multipart/form-data; boundary=b", FORM.replace(b"/a b", b"\xff")),
+        ("multipart/form-data; boundary=b", FORM.replace(b"True", b"perhaps")),
     ],
 )
 def test_what_is_no_form_is_refused(kind: str, body: bytes) -> None:

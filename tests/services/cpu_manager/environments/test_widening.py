@@ -28,8 +28,8 @@ class Shell:
         self.programs = root / "bin"
         self.programs.mkdir()
         for name in ("make", "pytest", "py.test"):
-            self.program(name, f"#!{sys.executable}\n{SAYS}\n")
-        (self.programs / "python").symlink_to(sys.executable)
+            self.program(name, f"#!{self.programs}/python\n{SAYS}\n")
+        (self.programs / "python").symlink_to(sys.executable)  # outside its environment: that one has pytest-xdist
         package = root / "lib" / "pytest"
         package.mkdir(parents=True)
         (package / "__init__.py").touch()

@@ -1,10 +1,10 @@
 """One sandbox for each rung and test module: the rungs this user can have here (test_ladder shows the others)."""
 
 import asyncio
+import contextlib
 import functools
-import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,10 +33,9 @@ def tried() -> dict[Rung, str]:
     """Every rung with what stands against it here and now."""
 
     async def reason(rung: Rung) -> str:
-        with tempfile.TemporaryDirectory() as scratch:
-            os.chmod(scratch, 0o711)  # noqa: PTH101
+        with passable() as folder:
             try:
-                made = await LocalSandbox.create(rung=rung, scratch=Path(scratch) / "scratch")
+                made = await LocalSandbox.create(rung=rung, scratch=folder / "scratch")
             except NoSandboxError as error:
                 return str(error).splitlines()[1].strip()
             await made.close()
@@ -50,22 +49,23 @@ def tried() -> dict[Rung, str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
 ) -> AsyncIterator[LocalSandbox]:
-    scratch = tmp_path_factory.mktemp("sandbox")
-    open_up(scratch)
-    made = await LocalSandbox.create(rung=request.param, scratch=scratch / "scratch")
-    yield made
-    await made.close()
+    with passable() as folder:
+        made = await LocalSandbox.create(rung=request.param, scratch=folder / "scratch")
+        yield made
+        await made.close()
 
 
-def open_up(directory: Path) -> None:
-    """Let the sandbox's users pass pytest's private folders (on the Landlock rung they use real directories)."""
-    for parent in (directory, *directory.parents):
-        if parent == Path(tempfile.gettempdir()):
-            return
-        if parent.stat().st_uid == os.getuid():
-            parent.chmod(parent.stat().st_mode | 0o011)
+@contextlib.contextmanager
+def passable() -> Iterator[Path]:
+    """A folder that the sandbox's users may pass: on the Landlock rung they use real directories.
+
+    Pytest's own folders are closed, and every pytest that starts closes them anew.
+    """
+    with tempfile.TemporaryDirectory(prefix="treadletest-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o711)
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from services.cpu_manager.sandbox.protocol import PythonJob
 from services.cpu_manager.sandbox.rungs import ENFORCES, Attempt, Ladder, NoSandboxError, Rung
 from services.cpu_manager.sandbox.walls import landlock
 from tests.services.cpu_manager.sandbox.cells import CORE
-from tests.services.cpu_manager.sandbox.conftest import held, open_up, tried
+from tests.services.cpu_manager.sandbox.conftest import held, passable, tried
 
 _REPOSITORY = Path(__file__).resolve().parents[4]
 
@@ -123,11 +123,8 @@ asyncio.run(main())
 """
 
 
-def test_where_namespaces_are_forbidden_landlock_walls_or_nothing_runs(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    scratch = tmp_path_factory.mktemp("sandbox")
-    open_up(scratch)
-    command = [sys.executable, "-c", _NO_NAMESPACES, str(scratch)]
-    done = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+def test_where_namespaces_are_forbidden_landlock_walls_or_nothing_runs() -> None:
+    with passable() as folder:
+        command = [sys.executable, "-c", _NO_NAMESPACES, str(folder)]
+        done = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == ("landlock walled" if Rung.LANDLOCK in held() else "refused"), done.stderr

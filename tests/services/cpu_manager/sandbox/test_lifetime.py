@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,16 +22,15 @@ from services.cpu_manager.sandbox.protocol import ExecJob, PythonJob
 from services.cpu_manager.sandbox.rungs import Rung
 from services.cpu_manager.sandbox.slots import Slots
 from tests.services.cpu_manager.sandbox.cells import CORE
-from tests.services.cpu_manager.sandbox.conftest import open_up
+from tests.services.cpu_manager.sandbox.conftest import passable
 
 _REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("sandbox")
-    open_up(directory)
-    return directory / "scratch"
+def scratch() -> Iterator[Path]:
+    with passable() as folder:
+        yield folder / "scratch"
 
 
 def commands_with(marker: str) -> list[int]:

@@ -9,7 +9,7 @@ from services.cpu_manager.environments.local.runtime import LocalEnvironment, Lo
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.rungs import Rung
 from tests.services.cpu_manager.environments.local.acting import CORE, SMALL
-from tests.services.cpu_manager.sandbox.conftest import held, open_up
+from tests.services.cpu_manager.sandbox.conftest import held, passable
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -20,15 +20,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def runtime(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
 ) -> AsyncIterator[LocalRuntime]:
-    scratch = tmp_path_factory.mktemp("environments")
-    open_up(scratch)
-    sandbox = await LocalSandbox.create(rung=request.param, scratch=scratch / "scratch")
-    made = await LocalRuntime.open(sandbox)
-    yield made
-    await made.close()
-    await sandbox.close()
+    with passable() as folder:
+        sandbox = await LocalSandbox.create(rung=request.param, scratch=folder / "scratch")
+        made = await LocalRuntime.open(sandbox)
+        yield made
+        await made.close()
+        await sandbox.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -208,6 +208,7 @@ class Attempts:
                 cpu_s=done.cpu_s,
                 peak_memory_bytes=done.peak_memory_bytes,
                 environment_stands=self.trajectories.stands(grant),
+                units=grant.units,
             )
         )
 

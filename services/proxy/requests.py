@@ -9,7 +9,7 @@ from shared.messages.actions import ActionSubmitted, StageWork
 from shared.messages.environments import LOCAL, MEMORY
 from shared.messages.grants import Granted
 from shared.messages.outcomes import Finished
-from shared.policy.elasticity import Elasticity
+from shared.policy.elasticity import LEAST_EFFICIENCY, Elasticity
 from shared.policy.formulation import Grant, Request, Stay, Work
 from shared.policy.reports import Ended
 from shared.units import Epoch
@@ -95,6 +95,8 @@ def _unscalable(stage: StageWork) -> str:
         return f"has no duration that can be: {stage.duration_s}"
     if stage.elasticity is not None and not _is_elasticity(stage.elasticity):
         return f"has no elasticity that can be: {stage.elasticity}"
+    if stage.elasticity is not None and fewest < 1 <= most:
+        return "scales from no unit at all"
     return ""
 
 
@@ -102,7 +104,7 @@ def _is_elasticity(scaling: Elasticity) -> bool:
     units = [count for count, _ in scaling.table]
     ascending = units == sorted(set(units)) and all(count >= 1 for count in units)
     shares = all(0 <= share <= 1 for share in (scaling.serial, scaling.exponent))
-    return ascending and shares and all(0 < efficiency <= 1 for _, efficiency in scaling.table)
+    return ascending and shares and all(LEAST_EFFICIENCY <= efficiency <= 1 for _, efficiency in scaling.table)
 
 
 def to_request(entry: Entry[ActionSubmitted]) -> Request:
@@ -137,6 +139,7 @@ def to_end(outcome: Finished) -> Ended:
         outcome.execution_s,
         outcome.reason,
         outcome.environment_stands,
+        outcome.units,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from shared.policy.elasticity import Elasticity, by_table
+from shared.policy.elasticity import LEAST_EFFICIENCY, Elasticity, by_table
 
 MOST_UNITS: Final = 1024
 MOST_DURATION_S: Final = 86_400.0
@@ -70,7 +70,9 @@ class _Power(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     exponent: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
-_Table = dict[Annotated[int, msgspec.Meta(ge=1, le=MOST_UNITS)], Annotated[float, msgspec.Meta(gt=0, le=1)]]
+_Table = dict[
+    Annotated[int, msgspec.Meta(ge=1, le=MOST_UNITS)], Annotated[float, msgspec.Meta(ge=LEAST_EFFICIENCY, le=1)]
+]
 
 
 def formulated(units: Mapping[str, Amount], scaling: Mapping[Any, Any], pool: str) -> Formulation:
@@ -92,7 +94,11 @@ def formulated(units: Mapping[str, Amount], scaling: Mapping[Any, Any], pool: st
             allowed = _allowed(resource, amount, pool.partition("@")[0])
             cost[resource] = allowed[0], allowed[-1]
             amounts = allowed if len(allowed) > 1 else ()
-    return Formulation(cost, amounts, elasticity_of(scaling))
+    elasticity, key = elasticity_of(scaling), pool.partition("@")[0]
+    fewest, most = cost.get(key, (0, 0))
+    if elasticity is not None and fewest < 1 <= most:
+        raise ValueError(f"units.{key}: what scales needs one at least, and may have up to {most}; write [1, {most}]")
+    return Formulation(cost, amounts, elasticity)
 
 
 def _bounds(resource: str, fewest: int, most: int) -> tuple[int, int]:

@@ -53,6 +53,8 @@ class Finished(Message, frozen=True, kw_only=True, tag="finished.v1"):
     peak_memory_bytes: int = 0
     environment_stands: bool = True
     """False: it was to make its trajectory's environment first, and could not; nothing of the action was executed."""
+    units: dict[str, int] = {}
+    """What it was granted."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -114,7 +114,7 @@ def why_it_waited(floor: Floor, life: Life) -> str:
 
 def why_stuck(work: Work, pools: list[PoolBacklog], stay: Stay | None = None) -> str:
     """Why this work waits in vain for now; empty where it does not. `stay`: of an action of a trajectory."""
-    needs = [dict(work.units), {**work.units, **stay.units}] if stay is not None else [dict(work.units)]
+    needs = [dict(work.units), stay.begun_by(work.units)] if stay is not None else [dict(work.units)]
     for pool in pools:
         for lack in pool.lacks if pool.name == work.pool else ():
             if lack.kind == work.kind and lack.units in needs:

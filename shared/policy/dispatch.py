@@ -30,7 +30,7 @@ from shared.policy.formulation import (
 from shared.policy.ledger import Node
 from shared.policy.life import Life
 from shared.policy.reports import Ended, Held, Holding, holds
-from shared.policy.starts import starts_by
+from shared.policy.starts import Starts
 from shared.policy.steps import Steps
 from shared.policy.trajectories import Home
 
@@ -50,6 +50,7 @@ class Dispatcher(Steps):
         """
         late: list[Life] = []
         lost: list[Command] = []
+        starts = Starts(self.floor, now)
         for request in requests:
             if request.id in self.lives:
                 continue
@@ -64,7 +65,7 @@ class Dispatcher(Steps):
                     lost.append(self._answer(now, life, "environment-lost", reason))
                     continue
             by_s = request.start_by_s
-            if by_s is not None and not starts_by(self.floor, life, now, by_s):
+            if by_s is not None and not starts.by(life, by_s):
                 late.append(life)
             self.floor.enqueue(life)
             park_stuck(self.floor, life)
@@ -272,9 +273,7 @@ class Dispatcher(Steps):
             commands += self._moved_out(now, trajectory, "lost", f"its node {home.node} has not come back")
         if now - self._window_s >= self.linger_s:
             self._window_s = now
-            for pool in self.floor.pools.values():
-                pool.next_window()
-                self.floor.dirty.add(pool.name)
+            self.floor.next_window()
         return commands + fill(self.floor, now)
 
     def check(self) -> None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+LEAST_EFFICIENCY: Final = 1e-6
+"""A table names no less: a unit that does next to nothing is one that need not be allowed."""
 
 
 @dataclass(frozen=True, slots=True)

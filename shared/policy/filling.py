@@ -8,6 +8,8 @@ a resource that several pools draw from is blocked for the oldest need. Short he
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -34,6 +36,7 @@ class Blocked:
     node: Node | None = None
     """Where its units should be together first; None if no ready node will ever have them."""
     until_s: float | None = None
+    """Infinity where it waits for what environments hold."""
 
     def forbids(self, floor: Floor, node: Node, life: Life, now: float) -> bool:
         """Would this work, started there now, keep the head waiting?"""
@@ -41,6 +44,8 @@ class Blocked:
             self.until_s, self.node = reservation(floor, self.nodes, self.head, now)
         if node is not self.node or self.head.needs.keys().isdisjoint(life.needs):
             return False
+        if self.until_s == math.inf:
+            return life.begins
         return now + floor.expect_at_most(life) > self.until_s
 
 
@@ -86,6 +91,11 @@ class Filling:
             self.waits.add(node.name)
         return wanted > free
 
+    def follows(self, nodes: list[Node], life: Life) -> bool:
+        """Does it wait because others wait for more of these nodes' units? Their reservations are before its own."""
+        waits_itself = life.units is not life.work.units
+        return life.scales and not waits_itself and all(node.name in self.waits for node in nodes if node.ready)
+
     def granted(self, node: Node) -> set[str]:
         """Actions that were granted there in this round."""
         return {one.life.request.id for one in self.fresh if one.node is node}
@@ -101,12 +111,25 @@ def fill(floor: Floor, now: float) -> list[Command]:
         floor.dirty.clear()
         floor.promote(now)
     waiting = [(pool, lane) for pool in floor.pools.values() for lane in pool.all_lanes() if lane.queue]
-    if len(waiting) > 1:
-        waiting.sort(key=lambda one: one[1].queue.head_key())
     filling = Filling(floor, now, commands)
-    for pool, lane in waiting:
-        _fill_lane(filling, pool, lane)
+    if len(waiting) == 1:
+        while _serve(filling, *waiting[0]):
+            pass
+    else:
+        _serve_all(filling, waiting)
     return widen(floor, now, commands, filling.fresh) if filling.scales else commands
+
+
+def _serve_all(filling: Filling, waiting: list[tuple[Pool, Lane]]) -> None:
+    """Of all lanes' heads always the one that goes first."""
+    heads = [(lane.queue.head_key(), at) for at, (_, lane) in enumerate(waiting)]
+    heapq.heapify(heads)
+    while heads:
+        _, at = heads[0]
+        if _serve(filling, *waiting[at]):
+            heapq.heapreplace(heads, (waiting[at][1].queue.head_key(), at))
+        else:
+            heapq.heappop(heads)
 
 
 def park_stuck(floor: Floor, life: Life) -> None:
@@ -176,26 +199,34 @@ def _bound(floor: Floor, pool: Pool) -> dict[str, int]:
     return bound
 
 
-def _fill_lane(filling: Filling, pool: Pool, lane: Lane) -> None:
-    floor, commands = filling.floor, filling.commands
-    nodes = floor.nodes_of(pool, lane)
-    while (head := lane.queue.head()) is not None:
-        life = floor.queued[head]
-        node = _place(filling, pool, nodes, life)
-        if node is not None:
-            _grant(filling, lane, life, node, is_head=True)
-        elif head != lane.feasible and nodes and not any(life.could_run_on(node) for node in nodes):
-            floor.park(lane, life)
-        elif pool.target is not None and (shares := _share(floor, pool, blocked=True)):
-            commands += shares
-            floor.promote(filling.now)
-        elif (node := _line(filling, nodes, life)) is not None:
-            _grant(filling, lane, life, node, is_head=True, ahead=True)
-        else:
-            lane.feasible = head
+def _serve(filling: Filling, pool: Pool, lane: Lane) -> bool:
+    """Grant the head of a lane, or keep its units for it. False: nothing more is to be had there in this round."""
+    floor, resource, head = filling.floor, pool.resource, lane.queue.head()
+    if head is None:
+        return False
+    nodes, life = floor.nodes_of(pool, lane), floor.queued[head]
+    node = _place(filling, pool, nodes, life)
+    if node is not None:
+        _grant(filling, lane, life, node, is_head=True)
+    elif head != lane.feasible and nodes and not any(life.could_run_on(node) for node in nodes):
+        floor.park(lane, life)
+    elif pool.target is not None and _owns_less(nodes, resource) and (shares := _share(floor, pool, blocked=True)):
+        filling.commands += shares
+        floor.promote(filling.now)
+    elif (node := _line(filling, nodes, life)) is not None:
+        _grant(filling, lane, life, node, is_head=True, ahead=True)
+    else:
+        lane.feasible = head
+        if not filling.follows(nodes, life):
             filling.blocked.append(Blocked(life, nodes))
-            _backfill(filling, pool, lane, nodes)
-            return
+        _backfill(filling, pool, lane, nodes)
+        return False
+    return bool(lane.queue)
+
+
+def _owns_less(nodes: list[Node], resource: str) -> bool:
+    """Is there one that owns less than it has?"""
+    return any(node.limit(resource) < node.capacity.get(resource, 0) for node in nodes)
 
 
 def _place(filling: Filling, pool: Pool, nodes: list[Node], life: Life) -> Node | None:
@@ -246,7 +277,7 @@ def _backfill(filling: Filling, pool: Pool, lane: Lane, nodes: list[Node]) -> No
 
 
 def _behind(lane: Lane) -> Iterator[str]:
-    for depth, name in enumerate(lane.queue):
+    for depth, name in enumerate(lane.queue.mixed()):
         if depth > BACKFILL_DEPTH:
             return
         if depth:
@@ -271,6 +302,6 @@ def _grant(filling: Filling, lane: Lane, life: Life, node: Node, *, is_head: boo
         floor.move_in(life, node, floor.newest_serial)
     budget = max(0.0, request.deadline_s - filling.now)
     if not ahead:
-        filling.fresh.append(Fresh(len(filling.commands), life, node, charged_s))
+        filling.fresh.append(Fresh(len(filling.commands), life, node, charged_s, is_head))
         filling.scales = filling.scales or life.scales
     filling.commands.append(Grant(request.id, node.name, life.attempt, life.stage, life.units, budget, begins))

@@ -145,6 +145,7 @@ class Floor(Housing):
             elif life.ahead and life.node == node.name and not holding.waits:
                 self.started_ahead(life, node, since_s)
             elif life.node == node.name and not life.booked and not life.ahead:
+                life.expected_s = self.expect(life, life.granted_units)
                 (self.stand if holding.waits else self.occupy)(life, node, since_s)
             if life.node == node.name:
                 life.attempt = holding.attempt

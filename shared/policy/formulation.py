@@ -73,6 +73,10 @@ class Stay:
     units: Mapping[str, int]
     """Resource -> what the environment holds of its node for its whole life: memory, in MB."""
 
+    def begun_by(self, units: Mapping[str, int]) -> dict[str, int]:
+        """What a node must have free for an action of these units that begins it."""
+        return {**units, **{name: units.get(name, 0) + count for name, count in self.units.items()}}
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

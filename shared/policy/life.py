@@ -105,7 +105,7 @@ class Life:
     def needs(self) -> Mapping[str, int]:
         """Units a node must have free for it: with what its environment will hold, where it begins one."""
         stay = self.request.stay
-        return {**self.units, **stay.units} if self.begins and stay is not None else self.units
+        return stay.begun_by(self.units) if self.begins and stay is not None else self.units
 
     def could_run_on(self, node: Node) -> bool:
         """Could that node take it when it owned everything and were empty?"""

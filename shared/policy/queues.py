@@ -39,12 +39,13 @@ class Queues:
 
     def nodes_of(self, pool: Pool, lane: Lane | None = None) -> list[Node]:
         """Nodes that belong to a pool, by name; of a lane that is bound to one, that one. Not to be changed."""
+        if lane is not None and lane.node:
+            bound = self.nodes.get(lane.node)
+            return [bound] if bound is not None and bound.node_class == pool.node_class else []
         nodes = self._by_class.get(pool.node_class)
         if nodes is None:
             nodes = [node for _, node in sorted(self.nodes.items()) if node.node_class == pool.node_class]
             self._by_class[pool.node_class] = nodes
-        if lane is not None and lane.node:
-            return [node for node in nodes if node.name == lane.node]
         return nodes
 
     def expect(self, life: Life, units: int | None = None) -> float:
@@ -64,9 +65,13 @@ class Queues:
 
     def expect_at_most(self, life: Life) -> float:
         """Seconds it will as a rule not take longer than, on the fewest units: with the spread of its kind."""
-        expected_s = self.expect(life)
-        spread_s = self.durations.spread(life.duration_key) if life.work.duration_s is None else None
-        return expected_s if spread_s is None else min(life.work.timeout_s, expected_s + spread_s)
+        expected_s, work = self.expect(life), life.work
+        spread_s = self.durations.spread(life.duration_key) if work.duration_s is None else None
+        if spread_s is None:
+            return expected_s
+        if life.scales and work.elasticity is not None:  # the spread is that on one unit
+            spread_s = work.elasticity.duration(spread_s, life.pool_units)
+        return min(work.timeout_s, expected_s + spread_s)
 
     def single(self, life: Life) -> float | None:
         """Seconds its stage takes on one unit; None where nobody knows."""
@@ -135,7 +140,7 @@ class Queues:
         for request in self.batches.expected(batch, at_s):
             life = self.queued[request.id]
             life.key, lane = self.batches.key(request, self.durations), life.lane
-            if lane is not None and request.id not in lane.parked | lane.behind:
+            if lane is not None and request.id not in lane.parked and request.id not in lane.behind:
                 lane.queue.update(request.tenant, life.key, request.id)
 
     def move(self, trajectory: str) -> None:
@@ -158,6 +163,16 @@ class Queues:
         pool.note(-life.wanted_units, outside=not life.request.batch)
         if pool.target is not None:
             self.dirty.add(pool.name)
+
+    def next_window(self) -> None:
+        """A linger window is over: shares may shrink, and pools that nobody has wanted anything of are forgotten."""
+        for pool in list(self.pools.values()):
+            pool.next_window()
+            if pool.target is None and not pool.demand.peak and not any(lane.waiting for lane in pool.all_lanes()):
+                del self.pools[pool.name]
+                self.dirty.discard(pool.name)
+            else:
+                self.dirty.add(pool.name)
 
     def planner(self, lives: bool) -> None:
         """A planner lives, or none does: where that is news, every pool is shared out by the other rule."""

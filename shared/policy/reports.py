@@ -22,6 +22,8 @@ class Ended:
     reason: str = ""
     environment_stands: bool = True
     """False: it was to make its trajectory's environment first, and could not; nothing of the action was executed."""
+    units: Mapping[str, int] = field(default_factory=dict)
+    """What it was granted; a leader that has taken over knows it only from here, or from the node's account."""
 
     @property
     def is_verdict(self) -> bool:

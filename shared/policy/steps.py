@@ -74,6 +74,8 @@ class Steps:
         if life is None or end.stage != life.stage:
             return []
         commands: list[Command] = []
+        if end.is_verdict and end.units and not life.booked:
+            life.units = end.units
         current = life.state != "queued" and end.attempt == life.attempt and end.node == life.node
         stay = life.request.stay
         if current and stay is not None and not end.environment_stands:

@@ -9,6 +9,8 @@ meanwhile: otherwise the work that passes a big head would cost the head its pla
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -70,11 +72,16 @@ class FairQueue:
         if ends_turn:
             self._turn = ""
 
-    def refund(self, tenant: str, unit_s: float) -> None:
-        """A grant is taken back before it has left: what it was charged is not owed. Call it when it waits again."""
+    def refund(self, tenant: str, unit_s: float, *, turn: bool) -> None:
+        """A grant is taken back before it has left: what it was charged is not owed. Call it when it waits again.
+
+        `turn`: it had been its turn, and is again.
+        """
         self._virtual[tenant] = max(
             0.0, self._virtual[tenant] - max(unit_s, LEAST_CHARGE_S) / self.weights.get(tenant, 1.0)
         )
+        if turn:
+            self._turn = tenant
 
     def head(self) -> str | None:
         """Whose turn it is."""
@@ -111,13 +118,25 @@ class FairQueue:
 
     def __iter__(self) -> Iterator[str]:
         """Actions tenant by tenant, in each by EBF: first the tenant whose turn it is, then the furthest behind."""
+        for tenant in self._tenants():
+            yield from self._queues[tenant]
+
+    def mixed(self) -> Iterator[str]:
+        """One action of each tenant in turn, in that order; so however much one has, the first of all are soon seen."""
+        walks = deque(iter(self._queues[tenant]) for tenant in self._tenants())
+        while walks:
+            for action in itertools.islice(walks[0], 1):
+                yield action
+                walks.rotate(-1)
+                break
+            else:
+                walks.popleft()
+
+    def _tenants(self) -> list[str]:
         if self.head() is None:
-            return
-        yield from self._queues[self._turn]
-        if len(self._queues) > 1:
-            others = (name for name in self._queues if name != self._turn)
-            for tenant in sorted(others, key=lambda name: (self._virtual[name], name)):
-                yield from self._queues[tenant]
+            return []
+        others = (name for name in self._queues if name != self._turn)
+        return [self._turn, *sorted(others, key=lambda name: (self._virtual[name], name))]
 
     def _furthest_behind(self) -> str:
         return min(self._queues, key=lambda name: (self._virtual[name], name))

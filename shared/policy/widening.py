@@ -39,6 +39,8 @@ class Fresh(NamedTuple):
     node: Node
     charged_s: float
     """Unit-seconds its tenant was charged."""
+    was_head: bool
+    """It was its tenant's turn, not passing a head that must wait."""
 
 
 def patience(floor: Floor, life: Life, free: int, busy_s: NDArray[np.float64]) -> int:
@@ -66,7 +68,7 @@ def widen(floor: Floor, now: float, commands: list[Command], fresh: Sequence[Fre
         evicted += _arrange(floor, now, commands, granted)
     if not evicted:
         return commands
-    for one in evicted:
+    for one in reversed(evicted):  # the turn is given back to the first of them last
         _take_back(floor, one)
     gone = {one.at for one in evicted}
     return [command for at, command in enumerate(commands) if at not in gone]
@@ -121,19 +123,22 @@ def _take_back(floor: Floor, one: Fresh) -> None:
         floor.move_out(stay.trajectory)
     floor.requeue(life)
     if life.lane is not None:
-        life.lane.queue.refund(life.request.tenant, one.charged_s)
+        life.lane.queue.refund(life.request.tenant, one.charged_s, turn=one.was_head)
 
 
 def busy(floor: Floor, now: float, node: Node, resource: str, but: set[str]) -> NDArray[np.float64]:
-    """For every unit that is taken, seconds until it is predicted free; without those of the candidates."""
+    """For every unit that is taken, seconds until it is predicted free; without those of the candidates.
+
+    What is overdue is taken to last for as long again: what has outlasted its kind does not end in a moment, and who
+    waited for that would leave free units idle meanwhile.
+    """
     held = floor.granted.get(node.name, {})
     lives = [life for name, life in held.items() if life.booked and name not in but]
     ends = [life.expected_end_s for life in lives]
     units = [life.units.get(resource, 0) for life in lives]
-    if node.strays:
-        ends.append(now)
-        units.append(sum(stray.units.get(resource, 0) for stray in node.strays.values()))
-    return np.maximum(np.repeat(np.array(ends, np.float64), units) - now, 0.0)
+    ends += [stray.since_s for stray in node.strays.values()]
+    units += [stray.units.get(resource, 0) for stray in node.strays.values()]
+    return np.abs(np.repeat(np.array(ends, np.float64), units) - now)
 
 
 def _waiting(floor: Floor, node: Node, like: Life) -> list[Scalable]:

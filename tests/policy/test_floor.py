@@ -13,7 +13,7 @@ from shared.policy.formulation import Grant
 from shared.policy.ledger import Node
 from shared.policy.life import Life
 from shared.policy.reports import Holding
-from shared.policy.starts import predict_start, starts_by
+from shared.policy.starts import Starts
 from tests.policy.strategies import CORES, SLOTS, node, request, work
 
 
@@ -128,8 +128,8 @@ def newcomer(cores: int = 1) -> Life:
 def test_nothing_is_known_before_a_node_has_spoken() -> None:
     floor = Floor()
     floor.add_node(node("n"))
-    assert predict_start(floor, newcomer(), 1.0) == float("-inf")
-    assert starts_by(floor, newcomer(), 1.0, 0.0)
+    assert Starts(floor, 1.0).predict(newcomer()) == float("-inf")
+    assert Starts(floor, 1.0).by(newcomer(), 0.0)
 
 
 @given(st.integers(1, 8), st.lists(st.integers(1, 4), max_size=12), st.integers(1, 4))
@@ -142,7 +142,7 @@ def test_a_newcomer_starts_after_the_work_before_it_over_the_units_there_are(
     for at, count in enumerate(fitting):
         queue(floor, f"r{at}", count, at=at)
     fill(floor, 1.0)
-    predicted = predict_start(floor, newcomer(units), 1.0)
+    predicted = Starts(floor, 1.0).predict(newcomer(units))
     if units > cores:
         assert predicted == float("-inf"), "no node will ever take it: its deadline decides"
     elif sum(fitting) + units <= cores:
@@ -157,9 +157,9 @@ def test_counting_only_as_far_as_asked_changes_no_verdict(cores: int, before: li
     for at, count in enumerate(before):
         queue(floor, f"r{at}", min(count, cores), at=at)
     fill(floor, 1.0)
-    in_full = predict_start(floor, newcomer(), 1.0)
-    assert (predict_start(floor, newcomer(), 1.0, by_s) > by_s) == (in_full > by_s)
-    assert starts_by(floor, newcomer(), 1.0, by_s) == (in_full <= by_s)
+    in_full = Starts(floor, 1.0).predict(newcomer())
+    assert (Starts(floor, 1.0).predict(newcomer(), by_s) > by_s) == (in_full > by_s)
+    assert Starts(floor, 1.0).by(newcomer(), by_s) == (in_full <= by_s)
 
 
 def test_other_pools_on_the_same_units_are_seen() -> None:
@@ -167,7 +167,7 @@ def test_other_pools_on_the_same_units_are_seen() -> None:
     life = Life(request("r", work(SLOTS, {"slots": 1, "cores": 1}, timeout_s=100.0)))
     floor.enqueue(life)
     fill(floor, 1.0)
-    assert predict_start(floor, newcomer(), 1.0) == pytest.approx(11.0)
+    assert Starts(floor, 1.0).predict(newcomer()) == pytest.approx(11.0)
 
 
 # ---- deadlines -------------------------------------------------------------------------------------------------------

@@ -331,6 +331,15 @@ async def test_outcomes_of_other_work_say_nothing_of_environments(bed: Bed) -> N
 
     assert await bed.settled() == [
         Finished(
-            action="a", node="n", incarnation="1", epoch=1, attempt=1, stage=0, status="ok", passed=True, score=1.0
+            action="a",
+            node="n",
+            incarnation="1",
+            epoch=1,
+            attempt=1,
+            stage=0,
+            status="ok",
+            passed=True,
+            score=1.0,
+            units={"cores": 1},
         )
     ]

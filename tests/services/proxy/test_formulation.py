@@ -109,6 +109,8 @@ def test_what_means_nothing_is_refused_in_both(read: Any, said: dict[str, Any]) 
         ({"units": {"cores": 5000}}, "units.cores: 5000 is not from 0 to 1024"),
         ({"units": {"cores": 1, "mb": {"any_of": [1]}}}, "units.mb: a set of amounts is for cores alone"),
         ({"units": {"cores": {"any_of": [0]}}}, "units.cores: any_of lists amounts from 1 to 1024"),
+        ({"units": {"cores": [0, 4]}, "elasticity": {"1": 1}}, r"units.cores: what scales needs one .*write \[1, 4\]"),
+        ({"elasticity": {"1": 5e-324}}, "elasticity: .*>= 1e-06"),
         ({"elasticity": {"model": "magic"}}, r"elasticity: .*'magic'.*\"model\": \"amdahl\""),
         ({"elasticity": {"2": 7}}, "elasticity: .*<= 1.0.*Write units -> efficiency as"),
     ],

@@ -72,6 +72,8 @@ def test_others_stay_nowhere() -> None:
         {"elasticity": Elasticity("table", ((4, 0.9), (2, 0.9)))},
         {"elasticity": Elasticity("table", ((0, 0.9),))},
         {"elasticity": Elasticity("table", ((2, 0.0),))},
+        {"elasticity": Elasticity("table", ((1, 5e-324),))},
+        {"cost": {"cores": (0, 4)}, "elasticity": AMDAHL},
     ],
 )
 def test_what_cannot_be_scaled_so_is_not_met(wrong: dict[str, Any]) -> None:

@@ -114,6 +114,9 @@ def refusal_of(receipt: Receipt, submitted: ActionSubmitted) -> TreadleError | N
         case "trajectory-ended":
             state, _, reason = receipt.entry.partition(" ")
             return Conflict(what=f"trajectory {submitted.trajectory} is {state}: {reason}")
+        case "answer-gone":
+            told = "was answered, and its answer is kept no more; it is not done again"
+            return Conflict(what=f"request_id {submitted.request!r} {told}")
         case "journal-full":
             return Overloaded(what="too many unanswered actions", retry_after_s=2.0)
     return None

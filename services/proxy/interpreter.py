@@ -85,7 +85,7 @@ class Interpreter:
             _log.warning("deposed", epoch=self._epoch)
 
     def _next(self) -> list[Write]:
-        """The next writes, in order. In a flush what is forgotten comes first: so not what begins in the same one."""
+        """The next writes, in order. What was not made is forgotten first: so not in a flush in which it begins."""
         batch: list[Write] = []
         begun: set[str] = set()
         while self._waiting and len(batch) < MOST_AT_ONCE:
@@ -98,13 +98,14 @@ class Interpreter:
         return batch
 
     async def _write(self, batch: list[Write]) -> None:
-        forgets = [write for write in batch if isinstance(write, Forget)]
+        unmade = [write for write in batch if isinstance(write, Forget) and write.ended == "unmade"]
+        ended = [write for write in batch if isinstance(write, Forget) and write.ended != "unmade"]
         steps = [write for write in batch if isinstance(write, Step)]
         grants = [write for write in batch if isinstance(write, Granting)]
         answers = [write for write in batch if isinstance(write, Answering)]
         discards = [write.entry for write in batch if isinstance(write, Discard)]
-        if forgets:  # before grants: an environment that was not made may begin anew elsewhere
-            await trajectories.forget(self._redis, self._epoch, forgets)
+        if unmade:  # before grants: an environment that was not made may begin anew elsewhere
+            await trajectories.forget(self._redis, self._epoch, unmade)
         if steps:  # before grants: moving on forgets the stage's grant
             await functions.advance(self._redis, self._epoch, steps)
         if grants and not answers:
@@ -114,6 +115,8 @@ class Interpreter:
             flags, _ = await asyncio.gather(self._finish(answers), sent)
             for answer, counts in zip(answers, flags, strict=True):
                 self._answered(answer, counts)
+        if ended:  # after answers: a successor that knows the end would not look for the verdicts before it
+            await trajectories.forget(self._redis, self._epoch, ended)
         if discards:  # after what came of them: a successor finds them again if we get no further
             await functions.discard(self._redis, self._epoch, discards)
 

@@ -82,19 +82,23 @@ class Leadership:
         interpreter = Interpreter(self._redis, epoch, self._answered, keep_batch_s=settings.keep_batch_s)
         dispatcher = Dispatcher(max_attempts=settings.max_attempts, node_lost_s=settings.node_lost_s)
         leader = Leader(epoch, dispatcher, interpreter, clock, self._keep_s)
-        await self._look_for_planner(leader)
-        self._tail = await take_over(self._redis, self._reader, leader, clock)
-        self._tail.stopping = self._stopping
-        _log.info("leading", epoch=epoch)
-        self.epoch = epoch
-        EPOCH.set(epoch)
-        writing = asyncio.create_task(interpreter.run(), name="interpreter")
-        keeping = asyncio.create_task(self._keep(epoch, interpreter, leader, self._tail), name="lease")
-        telling = asyncio.create_task(tell_backlog(self._redis, epoch, dispatcher.floor, clock), name="backlog")
+        renewing = asyncio.create_task(self._renew(epoch, interpreter), name="lease")
+        tasks = [renewing]
         try:
-            leading = asyncio.create_task(leader.run(self._tail), name="leader")
-            done, _ = await asyncio.wait({leading, writing, keeping, telling}, return_when=asyncio.FIRST_COMPLETED)
-            self._tail.stopping = True
+            await self._look_for_planner(leader)
+            self._tail = tail = await take_over(self._redis, self._reader, leader, clock)
+            tail.stopping = self._stopping
+            _log.info("leading", epoch=epoch)
+            self.epoch = epoch
+            EPOCH.set(epoch)
+            tasks += [
+                asyncio.create_task(interpreter.run(), name="interpreter"),
+                asyncio.create_task(self._keep_house(interpreter, leader, tail), name="house"),
+                asyncio.create_task(tell_backlog(self._redis, epoch, dispatcher.floor, clock), name="backlog"),
+            ]
+            leading = asyncio.create_task(leader.run(tail), name="leader")
+            done, _ = await asyncio.wait({leading, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            tail.stopping = True
             await _cancelled(leading)
             for task in done:
                 task.result()  # a crash of the leader is a crash of the service
@@ -102,33 +106,36 @@ class Leadership:
             self.epoch = 0
             EPOCH.set(0)
             interpreter.deposed = True
-            await _cancelled(writing)
-            await _cancelled(keeping)
-            await _cancelled(telling)
+            for task in tasks:
+                await _cancelled(task)
             _log.info("leads_no_more", epoch=epoch)
 
-    async def _keep(self, epoch: Epoch, interpreter: Interpreter, leader: Leader, tail: Tail) -> None:
-        """Renew the lease three times in its life, and look whether a planner renews its own.
+    async def _renew(self, epoch: Epoch, interpreter: Interpreter) -> None:
+        """Renew the lease three times in its life, from the start of the take-over on: that may outlast the lease."""
+        while not interpreter.deposed:
+            await asyncio.sleep(self._settings.lease_s / 3)
+            try:
+                if await functions.lead(self._redis, self._holder, self._settings.lease_s) != epoch:
+                    interpreter.deposed = True
+            except TRANSIENT as error:
+                _log.warning("valkey_away", what="renewing the lease", error=str(error))
 
-        And keep house: trim outcomes, end abandoned batches.
-        """
+    async def _keep_house(self, interpreter: Interpreter, leader: Leader, tail: Tail) -> None:
+        """Look whether a planner renews its own lease; trim outcomes, end abandoned batches."""
         swept = 0.0
         loop = asyncio.get_running_loop()
         while not interpreter.deposed:
             await asyncio.sleep(self._settings.lease_s / 3)
             UNANSWERED.set(len(leader.unanswered))
             try:
-                if await functions.lead(self._redis, self._holder, self._settings.lease_s) != epoch:
-                    interpreter.deposed = True
-                    return
                 await self._look_for_planner(leader)
                 if loop.time() - swept > 10.0:
                     swept = loop.time()
                     await self._sweep(tail)
-            except Deposed:  # between the renewal and the sweep
+            except Deposed:
                 interpreter.deposed = True
             except TRANSIENT as error:
-                _log.warning("valkey_away", what="renewing the lease", error=str(error))
+                _log.warning("valkey_away", what="keeping house", error=str(error))
 
     async def _look_for_planner(self, leader: Leader) -> None:
         leader.planned(await command(self._redis, "EXISTS", PLANNER_LEASE) == 1)
@@ -154,10 +161,15 @@ class Leadership:
         """How long an answer outside a batch is kept, seconds.
 
         Briefly where its caller is here to take it and has no request_id to ask again with: a busy mesh would fill its
-        memory with answers that were delivered long ago.
+        memory with answers that were delivered long ago. In a trajectory, whose turns have request_ids as a rule, also
+        where it has one.
         """
-        delivered = not submitted.request and self._waiters.awaits(submitted.action)
-        return round(self._settings.keep_delivered_s if delivered else self._settings.keep_action_s)
+        settings = self._settings
+        if not self._waiters.awaits(submitted.action):
+            return round(settings.keep_action_s)
+        if not submitted.request:
+            return round(settings.keep_delivered_s)
+        return round(settings.keep_repeatable_s if submitted.trajectory else settings.keep_action_s)
 
     def _answered(self, answering: Answering, counts: bool) -> None:
         if counts:

@@ -31,6 +31,9 @@ class ProxySettings(ServiceSettings):
     """Answers of actions outside batches are kept so long."""
     keep_delivered_s: float = Field(60.0, gt=0)
     """Answers that were handed to a waiting caller, and cannot be asked for by a request_id, are kept so long."""
+    keep_repeatable_s: float = Field(300.0, gt=0)
+    """Answers in trajectories that were handed to a waiting caller, and can be asked for by a request_id, are kept so
+    long. Later repeats are refused: what was done in an environment is not done again."""
     keep_batch_s: float = Field(86_400.0, gt=0)
     """Results of a batch are kept so long after its end."""
     batch_idle_s: float = Field(7200.0, gt=0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from redis.asyncio import Redis
@@ -19,6 +20,9 @@ from shared.messages.outcomes import OUTCOMES
 from shared.policy.formulation import StageAct
 
 _log = log.get(__name__)
+
+TAKEN_AT_ONCE: Final = 1024
+"""Entries of a stream; some 50 ms."""
 
 _carried = msgspec.json.Decoder(list[StageReport])
 
@@ -37,16 +41,23 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader, clock: ValkeyCl
     await _first_arrivals(redis, leader, requests)
     closing = {entry.message.trajectory for entry in entries if isinstance(entry.message, CloseAsked)}
     await _homes(redis, leader, {entry.message.trajectory for entry in requests} - {""}, closing)
-    leader.take(entries)
+    await _take(leader, entries)
     await _resume(redis, leader, requests, clock)
     start = {topic: "0" for topic in LED if topic is not ACTIONS and topic is not OUTCOMES}
     others = Tail(reader, start, count=2048)
-    leader.take(await _drain(others))
+    await _take(leader, await _drain(others))
     outcomes = Tail(reader, {OUTCOMES: "0"}, count=2048)
-    leader.take(await _drain(outcomes))
+    await _take(leader, await _drain(outcomes))
     _log.info("took_over", unanswered=len(leader.unanswered), nodes=len(leader.dispatcher.floor.nodes))
     ids = {ACTIONS: journal.last(ACTIONS), OUTCOMES: outcomes.last(OUTCOMES)}
     return Tail(reader, {topic: ids.get(topic) or others.last(topic) for topic in LED})
+
+
+async def _take(leader: Leader, entries: list[Entry[Any]]) -> None:
+    """All at once would stop the loop for seconds, on which the lease is renewed."""
+    for start in range(0, len(entries), TAKEN_AT_ONCE):
+        leader.take(entries[start : start + TAKEN_AT_ONCE])
+        await asyncio.sleep(0)
 
 
 async def _drain(tail: Tail) -> list[Entry[Any]]:

@@ -58,6 +58,7 @@ local function submit_one(key, digest, batch, trajectory, payload)
     local t = redis.call('HMGET', tkey, 'state', 'reason')
     if not t[1] then return { -6, '' } end
     if t[1] ~= 'open' then return { -7, t[1] .. ' ' .. t[2] } end
+    if redis.call('SISMEMBER', 'acted:' .. trajectory, key) == 1 then return { -8, '' } end
   end
   local index, first, bkey = -1, false, 'batch:' .. batch
   if batch ~= '' then
@@ -88,7 +89,7 @@ end
 
 -- submit(max_entries, {key, digest, batch, trajectory, payload}...) -> {code, entry or reason} each
 --   1 accepted, 0 accepted before, -1 other body, -2 no such batch, -3 batch not open, -4 batch full, -5 journal full,
---   -6 no such trajectory, -7 trajectory not open (reason: its state, a blank, why)
+--   -6 no such trajectory, -7 trajectory not open (reason: its state, a blank, why), -8 answered, and its answer is gone
 local function submit(_, args)
   local free = tonumber(args[1]) - redis.call('XLEN', 'actions')
   local replies = {}
@@ -128,6 +129,17 @@ local function settle(batch, retention)
   return 1
 end
 
+-- What an action in an environment did must not be done again, also when its answer is gone: remembered for as long as
+-- its trajectory is.
+local function acted(key)
+  local trajectory = redis.call('HGET', key, 't')
+  local left_s = trajectory and redis.call('TTL', 'trajectory:' .. trajectory) or 0
+  if left_s > 0 then
+    redis.call('SADD', 'acted:' .. trajectory, key)
+    redis.call('EXPIRE', 'acted:' .. trajectory, left_s)
+  end
+end
+
 -- finish(epoch, retention_batch_s, {action, entry, batch, answer, retention_s}...) -> 1 answered now, 0 was answered
 local function finish(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
@@ -143,6 +155,7 @@ local function finish(_, args)
       if batch == '' then
         redis.call('HSET', key, 'a', args[i + 3])
         redis.call('EXPIRE', key, args[i + 4])
+        acted(key)
       else
         redis.call('HSET', key, 'r', redis.call('XADD', 'results:' .. batch, '*', 'a', args[i + 3]))
         redis.call('EXPIRE', key, args[2])

@@ -57,6 +57,7 @@ class Receipt(NamedTuple):
         "journal-full",
         "no-trajectory",
         "trajectory-ended",
+        "answer-gone",
     ]
     entry: str
     """The journal entry (accepted, repeated), the batch's state (batch-closed), its size (batch-full), or how the
@@ -107,6 +108,7 @@ _CODES: dict[int, Any] = {
     -5: "journal-full",
     -6: "no-trajectory",
     -7: "trajectory-ended",
+    -8: "answer-gone",
 }
 _OPENINGS: dict[int, Any] = {1: "opened", 0: "repeated", -1: "conflict"}
 

@@ -4,6 +4,7 @@
 --                       ended_ms, n node it was placed on; tenant, task, group, class, spec, ...
 --   trajectories:open   sorted by when they were opened; trajectories:ended by when they ended; trajectories:due by when
 --                       an open one is over, unless an action comes before
+--   acted:<id>          set: actions that were answered in it, while it is open
 --   placements          hash: trajectory -> packed {node, units} of its environment, until that has ended
 
 local EXPECTED_KEPT = 1024
@@ -42,6 +43,7 @@ local function over(trajectory, state, reason)
   local keep_s = tonumber(redis.call('HGET', key, 'keep_s'))
   redis.call('HSET', key, 'state', state, 'reason', reason, 'ended_ms', ms)
   redis.call('EXPIRE', key, keep_s)
+  redis.call('DEL', 'acted:' .. trajectory)
   not_open(trajectory)
   redis.call('ZADD', 'trajectories:ended', ms, trajectory)
   redis.call('ZREMRANGEBYSCORE', 'trajectories:ended', '-inf', ms - keep_s * 1000)

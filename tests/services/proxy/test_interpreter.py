@@ -223,3 +223,27 @@ async def test_how_a_trajectory_ended_is_written_down(desk: Desk) -> None:
 
     fields = await desk.journal.fields("trajectory:t1")
     assert (fields["state"], fields["reason"]) == (b"expired", b"its time is over")
+
+
+class Dying(Interpreter):
+    """Its process ends before any answer is written."""
+
+    async def _finish(self, answers: list[Answering]) -> list[bool]:
+        raise RuntimeError(f"{len(answers)} answers are not written")
+
+
+async def test_that_a_trajectory_has_ended_is_not_written_before_the_verdict_in_it(journal: Journal) -> None:
+    """A successor that knew the end would answer `environment-lost` without looking for the verdict."""
+    await trajectories.open_trajectory(
+        journal.redis, "t1", EnvironmentSpec(), idempotency_key="", digest=b"", most=1, keep_s=60.0,
+        node_class="default", fields={},
+    )  # fmt: skip
+    entry = await journal.entry("a1")
+    dying = Dying(journal.redis, journal.epoch, lambda _, __: None, keep_batch_s=600.0)
+    for write in (Forget("t1", "expired", "its time is over"), answer("a1", entry)):
+        dying.put(write)
+    with pytest.raises(RuntimeError, match="1 answers"):
+        await dying._flush()
+
+    assert (await journal.fields("trajectory:t1"))["state"] == b"open"
+    assert await journal.unanswered() == ["a1"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from services.proxy import takeover
 from services.proxy.answering import reports
 from services.proxy.leader import LED
 from shared.bus import functions
@@ -238,3 +240,24 @@ async def test_a_long_legacy_is_read_whole(legacy: Legacy) -> None:
 
     assert list(legacy.leader.unanswered) == [one.action for one in requests]
     assert legacy.leader.dispatcher.lives["a2499"].attempt == 2
+
+
+async def test_a_long_journal_is_taken_in_pieces_so_that_the_lease_can_be_renewed_between(
+    legacy: Legacy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(takeover, "TAKEN_AT_ONCE", 2)
+    await legacy.submit(*(submitted(f"a{number}") for number in range(7)))
+    turns = 0
+
+    async def another() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += len(legacy.leader.unanswered) not in (0, 7) if hasattr(legacy, "leader") else 0
+
+    beside = asyncio.create_task(another())
+    await legacy.taken_over()
+    beside.cancel()
+
+    assert list(legacy.leader.unanswered) == [f"a{number}" for number in range(7)]
+    assert turns >= 3

@@ -155,6 +155,28 @@ async def test_a_repeat_is_a_repeat_also_after_the_end(journal: Journal) -> None
     assert await submit(journal, "a1") == Receipt("repeated", first.entry)
 
 
+async def test_what_was_done_is_not_done_again_when_its_answer_is_kept_no_more(journal: Journal) -> None:
+    await opened(journal)
+    first = await submit(journal, "a1")
+    await journal.finish("a1", first.entry)
+    assert await submit(journal, "a1") == Receipt("repeated", first.entry)
+
+    await command(journal.redis, "DEL", "action:a1")  # its time is over
+
+    assert await submit(journal, "a1") == Receipt("answer-gone", "")
+    assert (await submit(journal, "a2")).code == "accepted"
+    assert 0 < await journal.ttl_s("acted:t1") <= await journal.ttl_s("trajectory:t1")
+
+
+async def test_of_a_trajectory_that_is_over_nobody_keeps_what_was_done(journal: Journal) -> None:
+    await opened(journal)
+    first = await submit(journal, "a1")
+    await journal.finish("a1", first.entry)
+    await trajectories.close_trajectory(journal.redis, "t1", "done")
+
+    assert await command(journal.redis, "EXISTS", "acted:t1") == 0
+
+
 # ---- placing -------------------------------------------------------------------------------------------------------
 
 

@@ -80,6 +80,11 @@ class Ulimit(_Strict):
     hard: Count
 
 
+_TMPFS_WORD = "(rw|ro|exec|noexec|nosuid|nodev|(size|mode|nr_inodes)=[0-9]+[kmg]?)"
+TMPFS = rf"^({_TMPFS_WORD}(,{_TMPFS_WORD})*)?\Z"
+"""Options of a file system in memory. Others would be flags of the mount: `bind`, `remount`, `shared`, `suid`."""
+
+
 class HostConfig(Resources):
     """What a container is to the host. No host paths, devices, namespaces, ports, profiles or runtimes."""
 
@@ -94,7 +99,7 @@ class HostConfig(Resources):
     init: bool | None = None
     auto_remove: bool = False
     mounts: list[Mount] = []
-    tmpfs: dict[Inside, Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9=,]*\Z")]] = {}
+    tmpfs: dict[Inside, Annotated[str, msgspec.Meta(pattern=TMPFS)]] = {}
     storage_opt: dict[Literal["size"], Annotated[str, msgspec.Meta(pattern=r"^[0-9]+[bkmgBKMG]?\Z")]] = {}
     shm_size: Count = 0
     ulimits: list[Ulimit] = []

@@ -12,6 +12,7 @@ LOCAL = "local"
 MOST_SETUP = 64
 MOST_VARIABLES = 256
 MOST_LIVES_S = 86_400.0
+MOST_VALUE = 65_536
 
 MEMORY = "memory_mb"
 """The resource that environments hold for their whole life."""
@@ -19,6 +20,9 @@ MEMORY = "memory_mb"
 Image = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*(?!\n)$")]
 Lives = Annotated[float, msgspec.Meta(gt=0, le=MOST_LIVES_S)]
 Variable = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(?!\n)$", max_length=128)]
+
+Value = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$", max_length=MOST_VALUE)]
+"""Of a variable: any text without NUL, which no program could be given."""
 
 
 class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -34,14 +38,14 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """What it may write."""
     pids: Annotated[int, msgspec.Meta(ge=8, le=65_536)] = 256
     """Processes and threads at once."""
-    env: Annotated[dict[Variable, str], msgspec.Meta(max_length=MOST_VARIABLES)] = {}
-    """Variables that every command finds."""
+    env: Annotated[dict[Variable, Value], msgspec.Meta(max_length=MOST_VARIABLES)] = {}
+    """Variables that every command finds. No value holds NUL."""
     setup: Annotated[list[str], msgspec.Meta(max_length=MOST_SETUP)] = []
     """Bash lines run once, in order, before the first action. One that fails ends the trajectory's first action as
     `refused`, with its output."""
     setup_timeout_s: Lives = 300.0
     """For making it: image, container and set-up lines together."""
-    workdir: str = ""
+    workdir: Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$", max_length=4096)] = ""
     """Where commands start; empty: the image's own, or the private directory of a local one."""
     network: bool = False
     """It may reach the network. `local` environments never may."""

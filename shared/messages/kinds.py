@@ -19,6 +19,8 @@ MOST_FETCHED = 1024
 MOST_GOLDS = 1024
 MOST_PATTERN = 4096
 """Characters of a regular expression."""
+PLACE = "{dop}"
+"""Where a command or line names the cores that were granted."""
 Megabytes = Annotated[int, msgspec.Meta(ge=16, le=65536)]
 
 
@@ -128,6 +130,8 @@ class EnvExec(Params, frozen=True, kw_only=True):
     """Empty: the environment's working directory."""
     env: dict[Variable, str] = {}
     stdin: str | None = None
+    literal: bool = False
+    """`{dop}` is text like any other."""
     output_bytes: Annotated[int, msgspec.Meta(ge=0, le=8 << 20)] = 256 << 10
     """Kept of stdout and of stderr, each: the beginning and the end. More is counted and dropped, with a flag."""
 
@@ -139,6 +143,8 @@ class EnvBash(Params, frozen=True, kw_only=True):
     """May hold `{dop}`; `pytest` and `make` take the cores that were granted by themselves (docs/formulation.md)."""
     session: Session = "default"
     """Its shell. It begins with its first line."""
+    literal: bool = False
+    """`{dop}` is text like any other."""
     output_bytes: Annotated[int, msgspec.Meta(ge=0, le=8 << 20)] = 256 << 10
     """Kept of its output (stdout and stderr, as they came): the beginning and the end."""
 
@@ -156,7 +162,8 @@ class EnvWrite(Params, frozen=True, kw_only=True):
     path: Path
     content: str
     encoding: Encoding = "utf-8"
-    mode: Annotated[int, msgspec.Meta(ge=0, le=0o777)] = 0o644
+    mode: Annotated[int, msgspec.Meta(ge=0, le=0o777)] | None = None
+    """None: the file's own where there is one, else 0o644."""
 
 
 class EnvUpload(Params, frozen=True, kw_only=True):

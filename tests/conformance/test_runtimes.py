@@ -131,6 +131,7 @@ CASES: dict[str, list[Step]] = {
         ("read", {"path": "a/raw"}, {"error": "not UTF-8: ask for base64"}),
         ("read", {"path": "a/raw", "encoding": "base64"}, {"size": 2, "content": "/wA="}),
         ("write", {"path": "a/raw", "content": "?", "encoding": "base64"}, {"error": "not base64"}),
+        ("write", {"path": "a/raw", "content": "ab"}, {"size": 2}),  # keeps its mode
         ("list", {"path": "a"}, {"left_out": 0, "entries": [
             {"name": "b", "type": "directory", "size": 0, "mode": 0o755},
             {"name": "raw", "type": "file", "size": 2, "mode": 0o755}]}),
@@ -138,6 +139,7 @@ CASES: dict[str, list[Step]] = {
             {"name": "b", "type": "directory", "size": 0, "mode": 0o755}]}),
         ("read", {"path": "no"}, {"error": "No such file or directory: no"}),
         ("read", {"path": "a"}, {"error": "Not a regular file: a"}),
+        ("write", {"path": "/dev/null", "content": ""}, {"error": "Not a file to replace: /dev/null"}),
         ("write", {"path": "a", "content": ""}, {"error": "Is a directory: a"}),
         ("write", {"path": "a/raw/c", "content": ""}, {"error": "Not a directory: a/raw/c"}),
         ("list", {"path": "no"}, {"error": "No such file or directory: no"}),
@@ -209,6 +211,16 @@ async def test_a_set_up_line_that_fails_is_the_trainers_error(made: Made) -> Non
     runtime, image = made
     with pytest.raises(BadEnvironment, match="said why"):
         await runtime.create("bad", _spec(image, setup=["true", "echo said why; exit 3"]), frozenset(CORES[:1]))
+
+
+async def test_without_a_shell_the_line_fails_and_the_environment_goes_on(made: Made) -> None:
+    runtime, image = made
+    spec = EnvironmentSpec(image=image, memory_mb=64, env={"PATH": "/nowhere"})
+    environment = await runtime.create("shellless", spec, frozenset(CORES[:1]))
+    for _ in range(2):
+        assert (await act(environment, "bash", line="true")).output == {"error": "no shell: No such file or directory"}
+    assert (await act(environment, "exec", argv=["/bin/sh", "-c", "exit 3"])).output == ran(3)
+    await environment.close()
 
 
 async def test_a_closed_environment_acts_no_more(made: Made) -> None:

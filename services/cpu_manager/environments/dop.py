@@ -1,6 +1,6 @@
 """How an action in an environment uses the cores it was granted: its degree of parallelism (ARL-Tangram §4.1).
 
-- `{dop}` stands for their number in a bash line, and in the words and variables of a command.
+- `{dop}` stands for their number in a bash line, and in the words and variables of a command, but in `literal` ones.
 - `TREADLE_DOP` is that number for what a command starts, and for what a bash line with more than one core starts.
 - A bash line with more than one core runs `pytest` and `make` that wide (`widening`).
 """
@@ -13,9 +13,8 @@ from typing import Final
 import msgspec
 
 from services.cpu_manager.environments.widening import widened
-from shared.messages.kinds import EnvBash, EnvExec, Params
+from shared.messages.kinds import PLACE, EnvBash, EnvExec, Params
 
-PLACE: Final = "{dop}"
 VARIABLE: Final = "TREADLE_DOP"
 
 
@@ -23,13 +22,13 @@ def filled(params: Params, cores: int) -> Params:
     """What is done in an environment, told how many cores it has. Of other kinds: as they are."""
     width = str(cores)
     match params:
-        case EnvExec(argv=argv, env=env):
-            env = {name: value.replace(PLACE, width) for name, value in env.items()}
-            return msgspec.structs.replace(
-                params, argv=[word.replace(PLACE, width) for word in argv], env={VARIABLE: width, **env}
-            )
-        case EnvBash(line=line):
-            line = line.replace(PLACE, width)
+        case EnvExec(argv=argv, env=env, literal=literal):
+            if not literal:
+                argv = [word.replace(PLACE, width) for word in argv]
+                env = {name: value.replace(PLACE, width) for name, value in env.items()}
+            return msgspec.structs.replace(params, argv=argv, env={VARIABLE: width, **env})
+        case EnvBash(line=line, literal=literal):
+            line = line if literal else line.replace(PLACE, width)
             return msgspec.structs.replace(params, line=_told(widened(line, cores), width) if cores > 1 else line)
     return params
 

@@ -21,6 +21,8 @@ _OPS: Final = {
     "env.list": "list",
     "env.close_session": "close_session",
 }
+_MODE: Final = 0o644
+"""Of a new file."""
 _ENTRY: Final = 1200
 """Bytes of one entry of a listing: a name of 255 bytes, each escaped."""
 
@@ -32,6 +34,7 @@ def request_of(kind: str, params: Params, most_bytes: int) -> tuple[dict[str, An
         ValueError: what should be base64 is not.
     """
     request: dict[str, Any] = {"op": _OPS[kind], **msgspec.structs.asdict(params)}
+    request.pop("literal", None)  # it has been heeded
     body, most = b"", most_bytes
     if isinstance(params, EnvExec):
         body, most = (request.pop("stdin") or "").encode(), 2 * params.output_bytes
@@ -39,6 +42,8 @@ def request_of(kind: str, params: Params, most_bytes: int) -> tuple[dict[str, An
         most = params.output_bytes
     elif isinstance(params, EnvWrite):
         body = _bytes(request.pop("content"), request.pop("encoding"))
+        # As a resident of an earlier version can read it, which a container may hold.
+        request["keep_mode"], request["mode"] = params.mode is None, _MODE if params.mode is None else params.mode
     elif isinstance(params, EnvUpload):
         body = _bytes(request.pop("archive"), "base64")
     elif isinstance(params, EnvList):

@@ -12,6 +12,7 @@ from services.proxy.hot import submit_and_wait
 from services.proxy.swerex.forms import swerex_error
 from shared.api.trajectories import TrajectoryAction
 from shared.errors import UNREADABLE, BadRequest, Unavailable, unreadable
+from shared.messages.kinds import PLACE
 from shared.units import Seconds
 
 T = TypeVar("T")
@@ -88,6 +89,11 @@ async def act(
     if answered.ended not in ("ok", "timeout"):
         raise swerex_error("SwerexException", f"{kind} ended as {answered.ended}: {answered.reason}")
     return answered
+
+
+def as_text(*words: str) -> dict[str, bool]:
+    """The parameter that leaves words as they are, for those that a node would fill in."""
+    return {"literal": True} if any(PLACE in word for word in words) else {}
 
 
 def within(timeout: float | None) -> Seconds:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import codecs
 import io
 from typing import Any
 
 import msgspec
 
 from services.proxy.asgi import Call
-from services.proxy.swerex.acting import OUTPUT_BYTES, Answered, act, body, within
+from services.proxy.swerex.acting import OUTPUT_BYTES, Answered, act, as_text, body, within
 from services.proxy.swerex.forms import Command, Raised, ReadFile, WriteFile, decode_upload, os_error, swerex_error
 from services.proxy.swerex.repacking import to_tar
 
@@ -18,11 +19,16 @@ _command = msgspec.json.Decoder(Command)
 _read = msgspec.json.Decoder(ReadFile)
 _write = msgspec.json.Decoder(WriteFile)
 
+_SLOW = frozenset({"punycode", "idna"})
+"""Encodings of names, not of files: their time grows with the square of the text."""
+_MOST_ENCODING = 64
+
 
 async def execute(call: Call, trajectory: str) -> dict[str, Any]:
     """A command outside any shell session."""
     asked = await body(call, _command.decode)
-    params: dict[str, Any] = {"argv": _argv(asked), "cwd": asked.cwd or "", "output_bytes": OUTPUT_BYTES}
+    argv = _argv(asked)
+    params = {"argv": argv, "cwd": asked.cwd or "", "output_bytes": OUTPUT_BYTES, **as_text(*argv)}
     answered = await act(call, trajectory, "env.exec", params, within(asked.timeout))
     if answered.ended == "timeout":
         raise swerex_error("CommandTimeoutError", f"timeout ({asked.timeout} s) exceeded while running command")
@@ -52,11 +58,26 @@ async def read_file(call: Call, trajectory: str) -> dict[str, Any]:
     """A file's text."""
     asked = await body(call, _read.decode)
     answered = _done(await act(call, trajectory, "env.read", {"path": asked.path, "encoding": "base64"}))
-    raw = io.BytesIO(base64.b64decode(answered.output.get("content", "")))
+    return {"content": await asyncio.to_thread(_text, answered.output.get("content", ""), asked)}
+
+
+def _text(content: str, asked: ReadFile) -> str:
+    """What a file says in its encoding.
+
+    Raises:
+        Raised: there is no such encoding, or the file is not in it.
+    """
+    encoding = asked.encoding or "utf-8"
     try:
-        return {"content": io.TextIOWrapper(raw, asked.encoding or "utf-8", asked.errors).read()}
-    except (LookupError, ValueError) as error:
+        if len(encoding) > _MOST_ENCODING or codecs.lookup(encoding).name in _SLOW:
+            raise LookupError(f"unknown encoding: {encoding[:_MOST_ENCODING]}")
+        text = io.TextIOWrapper(io.BytesIO(base64.b64decode(content)), encoding, asked.errors).read()
+        text.encode()  # as the answer will
+    except UnicodeEncodeError as error:
+        raise Raised("builtins.ValueError", f"the text cannot be told in JSON: {error}") from error
+    except (LookupError, ValueError, TypeError) as error:
         raise Raised(f"builtins.{type(error).__name__}", str(error)) from error
+    return text
 
 
 async def write_file(call: Call, trajectory: str) -> dict[str, Any]:
@@ -68,17 +89,21 @@ async def write_file(call: Call, trajectory: str) -> dict[str, Any]:
 
 async def upload(call: Call, trajectory: str) -> dict[str, Any]:
     """A file, or a directory as a zip archive."""
-    sent = await call.body(call.world.settings.max_body_bytes)
-    form = decode_upload(call.header(b"content-type") or "", sent)
+    most = call.world.settings.max_body_bytes
+    form = decode_upload(call.header(b"content-type") or "", await call.body(most))
     if form.unzip:
-        archive = await asyncio.to_thread(to_tar, form.content)
-        params = {"path": form.target_path, "archive": base64.b64encode(archive).decode()}
-        _done(await act(call, trajectory, "env.upload", params))
+        archive = await asyncio.to_thread(_archive, form.content, most)
+        _done(await act(call, trajectory, "env.upload", {"path": form.target_path, "archive": archive}))
     else:
         content = base64.b64encode(form.content).decode()
         params = {"path": form.target_path, "content": content, "encoding": "base64"}
         _done(await act(call, trajectory, "env.write", params))
     return {}
+
+
+def _archive(content: bytes, most: int) -> str:
+    """A zip archive as `env.upload` takes it, in no more bytes than a body may have."""
+    return base64.b64encode(to_tar(content, most // 4 * 3)).decode()
 
 
 def _done(answered: Answered) -> Answered:

@@ -132,7 +132,9 @@ def os_error(said: str) -> Raised:
 
 
 _BOUNDARY = re.compile(r'multipart/form-data\s*;.*?boundary="?([^";,]{1,200})"?', re.IGNORECASE)
-_NAME = re.compile(r'content-disposition:[^\r\n]*?;\s*name="([^"\r\n]*)"', re.IGNORECASE)
+_NAME = re.compile(r';\s*name="([^"]*)"', re.IGNORECASE)
+_MOST_HEAD = 4 << 10
+_MOST_FIELDS = 64
 
 
 YES_OR_NO = {"true": True, "false": False, "True": True, "False": False, "1": True, "0": False} | {
@@ -145,18 +147,11 @@ def decode_upload(content_type: str, body: bytes) -> Upload:
     """The form of an upload.
 
     Raises:
-        BadRequest: it is none, a field is missing, or says nothing.
+        BadRequest: it is none, a field is missing or says nothing, or it holds more than any form does.
     """
     if (found := _BOUNDARY.match(content_type)) is None:
         raise BadRequest(what="send the upload as multipart/form-data")
-    delimiter = re.escape(b"\r\n--" + found[1].encode("latin-1")) + rb"(?=--|[ \t]*\r\n)"
-    parts = re.split(delimiter, b"\r\n" + body)
-    fields: dict[str, bytes] = {}
-    for part in parts[1:-1]:
-        head, blank, content = part.partition(b"\r\n\r\n")
-        named = _NAME.search(head.decode("latin-1"))
-        if named is not None and blank:
-            fields[named[1]] = content
+    fields = _fields(found[1].encode("latin-1"), body)
     for name in ("file", "target_path"):
         if name not in fields:
             raise BadRequest(what=f"the form has no field {name!r}")
@@ -168,3 +163,29 @@ def decode_upload(content_type: str, body: bytes) -> Upload:
     if unzip not in YES_OR_NO:
         raise BadRequest(what=f"unzip is one of {', '.join(YES_OR_NO)}, not {unzip[:20]!r}")
     return Upload(fields["file"], target, YES_OR_NO[unzip])
+
+
+def _fields(boundary: bytes, body: bytes) -> dict[str, bytes]:
+    """Each named part's content, in one pass."""
+    delimiter = re.escape(b"\r\n--" + boundary) + rb"(?=--|[ \t]*\r\n)"
+    parts = re.split(delimiter, b"\r\n" + body, maxsplit=_MOST_FIELDS + 2)
+    if len(parts) > _MOST_FIELDS + 2:
+        raise BadRequest(what=f"the form has more than {_MOST_FIELDS} fields")
+    fields: dict[str, bytes] = {}
+    for part in parts[1:-1]:
+        head, blank, content = part.partition(b"\r\n\r\n")
+        if len(head) > _MOST_HEAD:
+            raise BadRequest(what=f"the head of a part of the form takes more than {_MOST_HEAD} bytes")
+        named = _name(head.decode("latin-1"))
+        if named is not None and blank:
+            fields[named] = content
+    return fields
+
+
+def _name(head: str) -> str | None:
+    """What a part's head calls it."""
+    for line in head.split("\r\n"):
+        if line.lower().startswith("content-disposition:"):
+            named = _NAME.search(line)
+            return named[1] if named is not None else None
+    return None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
-import lzma
 import tarfile
-import time
 import zipfile
-import zlib
 
 from services.proxy.swerex.forms import Raised
 
@@ -15,20 +13,32 @@ MOST_BYTES = 256 << 20
 """Of all files, unpacked."""
 MOST_FILES = 20_000
 _FILE, _FOLDER = 0o644, 0o755
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, NotImplementedError)
-"""What a broken, encrypted or outlandish archive looks like."""
+_NO_TIME = 0
+"""The environment puts its own in its place. The same upload is the same archive, so it may be sent again."""
 
 
-def to_tar(archive: bytes) -> bytes:
-    """The same files as a gzipped tar archive. 20 MB/s; memory: the result, and a file's chunk.
+class _Bounded(io.BytesIO):
+    """Takes no more than so many bytes."""
 
-    Names are made as `zipfile` makes them when it extracts: nothing lies outside the target. Links come as files, and
-    everything is as old as its upload.
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # gzip writes nothing else
+        if self.tell() + len(data) > self._most:
+            raise Raised("builtins.ValueError", f"the files take more than {self._most} bytes, packed: upload fewer")
+        return super().write(data)
+
+
+def to_tar(archive: bytes, most: int) -> bytes:
+    """The same files as a gzipped tar archive of `most` bytes. 20 MB/s; memory: the result, and a file's chunk.
+
+    Names are made as `zipfile` makes them when it extracts: nothing lies outside the target. Links come as files.
 
     Raises:
-        Raised: it is no zip archive, or it unpacks to more than is ever taken.
+        Raised: it is no zip archive, or it is more than is ever taken, unpacked or packed again.
     """
-    out, now = io.BytesIO(), int(time.time())
+    out = _Bounded(most)
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as source:
             members = source.infolist()
@@ -36,20 +46,23 @@ def to_tar(archive: bytes) -> bytes:
             if size > MOST_BYTES or len(members) > MOST_FILES:
                 told = f"{len(members)} files of {size} bytes"
                 raise Raised("builtins.ValueError", f"more than {MOST_FILES} files or {MOST_BYTES} bytes: {told}")
-            with tarfile.open(fileobj=out, mode="w:gz", compresslevel=1) as target:
+            zipped = gzip.GzipFile("", "wb", 1, out, mtime=_NO_TIME)
+            with zipped, tarfile.open(fileobj=zipped, mode="w") as target:
                 for member in members:
-                    _add(source, member, target, now)
-    except _UNREADABLE as error:
+                    _add(source, member, target)
+    except Raised:
+        raise
+    except Exception as error:  # what a broken, encrypted or outlandish archive raises is a long list
         raise Raised("zipfile.BadZipFile", f"the archive cannot be read: {error}") from error
     return out.getvalue()
 
 
-def _add(source: zipfile.ZipFile, member: zipfile.ZipInfo, target: tarfile.TarFile, now: int) -> None:
+def _add(source: zipfile.ZipFile, member: zipfile.ZipInfo, target: tarfile.TarFile) -> None:
     name = "/".join(part for part in member.filename.split("/") if part not in ("", ".", ".."))
     if not name:
         return
     info = tarfile.TarInfo(name)
-    info.mtime = now
+    info.mtime = _NO_TIME
     mode = member.external_attr >> 16 & 0o777
     if member.is_dir():
         info.type, info.mode = tarfile.DIRTYPE, mode or _FOLDER

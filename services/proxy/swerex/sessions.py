@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from services.proxy.asgi import Call
-from services.proxy.swerex.acting import OUTPUT_BYTES, act, body, request_id, within
+from services.proxy.swerex.acting import OUTPUT_BYTES, act, as_text, body, request_id, within
 from services.proxy.swerex.forms import (
     BashAction,
     BashInterruptAction,
@@ -40,7 +40,7 @@ async def create_session(call: Call, trajectory: str) -> dict[str, Any]:
     await _claim(call, trajectory, asked.session)
     line = " ; ".join(f"source {path}" for path in asked.startup_source) or ":"
     try:
-        params = {"line": line, "session": asked.session}
+        params = {"line": line, "session": asked.session, **as_text(line)}
         answered = await act(call, trajectory, "env.bash", params, within(asked.startup_timeout))
         if answered.ended == "timeout":
             raise swerex_error("CommandTimeoutError", f"timeout after {asked.startup_timeout} seconds: {line!r}")
@@ -52,22 +52,37 @@ async def create_session(call: Call, trajectory: str) -> dict[str, Any]:
 
 async def _claim(call: Call, trajectory: str, session: str) -> None:
     """Note that the session is there; the same request may do so again."""
-    opened, key = await call.world.trajectories.opened(trajectory), _key(trajectory)
+    kept_s, key = await _kept_s(call, trajectory), _key(trajectory)
     token = request_id(call) or uuid.uuid4().hex
     if await _ask(call, "HLEN", key) >= MOST_SESSIONS:
         raise swerex_error("SwerexException", f"more than {MOST_SESSIONS} sessions")
     is_new = await _ask(call, "HSETNX", key, session, token)
-    await _ask(call, "EXPIRE", key, math.ceil(opened.environment.lifetime_s + call.world.settings.keep_trajectory_s))
+    await _ask(call, "EXPIRE", key, kept_s)
     if not is_new and await _ask(call, "HGET", key, session) != token.encode():
         raise swerex_error("SessionExistsError", f"session {session} already exists")
 
 
+async def _kept_s(call: Call, trajectory: str) -> int:
+    opened = await call.world.trajectories.opened(trajectory)
+    return math.ceil(opened.environment.lifetime_s + call.world.settings.keep_trajectory_s)
+
+
 async def close_session(call: Call, trajectory: str) -> dict[str, Any]:
-    """End a shell."""
+    """End a shell. A repeat finds none, or already the next of that name, and is answered as the first was."""
     asked = await body(call, _close.decode)
-    await _known(call, trajectory, asked.session)
+    token, key, closing = request_id(call), _key(trajectory), f"{_key(trajectory)}:closing"
+    claim = await _ask(call, "HGET", key, asked.session)
+    closes = await _ask(call, "HGET", closing, token) if token else None
+    if closes is None:
+        if claim is None:
+            raise _unknown(asked.session)
+        closes = claim
+        if token:
+            await _ask(call, "HSET", closing, token, claim)
+            await _ask(call, "EXPIRE", closing, await _kept_s(call, trajectory))
     await act(call, trajectory, "env.close_session", {"session": asked.session})
-    await _ask(call, "HDEL", _key(trajectory), asked.session)
+    if claim == closes:
+        await _ask(call, "HDEL", key, asked.session)
     return {"session_type": "bash"}
 
 
@@ -81,7 +96,7 @@ async def run_in_session(call: Call, trajectory: str) -> dict[str, Any]:
         raise swerex_error("SwerexException", "interactive programs are not supported: environments have no terminal")
     if "\n" in asked.command.strip():  # of one line nothing is executed where bash cannot read it
         await _check(call, trajectory, asked.command)
-    params = {"line": asked.command, "session": asked.session, "output_bytes": OUTPUT_BYTES}
+    params = {"line": asked.command, "session": asked.session, "output_bytes": OUTPUT_BYTES, **as_text(asked.command)}
     answered = await act(call, trajectory, "env.bash", params, within(asked.timeout))
     if answered.ended == "timeout":
         what = f"timeout after {asked.timeout} seconds while running command {asked.command!r}"
@@ -98,7 +113,11 @@ async def run_in_session(call: Call, trajectory: str) -> dict[str, Any]:
 
 async def _known(call: Call, trajectory: str, session: str) -> None:
     if not await _ask(call, "HEXISTS", _key(trajectory), session):
-        raise swerex_error("SessionDoesNotExistError", f"session {session!r} does not exist")
+        raise _unknown(session)
+
+
+def _unknown(session: str) -> Raised:
+    return swerex_error("SessionDoesNotExistError", f"session {session!r} does not exist")
 
 
 async def _check(call: Call, trajectory: str, line: str) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import signal
+import time
 from collections.abc import Callable
 
 from .acting import Action, Reply, Surroundings, failed, words
@@ -66,11 +67,11 @@ def pack(path: str, most: int, out: int) -> None:
 
 
 def unpack(path: str, content: bytes, out: int) -> None:
-    """Unpack an archive into a directory and write down how many files it held."""
+    """Unpack an archive into a directory and write down how many files it held. What has no time is as old as this."""
     import tarfile
 
     os.makedirs(path, exist_ok=True)
-    count = 0
+    count, now = 0, time.time()
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:*") as archive:
         # What later Pythons would refuse or mend is the trainer's own affair, the same under all of them.
         archive.extraction_filter = lambda member, _: member
@@ -79,6 +80,7 @@ def unpack(path: str, content: bytes, out: int) -> None:
                 raise tarfile.TarError(f"{member.name} leads out of the directory")
             member.uid, member.gid = os.getuid(), os.getgid()
             member.uname = member.gname = ""
+            member.mtime = member.mtime or now  # else what is built of it would look newer than it ever is
             archive.extract(member, path)
             count += not member.isdir()
     os.write(out, str(count).encode())

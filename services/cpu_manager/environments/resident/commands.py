@@ -46,7 +46,7 @@ class Command(Action):
         cwd = os.path.join(around.cwd, str(request["cwd"]))
         env = dict(around.env)
         env.update(request["env"])  # type: ignore[call-overload]
-        if not os.path.isdir(cwd):
+        if "\0" in cwd or not os.path.isdir(cwd):  # before Python 3.8 the latter would raise
             self.finish(
                 failed(
                     "No such directory: " + (str(request["cwd"]) or cwd), exit_code=_CANNOT_RUN, stdout="", stderr=""

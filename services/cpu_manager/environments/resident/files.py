@@ -1,7 +1,7 @@
 """Files of the environment, done at once: each is bounded by the size of a frame."""
 
 # Plain calls and no path objects: a resident starts in every environment.
-# ruff: noqa: PTH101, PTH103, PTH105, PTH108, PTH112, PTH118, PTH120, PTH208
+# ruff: noqa: PTH101, PTH103, PTH105, PTH108, PTH110, PTH112, PTH116, PTH118, PTH120, PTH208
 
 import os
 import stat
@@ -54,13 +54,22 @@ def _read_up_to(descriptor: int, most: int) -> bytes:
     return b"".join(parts)
 
 
-def write(path: str, shown: str, content: bytes, mode: int) -> Reply:
-    """Replace a file in one step: whoever reads it sees the old or the new. Directories on the way are made."""
+def write(path: str, shown: str, content: bytes, mode: int, keep_mode: bool = False) -> Reply:
+    """Replace a file in one step: whoever reads it sees the old or the new. Directories on the way are made.
+
+    `keep_mode`: that of the file that is replaced, where there is one.
+    """
     try:
         path = os.path.realpath(path)  # a link goes on leading to the file
         directory = os.path.dirname(path)
         if os.path.isdir(path):
             return failed("Is a directory: " + shown)
+        if os.path.exists(path):
+            before = os.stat(path).st_mode
+            if not stat.S_ISREG(before):  # a device, a pipe
+                return failed("Not a file to replace: " + shown)
+            if keep_mode:
+                mode = before & 0o777
         try:
             os.makedirs(directory, exist_ok=True)
         except FileExistsError:  # but no directory

@@ -20,7 +20,7 @@ from .acting import Action, Reply, Surroundings, failed
 from .commands import Command
 from .events import Events
 from .processes import go_on, stop_all
-from .shells import Line, Sessions, reserve
+from .shells import Line, Sessions, out_of_the_way, reserve
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
@@ -188,7 +188,7 @@ class Resident:
         if op == "read":
             return files.read(path, shown, most)
         if op == "write":
-            return files.write(path, shown, body, int(str(request["mode"])))
+            return files.write(path, shown, body, int(str(request["mode"])), keep_mode=bool(request.get("keep_mode")))
         if op == "list":
             return files.listing(path, shown, most)
         timeout_s = float(str(request["timeout_s"]))
@@ -208,6 +208,8 @@ class Resident:
                 os.makedirs(cwd, exist_ok=True)
             except OSError as error:
                 return failed(f"{error.strerror}: {cwd}")
+            except ValueError as error:
+                return failed(f"{error}: {cwd!r}")
             self._around.cwd = os.path.abspath(cwd)
         self._around.env = dict(self._image_env)
         self._around.env.update(request["env"])  # type: ignore[call-overload]
@@ -238,6 +240,7 @@ def close_to_others() -> None:
 
 def serve_descriptor(descriptor: int) -> None:
     """Serve a connected socket until its other end closes."""
+    descriptor = out_of_the_way(descriptor)
     _begin().attend(socket.socket(fileno=descriptor))
 
 

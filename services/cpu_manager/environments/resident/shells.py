@@ -35,6 +35,15 @@ __treadle_last=$?; printf '%%d\\n' "$__treadle_last" >&%(codes)d
 """
 
 
+def out_of_the_way(descriptor: int) -> int:
+    """The same file under a number that no shell takes."""
+    if descriptor > max(_LOW):
+        return descriptor
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, max(_LOW) + 1)
+    os.close(descriptor)
+    return moved
+
+
 def reserve() -> None:
     """Occupy every low descriptor, before anything else is opened."""
     while os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) <= max(_LOW):
@@ -56,7 +65,7 @@ class Shell:
         self.output = Pipe(reader, Capture(_BETWEEN_BYTES))
         try:
             self.pid = self._start(around, orders, output, codes)
-        except OSError:
+        except (OSError, ValueError):
             for descriptor in (self._text, self._orders, self._codes, reader):
                 os.close(descriptor)
             raise
@@ -140,8 +149,8 @@ class Line(Action):
             return
         try:
             self._shell, self._restarted = sessions.get(self._name)
-        except OSError as error:
-            self.finish(failed(f"no shell: {error.strerror or error}"))
+        except (OSError, ValueError) as error:
+            self.finish(failed(f"no shell: {getattr(error, 'strerror', None) or error}"))
             return
         self._before = known(self._shell.pid)
         self._shell.told, self._shell.ended = self._told, self._exited

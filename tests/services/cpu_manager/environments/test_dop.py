@@ -26,6 +26,17 @@ def test_a_command_names_its_cores_in_words_and_variables() -> None:
     assert params == EnvExec(argv=["run", "-w3", "3"], env={"TREADLE_DOP": "3", "JOBS": "3x", "A": "{}"})
 
 
+def test_in_literal_words_nothing_is_filled_in() -> None:
+    command = EnvExec(argv=["{dop}"], env={"A": "{dop}"}, literal=True)
+
+    assert filled(command, 3) == EnvExec(argv=["{dop}"], env={"TREADLE_DOP": "3", "A": "{dop}"}, literal=True)
+    line = EnvBash(line="echo '{dop}'", literal=True)
+    assert filled(line, 1) == line
+    wide = filled(line, 3)
+    assert isinstance(wide, EnvBash)
+    assert output_of(wide.line) == "{dop}\n"
+
+
 def test_a_variable_of_the_trainers_own_stands() -> None:
     assert filled(EnvExec(argv=["run"], env={"TREADLE_DOP": "9"}), 3) == EnvExec(argv=["run"], env={"TREADLE_DOP": "9"})
 

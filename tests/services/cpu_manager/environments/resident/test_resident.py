@@ -3,13 +3,8 @@
 import ast
 import asyncio
 import json
-import os
 import socket
 import struct
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,55 +12,13 @@ import pytest
 from services.cpu_manager.environments import resident as package
 from services.cpu_manager.environments.bundle import resident as bundle
 from services.cpu_manager.environments.channel import Broken, Resident
-from services.cpu_manager.environments.protocol import ActEnd
 from services.cpu_manager.environments.resident import wire
 from services.cpu_manager.environments.resident.capture import Capture
-from shared.messages.kinds import ENVIRONMENT_KINDS, EnvBash, EnvExec
+from shared.messages.kinds import EnvBash, EnvExec
 from tests.services.cpu_manager.environments.local.acting import found, until_found
+from tests.services.cpu_manager.environments.resident.running import connected, do, running
 
 _PACKAGE = Path(package.__file__).parent
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    path = tmp_path / "resident.pyz"
-    path.write_bytes(bundle())
-    return path
-
-
-@contextmanager
-def running(
-    program: Path, *arguments: str, kept: tuple[int, ...] = (), path: str = ""
-) -> Iterator[subprocess.Popen[bytes]]:
-    home = program.parent / "home"
-    home.mkdir(exist_ok=True)
-    env = {"PATH": path or os.defpath, "HOME": str(home), "LANG": "C.UTF-8"}
-    command = [sys.executable, "-I", "-S", str(program), *arguments]
-    process = subprocess.Popen(command, cwd=home, env=env, pass_fds=kept)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-@asynccontextmanager
-async def connected(program: Path, path: str = "") -> AsyncIterator[Resident]:
-    ours, theirs = socket.socketpair()
-    with running(program, f"fd:{theirs.fileno()}", kept=(theirs.fileno(),), path=path) as process:
-        theirs.close()
-        resident = Resident(ours)
-        try:
-            await resident.settle("", {"GIVEN": "it"}, 20)
-            yield resident
-        finally:
-            resident.close()
-        assert await asyncio.to_thread(process.wait, 20) == 0, "it ends with its only manager"
-
-
-async def do(resident: Resident, kind: str, timeout_s: float = 20.0, **params: object) -> ActEnd:
-    name = f"env.{kind}"
-    return await resident.do(name, ENVIRONMENT_KINDS[name](**params), timeout_s)
 
 
 @pytest.mark.parametrize("module", sorted(_PACKAGE.glob("*.py")), ids=lambda path: path.stem)

@@ -1,0 +1,60 @@
+"""A trajectory in the hands of the published `swe-rex` client, unmodified.
+
+The node behind the door is played (its shells keep nothing between lines); with real environments the same client runs
+in tests/e2e.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from swerex.runtime.abstract import BashAction, BashObservation
+from swerex.runtime.remote import RemoteRuntime
+
+from services.proxy.app import create_app
+from services.proxy.settings import ProxySettings
+from tests.services.proxy.door import Folder, PlayedNode, serving
+
+LIMIT = 400_000
+"""Of a body."""
+
+
+class Lent:
+    """A trajectory in the client's hands, and what stands behind it."""
+
+    def __init__(self, url: str, trajectory: str, node: PlayedNode, root: Path, redis_url: str) -> None:
+        self.url = url
+        self.redis_url = redis_url
+        self.trajectory = trajectory
+        self.node = node
+        self.root = root
+        self.client = RemoteRuntime(auth_token="-", host=f"{url}/v1/trajectories/{trajectory}/swerex", timeout=20.0)
+
+    async def run(self, command: str, **rest: Any) -> BashObservation:
+        return await self.client.run_in_session(BashAction(command=command, **rest))
+
+    async def post(self, verb: str, body: Any, request_id: str) -> tuple[int, dict[str, Any]]:
+        """As the client sends, with a request id of ours."""
+        path = f"{self.url}/v1/trajectories/{self.trajectory}/swerex/{verb}"
+        async with (
+            aiohttp.ClientSession(headers={"X-Request-ID": request_id}) as http,
+            http.post(path, json=body) as reply,
+        ):
+            return reply.status, await reply.json()
+
+
+@asynccontextmanager
+async def lending(redis_url: str, root: Path) -> AsyncIterator[Lent]:
+    """A trajectory whose environment is the folder `root`, which is there."""
+    settings = ProxySettings.model_validate({"treadle": {"redis_url": redis_url}, "max_body_bytes": LIMIT})
+    async with (
+        PlayedNode.up(redis_url, Folder(root)) as node,
+        serving(create_app(settings)) as url,
+        aiohttp.ClientSession(url) as http,
+        http.post("/v1/trajectories", json={"environment": {"memory_mb": 64}}) as reply,
+    ):
+        yield Lent(url, (await reply.json())["id"], node, root, redis_url)

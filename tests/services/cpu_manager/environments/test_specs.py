@@ -1,0 +1,40 @@
+"""What an environment cannot be is refused at the door, by the same types that the node reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from shared.api.trajectories import TrajectoryRequest
+from shared.errors import UNREADABLE, unreadable
+from shared.messages.environments import MOST_VALUE
+
+
+def opened(**environment: Any) -> TrajectoryRequest:
+    return msgspec.json.decode(msgspec.json.encode({"environment": environment}), type=TrajectoryRequest)
+
+
+@pytest.mark.parametrize(
+    ("environment", "where"),
+    [
+        ({"env": {"A": "x\0y"}}, "env"),
+        ({"env": {"A": "\n\0\n"}}, "env"),
+        ({"env": {"A\0": "x"}}, "env"),
+        ({"env": {"A": "x" * (MOST_VALUE + 1)}}, "env"),
+        ({"workdir": "a\0b"}, "workdir"),
+        ({"workdir": "a\n\0"}, "workdir"),
+        ({"workdir": "x" * 4097}, "workdir"),
+    ],
+)
+def test_text_that_no_program_can_be_given_is_refused(environment: dict[str, Any], where: str) -> None:
+    with pytest.raises(UNREADABLE) as raised:
+        opened(**environment)
+
+    assert f"environment.{where}" in str(unreadable(raised.value))
+
+
+@pytest.mark.parametrize("value", ["", "\n", "grün\n\n", "two\nlines", "\x01\x7f\ufffd", "x" * MOST_VALUE])
+def test_any_other_text_is_a_value(value: str) -> None:
+    assert opened(env={"A": value}).environment.env == {"A": value}

@@ -116,22 +116,26 @@ class Resident:
     ) -> tuple[Reply, dict[str, bytes]]:
         number = next(self._numbers)
         request["id"] = number
+        sending = asyncio.create_task(self._send(wire.pack(request, body)), name="send a request")
         try:
             async with asyncio.timeout(timeout_s):
-                await self._send(wire.pack(request, body))
+                await asyncio.shield(sending)
                 return await self._receive(number, most)
         except TimeoutError as error:
             raise Broken(f"no answer in {timeout_s:g} s") from error
         except OSError as error:
             raise Broken(str(error) or "the connection broke") from error
         except asyncio.CancelledError:
-            await self._cancel(number, most)
+            await self._cancel(number, most, sending)
             raise
+        finally:
+            sending.cancel()
 
-    async def _cancel(self, number: int, most: int) -> None:
-        """Have the running action ended; a resident that does not answer is hung up on."""
+    async def _cancel(self, number: int, most: int, sending: asyncio.Task[None]) -> None:
+        """Have the running action ended, once its request is whole; a resident that does not answer is hung up on."""
         try:
             async with asyncio.timeout(_CANCEL_S):
+                await sending
                 await self._send(wire.pack({"op": "cancel", "id": number}))
                 await self._receive(number, most)
         except (TimeoutError, OSError, Broken, asyncio.CancelledError):
@@ -210,6 +214,7 @@ class Resident:
             self._came.set_exception(Broken("it was hung up on"))
         if not self.broken:
             asyncio.get_running_loop().remove_reader(self._connection.fileno())
+            asyncio.get_running_loop().remove_writer(self._connection.fileno())
         with contextlib.suppress(OSError):
             self._connection.close()
 

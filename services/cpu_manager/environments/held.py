@@ -101,7 +101,7 @@ class HeldEnvironment:
             self.bury()
 
     async def begin(self) -> None:
-        """Settle its resident and run its set-up lines; it is thawed for that, and frozen afterwards.
+        """Settle its resident and run its set-up lines, like actions on the cores it was made on; then freeze it.
 
         Raises:
             BadEnvironment: its working directory cannot be made, or a line failed.
@@ -110,6 +110,8 @@ class HeldEnvironment:
         """
         try:
             await at_rest(self._resident, self._workdir, self._spec)
+            if self._spec.setup:
+                await self._wake(frozenset())
             for line in self._spec.setup:
                 end = await self._resident.do("env.bash", EnvBash(line=line), self._spec.setup_timeout_s)
                 if not end.passed:
@@ -141,7 +143,7 @@ class HeldEnvironment:
                 raise Gone(self._over)
             if not self.hold.alive or self._resident.broken:
                 raise Gone("it has ended")
-            await self.hold.wake(cores)
+            await to_its_end(self.hold.wake(cores))  # half-done nobody could tell whether it is frozen
             return await self.hold.used()
 
     async def _still(self) -> None:

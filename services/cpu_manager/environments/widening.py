@@ -48,6 +48,14 @@ _FOUND: Final = "__treadle_python"
 """A variable of the substitution's own: the first line of the script `pytest`, which names its Python."""
 _MAKE: Final = re.compile(r"(?:[\w./+-]*/)?g?make")
 _MAKE_OWN: Final = re.compile(r"-[^-]*j|--jobs")
+_MAKE_VALUE: Final = re.compile(
+    r"-[^-CfIoWE]*[CfIoWE]"
+    r"|--(directory|file|makefile|include-dir|old-file|assume-old|what-if|new-file|assume-new|eval)"
+)
+"""Options whose value is the next word."""
+_SEVERAL: Final = re.compile(r"[*?\[{]")
+"""What a shell may make several words of, but where it is quoted."""
+_QUOTED: Final = re.compile(r"""\\[\s\S]|'[^']*'|"(?:[^"\\]|\\[\s\S])*\"""")
 
 Command = list[re.Match[str]]
 """The words of a simple command."""
@@ -71,12 +79,19 @@ def _commands(line: str) -> list[Command]:
             return []
         if token.lastgroup == "end":
             commands.append([])
+        elif token.lastgroup == "redirection" and before == "word" and _is_descriptor(commands[-1], token):
+            commands[-1].pop()
         elif token.lastgroup == "word" and before != "redirection":
             if not commands[-1] and _COMPOUND.fullmatch(token[0]):
                 return []
             commands[-1].append(token)
         before = token.lastgroup or ""
     return commands
+
+
+def _is_descriptor(command: Command, redirection: re.Match[str]) -> bool:
+    """The word right before a redirection may be the number of what is redirected, and no word of the command."""
+    return bool(command) and command[-1].end() == redirection.start() and command[-1][0].isdecimal()
 
 
 def _tokens(line: str) -> Iterator[re.Match[str] | None]:
@@ -100,7 +115,8 @@ def _insertion(command: Command, cores: int) -> tuple[int, str] | None:
         return None
     name, *rest = called
     if _MAKE.fullmatch(name):
-        return None if _says(_MAKE_OWN, rest) else (command[first].end(), _for_make(cores))
+        stays = _says(_MAKE_OWN, rest) or _goals(rest) > 1
+        return None if stays else (command[first].end(), _for_make(cores))
     if _PYTHON.fullmatch(name) and rest[:2] == ["-m", "pytest"]:
         place, python, rest = first + 2, name, rest[2:]
     elif _PYTEST.fullmatch(name):
@@ -115,12 +131,33 @@ def _insertion(command: Command, cores: int) -> tuple[int, str] | None:
     return command[place].end(), f"$({{ {asks}; }} 2>/dev/null </dev/null)"
 
 
+def _goals(words: list[str]) -> int:
+    """How many goals these words give `make`, at most: it makes them one after the other, but all at once with `-j`."""
+    goals, is_value, options = 0, False, True
+    for text in words:
+        word = _plain(text)
+        if _SEVERAL.search(_QUOTED.sub("", text).partition("=")[0]):
+            goals += 2
+        elif is_value:
+            is_value = False
+        elif options and word.startswith("-") and word != "-":
+            is_value = _MAKE_VALUE.fullmatch(word) is not None
+            options = word != "--"
+        elif "=" not in word:
+            goals += 1
+    return goals
+
+
 def _for_make(cores: int) -> str:
     return f'$(case "${{MAKEFLAGS-}} ${{GNUMAKEFLAGS-}}" in (*j*) ;; (*) echo -j{cores};; esac)'
 
 
 def _says(pattern: re.Pattern[str], words: list[str]) -> bool:
-    return any(pattern.match(re.sub(r"['\"\\]", "", word)) for word in words)
+    return any(pattern.match(_plain(word)) for word in words)
+
+
+def _plain(word: str) -> str:
+    return re.sub(r"['\"\\]", "", word)
 
 
 @cache

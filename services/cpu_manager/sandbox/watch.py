@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -73,7 +74,7 @@ class TreeWatch:
                 fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
                 # Own user and system time, and that of the dead it waited for; init's own is not the program's.
                 cpu_s += sum(map(int, fields[13:15] if pid == init else fields[11:15])) * _TICK_S
-                own = int(fields[21]) * _PAGE
+                own = int(fields[21]) * _PAGE if fields[0] != "Z" else resident_bytes(pid)
                 resident, held = resident + own, max(held, own)
         if resident > self.suspicious_bytes or (len(pids) > 2 and resident > self.weighed_bytes):
             # Forked processes share pages, so their sum is only a bound: count each page once. Near the limit always
@@ -95,12 +96,29 @@ def tree_of(init: int) -> list[int]:
     return found
 
 
-def _proportional(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
+def resident_bytes(pid: int) -> int:
+    """Memory of a process, whichever of its threads are left."""
+    for place in _places(pid):
+        with contextlib.suppress(OSError, IndexError):
+            if pages := int((place / "statm").read_text().split()[1]):
+                return pages * _PAGE
     return 0
+
+
+def _proportional(pid: int) -> int:
+    for place in _places(pid):
+        with contextlib.suppress(OSError):
+            for line in (place / "smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    return int(line.split()[1]) * 1024
+    return 0
+
+
+def _places(pid: int) -> Iterator[Path]:
+    """Where /proc tells of a process's memory: nothing at the process itself once its first thread has ended."""
+    yield _PROC / str(pid)
+    with contextlib.suppress(OSError):
+        yield from (_PROC / str(pid) / "task").iterdir()
 
 
 def _weigh(home: str) -> int:

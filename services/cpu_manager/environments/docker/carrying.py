@@ -48,24 +48,25 @@ class Carrier:
         self._family = f"treadle-carried-{node.lower()}-"
         self.volume = self._family + digest[:12]
         self._earlier: set[str] = set()
-        self._filling = asyncio.Lock()
-        self._filled = False
+        self._filling: asyncio.Task[None] | None = None
 
     async def ready(self, image: Image) -> str:
         """The volume's name, when it is full. `image`: any that the engine has.
 
+        The filling is not cancelled with whoever waits for it: the engine would go on with it, and it would stay.
+
         Raises:
             RuntimeUnavailable: it could not be filled.
         """
-        async with self._filling:
-            if not self._filled:
-                await self._fill(image, await _packed())
-                self._filled = True
+        if self._filling is None or _failed(self._filling):
+            self._filling = asyncio.create_task(self._fill(image), name="fill the volume of residents")
+        await asyncio.shield(self._filling)
         return self.volume
 
     def forget(self) -> None:
         """The volume was found to be empty: somebody removed it. Fill it again for the next container."""
-        self._filled = False
+        if self._filling is not None and self._filling.done():
+            self._filling = None
 
     def notice(self, mounts: list[dict[str, Any]]) -> None:
         """A container of an earlier life mounts these: a volume of another version of ours may be among them."""
@@ -73,12 +74,15 @@ class Carrier:
 
     async def remove(self) -> None:
         """Remove the volume and those of earlier lives, where no container has them any more."""
-        self._filled = False
+        if self._filling is not None:
+            await asyncio.wait({self._filling})
+            self._filling = None
         for volume in {self.volume, *self._earlier}:
             await self._engine.remove_volume(volume)
 
-    async def _fill(self, image: Image, archive: bytes) -> None:
+    async def _fill(self, image: Image) -> None:
         """Through a container that is never started: the engine unpacks into the volumes of one."""
+        archive = await _packed()
         name = f"treadle-{self._node}-carrier-{secrets.token_hex(4)}"
         config: dict[str, Any] = {
             "Image": image.id,
@@ -97,6 +101,10 @@ class Carrier:
                 await self._engine.remove(container)
         except EngineRefusal as refusal:
             raise RuntimeUnavailable(f"the resident cannot be carried into containers: {refusal.message}") from refusal
+
+
+def _failed(filling: asyncio.Task[None]) -> bool:
+    return filling.done() and (filling.cancelled() or filling.exception() is not None)
 
 
 async def _packed() -> bytes:

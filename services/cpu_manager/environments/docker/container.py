@@ -16,6 +16,8 @@ NODE: Final = "treadle.node"
 TRAJECTORY: Final = "treadle.trajectory"
 SPEC: Final = "treadle.spec"
 """Labels: whose a container is, and what a later life of the node's manager needs to take it up."""
+MAKING: Final = "treadle.making"
+"""A label: by which making of ours it was created. Its name may be that of its successor, when its id is not known."""
 
 CARRIED: Final = "/run/treadle/carried"
 """Where the resident's interpreter lies, read-only (`packing`)."""
@@ -42,6 +44,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Of its first program, the resident."""
     volume: str
     """That holds its interpreter."""
+    making: str
+    """No other container's."""
 
 
 def name_of(node: str, trajectory: str) -> str:
@@ -70,7 +74,7 @@ def config_of(plan: Plan, *, sized: bool) -> dict[str, Any]:
 
 def labels_of(plan: Plan) -> dict[str, str]:
     spec = msgspec.json.encode(plan.spec).decode()
-    return {NODE: plan.node, TRAJECTORY: plan.trajectory, SPEC: spec}
+    return {NODE: plan.node, TRAJECTORY: plan.trajectory, SPEC: spec, MAKING: plan.making}
 
 
 def spec_from(labels: Mapping[str, str]) -> EnvironmentSpec:

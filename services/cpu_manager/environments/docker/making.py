@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from services.cpu_manager.environments.docker.carrying import COMMAND, PYTHON, Carrier
-from services.cpu_manager.environments.docker.container import CARRIED, Plan, config_of, name_of
+from services.cpu_manager.environments.docker.container import CARRIED, MAKING, Plan, config_of, name_of
 from services.cpu_manager.environments.docker.direct import Direct
 from services.cpu_manager.environments.docker.engine import Engine, EngineRefusal
 from services.cpu_manager.environments.docker.images import Image
@@ -23,6 +24,9 @@ AT_ONCE: Final = 4
 """Containers that are being started. 24 at once each take the engine 5 s, four at once 0.6 s."""
 _CONNECT_S: Final = 20.0
 _LOOK_S: Final = 0.005
+_NAME_S: Final = 0.1
+_NAMINGS: Final = 6
+"""Attempts at a name that is taken, by what goes but is not gone yet."""
 
 _THEIRS: Final = (
     "unable to find user",
@@ -32,6 +36,8 @@ _THEIRS: Final = (
     "working directory",
 )
 """Words with which the engine refuses to start what an image or a specification asks for."""
+_REMOVED: Final = frozenset({"removing", "dead"})
+"""States of a container that is on its way out."""
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -77,23 +83,26 @@ class Maker:
             cores=cores,
             command=COMMAND,
             volume=await self.carrier.ready(image),
+            making=secrets.token_hex(8),
         )
         name = name_of(self._node, trajectory)
         async with self._room:
             # Not cancelled with us: the engine would go on creating it, and it would be there after its removal.
-            creating = asyncio.create_task(self._create(name, plan), name=f"create {name}")
+            given_up = asyncio.Event()
+            creating = asyncio.create_task(self._create(name, plan, given_up), name=f"create {name}")
             try:
                 container = await asyncio.shield(creating)
                 await self._start(container)
                 return await self._connected(container, await self.hold(container))
             except BaseException:
-                self._removal.start(name, after=creating)
+                given_up.set()
+                # Not by its name: another is made for this trajectory, maybe before this one is removed.
+                self._removal.start_labelled(f"{MAKING}={plan.making}", after=creating)
                 raise
 
     async def hold(self, container: str) -> Hold:
         """Hold a running container. Raises `RuntimeUnavailable`, `BadEnvironment` when it does not run."""
-        found = await self._engine.inspect(container)
-        state = found["State"] if found else {"Running": False}
+        state = await self._state(container)
         if not state["Running"]:
             raise BadEnvironment(f"its container ended at once: {await self._engine.said(container) or state}")
         if self._past_engine and (direct := Direct.of(container, state["Pid"])) is not None:
@@ -102,16 +111,33 @@ class Maker:
             return direct
         return ThroughEngine(self._engine, container, PYTHON, paused=state["Paused"])
 
-    async def _create(self, name: str, plan: Plan) -> str:
+    async def _state(self, container: str) -> dict[str, Any]:
+        """As the engine knows it. Raises `RuntimeUnavailable` when somebody removed the container."""
+        found = await self._engine.inspect(container)
+        if found is None or found["State"].get("Status") in _REMOVED:
+            raise RuntimeUnavailable("its container was removed meanwhile")
+        state: dict[str, Any] = found["State"]
+        return state
+
+    async def _free(self, name: str, given_up: asyncio.Event) -> None:
+        """Remove who has the name; not once the making was given up, for that may be its successor."""
+        found = await self._engine.inspect(name)
+        if given_up.is_set():
+            raise RuntimeUnavailable("its making was given up")
+        if found is not None:
+            await self._engine.remove(found["Id"])
+
+    async def _create(self, name: str, plan: Plan, given_up: asyncio.Event) -> str:
         """Its id. A container that has the name is what a removal could not remove: it goes first."""
-        for _ in range(3):
+        for attempt in range(_NAMINGS):
             try:
                 return await self._engine.create(name, config_of(plan, sized=self._sized))
             except EngineRefusal as refusal:
                 if self._sized and "storage" in refusal.message.lower():
                     self._sized = False
                 elif refusal.status == 409:
-                    await self._engine.remove(name)
+                    await self._free(name, given_up)
+                    await asyncio.sleep(_NAME_S * attempt)
                 else:
                     raise _whose(refusal) from refusal
         raise RuntimeUnavailable(f"its container cannot be made: the name {name} is taken")
@@ -134,6 +160,7 @@ class Maker:
                 except (OSError, Gone) as error:
                     problem = error
                 if not hold.alive or isinstance(problem, Gone):
+                    await self._state(container)
                     raise BadEnvironment(f"its container ended at once: {await self._engine.said(container)}")
                 if asyncio.get_running_loop().time() > deadline:
                     raise RuntimeUnavailable(f"the resident did not listen within {_CONNECT_S:g} s: {problem}")

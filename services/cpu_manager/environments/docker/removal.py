@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from services.cpu_manager.environments.docker.engine import Engine, EngineRefusal
@@ -15,7 +16,9 @@ _log = log.get(__name__)
 AT_ONCE: Final = 4
 """More at once make the engine slower at everything."""
 ATTEMPTS: Final = 4
+"""After the manager has begun to close; until then there is always another."""
 _PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 30.0
 _CLOSE_S: Final = 60.0
 
 
@@ -26,27 +29,55 @@ class Removal:
         self._engine = engine
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = asyncio.Event()
 
     def start(self, container: str, after: Awaitable[Any] | None = None) -> None:
-        """Remove a container, by id or name, once `after` is done, however it ends."""
-        task = asyncio.create_task(self._remove(container, after), name=f"remove {container[:40]}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        """Remove a container, by its id, once `after` is done, however it ends."""
+        self._begin(self._remove(container, lambda: self._engine.remove(container), after))
+
+    def start_labelled(self, label: str, after: Awaitable[Any]) -> None:
+        """The same with every container that has a label by then."""
+        self._begin(self._remove(label, lambda: self._remove_labelled(label), after))
 
     async def close(self) -> None:
         """Wait until all are removed; a minute at most."""
+        self._closing.set()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_S)
 
-    async def _remove(self, container: str, after: Awaitable[Any] | None) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="remove a container")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _remove(
+        self, what: str, remove: Callable[[], Awaitable[None]], after: Awaitable[Any] | None = None
+    ) -> None:
         if after is not None:
             await asyncio.wait({asyncio.ensure_future(after)})
-        for attempt in range(ATTEMPTS):
+        failed = failed_closing = 0
+        while failed_closing < ATTEMPTS:
             try:
                 async with self._room:
-                    await self._engine.remove(container)
+                    await remove()
             except (EngineRefusal, RuntimeUnavailable) as error:
-                _log.warning("container_not_removed", container=container, attempt=attempt + 1, problem=str(error))
-                await asyncio.sleep(_PAUSE_S * 2**attempt)
+                failed += 1
+                failed_closing += self._closing.is_set()
+                _log.warning("container_not_removed", container=what, attempt=failed, problem=str(error))
+                await self._pause(failed_closing or failed)
             else:
                 return
+
+    async def _remove_labelled(self, label: str) -> None:
+        for container in await self._engine.labelled(label):
+            await self._engine.remove(container)
+
+    async def _pause(self, attempt: int) -> None:
+        """Longer each time; not for long once the manager closes."""
+        pause_s = min(_PAUSE_S * 2 ** (attempt - 1), _LONGEST_PAUSE_S)
+        if self._closing.is_set():
+            await asyncio.sleep(pause_s)
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._closing.wait()

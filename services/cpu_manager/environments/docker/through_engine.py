@@ -67,14 +67,14 @@ class ThroughEngine:
             listed = ",".join(str(core) for core in sorted(cores))
             await self._told("update", "give a container cores", {"CpusetCpus": listed})
         if self._paused:
-            await self._told("unpause", "thaw a container")
-            self._paused = False
+            self._paused = False  # from here on nobody knows: it is asked to freeze again, whatever becomes of this
+            await self._told("unpause", "thaw a container", done="is not paused")
 
     async def still(self) -> None:
         attempt = 0
         while not self._paused:
             try:
-                await self._told("pause", "freeze a container")
+                await self._told("pause", "freeze a container", done="already paused")
                 self._paused = True
             except CannotFreeze:
                 attempt += 1
@@ -117,11 +117,13 @@ class ThroughEngine:
         if self._pumps:
             await asyncio.wait(self._pumps, timeout=2.0)
 
-    async def _told(self, call: str, what: str, body: dict[str, Any] | None = None) -> None:
+    async def _told(self, call: str, what: str, body: dict[str, Any] | None = None, done: str = "") -> None:
+        """`done`: words of a refusal that say that it is so already."""
         try:
             await self._engine.post(f"containers/{self._container}/{call}", what, body)
         except EngineRefusal as refusal:
-            raise self._understood(refusal) from refusal
+            if not done or done not in refusal.message.lower():
+                raise self._understood(refusal) from refusal
 
     def _understood(self, refusal: EngineRefusal) -> Exception:
         if refusal.status in {404, 409}:

@@ -6,14 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
-from pathlib import Path
 from typing import Final
 
 from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
-from services.cpu_manager.sandbox.watch import TreeWatch, tree_of
+from services.cpu_manager.sandbox.watch import TreeWatch, resident_bytes, tree_of
 
 _LOOK_S: Final = 0.02
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class MemoryWatch:
@@ -47,7 +45,7 @@ class MemoryWatch:
                 self._kill_largest()
 
     def _kill_largest(self) -> None:
-        sizes = {pid: _resident_bytes(pid) for pid in tree_of(self._init) if pid != self._init}
+        sizes = {pid: resident_bytes(pid) for pid in tree_of(self._init) if pid != self._init}
         if sum(sizes.values()) <= self._memory_bytes:
             return  # whoever held it has gone since
         victim = max(sizes, key=sizes.__getitem__)
@@ -59,9 +57,3 @@ class MemoryWatch:
                 self.kills += 1
         finally:
             os.close(pidfd)
-
-
-def _resident_bytes(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
-    return 0

@@ -84,7 +84,8 @@ class Events:
         if self._timers:
             timeout = max(self._timers[0][0] - time.monotonic(), 0)
         for key, _ in self._selector.select(timeout):
-            if key.fd in self._selector.get_map():  # an earlier one of this turn may have ended it
+            # An earlier one of this turn may have ended it, and its number may be another's by now.
+            if self._selector.get_map().get(key.fd) is key:
                 key.data()
         while self._timers and self._timers[0][0] <= time.monotonic():
             _, number, told = heapq.heappop(self._timers)

@@ -13,6 +13,9 @@ from collections.abc import Iterator
 _SWEEPS = 200
 """Rounds of killing or of looking before giving up."""
 _STOPPED = (b"T", b"t")
+_DEAD = (b"Z", b"X")
+_CALM = 2
+"""Sweeps in a row that find all of them stopped: what still dies during the first may wake another at its end."""
 _PAUSE_S = 0.005
 
 
@@ -78,8 +81,25 @@ def _living() -> "Iterator[tuple[int, bytes, int, int]]":
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             continue
-        if fields[0] not in (b"Z", b"X"):
-            yield int(name), fields[0], int(fields[3]), int(fields[19])
+        state = fields[0]
+        if state == b"Z" and int(fields[17]) > 1:  # its first thread has ended, others have not
+            state = _state_of_threads(name)
+        if state not in _DEAD:
+            yield int(name), state, int(fields[3]), int(fields[19])
+
+
+def _state_of_threads(pid: str) -> bytes:
+    """Of a process whose first thread is dead: that of one that runs, else of one that is stopped, else dead."""
+    found = b"Z"
+    with contextlib.suppress(OSError):
+        for thread in os.listdir("/proc/" + pid + "/task"):
+            with contextlib.suppress(OSError), open("/proc/" + pid + "/task/" + thread + "/stat", "rb") as file:
+                state = file.read().rpartition(b")")[2].split()[0]
+                if state not in _DEAD + _STOPPED:
+                    return state
+                if state not in _DEAD:
+                    found = state
+    return found
 
 
 def known(session: int) -> "frozenset[tuple[int, int]]":
@@ -96,14 +116,20 @@ def members(session: int, but: "frozenset[tuple[int, int]]" = frozenset()) -> "l
 
 
 def stop_all() -> bool:
-    """Stop every process but this one, by one call that no fork outruns. Only for pid 1. Returns whether they are."""
+    """Stop every process but this one, by one call that no fork outruns. Only for pid 1. Returns whether they are.
+
+    Again in each sweep: a process may have been cloned so that its end sends its parent SIGCONT.
+    """
     if os.getpid() != 1:
         return False
-    _kill(-1, signal.SIGSTOP)
+    calm = 0
     for sweep in range(_SWEEPS):
-        if all(state in _STOPPED for pid, state, _, _ in _living() if pid != 1):
+        _kill(-1, signal.SIGSTOP)
+        calm = calm + 1 if all(state in _STOPPED for pid, state, _, _ in _living() if pid != 1) else 0
+        if calm == _CALM:
             return True
-        _pause(sweep)
+        if not calm:
+            _pause(sweep)
     return False
 
 

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from services.cpu_manager.environments.widening import widened
 
+MANY = ["-C", "a", "-kf", "b", "-I", "c", "V=1 2", "--eval", "d", "all", "-W", "e"]
+"""Of these one is a goal."""
 SAYS = "import json, sys; print(json.dumps(sys.argv[1:]))"
 
 
@@ -94,6 +96,13 @@ def test_nothing_is_done_to_any_line_but_to_put_words_behind_the_names(line: str
         "MAKEFLAGS=-k make",
         "PATH=/opt/bin make",
         "make $TARGETS",
+        "make clean all",
+        "make clean all 2>/dev/null",
+        "make -C sub -f Makefile clean V=1 all",
+        "make -k clean -- -all",
+        "make *.o",
+        "make {clean,all}",
+        "make -C {sub,all} one",
         "echo 'make",
         "cat <<END\nmake\nEND",
         "cat <<<make",
@@ -147,6 +156,8 @@ def test_what_says_its_own_width_or_cannot_be_read_stays(line: str) -> None:
         (">/dev/stdout make a", [["-j4", "a"]]),
         ("true 'make' # not yet\nmake 'make'", [["-j4", "make"]]),
         ("echo '[]' &>/dev/null; make x", [["-j4", "x"]]),
+        ("make -C a -kf b -I c V='1 2' --eval d all -W e", [["-j4", *MANY]]),
+        ("make --directory=a --file b 'a*' 2>&1 1>/dev/stdout", [["-j4", "--directory=a", "--file", "b", "a*"]]),
         ("make -k; make -j2", [["-j4", "-k"], ["-j2"]]),
     ],
 )
@@ -154,7 +165,9 @@ def test_make_runs_on_all_cores(shell: Shell, line: str, told: list[list[str]]) 
     assert shell.told(line) == told
 
 
-WORDS = st.lists(st.text(st.characters(codec="ascii", exclude_characters="$j\0"), max_size=6), max_size=4)
+WORDS = st.lists(
+    st.text(st.characters(codec="ascii", exclude_characters="$j\0"), max_size=6).map("V=".__add__), max_size=4
+)
 
 
 @settings(max_examples=40)

@@ -1,0 +1,181 @@
+"""What is given up is removed, however long the engine stumbles, and nothing else with it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from services.cpu_manager.environments.docker import removal
+from services.cpu_manager.environments.docker.engine import EngineRefusal
+from services.cpu_manager.environments.docker.runtime import DockerRuntime
+from services.cpu_manager.environments.protocol import RuntimeUnavailable
+from shared.messages.environments import EnvironmentSpec
+from tests.services.cpu_manager.environments.docker.containers import (
+    CORE,
+    Acting,
+    containers_of,
+    docker_says,
+    node_name,
+)
+
+pytestmark = [pytest.mark.docker]
+
+
+class Stumbling:
+    """The engine's removals, of which the next so many fail."""
+
+    def __init__(self, runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._remove = runtime._engine.remove
+        self.fails = 0
+        self.failed = asyncio.Event()
+        monkeypatch.setattr(runtime._engine, "remove", self)
+
+    async def __call__(self, container: str) -> None:
+        if self.fails:
+            self.fails -= 1
+            self.failed.set()
+            raise EngineRefusal(500, "driver failed to remove root filesystem: device or resource busy")
+        await self._remove(container)
+
+
+@pytest_asyncio.fixture
+async def runtime(docker: None) -> AsyncIterator[DockerRuntime]:
+    made = await DockerRuntime.open(node_name(), past_engine=False)
+    yield made
+    await made.close()
+    assert containers_of(made._node) == []
+
+
+async def removed(runtime: DockerRuntime) -> None:
+    """Until nothing more is being removed."""
+    async with asyncio.timeout(30):
+        while runtime._removal._tasks:
+            await asyncio.wait(set(runtime._removal._tasks))
+
+
+async def test_the_removal_of_a_given_up_start_does_not_touch_its_successor(
+    runtime: DockerRuntime, bare_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await runtime.prepare(bare_image)
+    stumbling, started, post = Stumbling(runtime, monkeypatch), asyncio.Event(), runtime._engine.start
+
+    async def start(container: str) -> None:
+        await post(container)
+        started.set()
+
+    monkeypatch.setattr(runtime._engine, "start", start)
+    first = asyncio.create_task(runtime.create("one", EnvironmentSpec(image=bare_image), CORE))
+    await started.wait()
+    stumbling.fails = 1
+    first.cancel()
+    await asyncio.wait({first})
+    await stumbling.failed.wait()
+    second = Acting(await runtime.create("one", EnvironmentSpec(image=bare_image), CORE))
+    await removed(runtime)
+    assert await second.says("echo stands") == "stands"
+    assert containers_of(runtime._node) == [second.environment.container]
+
+
+async def test_a_start_that_is_given_up_at_its_creation_leaves_its_successor_alone(
+    runtime: DockerRuntime, bare_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Acting.making(runtime, bare_image):
+        pass  # from now on it is known whether the engine bounds what is written, and a creation is one call
+    create, asked, stands = runtime._engine.create, asyncio.Event(), asyncio.Event()
+
+    async def slow(name: str, config: Mapping[str, Any]) -> str:
+        """The first answer comes when the second stands."""
+        first = not asked.is_set()
+        asked.set()
+        container = await create(name, config)
+        if first:
+            await stands.wait()
+        return container
+
+    monkeypatch.setattr(runtime._engine, "create", slow)
+    first = asyncio.create_task(runtime.create("one", EnvironmentSpec(image=bare_image), CORE))
+    await asked.wait()
+    first.cancel()
+    await asyncio.wait({first})
+    try:
+        second = Acting(await runtime.create("one", EnvironmentSpec(image=bare_image), CORE))
+    finally:
+        stands.set()
+    await removed(runtime)
+    assert await second.says("echo stands") == "stands"
+
+
+@pytest.mark.parametrize("after", ["start", "hold"])
+@pytest.mark.parametrize("past_engine", [True, False])
+async def test_a_container_removed_while_it_is_connected_to_is_our_failure(
+    bare_image: str, monkeypatch: pytest.MonkeyPatch, after: str, *, past_engine: bool
+) -> None:
+    runtime = await DockerRuntime.open(node_name(), past_engine=past_engine)
+    owner: Any = runtime._engine if after == "start" else runtime._maker
+    call = getattr(owner, after)
+
+    async def then_remove(container: str) -> Any:
+        answer = await call(container)
+        docker_says("rm", "--force", container)
+        return answer
+
+    monkeypatch.setattr(owner, after, then_remove)
+    try:
+        with pytest.raises(RuntimeUnavailable, match="removed"):
+            await runtime.create("one", EnvironmentSpec(image=bare_image), CORE)
+    finally:
+        await runtime.close()
+
+
+async def test_a_removal_is_tried_until_the_engine_does_it(
+    runtime: DockerRuntime, bare_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removal, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(removal, "_LONGEST_PAUSE_S", 0.02)
+    stumbling = Stumbling(runtime, monkeypatch)
+    async with Acting.making(runtime, bare_image):
+        stumbling.fails = 5 * removal.ATTEMPTS
+    await removed(runtime)
+    assert containers_of(runtime._node) == []
+
+
+async def test_closing_tries_at_once_and_gives_up_on_an_engine_that_does_not(
+    bare_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = await DockerRuntime.open(node_name())
+    stumbling = Stumbling(runtime, monkeypatch)
+    monkeypatch.setattr(removal, "_PAUSE_S", 30.0)
+    async with Acting.making(runtime, bare_image):
+        stumbling.fails = 10**6
+    await stumbling.failed.wait()
+    await asyncio.sleep(0)  # now it pauses for half a minute
+    monkeypatch.setattr(removal, "_PAUSE_S", 0.01)
+    await runtime.close()
+    assert stumbling.fails == 10**6 - 1 - removal.ATTEMPTS
+    (left,) = containers_of(runtime._node)
+    docker_says("rm", "--force", "--volumes", left)
+    docker_says("volume", "rm", "--force", runtime._maker.carrier.volume)
+
+
+async def test_a_filling_of_the_volume_outlives_who_began_it(bare_image: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = await DockerRuntime.open(node_name())
+    create, sent = runtime._engine.create, asyncio.Event()
+
+    async def told(name: str, config: Mapping[str, Any]) -> str:
+        """It is there before its maker hears of it."""
+        container = await create(name, config)
+        if "carrier" in name:
+            sent.set()
+            await asyncio.sleep(0.1)
+        return container
+
+    monkeypatch.setattr(runtime._engine, "create", told)
+    making = asyncio.create_task(runtime.create("one", EnvironmentSpec(image=bare_image), CORE))
+    await sent.wait()
+    making.cancel()
+    await asyncio.wait({making})
+    await runtime.close()
+    assert containers_of(runtime._node) == []
+    assert runtime._maker.carrier.volume not in docker_says("volume", "ls", "--quiet").split()

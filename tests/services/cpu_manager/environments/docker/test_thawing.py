@@ -1,0 +1,78 @@
+"""Through the engine: what ends or fails between two of its calls leaves a container that is known to stand still."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from services.cpu_manager.environments.docker.runtime import DockerRuntime
+from services.cpu_manager.environments.protocol import RuntimeUnavailable
+from tests.services.cpu_manager.environments.docker.containers import Acting, docker_says, node_name
+
+pytestmark = [pytest.mark.docker]
+
+
+@pytest_asyncio.fixture
+async def runtime(docker: None) -> AsyncIterator[DockerRuntime]:
+    made = await DockerRuntime.open(node_name(), past_engine=False)
+    yield made
+    await made.close()
+
+
+def stands_still(acting: Acting) -> bool:
+    return docker_says("inspect", "--format", "{{.State.Paused}}", acting.environment.container) == "true"
+
+
+@pytest.mark.parametrize("call", ["unpause", "update", "pause"])
+async def test_an_action_cancelled_at_any_call_leaves_it_frozen(
+    runtime: DockerRuntime, bare_image: str, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    post, asked = runtime._engine.post, asyncio.Event()
+
+    async def watched(path: str, what: str, body: Mapping[str, Any] | None = None) -> Any:
+        if path.endswith(f"/{call}"):
+            asyncio.get_running_loop().call_later(0.004, asked.set)
+        return await post(path, what, body)
+
+    async with Acting.making(runtime, bare_image) as acting:
+        await acting.says("kept=yes; (while :; do :; done) & true")
+        monkeypatch.setattr(runtime._engine, "post", watched)
+        action = asyncio.create_task(acting.bash("true"))
+        await asked.wait()
+        action.cancel()
+        await asyncio.wait({action})
+        assert action.cancelled()
+        assert stands_still(acting)
+        assert await acting.says("echo $kept") == "yes"
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("call", ["unpause", "pause"])
+async def test_a_call_whose_answer_is_lost_is_understood_when_it_is_made_again(
+    runtime: DockerRuntime, bare_image: str, monkeypatch: pytest.MonkeyPatch, call: str, *, before: bool
+) -> None:
+    """Whether the engine did it (`before` the answer was lost) or not."""
+    post = runtime._engine.post
+    lost: list[str] = []
+
+    async def losing(path: str, what: str, body: Mapping[str, Any] | None = None) -> Any:
+        if not path.endswith(f"/{call}") or lost:
+            return await post(path, what, body)
+        lost.append(path)
+        if before:
+            await post(path, what, body)
+        raise RuntimeUnavailable("the engine did not answer")
+
+    async with Acting.making(runtime, bare_image) as acting:
+        await acting.says("kept=yes")
+        monkeypatch.setattr(runtime._engine, "post", losing)
+        end = await acting.bash("true")
+        assert lost
+        if call == "unpause":
+            assert end.ended_by == "lost"
+            assert stands_still(acting)
+            assert await acting.says("echo $kept") == "yes"
+        else:  # nothing keeps cores that were not granted
+            assert not acting.environment.alive

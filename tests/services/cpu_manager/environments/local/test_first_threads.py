@@ -1,0 +1,92 @@
+"""Programs that go on when their first thread has ended, which is all that most of /proc tells of. On every rung."""
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+
+from services.cpu_manager.environments.local.runtime import LocalEnvironment, LocalRuntime
+from services.cpu_manager.sandbox.watch import process_of, tree_of
+from shared.messages.environments import EnvironmentSpec
+from tests.services.cpu_manager.environments.local.acting import CORE, act, says
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+EXIT = f"ctypes.CDLL(None).syscall({60 if os.uname().machine == 'x86_64' else 93}, 0)"
+"""What pthread_exit in `main` comes to."""
+
+_WAKER = f"""
+import ctypes, mmap, os, signal, threading
+libc, size = ctypes.CDLL(None), 300 << 20
+def work():
+    if libc.syscall({56 if os.uname().machine == "x86_64" else 220}, signal.SIGCONT, 0, 0, 0, 0) == 0:
+        held = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        held.madvise(15)  # no huge pages: dying takes its time
+        for at in range(0, size, 4096):
+            held[at] = 1
+        open("ready", "w")
+        while not os.path.exists("go"):
+            pass
+        os._exit(0)
+    while True:
+        pass
+threading.Thread(target=work).start()
+{EXIT}
+"""
+"""Its child's end tells it SIGCONT instead of SIGCHLD."""
+
+
+def cpu_s_of_all(init: int) -> float:
+    """CPU time of every thread of an environment so far, but those of its resident, which still goes to sleep."""
+    spent = 0
+    for pid in set(tree_of(init)) - {init}:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            spent += int((thread / "schedstat").read_text().split()[0])
+    return spent / 1e9
+
+
+def living(init: int) -> int:
+    """Processes of an environment, beside its resident, of which a thread lives."""
+    count = 0
+    for pid in set(tree_of(init)) - {init}:
+        with contextlib.suppress(OSError):
+            stats = [(thread / "stat").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()]
+            count += any(stat.rpartition(")")[2].split()[0] not in "ZX" for stat in stats)
+    return count
+
+
+async def test_no_end_of_a_child_wakes_what_stands_still(runtime: LocalRuntime) -> None:
+    environment = await runtime.create("waker", EnvironmentSpec(memory_mb=1024, disk_mb=16, pids=64), CORE)
+    try:
+        await act(environment, "write", path="waker.py", content=_WAKER)
+        await says(environment, "python3 waker.py & until [ -e ready ]; do sleep 0.05; done")
+        await says(environment, "touch go; sleep 0.003")
+        init = process_of(environment.begun.hold.pidfd)
+        before = cpu_s_of_all(init)
+        await asyncio.sleep(0.5)
+        assert cpu_s_of_all(init) == before
+        assert await says(environment, "echo well") == "well"
+    finally:
+        await environment.close()
+
+
+async def test_a_program_without_its_first_thread_ends_at_its_limit_alone(environment: LocalEnvironment) -> None:
+    program = f"""
+import ctypes, sys, threading, time
+threading.Thread(target=time.sleep, args=(300,)).start()
+print("works", flush=True)
+{EXIT}
+"""
+    await says(environment, "kept=state")
+    end = await act(environment, "exec", argv=["python3", "-c", program], timeout_s=1.0)
+    assert (end.ended_by, end.output["stdout"]) == ("wall-limit", "works\n")
+    assert await says(environment, "echo $kept") == "state"
+    init = process_of(environment.begun.hold.pidfd)
+    assert living(init) == 1, "its shell"
+    await act(environment, "write", path="program.py", content=program)
+    await says(environment, "(python3 program.py >began &); until [ -s began ]; do sleep 0.01; done")
+    assert living(init) == 2
+    assert (await act(environment, "close_session")).passed
+    assert living(init) == 0

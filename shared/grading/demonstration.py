@@ -23,6 +23,9 @@ MUTANTS_TASK = "demo-humaneval"
 GENERATIONS_TASK = "demo-generations"
 STAGE_MARGIN_S: Seconds = 10.0
 """Of the stage's limit above the program's own, which decides."""
+MEMORY_MB = 4096
+"""For each program. Recorded verdicts come from runs whose memory nobody bounded; one of their endless loops fills a
+gigabyte within the time limit where the machine is quick."""
 
 Watching = Callable[[str, int], AbstractContextManager[Watcher]]
 """(title, lines) -> a watcher for one batch."""
@@ -132,10 +135,7 @@ async def _grade(
 
 def workflow(timeout_s: Seconds) -> Task:
     """Programs with asserts, each for so long at most."""
+    params = {"timeout_s": timeout_s, "memory_mb": MEMORY_MB}
     return Task(
-        stages=[
-            StageTemplate(
-                name="run", kind="code.asserts", params={"timeout_s": timeout_s}, timeout_s=timeout_s + STAGE_MARGIN_S
-            )
-        ]
+        stages=[StageTemplate(name="run", kind="code.asserts", params=params, timeout_s=timeout_s + STAGE_MARGIN_S)]
     )

@@ -64,7 +64,9 @@ def where(walls: LocalSandbox, cores: frozenset[int]) -> Bench:
 
 def humaneval_params(problem: Row, row: Row) -> CodeAsserts:
     body = row["completion"] if row["form"] == "body" else "    pass\n\n" + row["completion"]
-    return CodeAsserts(code=problem["prompt"] + body, tests=problem["test"], entry_point=problem["entry_point"])
+    code, tests = problem["prompt"] + body, problem["test"]
+    # Nobody bounded the memory of what was recorded: an endless loop may fill a gigabyte before its time is over.
+    return CodeAsserts(code=code, tests=tests, entry_point=problem["entry_point"], memory_mb=4096)
 
 
 def agrees(row: Row, verdict: Verdict) -> bool:

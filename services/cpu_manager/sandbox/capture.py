@@ -26,6 +26,11 @@ class Capture:
         self._pause: asyncio.TimerHandle | None = None
         self.truncated = False
 
+    @property
+    def kept(self) -> bytearray:
+        """What has been kept so far; not to be changed."""
+        return self._kept
+
     def watch(self) -> None:
         """Read as bytes come."""
         if self._descriptor >= 0 and not self._watching:

@@ -1,11 +1,17 @@
-"""The directory and name of one manager process, by which a later one finds and removes what a dead one left."""
+"""The directory and name of one manager process, by which a later one finds and removes what a dead one left.
+
+The default lies under a name that others can guess in a directory that others can write. So every directory is opened
+without following links and used only if it is this user's; what is swept bears a name that only an instance has.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import re
 import secrets
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterable
@@ -16,31 +22,48 @@ from typing import Final
 from services.cpu_manager.sandbox.walls import cgroups
 
 _GROUPS: Final = "groups"
+_LOCK: Final = "lock"
+_NAME_BYTES: Final = 6
+_NAME: Final = re.compile(rf"[0-9a-f]{{{2 * _NAME_BYTES}}}")
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def discard(directory: str | Path) -> None:
-    """Remove a tree that a program may have made as deep and as closed as it could. What resists is left."""
-    for command in (("chmod", "-R", "u+rwX"), ("rm", "-rf")):
-        subprocess.run([*command, "--", str(directory)], stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, check=False)
+    """Remove a tree that a program may have made as deep and as closed as it could. What resists is left.
+
+    Neither command leaves the tree by a link. Root needs no rights; for others those taken away are taken back.
+    """
+    _run("rm", "-rf", "--", str(directory))
+    if os.geteuid() != 0 and os.path.lexists(directory):
+        _run("chmod", "-R", "u+rwX", "--", str(directory))
+        _run("rm", "-rf", "--", str(directory))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, check=False)
 
 
 def default_scratch() -> Path:
     """A directory of this user alone, under the system's place for temporary files."""
-    return Path(tempfile.gettempdir()) / f"treadle-sandbox-{os.getuid()}"
+    return Path(tempfile.gettempdir()) / f"treadle-sandbox-{os.geteuid()}"
 
 
 class Instance:
     """A directory held by a lock as long as this process lives. The kernel frees the lock however it dies."""
 
     def __init__(self, scratch: Path) -> None:
-        scratch.mkdir(mode=0o711, parents=True, exist_ok=True)
-        if scratch.stat().st_uid != os.getuid():
-            raise PermissionError(f"{scratch} belongs to another user; give the sandbox a directory of its own")
-        sweep(scratch)
-        self.name = secrets.token_hex(6)
-        self.directory = scratch / self.name
-        self.directory.mkdir(mode=0o711)
-        self._lock = _lock(self.directory)
+        """Raises PermissionError when `scratch` is not a directory of this user that others cannot exchange."""
+        self._scratch = _own_folder(scratch)
+        try:
+            sweep(scratch)
+            self.name = secrets.token_hex(_NAME_BYTES)
+            self.directory = scratch / self.name
+            os.mkdir(self.name, 0o700, dir_fd=self._scratch)
+            self._folder = os.open(self.name, _FOLDER, dir_fd=self._scratch)
+            self._lock = _lock(self._folder)
+        except BaseException:
+            os.close(self._scratch)
+            raise
         (self.directory / "root").mkdir()
 
     @property
@@ -48,19 +71,48 @@ class Instance:
         """The empty directory on which zygotes put their view together."""
         return str(self.directory / "root")
 
+    def let_pass(self) -> None:
+        """Let other users reach directories of theirs below: on the Landlock rung root's programs are other users."""
+        for folder in (self._scratch, self._folder):
+            os.fchmod(folder, 0o711)
+
     def note(self, groups: Iterable[Path]) -> None:
         """Write down the control groups of this manager: another's sweep may not be able to guess where they are."""
         (self.directory / _GROUPS).write_text("".join(f"{group}\n" for group in groups), encoding="utf-8")
 
     def close(self) -> None:
         """Let go of the lock, and remove the directory unless it is still needed to sweep a control group."""
-        if not any(group.exists() for group in _noted(self.directory)):
+        if not any(group.exists() for group in _noted(self._folder)):
             discard(self.directory)
-        os.close(self._lock)
+        for descriptor in (self._lock, self._folder, self._scratch):
+            os.close(descriptor)
 
 
-def _lock(directory: Path) -> int:
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _own_folder(path: Path) -> int:
+    """Make a directory of mode 0700, or check that the one there is ours. Returns a descriptor of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parent = path.parent.stat()
+    if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
+        raise PermissionError(f"everybody may rename what lies in {path.parent}: set TMPDIR to another directory")
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    remedy = "remove it, or set TMPDIR to a directory of your own"
+    try:
+        descriptor = os.open(path, _FOLDER)
+    except OSError as error:
+        raise PermissionError(f"{path} is not a directory, or a symbolic link to one: {remedy}") from error
+    found = os.fstat(descriptor)
+    if found.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise PermissionError(f"{path} belongs to uid {found.st_uid}, not to {os.geteuid()}: {remedy}")
+    if found.st_mode & 0o066:
+        os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & 0o711)
+    return descriptor
+
+
+def _lock(folder: int) -> int:
+    """Lock the instance in a directory. Raises BlockingIOError while its manager lives."""
+    descriptor = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -69,20 +121,35 @@ def _lock(directory: Path) -> int:
     return descriptor
 
 
-def _noted(directory: Path) -> list[Path]:
+def _noted(folder: int) -> list[Path]:
     with contextlib.suppress(FileNotFoundError):
-        return [Path(line) for line in (directory / _GROUPS).read_text(encoding="utf-8").splitlines()]
+        descriptor = os.open(_GROUPS, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        with open(descriptor, encoding="utf-8") as file:  # noqa: PTH123  # by descriptor
+            return [Path(line) for line in file.read().splitlines()]
     return []
 
 
 def sweep(scratch: Path) -> list[str]:
-    """Remove what dead managers left under `scratch`. Returns their names."""
-    swept: list[str] = []
-    for directory in scratch.iterdir():
-        with contextlib.suppress(OSError):  # BlockingIOError: its manager lives
-            descriptor = _lock(directory)
-            cgroups.sweep(directory.name, _noted(directory))
+    """Remove what dead managers left under `scratch`. Returns their names.
+
+    Only directories of this user with a name of our own making; a link of such a name is left alone.
+    """
+    descriptor = _own_folder(scratch)
+    try:
+        names = [name for name in os.listdir(descriptor) if _NAME.fullmatch(name)]  # noqa: PTH208  # by descriptor
+        return [name for name in names if _sweep(scratch / name, descriptor)]
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(directory: Path, scratch: int) -> bool:
+    """Remove the directory of a manager, if it has died. Returns whether it was."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as opened:  # BlockingIOError: its manager lives
+        folder = os.open(directory.name, _FOLDER, dir_fd=scratch)
+        opened.callback(os.close, folder)
+        if os.fstat(folder).st_uid == os.geteuid():
+            opened.callback(os.close, _lock(folder))
+            cgroups.sweep(directory.name, _noted(folder))
             discard(directory)
-            os.close(descriptor)
-            swept.append(directory.name)
-    return swept
+            return True
+    return False

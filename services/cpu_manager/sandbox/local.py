@@ -17,6 +17,7 @@ from services.cpu_manager.sandbox.feed import sealed
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.instance import Instance, default_scratch
 from services.cpu_manager.sandbox.ladder import climb, make_hierarchy, tools_for, wall_plan
+from services.cpu_manager.sandbox.offspring import Offspring
 from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, PythonJob, names_a_file
 from services.cpu_manager.sandbox.rungs import Ladder, Rung
 from services.cpu_manager.sandbox.running import Cell
@@ -46,6 +47,7 @@ class Ground:
     walls: wire.WallPlan
     hierarchy: Hierarchy | None
     slots: Slots
+    offspring: Offspring
 
 
 class LocalSandbox:
@@ -63,7 +65,8 @@ class LocalSandbox:
         self._spares = Spares(self._slots)
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._closed = False
-        self._zygotes = Zygotes(walls, instance.directory, most_zygotes)
+        self.offspring = Offspring()
+        self._zygotes = Zygotes(walls, instance.directory, most_zygotes, self.offspring)
         self.cold_start = ColdStart()
         """Of a cell, and of its zygote where that did not stand either: from the job's coming to its program's
         beginning, of jobs that no waiting cell took."""
@@ -71,7 +74,7 @@ class LocalSandbox:
     @property
     def ground(self) -> Ground:
         """What cells that stay are made of, too: they share users, groups and directories with those that do not."""
-        return Ground(self.ladder, self._instance, self._walls, self._hierarchy, self._slots)
+        return Ground(self.ladder, self._instance, self._walls, self._hierarchy, self._slots, self.offspring)
 
     @classmethod
     async def create(
@@ -154,7 +157,8 @@ class LocalSandbox:
         try:
             descriptors.append(sealed("stdin", job.stdin) if job.stdin else os.dup(self._null))
             parcel, stdin = descriptors
-            cell = Cell(spare, limits, self._watch(spare, job), len(cores))
+            enough = job.enough if isinstance(job, PythonJob) else None
+            cell = Cell(spare, limits, self._watch(spare, job), len(cores), enough)
             order, errand = self._order(job, cores), wire.pack(wire.Errand(job.fetch, limits.disk_bytes))
             ended = await cell.run((order, errand), stdin, parcel, reports=isinstance(job, PythonJob))
             return ended, cell.began_at, cell.stands
@@ -166,7 +170,8 @@ class LocalSandbox:
         slot = spare.slot
         if slot.group:
             return GroupWatch(slot.group)
-        return TreeWatch(job.limits.memory_bytes, "" if self._walls.namespaces else slot.plan.home, spare.spent_s)
+        home = "" if self._walls.namespaces else slot.plan.home
+        return TreeWatch(job.limits.memory_bytes, home, job.limits.disk_bytes, spare.spent_s)
 
     def _order(self, job: Job, cores: frozenset[int]) -> bytes:
         limits, grouped = job.limits, self._hierarchy is not None

@@ -7,13 +7,17 @@ Limits hold for the whole process tree. Timers start when the program's process 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Literal, Protocol
 
 import msgspec
 
-EndedBy = Literal["exit", "signal", "wall-limit", "cpu-limit", "memory-limit", "output-limit", "cancelled", "lost"]
-"""Why a job ended. `lost` is ours (walls failed, zygote died): never a verdict on the program."""
+EndedBy = Literal[
+    "exit", "signal", "wall-limit", "cpu-limit", "memory-limit", "output-limit", "cancelled", "lost", "decided"
+]
+"""Why a job ended. `lost` is ours (walls failed, zygote died): never a verdict on the program. `decided`: its `enough`
+was true, so it was killed."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +51,9 @@ class PythonJob(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     zygote: str = "default"
     """One zygote per tenant and per uploaded module; `math` is the one with math-verify imported."""
+    enough: Callable[[bytes], bool] | None = None
+    """Whether the report so far decides, so that the rest of the run is not needed. Called from time to time while the
+    program runs, on the event loop: bounded work, no exceptions. A sandbox may leave it out."""
 
 
 class ExecJob(msgspec.Struct, frozen=True, kw_only=True):

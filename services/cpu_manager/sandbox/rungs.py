@@ -29,7 +29,7 @@ _WALLS = (
     "read-only view of the toolchain alone",
     "private tmpfs of limited size",
     "no capabilities, no new privileges",
-    "system-call filter",
+    "system-call filter, /proc/sys read-only",
 )
 ENFORCES: dict[Rung, tuple[str, ...]] = {
     Rung.CGROUP_V2: (*_WALLS, "memory and processes of the tree by control group (v2), exactly"),
@@ -43,7 +43,8 @@ ENFORCES: dict[Rung, tuple[str, ...]] = {
         "read-only access to the toolchain alone (Landlock)",
         "private directory, its size by a watchdog (20 ms)",
         "signals, tracing and abstract sockets kept inside (Landlock scopes)",
-        "no sockets but pairs",
+        "no sockets but pairs, no System V objects",
+        "modes and times of its own files alone, set by init",
         "no capabilities, no new privileges",
         "system-call filter",
         "memory, CPU time and processes of the tree by a watchdog (20 ms)",

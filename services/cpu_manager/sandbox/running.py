@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Final
 
 from services.cpu_manager.sandbox.capture import Capture
@@ -24,6 +25,8 @@ _STOP_S: Final = 10.0
 """A killed cell that is not gone by then is reported as lost; the kernel is busy freeing its memory."""
 _LOOK_S: Final = 0.02
 _SELDOM_S: Final = 0.25
+_REST: Final = 4
+"""A look that takes long, at many files or processes, is followed by four times as long for everything else."""
 _WATCH_OUTPUT_S: Final = 0.003
 """Shorter programs have their output read once, at the end: most never fill a pipe."""
 REPORT_BYTES: Final = 1 << 20
@@ -32,7 +35,9 @@ REPORT_BYTES: Final = 1 << 20
 class Cell:
     """Drives one job in its cell, from the order to `Exit`. Everything happens in callbacks of the loop."""
 
-    def __init__(self, spare: Spare, limits: Limits, watch: Watch, cores: int) -> None:
+    def __init__(
+        self, spare: Spare, limits: Limits, watch: Watch, cores: int, enough: Callable[[bytes], bool] | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._spare = spare
         self._control = spare.control
@@ -40,6 +45,7 @@ class Cell:
         self._limits = limits
         self._watch = watch
         self._cores = cores
+        self._enough = enough
         self._again = False
         self._init = 0
         self._cause: EndedBy | None = None
@@ -207,7 +213,9 @@ class Cell:
         """Look at what the tree uses; end it at a limit, else look again when it could have reached one."""
         if self._cause or self._ended or self._over.done():
             return
+        began = self._loop.time()
         self._usage = usage = self._look()
+        took = self._loop.time() - began
         limits = self._limits
         if usage.cpu_s > limits.cpu_s:
             self._kill("cpu-limit", f"used {usage.cpu_s:.2f} s of CPU, allowed {limits.cpu_s:g}")
@@ -216,10 +224,13 @@ class Cell:
         elif usage.processes > limits.pids:
             self._kill("signal", f"ran {usage.processes} processes, allowed {limits.pids}")
         elif usage.disk_bytes > limits.disk_bytes:
-            self._kill("signal", f"wrote {usage.disk_bytes} bytes of files, allowed {limits.disk_bytes}")
+            self._kill("signal", f"filled {usage.disk_bytes} bytes of disk, allowed {limits.disk_bytes}")
+        elif self._enough and self._enough(bytes(self._captures[-1].kept)):
+            self._kill("decided", "what it has reported decides")
         else:
             soonest = (limits.cpu_s - usage.cpu_s) / self._cores
-            self._after(min(max(soonest, _LOOK_S), _SELDOM_S) if self._watch.exact else _LOOK_S, self._glance)
+            often = max(_LOOK_S, took * _REST)
+            self._after(min(max(soonest, _LOOK_S), _SELDOM_S) if self._watch.exact else often, self._glance)
 
     def _look(self) -> Usage:
         if self._init == 0 and not self._watch.exact and self._spare.pidfd >= 0:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from services.cpu_manager.sandbox.walls.cgroups import Group
+from services.cpu_manager.sandbox.weight import weigh
 
 _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -60,6 +61,8 @@ class TreeWatch:
     suspicious_bytes: int
     """Below this cheap upper bound nobody asks for the exact share of each page."""
     home: str = ""
+    disk_bytes: int = 0
+    """Beyond this nobody weighs on."""
     spent_s: float = 0.0
     """CPU time of programs that init had reaped before this one."""
     weighed_bytes: int = 0
@@ -81,7 +84,7 @@ class TreeWatch:
             # (copies on write do not change the sum), else, for the report, when the sum has grown.
             self.weighed_bytes = max(resident, self.weighed_bytes)
             held = sum(_proportional(pid) for pid in pids)
-        disk = _weigh(self.home) if self.home else 0
+        disk = weigh(self.home, self.disk_bytes) if self.home else 0
         return Usage(cpu_s=max(cpu_s, 0.0), peak_bytes=held, processes=max(len(pids) - 1, 0), disk_bytes=disk)
 
 
@@ -119,19 +122,6 @@ def _places(pid: int) -> Iterator[Path]:
     yield _PROC / str(pid)
     with contextlib.suppress(OSError):
         yield from (_PROC / str(pid) / "task").iterdir()
-
-
-def _weigh(home: str) -> int:
-    """Bytes on disk under a directory. Links are not followed; what cannot be read weighs nothing."""
-    total, places = 0, [home]
-    while places:  # not os.walk: before Python 3.12 it calls itself, as deep as a program likes
-        with contextlib.suppress(OSError), os.scandir(places.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    places.append(entry.path)
-                elif entry.is_file(follow_symlinks=False):
-                    total += entry.stat(follow_symlinks=False).st_blocks * 512
-    return total
 
 
 def process_of(pidfd: int) -> int:

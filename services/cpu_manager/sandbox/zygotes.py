@@ -17,6 +17,7 @@ from typing import Final
 
 from services.cpu_manager.sandbox import packets
 from services.cpu_manager.sandbox.inside import wire
+from services.cpu_manager.sandbox.offspring import Offspring, reap
 from services.cpu_manager.sandbox.protocol import PythonJob
 from services.cpu_manager.sandbox.walls import syscalls
 from services.cpu_manager.sandbox.watch import process_of
@@ -27,6 +28,8 @@ _BOOT: Final = (
 )
 _REPOSITORY: Final = str(Path(__file__).resolve().parents[3])
 _START_S: Final = 60.0
+_END_S: Final = 5.0
+_LOOK_S: Final = 0.001
 LAUNCHER: Final = "-launcher"
 """The zygote that forks other programs: it imports nothing, so its forks are the quickest."""
 
@@ -79,9 +82,11 @@ class ZygoteError(RuntimeError):
 class Zygote:
     """One running zygote process."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, offspring: Offspring) -> None:
         self.name = name
         self.dead = False
+        self._offspring = offspring
+        self._gone = asyncio.Event()
         self.cells = 0
         self.most_cells = 0
         self.mourners: set[Callable[[], None]] = set()
@@ -102,6 +107,8 @@ class Zygote:
                     self._pidfd = descriptors[0]
                 if packet != wire.READY:
                     break
+            if plan.namespaces:
+                await self._starter_ended()
         except (TimeoutError, OSError) as error:
             packet = wire.FAILED + (str(error) or "no answer").encode()
         except asyncio.CancelledError:
@@ -113,10 +120,16 @@ class Zygote:
             raise ZygoteError(f"zygote {self.name!r} did not start: {said or 'it died'}")
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._hung_up)
 
+    async def _starter_ended(self) -> None:
+        """Wait for the process that we started: it ends as soon as it has named the zygote that it forked."""
+        async with asyncio.timeout(_START_S):
+            while self._process.poll() is None:  # noqa: ASYNC110  # it takes less than a millisecond
+                await asyncio.sleep(_LOOK_S)
+
     def _launch(self, plan: wire.WallPlan, log: Path) -> subprocess.Popen[bytes]:
         descriptor = self._theirs.fileno()
         with log.open("ab") as errors:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [plan.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT, _REPOSITORY, str(descriptor)],
                 env={},
                 cwd="/",
@@ -126,6 +139,8 @@ class Zygote:
                 pass_fds=(descriptor,),
                 start_new_session=True,
             )
+        self._offspring.launched(process.pid, forks=plan.namespaces)
+        return process
 
     def _hung_up(self) -> None:
         self.kill()
@@ -160,15 +175,40 @@ class Zygote:
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 syscalls.signal_pidfd(self._pidfd, signal.SIGKILL)
-            os.close(self._pidfd)
-            self._pidfd = -1
         else:
             self._process.kill()
         for mourner in tuple(self.mourners):
             mourner()
-        # The process we started ends at once, either way.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5)
+        self._await_end()
+
+    def _await_end(self) -> None:
+        """Have it reaped when it has ended: after all that was in its pid namespace."""
+        if self._pidfd < 0:  # it named no zygote: what we started is all there is, and ends at once
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+            self._offspring.gone(self._process.pid)
+            self._gone.set()
+            return
+        try:
+            asyncio.get_running_loop().add_reader(self._pidfd, self._has_ended)
+        except RuntimeError:  # no loop is left that could tell
+            self._has_ended()
+
+    def _has_ended(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+        self._process.poll()
+        reap(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self._offspring.gone(self._process.pid)
+        self._gone.set()
+
+    async def ended(self) -> None:
+        """Wait until nothing is left of it, for five seconds at most. Call after `kill`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                await self._gone.wait()
 
 
 def _last_words(log: Path) -> str:
@@ -178,8 +218,9 @@ def _last_words(log: Path) -> str:
 class Zygotes:
     """Zygotes by name, started lazily, restarted when dead; the least recently used idle one gives way."""
 
-    def __init__(self, plan: wire.WallPlan, logs: Path, most: int) -> None:
+    def __init__(self, plan: wire.WallPlan, logs: Path, most: int, offspring: Offspring | None = None) -> None:
         self._plan = plan
+        self._offspring = offspring or Offspring()
         self._logs = logs
         self._most = most
         self._running: OrderedDict[str, asyncio.Task[Zygote]] = OrderedDict()
@@ -199,7 +240,7 @@ class Zygotes:
         return task.result()
 
     async def _start(self, name: str) -> Zygote:
-        zygote = Zygote(name)
+        zygote = Zygote(name, self._offspring)
         safe = "".join(character if character.isalnum() else "_" for character in name)[:40]
         await zygote.start(self._plan_of(name), self._logs / f"zygote-{safe}.log")
         return zygote
@@ -228,10 +269,12 @@ class Zygotes:
         return {name: zygote.pid for name, zygote in standing.items() if not zygote.dead}
 
     async def close(self) -> None:
-        """Kill every zygote, those still starting too."""
+        """Kill every zygote, those still starting too, and wait for their ends."""
         for task in self._running.values():
             task.cancel()
-        for ended in await asyncio.gather(*self._running.values(), return_exceptions=True):
-            if isinstance(ended, Zygote):
-                ended.kill()
+        found = await asyncio.gather(*self._running.values(), return_exceptions=True)
+        zygotes = [zygote for zygote in found if isinstance(zygote, Zygote)]
+        for zygote in zygotes:
+            zygote.kill()
+        await asyncio.gather(*(zygote.ended() for zygote in zygotes))
         self._running.clear()

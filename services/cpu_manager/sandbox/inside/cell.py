@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from services.cpu_manager.sandbox.inside import program, staying, wire
+from services.cpu_manager.sandbox.inside.metadata import Supervisor
 from services.cpu_manager.sandbox.walls import landlock, syscalls
 from services.cpu_manager.sandbox.walls.seccomp import Filter
 from services.cpu_manager.sandbox.walls.view import DEVICES
@@ -45,8 +46,8 @@ class Inheritance:
     harnesses: dict[str, Harness]
     scopes: int = -1
     """A Landlock rule set that only scopes, or -1."""
-    resident: Callable[[int], None] | None = None
-    """Serves a connected socket until its other end closes."""
+    resident: Callable[[int, int], None] | None = None
+    """Serves a connected socket until its other end closes; a directory for its own files, or -1."""
 
 
 def live(inheritance: Inheritance, slot: wire.SlotPlan, descriptors: list[int]) -> NoReturn:
@@ -81,6 +82,9 @@ def live(inheritance: Inheritance, slot: wire.SlotPlan, descriptors: list[int]) 
 def _leave_zygote() -> None:
     syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWNET)
     syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
+    # Root of a user namespace may set what belongs to its namespaces, and for an ordinary user programs are that root.
+    syscalls.mount("/proc/sys", "/proc/sys", "", syscalls.MS_BIND)
+    syscalls.seal_tree("/proc/sys")
 
 
 def _enclose(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
@@ -128,10 +132,11 @@ def _serve(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket
         signal.signal(signal.SIGTERM, stop)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)  # a change of user would have cleared it
     traces = _Traces() if inheritance.plan.namespaces else None
+    supervisor = Supervisor(slot.home) if inheritance.filter.supervised else None
     for left in range(_PROGRAMS - 1, -1, -1):
         if inheritance.plan.namespaces:
             _furnish(inheritance.plan, slot)
-        errand = _oversee(inheritance, slot, control, stops)
+        errand = _oversee(inheritance, slot, control, stops, supervisor)
         if errand is None:
             return  # a spare that was never needed
         _fetch(errand, slot.home, control)
@@ -144,15 +149,19 @@ def _serve(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket
 
 
 def _oversee(
-    inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket, stops: list[int]
+    inheritance: Inheritance,
+    slot: wire.SlotPlan,
+    control: socket.socket,
+    stops: list[int],
+    supervisor: Supervisor | None,
 ) -> wire.Errand | None:
     """Fork the program's process, wait for its end, end all it started, and report. Returns what is to be fetched."""
     pid = os.fork()
     if pid == 0:
-        program.run(inheritance, slot, control)
+        program.run(inheritance, slot, control, supervisor)
     if stops:  # it came before there was anything to end
         _end_everything()
-    status, tally = _wait_for(pid)
+    status, tally = _wait_for(pid) if supervisor is None else _supervise(pid, supervisor)
     at = time.monotonic()
     _end_everything()
     with contextlib.suppress(ChildProcessError):
@@ -204,6 +213,27 @@ def _wait_for(pid: int) -> tuple[int, _Tally]:
         tally.add(used)
         if ended == pid:
             return status, tally
+
+
+def _supervise(pid: int, supervisor: Supervisor) -> tuple[int, _Tally]:
+    """The same, making metadata calls for the program meanwhile, whose time is the program's."""
+    tally, statuses = _Tally(), list[int]()
+    before = time.process_time()
+
+    def reap() -> bool:
+        while not statuses:
+            ended, status, used = os.wait3(os.WNOHANG)
+            if ended == 0:
+                return False
+            tally.add(used)
+            if ended == pid:
+                statuses.append(status)
+        return True
+
+    supervisor.follow()
+    supervisor.wait(reap)
+    tally.cpu_s += time.process_time() - before
+    return statuses[0], tally
 
 
 def _end_everything() -> None:

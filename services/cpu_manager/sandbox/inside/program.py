@@ -22,8 +22,10 @@ from services.cpu_manager.sandbox.walls import landlock, syscalls
 
 if TYPE_CHECKING:
     from services.cpu_manager.sandbox.inside.cell import Inheritance
+    from services.cpu_manager.sandbox.inside.metadata import Supervisor
 
 _OPEN_FILES: Final = 1024
+_PENDING_SIGNALS: Final = 1024
 _DESCRIPTORS: Final = 5
 """That come with an order: standard input, output, error; parcel; report."""
 _CANNOT_EXECUTE: Final = 126
@@ -32,7 +34,9 @@ _signal: Final = sys.modules["_signal"]
 """`signal` without its enumerations, which touch forty pages more."""
 
 
-def run(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -> NoReturn:
+def run(
+    inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket, supervisor: Supervisor | None
+) -> NoReturn:
     """Wait for an order, close the last doors, say that the program begins, read the parcel, and be the program."""
     code = 1
     try:
@@ -42,6 +46,8 @@ def run(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -
         else:
             _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # no namespace ends with init
+            if supervisor is not None:
+                supervisor.forget()
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
         if inheritance.scopes >= 0:
@@ -56,7 +62,9 @@ def run(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -
         os.sched_setaffinity(0, order.cores)
         # On the Landlock rung init is of the same user and counts too.
         limit(order, own=0 if inheritance.plan.namespaces else 1)
-        inheritance.filter.install()
+        listener = inheritance.filter.install()
+        if supervisor is not None:
+            supervisor.hand_over(listener)
         stdin, stdout, stderr, parcel, report = received
         for target, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, target)
@@ -95,6 +103,8 @@ def limit(order: wire.Order, own: int) -> None:
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_MEMLOCK, 64 << 10),
+        # Queued signals and timers count by user, who may be the manager's.
+        (resource.RLIMIT_SIGPENDING, min(_PENDING_SIGNALS, resource.getrlimit(resource.RLIMIT_SIGPENDING)[1])),
     ]
     if order.data_bytes:
         limits.append((resource.RLIMIT_DATA, order.data_bytes))

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 _OF_THE_ZYGOTE: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONDONTWRITEBYTECODE")
 
+_OWN_BYTES: Final = 64 << 20
+"""Orders of shells, input of commands and archives on their way, which are 8 MiB each at most."""
+_OWN_FILES: Final = 4096
+
 
 def live(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -> NoReturn:
     """Wait for the order and the connection, close the last doors, and serve until the manager hangs up.
@@ -34,6 +38,7 @@ def live(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) 
     os.environ.update(dict.fromkeys(("HOME", "TMPDIR", "PWD"), slot.home))
     for name in _OF_THE_ZYGOTE:
         os.environ.pop(name, None)
+    folder = -1 if inheritance.plan.control_groups else _own_directory(slot)
     program.give_up_rights(inheritance.plan, slot)
     os.sched_setaffinity(0, order.cores)
     program.limit(order, own=1)  # itself
@@ -41,7 +46,19 @@ def live(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) 
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # until it has opened its own files in /proc
     wire.send(control, wire.STARTED)
     control.detach()
-    syscalls.close_all_but(0, 1, 2, received[0])
+    syscalls.close_all_but(0, 1, 2, received[0], *((folder,) if folder >= 0 else ()))
     gc.enable()
-    inheritance.resident(received[0])
+    inheritance.resident(received[0], folder)
     os._exit(0)
+
+
+def _own_directory(slot: wire.SlotPlan) -> int:
+    """A directory of the resident's own, of limited size, that no path leads to: it must work where the private one
+    is full, and memory files are refused where nothing counts them.
+    """
+    options = f"size={_OWN_BYTES},nr_inodes={_OWN_FILES},mode=0700,uid={slot.uid},gid={slot.uid}"
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    syscalls.mount("resident", slot.home, "tmpfs", flags, options)
+    folder = os.open(slot.home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    syscalls.umount(slot.home)  # lazily: it lasts as long as the descriptor
+    return folder

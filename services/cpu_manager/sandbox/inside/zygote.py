@@ -23,7 +23,7 @@ from typing import Final, NoReturn
 from services.cpu_manager.sandbox.inside import cell, wire
 from services.cpu_manager.sandbox.inside.cell import Inheritance
 from services.cpu_manager.sandbox.walls import landlock, syscalls, view
-from services.cpu_manager.sandbox.walls.seccomp import Filter
+from services.cpu_manager.sandbox.walls.seccomp import Filter, Rules
 
 _HARNESSES: Final = "services.cpu_manager.sandbox.harnesses"
 _OURS: Final[list[ModuleType]] = []
@@ -63,7 +63,8 @@ def prepare(plan: wire.WallPlan) -> Inheritance:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     harnesses = {name: importlib.import_module(f"{_HARNESSES}.{name}").main for name in plan.harnesses}
-    filter_ = Filter(namespaces=plan.namespaces, stopping=plan.stopping)
+    rules = Rules(namespaces=plan.namespaces, counted=plan.control_groups, stopping=plan.stopping)
+    filter_ = Filter(rules)
     inheritance = Inheritance(plan, filter_, harnesses)
     if plan.resident:
         inheritance.resident = importlib.import_module(plan.resident).serve_descriptor

@@ -11,15 +11,18 @@ import ctypes
 import errno
 import platform
 import struct
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from services.cpu_manager.sandbox.walls import syscalls
+from services.cpu_manager.sandbox.walls import refused, syscalls
 
 _RET_KILL: Final = 0x8000_0000
 _RET_ERRNO: Final = 0x0005_0000
+_RET_NOTIFY: Final = 0x7FC0_0000
 _RET_ALLOW: Final = 0x7FFF_0000
 
 _LOAD: Final = 0x20  # BPF_LD | BPF_W | BPF_ABS
+_AND: Final = 0x54  # BPF_ALU | BPF_AND | BPF_K
 _JUMP_EQUAL: Final = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
 _JUMP_SET: Final = 0x45  # BPF_JMP | BPF_JSET | BPF_K
 _JUMP_GREATER_EQUAL: Final = 0x35
@@ -38,102 +41,47 @@ def _argument(index: int) -> int:
 #: Everything that names a namespace in the flags of clone(2).
 _NAMESPACE_FLAGS: Final = 0x7E02_0000
 
-#: Refused always: (x86_64, aarch64) numbers; None where the machine has no such call.
-_REFUSED: Final[dict[str, tuple[int | None, int | None]]] = {
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "process_madvise": (440, 440),
-    "process_mrelease": (448, 448),
-    "kcmp": (312, 272),
-    "pidfd_getfd": (438, 438),
-    "sched_setaffinity": (203, 122),
-    "sched_setscheduler": (144, 119),
-    "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274),
-    "ioprio_set": (251, 30),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "move_mount": (429, 429),
-    "open_tree": (428, 428),
-    "open_tree_attr": (467, 467),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "statmount": (457, 457),
-    "listmount": (458, 458),
-    "listns": (470, 470),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "keyctl": (250, 219),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "acct": (163, 89),
-    "quotactl": (179, 60),
-    "quotactl_fd": (443, 443),
-    "syslog": (103, 116),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "adjtimex": (159, 171),
-    "clock_adjtime": (305, 266),
-    "open_by_handle_at": (304, 265),
-    "name_to_handle_at": (303, 264),
-    "fanotify_init": (300, 262),
-    "lookup_dcookie": (212, 18),
-    "vhangup": (153, 58),
-    "personality": (135, 92),
-    "iopl": (172, None),
-    "ioperm": (173, None),
-    "modify_ldt": (154, None),
-    "uselib": (134, None),
-    "_sysctl": (156, None),
-    "move_pages": (279, 239),
-    "migrate_pages": (256, 238),
-    "mbind": (237, 235),
-    "set_mempolicy": (238, 237),
-    "vmsplice": (278, 75),
-}
-#: Refused where no ipc namespace keeps them apart: System V and POSIX message objects outlive their makers.
-_REFUSED_WITHOUT_NAMESPACES: Final[dict[str, tuple[int | None, int | None]]] = {
-    "shmget": (29, 194),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-}
-#: Refused where environments are stopped by SIGSTOP: a timer that sends SIGCONT would let one go on by itself.
-_REFUSED_TO_THE_STOPPED: Final[dict[str, tuple[int | None, int | None]]] = {"timer_create": (222, 107)}
 _FCNTL: Final = (72, 25)
 _F_SETSIG: Final = 10
+_F_SETLEASE: Final = 1024
+_F_NOTIFY: Final = 1026
 _CLONE: Final = (56, 220)
 _CLONE3: Final = 435
 _SOCKET: Final = (41, 198)
 _SOCKETPAIR: Final = (53, 199)
+_SOCK_DGRAM: Final = 2
+_SOCK_RAW: Final = 3
+"""Of AF_UNIX: another name of SOCK_DGRAM."""
+_SOCK_TYPE: Final = 0xF
 _IOCTL: Final = (16, 29)
+_PRCTL: Final = (157, 167)
+_PR_SCHED_CORE: Final = 62
 _PRLIMIT: Final = (302, 261)
 _SETPRIORITY: Final = (141, 140)
 _PRIO_USER: Final = 2
 _AF_UNIX: Final = 1
 _TIOCSTI: Final = 0x5412
 _TIOCLINUX: Final = 0x541C
+_IOCTL_TYPE: Final = 0xFF00
+_FILE_IOCTLS: Final = (0x6600, 0x5800, 0x7600)
+"""The ioctls of file systems ('f', 'X', 'v'): flags, attributes and versions of a file are its owner's to change."""
 _AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
+_NEW_LISTENER: Final = 1 << 3
+_WAIT_KILLABLE: Final = 1 << 5
+"""A signal does not interrupt a call that init is making (Linux 5.19; the Landlock rung has 6.12)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What surrounds the programs that a filter is for."""
+
+    namespaces: bool
+    """Own ipc, network and mount namespaces; else objects and files of the host can be named, and init makes the
+    calls for its programs that change what a name leads to."""
+    counted: bool = True
+    """A control group counts their memory, that of the kernel included."""
+    stopping: bool = False
+    """Environments are stopped by SIGSTOP."""
 
 
 class _Step(NamedTuple):
@@ -144,55 +92,99 @@ class _Step(NamedTuple):
     otherwise: int = 0
 
 
-_REFUSE: Final = _Step(_RETURN, _RET_ERRNO | errno.EPERM)
+def _fail(number: int) -> _Step:
+    return _Step(_RETURN, _RET_ERRNO | number)
+
+
+_REFUSE: Final = _fail(errno.EPERM)
 _LEAF: Final = 4
 
 
-def assemble(machine: str, *, namespaces: bool, stopping: bool = False) -> bytes:
-    """The filter as an array of `struct sock_filter`.
-
-    In namespaces socket(AF_UNIX) is allowed. Without them no socket can be made at all (pairs still can), because
-    Landlock does not stand between a program and a named socket of the host; nor can System V objects.
-    `stopping` refuses what could send SIGCONT by itself while its sender is stopped.
-    """
+def assemble(machine: str, rules: Rules) -> bytes:
+    """The filter as an array of `struct sock_filter`."""
     column = 0 if machine == "x86_64" else 1
     steps = [_Step(_LOAD, _ARCH), _Step(_JUMP_EQUAL, _AUDIT_ARCH[machine], 1), _Step(_RETURN, _RET_KILL)]
     steps.append(_Step(_LOAD, _NR))
     if machine == "x86_64":
         steps += [_Step(_JUMP_GREATER_EQUAL, _X32_BIT, 0, 1), _Step(_RETURN, _RET_KILL)]
-    steps += [_Step(_JUMP_EQUAL, _CLONE3, 0, 1), _Step(_RETURN, _RET_ERRNO | errno.ENOSYS)]
-    steps += _when_argument(_CLONE[column], 0, _Step(_JUMP_SET, _NAMESPACE_FLAGS, 0, 1), _REFUSE)
+    steps += [_Step(_JUMP_EQUAL, _CLONE3, 0, 1), _fail(errno.ENOSYS)]
+    steps += _sockets(column, rules)
+    steps += _by_argument(column, rules)
+    return b"".join(
+        struct.pack("=HBBI", step.code, step.when, step.otherwise, step.value)
+        for step in steps + _search(sorted(_answers(column, rules).items()))
+    )
+
+
+def _sockets(column: int, rules: Rules) -> list[_Step]:
+    """In namespaces AF_UNIX alone; without them pairs alone, because Landlock does not mediate named sockets.
+
+    A pair of datagram sockets could still send to any named socket of the host, so it is refused too.
+    """
+    no_family = _fail(errno.EAFNOSUPPORT)
     family = _Step(_JUMP_EQUAL, _AF_UNIX, 1, 0)
-    no_family = _Step(_RETURN, _RET_ERRNO | errno.EAFNOSUPPORT)
-    if namespaces:
-        steps += _when_argument(_SOCKET[column], 0, family, no_family)
-    else:
-        steps += [_Step(_JUMP_EQUAL, _SOCKET[column], 0, 1), no_family]
-    steps += _when_argument(_SOCKETPAIR[column], 0, family, no_family)
+    pair = _when_argument(_SOCKETPAIR[column], 0, family, no_family)
+    if rules.namespaces:
+        return [*_when_argument(_SOCKET[column], 0, family, no_family), *pair]
+    steps = [_Step(_JUMP_EQUAL, _SOCKET[column], 0, 1), no_family, *pair]
+    for kind in (_SOCK_DGRAM, _SOCK_RAW):
+        steps += _when_masked(_SOCKETPAIR[column], 1, _SOCK_TYPE, kind, _fail(errno.EPROTONOSUPPORT))
+    return steps
+
+
+def _by_argument(column: int, rules: Rules) -> list[_Step]:
+    """Calls that are refused for some of their arguments."""
+    steps = _when_argument(_CLONE[column], 0, _Step(_JUMP_SET, _NAMESPACE_FLAGS, 0, 1), _REFUSE)
     for request in (_TIOCSTI, _TIOCLINUX):
-        steps += _when_argument(_IOCTL[column], 1, _Step(_JUMP_EQUAL, request, 0, 1), _REFUSE)
+        steps += _when_argument(_IOCTL[column], 1, _equal(request), _REFUSE)
+    # A core-scheduling cookie keeps others off the sibling of a core, which was not granted.
+    steps += _when_argument(_PRCTL[column], 0, _equal(_PR_SCHED_CORE), _REFUSE)
     # Limits and priorities of others: init may be of the same user, and the next program is a copy of it.
     steps += _when_argument(_PRLIMIT[column], 0, _Step(_JUMP_EQUAL, 0, 1, 0), _REFUSE)
     steps += _when_argument(_SETPRIORITY[column], 1, _Step(_JUMP_EQUAL, 0, 1, 0), _REFUSE)
-    steps += _when_argument(_SETPRIORITY[column], 0, _Step(_JUMP_EQUAL, _PRIO_USER, 0, 1), _REFUSE)
-    refused = _REFUSED if namespaces else {**_REFUSED, **_REFUSED_WITHOUT_NAMESPACES}
-    if stopping:
-        refused = {**refused, **_REFUSED_TO_THE_STOPPED}
-        steps += _when_argument(_FCNTL[column], 1, _Step(_JUMP_EQUAL, _F_SETSIG, 0, 1), _REFUSE)
-    steps += _search(sorted(number for numbers in refused.values() if (number := numbers[column]) is not None))
-    return b"".join(struct.pack("=HBBI", step.code, step.when, step.otherwise, step.value) for step in steps)
+    steps += _when_argument(_SETPRIORITY[column], 0, _equal(_PRIO_USER), _REFUSE)
+    # A lease makes writers of a file wait, on a read-only mount too, where the toolchain is the manager's user's.
+    for command in (_F_SETLEASE, _F_NOTIFY, *((_F_SETSIG,) if rules.stopping else ())):
+        steps += _when_argument(_FCNTL[column], 1, _equal(command), _REFUSE)
+    if not rules.namespaces:
+        for kind in _FILE_IOCTLS:
+            steps += _when_masked(_IOCTL[column], 1, _IOCTL_TYPE, kind, _fail(errno.ENOTTY))
+    return steps
 
 
-def _search(refused: list[int]) -> list[_Step]:
-    """Refuse these numbers, allow all others, by halving: the kernel walks the filter once for every call there is
+def _answers(column: int, rules: Rules) -> dict[int, _Step]:
+    """Number of each call that is refused whatever its arguments -> what it gets."""
+    tables = [(refused.EVERYWHERE, _REFUSE), (refused.INOTIFY, _fail(errno.EMFILE))]
+    if not rules.counted or not rules.namespaces:
+        tables.append((refused.UNCOUNTED, _REFUSE))
+    if not rules.namespaces:
+        tables.append((refused.SHARED_IPC, _REFUSE))
+        tables += [(refused.OTHERS_METADATA, _REFUSE), (refused.OTHERS_ATTRIBUTES, _fail(errno.ENOTSUP))]
+        tables.append((refused.SUPERVISED, _Step(_RETURN, _RET_NOTIFY)))
+    if rules.stopping:
+        tables.append((refused.STOPPING, _REFUSE))
+    return {
+        number: answer
+        for calls, answer in tables
+        for numbers in calls.values()
+        if (number := numbers[column]) is not None
+    }
+
+
+def _search(answers: list[tuple[int, _Step]]) -> list[_Step]:
+    """Answer these numbers, allow all others, by halving: the kernel walks the filter once for every call there is
     when it is installed, and again for calls whose answer depends on an argument.
     """
-    if len(refused) <= _LEAF:
-        tests = [[_Step(_JUMP_EQUAL, number, 0, 1), _REFUSE] for number in refused]
+    if len(answers) <= _LEAF:
+        tests = [[_Step(_JUMP_EQUAL, number, 0, 1), answer] for number, answer in answers]
         return [step for test in tests for step in test] + [_Step(_RETURN, _RET_ALLOW)]
-    middle = len(refused) // 2
-    below, above = _search(refused[:middle]), _search(refused[middle:])
-    return [_Step(_JUMP_GREATER_EQUAL, refused[middle], len(below), 0), *below, *above]
+    middle = len(answers) // 2
+    below, above = _search(answers[:middle]), _search(answers[middle:])
+    return [_Step(_JUMP_GREATER_EQUAL, answers[middle][0], len(below), 0), *below, *above]
+
+
+def _equal(value: int) -> _Step:
+    return _Step(_JUMP_EQUAL, value, 0, 1)
 
 
 def _when_argument(number: int, index: int, test: _Step, verdict: _Step) -> list[_Step]:
@@ -200,21 +192,33 @@ def _when_argument(number: int, index: int, test: _Step, verdict: _Step) -> list
     return [_Step(_JUMP_EQUAL, number, 0, 4), _Step(_LOAD, _argument(index)), test, verdict, _Step(_LOAD, _NR)]
 
 
+def _when_masked(number: int, index: int, mask: int, value: int, verdict: _Step) -> list[_Step]:
+    """The same where only the bits of `mask` count."""
+    load = [_Step(_LOAD, _argument(index)), _Step(_AND, mask)]
+    return [_Step(_JUMP_EQUAL, number, 0, 5), *load, _equal(value), verdict, _Step(_LOAD, _NR)]
+
+
 class Filter:
     """A filter ready to be installed after a fork: its memory is laid out once, installing is one system call."""
 
-    def __init__(self, *, namespaces: bool, stopping: bool = False) -> None:
+    def __init__(self, rules: Rules) -> None:
         self._machine = platform.machine()
         if self._machine not in _AUDIT_ARCH:
             raise OSError(f"the sandbox's filter knows x86_64 and aarch64, not {self._machine}")
-        program = assemble(self._machine, namespaces=namespaces, stopping=stopping)
+        program = assemble(self._machine, rules)
+        self.supervised = not rules.namespaces
+        """Calls of `refused.SUPERVISED` wait for whoever reads the descriptor that `install` returns."""
         self._steps = ctypes.create_string_buffer(program, len(program))
         # struct sock_fprog: unsigned short len, then (aligned) a pointer.
         self._fprog = ctypes.create_string_buffer(
             struct.pack("=HxxxxxxQ", len(program) // 8, ctypes.addressof(self._steps))
         )
 
-    def install(self) -> None:
-        """Filter this process and all it will start, for ever. Needs no_new_privs (or CAP_SYS_ADMIN)."""
+    def install(self) -> int:
+        """Filter this process and all it will start, for ever. Needs no_new_privs (or CAP_SYS_ADMIN).
+
+        Returns the descriptor of a supervised filter (closed on exec); 0 of another.
+        """
         number = {"x86_64": 317, "aarch64": 277}[self._machine]
-        syscalls.syscall("seccomp", number, 1, 0, ctypes.byref(self._fprog))
+        flags = _NEW_LISTENER | _WAIT_KILLABLE if self.supervised else 0
+        return syscalls.syscall("seccomp", number, 1, flags, ctypes.byref(self._fprog))

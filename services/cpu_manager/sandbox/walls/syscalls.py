@@ -39,6 +39,7 @@ PR_CAP_AMBIENT: Final = 47
 PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
 
 _AT_FDCWD: Final = -100
+_AT_EMPTY_PATH: Final = 0x1000
 _AT_RECURSIVE: Final = 0x8000
 _MOUNT_ATTR_RDONLY: Final = 0x1
 _MOUNT_ATTR_NOSUID: Final = 0x2
@@ -48,11 +49,15 @@ _RESOLVE_NO_MAGICLINKS: Final = 0x02
 _RESOLVE_BENEATH: Final = 0x08
 
 #: Numbers by machine. Those above 423 are the same everywhere.
-_NUMBERS: Final = {"x86_64": {"capset": 126, "pivot_root": 155}, "aarch64": {"capset": 91, "pivot_root": 41}}
+_NUMBERS: Final = {
+    "x86_64": {"capset": 126, "pivot_root": 155, "process_vm_readv": 310, "utimensat": 280},
+    "aarch64": {"capset": 91, "pivot_root": 41, "process_vm_readv": 270, "utimensat": 88},
+}
 _PIDFD_SEND_SIGNAL: Final = 424
 _CLOSE_RANGE: Final = 436
 _OPENAT2: Final = 437
 _MOUNT_SETATTR: Final = 442
+_FCHMODAT2: Final = 452
 
 
 def _number(name: str) -> int:
@@ -110,9 +115,13 @@ class _MountAttr(ctypes.Structure):
     )
 
 
-def seal_tree(path: str) -> None:
-    """Make a whole mount tree read-only, without set-user-id programs and devices (mount_setattr, Linux 5.12)."""
-    attr = _MountAttr(attr_set=_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV)
+def seal_tree(path: str, *, devices: bool = False) -> None:
+    """Make a whole mount tree read-only, without set-user-id programs (mount_setattr, Linux 5.12).
+
+    Args:
+        devices: leave device files usable; one can be written on a read-only mount.
+    """
+    attr = _MountAttr(attr_set=_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | (0 if devices else _MOUNT_ATTR_NODEV))
     size = ctypes.c_size_t(ctypes.sizeof(attr))
     syscall(
         "mount_setattr",
@@ -184,11 +193,50 @@ class _OpenHow(ctypes.Structure):
 
 def open_beneath(directory: int, path: str, flags: int) -> int:
     """Open `path` only if it and every link on the way stay beneath `directory` (openat2). Returns a descriptor."""
-    how = _OpenHow(flags=flags | os.O_CLOEXEC, resolve=_RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+    return _open(directory, os.fsencode(path), flags, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+
+
+def open_without_magic(directory: int, path: bytes, flags: int) -> int:
+    """Open `path`, wherever it leads, but through no link of /proc to an open file. Returns a descriptor."""
+    return _open(directory, path, flags, _RESOLVE_NO_MAGICLINKS)
+
+
+def _open(directory: int, path: bytes, flags: int, resolve: int) -> int:
+    how = _OpenHow(flags=flags | os.O_CLOEXEC, resolve=resolve)
     size = ctypes.c_size_t(ctypes.sizeof(how))
-    return syscall("openat2", _OPENAT2, directory, ctypes.c_char_p(os.fsencode(path)), ctypes.byref(how), size)
+    return syscall("openat2", _OPENAT2, directory, ctypes.c_char_p(path), ctypes.byref(how), size)
 
 
 def signal_pidfd(pidfd: int, number: int) -> None:
     """Send a signal to exactly the process behind `pidfd`; raises ProcessLookupError when it is gone."""
     syscall("pidfd_send_signal", _PIDFD_SEND_SIGNAL, pidfd, number, None, 0)
+
+
+class _Part(ctypes.Structure):
+    _fields_ = (("start", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+def read_memory(thread: int, address: int, size: int) -> bytes:
+    """Read another process's memory; less than `size` where it ends. Needs the right to trace it."""
+    kept = ctypes.create_string_buffer(size)
+    here, there = _Part(ctypes.addressof(kept), size), _Part(address, size)
+    one = ctypes.c_ulong(1)
+    arguments = (thread, ctypes.byref(here), one, ctypes.byref(there), one, ctypes.c_ulong(0))
+    count = syscall("process_vm_readv", _number("process_vm_readv"), *arguments)
+    return kept.raw[:count]
+
+
+def ioctl(descriptor: int, request: int, argument: ctypes.Array[ctypes.c_char]) -> None:
+    """Control what is behind a descriptor, by a structure that the kernel reads or fills."""
+    if _libc.ioctl(descriptor, ctypes.c_ulong(request), argument) < 0:
+        raise _error(f"ioctl({request:#x})")
+
+
+def set_mode(descriptor: int, mode: int) -> None:
+    """chmod(2) of the file behind a descriptor, O_PATH ones too (Linux 6.6)."""
+    syscall("fchmodat2", _FCHMODAT2, descriptor, ctypes.c_char_p(b""), mode, _AT_EMPTY_PATH)
+
+
+def set_times(descriptor: int, times: bytes | None) -> None:
+    """utimensat(2) of the file behind a descriptor, O_PATH ones too; `times` as the kernel reads them, None: now."""
+    syscall("utimensat", _number("utimensat"), descriptor, ctypes.c_char_p(b""), times, _AT_EMPTY_PATH)

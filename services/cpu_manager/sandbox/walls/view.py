@@ -52,6 +52,7 @@ def build(
     syscalls.seal_tree(root)
     for device in DEVICES:
         syscalls.mount(f"/dev/{device}", f"{root}/dev/{device}", "", MS_BIND)
+        syscalls.seal_tree(f"{root}/dev/{device}", devices=True)
     syscalls.mount("/proc", f"{root}/proc", "", MS_BIND | MS_REC)
     syscalls.pivot_to(root)
 

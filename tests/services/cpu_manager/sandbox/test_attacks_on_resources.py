@@ -1,12 +1,14 @@
 """Programs that take what they can: processes, memory, disk, output, descriptors, time. On every rung."""
 
 import asyncio
+import errno
 import resource
 
 import pytest
 
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import ExecJob, Limits, PythonJob
+from services.cpu_manager.sandbox.rungs import Rung
 from tests.services.cpu_manager.sandbox.cells import CORE, Attack, nothing_left
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -208,3 +210,52 @@ async def test_a_program_that_hides_from_the_oom_killer_still_ends_at_its_memory
     for _ in range(3):
         ended = await attack(ExecJob(argv=("bash", "-c", script), limits=limits))
         assert ended.ended_by == ("memory-limit" if files_count else "exit"), ended
+
+
+async def test_files_without_content_meet_a_bound(sandbox: LocalSandbox, attack: Attack) -> None:
+    """Inodes: 65,536 of a tmpfs; where files lie on the host's disk, each weighs at least 4 KiB of `disk_bytes`."""
+    source = """
+import os
+os.mkdir('many'); folder = os.open('many', os.O_RDONLY)
+made = 0
+try:
+    while made < 200_000: os.mknod(f'empty{made}', dir_fd=folder); made += 1
+except OSError as error: print(made, error.errno)
+"""
+    ended = await attack(source, disk_bytes=16 << 20, wall_s=60.0)
+    if sandbox.ladder.chosen is Rung.LANDLOCK:
+        assert (ended.ended_by, "of disk, allowed" in ended.detail) == ("signal", True), ended
+    else:
+        made, number = map(int, ended.stdout.split())
+        assert (made < 65_536, number) == (True, errno.ENOSPC), ended
+
+
+async def test_files_in_a_closed_directory_are_weighed(sandbox: LocalSandbox, attack: Attack) -> None:
+    source = """
+import os, time
+os.mkdir('closed')
+files = [open(f'closed/{number}', 'wb') for number in range(20)]
+os.chmod('closed', 0); os.chmod('.', 0)
+for file in files: file.write(bytes(1 << 20)); file.flush()
+time.sleep(1)
+print('unseen')
+"""
+    ended = await attack(source, disk_bytes=16 << 20)
+    assert ended.stdout == b""
+    assert ended.ended_by == ("signal" if sandbox.ladder.chosen is Rung.LANDLOCK else "exit"), ended
+
+
+async def test_a_tree_deeper_than_a_path_is_not_overlooked(sandbox: LocalSandbox, attack: Attack) -> None:
+    source = """
+import os, time
+for _ in range(60):
+    os.mkdir('d' * 200); os.chdir('d' * 200)
+open('hidden', 'wb').write(bytes(1 << 20))
+time.sleep(1)
+print('unseen')
+"""
+    ended = await attack(source)
+    if sandbox.ladder.chosen is Rung.LANDLOCK:
+        assert ended.ended_by == "signal", ended
+    else:
+        assert ended.stdout == b"unseen\n"  # the tmpfs counts it

@@ -92,21 +92,14 @@ async def test_cells_hold_without_landlock(tmp_path: Path, monkeypatch: pytest.M
 
 
 _NO_NAMESPACES = """
-import asyncio, ctypes, os, platform, struct, sys
+import asyncio, os, sys
 from pathlib import Path
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import PythonJob
 from services.cpu_manager.sandbox.rungs import NoSandboxError
-from services.cpu_manager.sandbox.walls import syscalls
+from tests.services.cpu_manager.sandbox.no_namespaces import refuse_namespaces
 
-# Refuse unshare(2) to this process and all it starts, as a container's own filter does.
-number, seccomp = {"x86_64": (272, 317), "aarch64": (97, 277)}[platform.machine()]
-steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
-program = b"".join(struct.pack("=HBBI", *step) for step in steps)
-code = ctypes.create_string_buffer(program, len(program))
-syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-header = struct.pack("=HxxxxxxQ", len(steps), ctypes.addressof(code))
-syscalls.syscall("seccomp", seccomp, 1, 0, header)
+refuse_namespaces()
 
 async def main():
     try:

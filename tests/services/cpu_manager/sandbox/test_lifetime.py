@@ -3,7 +3,6 @@
 # ruff: noqa: ASYNC240  # small local files, in tests
 
 import asyncio
-import os
 import secrets
 import signal
 import subprocess
@@ -131,10 +130,10 @@ def test_a_killed_manager_takes_everything_with_it_and_is_swept_by_the_next(rung
 
 def test_a_sweep_leaves_the_living_alone(scratch: Path) -> None:
     living = Instance(scratch)
-    dead = scratch / "dead"
+    dead = scratch / "0123456789ab"
     dead.mkdir()
     (dead / "lock").touch()
-    assert sweep(scratch) == ["dead"]
+    assert sweep(scratch) == [dead.name]
     assert [path.name for path in scratch.iterdir()] == [living.name]
     living.close()
 
@@ -147,10 +146,3 @@ def test_a_directory_that_knows_of_a_control_group_stays_for_the_next_sweep(scra
     closed.close()
     assert [path.name for path in scratch.iterdir()] == [closed.name]
     assert sweep(scratch) == [closed.name]
-
-
-def test_a_scratch_directory_of_another_user_is_refused(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scratch.mkdir()
-    monkeypatch.setattr(os, "getuid", lambda: 12345)
-    with pytest.raises(PermissionError, match="of its own"):
-        Instance(scratch)

@@ -1,0 +1,105 @@
+"""Orphans of a manager: a real subreaper with real children, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+BEGIN = """
+import asyncio, os, signal, subprocess, sys, time
+from pathlib import Path
+from services.cpu_manager.sandbox.offspring import Offspring, become_subreaper, reap
+
+become_subreaper()
+offspring = Offspring()
+
+def state(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "gone"
+
+def until(wanted, pid):
+    deadline = time.monotonic() + 20
+    while state(pid) != wanted:
+        assert time.monotonic() < deadline, (wanted, state(pid))
+        time.sleep(0.01)
+
+def forked_twice(command):
+    starter = subprocess.Popen(["sh", "-c", command + " >/dev/null & echo $!"], stdout=subprocess.PIPE,
+                               start_new_session=True)
+    return starter, int(starter.communicate()[0])
+"""
+
+
+def run(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + script], timeout=60, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_orphan_that_nobody_owns_is_killed_and_reaped() -> None:
+    run("""
+for command in ("sleep 300", "setsid sleep 300"):
+    starter, orphan = forked_twice(command)
+    assert offspring.look() == [orphan]
+    until("Z", orphan) if state(orphan) != "gone" else None
+    offspring.look()
+    assert state(orphan) == "gone"
+""")
+
+
+def test_an_orphan_in_the_session_of_one_that_forks_has_an_owner() -> None:
+    run("""
+starter, zygote = forked_twice("sleep 300")
+offspring.launched(starter.pid, forks=True)
+assert offspring.look() == []
+pidfd = os.pidfd_open(zygote)
+os.kill(zygote, signal.SIGKILL)
+until("Z", zygote)
+assert offspring.look() == [], "its owner waits for it"
+reap(pidfd)
+assert state(zygote) == "gone"
+""")
+
+
+def test_what_a_process_leaves_that_does_not_fork_is_an_orphan() -> None:
+    run("""
+starter, orphan = forked_twice("sleep 300")
+offspring.launched(starter.pid, forks=False)
+assert offspring.look() == [orphan]
+""")
+
+
+def test_the_ends_of_ordinary_children_are_left_to_who_waits_for_them() -> None:
+    run("""
+child = subprocess.Popen(["sh", "-c", "exit 7"])
+until("Z", child.pid)
+assert offspring.look() == []
+assert child.wait() == 7
+sleeper = subprocess.Popen(["sleep", "300"])
+assert offspring.look() == [] == offspring.look()
+assert sleeper.poll() is None
+sleeper.kill()
+
+async def asynchronous():
+    process = await asyncio.create_subprocess_exec("sh", "-c", "sleep 0.2; exit 5")
+    while process.returncode is None:
+        offspring.look()
+        await asyncio.sleep(0.01)
+    assert process.returncode == 5
+
+asyncio.run(asynchronous())
+""")
+
+
+def test_an_ended_orphan_in_the_managers_own_session_is_reaped_at_the_second_look() -> None:
+    run("""
+starter = subprocess.run(["sh", "-c", "sleep 0 >/dev/null & echo $!"], stdout=subprocess.PIPE)
+orphan = int(starter.stdout)
+until("Z", orphan) if state(orphan) != "gone" else None
+offspring.look()
+offspring.look()
+assert state(orphan) == "gone"
+""")

@@ -13,8 +13,10 @@ from services.cpu_manager.graders.normalise import normal_form
 from services.cpu_manager.graders.protocol import Bench, Verdict
 from services.cpu_manager.graders.seal import new_nonce, pack, unpack
 from services.cpu_manager.graders.verdicts import charged, lost, refused, verdict_of_end
+from services.cpu_manager.sandbox.harnesses.function import BEGUN
 from services.cpu_manager.sandbox.protocol import Limits, PythonJob
 from shared.messages.kinds import AnswerMatch
+from shared.messages.outcomes import Evidence
 
 EXTRACT_S: Final = 5.0
 """Wall seconds a pattern may take. A sane one needs milliseconds for a response of a megabyte."""
@@ -44,6 +46,7 @@ class AnswerMatchGrader:
     kind = "answer.match"
     params = AnswerMatch
     repeatable = True
+    evidence: Evidence = "separate"
 
     async def grade(self, params: AnswerMatch, bench: Bench) -> Verdict:
         """Extract if asked, then compare.
@@ -72,7 +75,7 @@ class AnswerMatchGrader:
         decided = verdict_of_end(end)
         if decided is not None and decided.status != "ok":
             return decided
-        report = unpack(end.report, nonce)
+        report = unpack(end.report.removeprefix(BEGUN), nonce)
         if report is None:
             return lost(end)  # only our own program ran; that it told nothing is no word on the answer
         if not report.sealed:

@@ -1,17 +1,25 @@
-"""`code.asserts`: a program and asserts in one interpreter (HumanEval, MBPP).
+"""`code.asserts`: a program and asserts (HumanEval, MBPP).
 
-The verdict is passed only when the harness's report carries this run's nonce, which it can only after the last assert
-(`sandbox/harnesses/asserts.py`). Everything else, however the program ended, is not passed. docs/graders.md says what
-asserts that share an interpreter with the program cannot prevent; `code.stdio` shares nothing.
+Where the text of the tests can be stated as calls and comparisons (`splitting`), only the calls enter the sandbox. The
+program returns data; expected values and comparisons stay here (`evidence` is `separate`). All other tests run in the
+program's interpreter (`in-process`): they pass only when the harness's report carries this run's nonce, which it can
+only after the last assert (`sandbox/harnesses/asserts.py`). docs/graders.md says what that cannot prevent. The text of
+the tests alone decides which of both it is.
 """
 
 from __future__ import annotations
+
+import asyncio
+from typing import Final
 
 import msgspec
 
 from services.cpu_manager.graders.programs import limits_of
 from services.cpu_manager.graders.protocol import Bench, Verdict
 from services.cpu_manager.graders.seal import Report, new_nonce, pack, unpack
+from services.cpu_manager.graders.splitting.judging import Finding, Judge, raised
+from services.cpu_manager.graders.splitting.plan import Plan
+from services.cpu_manager.graders.splitting.plans import Plans
 from services.cpu_manager.graders.verdicts import (
     ERROR_CLASSES,
     LOST,
@@ -24,6 +32,10 @@ from services.cpu_manager.graders.verdicts import (
 )
 from services.cpu_manager.sandbox.protocol import Exit, PythonJob
 from shared.messages.kinds import CodeAsserts
+from shared.messages.outcomes import Evidence
+
+_INLINE_BYTES: Final = 16 << 10
+"""Longer reports are judged in a thread; a MiB of small values takes about half a second."""
 
 
 class CodeAssertsGrader:
@@ -32,19 +44,20 @@ class CodeAssertsGrader:
     kind = "code.asserts"
     params = CodeAsserts
     repeatable = True
+    evidence: Evidence = "in-process"
+
+    def __init__(self) -> None:
+        self._plans = Plans()
 
     async def grade(self, params: CodeAsserts, bench: Bench) -> Verdict:
         """Run `code`, then `tests`, then `check(entry_point)`, as one program would."""
-        nonce = new_nonce()
-        wall_s = min(params.timeout_s, bench.timeout_s)
-        job = PythonJob(
-            harness="asserts",
-            source=params.code,
-            payload=pack(nonce, asserts_of(params)),
-            limits=limits_of(wall_s, len(bench.cores), params.memory_mb),
-        )
-        end = await bench.sandbox.run(job, bench.cores)
-        return charged(_verdict(end, unpack(end.report, nonce)), [end])
+        text = asserts_of(params)
+        plan = await self._plans.get(text)
+        if plan is not None:
+            verdict = await _separate(plan, params, bench)
+        else:
+            verdict = await _in_process(text, params, bench)
+        return msgspec.structs.replace(verdict, evidence="in-process" if plan is None else "separate")
 
 
 def asserts_of(params: CodeAsserts) -> str:
@@ -54,28 +67,67 @@ def asserts_of(params: CodeAsserts) -> str:
     return f"{params.tests}\ncheck({params.entry_point})\n"
 
 
-def _verdict(end: Exit, report: Report | None) -> Verdict:
+async def _separate(plan: Plan, params: CodeAsserts, bench: Bench) -> Verdict:
+    judge = Judge(plan)
+
+    def enough(report: bytes) -> bool:
+        if len(report) - judge.taken > _INLINE_BYTES:
+            return False
+        return judge.take(report[judge.taken :]).decided in ("failed", "error")
+
+    job = _job("calls", params, bench, plan.payload)
+    end = await bench.sandbox.run(msgspec.structs.replace(job, enough=enough), bench.cores)
+    rest = end.report[judge.taken :]
+    finding = judge.take(rest) if len(rest) <= _INLINE_BYTES else await asyncio.to_thread(judge.take, rest)
+    return charged(_found(end, finding), [end])
+
+
+async def _in_process(text: str, params: CodeAsserts, bench: Bench) -> Verdict:
+    nonce = new_nonce()
+    end = await bench.sandbox.run(_job("asserts", params, bench, pack(nonce, text)), bench.cores)
+    finding = _told(unpack(end.report, nonce))
+    if finding.decided != "passed" and verdict_of_end(end) is not None:
+        finding = Finding()  # a limit that was met, and not what the program claims of itself
+    return charged(_found(end, finding), [end])
+
+
+def _job(harness: str, params: CodeAsserts, bench: Bench, payload: bytes) -> PythonJob:
+    wall_s = min(params.timeout_s, bench.timeout_s)
+    limits = limits_of(wall_s, len(bench.cores), params.memory_mb)
+    return PythonJob(harness=harness, source=params.code, payload=payload, limits=limits)
+
+
+def _told(report: Report | None) -> Finding:
+    if report is None:
+        return Finding()
+    if report.sealed:
+        return Finding(decided="passed")
+    return raised(report.told)
+
+
+def _found(end: Exit, finding: Finding) -> Verdict:
     if end.ended_by in LOST:
         return lost(end)
-    if report is not None and report.sealed:
+    if finding.decided == "passed":
         return Verdict(status="ok", passed=True, score=1.0, output={"verdict": "passed"})
+    if finding.decided == "undecided":
+        return _cut_short(end)
+    return wrong(
+        end,
+        "AssertionFailed" if finding.decided == "failed" else "UncaughtException",
+        f"{finding.exception}: {finding.message}" if finding.message else finding.exception,
+        verdict=finding.decided,
+        exception=finding.exception,
+        traceback_tail=finding.traceback,
+        stdout_tail=tail(end.stdout),
+    )
+
+
+def _cut_short(end: Exit) -> Verdict:
     decided = verdict_of_end(end)
-    if decided is not None:
-        verdict = "timeout" if decided.status == "timeout" else "error"
-        return msgspec.structs.replace(decided, output={**decided.output, "verdict": verdict})
-    if report is None:
+    if decided is None:
         error_class = ERROR_CLASSES.get(end.ended_by, "EarlyExit")
         reason = f"The program {how_it_ended(end)} before its last assert."
         return wrong(end, error_class, reason, verdict="error", stderr_tail=tail(end.stderr))
-    exception = str(report.told.get("exception", "Exception"))
-    failed = exception == "AssertionError" or report.told.get("assertion") is True
-    message = str(report.told.get("message", ""))
-    return wrong(
-        end,
-        "AssertionFailed" if failed else "UncaughtException",
-        f"{exception}: {message}" if message else exception,
-        verdict="failed" if failed else "error",
-        exception=exception,
-        traceback_tail=str(report.told.get("traceback", "")),
-        stdout_tail=tail(end.stdout),
-    )
+    verdict = "timeout" if decided.status == "timeout" else "error"
+    return msgspec.structs.replace(decided, output={**decided.output, "verdict": verdict})

@@ -19,6 +19,7 @@ from services.cpu_manager.graders.protocol import Bench, Verdict
 from services.cpu_manager.graders.verdicts import ERROR_CLASSES, LOST, TIMED_OUT, charged, lost, refused
 from services.cpu_manager.sandbox.protocol import Exit, names_a_file
 from shared.messages.kinds import CodeRun
+from shared.messages.outcomes import Evidence
 
 SKIPPED_NAME: Final = "IGNORE_THIS_FILE"
 """SandboxFusion skips uploaded files whose name holds this; its data sets use it."""
@@ -32,6 +33,7 @@ class CodeRunGrader:
     kind = "code.run"
     params = CodeRun
     repeatable = True
+    evidence: Evidence = ""
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder

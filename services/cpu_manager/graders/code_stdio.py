@@ -33,6 +33,7 @@ from services.cpu_manager.graders.verdicts import (
 )
 from services.cpu_manager.sandbox.protocol import Exit, Limits
 from shared.messages.kinds import CodeStdio, StdioTest
+from shared.messages.outcomes import Evidence
 
 TEST_TAIL_CHARS: Final = 400
 """Kept of the output of each failed test."""
@@ -55,6 +56,7 @@ class CodeStdioGrader:
     kind = "code.stdio"
     params = CodeStdio
     repeatable = True
+    evidence: Evidence = "separate"
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder

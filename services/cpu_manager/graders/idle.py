@@ -6,6 +6,7 @@ import asyncio
 
 from services.cpu_manager.graders.protocol import Bench, Verdict
 from shared.messages.kinds import Noop, Sleep
+from shared.messages.outcomes import Evidence
 
 
 class NoopGrader:
@@ -14,6 +15,7 @@ class NoopGrader:
     kind = "noop"
     params = Noop
     repeatable = True
+    evidence: Evidence = ""
 
     async def grade(self, params: Noop, bench: Bench) -> Verdict:
         """The echo, if there is one."""
@@ -27,6 +29,7 @@ class SleepGrader:
     kind = "sleep"
     params = Sleep
     repeatable = True
+    evidence: Evidence = ""
 
     async def grade(self, params: Sleep, bench: Bench) -> Verdict:
         """Return after `seconds`, or after the stage's limit if that is shorter."""

@@ -13,6 +13,7 @@ from services.cpu_manager.graders.seal import new_nonce, pack, unpack
 from services.cpu_manager.graders.verdicts import charged, how_it_ended, refused, tail, verdict_of_end, wrong
 from services.cpu_manager.sandbox.protocol import Exit, Limits, PythonJob
 from shared.messages.kinds import MathVerify
+from shared.messages.outcomes import Evidence
 
 MEMORY_BYTES: Final = 1 << 30
 """sympy is 60 MB; the rest is for numbers such as 9^9^9^9, which end here."""
@@ -24,6 +25,7 @@ class MathVerifyGrader:
     kind = "math.verify"
     params = MathVerify
     repeatable = True
+    evidence: Evidence = "separate"
 
     async def grade(self, params: MathVerify, bench: Bench) -> Verdict:
         """Parse and compare. A response without an answer is wrong; a gold that does not parse is refused."""

@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import msgspec
 
 from services.cpu_manager.sandbox.protocol import Sandbox
+from shared.messages.outcomes import Evidence
 
 P_contra = TypeVar("P_contra", bound=msgspec.Struct, contravariant=True)
 
@@ -34,6 +35,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sentence for people, when it is not `ok` and passed."""
     cpu_s: float = 0.0
     peak_memory_bytes: int = 0
+    evidence: Evidence = ""
 
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +47,10 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
     """The stage's time limit; graders cap their own limits by it."""
     tenant: str
+    error_score: float = 0.0
+    """Score of a sample that ended a trainer's scoring function."""
+    exception_score: float | None = None
+    """Score where a trainer's scoring function raised an ordinary exception; None: such an action is refused."""
 
 
 class Grader(Protocol, Generic[P_contra]):
@@ -54,6 +60,8 @@ class Grader(Protocol, Generic[P_contra]):
     params: type[Any]
     repeatable: bool
     """True when running it twice changes nothing outside (programs in a sandbox leave nothing: true)."""
+    evidence: Evidence
+    """Of every verdict of this kind that names none itself."""
 
     async def grade(self, params: P_contra, bench: Bench) -> Verdict:
         """Grade one action. Raises ValueError for parameters that cannot mean anything (answered as refused)."""

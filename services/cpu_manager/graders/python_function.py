@@ -1,21 +1,32 @@
 """`python.function`: the trainer's own `compute_score` module, run in the walls.
 
 The module is the trainer's word on its rewards; the solution is data to it. But many such modules execute the
-solution, so nothing of it runs outside. When the function fails, that is no word on the solution: the answer is
-`refused` with the traceback, never a score.
+solution, so nothing of it runs outside, and the evidence is always `in-process`.
+
+| what happened | verdict |
+| --- | --- |
+| the process ended, or an exception, before the call began | `refused` |
+| an ordinary exception in the call, or a result that is no score | `refused`, or the stage's `exception_score` |
+| exit, BaseException, signal, memory or output limit after the call began | not passed, the stage's `error_score` |
+| time limit | `timeout` |
+
+A sample that ends its grader is scored and not masked: a policy would learn to end it.
 """
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Any
 
 from services.cpu_manager.graders.programs import limits_of
 from services.cpu_manager.graders.protocol import Bench, Verdict
 from services.cpu_manager.graders.seal import Report, new_nonce, pack, unpack
 from services.cpu_manager.graders.verdicts import ERROR_CLASSES, charged, how_it_ended, refused, tail, verdict_of_end
+from services.cpu_manager.sandbox.harnesses.function import BEGUN
 from services.cpu_manager.sandbox.protocol import Exit, PythonJob
 from shared.messages.kinds import PythonFunction
+from shared.messages.outcomes import Evidence
 
 
 class PythonFunctionGrader:
@@ -24,6 +35,7 @@ class PythonFunctionGrader:
     kind = "python.function"
     params = PythonFunction
     repeatable = True
+    evidence: Evidence = "in-process"
 
     async def grade(self, params: PythonFunction, bench: Bench) -> Verdict:
         """Call the function with verl's four keyword arguments."""
@@ -43,7 +55,9 @@ class PythonFunctionGrader:
             zygote=zygote_of(bench.tenant, params.module),
         )
         end = await bench.sandbox.run(job, bench.cores)
-        return charged(_verdict(end, unpack(end.report, nonce), params.function), [end])
+        begun = end.report.startswith(BEGUN)
+        report = unpack(end.report.removeprefix(BEGUN), nonce)
+        return charged(_Outcome(params.function, bench, begun=begun).verdict(end, report), [end])
 
 
 def zygote_of(tenant: str, module: str) -> str:
@@ -55,21 +69,42 @@ def zygote_of(tenant: str, module: str) -> str:
     return f"function-{digest.hexdigest()}"
 
 
-def _verdict(end: Exit, report: Report | None, function: str) -> Verdict:
-    decided = verdict_of_end(end)
-    if decided is not None:
-        if decided.status == "ok":  # the module broke a limit: its fault, whatever the solution was
-            return refused(f"{function} met its {end.ended_by}. {end.detail}".strip(), decided.output)
-        return decided
-    if report is not None and report.sealed:
-        return _scored(report.told)
-    if report is not None:
-        traceback_tail = str(report.told.get("traceback", ""))
-        reason = f"{function} raised {report.told.get('exception')}: {report.told.get('message', '')}"
-        return refused(reason, {"error_class": "FunctionRaised", "traceback_tail": traceback_tail})
-    error_class = ERROR_CLASSES.get(end.ended_by, "EarlyExit")
-    reason = f"The process {how_it_ended(end)} before {function} returned."
-    return refused(reason, {"error_class": error_class, "stderr_tail": tail(end.stderr)})
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The verdicts on one call."""
+
+    function: str
+    bench: Bench
+    begun: bool
+    """The call had begun."""
+
+    def verdict(self, end: Exit, report: Report | None) -> Verdict:
+        decided = verdict_of_end(end)
+        if decided is not None and decided.status != "ok":
+            return decided
+        if decided is not None:
+            output = {**decided.output, "stderr_tail": tail(end.stderr)}
+            return self._ended(f"{self.function} met its {end.ended_by}. {end.detail}".strip(), output)
+        if report is None:
+            output = {"error_class": ERROR_CLASSES.get(end.ended_by, "EarlyExit"), "stderr_tail": tail(end.stderr)}
+            return self._ended(f"The process {how_it_ended(end)} before {self.function} returned.", output)
+        return _scored(report.told) if report.sealed else self._raised(report.told)
+
+    def _raised(self, told: dict[str, Any]) -> Verdict:
+        reason = f"{self.function} raised {told.get('exception')}: {told.get('message', '')}"
+        output = {"error_class": "FunctionRaised", "traceback_tail": str(told.get("traceback", ""))}
+        if told.get("ordinary") is not True:
+            return self._ended(reason, output)
+        if self.begun and self.bench.exception_score is not None:
+            return _not_passed(self.bench.exception_score, reason, output)
+        return refused(reason, output)
+
+    def _ended(self, reason: str, output: dict[str, Any]) -> Verdict:
+        return _not_passed(self.bench.error_score, reason, output) if self.begun else refused(reason, output)
+
+
+def _not_passed(score: float, reason: str, output: dict[str, Any]) -> Verdict:
+    return Verdict(status="ok", passed=False, score=score, output=output, reason=reason)
 
 
 def _scored(told: dict[str, Any]) -> Verdict:

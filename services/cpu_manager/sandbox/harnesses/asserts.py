@@ -1,7 +1,9 @@
 """A program, then its tests, in one interpreter; a pass is reported only after the last assert.
 
-Program and tests are compiled apart: no open quote, bracket or decorator at the program's end swallows a test. They
-share one namespace, as one file would. Tests see the builtins as they were before the program ran.
+For tests that `graders/splitting` cannot state as calls and comparisons. Program and tests are compiled apart, the
+tests before the program runs: no open quote, bracket or decorator at the program's end swallows a test. What the tests
+define is visible to the program, as in one file, but the tests look it up in a namespace of their own. Tests see the
+builtins as they were before the program ran.
 """
 
 from __future__ import annotations
@@ -42,12 +44,9 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
             os.getpid,
             os.getpid(),
             _run_tests(
-                compile,
                 exec,
-                dict(vars(builtins)),
-                namespace,
-                texts.pop(),
-                program.co_flags & FUTURES,
+                _Space(namespace, dict(vars(builtins))),
+                _compiled(texts.pop(), program.co_flags & FUTURES),
                 run(program, namespace),
             ),
         )
@@ -63,16 +62,31 @@ def _unpack(payload: bytes) -> tuple[list[bytes], list[str]]:
     return nonces, [tests]
 
 
+class _Space(dict[str, Any]):
+    """The tests' globals. Reads what the tests do not define from the program's; shows the program what they define."""
+
+    __slots__ = ("_programs",)
+
+    def __init__(self, programs: dict[str, Any], pristine: dict[str, Any]) -> None:
+        super().__init__(__builtins__=pristine)
+        self._programs = programs
+
+    def __missing__(self, name: str) -> Any:
+        return self._programs[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        self._programs[name] = value
+
+
+def _compiled(tests: str, futures: int) -> CodeType:
+    code: CodeType = compile(tests.encode("utf-8", "surrogatepass"), "tests.py", "exec", futures, dont_inherit=True)
+    return code
+
+
 def _run_tests(
-    compile_now: Callable[..., CodeType],
-    execute: Callable[[CodeType, dict[str, Any]], object],
-    pristine: dict[str, Any],
-    namespace: dict[str, Any],
-    tests: str,
-    futures: int,
-    _program_ran: object,
+    execute: Callable[[CodeType, dict[str, Any]], object], space: dict[str, Any], tests: CodeType, _program_ran: object
 ) -> bytes:
-    """Compile and run the tests with pristine builtins. Returns what a passed run tells; raises what a test raises."""
-    namespace["__builtins__"] = pristine
-    execute(compile_now(tests.encode("utf-8", "surrogatepass"), "tests.py", "exec", futures, True), namespace)
+    """Run the tests with pristine builtins. Returns what a passed run tells; raises what a test raises."""
+    execute(tests, space)
     return b"{}"

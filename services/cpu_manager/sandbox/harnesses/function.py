@@ -1,5 +1,7 @@
 """A trainer's scoring function: load its module, call it with keyword arguments, report what it returned.
 
+The report begins with BEGUN as soon as the call does: what ends the process afterwards may be the sample's doing.
+
 The result is turned into JSON by C code that was fetched before the module ran, so a solution that the module executes
 and that patches `json` changes nothing in it.
 """
@@ -20,6 +22,8 @@ from services.cpu_manager.sandbox.harnesses import sealed
 globals()["__builtins__"] = dict(vars(builtins))  # private, see `sealed`
 
 MODULE: Final = "reward_module"
+BEGUN: Final = b"begun\n"
+"""Head of the report: the module is loaded and its function is about to be called."""
 Encode = Callable[[Any, int], tuple[str, ...]]
 
 
@@ -36,7 +40,7 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
             nonces.pop(),
             os.getpid,
             os.getpid(),
-            _told(_encoder(), math.isfinite, _call(source, call["function"], call["arguments"])),
+            _told(_encoder(), math.isfinite, _call(report, source, call["function"], call["arguments"])),
         )
         exit_code = 0
     except BaseException as error:  # noqa: BLE001  # whatever the module raised is what we report
@@ -45,7 +49,7 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
         leave(exit_code, exit_now)
 
 
-def _call(source: str, function: str, arguments: dict[str, Any]) -> Any:
+def _call(report: sealed.Report, source: str, function: str, arguments: dict[str, Any]) -> Any:
     module = types.ModuleType(MODULE)
     module.__file__ = f"{MODULE}.py"
     sys.modules[MODULE] = module
@@ -53,6 +57,7 @@ def _call(source: str, function: str, arguments: dict[str, Any]) -> Any:
     found = getattr(module, function, None)
     if not callable(found):
         raise LookupError(f"the module defines no function {function!r}")
+    report(BEGUN)
     returned = found(**arguments)
     if not hasattr(returned, "__await__"):
         return returned

@@ -115,6 +115,7 @@ def describe(error: BaseException) -> bytes:
     told = {
         "exception": type(error).__name__,
         "assertion": isinstance(error, AssertionError),
+        "ordinary": isinstance(error, Exception) and not isinstance(error, MemoryError),
         "message": lines[-1].strip().partition(": ")[2][:MESSAGE_CHARS],
         "traceback": "".join(lines)[-TRACEBACK_CHARS:],
     }

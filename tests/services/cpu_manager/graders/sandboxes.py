@@ -6,6 +6,7 @@ The second is for our own test programs only; it shows that a verdict's honesty 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import marshal
 import os
 import sys
@@ -44,8 +45,23 @@ LANGUAGES: Mapping[str, LanguageInfo] = {
 """A node with one interpreted and one compiled language; a fake tells the jobs apart by their argv."""
 
 
-def bench(sandbox: Sandbox, *, cores: int = 1, timeout_s: float = 60.0, tenant: str = "ada") -> Bench:
-    return Bench(sandbox=sandbox, cores=frozenset(range(cores)), timeout_s=timeout_s, tenant=tenant)
+def bench(
+    sandbox: Sandbox,
+    *,
+    cores: int = 1,
+    timeout_s: float = 60.0,
+    tenant: str = "ada",
+    error_score: float = 0.0,
+    exception_score: float | None = None,
+) -> Bench:
+    return Bench(
+        sandbox=sandbox,
+        cores=frozenset(range(cores)),
+        timeout_s=timeout_s,
+        tenant=tenant,
+        error_score=error_score,
+        exception_score=exception_score,
+    )
 
 
 _BOOT = """\
@@ -72,6 +88,7 @@ class BareInterpreter:
     async def run(self, job: Job, cores: frozenset[int]) -> Exit:
         assert isinstance(job, PythonJob)
         read_end, write_end = os.pipe()
+        fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 1 << 20)  # a whole report, since it is read at the end
         with tempfile.TemporaryDirectory() as home:
             started = time.monotonic()
             process = await asyncio.create_subprocess_exec(

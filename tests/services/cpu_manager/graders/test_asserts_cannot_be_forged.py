@@ -1,6 +1,7 @@
 """Programs that try to pass without being right. Each is wrong; not one may pass.
 
-The tests of every run are the same: `f(1)` must be 2 and `f(2)` must be 3.
+The tests of every run are the same: `f(1)` must be 2 and `f(2)` must be 3. They are graded in both ways: split, with
+the expected values outside (`separate`), and in the program's interpreter (`in-process`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from services.cpu_manager.graders.code_asserts import CodeAssertsGrader
 from services.cpu_manager.graders.protocol import Verdict
 from services.cpu_manager.sandbox.protocol import Sandbox
 from shared.messages.kinds import CodeAsserts
+from tests.services.cpu_manager.graders.forgeries import WITHOUT_EXPECTED_VALUES
 from tests.services.cpu_manager.graders.sandboxes import bench
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -23,6 +25,9 @@ def check(candidate):
     assert candidate(1) == 2
     assert candidate(2) == 3
 """
+
+IN_PROCESS = TESTS.replace("    assert", "    import random\n    assert", 1)
+"""The same, in a form that is not split."""
 
 LEAVING = {
     "os._exit": "import os\nos._exit(0)",
@@ -276,19 +281,38 @@ LOOKING = {
 ATTACKS = {**LEAVING, **CLAIMING, **PATCHING, **SWALLOWING, **LOOKING}
 
 
-async def graded(sandbox: Sandbox, code: str, timeout_s: float = 20.0) -> Verdict:
-    params = CodeAsserts(code=textwrap.dedent(code), tests=TESTS, entry_point="f", timeout_s=timeout_s)
-    return await CodeAssertsGrader().grade(params, bench(sandbox))
+async def graded(sandbox: Sandbox, code: str, tests: str = IN_PROCESS, timeout_s: float = 20.0) -> Verdict:
+    params = CodeAsserts(code=textwrap.dedent(code), tests=tests, entry_point="f", timeout_s=timeout_s)
+    verdict = await CodeAssertsGrader().grade(params, bench(sandbox))
+    assert verdict.evidence == ("separate" if tests == TESTS else "in-process")
+    return verdict
 
 
+both = pytest.mark.parametrize("tests", [pytest.param(TESTS, id="separate"), pytest.param(IN_PROCESS, id="in-process")])
+
+
+@both
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_a_wrong_program_never_passes(sandbox: Sandbox, attack: str) -> None:
-    verdict = await graded(sandbox, ATTACKS[attack])
+async def test_a_wrong_program_never_passes(sandbox: Sandbox, attack: str, tests: str) -> None:
+    verdict = await graded(sandbox, ATTACKS[attack], tests)
     assert (verdict.status, verdict.passed, verdict.score) == ("ok", False, 0.0), verdict
 
 
-async def test_the_asserts_of_these_attacks_pass_a_right_program(sandbox: Sandbox) -> None:
-    verdict = await graded(sandbox, "def f(x): return x + 1")
+@pytest.mark.parametrize("forgery", WITHOUT_EXPECTED_VALUES)
+async def test_no_forgery_passes_where_expected_values_stay_outside(sandbox: Sandbox, forgery: str) -> None:
+    verdict = await graded(sandbox, WITHOUT_EXPECTED_VALUES[forgery], TESTS)
+    assert (verdict.status, verdict.passed, verdict.score) == ("ok", False, 0.0), verdict
+
+
+async def test_the_same_forgery_passes_in_one_interpreter_and_its_evidence_shows_it(sandbox: Sandbox) -> None:
+    """So the checks above can fail: the operand that docs/graders.md names knows nothing of the tests."""
+    verdict = await graded(sandbox, WITHOUT_EXPECTED_VALUES["an object that equals everything"])
+    assert (verdict.passed, verdict.evidence) == (True, "in-process")
+
+
+@both
+async def test_the_asserts_of_these_attacks_pass_a_right_program(sandbox: Sandbox, tests: str) -> None:
+    verdict = await graded(sandbox, "def f(x): return x + 1", tests)
     assert (verdict.status, verdict.passed, verdict.score) == ("ok", True, 1.0), verdict
 
 
@@ -370,6 +394,17 @@ async def test_the_search_of_these_tests_finds_a_nonce_where_there_is_one(sandbo
     assert "nonce" in verdict.reason
 
 
-async def test_an_endless_program_is_a_timeout_and_no_score(sandbox: Sandbox) -> None:
-    verdict = await graded(sandbox, "while True: pass", timeout_s=1.0)
+async def test_separate_tests_never_enter_the_interpreter(sandbox: Sandbox) -> None:
+    verdict = await graded(
+        sandbox,
+        SEARCH.replace("gc.get_objects, gc.get_referrers, gc.get_referents", "")
+        + "def f(x):\n    look()\n    assert 'tests' not in found\n    return x + 1\n",
+        TESTS,
+    )
+    assert (verdict.passed, verdict.evidence) == (True, "separate"), verdict
+
+
+@both
+async def test_an_endless_program_is_a_timeout_and_no_score(sandbox: Sandbox, tests: str) -> None:
+    verdict = await graded(sandbox, "while True: pass", tests, timeout_s=1.0)
     assert (verdict.status, verdict.passed, verdict.score) == ("timeout", False, None)

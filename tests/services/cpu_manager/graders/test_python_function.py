@@ -13,12 +13,20 @@ from tests.services.cpu_manager.graders.sandboxes import FakeSandbox, bench
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def scored(sandbox: Sandbox, body: str, solution: str = "42", **params: object) -> Verdict:
+async def scored(
+    sandbox: Sandbox,
+    body: str,
+    solution: str = "42",
+    *,
+    error_score: float = 0.0,
+    exception_score: float | None = None,
+    **params: object,
+) -> Verdict:
     module = "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
     module += textwrap.indent(textwrap.dedent(body), "    ")
     return await PythonFunctionGrader().grade(
         PythonFunction(module=module, solution_str=solution, ground_truth="42", **params),  # type: ignore[arg-type]
-        bench(sandbox),
+        bench(sandbox, error_score=error_score, exception_score=exception_score),
     )
 
 
@@ -64,20 +72,54 @@ async def test_a_scalar_with_item_is_a_number(sandbox: Sandbox) -> None:
     ("body", "said"),
     [
         ("return 1 / 0", "ZeroDivisionError"),
-        ("raise SystemExit(0)", "SystemExit"),
         ("return None", "finite number"),
         ("return 'good'", "finite number"),
         ("return float('nan')", "finite number"),
         ("return {'acc': 1}", "without 'score'"),
         ("return {'score': 1, 'nan': float('nan')}", "ValueError"),
-        ("import os\nos._exit(0)", "exited with 0 before compute_score returned"),
-        ("import os\nos.kill(os.getpid(), 9)", "killed by signal 9 before compute_score returned"),
     ],
 )
 async def test_a_function_that_fails_is_refused_and_never_scored(sandbox: Sandbox, body: str, said: str) -> None:
     verdict = await scored(sandbox, body)
     assert (verdict.status, verdict.passed, verdict.score) == ("refused", None, None)
     assert said in verdict.reason
+
+
+ENDINGS = [
+    ("raise SystemExit(0)", "SystemExit"),
+    ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    ("class Mine(BaseException): pass\nraise Mine", "Mine"),
+    ("import os\nos._exit(0)", "exited with 0 before compute_score returned"),
+    ("import os\nos.kill(os.getpid(), 9)", "killed by signal 9 before compute_score returned"),
+]
+
+
+@pytest.mark.parametrize(("body", "said"), ENDINGS)
+async def test_a_sample_that_ends_its_grader_is_scored_and_not_refused(sandbox: Sandbox, body: str, said: str) -> None:
+    verdict = await scored(sandbox, body)
+    assert (verdict.status, verdict.passed, verdict.score) == ("ok", False, 0.0), verdict
+    named = await scored(sandbox, body, error_score=-2.0)
+    assert (named.status, named.score) == ("ok", -2.0)
+    assert said in named.reason
+
+
+@pytest.mark.parametrize(("body", "said"), ENDINGS)
+async def test_an_end_before_the_call_begins_is_refused(sandbox: Sandbox, body: str, said: str) -> None:
+    params = PythonFunction(module=body + "\ndef compute_score(**_): return 1\n", solution_str="x")
+    verdict = await PythonFunctionGrader().grade(params, bench(sandbox, error_score=-2.0, exception_score=-3.0))
+    assert (verdict.status, verdict.score) == ("refused", None)
+    assert said in verdict.reason
+
+
+async def test_an_ordinary_exception_is_scored_where_the_stage_names_a_score(sandbox: Sandbox) -> None:
+    verdict = await scored(sandbox, "return 1 / 0", exception_score=-0.5)
+    assert (verdict.status, verdict.passed, verdict.score) == ("ok", False, -0.5)
+    assert "ZeroDivisionError" in verdict.reason
+
+
+async def test_a_memory_limit_after_the_call_began_is_scored(walls: Sandbox) -> None:
+    verdict = await scored(walls, "held = [bytearray(1 << 20) for _ in range(4096)]", memory_mb=64, error_score=-2.0)
+    assert (verdict.status, verdict.score) == ("ok", -2.0), verdict
 
 
 async def test_the_refusal_shows_where_the_function_failed(sandbox: Sandbox) -> None:

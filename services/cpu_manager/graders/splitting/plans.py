@@ -1,0 +1,42 @@
+"""Plans by text: many samples are graded by the same tests."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from typing import Final
+
+from services.cpu_manager.graders.splitting.plan import Plan
+from services.cpu_manager.graders.splitting.reading import MOST_CHARS, split
+
+MOST_PLANS: Final = 512
+_MOST_KEPT_CHARS: Final = 4 << 20
+_INLINE_CHARS: Final = 2 << 10
+_LOOPS: Final = re.compile(r"\b(?:for|while)\b")
+"""Longer texts, and such as may hold a loop, are read in a thread: up to half a second."""
+
+
+class Plans:
+    """The least recently used are forgotten beyond MOST_PLANS texts or 4 Mi characters."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Plan | None] = OrderedDict()
+        self._chars = 0
+
+    async def get(self, text: str) -> Plan | None:
+        """The plan of a text of tests; None where it has none."""
+        if len(text) > MOST_CHARS:
+            return None
+        if text in self._kept:
+            self._kept.move_to_end(text)
+            return self._kept[text]
+        inline = len(text) <= _INLINE_CHARS and not _LOOPS.search(text)
+        plan = split(text) if inline else await asyncio.to_thread(split, text)
+        if text not in self._kept:
+            self._kept[text] = plan
+            self._chars += len(text)
+            while len(self._kept) > MOST_PLANS or self._chars > _MOST_KEPT_CHARS:
+                oldest, _ = self._kept.popitem(last=False)
+                self._chars -= len(oldest)
+        return plan

@@ -1,0 +1,196 @@
+"""Plain data outside the sandbox: sets and dicts whose cost an attacker cannot choose.
+
+A set of integers that collide costs quadratic time (475 KB of them: 2.6 s), because Python does not randomise the
+hash of numbers. `PlainSet` and `PlainDict` therefore look their elements up by a canonical byte string. The hash of
+bytes is randomised. All other plain data are Python's own objects, and `==` means what it means in Python.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+MOST_DEPTH: Final = 100
+"""Levels of nesting. Far below the depth at which the interpreter's own comparison gives up."""
+
+
+class NotPlainError(ValueError):
+    """A result that is not what the harness writes, or nested too deeply."""
+
+
+class Opaque:
+    """A result that is not plain data: unequal to everything."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+
+class Stream(list[Any]):
+    """What `range`, `zip`, `enumerate` and `reversed` make: it can be read, and equals no list."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = None
+
+
+class PlainSet:
+    """A set or frozenset. Building it is linear in the bytes of its elements."""
+
+    __slots__ = ("frozen", "members")
+
+    def __init__(self, elements: Iterable[Any], *, frozen: bool = False) -> None:
+        """Raises TypeError for an element that Python could not hash."""
+        self.frozen = frozen
+        self.members: dict[bytes, Any] = {}
+        for element in elements:
+            self.members.setdefault(key_of(element), element)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlainSet) and self.members.keys() == other.members.keys()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __le__(self, other: object) -> bool:
+        if not isinstance(other, PlainSet):
+            return NotImplemented
+        return self.members.keys() <= other.members.keys()
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, PlainSet):
+            return NotImplemented
+        return self.members.keys() < other.members.keys()
+
+    def __and__(self, other: object) -> PlainSet:
+        if not isinstance(other, PlainSet):
+            return NotImplemented
+        return PlainSet((one for place, one in self.members.items() if place in other.members), frozen=self.frozen)
+
+    def __or__(self, other: object) -> PlainSet:
+        if not isinstance(other, PlainSet):
+            return NotImplemented
+        return PlainSet((*self.members.values(), *other.members.values()), frozen=self.frozen)
+
+    def __sub__(self, other: object) -> PlainSet:
+        if not isinstance(other, PlainSet):
+            return NotImplemented
+        return PlainSet((one for place, one in self.members.items() if place not in other.members), frozen=self.frozen)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.members.values())
+
+    def __contains__(self, element: object) -> bool:
+        return key_of(element) in self.members
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(map(repr, self))}}}" if self.members else "set()"
+
+
+class PlainDict:
+    """A dict. Building it is linear in the bytes of its keys."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Raises TypeError for a key that Python could not hash."""
+        self.entries: dict[bytes, tuple[Any, Any]] = {}
+        for key, value in pairs:
+            place = key_of(key)
+            first = self.entries.get(place)
+            self.entries[place] = (key if first is None else first[0], value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PlainDict) or self.entries.keys() != other.entries.keys():
+            return False
+        return all(_same(value, other.entries[place][1]) for place, (_, value) in self.entries.items())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key for key, _ in self.entries.values())
+
+    def __contains__(self, key: object) -> bool:
+        return key_of(key) in self.entries
+
+    def __getitem__(self, key: object) -> Any:
+        place = key_of(key)
+        if place not in self.entries:
+            raise KeyError(key)
+        return self.entries[place][1]
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """Pairs in order of insertion."""
+        return list(self.entries.values())
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(f'{key!r}: {value!r}' for key, value in self.items())}}}"
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or bool(one == other)
+
+
+def key_of(value: Any, depth: int = 0) -> bytes:
+    """Canonical bytes of a hashable value: equal exactly where Python finds the values equal.
+
+    A NaN and an opaque value get a key that no other value has, as they equal nothing.
+
+    Raises:
+        TypeError: lists, dicts and sets have none.
+        NotPlainError: it is nested deeper than MOST_DEPTH.
+    """
+    if depth > MOST_DEPTH:
+        raise NotPlainError("nested too deeply")
+    if value is None:
+        return b"N"
+    kind = type(value)
+    if kind is str:
+        return b"s%s" % value.encode("utf-8", "surrogatepass")
+    if kind in (int, bool):
+        return b"i%x" % value
+    if kind is float:
+        return _key_of_float(value)
+    if kind is complex:
+        if value.imag == 0:
+            return _key_of_float(value.real)
+        return b"c" + _key_of_float(value.real) + b"," + _key_of_float(value.imag)
+    if kind is bytes:
+        return b"b%s" % value
+    if kind is tuple:
+        return b"(" + _joined([key_of(part, depth + 1) for part in value])
+    if kind is PlainSet and value.frozen:
+        return b"{" + _joined(sorted(value.members))
+    if kind is Opaque:
+        return b"o%d" % id(value)
+    raise TypeError(f"unhashable type: {kind.__name__!r}")
+
+
+def _joined(keys: list[bytes]) -> bytes:
+    return b"".join(b"%d:%s" % (len(key), key) for key in keys)
+
+
+def _key_of_float(value: float) -> bytes:
+    if math.isfinite(value) and value.is_integer():
+        return b"i%x" % int(value)
+    if value != value:
+        return b"nan%d" % id(value)
+    return b"f" + value.hex().encode()

@@ -15,6 +15,7 @@ from services.cpu_manager.environments.protocol import (
     ActEndedBy,
     BadEnvironment,
     Environment,
+    Postponed,
     RuntimeUnavailable,
 )
 from services.cpu_manager.results import Done, encode_output, encode_whole, lost, refused
@@ -67,6 +68,8 @@ class Acting:
                 environment = await runtime.create(trajectory, spec, cores)
         except BadEnvironment as error:
             return refused(str(error)[:MOST_REASON])
+        except Postponed as postponed:
+            return Done("postponed", reason=str(postponed)[:MOST_REASON], retry_in_s=postponed.retry_in_s)
         except RuntimeUnavailable as error:
             return lost(str(error)[:MOST_REASON])
         except TimeoutError:

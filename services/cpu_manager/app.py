@@ -14,7 +14,7 @@ from services.cpu_manager.acting import Acting
 from services.cpu_manager.attempts import Attempts
 from services.cpu_manager.cores import Cores, usable_cores
 from services.cpu_manager.environments.choice import DOCKER
-from services.cpu_manager.environments.opening import Opened, engine_comes, open_runtimes
+from services.cpu_manager.environments.opening import Mesh, Opened, engine_comes, open_runtimes
 from services.cpu_manager.execution import Execution, open_execution
 from services.cpu_manager.grading import Grading
 from services.cpu_manager.holding import Holding
@@ -22,6 +22,7 @@ from services.cpu_manager.memory import lendable_mb
 from services.cpu_manager.metrics import observe
 from services.cpu_manager.node import Node
 from services.cpu_manager.outbox import Outbox
+from services.cpu_manager.sandbox.offspring import become_subreaper
 from services.cpu_manager.settings import NO_ENGINE, CpuManagerSettings
 from services.cpu_manager.topology import topology
 from services.cpu_manager.trajectories import Trajectories
@@ -30,13 +31,18 @@ from shared.app import build_app
 from shared.background import Background
 from shared.bus import functions
 from shared.bus.connection import connect, patiently
+from shared.bus.identity import mesh_identity
 from shared.clock import SYSTEM_CLOCK, Clock
 from shared.messages.environments import MEMORY
 from shared.messages.kinds import ENVIRONMENT_KINDS
 from shared.messages.nodes import Hello
+from shared.policy.formulation import STARTS
 from shared.settings import load
 
 _log = log.get(__name__)
+
+STORE_S = 30.0
+"""Patience with Valkey at the start; then the process ends, and its supervisor starts it again."""
 
 
 class State(TypedDict):
@@ -81,23 +87,25 @@ def create_app(settings: CpuManagerSettings | None = None, *, clock: Clock = SYS
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[State]:
+        become_subreaper()
         mine = frozenset(sorted(usable_cores())[: settings.cores or None])
         url = settings.treadle.redis_url
         async with (
             open_execution(settings, mine) as execution,
-            open_runtimes(settings, execution.sandbox) as opened,
             connect(url, name="cpu_manager") as redis,
             connect(url, name="cpu_manager-reader") as reader,
+            _runtimes(settings, execution, redis) as (opened, mesh),
             Background() as background,
         ):
-            await patiently(lambda: functions.load(redis), what="loading functions", patience_s=30.0)
             cores = Cores(topology(settings.topology, mine))
             node, outbox = await _world(settings, cores, execution, opened, redis, reader, clock)
             background.start(outbox.run(), name="outbox")
             background.start(node.run(), name="grants")
+            if execution.offspring is not None:
+                background.start(execution.offspring.bury_orphans(), name="orphans")
             background.start(node.heartbeats(settings.heartbeat_s), name="heartbeats")
             if _may_get_engine(settings, opened):
-                background.start(_meet_engine(settings, execution, opened, node), name="engine")
+                background.start(_meet_engine(settings, execution, opened, node, mesh), name="engine")
             app.state.node, app.state.outbox = node, outbox
             yield State(node=node, outbox=outbox, execution=execution)
             await node.leave()
@@ -105,12 +113,26 @@ def create_app(settings: CpuManagerSettings | None = None, *, clock: Clock = SYS
     return build_app("cpu_manager", lifespan, ready=_ready, description=__doc__ or "")
 
 
+@asynccontextmanager
+async def _runtimes(
+    settings: CpuManagerSettings, execution: Execution, redis: Redis
+) -> AsyncIterator[tuple[Opened, Mesh]]:
+    """The runtimes, and the mesh whose they are."""
+    await patiently(lambda: functions.load(redis), what="loading functions", patience_s=STORE_S)
+    identity = await patiently(lambda: mesh_identity(redis), what="reading the mesh's identity", patience_s=STORE_S)
+    mesh = Mesh(identity, redis)
+    async with open_runtimes(settings, execution.sandbox, mesh) as opened:
+        yield opened, mesh
+
+
 def _may_get_engine(settings: CpuManagerSettings, opened: Opened) -> bool:
     return settings.engine != NO_ENGINE and DOCKER not in opened.runtimes.names
 
 
-async def _meet_engine(settings: CpuManagerSettings, execution: Execution, opened: Opened, node: Node) -> None:
-    await engine_comes(settings, opened)
+async def _meet_engine(
+    settings: CpuManagerSettings, execution: Execution, opened: Opened, node: Node, mesh: Mesh
+) -> None:
+    await engine_comes(settings, opened, mesh)
     await node.offer(**_offer(execution, opened))
 
 
@@ -126,9 +148,11 @@ async def _world(
     """The node's parts put together, with every environment that outlived the manager before this one."""
     memory_mb = lendable_mb(settings.memory_mb, len(cores.all))
     slots, memory = Holding(settings.slots, owned=settings.slots), Holding(memory_mb, owned=memory_mb)
+    at_once = settings.starts or max(1, len(cores.all) // 2)
+    starts = Holding(at_once, owned=at_once)
     holdings = {"cores": cores.holding, "slots": slots}
     if opened.runtimes.names or _may_get_engine(settings, opened):
-        holdings[MEMORY] = memory
+        holdings[MEMORY], holdings[STARTS] = memory, starts
     hello = _hello(settings, holdings, execution, opened)
     outbox = Outbox(redis)
     report = observe(outbox.put)
@@ -139,6 +163,7 @@ async def _world(
         memory=memory,
         tell=report,
         clock=clock,
+        starts=starts,
     )
     attempts = Attempts(
         node=hello.node,

@@ -160,7 +160,7 @@ class Attempts:
     def environments(self) -> list[Stays]:
         """Every environment that stands, and those that a grant here is to make."""
         specs = {one.grant.trajectory: one.grant.environment for one in self._line.values()}
-        to_come = [stays(trajectory, spec) for trajectory, spec in specs.items() if spec is not None]
+        to_come = [stays(trajectory, spec, making=True) for trajectory, spec in specs.items() if spec is not None]
         return list({one.trajectory: one for one in (*to_come, *self.trajectories.stays())}.values())
 
     async def stop(self) -> None:
@@ -207,8 +207,10 @@ class Attempts:
                 execution_s=self.clock.monotonic() - started,
                 cpu_s=done.cpu_s,
                 peak_memory_bytes=done.peak_memory_bytes,
+                evidence=done.evidence,
                 environment_stands=self.trajectories.stands(grant),
                 units=grant.units,
+                retry_in_s=done.retry_in_s,
             )
         )
 

@@ -38,7 +38,14 @@ class Grading:
         try:
             params = msgspec.json.decode(grant.params, type=grader.params)
             sandbox = TenantSandbox(self.sandbox, grant.tenant)
-            bench = Bench(sandbox=sandbox, cores=cores, timeout_s=grant.timeout_s, tenant=grant.tenant)
+            bench = Bench(
+                sandbox=sandbox,
+                cores=cores,
+                timeout_s=grant.timeout_s,
+                tenant=grant.tenant,
+                error_score=grant.error_score,
+                exception_score=grant.exception_score,
+            )
             async with asyncio.timeout(grant.timeout_s + self.guard_s):
                 verdict = await grader.grade(params, bench)
             output = encode_output(verdict.output, self.output_bytes)
@@ -57,4 +64,5 @@ class Grading:
             verdict.reason,
             verdict.cpu_s,
             verdict.peak_memory_bytes,
+            evidence="" if verdict.status == "lost" else verdict.evidence or grader.evidence,
         )

@@ -28,7 +28,7 @@ from shared.messages.grants import (
     grants_topic,
 )
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
-from shared.messages.outcomes import InventoryTaken
+from shared.messages.outcomes import ImagesChanged, InventoryTaken
 
 _log = log.get(__name__)
 
@@ -67,6 +67,8 @@ class Node:
         self._topic = grants_topic(hello.node, hello.incarnation)
         self.tail = Tail(reader, {self._topic: "0"})
         self._untrimmed = 0
+        self._images: frozenset[str] = frozenset()
+        """As last reported."""
         self.met_leader = False
         """A leader has asked for the inventory: work can come."""
 
@@ -88,6 +90,7 @@ class Node:
         for beats in itertools.count(1):
             self._attempts.tell_started()
             self._attempts.trajectories.look()
+            self._report_images()
             if beats % BEATS_A_HELLO == 0:
                 await self._say(self._hello)
             now = self._clock.monotonic()
@@ -142,6 +145,7 @@ class Node:
                 self._attempts.trajectories.want(message.image)
             case InventoryAsked():
                 self.met_leader = True
+                self._images = self._attempts.trajectories.images()
                 self._outbox.put(
                     InventoryTaken(
                         node=self._hello.node,
@@ -149,8 +153,22 @@ class Node:
                         epoch=message.epoch,
                         held=self._attempts.held(),
                         environments=self._attempts.environments(),
+                        images=sorted(self._images),
                     )
                 )
+
+    def _report_images(self) -> None:
+        """What has changed since the last report or inventory."""
+        now, before = self._attempts.trajectories.images(), self._images
+        if now != before:
+            self._images = now
+            changed = ImagesChanged(
+                node=self._hello.node,
+                incarnation=self._hello.incarnation,
+                here=sorted(now - before),
+                gone=sorted(before - now),
+            )
+            self._outbox.put(changed)
 
     async def _trim(self) -> None:
         """What was read is held in memory and told in inventories; the stream need not keep it."""

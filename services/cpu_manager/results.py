@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shared.messages.outcomes import ExecutionStatus
+from shared.messages.outcomes import Evidence, ExecutionStatus
 
 _encoder = msgspec.json.Encoder()
 
@@ -24,6 +24,9 @@ class Done(NamedTuple):
     reason: str = ""
     cpu_s: float = 0.0
     peak_memory_bytes: int = 0
+    retry_in_s: float = 0.0
+    """Of one that was postponed."""
+    evidence: Evidence = ""
 
 
 def lost(reason: str) -> Done:

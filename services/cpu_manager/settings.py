@@ -34,6 +34,15 @@ class CpuManagerSettings(ServiceSettings):
     socket; `none` makes none."""
     engine_retry_s: float = Field(10.0, gt=0)
     """How often an engine that did not answer when the node started is asked again; the node offers it when it does."""
+    starts: int = Field(0, ge=0)
+    """Environments that are made at once, set-up lines included; 0: half of the cores, at least one. The other cores
+    stay for trajectories that act."""
+    image_budget_mb: int = Field(0, ge=0)
+    """Megabytes of disk for images that this node pulled; beyond it those that nobody uses are removed, the least
+    recently used first. 0 takes half of the disk that the engine's images are on, or 100 GB where that is not visible.
+    """
+    pulls: int = Field(2, gt=0)
+    """Images that are pulled at once. Each already fetches three layers at a time."""
     slots: int = Field(1024, gt=0)
     """Actions that need no core (sleeping, waiting on others) at once."""
     heartbeat_s: float = Field(2.0, gt=0)

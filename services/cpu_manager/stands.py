@@ -10,7 +10,7 @@ from services.cpu_manager.environments.protocol import Environment
 from services.cpu_manager.results import Done
 from shared.messages.environments import MEMORY, EnvironmentSpec
 from shared.messages.outcomes import Stays
-from shared.policy.formulation import TrajectoryEnd
+from shared.policy.formulation import STARTS, TrajectoryEnd
 from shared.units import Seconds
 
 Word = Literal["closed", "idle", "lifetime", "died", "stopped"]
@@ -57,9 +57,12 @@ class Stand:
     closing: bool = False
     """Nothing acts in it any more, and it is being closed."""
 
+    told: bool = False
+    """That it stands is known to the leader, or will be with the outcome of its first action."""
+
     def stays(self) -> Stays:
         """As the leader's books have it."""
-        return stays(self.trajectory, self.spec)
+        return stays(self.trajectory, self.spec, making=self.environment is None)
 
     def ends_at(self) -> tuple[Seconds, Ending]:
         """When its own limits end it as things stand, and which of them does."""
@@ -82,9 +85,10 @@ class Stand:
             cut(task)
 
 
-def stays(trajectory: str, spec: EnvironmentSpec) -> Stays:
-    """What an environment holds of its node for its whole life."""
-    return Stays(trajectory=trajectory, units={MEMORY: spec.memory_mb})
+def stays(trajectory: str, spec: EnvironmentSpec, *, making: bool) -> Stays:
+    """What an environment holds of its node: memory for its whole life, one of the starts while it is made."""
+    units = {MEMORY: spec.memory_mb, STARTS: 1} if making else {MEMORY: spec.memory_mb}
+    return Stays(trajectory=trajectory, units=units)
 
 
 def cut(task: asyncio.Task[Done]) -> None:

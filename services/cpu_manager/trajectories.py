@@ -21,7 +21,7 @@ from services.cpu_manager.stands import CLOSED, DIED, ENDED, Ending, Stand, age_
 from shared import log
 from shared.clock import Clock
 from shared.messages.grants import Granted
-from shared.messages.outcomes import EnvironmentEnded, Stays
+from shared.messages.outcomes import EnvironmentEnded, EnvironmentMade, Stays
 from shared.units import Seconds
 
 _log = log.get(__name__)
@@ -41,8 +41,10 @@ class Trajectories:
     incarnation: str
     acting: Acting
     memory: Holding
-    tell: Callable[[EnvironmentEnded], None]
+    tell: Callable[[EnvironmentEnded | EnvironmentMade], None]
     clock: Clock
+    starts: Holding = field(default_factory=lambda: Holding(0, owned=0))
+    """Environments that are being made. The leader keeps to the limit; here it is counted."""
     _stands: dict[str, Stand] = field(default_factory=dict)
     _at_work: dict[asyncio.Task[Done], Stand] = field(default_factory=dict)
     _closing: set[asyncio.Task[None]] = field(default_factory=set)
@@ -103,9 +105,19 @@ class Trajectories:
         """Environments of this image will be asked for."""
         self.acting.runtimes.want(image)
 
+    def images(self) -> frozenset[str]:
+        """What environments can be made of here without a pull."""
+        return self.acting.runtimes.images()
+
     def look(self) -> None:
-        """End those that have died by themselves since they acted."""
+        """End those that have died by themselves since they acted; tell which stand whose first action goes on."""
         for stand in list(self._stands.values()):
+            if stand.environment is not None and not stand.told:
+                stand.told = True
+                if stand.acting:
+                    self.tell(
+                        EnvironmentMade(node=self.node, incarnation=self.incarnation, trajectory=stand.trajectory)
+                    )
             if stand.environment is not None and not stand.environment.alive and not stand.acting:
                 self._end(stand, DIED)
 
@@ -178,11 +190,13 @@ class Trajectories:
     def _enter(self, stand: Stand, now: Seconds) -> Stand:
         self._stands[stand.trajectory] = stand
         self.memory.use(stand.spec.memory_mb, now)
+        self.starts.use(1, now)
         return stand
 
     def _stood(self, stand: Stand, environment: Environment, since: Seconds) -> None:
         now = self.clock.monotonic()
         stand.environment, stand.since, stand.rests_since = environment, since, now
+        self.starts.use(-1, now)
         metrics.STANDING.inc()
         self._ring(stand.ends_at()[0], now)
 
@@ -230,7 +244,10 @@ class Trajectories:
 
     def _drop(self, stand: Stand) -> None:
         del self._stands[stand.trajectory]
-        self.memory.use(-stand.spec.memory_mb, self.clock.monotonic())
+        now = self.clock.monotonic()
+        self.memory.use(-stand.spec.memory_mb, now)
+        if stand.environment is None:
+            self.starts.use(-1, now)
 
     def _remember(self, trajectory: str, reason: str) -> None:
         self._ended[trajectory] = reason

@@ -51,6 +51,12 @@ class Resources(_Strict):
     pids_limit: Count | None = None
 
 
+class VolumeOptions(_Strict):
+    """Labels of a volume that is made with its container; no driver, which could mount the host's folders."""
+
+    labels: dict[str, str] = {}
+
+
 class Mount(_Strict):
     """A volume: one of our own (`carries`), or without a name a fresh one. Nothing else can be mounted."""
 
@@ -58,6 +64,7 @@ class Mount(_Strict):
     target: Inside
     source: str = ""
     read_only: bool = False
+    volume_options: VolumeOptions | None = None
 
 
 class LogConfig(_Strict):

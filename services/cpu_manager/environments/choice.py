@@ -56,6 +56,10 @@ class Runtimes:
         self._wanted[image] = task = asyncio.create_task(runtime.prepare(image), name=f"prepare {image}")
         task.add_done_callback(lambda _: self._wanted.pop(image, None))
 
+    def images(self) -> frozenset[str]:
+        """What environments can be made of here without a pull."""
+        return frozenset().union(*(runtime.images() for runtime in self._runtimes.values()))
+
     async def survivors(self) -> list[Environment]:
         """What outlived an earlier life of this node's manager. Once, before anything is made."""
         return [environment for runtime in self._runtimes.values() for environment in await runtime.survivors()]

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+
+from redis.asyncio import Redis
 
 from services.cpu_manager.environments.choice import DOCKER, Runtimes
+from services.cpu_manager.environments.docker.claim import ALONE
+from services.cpu_manager.environments.docker.engine import EngineFacts
+from services.cpu_manager.environments.docker.keeping import Forgetful, Ledger
+from services.cpu_manager.environments.docker.ledger import StoreLedger
+from services.cpu_manager.environments.docker.leftovers import Record, forget, record_path
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from services.cpu_manager.environments.local.runtime import LocalRuntime
 from services.cpu_manager.environments.protocol import Runtime, RuntimeUnavailable
@@ -20,6 +29,24 @@ from shared.messages.environments import LOCAL
 _log = log.get(__name__)
 
 
+UNSEEN_BUDGET_MB = 102_400
+"""Of images, where the engine's disk is another host's."""
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """What of the mesh its containers and images need."""
+
+    identity: str = ALONE
+    """Of its store."""
+    redis: Redis | None = None
+    """The store; None: what was pulled is remembered for this life alone."""
+
+    def ledger(self, node: str, engine: str) -> Ledger:
+        return StoreLedger(self.redis, node, engine) if self.redis is not None and engine else Forgetful()
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """What environments can be made with here."""
@@ -30,13 +57,13 @@ class Opened:
 
 
 @asynccontextmanager
-async def open_runtimes(settings: CpuManagerSettings, sandbox: Sandbox) -> AsyncIterator[Opened]:
-    """Open what there is, and close it with every environment at the end."""
+async def open_runtimes(settings: CpuManagerSettings, sandbox: Sandbox, mesh: Mesh) -> AsyncIterator[Opened]:
+    """Open what there is, and close it with every environment at the end. `mesh`: whose."""
     found: list[Runtime] = []
     labels: dict[str, str] = {}
     for name in (LOCAL, DOCKER):
         try:
-            runtime, label = await (_local(settings, sandbox) if name == LOCAL else _docker(settings))
+            runtime, label = await (_local(settings, sandbox) if name == LOCAL else _docker(settings, mesh))
         except RuntimeUnavailable as error:
             _log.info("no_runtime", runtime=name, reason=str(error))
             label = f"none: {error}"
@@ -50,15 +77,17 @@ async def open_runtimes(settings: CpuManagerSettings, sandbox: Sandbox) -> Async
         await opened.runtimes.close()
 
 
-async def engine_comes(settings: CpuManagerSettings, opened: Opened) -> None:
-    """Wait for a container engine that did not answer at the node's start; then it is a runtime like the others.
+async def engine_comes(settings: CpuManagerSettings, opened: Opened, mesh: Mesh) -> None:
+    """Wait for a container engine that could not be had at the node's start; then it is a runtime like the others.
+
+    It did not answer, or another manager owned this node's containers.
 
     What stands there from an earlier life of the manager is ended: the leader was told already that it is not here.
     """
     while True:
         await asyncio.sleep(settings.engine_retry_s)
         try:
-            docker, label = await _docker(settings)
+            docker, label = await _docker(settings, mesh)
         except RuntimeUnavailable as error:
             opened.labels[_label(DOCKER)] = f"none: {error}"
             continue
@@ -80,8 +109,33 @@ async def _local(settings: CpuManagerSettings, sandbox: Sandbox) -> tuple[Runtim
     return await LocalRuntime.open(sandbox, output_bytes=settings.output_bytes), sandbox.ladder.chosen.value
 
 
-async def _docker(settings: CpuManagerSettings) -> tuple[DockerRuntime, str]:
+async def _docker(settings: CpuManagerSettings, mesh: Mesh) -> tuple[DockerRuntime, str]:
     if settings.engine == NO_ENGINE:
         raise RuntimeUnavailable("switched off by CPU_MANAGER_ENGINE")
-    docker = await DockerRuntime.open(settings.node, url=settings.engine, output_bytes=settings.output_bytes)
+    record = record_path(settings.treadle.home, settings.node)
+    docker = await DockerRuntime.open(
+        settings.node,
+        mesh=mesh.identity,
+        url=settings.engine,
+        output_bytes=settings.output_bytes,
+        emptied=lambda: forget(record),
+        ledger=lambda facts: mesh.ledger(settings.node, facts.id),
+        budget_bytes=partial(_image_budget, settings),
+        pulls=settings.pulls,
+    )
+    if record is not None:
+        try:
+            Record(settings.node, mesh.identity, docker.engine_url).write(record)
+        except OSError as error:
+            _log.warning("record_not_written", record=str(record), problem=str(error))
     return docker, docker.facts.version
+
+
+def _image_budget(settings: CpuManagerSettings, facts: EngineFacts) -> int:
+    """Bytes."""
+    if settings.image_budget_mb:
+        return settings.image_budget_mb * _MIB
+    try:
+        return shutil.disk_usage(facts.root).total // 2
+    except OSError:
+        return UNSEEN_BUDGET_MB * _MIB

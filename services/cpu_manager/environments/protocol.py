@@ -74,6 +74,14 @@ class RuntimeUnavailable(Exception):
     """The environment could not be made just now, and the fault is ours (engine out of reach, no memory left)."""
 
 
+class Postponed(RuntimeUnavailable):
+    """The environment cannot be made before a while, and nobody failed: the attempt does not count."""
+
+    def __init__(self, reason: str, retry_in_s: float) -> None:
+        super().__init__(reason)
+        self.retry_in_s = retry_in_s
+
+
 class Runtime(Protocol):
     """A way to make environments. Held by tests/conformance/test_runtimes.py for each that the node has."""
 
@@ -87,8 +95,13 @@ class Runtime(Protocol):
 
         Raises:
             BadEnvironment: the trainer's fault.
+            Postponed: not before a while.
             RuntimeUnavailable: ours; may be tried again.
         """
+        ...
+
+    def images(self) -> frozenset[str]:
+        """What its environments can be made of without a pull, by familiar names (`shared.images`)."""
         ...
 
     async def survivors(self) -> list[Environment]:

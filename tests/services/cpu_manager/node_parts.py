@@ -22,7 +22,7 @@ from services.cpu_manager.trajectories import Trajectories
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.grants import Granted
 from shared.messages.kinds import Params as KindParams
-from shared.messages.outcomes import EnvironmentEnded, Finished, Outcome
+from shared.messages.outcomes import EnvironmentEnded, Evidence, Finished, Outcome
 from shared.policy.cores import Topology
 from shared.units import Seconds
 
@@ -71,6 +71,7 @@ class Scripted:
     kind: str = "work"
     params: type[Any] = Params
     repeatable: bool = True
+    evidence: Evidence = ""
     act: Callable[[Params, Bench], Verdict] = lambda _, __: Verdict(status="ok", passed=True, score=1.0)
     waits: bool = False
     """Every call waits for `go`."""
@@ -149,6 +150,8 @@ class FakeRuntime:
     standing_by: list[Environment] = field(default_factory=list)
     """What survived."""
     prepared: list[str] = field(default_factory=list)
+    has: set[str] = field(default_factory=set)
+    """Images."""
     closed: bool = False
 
     def __post_init__(self) -> None:
@@ -168,6 +171,9 @@ class FakeRuntime:
 
     async def survivors(self) -> list[Environment]:
         return self.standing_by
+
+    def images(self) -> frozenset[str]:
+        return frozenset(self.has)
 
     async def prepare(self, image: str) -> None:
         self.prepared.append(image)

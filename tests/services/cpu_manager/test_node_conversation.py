@@ -12,6 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.cpu_manager import node as node_module
+from services.cpu_manager.environments.protocol import Postponed
 from services.cpu_manager.execution import Execution
 from services.cpu_manager.node import BEATS_A_HELLO, Node
 from services.cpu_manager.outbox import Outbox
@@ -28,7 +29,16 @@ from shared.messages.grants import (
     grants_topic,
 )
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
-from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, Finished, InventoryTaken, Started, Stays
+from shared.messages.outcomes import (
+    OUTCOMES,
+    EnvironmentEnded,
+    EnvironmentMade,
+    Finished,
+    ImagesChanged,
+    InventoryTaken,
+    Started,
+    Stays,
+)
 from tests.services.cpu_manager.node_parts import Bed, grant, in_environment
 from tests.shared.bus.soon import soon
 
@@ -177,7 +187,8 @@ async def test_environments_begin_stand_in_the_inventory_and_end(post: Post) -> 
     await post.send(EnvironmentClosed(epoch=1, trajectory="t"), EnvironmentClosed(epoch=1, trajectory="unknown"))
     ended = (await post.outcomes(5))[3:]
 
-    assert [being_made.environments, stands.environments] == [[Stays(trajectory="t", units={"memory_mb": 100})]] * 2
+    assert being_made.environments == [Stays(trajectory="t", units={"memory_mb": 100, "starts": 1})]
+    assert stands.environments == [Stays(trajectory="t", units={"memory_mb": 100})]
     assert (began.action, began.status) == ("a", "ok")
     assert kinds(ended) == [EnvironmentEnded] * 2
     assert {one.trajectory: (one.node, one.incarnation, one.ended) for one in ended} == {
@@ -194,6 +205,43 @@ async def test_an_image_that_is_wanted_is_made_ready(post: Post) -> None:
         return post.bed.runtime.prepared == ["local"]
 
     await soon(prepared)
+
+
+async def test_a_heartbeat_reports_which_environment_stands_while_its_first_action_goes_on(post: Post) -> None:
+    post.bed.runtime.create_waits = post.bed.runtime.waits = True
+    await post.send(in_environment("a", begins=True))
+    async with running(lambda: post.node.heartbeats(0.01)):
+        (started,) = await post.outcomes(1)
+        assert isinstance(started, Started)
+        post.bed.runtime.create_waits = False
+        post.bed.runtime.go.set()
+        post.bed.runtime.go = asyncio.Event()
+        made = (await post.outcomes(2))[1]
+        post.bed.runtime.go.set()
+        finished = (await post.outcomes(3))[2]
+
+    assert (made, finished.status) == (EnvironmentMade(node="n", incarnation="1", trajectory="t"), "ok")
+
+
+async def test_a_heartbeat_reports_images_that_came_and_went(post: Post) -> None:
+    post.bed.runtime.has = {"a:1", "b:1"}
+    await post.send(InventoryAsked(epoch=1))
+    (inventory,) = await post.outcomes(1)
+    post.bed.runtime.has = {"b:1", "c:1"}
+    async with running(lambda: post.node.heartbeats(0.01)):
+        changed = (await post.outcomes(2))[1]
+
+    assert inventory.images == ["a:1", "b:1"]
+    assert changed == ImagesChanged(node="n", incarnation="1", here=["c:1"], gone=["a:1"])
+
+
+async def test_a_postponed_environment_is_told_with_its_reason_and_time(post: Post) -> None:
+    post.bed.runtime.fails = Postponed("the registry limits pulls", 7.0)
+    await post.send(in_environment("a", begins=True))
+    (end,) = await post.outcomes(1)
+
+    assert (end.status, end.reason, end.retry_in_s) == ("postponed", "the registry limits pulls", 7.0)
+    assert (end.environment_stands, post.bed.memory.used) == (False, 0)
 
 
 async def test_a_heartbeat_tells_memory_and_finds_who_has_died(post: Post) -> None:

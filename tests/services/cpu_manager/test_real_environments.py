@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.cpu_manager.environments.opening import open_runtimes
+from services.cpu_manager.environments.opening import Mesh, open_runtimes
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.rungs import NoSandboxError
 from services.cpu_manager.settings import CpuManagerSettings
@@ -29,7 +29,7 @@ async def bed() -> AsyncIterator[Bed]:
     except NoSandboxError as error:
         pytest.skip(f"no sandbox can be had here: {error}")
     try:
-        async with open_runtimes(SETTINGS, sandbox) as opened:
+        async with open_runtimes(SETTINGS, sandbox, Mesh()) as opened:
             if not opened.runtimes.names:
                 pytest.skip(f"no local runtime: {opened.labels['runtime.local']}")
             bed = Bed(

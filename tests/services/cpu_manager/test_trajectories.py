@@ -281,7 +281,7 @@ async def test_it_waits_for_cores_where_none_are_free(bed: Bed) -> None:
     bed.attempts.begin(in_environment("b", begins=True))
     await turns()
     assert [(one.action, one.waits) for one in bed.attempts.held()] == [("runs", False), ("b", True)]
-    assert bed.attempts.environments() == [Stays(trajectory="t", units={"memory_mb": 100})]
+    assert bed.attempts.environments() == [Stays(trajectory="t", units={"memory_mb": 100, "starts": 1})]
 
     bed.grader.go.set()
     assert [one.status for one in await bed.settled()] == ["ok", "ok"]
@@ -302,9 +302,12 @@ async def test_two_actions_in_one_environment_take_turns(bed: Bed) -> None:
 async def test_memory_is_held_from_the_beginning_until_it_is_closed(bed: Bed) -> None:
     bed.runtime.create_waits = True
     bed.attempts.begin(in_environment("a", begins=True))
-    assert (bed.memory.used, bed.attempts.environments()) == (100, [Stays(trajectory="t", units={"memory_mb": 100})])
+    making = Stays(trajectory="t", units={"memory_mb": 100, "starts": 1})
+    assert (bed.memory.used, bed.trajectories.starts.used, bed.attempts.environments()) == (100, 1, [making])
     bed.runtime.go.set()
     await bed.settled()
+    assert bed.trajectories.starts.used == 0
+    assert bed.attempts.environments() == [Stays(trajectory="t", units={"memory_mb": 100})]
     bed.runtime.may_close.clear()
     bed.attempts.close_environment("t")
     await turns()

@@ -28,7 +28,7 @@ ENVIRONMENT: dict[str, Any] = {
         "PidsLimit": 256,
         "Mounts": [
             {"Type": "volume", "Source": "treadle-carried-node-7-0123456789ab", "Target": "/run/c", "ReadOnly": True},
-            {"Type": "volume", "Target": "/work"},
+            {"Type": "volume", "Target": "/work", "VolumeOptions": {"Labels": {"treadle.mesh": "0123456789abcdef"}}},
         ],
         "Tmpfs": {"/tmp": "rw,size=64m,mode=1777"},
         "StorageOpt": {"size": "1024m"},

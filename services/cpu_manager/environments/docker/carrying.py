@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from services.cpu_manager.environments.bundle import resident
 from services.cpu_manager.environments.docker import packing
-from services.cpu_manager.environments.docker.container import CARRIED, NODE, SOCKET
+from services.cpu_manager.environments.docker.claim import Owner
+from services.cpu_manager.environments.docker.container import CARRIED, SOCKET
 from services.cpu_manager.environments.docker.engine import Engine, EngineRefusal
 from services.cpu_manager.environments.docker.images import Image
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
@@ -41,11 +42,12 @@ _RESIDENT: Final = (str(Path(__file__).parents[1]), "resident.serving")
 class Carrier:
     """Fills the volume once in the life of a manager, when the first image is there."""
 
-    def __init__(self, engine: Engine, node: str) -> None:
+    def __init__(self, engine: Engine, owner: Owner) -> None:
         self._engine = engine
-        self._node = node
-        digest = hashlib.sha256(sys.version.encode() + resident()).hexdigest()
-        self._family = f"treadle-carried-{node.lower()}-"
+        self._owner = owner
+        # The mesh is part of the digest: another mesh's node of this name removes its own volume, and not ours.
+        digest = hashlib.sha256(f"{owner.mesh} {sys.version}".encode() + resident()).hexdigest()
+        self._family = f"treadle-carried-{owner.node.lower()}-"
         self.volume = self._family + digest[:12]
         self._earlier: set[str] = set()
         self._filling: asyncio.Task[None] | None = None
@@ -83,14 +85,21 @@ class Carrier:
     async def _fill(self, image: Image) -> None:
         """Through a container that is never started: the engine unpacks into the volumes of one."""
         archive = await _packed()
-        name = f"treadle-{self._node}-carrier-{secrets.token_hex(4)}"
+        name = f"treadle-{self._owner.node}-carrier-{secrets.token_hex(4)}"
         config: dict[str, Any] = {
             "Image": image.id,
             "Entrypoint": COMMAND,
-            "Labels": {NODE: self._node},
+            "Labels": self._owner.labels,
             "HostConfig": {
                 "NetworkMode": "none",
-                "Mounts": [{"Type": "volume", "Source": self.volume, "Target": CARRIED}],
+                "Mounts": [
+                    {
+                        "Type": "volume",
+                        "Source": self.volume,
+                        "Target": CARRIED,
+                        "VolumeOptions": {"Labels": self._owner.labels},
+                    }
+                ],
             },
         }
         try:

@@ -1,24 +1,79 @@
-"""One manager a node's name: who is alive keeps the name, and nobody else takes its containers for left behind.
+"""Claim: at most one manager on a host owns the containers of one node of one mesh (ADR 0029).
 
-Node names are unique in a mesh, not on a host: two meshes of one machine have nodes of the same name by default.
+Node names are unique in a mesh, not on a host: two meshes of one machine have nodes of the same name by default. So an
+owner is the pair of the mesh's identity and the node's name; containers carry both as labels.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import hashlib
 import socket
+from typing import Final, Self
+
+import msgspec
+
+from services.cpu_manager.environments.protocol import RuntimeUnavailable
+from shared.units import Seconds
+
+MESH: Final = "treadle.mesh"
+NODE: Final = "treadle.node"
+"""Labels of containers and volumes."""
+
+ALONE: Final = "0" * 16
+"""The mesh of a runtime that belongs to none."""
+
+CLAIM_S: Final = 3.0
+"""A predecessor that was just killed, or is closing, gives its claim back within this."""
+_LOOK_S: Final = 0.05
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whose containers: one node of one mesh."""
+
+    node: str
+    mesh: str = ALONE
+    """Identity of its store (`shared.bus.identity`)."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {MESH: self.mesh, NODE: self.node}
+
+    @property
+    def filters(self) -> list[str]:
+        """The labels as the engine's filters take them."""
+        return [f"{name}={value}" for name, value in self.labels.items()]
 
 
 class Claim:
-    """A name in the kernel's own table of sockets, of this network namespace; it is free when its holder is gone."""
+    """An address in the kernel's table of sockets, of this network namespace. The kernel frees it with its holder."""
 
-    def __init__(self, node: str) -> None:
-        """Try to have it. `held` says whether it was free."""
+    def __init__(self, owner: Owner) -> None:
+        """Try to take it: `held`."""
+        digest = hashlib.sha256(f"{owner.mesh} {owner.node}".encode()).hexdigest()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.held = False
         with contextlib.suppress(OSError):
-            self._socket.bind(f"\0treadle-containers-{node}"[:107])
+            self._socket.bind(f"\0treadle-containers-{digest}")
             self.held = True
+
+    @classmethod
+    async def take(cls, owner: Owner, within_s: Seconds = CLAIM_S) -> Self:
+        """Take it, and try again for so long while another holds it.
+
+        Raises:
+            RuntimeUnavailable: another still holds it.
+        """
+        deadline = asyncio.get_running_loop().time() + within_s
+        while not (claim := cls(owner)).held:
+            claim.close()
+            if asyncio.get_running_loop().time() >= deadline:
+                raise RuntimeUnavailable(
+                    f"another manager on this host owns the containers of node {owner.node} in this mesh"
+                )
+            await asyncio.sleep(_LOOK_S)
+        return claim
 
     def close(self) -> None:
         self._socket.close()

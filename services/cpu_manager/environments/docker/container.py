@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import msgspec
 
+from services.cpu_manager.environments.docker.claim import Owner
 from services.cpu_manager.environments.docker.images import Image
 from shared.messages.environments import EnvironmentSpec
 
-NODE: Final = "treadle.node"
 TRAJECTORY: Final = "treadle.trajectory"
 SPEC: Final = "treadle.spec"
-"""Labels: whose a container is, and what a later life of the node's manager needs to take it up."""
+"""Labels beside the owner's: what a later life of the node's manager needs to take a container up."""
 MAKING: Final = "treadle.making"
 """A label: by which making of ours it was created. Its name may be that of its successor, when its id is not known."""
 
@@ -35,7 +35,7 @@ _TMPFS: Final = "rw,nosuid,nodev,mode=1777"
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A container before it is created."""
 
-    node: str
+    owner: Owner
     trajectory: str
     spec: EnvironmentSpec
     image: Image
@@ -48,9 +48,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """No other container's."""
 
 
-def name_of(node: str, trajectory: str) -> str:
-    """The container's name: one for a trajectory, so that a second one cannot be made by mistake."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", f"treadle-{node}-{trajectory}")
+def name_of(owner: Owner, trajectory: str) -> str:
+    """The container's name: one for a trajectory of a mesh, so that a second one cannot be made by mistake."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", f"treadle-{owner.mesh[:8]}-{owner.node}-{trajectory}")
 
 
 def workdir_of(spec: EnvironmentSpec, image: Image) -> str:
@@ -74,7 +74,7 @@ def config_of(plan: Plan, *, sized: bool) -> dict[str, Any]:
 
 def labels_of(plan: Plan) -> dict[str, str]:
     spec = msgspec.json.encode(plan.spec).decode()
-    return {NODE: plan.node, TRAJECTORY: plan.trajectory, SPEC: spec, MAKING: plan.making}
+    return {**plan.owner.labels, TRAJECTORY: plan.trajectory, SPEC: spec, MAKING: plan.making}
 
 
 def spec_from(labels: Mapping[str, str]) -> EnvironmentSpec:
@@ -92,7 +92,7 @@ def spec_from(labels: Mapping[str, str]) -> EnvironmentSpec:
 def _walls(plan: Plan) -> dict[str, Any]:
     """No network, rights, devices or other processes; its own files, which may be closed to writing."""
     workdir = workdir_of(plan.spec, plan.image)
-    mounts = [{"Type": "volume", "Source": plan.volume, "Target": CARRIED, "ReadOnly": True}]
+    mounts: list[dict[str, Any]] = [{"Type": "volume", "Source": plan.volume, "Target": CARRIED, "ReadOnly": True}]
     tmpfs = {SOCKETS: f"{_TMPFS},noexec,size=64k"}
     if plan.spec.read_only:
         tmpfs["/tmp"] = f"{_TMPFS},exec,size={plan.spec.disk_mb}m"

@@ -25,6 +25,8 @@ from services.cpu_manager.environments.protocol import RuntimeUnavailable
 DEFAULT_URL: Final = "unix:///var/run/docker.sock"
 ANSWER_S: Final = 30.0
 """Within which the engine answers anything but a pull. 24 containers at once make it take 5 s to start one here."""
+REMOVE_S: Final = 300.0
+"""Of an image: the layers of 10 GB are many files."""
 _UNREACHABLE: Final = 900
 
 Answer = TypeVar("Answer")
@@ -49,6 +51,10 @@ class EngineFacts(msgspec.Struct, frozen=True):
     storage: str
     """Storage driver: `overlay2`."""
     cgroup_version: str
+    id: str = ""
+    """Of the engine itself; empty where it has none."""
+    root: str = ""
+    """The folder of its images, on its host."""
 
     def __str__(self) -> str:
         """For people: `20.10.24 (overlay2, control groups v1)`."""
@@ -85,7 +91,9 @@ class Engine:
         version = await bounded("say its version", self.docker.version())
         info = await bounded("describe itself", self.docker.system.info())
         platform = f"{version.get('Os', 'linux')}/{version.get('Arch', '')}"
-        return EngineFacts(version["Version"], platform, info.get("Driver", ""), info.get("CgroupVersion", "1"))
+        cgroups = info.get("CgroupVersion", "1")
+        name, root = info.get("ID") or "", info.get("DockerRootDir") or ""
+        return EngineFacts(version["Version"], platform, info.get("Driver", ""), cgroups, name, root)
 
     async def image(self, name: str) -> dict[str, Any] | None:
         """What the engine knows of an image it has; None when it has none of this name."""
@@ -95,6 +103,15 @@ class Engine:
             if refusal.status == 404:
                 return None
             raise
+
+    async def images(self) -> list[dict[str, Any]]:
+        """All images that it lists: `RepoTags`, `RepoDigests`, `Size`."""
+        found: list[dict[str, Any]] = await self.get("images/json", "list its images", {})
+        return found
+
+    async def remove_image(self, name: str) -> None:
+        """Remove an image; refused (409) while any container uses it."""
+        await bounded(f"remove image {name}", self.docker._query_json(f"images/{name}", "DELETE"), REMOVE_S)
 
     async def pull(self, name: str, timeout_s: float) -> None:
         """Fetch an image. A stream that breaks off looks like success: look for the image afterwards."""

@@ -1,17 +1,24 @@
-"""Images on this node: each is fetched once however many ask, a few at a time, and again when the registry stumbles."""
+"""Images on this node: each is pulled once however many ask, a few at a time, and again when the registry stumbles.
+
+A registry that limits pulls (`toomanyrequests`) is left alone for longer and longer; whoever needs an image of it
+meanwhile is postponed (`Postponed`), which is no failure.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from services.cpu_manager.environments.docker.engine import EngineRefusal
-from services.cpu_manager.environments.protocol import BadEnvironment, RuntimeUnavailable
+from services.cpu_manager.environments.docker.keeping import Keeping
+from services.cpu_manager.environments.protocol import BadEnvironment, Postponed, RuntimeUnavailable
 from shared import log
+from shared.images import registry_of
 
 _log = log.get(__name__)
 
@@ -20,6 +27,13 @@ PULLS_AT_ONCE: Final = 2
 ATTEMPTS: Final = 5
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 8.0
+FIRST_LIMITED_S: Final = 5.0
+LONGEST_LIMITED_S: Final = 300.0
+"""Pauses of a registry that limits pulls. Public ones count over an hour and more, and say so nowhere in the engine's
+answer."""
+UNTOLD_S: Final = 60.0
+MOST_UNTOLD: Final = 1024
+"""Failed pulls that nobody waited for, and how long they count."""
 PULL_S: Final = 1800.0
 """An image of 10 GB over 100 Mbit/s takes 800 s."""
 
@@ -28,6 +42,18 @@ _NEVER: Final = (
     "unauthorized", "no matching manifest", "invalid reference", "unsupported", "repository name",
 )  # fmt: skip
 """Words of engines and registries for what another attempt would not change."""
+_LIMITED: Final = ("toomanyrequests", "too many requests", "rate limit", "status code 429", "429 too many")
+_DISK_FULL: Final = "no space left on device"
+
+
+_REASONS: Final = (
+    (("dial tcp", "timeout", "no such host", "connection refused"), "the registry does not answer"),
+    (("no matching manifest",), "it is not made for this node's platform"),
+    (("denied", "unauthorized"), "the registry has no such image, or does not show it"),
+    (("not found", "manifest unknown", "does not exist"), "there is no such image"),
+    (("invalid reference", "repository name"), "its name is not valid"),
+)
+"""Words of engines and registries -> what a caller gets to know; the first that fits."""
 
 
 class Image(msgspec.Struct, frozen=True):
@@ -53,31 +79,53 @@ class Images:
     def __init__(
         self,
         source: Source,
+        keeping: Keeping,
         *,
         pulls_at_once: int = PULLS_AT_ONCE,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: random.Random | None = None,
     ) -> None:
         self._source = source
+        self._keeping = keeping
+        self._limits = Limits(rng or random.Random())
         self._room = asyncio.Semaphore(pulls_at_once)
         self._pause = pause
         self._rng = rng or random.Random()
         self._flights: dict[str, asyncio.Task[Image]] = {}
+        self._waiters: Counter[str] = Counter()
+        self._failures: dict[str, tuple[float, Exception]] = {}
+        """Image -> until when nobody has been told of this failure, and the failure."""
+
+    @property
+    def under_way(self) -> int:
+        """Images that are being pulled or wait for their turn."""
+        return len(self._flights)
 
     async def get(self, name: str) -> Image:
         """The image, fetched where it is missing. Whoever asks while that goes on waits for the same fetch.
 
-        Cancelling ends the wait, not the fetch: others may have come for it, and the next trajectory will.
+        Cancelling ends the wait, not the fetch: others may have come for it, and the next trajectory will. A failure
+        that nobody waited for is raised for the next who asks within a minute.
 
         Raises:
             BadEnvironment: there is no such image.
+            Postponed: its registry limits pulls.
             RuntimeUnavailable: the engine or the registry failed `ATTEMPTS` times.
         """
         flight = self._flights.get(name)
         if flight is None:
+            until, failure = self._failures.pop(name, (0.0, None))
+            if failure is not None and until > asyncio.get_running_loop().time():
+                raise failure
             flight = self._flights[name] = asyncio.create_task(self._fetched(name), name=f"image {name}")
             flight.add_done_callback(lambda task: self._landed(name, task))
-        return await asyncio.shield(flight)
+        self._waiters[name] += 1
+        try:
+            return await asyncio.shield(flight)
+        finally:
+            self._waiters[name] -= 1
+            if not self._waiters[name]:
+                del self._waiters[name]
 
     async def close(self) -> None:
         flights = list(self._flights.values())
@@ -88,32 +136,59 @@ class Images:
 
     def _landed(self, name: str, flight: asyncio.Task[Image]) -> None:
         self._flights.pop(name, None)
-        if not flight.cancelled():
-            flight.exception()  # looked at here: everybody who waited may have gone
+        failure = flight.exception() if not flight.cancelled() else None
+        if isinstance(failure, BadEnvironment | RuntimeUnavailable) and not self._waiters[name]:
+            self._failures[name] = asyncio.get_running_loop().time() + UNTOLD_S, failure
+            while len(self._failures) > MOST_UNTOLD:
+                del self._failures[next(iter(self._failures))]
 
     async def _fetched(self, name: str) -> Image:
         for attempt in range(ATTEMPTS):
             try:
                 return await self._found_or_pulled(name)
             except (EngineRefusal, RuntimeUnavailable) as error:
+                if isinstance(error, Postponed):
+                    raise
+                if isinstance(error, EngineRefusal) and _says(error, *_LIMITED):
+                    raise self._limits.met(name) from error
                 if isinstance(error, EngineRefusal) and _for_good(error):
-                    raise BadEnvironment(f"image {name!r} cannot be had: {error.message}") from error
+                    _log.warning("image_refused", image=name, problem=error.message)
+                    raise BadEnvironment(f"image {name!r} cannot be pulled: {_reason(error)}") from error
                 problem = error
             _log.warning("image_pull_failed", image=name, attempt=attempt + 1, problem=str(problem))
+            if isinstance(problem, EngineRefusal) and _says(problem, _DISK_FULL):
+                await self._keeping.remove_oldest(self._flights)
             if attempt + 1 < ATTEMPTS:
                 await self._pause(self._jittered(attempt))
-        raise RuntimeUnavailable(f"image {name!r} could not be fetched in {ATTEMPTS} attempts: {problem}") from problem
+        raise RuntimeUnavailable(
+            f"image {name!r} could not be pulled in {ATTEMPTS} attempts: {_reason(problem)}"
+        ) from problem
 
     async def _found_or_pulled(self, name: str) -> Image:
+        await self._keeping.settled(name)
         found = await self._source.image(name)
         if found is None:
             async with self._room:
-                await self._source.pull(name, PULL_S)
+                found = await self._pulled(name)
+        platform = f"{found.get('Os', 'linux')}/{found.get('Architecture', '')}"
+        await self._keeping.found(name, int(found.get("Size") or 0))
+        await self._keeping.trim(self._flights)
+        return Image(found["Id"], platform, (found.get("Config") or {}).get("WorkingDir") or "")
+
+    async def _pulled(self, name: str) -> dict[str, Any]:
+        self._limits.check(name)
+        await self._keeping.pulling(name)
+        found = None
+        try:
+            await self._source.pull(name, PULL_S)
             found = await self._source.image(name)
+        finally:
+            if found is None:
+                await self._keeping.not_pulled(name)
         if found is None:
             raise RuntimeUnavailable("the pull broke off")
-        platform = f"{found.get('Os', 'linux')}/{found.get('Architecture', '')}"
-        return Image(found["Id"], platform, (found.get("Config") or {}).get("WorkingDir") or "")
+        self._limits.passed(name)
+        return found
 
     def _jittered(self, attempt: int) -> float:
         """Seconds: half of the pause is chance, so that the nodes of a mesh do not ask a registry in step."""
@@ -121,9 +196,59 @@ class Images:
         return pause * (0.5 + 0.5 * self._rng.random())
 
 
-def _for_good(refusal: EngineRefusal) -> bool:
-    """Would asking again get the same answer? Rate limits and a registry out of reach are worth another attempt."""
+class Limits:
+    """Registries that limit pulls, and until when each is left alone."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._limited: dict[str, tuple[float, float]] = {}
+        """Registry -> (loop time until which it is left alone, the pause)."""
+
+    def check(self, image: str) -> None:
+        """Raises `Postponed` while its registry is left alone."""
+        registry = registry_of(image)
+        until = self._limited.get(registry, (0.0, 0.0))[0]
+        left_s = until - asyncio.get_running_loop().time()
+        if left_s > 0:
+            raise _postponed(image, registry, left_s)
+
+    def met(self, image: str) -> Postponed:
+        """Its registry has refused a pull. A quarter of each pause is chance, so that nodes do not ask in step."""
+        registry = registry_of(image)
+        pause_s = min(LONGEST_LIMITED_S, self._limited.get(registry, (0.0, FIRST_LIMITED_S / 2))[1] * 2)
+        left_s = pause_s * (0.75 + 0.25 * self._rng.random())
+        self._limited[registry] = asyncio.get_running_loop().time() + left_s, pause_s
+        return _postponed(image, registry, left_s)
+
+    def passed(self, image: str) -> None:
+        """Its registry has served a pull."""
+        self._limited.pop(registry_of(image), None)
+
+
+def _postponed(image: str, registry: str, left_s: float) -> Postponed:
+    reason = f"the registry {registry} limits pulls; image {image!r} is asked for again in {left_s:.0f} s"
+    return Postponed(reason, left_s)
+
+
+def _says(refusal: EngineRefusal, *words: str) -> bool:
     said = refusal.message.lower()
-    if "toomanyrequests" in said or "dial tcp" in said or "timeout" in said:
+    return any(word in said for word in words)
+
+
+def _reason(problem: EngineRefusal | RuntimeUnavailable) -> str:
+    """The failure of a pull, in words of ours.
+
+    A caller chooses the registry, so nothing that the registry sent is passed on: it may be any host of the operator's
+    network. The node's log has its words.
+    """
+    if isinstance(problem, RuntimeUnavailable):
+        return "the container engine or the registry did not answer"
+    said = problem.message.lower()
+    return next((reason for words, reason in _REASONS if any(word in said for word in words)), "the engine refused")
+
+
+def _for_good(refusal: EngineRefusal) -> bool:
+    """Would asking again get the same answer? A registry out of reach is worth another attempt."""
+    if _says(refusal, "dial tcp", "timeout"):
         return False
-    return refusal.status in {400, 404} or any(words in said for words in _NEVER)
+    return refusal.status in {400, 404} or _says(refusal, *_NEVER)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from services.cpu_manager.environments.docker.carrying import COMMAND, PYTHON, Carrier
+from services.cpu_manager.environments.docker.claim import Owner
 from services.cpu_manager.environments.docker.container import CARRIED, MAKING, Plan, config_of, name_of
 from services.cpu_manager.environments.docker.direct import Direct
 from services.cpu_manager.environments.docker.engine import Engine, EngineRefusal
@@ -51,15 +52,15 @@ class Made(msgspec.Struct, frozen=True):
 class Maker:
     """Starts containers, a few at a time."""
 
-    def __init__(self, engine: Engine, node: str, removal: Removal, *, past_engine: bool) -> None:
+    def __init__(self, engine: Engine, owner: Owner, removal: Removal, *, past_engine: bool) -> None:
         """`past_engine`: hold containers directly where that can be done."""
         self._engine = engine
-        self._node = node
+        self._owner = owner
         self._removal = removal
         self._past_engine = past_engine
         self._room = asyncio.Semaphore(AT_ONCE)
         self._sized = True
-        self.carrier = Carrier(engine, node)
+        self.carrier = Carrier(engine, owner)
 
     @property
     def sized(self) -> bool:
@@ -76,7 +77,7 @@ class Maker:
             RuntimeUnavailable: the engine failed.
         """
         plan = Plan(
-            node=self._node,
+            owner=self._owner,
             trajectory=trajectory,
             spec=spec,
             image=image,
@@ -85,7 +86,7 @@ class Maker:
             volume=await self.carrier.ready(image),
             making=secrets.token_hex(8),
         )
-        name = name_of(self._node, trajectory)
+        name = name_of(self._owner, trajectory)
         async with self._room:
             # Not cancelled with us: the engine would go on creating it, and it would be there after its removal.
             given_up = asyncio.Event()
@@ -120,12 +121,16 @@ class Maker:
         return state
 
     async def _free(self, name: str, given_up: asyncio.Event) -> None:
-        """Remove who has the name; not once the making was given up, for that may be its successor."""
+        """Remove our own container that has the name; not once the making was given up: that may be its successor."""
         found = await self._engine.inspect(name)
         if given_up.is_set():
             raise RuntimeUnavailable("its making was given up")
-        if found is not None:
-            await self._engine.remove(found["Id"])
+        if found is None:
+            return
+        labels = found["Config"]["Labels"] or {}
+        if not self._owner.labels.items() <= labels.items():
+            raise RuntimeUnavailable(f"its container cannot be made: {name} is the name of another's container")
+        await self._engine.remove(found["Id"])
 
     async def _create(self, name: str, plan: Plan, given_up: asyncio.Event) -> str:
         """Its id. A container that has the name is what a removal could not remove: it goes first."""

@@ -30,6 +30,7 @@ class Removal:
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
+        self._given_up = False
 
     def start(self, container: str, after: Awaitable[Any] | None = None) -> None:
         """Remove a container, by its id, once `after` is done, however it ends."""
@@ -39,11 +40,12 @@ class Removal:
         """The same with every container that has a label by then."""
         self._begin(self._remove(label, lambda: self._remove_labelled(label), after))
 
-    async def close(self) -> None:
-        """Wait until all are removed; a minute at most."""
+    async def close(self) -> bool:
+        """Wait until all are removed, a minute at most. False: one was not."""
         self._closing.set()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_S)
+        return not (self._tasks or self._given_up)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="remove a container")
@@ -67,6 +69,7 @@ class Removal:
                 await self._pause(failed_closing or failed)
             else:
                 return
+        self._given_up = True
 
     async def _remove_labelled(self, label: str) -> None:
         for container in await self._engine.labelled(label):

@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+from collections.abc import Callable
 from typing import Final, Self
 
 from services.cpu_manager.environments.channel import OUTPUT_BYTES, Broken, Resident
-from services.cpu_manager.environments.docker.claim import Claim
-from services.cpu_manager.environments.docker.container import NODE, TRAJECTORY, spec_from
+from services.cpu_manager.environments.docker.claim import ALONE, CLAIM_S, Claim, Owner
+from services.cpu_manager.environments.docker.container import TRAJECTORY, spec_from
 from services.cpu_manager.environments.docker.engine import Engine, EngineFacts, EngineRefusal
 from services.cpu_manager.environments.docker.environment import DockerEnvironment
-from services.cpu_manager.environments.docker.images import Image, Images
+from services.cpu_manager.environments.docker.images import PULL_S, PULLS_AT_ONCE, Image, Images
+from services.cpu_manager.environments.docker.keeping import Keeping, Ledger
 from services.cpu_manager.environments.docker.making import Made, Maker
 from services.cpu_manager.environments.docker.removal import Removal
 from services.cpu_manager.environments.docker.through_engine import ThroughEngine
 from services.cpu_manager.environments.holds import Gone
-from services.cpu_manager.environments.protocol import BadEnvironment, Environment, RuntimeUnavailable
+from services.cpu_manager.environments.protocol import (
+    BadEnvironment,
+    Environment,
+    Postponed,
+    RuntimeUnavailable,
+)
 from shared import log
 from shared.messages.environments import EnvironmentSpec
 from shared.units import Seconds
@@ -26,10 +33,16 @@ _log = log.get(__name__)
 
 _TAKE_UP_S: Final = 30.0
 _TAKEN_UP_AT_ONCE: Final = 8
+SOON_S: Final = 5.0
+"""A pull that takes longer goes on beside: nobody holds cores, or one of the node's starts, for it."""
+PULL_LOOK_S: Final = 10.0
+"""Until whoever waits for a pull is granted again. The node's report of the image grants it sooner."""
+LOOK_S: Final = 300.0
+"""Between looks at the engine's list: others pull and remove images as well."""
 
 
 class DockerRuntime:
-    """A `Runtime`. What carries the node's name is ours, unless another manager of this name lives (`claim`)."""
+    """A `Runtime`. It holds the claim of its node in its mesh, so what carries both labels is its own (`claim`)."""
 
     name = "docker"
 
@@ -37,54 +50,107 @@ class DockerRuntime:
         self,
         engine: Engine,
         facts: EngineFacts,
-        node: str,
+        owner: Owner,
+        claim: Claim,
         *,
         output_bytes: int = OUTPUT_BYTES,
         past_engine: bool = True,
+        emptied: Callable[[], None] = lambda: None,
+        keeping: Keeping,
+        pulls: int = PULLS_AT_ONCE,
     ) -> None:
         """See `open`."""
         self.facts = facts
         self._engine = engine
-        self._node = node
+        self._owner = owner
         self._output_bytes = output_bytes
-        self._images = Images(engine)
+        self._keeping = keeping
+        self._images = Images(engine, keeping, pulls_at_once=pulls)
+        self._looking = asyncio.create_task(self._look(), name="look for images")
+        self._trimming: asyncio.Task[None] | None = None
         self._removal = Removal(engine)
-        self._maker = Maker(engine, node, self._removal, past_engine=past_engine)
+        self._maker = Maker(engine, owner, self._removal, past_engine=past_engine)
         self._environments: set[DockerEnvironment] = set()
-        self._claim = Claim(node)
+        self._claim = claim
+        self._emptied = emptied
         self._closed = False
         self._taking_up = asyncio.Semaphore(_TAKEN_UP_AT_ONCE)
 
     @classmethod
     async def open(
-        cls, node: str, *, url: str = "", output_bytes: int = OUTPUT_BYTES, past_engine: bool = True
+        cls,
+        node: str,
+        *,
+        mesh: str = ALONE,
+        url: str = "",
+        output_bytes: int = OUTPUT_BYTES,
+        past_engine: bool = True,
+        claim_s: Seconds = CLAIM_S,
+        emptied: Callable[[], None] = lambda: None,
+        ledger: Callable[[EngineFacts], Ledger] | None = None,
+        budget_bytes: Callable[[EngineFacts], int] = lambda _: 0,
+        pulls: int = PULLS_AT_ONCE,
     ) -> Self:
-        """Connect to an engine (empty: `DOCKER_HOST`, else the usual socket).
+        """Connect to an engine (empty: `DOCKER_HOST`, else the usual socket) and claim the node's containers there.
 
         Args:
-            node: names the containers, of which those that are there are `survivors`.
+            node: owns the containers, of which those that are there are `survivors`.
+            mesh: identity of the node's mesh.
+            claim_s: wait so long for a predecessor to give the claim back.
+            emptied: called at the end of `close` when no container is left.
+            ledger: remembers which images were pulled here; None: for this life alone.
+            budget_bytes: of disk for the images that were pulled here; 0: no bound.
+            pulls: at once, at most.
             output_bytes: of a file or an archive that is brought in or out.
             past_engine: hold containers past the engine where they are on this host.
         Raises:
-            RuntimeUnavailable: none answers.
+            RuntimeUnavailable: none answers, or another manager owns the node's containers.
         """
-        engine = Engine(url)
+        engine, owner = Engine(url), Owner(node, mesh)
         try:
             facts = await engine.facts()
+            claim = await Claim.take(owner, claim_s)
+            keeping = Keeping(engine, ledger and ledger(facts), budget_bytes=budget_bytes(facts))
+            try:
+                await keeping.open()
+            except BaseException:
+                claim.close()
+                raise
         except EngineRefusal as refusal:
             await engine.close()
             raise RuntimeUnavailable(f"the engine at {engine.url} refuses: {refusal.message}") from refusal
         except BaseException:
             await engine.close()
             raise
-        return cls(engine, facts, node, output_bytes=output_bytes, past_engine=past_engine)
+        return cls(
+            engine,
+            facts,
+            owner,
+            claim,
+            output_bytes=output_bytes,
+            past_engine=past_engine,
+            emptied=emptied,
+            keeping=keeping,
+            pulls=pulls,
+        )
+
+    @property
+    def engine_url(self) -> str:
+        return self._engine.url
 
     async def create(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> DockerEnvironment:
         """See `Runtime.create`."""
-        deadline = asyncio.get_running_loop().time() + spec.setup_timeout_s
+        self._keeping.hold(spec.image)
         try:
+            return await self._created(trajectory, spec, cores)
+        finally:
+            self._let_go(spec.image)
+
+    async def _created(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> DockerEnvironment:
+        try:
+            image = await self._image_soon(spec.image)
+            deadline = asyncio.get_running_loop().time() + spec.setup_timeout_s
             async with asyncio.timeout_at(deadline):
-                image = await self._image(spec.image)
                 made = await self._maker.make(trajectory, spec, image, cores)
                 environment = self._environment(trajectory, spec, made)
         except TimeoutError as error:
@@ -104,12 +170,9 @@ class DockerRuntime:
         return environment
 
     async def survivors(self) -> list[Environment]:
-        """See `Runtime.survivors`. None while another manager of this node's name lives here: they are its own."""
-        if not self._claim.held:
-            _log.warning("survivors_left_alone", node=self._node, reason="another manager of this name lives here")
-            return []
+        """See `Runtime.survivors`."""
         try:
-            containers = await self._engine.labelled(f"{NODE}={self._node}")
+            containers = await self._engine.labelled(*self._owner.filters)
         except (EngineRefusal, RuntimeUnavailable) as error:
             _log.error("survivors_unknown", problem=str(error))
             return []
@@ -117,26 +180,56 @@ class DockerRuntime:
         return [environment for environment in found if environment is not None]
 
     async def prepare(self, image: str) -> None:
-        """See `Runtime.prepare`."""
+        """See `Runtime.prepare`. A registry that limits pulls is waited for, `PULL_S` at most."""
         try:
-            await self._maker.carrier.ready(await self._image(image))
-        except (BadEnvironment, RuntimeUnavailable) as error:
-            _log.warning("image_not_prepared", image=image, problem=str(error))
+            async with asyncio.timeout(PULL_S):
+                while True:
+                    try:
+                        await self._maker.carrier.ready(await self._image(image))
+                    except Postponed as postponed:
+                        await asyncio.sleep(postponed.retry_in_s)
+                    else:
+                        return
+        except (BadEnvironment, RuntimeUnavailable, TimeoutError) as error:
+            _log.warning("image_not_prepared", image=image, problem=str(error) or repr(error))
+
+    def images(self) -> frozenset[str]:
+        """See `Runtime.images`. As of the last look at the engine's list, `LOOK_S` old at most."""
+        return self._keeping.reported()
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self._keeping.look()
+            except (EngineRefusal, RuntimeUnavailable) as error:
+                _log.warning("images_not_listed", problem=str(error))
+
+    def _let_go(self, image: str) -> None:
+        self._keeping.release(image)
+        if not self._closed and (self._trimming is None or self._trimming.done()):
+            self._trimming = asyncio.create_task(self._keeping.trim(), name="trim images")
 
     async def close(self) -> None:
-        """End every environment; nothing with the node's label is left but what the engine will not remove.
+        """End every environment; nothing with the node's labels is left but what the engine will not remove.
 
         Safe to call again.
         """
         if self._closed:
             return
         self._closed = True
+        beside = [task for task in (self._looking, self._trimming) if task is not None]
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
         await self._images.close()
         await asyncio.gather(*(environment.close() for environment in list(self._environments)))
-        await self._removal.close()
+        removed = await self._removal.close()
         with contextlib.suppress(RuntimeUnavailable):
             await self._maker.carrier.remove()
         await self._engine.close()
+        if removed:
+            self._emptied()
         self._claim.close()
 
     async def _image(self, name: str) -> Image:
@@ -144,6 +237,15 @@ class DockerRuntime:
         if image.platform != self.facts.platform:
             raise BadEnvironment(f"image {name!r} is made for {image.platform}, this node is {self.facts.platform}")
         return image
+
+    async def _image_soon(self, name: str) -> Image:
+        """As `_image`; whoever needs an image that takes longer is postponed, and the pull goes on without him."""
+        try:
+            async with asyncio.timeout(SOON_S):
+                return await self._image(name)
+        except TimeoutError as error:
+            reason = f"image {name!r} is being pulled, with {self._images.under_way} under way on this node"
+            raise Postponed(reason, PULL_LOOK_S) from error
 
     def _environment(
         self, trajectory: str, spec: EnvironmentSpec, made: Made, age_s: Seconds = 0.0
@@ -159,10 +261,12 @@ class DockerRuntime:
             bury=self._bury,
         )
         self._environments.add(environment)
+        self._keeping.hold(spec.image)
         return environment
 
     def _bury(self, environment: DockerEnvironment) -> None:
         self._environments.discard(environment)
+        self._let_go(environment.spec.image)
         self._removal.start(environment.container, after=environment.hold.close())
 
     async def _inquest(self, container: str) -> str:

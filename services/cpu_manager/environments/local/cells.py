@@ -56,7 +56,7 @@ class Cells:
         walls = replace(ground.walls, resident=_RESIDENT, stopping=self._freezers is None)
         logs = ground.instance.directory / "environments"
         logs.mkdir(mode=0o711)
-        self._zygotes = Zygotes(walls, logs, 1)
+        self._zygotes = Zygotes(walls, logs, 1, ground.offspring)
 
     def _make_freezers(self) -> Freezers | None:
         ground = self._ground

@@ -101,6 +101,10 @@ class LocalRuntime:
         """None: they end with their manager."""
         return []
 
+    def images(self) -> frozenset[str]:
+        """See `Runtime.images`: it needs none."""
+        return frozenset()
+
     async def prepare(self, image: str) -> None:
         """There is nothing to pull."""
 

@@ -11,10 +11,19 @@ from .processes import end_session, exit_code
 
 _CANNOT_RUN = 126
 _NOT_FOUND = 127
+_folder = -1
+
+
+def keep_files_in(folder: int) -> None:
+    """Make files without a name in this open directory, where memory files are refused."""
+    global _folder  # noqa: PLW0603  # one resident a process
+    _folder = folder
 
 
 def unnamed() -> int:
     """An empty file without a name, in memory where Python can make one there."""
+    if _folder >= 0:
+        return os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=_folder)
     if hasattr(os, "memfd_create"):
         return os.memfd_create("treadle")
     import tempfile  # before Python 3.8

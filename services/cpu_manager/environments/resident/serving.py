@@ -17,7 +17,7 @@ import time
 
 from . import archives, files, wire
 from .acting import Action, Reply, Surroundings, failed
-from .commands import Command
+from .commands import Command, keep_files_in
 from .events import Events
 from .processes import go_on, stop_all
 from .shells import Line, Sessions, out_of_the_way, reserve
@@ -238,9 +238,15 @@ def close_to_others() -> None:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def serve_descriptor(descriptor: int) -> None:
-    """Serve a connected socket until its other end closes."""
+def serve_descriptor(descriptor: int, folder: int = -1) -> None:
+    """Serve a connected socket until its other end closes.
+
+    Args:
+        folder: an open directory for its own files; -1: in memory.
+    """
     descriptor = out_of_the_way(descriptor)
+    if folder >= 0:
+        keep_files_in(out_of_the_way(folder))
     _begin().attend(socket.socket(fileno=descriptor))
 
 

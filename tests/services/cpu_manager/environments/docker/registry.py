@@ -1,10 +1,12 @@
 """A registry on the loopback that a real engine pulls from: images of one file, and troubles to order."""
 
+import asyncio
 import contextlib
 import gzip
 import hashlib
 import io
 import json
+import os
 import tarfile
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -16,23 +18,32 @@ MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
 
 class LoopbackRegistry:
-    """Serves `add`ed images under `address`. `down` makes the next requests for manifests fail, so many of them."""
+    """Serves `add`ed images under `address`.
+
+    `down` makes the next requests for manifests fail, so many of them; while `limited`, all are refused with 429.
+    """
 
     def __init__(self) -> None:
         self.address = ""
         self.asked: Counter[str] = Counter()
         self.images: list[str] = []
         self.down = 0
+        self.limited = False
+        self.slow_s = 0.0
+        """Of each part of an image."""
         self._blobs: dict[str, bytes] = {}
         self._manifests: dict[str, bytes] = {}
 
-    def add(self, name: str, architecture: str = "amd64") -> str:
-        """An image with one file, `hello`. Returns what the engine is to be asked for."""
+    def add(self, name: str, architecture: str = "amd64", padding: int = 0) -> str:
+        """An image with one file, `hello`, and so many bytes beside it. Returns what the engine is to be asked for."""
         layer = io.BytesIO()
         with tarfile.open(fileobj=layer, mode="w") as archive:
             entry = tarfile.TarInfo("hello")
             entry.size = len(name)
             archive.addfile(entry, io.BytesIO(name.encode()))
+            entry = tarfile.TarInfo("padding")
+            entry.size = padding
+            archive.addfile(entry, io.BytesIO(os.urandom(padding)))
         config = {
             "architecture": architecture,
             "os": "linux",
@@ -55,6 +66,9 @@ class LoopbackRegistry:
     async def _manifest(self, request: web.Request) -> web.Response:
         name, reference = request.match_info["name"], request.match_info["reference"]
         self.asked[name] += 1
+        if self.limited:
+            error = {"code": "TOOMANYREQUESTS", "message": "You have reached your pull rate limit."}
+            return web.json_response({"errors": [error]}, status=429)
         if self.down > 0:
             self.down -= 1
             return web.Response(status=503)
@@ -65,6 +79,7 @@ class LoopbackRegistry:
 
     async def _part(self, request: web.Request) -> web.Response:
         self.asked[request.match_info["digest"]] += 1
+        await asyncio.sleep(self.slow_s)
         return web.Response(body=self._blobs[request.match_info["digest"]])
 
     async def _hello(self, request: web.Request) -> web.Response:

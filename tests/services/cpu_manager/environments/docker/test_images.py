@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from services.cpu_manager.environments.docker.engine import EngineRefusal
-from services.cpu_manager.environments.docker.images import ATTEMPTS, Images
-from services.cpu_manager.environments.protocol import BadEnvironment, RuntimeUnavailable
+from services.cpu_manager.environments.docker.images import (
+    ATTEMPTS,
+    FIRST_LIMITED_S,
+    LONGEST_LIMITED_S,
+    Images,
+    Limits,
+)
+from services.cpu_manager.environments.docker.keeping import Keeping
+from services.cpu_manager.environments.protocol import BadEnvironment, Postponed, RuntimeUnavailable
 
 
 class Registry:
@@ -28,6 +35,12 @@ class Registry:
         if name not in self.here:
             return None
         return {"Id": f"sha256:{name}", "Os": "linux", "Architecture": "amd64", "Config": {"WorkingDir": "/work"}}
+
+    async def images(self) -> list[dict[str, Any]]:
+        return [{"RepoTags": [name], "Size": 1} for name in self.here]
+
+    async def remove_image(self, name: str) -> None:
+        self.here.discard(name)
 
     async def pull(self, name: str, timeout_s: float) -> None:
         self.pulls[name] += 1
@@ -55,7 +68,9 @@ class Pauses:
 
 
 def images(registry: Registry, pauses: Pauses | None = None, pulls_at_once: int = 2) -> Images:
-    return Images(registry, pulls_at_once=pulls_at_once, pause=pauses or Pauses(), rng=random.Random(0))
+    return Images(
+        registry, Keeping(registry), pulls_at_once=pulls_at_once, pause=pauses or Pauses(), rng=random.Random(0)
+    )
 
 
 async def test_an_image_is_pulled_once_however_many_ask() -> None:
@@ -84,10 +99,9 @@ async def test_pulls_at_once_are_bounded() -> None:
     "stumble",
     [
         EngineRefusal(500, "Get https://registry/v2/: dial tcp: i/o timeout"),
-        EngineRefusal(0, "toomanyrequests: rate exceeded"),
         RuntimeUnavailable("the container engine did not pull a:1 within 1800 s"),
     ],
-    ids=["registry out of reach", "rate limit", "engine silent"],
+    ids=["registry out of reach", "engine silent"],
 )
 async def test_a_stumbling_registry_is_asked_again_after_longer_and_longer_pauses(stumble: Exception) -> None:
     registry, pauses = Registry(stumble, stumble, stumble), Pauses()
@@ -114,7 +128,7 @@ async def test_a_pull_that_broke_off_is_begun_again() -> None:
 
 async def test_a_registry_that_goes_on_failing_is_our_failure() -> None:
     registry = Registry(*[EngineRefusal(500, "dial tcp: connection refused")] * ATTEMPTS)
-    with pytest.raises(RuntimeUnavailable, match="connection refused"):
+    with pytest.raises(RuntimeUnavailable, match="the registry does not answer"):
         await images(registry).get("a:1")
     assert registry.pulls["a:1"] == ATTEMPTS
 
@@ -133,6 +147,26 @@ async def test_an_image_that_is_not_to_be_had_is_told_at_once(refusal: EngineRef
     with pytest.raises(BadEnvironment, match="'a:1'"):
         await images(registry, pauses).get("a:1")
     assert (registry.pulls["a:1"], pauses.seconds) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (404, "manifest unknown: {secret}"),
+        (400, "invalid reference {secret}"),
+        (0, "unauthorized: <html>{secret}</html>"),
+        (500, 'error parsing HTTP 200 response body: invalid character: "{secret}"'),
+        (500, "Get http://10.0.0.7:5000/v2/: dial tcp: {secret}"),
+    ],
+)
+async def test_nothing_that_a_registry_sends_is_passed_on(status: int, said: str) -> None:
+    """A caller names the registry, so its words could be those of any host of the operator's network."""
+    secret = "ami-id-0123"
+    registry = Registry(*[EngineRefusal(status, said.format(secret=secret))] * ATTEMPTS)
+    with pytest.raises((BadEnvironment, RuntimeUnavailable)) as raised:
+        await images(registry).get("a:1")
+    assert secret not in str(raised.value)
+    assert "a:1" in str(raised.value)
 
 
 async def test_a_broken_image_is_the_error_of_those_who_asked_for_it_alone() -> None:
@@ -174,3 +208,41 @@ async def test_closing_gives_up_what_is_being_pulled() -> None:
     await asyncio.wait({waiting})
     assert waiting.cancelled()
     assert registry.at_once == 0
+
+
+LIMITED = EngineRefusal(0, "toomanyrequests: You have reached your pull rate limit.")
+
+
+async def test_a_registry_that_limits_pulls_is_left_alone_and_nobody_has_failed() -> None:
+    registry = Registry(LIMITED)
+    node = images(registry)
+    with pytest.raises(Postponed, match=r"docker\.io limits pulls; image 'a:1' is asked for again in [45] s") as first:
+        await node.get("a:1")
+    assert 3.75 <= first.value.retry_in_s <= 5.0
+    for name in ("a:1", "b:1"):
+        with pytest.raises(Postponed):
+            await node.get(name)
+    assert registry.pulls == {"a:1": 1}, "it is not asked again before"
+    assert (await node.get("other.example/c:1")).id == "sha256:other.example/c:1", "another registry is asked"
+    registry.here.add("b:1")
+    assert (await node.get("b:1")).id == "sha256:b:1", "what is here needs no registry"
+
+
+async def test_each_refusal_of_a_limited_registry_doubles_the_pause_up_to_a_bound() -> None:
+    limits = Limits(random.Random(0))
+    pauses = [limits.met("a:1").retry_in_s for _ in range(9)]
+    for n, pause in enumerate(pauses):
+        most = min(LONGEST_LIMITED_S, FIRST_LIMITED_S * 2**n)
+        assert 0.75 * most <= pause <= most
+    limits.passed("b:1")
+    limits.check("a:1")
+    assert limits.met("a:1").retry_in_s <= FIRST_LIMITED_S
+
+
+async def test_where_the_disk_is_full_an_image_of_ours_goes_and_the_pull_is_begun_again() -> None:
+    registry = Registry()
+    node = images(registry)
+    await node.get("old:1")
+    registry.fails = [EngineRefusal(0, "failed to register layer: write /x: no space left on device")]
+    await node.get("new:1")
+    assert registry.here == {"new:1"}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from services.cpu_manager.environments.docker.claim import Owner
 from services.cpu_manager.environments.docker.container import name_of
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from services.cpu_manager.environments.protocol import BadEnvironment, RuntimeUnavailable
@@ -105,7 +106,9 @@ async def test_a_cancelled_making_leaves_nothing(node: Node, bare_image: str, af
 
 
 async def test_a_container_that_has_the_name_goes_first(node: Node, bare_image: str) -> None:
-    left = docker_says("create", "--name", name_of(node.name, "made"), bare_image, "true")
+    owner = Owner(node.name)
+    labels = [word for label in owner.filters for word in ("--label", label)]
+    left = docker_says("create", "--name", name_of(owner, "made"), *labels, bare_image, "true")
     await node.makes(bare_image)
     assert left not in containers_of(node.name)
 

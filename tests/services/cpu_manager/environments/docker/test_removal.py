@@ -45,7 +45,7 @@ async def runtime(docker: None) -> AsyncIterator[DockerRuntime]:
     made = await DockerRuntime.open(node_name(), past_engine=False)
     yield made
     await made.close()
-    assert containers_of(made._node) == []
+    assert containers_of(made._owner.node) == []
 
 
 async def removed(runtime: DockerRuntime) -> None:
@@ -75,7 +75,7 @@ async def test_the_removal_of_a_given_up_start_does_not_touch_its_successor(
     second = Acting(await runtime.create("one", EnvironmentSpec(image=bare_image), CORE))
     await removed(runtime)
     assert await second.says("echo stands") == "stands"
-    assert containers_of(runtime._node) == [second.environment.container]
+    assert containers_of(runtime._owner.node) == [second.environment.container]
 
 
 async def test_a_start_that_is_given_up_at_its_creation_leaves_its_successor_alone(
@@ -138,7 +138,7 @@ async def test_a_removal_is_tried_until_the_engine_does_it(
     async with Acting.making(runtime, bare_image):
         stumbling.fails = 5 * removal.ATTEMPTS
     await removed(runtime)
-    assert containers_of(runtime._node) == []
+    assert containers_of(runtime._owner.node) == []
 
 
 async def test_closing_tries_at_once_and_gives_up_on_an_engine_that_does_not(
@@ -154,7 +154,7 @@ async def test_closing_tries_at_once_and_gives_up_on_an_engine_that_does_not(
     monkeypatch.setattr(removal, "_PAUSE_S", 0.01)
     await runtime.close()
     assert stumbling.fails == 10**6 - 1 - removal.ATTEMPTS
-    (left,) = containers_of(runtime._node)
+    (left,) = containers_of(runtime._owner.node)
     docker_says("rm", "--force", "--volumes", left)
     docker_says("volume", "rm", "--force", runtime._maker.carrier.volume)
 
@@ -177,5 +177,5 @@ async def test_a_filling_of_the_volume_outlives_who_began_it(bare_image: str, mo
     making.cancel()
     await asyncio.wait({making})
     await runtime.close()
-    assert containers_of(runtime._node) == []
+    assert containers_of(runtime._owner.node) == []
     assert runtime._maker.carrier.volume not in docker_says("volume", "ls", "--quiet").split()

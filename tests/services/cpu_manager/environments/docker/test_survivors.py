@@ -10,11 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from services.cpu_manager.environments.docker.claim import Owner
+from services.cpu_manager.environments.docker.container import name_of
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
-from services.cpu_manager.environments.opening import engine_comes, open_runtimes
+from services.cpu_manager.environments.opening import Mesh, engine_comes, open_runtimes
+from services.cpu_manager.environments.protocol import RuntimeUnavailable
 from services.cpu_manager.execution import NoSandbox
 from services.cpu_manager.settings import CpuManagerSettings
-from tests.services.cpu_manager.environments.docker.containers import Acting, containers_of, docker_says, node_name
+from shared.messages.environments import EnvironmentSpec
+from tests.services.cpu_manager.environments.docker.containers import (
+    CORE,
+    Acting,
+    containers_of,
+    docker_says,
+    node_name,
+)
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker")]
 
@@ -22,9 +32,6 @@ pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker")]
 LIFE = """
 import asyncio, sys
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
-from services.cpu_manager.environments.opening import engine_comes, open_runtimes
-from services.cpu_manager.execution import NoSandbox
-from services.cpu_manager.settings import CpuManagerSettings
 from tests.services.cpu_manager.environments.docker.containers import CORE, EnvBash, EnvironmentSpec
 
 async def main(node, past_engine, image):
@@ -100,10 +107,10 @@ async def test_an_engine_that_comes_later_is_a_runtime_and_what_stood_there_is_e
     )
     async with (
         killed_life(settings.node, "direct", bare_image),
-        open_runtimes(settings, NoSandbox("not here")) as opened,
+        open_runtimes(settings, NoSandbox("not here"), Mesh()) as opened,
     ):
         assert opened.runtimes.names == []
-        coming = asyncio.create_task(engine_comes(settings, opened))
+        coming = asyncio.create_task(engine_comes(settings, opened, Mesh()))
         socket.symlink_to(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://"))
         await asyncio.wait_for(coming, 60)
         assert opened.runtimes.names == ["docker"]
@@ -119,7 +126,7 @@ async def test_what_is_beyond_repair_is_removed(bare_image: str) -> None:
     node = node_name()
     async with killed_life(node, "direct", bare_image) as container:
         docker_says("kill", container)
-        strange = docker_says("create", "--label", f"treadle.node={node}", bare_image, "true")
+        strange = docker_says("create", *labels(node), bare_image, "true")
         runtime = await DockerRuntime.open(node)
         try:
             assert set(containers_of(node)) == {container, strange}
@@ -133,7 +140,7 @@ async def test_the_volume_of_an_earlier_version_goes_with_its_last_container(bar
     node = node_name()
     earlier = f"treadle-carried-{node}-{'0' * 12}"
     mount = f"type=volume,source={earlier},target=/run/treadle/carried"
-    docker_says("create", "--label", f"treadle.node={node}", "--mount", mount, bare_image, "true")
+    docker_says("create", *labels(node), "--mount", mount, bare_image, "true")
     runtime = await DockerRuntime.open(node)
     assert await runtime.survivors() == []
     await runtime.close()
@@ -152,18 +159,59 @@ async def test_another_nodes_containers_are_left_in_peace(bare_image: str) -> No
         await runtime.close()
 
 
-async def test_a_living_managers_containers_are_not_taken_for_left_behind(bare_image: str) -> None:
-    """Two meshes on one host have nodes of the same name by default."""
+async def test_a_node_of_another_mesh_is_another_owner_whatever_its_name(bare_image: str) -> None:
+    """Two meshes on one host have nodes of the same name by default. Their trajectories may even share a name."""
     node = node_name()
-    first = await DockerRuntime.open(node)
+    first, second = await DockerRuntime.open(node, mesh="a" * 16), await DockerRuntime.open(node, mesh="b" * 16)
+    spec = EnvironmentSpec(image=bare_image, memory_mb=64)
     try:
-        second = await DockerRuntime.open(node)
-        try:
-            async with Acting.making(first, bare_image) as ours, Acting.making(second, bare_image) as theirs:
-                assert await second.survivors() == []
-                assert (await ours.says("echo here"), await theirs.says("echo there")) == ("here", "there")
-        finally:
-            await second.close()
+        ours, theirs = [Acting(await one.create("same", spec, CORE)) for one in (first, second)]
+        assert await ours.says("echo ours > /tmp/whose; cat /tmp/whose") == "ours"
+        await second.close()
+        assert not theirs.environment.alive
+        assert containers_of(node) == [ours.environment.container]
+        second = await DockerRuntime.open(node, mesh="b" * 16)
+        assert await second.survivors() == []
+        assert await ours.says("cat /tmp/whose") == "ours"
+        # The volume is theirs alone, too: another container can be made.
+        async with Acting.making(first, bare_image) as another:
+            assert await another.says("echo here") == "here"
     finally:
+        await second.close()
         await first.close()
     assert containers_of(node) == []
+    assert node not in docker_says("volume", "ls", "--quiet")
+
+
+async def test_a_second_manager_of_a_node_starts_nothing_until_the_first_has_ended(bare_image: str) -> None:
+    node = node_name()
+    first = await DockerRuntime.open(node)
+    async with Acting.making(first, bare_image) as made:
+        with pytest.raises(RuntimeUnavailable, match="another manager on this host owns the containers"):
+            await DockerRuntime.open(node, claim_s=0.1)
+        assert await made.says("echo here") == "here"
+        waiting = asyncio.create_task(DockerRuntime.open(node, claim_s=60.0))
+        await first.close()
+    second = await waiting
+    async with Acting.making(second, bare_image) as made:
+        assert await made.says("echo here") == "here"
+    await second.close()
+    assert containers_of(node) == []
+
+
+async def test_a_container_of_anothers_with_our_name_is_not_removed(bare_image: str) -> None:
+    node = node_name()
+    runtime = await DockerRuntime.open(node)
+    strange = docker_says("create", "--name", name_of(Owner(node), "same"), bare_image, "true")
+    try:
+        with pytest.raises(RuntimeUnavailable, match="is the name of another's container"):
+            await runtime.create("same", EnvironmentSpec(image=bare_image, memory_mb=64), CORE)
+        assert docker_says("inspect", "--format", "{{.Id}}", strange) == strange
+    finally:
+        docker_says("rm", "--force", strange)
+        await runtime.close()
+
+
+def labels(node: str) -> list[str]:
+    """What marks a container of a runtime that is part of no mesh."""
+    return [word for label in Owner(node).filters for word in ("--label", label)]

@@ -1,0 +1,191 @@
+"""Which images stay on a node's disk: a budget for those that this manager pulled, the least recently used go first.
+
+Laws:
+  - only images that we pulled are removed; a ledger in the mesh's store remembers them across restarts;
+  - none that an environment here uses is removed, and the engine refuses to remove one that any container uses;
+  - an image is recorded before it is pulled, so a manager that is killed meanwhile leaves none that nobody owns.
+
+An image counts with the size that the engine reports. Layers that images share count in each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
+
+from services.cpu_manager.environments.docker.engine import EngineRefusal
+from services.cpu_manager.environments.protocol import RuntimeUnavailable
+from shared import log
+from shared.clock import SYSTEM_CLOCK, Clock
+from shared.images import familiar
+from shared.policy.residency import MOST_HERE
+
+_log = log.get(__name__)
+
+NOTED_S: Final = 60.0
+"""A use is written down so often at most."""
+_NONE: Final = "<none>"
+
+
+class Ledger(Protocol):
+    """The images that we pulled, with the Unix time of their last use. Raises nothing: a lost note costs only disk."""
+
+    async def read(self) -> dict[str, float]: ...
+    async def note(self, image: str, used_at: float) -> None: ...
+    async def drop(self, image: str) -> None: ...
+
+
+class Forgetful:
+    """A ledger of one life."""
+
+    async def read(self) -> dict[str, float]:
+        return {}
+
+    async def note(self, image: str, used_at: float) -> None: ...
+
+    async def drop(self, image: str) -> None: ...
+
+
+class Shelf(Protocol):
+    """What of an engine is needed here."""
+
+    async def images(self) -> list[dict[str, Any]]: ...
+    async def remove_image(self, name: str) -> None: ...
+
+
+class Keeping:
+    """The images of one engine, by their familiar names (`shared.images`)."""
+
+    def __init__(
+        self, shelf: Shelf, ledger: Ledger | None = None, *, budget_bytes: int = 0, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """`budget_bytes`: of all that we pulled; 0: no bound."""
+        self._shelf = shelf
+        self._ledger = ledger or Forgetful()
+        self._budget_bytes = budget_bytes
+        self._clock = clock
+        self._here: dict[str, int] = {}
+        self._ours: dict[str, float] = {}
+        self._noted: dict[str, float] = {}
+        self._held: Counter[str] = Counter()
+        self._removing: dict[str, asyncio.Event] = {}
+
+    async def open(self) -> None:
+        """Read the ledger and the engine's list. What we pulled and somebody removed is forgotten.
+
+        Raises:
+            EngineRefusal, RuntimeUnavailable: the engine does not list its images.
+        """
+        self._ours |= await self._ledger.read()
+        await self.look()
+        for name in [name for name in self._ours if name not in self._here]:
+            await self._forget(name)
+
+    async def look(self) -> None:
+        """List what there is now: others pull and remove images as well. Raises as `open`."""
+        found = {name: int(one.get("Size") or 0) for one in await self._shelf.images() for name in _names(one)}
+        self._here = found
+
+    def reported(self) -> frozenset[str]:
+        """The images that are here, ours first, the last used of them first; `MOST_HERE` at most."""
+        if len(self._here) <= MOST_HERE:
+            return frozenset(self._here)
+        ordered = sorted(self._here, key=lambda name: (-self._ours.get(name, 0.0), name))
+        return frozenset(ordered[:MOST_HERE])
+
+    @property
+    def bytes_ours(self) -> int:
+        return sum(self._here.get(name, 0) for name in self._ours)
+
+    def hold(self, image: str) -> None:
+        """An environment of it is being made, or stands."""
+        self._held[familiar(image)] += 1
+
+    def release(self, image: str) -> None:
+        """One less. Call `trim` afterwards."""
+        name = familiar(image)
+        self._held[name] -= 1
+        if self._held[name] <= 0:
+            del self._held[name]
+
+    async def settled(self, image: str) -> None:
+        """Return when it is not being removed: it is there then, or it is not."""
+        gone = self._removing.get(familiar(image))
+        if gone is not None:
+            await gone.wait()
+
+    async def pulling(self, image: str) -> None:
+        """It is not here, and we pull it."""
+        name = familiar(image)
+        self._here.pop(name, None)
+        await self._use(name)
+
+    async def found(self, image: str, size: int) -> None:
+        """It is here, and is used now."""
+        name = familiar(image)
+        self._here[name] = size
+        if name in self._ours:
+            await self._use(name)
+
+    async def not_pulled(self, image: str) -> None:
+        """The pull failed."""
+        name = familiar(image)
+        if name not in self._here:
+            await self._forget(name)
+
+    async def trim(self, spare: Iterable[str] = ()) -> None:
+        """Remove what we pulled and nobody uses, the least recently used first, until the rest is within the budget.
+
+        Args:
+            spare: images that somebody is about to use.
+        """
+        spared = {familiar(image) for image in spare}
+        while self._budget_bytes and self.bytes_ours > self._budget_bytes:
+            if not await self.remove_oldest(spared):
+                return
+
+    async def remove_oldest(self, spared: Iterable[str] = ()) -> bool:
+        """Remove the least recently used image of ours that can be removed. False: there is none."""
+        kept = {*spared, *self._held, *self._removing}
+        for name in sorted(self._ours.keys() - kept, key=lambda name: (self._ours[name], name)):
+            if name in self._here and name not in self._held and await self._remove(name):
+                return True
+        return False
+
+    async def _remove(self, name: str) -> bool:
+        gone = self._removing[name] = asyncio.Event()
+        try:
+            await self._shelf.remove_image(name)
+        except EngineRefusal as refusal:
+            if refusal.status != 404:  # a container of somebody else's uses it
+                _log.info("image_kept", image=name, status=refusal.status)
+                return False
+        except RuntimeUnavailable as error:
+            _log.warning("image_not_removed", image=name, problem=str(error))
+            return False
+        finally:
+            del self._removing[name]
+            gone.set()
+        _log.info("image_removed", image=name, bytes=self._here.pop(name, 0), ours=self.bytes_ours)
+        await self._forget(name)
+        return True
+
+    async def _use(self, name: str) -> None:
+        now = self._clock.unix()
+        self._ours[name] = now
+        if now - self._noted.get(name, -NOTED_S) >= NOTED_S:
+            self._noted[name] = now
+            await self._ledger.note(name, now)
+
+    async def _forget(self, name: str) -> None:
+        self._noted.pop(name, None)
+        if self._ours.pop(name, None) is not None:
+            await self._ledger.drop(name)
+
+
+def _names(listed: dict[str, Any]) -> list[str]:
+    """Tags and digests under which the engine lists an image."""
+    names = [*(listed.get("RepoTags") or ()), *(listed.get("RepoDigests") or ())]
+    return [familiar(name) for name in names if _NONE not in name]

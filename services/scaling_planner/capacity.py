@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from shared.messages.environments import MEMORY
+from shared.messages.environments import HELD
 from shared.messages.nodes import Bye, Heartbeat, Hello
 from shared.policy.stimuli import NodesChanged
 from shared.units import Seconds
@@ -51,13 +51,13 @@ class Capacity:
     def by_pool(self, now: Seconds) -> dict[str, int]:
         """Units by pool of the nodes heard of within `lost_s`.
 
-        What environments hold for their whole life is no pool: nobody queues for it, and it is not owned by the hour.
+        What environments hold is no pool: nobody queues for it, and it is not owned by the hour.
         """
         pools: dict[str, int] = {}
         for hello in self._hellos.values():
             alive = self._lives(hello.node, now)
             for resource, units in hello.capacity.items():
-                if resource == MEMORY:
+                if resource in HELD:
                     continue
                 pool = f"{resource}@{hello.node_class}"
                 pools[pool] = pools.get(pool, 0) + (units if alive else 0)

@@ -21,11 +21,12 @@ from services.scaling_planner.measurements import ended_batch, opened_batch, sig
 from shared import log
 from shared.bus import functions
 from shared.bus.connection import ValkeyClock, command, patiently
-from shared.bus.results import read_record
+from shared.bus.results import RequestRecord, read_record
 from shared.bus.seen import read_counts, read_seen
 from shared.bus.tail import Tail
+from shared.errors import Unavailable
 from shared.messages.batches import BatchEnded, BatchOpened, FirstArrival, RolloutProgress
-from shared.messages.targets import TARGETS, CompletionExpected, TargetSet
+from shared.messages.targets import COMPLETIONS, TARGETS, CompletionExpected, TargetSet
 from shared.policy.planner import Planner
 from shared.policy.stimuli import (
     Command,
@@ -45,6 +46,7 @@ from shared.store.batches import BatchHistory
 from shared.store.database import Sessions, persistently, transaction
 from shared.store.plans import Plans
 from shared.store.records import EndedBatch, StoredPlan
+from shared.store.results import ArchiveReader, Results
 from shared.traces.planning import StimulusLog
 from shared.units import Seconds
 
@@ -74,6 +76,7 @@ class PlannerService:
         self._capacity = capacity
         self._sessions = sessions
         self._redis = redis
+        self._results = Results(redis, ArchiveReader(sessions))
         self._clock = clock
         self._log = stimulus_log
         self._turn = asyncio.Lock()
@@ -184,7 +187,8 @@ class PlannerService:
 
     async def _first_arrival(self, message: FirstArrival) -> None:
         commands = await self._tell(FirstCame(message.batch, message.arrived_at))
-        expected = next((c.at for c in commands if isinstance(c, ExpectCompletion)), None)
+        ours = (c.at for c in commands if isinstance(c, ExpectCompletion) and c.batch == message.batch)
+        expected = next(ours, None)
 
         async def keep(session: AsyncSession) -> None:
             await BatchHistory(session).first_arrival(message.batch, message.arrived_at, expected)
@@ -192,10 +196,7 @@ class PlannerService:
         await self._store(keep, "storing a first arrival")
 
     async def _ended(self, message: BatchEnded) -> None:
-        answers = await patiently(
-            lambda: read_record(self._redis, message.batch), what="reading results", patience_s=None
-        )
-        batch = ended_batch(message, answers, self._planner.tokens_per_s(message.batch))
+        batch = ended_batch(message, await self._answers(message.batch), self._planner.tokens_per_s(message.batch))
 
         async def keep(session: AsyncSession) -> tuple[bool, tuple[PastBatch, ...]]:
             history = BatchHistory(session)
@@ -209,6 +210,15 @@ class PlannerService:
             _observe(batch)
         learnt = past if past and past[-1].opened.batch == batch.batch else ()
         await self._tell(Ended(batch.batch, learnt))
+
+    async def _answers(self, batch: str) -> list[RequestRecord]:
+        """A batch's measurements from both stores, however long one of them is away."""
+        while True:
+            try:
+                return await read_record(self._results.pages(batch))
+            except Unavailable as error:
+                _log.warning("results_not_read", batch=batch, error=str(error))
+                await asyncio.sleep(error.retry_after_s)
 
     async def _past(self, history: BatchHistory, batch: OpenedBatch) -> tuple[PastBatch, ...]:
         window = min(self._planner.ways.window, max(1, MOST_LEARNT // (batch.size or 1)))
@@ -252,13 +262,24 @@ class PlannerService:
         return Looked(sights(batches, seen, counts, self._clock.unix()))
 
     async def _publish(self, now: Seconds, commands: Sequence[Command]) -> None:
-        if not commands:
-            return
-        payloads = [TARGETS.encode(_message(now, command)) for command in commands]
-        kept = TARGETS.maxlen or 10_000
+        completions = [
+            COMPLETIONS.encode(CompletionExpected(batch=one.batch, at=one.at))
+            for one in commands
+            if isinstance(one, ExpectCompletion)
+        ]
+        targets = [
+            TARGETS.encode(TargetSet(pool=one.pool, units=one.units, decided_at=now, reason=one.reason.summary))
+            for one in commands
+            if isinstance(one, PublishTarget)
+        ]
+        for topic, payloads in ((COMPLETIONS, completions), (TARGETS, targets)):
+            if payloads:
+                await self._append(topic.name, topic.maxlen or 10_000, payloads)
+
+    async def _append(self, stream: str, kept: int, payloads: Sequence[bytes]) -> None:
         await patiently(
-            lambda: functions.publish(self._redis, TARGETS.name, kept, payloads),
-            what="publishing targets",
+            lambda: functions.publish(self._redis, stream, kept, payloads),
+            what=f"publishing {stream}",
             patience_s=None,
         )
 
@@ -284,12 +305,6 @@ class PlannerService:
                 return await work(session)
 
         return await persistently(attempt, what=what)
-
-
-def _message(now: Seconds, decided: Command) -> TargetSet | CompletionExpected:
-    if isinstance(decided, ExpectCompletion):
-        return CompletionExpected(batch=decided.batch, at=decided.at)
-    return TargetSet(pool=decided.pool, units=decided.units, decided_at=now, reason=decided.reason.summary)
 
 
 def _observe(batch: EndedBatch) -> None:

@@ -1,4 +1,8 @@
-"""What the planner wants: stream `targets`, tailed by the leader from its beginning."""
+"""Decisions of the planner: streams `targets` and `completions`, which the leader reads from their beginning.
+
+They are apart because T of an open batch is published at each review that moves it. A pool's target may stand for hours
+and must not be pushed out by that.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ class TargetSet(Message, frozen=True, kw_only=True, tag="target.set.v1"):
 
 
 class CompletionExpected(Message, frozen=True, kw_only=True, tag="batch.completion-expected.v1"):
-    """When a batch should be complete, from its task's history: T of DistRS §5.1, the EBF key."""
+    """Expected completion of a batch by its task's history and what is seen of it: T of DistRS §5.1, the EBF key."""
 
     batch: str
     at: float
@@ -27,3 +31,5 @@ class CompletionExpected(Message, frozen=True, kw_only=True, tag="batch.completi
 
 
 TARGETS: Topic[TargetSet | CompletionExpected] = Topic("targets", TargetSet | CompletionExpected, maxlen=10_000)
+"""Entries of T are those of a planner of an older version."""
+COMPLETIONS: Topic[CompletionExpected] = Topic("completions", CompletionExpected, maxlen=10_000)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from shared.policy.floor import Floor
-from shared.policy.formulation import Stay, Work
+from shared.policy.formulation import STARTS, Stay, Work
 from shared.policy.life import Life
+from shared.policy.pools import BEGINS, Pool
 
 T = TypeVar("T")
 Units = tuple[tuple[str, int], ...]
@@ -39,6 +40,10 @@ class PoolBacklog:
     waiting: int
     """How many actions, those that are stuck among them."""
     lacks: list[Lack] = field(default_factory=list)
+    begins: int = 0
+    """How many of them begin an environment."""
+    held_up: str = ""
+    """Why the first of those does not begin now."""
 
     @property
     def stuck(self) -> int:
@@ -64,14 +69,21 @@ def survey(floor: Floor) -> Backlog:
     sorts: defaultdict[str, Counter[tuple[str, Units]]] = defaultdict(Counter)
     batches: Counter[str] = Counter()
     stuck = Counter(
-        (life.work.pool, life.work.kind, tuple(life.needs.items()), life.request.batch) for life in _stuck(floor)
+        (life.work.pool, _kind(life.work, _begun(life)), tuple(life.needs.items()), life.request.batch)
+        for life in _stuck(floor)
     )
     for (name, kind, units, batch), count in stuck.items():
         sorts[name][kind, units] += count
         if batch:
             batches[batch] += count
     pools = [
-        PoolBacklog(name, count, [Lack(kind, dict(units), n) for (kind, units), n in _most(sorts[name])])
+        PoolBacklog(
+            name,
+            count,
+            [Lack(kind, dict(units), n) for (kind, units), n in _most(sorts[name])],
+            floor.pools[name].lanes[BEGINS].waiting if BEGINS in floor.pools[name].lanes else 0,
+            why_held_up(floor, floor.pools[name]),
+        )
         for name, count in _most(Counter(waiting))
         if count
     ]
@@ -94,10 +106,46 @@ def _stuck(floor: Floor) -> Iterator[Life]:
                 yield life
 
 
+def _begun(life: Life) -> Stay | None:
+    """The environment that it would begin."""
+    return life.request.stay if life.begins else None
+
+
+def _kind(work: Work, begun: Stay | None) -> str:
+    """All that a node has to offer for it: `env.bash` and, where it begins an environment, `runtime.docker`."""
+    return work.kind if begun is None else f"{work.kind} and {begun.kind}"
+
+
 def lacking(kind: str, units: Mapping[str, int], pool: str) -> str:
     """What the mesh would need to have for such work, in words."""
     amounts = ", ".join(f"{name}={count}" for name, count in units.items())
     return f"no node of class {pool.partition('@')[2]!r} offers {kind}" + (f" with {amounts}" if amounts else "")
+
+
+def why_held_up(floor: Floor, pool: Pool) -> str:
+    """Why the next environment of a pool does not begin now, though some node could make it one day; else empty."""
+    lane = pool.lanes.get(BEGINS)
+    head = lane.queue.head() if lane is not None else None
+    if head is None:
+        return ""
+    life = floor.queued[head]
+    nodes = [node for node in floor.nodes_of(pool, lane) if node.ready and life.could_run_on(node)]
+    short = [name for name, count in life.needs.items() if all(node.free(name) < count for node in nodes)]
+    if not nodes:
+        return ""
+    return " and ".join(_SHORT.get(name, f"no {name} are free") for name in short) or "no node has all it needs free"
+
+
+_SHORT = {STARTS: "as many are being made as may be at once", "memory_mb": "the memory for environments is taken"}
+"""Resource -> what it means that too little of it is free."""
+
+
+def why_it_waits_to_begin(work: Work, pools: list[PoolBacklog]) -> str:
+    """Why work that begins an environment waits; empty where the leader has not told that anything does."""
+    for pool in pools:
+        if pool.name == work.pool and pool.held_up:
+            return f"it waits to begin its environment, with {pool.begins} in {pool.name}: {pool.held_up}"
+    return ""
 
 
 def why_it_waited(floor: Floor, life: Life) -> str:
@@ -105,18 +153,22 @@ def why_it_waited(floor: Floor, life: Life) -> str:
     work, lane = life.work, life.lane
     if lane is not None and life.request.id in lane.behind:
         return "its deadline came while it waited for an earlier action of its trajectory"
+    if life.postponed and life.begins:
+        return f"its deadline came while its environment could not be made: {life.postponed}"
     if lane is not None and lane.node and lane.node not in floor.nodes:
         return f"its deadline came while {lane.node}, where its environment is, was away"
     if any(life.could_run_on(node) for node in floor.nodes_of(floor.pool(work.pool))):
         return f"its deadline came while it waited for {work.pool}"
-    return lacking(work.kind, life.needs, work.pool)
+    return lacking(_kind(work, _begun(life)), life.needs, work.pool)
 
 
 def why_stuck(work: Work, pools: list[PoolBacklog], stay: Stay | None = None) -> str:
     """Why this work waits in vain for now; empty where it does not. `stay`: of an action of a trajectory."""
-    needs = [dict(work.units), stay.begun_by(work.units)] if stay is not None else [dict(work.units)]
+    needs = [(work.kind, dict(work.units))]
+    if stay is not None:
+        needs.append((_kind(work, stay), stay.begun_by(work.units)))
     for pool in pools:
         for lack in pool.lacks if pool.name == work.pool else ():
-            if lack.kind == work.kind and lack.units in needs:
-                return f"{lacking(work.kind, lack.units, work.pool)} now; it waits for one until its budget ends"
+            if (lack.kind, lack.units) in needs:
+                return f"{lacking(lack.kind, lack.units, work.pool)} now; it waits for one until its budget ends"
     return ""

@@ -5,25 +5,27 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from shared.policy.ebf import EbfKey, expected_completion, reestimate
+from shared.policy.ebf import BOUND_S, EbfKey, expected_completion, reestimate
 from shared.policy.estimates import Durations
 from shared.policy.formulation import Request
+
+Place = tuple[str, str, str]
+"""(pool, lane, tenant) of a queue."""
 
 
 @dataclass(slots=True)
 class _Batch:
     first_s: float
     expected_s: float
-    waiting: dict[str, Request] = field(default_factory=dict)
-    """Queued requests: their keys change with the estimate."""
+    waiting: dict[Place, int] = field(default_factory=dict)
+    """Queued requests by where they wait: there the batch moves with the estimate."""
 
 
 @dataclass(slots=True)
 class BatchBook:
     """Expected completions of the open batches. Bounded: the batch longest untouched is forgotten beyond `most`."""
 
-    bound_s: float = 3600.0
-    """Latest expected completion after the first arrival: makes every key finite, so age wins."""
+    bound_s: float = BOUND_S
     most: int = 10_000
     _batches: dict[str, _Batch] = field(default_factory=dict)
     _proposed: dict[str, float] = field(default_factory=dict)
@@ -46,19 +48,32 @@ class BatchBook:
         if batch not in self._batches:
             self._open(batch, first_s, stage_timeouts_s)
 
-    def waits(self, request: Request) -> None:
+    def waits(self, request: Request, place: Place) -> None:
         """A request of a batch is queued."""
         if request.batch:
-            self._of(request).waiting[request.id] = request
+            waiting = self._of(request).waiting
+            waiting[place] = waiting.get(place, 0) + 1
             self._batches[request.batch] = self._batches.pop(request.batch)  # the dict's order is by last use
 
-    def leaves(self, request: Request) -> None:
-        """It waits no more."""
+    def leaves(self, request: Request, place: Place) -> None:
+        """It waits there no more."""
         if request.batch and (batch := self._batches.get(request.batch)) is not None:
-            batch.waiting.pop(request.id, None)
+            left = batch.waiting.get(place, 0) - 1
+            if left > 0:
+                batch.waiting[place] = left
+            else:
+                batch.waiting.pop(place, None)
 
-    def expected(self, name: str, at_s: float) -> list[Request]:
-        """A new estimate of a batch's completion. Returns the queued requests whose keys have changed with it."""
+    def due(self, name: str) -> float:
+        """T of a batch that is known."""
+        return self._batches[name].expected_s
+
+    def expected(self, name: str, at_s: float) -> list[Place]:
+        """A new estimate of a batch's completion. Returns where requests wait whose keys have changed with it.
+
+        The cost does not grow with the number of requests, but with the queues in which they wait: one for each stage's
+        pool, and one for each node that their environments live on.
+        """
         if not math.isfinite(at_s):
             return []
         batch = self._batches.get(name)
@@ -68,7 +83,7 @@ class BatchBook:
             return []
         before = batch.expected_s
         batch.expected_s = reestimate(before, at_s, batch.first_s, self.bound_s)
-        return list(batch.waiting.values()) if batch.expected_s != before else []
+        return list(batch.waiting) if batch.expected_s != before else []
 
     def ended(self, name: str) -> None:
         """Forget a batch."""

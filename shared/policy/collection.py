@@ -7,14 +7,16 @@ those that lasted longer there than it has. Where no such request is known, the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Final
 
 import numpy as np
 
 from shared.policy.history import History
-from shared.policy.listing import Flags, Floats
+from shared.policy.listing import Counts, Flags, Floats
 from shared.policy.workload import ExpectedBatch, Requests, Stage
 
 
@@ -47,6 +49,12 @@ class Seen:
     looked_s: float | None = None
     """When the requests stood as `queuing` and `running` say; None: now."""
     progress: Progress | None = None
+    paced: bool = False
+    """Without a report the pace is taken from the arrivals so far; False: the history's (the paper's)."""
+
+
+CREDIBLE: Final = 8
+"""Arrivals after which the pace that they show weighs as much as the history's."""
 
 
 def collect(now: float, stages: Sequence[Stage], history: History, seen: Seen, random: Random) -> Requests:
@@ -92,7 +100,7 @@ def expected(
         return ExpectedBatch(batch, tuple(stages), requests, max_extra_delay_s, 0.0)
     completion = requests.completion_s
     allowed = max(max_extra_delay_s, requests.soonest_s - completion)
-    return ExpectedBatch(batch, tuple(stages), requests, allowed, completion)
+    return ExpectedBatch(batch, tuple(stages), requests, allowed, completion, declared_delay_s=max_extra_delay_s)
 
 
 def _future(now: float, history: History, seen: Seen, random: Random) -> Requests:
@@ -102,11 +110,30 @@ def _future(now: float, history: History, seen: Seen, random: Random) -> Request
         first = max(now, seen.opened_s + history.gap_s)
     ranks = np.minimum(np.arange(min(seen.arrived, seen.size), seen.size), len(history.arrivals_s) - 1)
     arrivals = first + history.arrivals_s[ranks]
+    if seen.paced and seen.arrived and seen.first_arrival_s is not None:
+        arrivals = _by_pace(now, history, seen, ranks)
     if seen.progress is not None:
         ranks = ranks[: seen.progress.generating]
         arrivals = _by_progress(now, history, seen, seen.progress, len(ranks))
     arrivals = np.maximum(arrivals - now, 0.0)
     return Requests(arrivals, arrivals, history.rows(random, ranks), np.zeros(len(ranks), bool))
+
+
+def _by_pace(now: float, history: History, seen: Seen, ranks: Counts) -> Floats:
+    """When the ranks will come if the rollout goes on as fast or slow as it has been, absolute and ascending.
+
+    Each past batch predicts the time left: its own from the same rank on, times the pace against it. The earliest
+    prediction counts, because work that is put off for arrivals that do not come makes a batch late.
+    """
+    elapsed_s, last = now - seen.opened_s, history.ranked_s.shape[1] - 1
+    came_s, next_s = (history.ranked_s[:, min(rank, last)] for rank in (seen.arrived - 1, seen.arrived))
+    stands_s = np.clip(elapsed_s - history.each_gap_s, came_s, next_s)
+    usual_s = history.each_gap_s + stands_s
+    pace = np.ones(len(usual_s))
+    np.divide(elapsed_s, usual_s, out=pace, where=(usual_s > 0) & (elapsed_s > 0))
+    pace **= seen.arrived / (seen.arrived + CREDIBLE)
+    left_s: Floats = (pace[:, None] * (history.ranked_s[:, ranks] - stands_s[:, None])).min(axis=0, initial=math.inf)
+    return now + left_s
 
 
 def _by_progress(now: float, history: History, seen: Seen, progress: Progress, count: int) -> Floats:

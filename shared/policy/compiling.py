@@ -11,8 +11,9 @@ from numba import njit
 def compiled(loop: Callable[..., Any]) -> Any:
     """The function in machine code, made at its first call; other threads go on while it runs.
 
-    Numba keeps what it compiled beside the source, or else in the user's home, and raises where it may write neither
-    (a container's read-only checkout, a user without a home). Then there is nothing kept, which costs a few seconds.
+    Numba keeps what it compiled in `NUMBA_CACHE_DIR`, which `treadle up` sets where the source is read-only; else
+    beside the source, or in the user's home. Where none can be written it raises, and nothing is kept: every process
+    compiles, which costs a few seconds.
     """
     try:
         return njit(cache=True, nogil=True)(loop)

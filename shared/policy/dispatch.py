@@ -22,6 +22,7 @@ from shared.policy.formulation import (
     CloseEnvironment,
     Command,
     ForgetTrajectory,
+    PullImage,
     Request,
     Revoke,
     StageAct,
@@ -29,6 +30,7 @@ from shared.policy.formulation import (
 )
 from shared.policy.ledger import Node
 from shared.policy.life import Life
+from shared.policy.placing import place_pull
 from shared.policy.reports import Ended, Held, Holding, holds
 from shared.policy.starts import Starts
 from shared.policy.steps import Steps
@@ -121,6 +123,13 @@ class Dispatcher(Steps):
             commands.append(CloseEnvironment(home.node, trajectory))
         return commands + fill(self.floor, now)
 
+    def environment_made(self, now: float, node: str, incarnation: str, trajectory: str) -> list[Command]:
+        """A node's word that an environment stands, while its first action still executes: another may begin."""
+        known = self.floor.nodes.get(node)
+        if known is None or known.incarnation != incarnation or not self.floor.made(trajectory, node):
+            return []
+        return fill(self.floor, now)
+
     def environment_ended(
         self, now: float, node: str, incarnation: str, trajectory: str, ended: TrajectoryEnd, reason: str
     ) -> list[Command]:
@@ -132,6 +141,36 @@ class Dispatcher(Steps):
         if home is None or home.node != node:
             return []
         return self._moved_out(now, trajectory, ended, reason) + fill(self.floor, now)
+
+    def environments_expected(
+        self, now: float, images: Iterable[str], node_class: str, kind: str, units: Mapping[str, int]
+    ) -> list[Command]:
+        """One environment of each of these images will be asked for. An image that is missing where it is predicted to
+        be placed is pulled there.
+
+        Args:
+            now: the time.
+            images: as container engines list them.
+            node_class: of nodes; empty: of any class.
+            kind: what a node must offer to make one.
+            units: what each will hold of its node.
+        """
+        nodes = [node for _, node in sorted(self.floor.nodes.items()) if node_class in ("", node.node_class)]
+        pulls = [(place_pull(nodes, image, kind, units, now), image) for image in images]
+        return [PullImage(node.name, image) for node, image in pulls if node is not None]
+
+    def images_changed(
+        self, now: float, name: str, incarnation: str, here: Iterable[str], gone: Iterable[str]
+    ) -> list[Command]:
+        """A node's word on the images that it has since its last report, and those that it has no more. Actions that
+        were postponed for want of one are queued again.
+        """
+        node = self.floor.nodes.get(name)
+        if node is None or node.incarnation != incarnation:
+            return []
+        came = set(here)
+        node.images.changed(came, gone)
+        return fill(self.floor, now) if came and self.floor.resume(now, came) else []
 
     def trajectory_placed(self, trajectory: str, node: str, units: Mapping[str, int]) -> None:
         """What the store says of a placement under a former leader. Call it before any request or node is met.
@@ -271,6 +310,7 @@ class Dispatcher(Steps):
                     commands += self._lost(now, life, "node-lost", f"{name} has not come back")
         for trajectory, home in list(self.floor.trajectories.away(self.floor.nodes, now, self.home_lost_s)):
             commands += self._moved_out(now, trajectory, "lost", f"its node {home.node} has not come back")
+        self.floor.resume(now)
         if now - self._window_s >= self.linger_s:
             self._window_s = now
             self.floor.next_window()

@@ -19,6 +19,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 Id = TypeVar("Id", bound=Hashable)
 
+BOUND_S = 3600.0
+"""Latest expected completion after the first arrival: makes every key finite, so age wins."""
+
 STEPS_TO_BOUND = 10
 """A re-estimate moves at most this fraction of the bound at once: one strange estimate cannot send a batch behind all
 others, and a right one is reached within ten."""

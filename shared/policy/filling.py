@@ -192,7 +192,7 @@ def _bound(floor: Floor, pool: Pool) -> dict[str, int]:
         nodes = [node for node in floor.nodes_of(pool, lane) if node.ready and life.could_run_on(node)]
         stay = life.request.stay
         if life.begins and stay is not None:
-            nodes = [node for node in nodes if node.holds(stay.units)]
+            nodes = [node for node in nodes if node.holds(stay.held)]
         if nodes and not any(node.free(pool.resource) >= life.pool_units for node in nodes):
             host = min(nodes, key=lambda node: (-node.limit(pool.resource), node.name))
             bound[host.name] = max(bound.get(host.name, 0), host.used.get(pool.resource, 0) + life.pool_units)
@@ -236,7 +236,7 @@ def _place(filling: Filling, pool: Pool, nodes: list[Node], life: Life) -> Node 
             nodes = [node for node in nodes if node.name not in filling.waits]
     while True:
         if life.begins:
-            node = place_home(nodes, life, pool.resource)
+            node = place_home(nodes, life, pool.resource, filling.now)
         else:
             node = place(nodes, life.request.id, life.work.kind, life.units, pool.resource)
         if node is None or not (
@@ -299,7 +299,7 @@ def _grant(filling: Filling, lane: Lane, life: Life, node: Node, *, is_head: boo
     life.attempt += 1
     (floor.stand if ahead else floor.occupy)(life, node, filling.now)
     if begins:
-        floor.move_in(life, node, floor.newest_serial)
+        floor.move_in(life, node, floor.newest_serial, filling.now)
     budget = max(0.0, request.deadline_s - filling.now)
     if not ahead:
         filling.fresh.append(Fresh(len(filling.commands), life, node, charged_s, is_head))

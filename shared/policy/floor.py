@@ -218,7 +218,7 @@ class Floor(Housing):
             mine = {name for name, life in self.queued.items() if life.work.pool == pool.name}
             for lane in pool.all_lanes():
                 lane.queue.check()
-                waiting = {*lane.queue, *lane.parked, *lane.behind}
+                waiting = {*lane.queue, *lane.parked, *lane.behind, *lane.postponed}
                 assert len(waiting) == lane.waiting, f"{pool.name} {lane.name}: in its queue and aside"
                 assert waiting == {name for name in mine if self.queued[name].lane is lane}, f"{lane.name}: its queue"
                 assert lane is pool or waiting, f"{pool.name}: the lane {lane.name} is empty"

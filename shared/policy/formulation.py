@@ -63,6 +63,10 @@ class Work:
     """On one unit, as the trainer knows it; None: as its kind's history tells, if there is one."""
 
 
+STARTS = "starts"
+"""The resource that an environment holds while it is made, apart from cores: so many begin on a node at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stay:
     """The environment a trajectory's actions need: one of one node, from its first action to its end (§5.2)."""
@@ -72,10 +76,19 @@ class Stay:
     """What a node must offer to make it: one of its kinds, `runtime.local` or `runtime.docker`."""
     units: Mapping[str, int]
     """Resource -> what the environment holds of its node for its whole life: memory, in MB."""
+    image: str = ""
+    """What it is made of, as container engines list it; empty: nothing that a node would have to pull."""
+    starts: int = 0
+    """Units of `STARTS` that it holds until it stands."""
+
+    @property
+    def held(self) -> dict[str, int]:
+        """What it holds of its node while it is made."""
+        return {**self.units, STARTS: self.starts} if self.starts else dict(self.units)
 
     def begun_by(self, units: Mapping[str, int]) -> dict[str, int]:
         """What a node must have free for an action of these units that begins it."""
-        return {**units, **{name: units.get(name, 0) + count for name, count in self.units.items()}}
+        return {**units, **{name: units.get(name, 0) + count for name, count in self.held.items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,4 +206,12 @@ class ForgetTrajectory:
     reason: str
 
 
-Command = Grant | Revoke | Advance | Answer | AskInventory | SetShare | CloseEnvironment | ForgetTrajectory
+@dataclass(frozen=True, slots=True)
+class PullImage:
+    """Command: environments of this image are expected on the node, which lacks it."""
+
+    node: str
+    image: str
+
+
+Command = Grant | Revoke | Advance | Answer | AskInventory | SetShare | CloseEnvironment | ForgetTrajectory | PullImage

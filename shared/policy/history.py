@@ -51,8 +51,17 @@ class History:
     @cached_property
     def arrivals_s(self) -> Floats:
         """(n,) Expected arrival of the i-th to come, seconds after the first: the median over batches, ascending."""
-        ranked = np.sort(np.array([record.arrivals_s for record in self.records], float), axis=1)
-        return np.maximum.accumulate(_median(ranked, self.weights))
+        return np.maximum.accumulate(_median(self.ranked_s, self.weights))
+
+    @cached_property
+    def ranked_s(self) -> Floats:
+        """(records, n) Arrivals of each batch, ascending, seconds after its first."""
+        return np.sort(np.array([record.arrivals_s for record in self.records], float), axis=1)
+
+    @cached_property
+    def each_gap_s(self) -> Floats:
+        """(records,) Seconds from each batch's opening to its first arrival."""
+        return np.array(self.gaps_s, float)
 
     @cached_property
     def gap_s(self) -> float:

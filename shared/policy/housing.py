@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shared.policy.formulation import STARTS
 from shared.policy.ledger import Node
 from shared.policy.life import Life
 from shared.policy.queues import Queues
@@ -15,13 +16,24 @@ from shared.policy.trajectories import Home
 class Housing(Queues):
     """Queues, and the homes of trajectories."""
 
-    def move_in(self, life: Life, node: Node, serial: int) -> None:
+    def move_in(self, life: Life, node: Node, serial: int, now: float) -> None:
         """An action that begins its trajectory's environment is granted there."""
         stay = life.request.stay
         assert stay is not None, f"{life.request.id} has no trajectory"
-        node.take(stay.units)
-        self.trajectories.settle(stay.trajectory, Home(node.name, stay.units, serial, booked=True))
+        node.take(stay.held)
+        node.images.begun(stay.image, stay.units, now)
+        self.trajectories.settle(stay.trajectory, Home(node.name, stay.held, serial, booked=True))
         self.move(stay.trajectory)
+
+    def made(self, trajectory: str, node: str) -> bool:
+        """Its environment stands on that node: what only its making held is free. False: that was known."""
+        home = self.trajectories.homes.get(trajectory)
+        if home is None or home.node != node or STARTS not in home.units:
+            return False
+        if home.booked:
+            self.nodes[node].give_back({STARTS: home.units[STARTS]})
+        home.units = {name: count for name, count in home.units.items() if name != STARTS}
+        return True
 
     def move_out(self, trajectory: str) -> Home | None:
         """Its environment is no more, and what it held is free. Returns where it was."""
@@ -58,6 +70,8 @@ class Housing(Queues):
                 home.units = units
                 node.take(units)
                 home.booked = True
+            elif STARTS not in units:
+                self.made(trajectory, node.name)
             if home.closing:
                 end.append(trajectory)
         mine = sorted(known.on.get(node.name, ()))

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Final
 
 import numpy as np
 
 from shared.policy.collection import Progress, Seen, expected
+from shared.policy.ebf import BOUND_S, reestimate
 from shared.policy.history import History, weighted_median
 from shared.policy.listing import Floats
+from shared.policy.outstanding import outstanding
 from shared.policy.scaling import ExpectedBatch
 from shared.policy.stimuli import Progressed, Sight
 from shared.policy.workload import OpenedBatch, PastBatch
+
+NEWS_S: Final = 0.5
+"""A move of T by less is not published: what is not known of a batch is drawn anew at each review."""
 
 
 @dataclass(slots=True)
@@ -30,6 +36,8 @@ class KnownBatch:
     progress: Progress | None = None
     tokens_per_s: float | None = None
     """Of this rollout, as last reported."""
+    key_s: float | None = None
+    """T as last published, Unix seconds; None before the first request, and without history."""
 
     def learn(self, past: Sequence[PastBatch], window: int) -> None:
         """Expect what its task's batches did of late: those of the same work, and of the size of the last of them."""
@@ -57,7 +65,29 @@ class KnownBatch:
             pace = self.usual_tokens_per_s / self.tokens_per_s
         self.progress = Progress(told.generating, pace)
 
-    def expected(self, now: float, random: Random) -> ExpectedBatch:
+    def outstanding(self) -> list[float]:
+        """Unanswered requests by stage (`outstanding.outstanding`)."""
+        size = self.batch.size
+        if size is None and self.history is not None:
+            size = self.history.records[-1].size
+        generating = None if self.progress is None else self.progress.generating
+        return outstanding(self.batch.stages, size, self.sight or Sight(0, 0), generating)
+
+    def move(self, now: float, expected: ExpectedBatch) -> float | None:
+        """T for the dispatcher where a review has moved it: earlier at once, later by bounded steps (`reestimate`)."""
+        first = self.batch.first_arrival_at
+        if first is None or not expected.requests.size:
+            return None
+        proposed, before = now + expected.completion_s, self.key_s
+        if before is None:
+            self.key_s = min(max(proposed, first), first + BOUND_S)
+            return self.key_s
+        if abs(proposed - before) < NEWS_S:
+            return None
+        self.key_s = reestimate(before, proposed, first, BOUND_S)
+        return self.key_s if self.key_s != before else None
+
+    def expected(self, now: float, random: Random, *, paced: bool = False) -> ExpectedBatch:
         """What it will need yet, by its history. Its clock begins now: Unix seconds would cost it the microseconds."""
         batch, history, sight = self.batch, self.history, self.sight or Sight(0, 0)
         assert history is not None, "asked what is expected of a batch without history"
@@ -71,6 +101,7 @@ class KnownBatch:
             unanswered=sight.arrived - sight.answered,
             looked_s=sight.looked_at,
             progress=self.progress,
+            paced=paced,
         )
         return expected(now, batch.batch, batch.stages, history, seen, batch.max_extra_delay_s, random)
 

@@ -22,10 +22,12 @@ class Lane:
     """Waiting actions that no node of the lane could ever take; they come back to the queue when nodes change."""
     behind: set[str] = field(default_factory=set)
     """Waiting actions whose trajectory still has an earlier one: they come to the queue when it is answered."""
+    postponed: dict[str, float] = field(default_factory=dict)
+    """Waiting actions that their node asked to try later -> when they come back to the queue."""
     feasible: str = ""
     """The head that some node is known to be able to take one day."""
 
     @property
     def waiting(self) -> int:
         """How many actions."""
-        return len(self.queue) + len(self.parked) + len(self.behind)
+        return len(self.queue) + len(self.parked) + len(self.behind) + len(self.postponed)

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from shared.policy.residency import Residency
+
 
 @dataclass(frozen=True, slots=True)
 class Stray:
@@ -53,6 +55,8 @@ class Node:
     unheard: int = 0
     """How many of them are older than our meeting it (again): their answers know nothing of what came between."""
     asked_s: float = float("-inf")
+    images: Residency = field(default_factory=Residency)
+    """Of its container engine."""
 
     def limit(self, resource: str) -> int:
         """Units it owns."""

@@ -36,6 +36,8 @@ class Life:
     """It holds units and is expected to give them back in a moment."""
     recalls: int = 0
     """Attempts of this stage that were taken back before they had begun."""
+    postponed: str = ""
+    """Why its node asked to try later, the last time that it did."""
     serial: int = 0
     """Of the grant; orders grants against inventories."""
     queued_s: float = 0.0

@@ -191,8 +191,8 @@ def _order(batches: Sequence[ExpectedBatch]) -> Counts:
     sizes = [batch.requests.size for batch in batches]
     begins = np.cumsum([0, *sizes])
     order = [np.empty(0, np.int64)]
-    by_completion = sorted(range(len(batches)), key=lambda number: batches[number].completion_s)
-    for _, group in groupby(by_completion, key=lambda number: batches[number].completion_s):
+    by_completion = sorted(range(len(batches)), key=lambda number: batches[number].order_s)
+    for _, group in groupby(by_completion, key=lambda number: batches[number].order_s):
         mixed = list(group)
         numbers = np.concatenate([np.arange(begins[number], begins[number + 1]) for number in mixed])
         place = np.concatenate([np.arange(sizes[number]) for number in mixed])

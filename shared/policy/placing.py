@@ -9,29 +9,57 @@ from shared.policy.floor import Floor
 from shared.policy.ledger import Node
 from shared.policy.life import Life
 from shared.policy.pools import reserve
+from shared.policy.residency import ABSENT, share
 
 
-def place_home(nodes: Iterable[Node], life: Life, resource: str) -> Node | None:
-    """Of the nodes that have the cores now and the memory for the whole trajectory, the one with the smallest share of
-    its memory taken afterwards; where equal the one with the most free cores, then the first (ARL-Tangram §5.2).
+def place_home(nodes: Iterable[Node], life: Life, resource: str, now: float) -> Node | None:
+    """Return the node where a trajectory's environment begins, of those that have the cores now and the memory for the
+    whole trajectory (ARL-Tangram §5.2).
+
+    Nodes that have the image go first, then those that are getting it. Among equals the one with the smallest share of
+    its memory taken afterwards; then the one with the most free cores; then the first.
     """
     stay = life.request.stay
     assert stay is not None, f"{life.request.id} has no trajectory"
-    best, key = None, (math.inf, 0)
+    best, key = None, (math.inf, math.inf, 0)
     for node in nodes:
         if stay.kind in node.kinds and node.fits(life.request.id, life.work.kind, life.needs):
-            taken = [(node.used.get(name, 0) + count) / node.capacity[name] for name, count in stay.units.items()]
-            mine = (max(taken, default=0.0), -node.free(resource))
+            taken = [share(node.used.get(name, 0) + count, node.capacity[name]) for name, count in stay.units.items()]
+            mine = (node.images.rank(stay.image, now), max(taken, default=0.0), -node.free(resource))
             if mine < key:
                 best, key = node, mine
     return best
 
 
+def place_pull(nodes: Iterable[Node], image: str, kind: str, units: Mapping[str, int], now: float) -> Node | None:
+    """Return the node that shall pull an image whose environments are expected; None where none needs to.
+
+    It is the node where one of them is predicted to be placed: the order of `place_home`, with the memory that other
+    expected environments will hold counted as taken. So an image that fits nowhere is pulled nowhere. The prediction is
+    remembered at the node. O(nodes * promises).
+    """
+    best, key = None, (math.inf, math.inf)
+    for node in nodes:
+        if not node.ready or kind not in node.kinds:
+            continue
+        taken = [
+            share(node.used.get(name, 0) + node.images.promised(name, now) + count, node.capacity.get(name, 0))
+            for name, count in units.items()
+        ]
+        mine = (node.images.rank(image, now), max(taken, default=0.0))
+        if mine[1] <= 1 and mine < key:
+            best, key = node, mine
+    if best is None:
+        return None
+    best.images.expect(image, units, now)
+    return best if key[0] >= ABSENT else None
+
+
 def reservation(floor: Floor, nodes: list[Node], head: Life, now: float) -> tuple[float, Node | None]:
     """The node that is predicted to have the head's units together first, and when; infinity and none if none will.
 
-    Nobody knows when environments end. Where the head waits for memory that they hold, it is the node with the largest
-    share of it free, and the moment infinity.
+    Nobody knows when environments end, or when one that is being made will stand. Where the head waits for what they
+    hold, it is the node with the largest share of memory free, and the moment infinity.
     """
     needed = head.needs
     stay = head.request.stay if head.begins else None

@@ -16,13 +16,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import NamedTuple
 
 from shared.policy import reasons
-from shared.policy.ebf import expected_completion
 from shared.policy.known import KnownBatch
 from shared.policy.lookahead import needed_within
+from shared.policy.outstanding import least_units, most_units
 from shared.policy.reasons import Reason
-from shared.policy.scaling import ExpectedBatch, Plan, Stage, search, simulate
+from shared.policy.relaxing import Relaxed, search_relaxed
+from shared.policy.scaling import ExpectedBatch, Plan, Stage, simulate
 from shared.policy.steady import Steady
 from shared.policy.stimuli import (
     Command,
@@ -40,6 +42,25 @@ from shared.policy.stimuli import (
 )
 from shared.policy.ways import Ways
 from shared.policy.workload import OpenedBatch
+
+
+class Wish(NamedTuple):
+    """Units of one pool that open batches ask for."""
+
+    planned: int
+    """By the search."""
+    soon: int
+    """Of these."""
+    least: int
+    """One worker of each stage that an outstanding request may need."""
+    unknown: int
+    """As many as outstanding requests of tasks without history can use."""
+    tasks: set[str]
+    """These tasks."""
+
+    @property
+    def wanted(self) -> int:
+        return max(self.soon + self.unknown, self.least)
 
 
 @dataclass(slots=True)
@@ -62,6 +83,8 @@ class Planner:
     """Pools of which this process has published a target."""
     _decided_s: float = -math.inf
     _planned: Mapping[str, int] = field(default_factory=dict)
+    """Units that the last search found, and those for tasks without history."""
+    _found: Mapping[str, int] = field(default_factory=dict)
     """Units that the last search found."""
 
     def __post_init__(self) -> None:
@@ -97,7 +120,7 @@ class Planner:
 
     def wake_s(self) -> float:
         """When it wants to be woken if nothing else happens; infinite: never."""
-        active = any(one.history is not None and self._wants(one, self._decided_s) for one in self._open.values())
+        active = any(self._wants(one, self._decided_s) for one in self._open.values())
         moments = [self._decided_s + self.ways.review_s] if active else []
         moments += [self._warm_s(one) for one in self._open.values() if not self._wants(one, self._decided_s)]
         moments += [steady.falls_at(self._hold_s(pool)) for pool, steady in self._steady.items()]
@@ -120,7 +143,9 @@ class Planner:
     def expectations(self, now: float) -> list[ExpectedBatch]:
         """What open batches with history will need yet, of those that want units; drawn anew at each call."""
         wanting = [known for known in self._open.values() if self._wants(known, now)]
-        return [known.expected(now, self._random) for known in wanting if known.history is not None]
+        return [
+            known.expected(now, self._random, paced=self.ways.paced) for known in wanting if known.history is not None
+        ]
 
     def tokens_per_s(self, batch: str) -> float | None:
         """How fast a batch's samples are generated, as last reported."""
@@ -153,12 +178,7 @@ class Planner:
         if known is None:
             return []
         known.batch = replace(known.batch, first_arrival_at=stimulus.at)
-        commands: list[Command] = []
-        if known.history is not None:
-            timeouts = [stage.timeout_s for stage in known.batch.stages]
-            due = expected_completion(stimulus.at, timeouts, known.history.span_s)
-            commands.append(ExpectCompletion(stimulus.batch, due))
-        return commands + self._decide(now, f"first request of batch {stimulus.batch} came", ())
+        return self._decide(now, f"first request of batch {stimulus.batch} came", ())
 
     def _looked(self, now: float, stimulus: Looked) -> list[Command]:
         for batch, sight in stimulus.batches.items():
@@ -190,26 +210,46 @@ class Planner:
         concerned = {stage.drawn_from for stage in stages}
         self._decided_s = now
         wanting = [known for known in self._open.values() if self._wants(known, now)]
-        batches = self.expectations(now)
+        commands, batches = self._expected(now, wanting)
         ways, ceilings = self.ways, {pool: self._ceiling(pool) for pool in self._capacity}
-        near = self._planned if math.isfinite(ways.review_s) else None
-        plan = search(batches, ceilings, strictness=ways.strictness, trade=ways.trade, near=near)
-        self._planned = plan.units
-        soon = self._soon(plan)
-        commands: list[Command] = []
-        for pool in sorted(self._capacity):
-            unknown = sorted({one.batch.task for one in wanting if one.history is None and one.draws_from(pool)})
-            wanted = self._ceiling(pool) if unknown else max(soon.get(pool, 0), self._floor(pool))
-            held = self._steady.setdefault(pool, Steady()).target(now, wanted, self._hold_s(pool))
-            units, previous = min(held, self._ceiling(pool)), self.targets.get(pool)
+        near = self._found if math.isfinite(ways.review_s) else None
+        found = search_relaxed(batches, ceilings, strictness=ways.strictness, trade=ways.trade, near=near)
+        self._found = found.plan.units
+        wishes = {pool: self._wish(pool, wanting, found) for pool in sorted(self._capacity)}
+        self._planned = {pool: wish.planned + wish.unknown for pool, wish in wishes.items()}
+        for pool, wish in wishes.items():
+            wanted = min(self._ceiling(pool), max(wish.wanted, self._floor(pool)))
+            units, previous = self._steadied(now, pool, wanted), self.targets.get(pool)
             if units == previous and pool in self._said and pool not in concerned:
                 continue
             self.targets[pool] = units
             self._said.add(pool)
-            reason = self._reason(pool, event, unknown, batches, plan)
-            reason = reason.with_held(units, plan.units.get(pool, 0), soon.get(pool, 0))
+            reason = self._reason(pool, event, wish, found).with_held(units, wish.planned, wish.soon)
             commands.append(PublishTarget(pool, previous, units, reason))
         return commands
+
+    def _expected(self, now: float, wanting: Sequence[KnownBatch]) -> tuple[list[Command], list[ExpectedBatch]]:
+        """Expectations of the batches with history, in the dispatcher's order, and where that has changed."""
+        commands: list[Command] = []
+        batches = []
+        for known in (known for known in wanting if known.history is not None):
+            expected = known.expected(now, self._random, paced=self.ways.paced)
+            moved_s = known.move(now, expected)
+            if moved_s is not None:
+                commands.append(ExpectCompletion(known.batch.batch, moved_s))
+            batches.append(expected if known.key_s is None else replace(expected, key_s=known.key_s - now))
+        return commands, batches
+
+    def _wish(self, pool: str, wanting: Sequence[KnownBatch], found: Relaxed) -> Wish:
+        least, unknown, tasks = 0, 0.0, set()
+        for known in wanting:
+            stages, counts = known.batch.stages, known.outstanding()
+            least = max(least, least_units(stages, counts, pool))
+            if known.history is None and known.draws_from(pool):
+                unknown += most_units(stages, counts, pool)
+                tasks.add(known.batch.task)
+        planned = found.plan.units.get(pool, 0)
+        return Wish(planned, self._soon(found.plan).get(pool, 0), least, int(min(unknown, self._ceiling(pool))), tasks)
 
     def _soon(self, plan: Plan) -> Mapping[str, int]:
         """What of a plan is needed before there is another look at it; what runs already has its units anyway."""
@@ -220,20 +260,22 @@ class Planner:
         needed = needed_within(plan, until_s)
         return {pool: min(units, needed[pool]) for pool, units in plan.units.items()}
 
-    def _reason(
-        self, pool: str, event: str, unknown: Sequence[str], batches: Sequence[ExpectedBatch], plan: Plan
-    ) -> Reason:
-        ceiling, floor = self._ceiling(pool), self._floor(pool)
-        if unknown:
-            return reasons.no_history(pool, event, unknown, ceiling, floor)
+    def _steadied(self, now: float, pool: str, wanted: int) -> int:
+        held = self._steady.setdefault(pool, Steady()).target(now, wanted, self._hold_s(pool))
+        return min(held, self._ceiling(pool))
+
+    def _reason(self, pool: str, event: str, wish: Wish, found: Relaxed) -> Reason:
+        plan, ceiling, floor = found.plan, self._ceiling(pool), self._floor(pool)
+        if wish.tasks:
+            return reasons.no_history(pool, event, sorted(wish.tasks), wish.unknown, wish.soon, ceiling, floor)
         if pool not in plan.units:
             return reasons.idle(event, ceiling, floor)
-        if not plan.outcome.feasible:
-            return reasons.not_enough(pool, event, batches, plan.outcome, ceiling, floor)
         units, fewer = plan.units[pool], None
+        if found.missed is not None:
+            return reasons.not_enough(pool, event, found.batches, found.missed, units, ceiling, floor)
         if units and self.ways.explains:
-            fewer = simulate(batches, {**plan.units, pool: units - 1}, strictness=self.ways.strictness)
-        return reasons.searched(pool, event, batches, units, plan.outcome, fewer, ceiling, floor)
+            fewer = simulate(found.batches, {**plan.units, pool: units - 1}, strictness=found.strictness)
+        return reasons.searched(pool, event, found.batches, units, plan.outcome, fewer, ceiling, floor, found.part)
 
     # ---- what is known ---------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from shared.policy.batches import BatchBook
@@ -103,13 +104,20 @@ class Queues:
         if request.stay is not None and self.trajectories.turns[request.stay.trajectory][0] != request.id:
             lane.behind.add(request.id)
         else:
-            lane.queue.push(request.tenant, life.key, request.id)
-        self.batches.waits(request)
+            self._push(lane, life)
+        self.batches.waits(request, (pool.name, lane.name, request.tenant))
         self.queued[request.id] = life
         pool.queued_s += life.expected_s * life.pool_units
         pool.note(life.wanted_units, outside=not request.batch)
         if pool.target is not None:
             self.dirty.add(pool.name)
+
+    def _push(self, lane: Lane, life: Life) -> None:
+        """Into the order of a lane; of a batch with the T that it has by now."""
+        request = life.request
+        if request.batch:
+            life.key = self.batches.key(request, self.durations)
+        lane.queue.push(request.tenant, life.key, request.id, request.batch)
 
     def dequeue(self, life: Life) -> None:
         """Take a queued life out of its queue for good (answered, or about to be queued elsewhere)."""
@@ -121,13 +129,13 @@ class Queues:
         request, lane = life.request, life.lane
         assert lane is not None, f"{request.id} waits nowhere"
         pool = self.pool(life.work.pool)
-        if not lane.queue.remove(request.tenant, request.id):
+        if not lane.queue.remove(request.tenant, request.id) and lane.postponed.pop(request.id, None) is None:
             (lane.parked if request.id in lane.parked else lane.behind).remove(request.id)
         if lane is not pool and not lane.waiting:
             pool.lanes.pop(lane.name, None)
         pool.queued_s -= life.expected_s * life.pool_units
         if request.batch:
-            self.batches.leaves(request)
+            self.batches.leaves(request, (pool.name, lane.name, request.tenant))
         del self.queued[request.id]
 
     def park(self, lane: Lane, life: Life) -> None:
@@ -135,13 +143,35 @@ class Queues:
         lane.queue.remove(life.request.tenant, life.request.id)
         lane.parked.add(life.request.id)
 
+    def postpone(self, life: Life, until_s: float) -> None:
+        """Let what has just been queued wait aside until then: its node cannot do it before."""
+        lane = life.lane
+        assert lane is not None, f"{life.request.id} waits nowhere"
+        if lane.queue.remove(life.request.tenant, life.request.id):
+            lane.postponed[life.request.id] = until_s
+
+    def resume(self, now: float, images: Container[str] = ()) -> int:
+        """Queue again, at the place that it had, what was postponed until now or needs one of these images. Returns how
+        many actions. O(lanes + postponed actions).
+        """
+        count = 0
+        for pool in self.pools.values():
+            for lane in pool.all_lanes():
+                for action, until_s in list(lane.postponed.items()):
+                    life = self.queued[action]
+                    if until_s <= now or (life.request.stay is not None and life.request.stay.image in images):
+                        del lane.postponed[action]
+                        self._push(lane, life)
+                        count += 1
+        return count
+
     def rekey(self, batch: str, at_s: float) -> None:
-        """A batch's expected completion has a new estimate: its queued requests move."""
-        for request in self.batches.expected(batch, at_s):
-            life = self.queued[request.id]
-            life.key, lane = self.batches.key(request, self.durations), life.lane
-            if lane is not None and request.id not in lane.parked and request.id not in lane.behind:
-                lane.queue.update(request.tenant, life.key, request.id)
+        """A batch's expected completion has a new estimate: it moves in the queues in which its requests wait."""
+        for name, lane_name, tenant in self.batches.expected(batch, at_s):
+            pool = self.pools.get(name)
+            lane = pool if pool is None or lane_name == name else pool.lanes.get(lane_name)
+            if lane is not None:  # else what waits there is not in order: its lane holds nothing but what stands aside
+                lane.queue.move(tenant, batch, self.batches.due(batch))
 
     def move(self, trajectory: str) -> None:
         """Where a trajectory lives has changed: what waits for it waits in another lane."""
@@ -193,5 +223,5 @@ class Queues:
                 lane.feasible = ""
                 for action in sorted(lane.parked):
                     life = self.queued[action]
-                    lane.queue.push(life.request.tenant, life.key, action)
+                    self._push(lane, life)
                 lane.parked.clear()

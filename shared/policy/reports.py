@@ -15,7 +15,7 @@ class Ended:
     attempt: int
     stage: int
     status: str
-    """ok, timeout, lost, refused, cancelled, environment-lost."""
+    """ok, timeout, lost, refused, cancelled, environment-lost, postponed."""
     passed: bool | None = None
     queue_s: float = 0.0
     execution_s: float = 0.0
@@ -24,6 +24,9 @@ class Ended:
     """False: it was to make its trajectory's environment first, and could not; nothing of the action was executed."""
     units: Mapping[str, int] = field(default_factory=dict)
     """What it was granted; a leader that has taken over knows it only from here, or from the node's account."""
+
+    retry_in_s: float = 0.0
+    """Of one that was postponed: it cannot be done before."""
 
     @property
     def is_verdict(self) -> bool:

@@ -42,6 +42,8 @@ class Outcome:
     """Most units in use at once, by pool."""
     peak_workers: Mapping[tuple[str, str], int]
     """Most requests executing at once by (batch, stage): N_j of Algorithm 1 as it was used."""
+    blamed: Mapping[str, str]
+    """By batch that is late: the stage for which its last request waits longest."""
 
     @property
     def feasible(self) -> bool:
@@ -99,15 +101,31 @@ def outcome(load: Load, found: Schedule) -> Outcome:
     ends = starts + visits["lasts_s"]
     delays: dict[str, float] = {}
     workers: dict[tuple[str, str], int] = {}
+    blamed: dict[str, str] = {}
     for number, batch in enumerate(load.batches):
         mine = visits["owner"] == number
         late = float(ends[mine].max(initial=-math.inf)) - batch.completion_s
         delays[batch.batch] = late if late > TOLERANCE_S else 0.0
+        if late > TOLERANCE_S:
+            last = int(np.argmax(np.where(mine, ends, -math.inf)))
+            blamed[batch.batch] = batch.stages[_longest_wait(load, starts, last)].name
         for place, step in enumerate(batch.stages):
             chosen = mine & (load.stage == place)
             workers[batch.batch, step.name] = peak(starts[chosen], ends[chosen])
     used = dict(zip(load.pools, map(int, found.used), strict=True))
-    return Outcome(_first_violation(load, starts), delays, used, workers)
+    return Outcome(_first_violation(load, starts), delays, used, workers, blamed)
+
+
+def _longest_wait(load: Load, starts: Floats, last: int) -> int:
+    """The stage for which the request of a visit waits longest up to it; one that never starts waits longest."""
+    first = last
+    while first and not load.visits["final"][first - 1]:
+        first -= 1
+    path = slice(first, last + 1)
+    ready = load.earliest_s[path].copy()
+    ready[1:] = (starts[path] + load.visits["lasts_s"][path])[:-1]
+    waits = np.where(np.isinf(starts[path]), math.inf, starts[path]) - np.where(np.isinf(ready), 0.0, ready)
+    return int(load.stage[first + int(np.argmax(waits))])
 
 
 def _first_violation(load: Load, starts: Floats) -> Violation | None:

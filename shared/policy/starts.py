@@ -1,10 +1,16 @@
-"""When newcomers would start: for those who want to be refused rather than to start too late."""
+"""Predicted start times, for requests that ask to be rejected instead of started late.
+
+Law: a rejection is final and a late start is not, so what waits ahead is assumed to be short. Unless the trainer has
+declared its duration, it counts with `UNKNOWN_FRACTION` of its timeout at most. The history of a task is no proof of
+the next program's duration: one burst of slow programs must not close the pool to the quick ones after it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from shared.policy.estimates import UNKNOWN_FRACTION
 from shared.policy.floor import Floor
 from shared.policy.ledger import Node
 from shared.policy.life import Life
@@ -41,7 +47,7 @@ class Starts:
     def predict(self, life: Life, by_s: float = float("inf")) -> float:
         """When a newcomer would start if it were queued now, absolute seconds; optimistic about later arrivals.
 
-        Work that would go before it, by expected duration, over the units of its pool; minus infinity where no node has
+        Work that would go before it, by `_hopeful_s`, over the units of its pool; minus infinity where no node has
         said what it holds. O(granted + queue ahead), bounded; counting stops once the start lies beyond `by_s`.
         """
         floor, pool = self.floor, self.floor.pool(life.work.pool)
@@ -52,7 +58,7 @@ class Starts:
         enough_s = (by_s - self.now) * capacity
         for name in pool.queue.ahead(life.request.tenant, floor.batches.key(life.request, floor.durations)):
             other = floor.queued[name]
-            ahead_s += other.expected_s * other.pool_units
+            ahead_s += _hopeful_s(other) * other.pool_units
             busy += other.pool_units
             if busy > capacity and ahead_s > enough_s:
                 break
@@ -72,3 +78,10 @@ class Starts:
         held = [one for node in nodes for one in self.floor.granted.get(node.name, {}).values()]
         left_s = sum(max(0.0, one.expected_end_s - self.now) * one.units.get(resource, 0) for one in held)
         return Granted(capacity, used, left_s)
+
+
+def _hopeful_s(life: Life) -> float:
+    """Seconds that queued work counts with: its declared duration, or the law of this module."""
+    if life.work.duration_s is not None:
+        return life.expected_s
+    return min(life.expected_s, life.work.timeout_s * UNKNOWN_FRACTION)

@@ -16,11 +16,15 @@ from shared.policy.formulation import (
     EndedAs,
     ForgetTrajectory,
     Revoke,
+    Stay,
     TrajectoryEnd,
 )
 from shared.policy.ledger import Node
 from shared.policy.life import Life
 from shared.policy.reports import Ended
+
+LEAST_POSTPONED_S, MOST_POSTPONED_S = 1.0, 600.0
+"""Bounds of what a node may ask for."""
 
 
 @dataclass(slots=True)
@@ -78,8 +82,10 @@ class Steps:
             life.units = end.units
         current = life.state != "queued" and end.attempt == life.attempt and end.node == life.node
         stay = life.request.stay
-        if current and stay is not None and not end.environment_stands:
-            commands = self._unmade(stay.trajectory, end)
+        if current and stay is not None and end.environment_stands:
+            self.floor.made(stay.trajectory, end.node)
+        elif current and stay is not None:
+            commands = self._unmade(now, stay, end)
         if not current and not end.is_verdict:
             return commands
         if current:
@@ -118,6 +124,8 @@ class Steps:
             return [*gone, self._answer(now, life, "environment-lost", end.reason, end)]
         if end.status == "refused":
             return [self._answer(now, life, "refused", end.reason, end)]
+        if end.status == "postponed" and not end.environment_stands:
+            return self._postponed(now, life, end)
         return self._lost(now, life, "sandbox-lost", end.reason, end)
 
     def _lost(self, now: float, life: Life, ended: EndedAs, why: str, end: Ended | None = None) -> list[Command]:
@@ -135,6 +143,18 @@ class Steps:
         self.floor.enqueue(life)
         return []
 
+    def _postponed(self, now: float, life: Life, end: Ended) -> list[Command]:
+        """Its environment cannot be made before a while. That is no failed attempt, so only its deadline bounds it."""
+        ended = self.floor.trajectories.ended.get(life.request.stay.trajectory) if life.request.stay else None
+        if ended is not None:
+            return [self._answer(now, life, "environment-lost", ended, end)]
+        life.move("queued")
+        life.recalls += 1
+        life.postponed = end.reason
+        self.floor.enqueue(life)
+        self.floor.postpone(life, now + min(max(end.retry_in_s, LEAST_POSTPONED_S), MOST_POSTPONED_S))
+        return []
+
     def _deadline(self, now: float, action: str) -> list[Command]:
         life = self.lives.get(action)
         if life is None or life.state == "cancelling":
@@ -145,8 +165,11 @@ class Steps:
 
     # ---- trajectories ------------------------------------------------------------------------------------------
 
-    def _unmade(self, trajectory: str, end: Ended) -> list[Command]:
+    def _unmade(self, now: float, stay: Stay, end: Ended) -> list[Command]:
         """The attempt that was to make its environment could not: it lives nowhere, and may begin anew."""
+        trajectory, node = stay.trajectory, self.floor.nodes.get(end.node)
+        if node is not None and end.status == "lost" and stay.image:
+            node.images.unmade(stay.image, now)
         home = self.floor.trajectories.homes.get(trajectory)
         if home is None or home.node != end.node or home.closing:
             return []

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from shared.policy.ebf import EbfKey, EbfQueue
+from shared.policy.batchqueue import BatchQueue
+from shared.policy.ebf import EbfKey
 
 LEAST_CHARGE_S = 0.001
 """Unit-seconds a grant costs at least: work that takes no time must not keep others waiting for ever."""
@@ -26,7 +27,7 @@ class FairQueue:
 
     weights: dict[str, float] = field(default_factory=dict)
     """Tenant -> weight > 0; 1 where not named."""
-    _queues: dict[str, EbfQueue[str]] = field(default_factory=dict)
+    _queues: dict[str, BatchQueue] = field(default_factory=dict)
     """Of tenants with waiting work."""
     _virtual: dict[str, float] = field(default_factory=dict)
     """Of tenants that were granted something, or wait, since last nobody waited."""
@@ -37,14 +38,14 @@ class FairQueue:
     def __len__(self) -> int:
         return self._size
 
-    def push(self, tenant: str, key: EbfKey, action: str) -> None:
-        """Queue an action."""
+    def push(self, tenant: str, key: EbfKey, action: str, batch: str = "") -> None:
+        """Queue an action; `batch`: empty outside any."""
         queue = self._queues.get(tenant)
         if queue is None:
             floor = min((self._virtual[name] for name in self._queues), default=0.0)
             self._virtual[tenant] = max(self._virtual.get(tenant, 0.0), floor)
-            queue = self._queues[tenant] = EbfQueue()
-        queue.push(key, action)
+            queue = self._queues[tenant] = BatchQueue()
+        queue.push(key, action, batch)
         self._size += 1
 
     def remove(self, tenant: str, action: str) -> bool:
@@ -59,9 +60,11 @@ class FairQueue:
                 self._virtual.clear()
         return True
 
-    def update(self, tenant: str, key: EbfKey, action: str) -> None:
-        """Give a waiting action another key."""
-        self._queues[tenant].update(key, action)
+    def move(self, tenant: str, batch: str, due_s: float) -> None:
+        """Give a batch another T, however many of its actions wait; none may."""
+        queue = self._queues.get(tenant)
+        if queue is not None:
+            queue.move(batch, due_s)
 
     def charge(self, tenant: str, unit_s: float, *, ends_turn: bool = True) -> None:
         """Book what a tenant is granted, in expected unit-seconds. Call it before the granted action is removed.

@@ -20,6 +20,8 @@ class Ways:
     """Exchange units between pools after the sequential search."""
     progress: bool = True
     """Heed what trainers report, at the next look."""
+    paced: bool = True
+    """Take the pace of a rollout from its arrivals so far where no trainer reports it."""
     hints: bool = True
     """Warm up by the opening hint, before the first request comes."""
     review_s: float = 10.0
@@ -35,5 +37,13 @@ class Ways:
 
 
 PAPER = Ways(
-    window=1, trade=False, progress=False, hints=False, review_s=math.inf, ahead_s=math.inf, hold_s=0.0, explains=False
+    window=1,
+    trade=False,
+    progress=False,
+    paced=False,
+    hints=False,
+    review_s=math.inf,
+    ahead_s=math.inf,
+    hold_s=0.0,
+    explains=False,
 )

@@ -159,6 +159,21 @@ class ExpectedBatch:
     """D: how much later than T it may be complete."""
     completion_s: float
     """T: the earliest moment it could be complete, on the requests' clock."""
+    key_s: float | None = None
+    """T as the dispatcher has it, which orders the batches' requests; None: `completion_s`."""
+
+    declared_delay_s: float | None = None
+    """D as its task declares it, where the batch is later already; None: `max_extra_delay_s`."""
+
+    @property
+    def declared_s(self) -> float:
+        """D as its task declares it."""
+        return self.max_extra_delay_s if self.declared_delay_s is None else self.declared_delay_s
+
+    @property
+    def order_s(self) -> float:
+        """The key of its requests."""
+        return self.completion_s if self.key_s is None else self.key_s
 
 
 def repeating(

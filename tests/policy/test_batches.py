@@ -14,6 +14,8 @@ from shared.policy.estimates import UNKNOWN_FRACTION, Durations
 from shared.policy.formulation import Request
 from tests.policy.strategies import request, work
 
+HERE, THERE = ("cores@default", "cores@default", "ada"), ("cores@default", "=n1", "ada")
+
 
 def key(book: BatchBook, one: Request) -> EbfKey:
     return book.key(one, Durations())
@@ -42,23 +44,24 @@ def test_an_expected_completion_stays_finite_and_bounded(arrived_s: float, estim
     one = request("a", work(timeout_s=1e6), at_s=arrived_s, batch="b")
     for estimate in estimates[:2]:
         book.expected("b", estimate)
-    book.waits(one)
+    book.waits(one, HERE)
     for estimate in estimates[2:]:
         book.expected("b", estimate)
     assert key(book, one).expected_completion_s <= one.arrival[0] / 1000 + 100.0
 
 
-def test_an_estimate_names_the_waiting_requests_whose_keys_it_changes() -> None:
+def test_an_estimate_names_the_queues_in_which_the_batch_waits() -> None:
     book = BatchBook()
-    here, gone = (request(name, batch="b", seq=at) for at, name in enumerate(("here", "gone")))
+    first, second, gone = (request(name, batch="b", seq=at) for at, name in enumerate(("first", "second", "gone")))
     alone = request("alone")
-    for one in (here, gone, alone):
-        book.waits(one)
-    book.leaves(gone)
-    book.leaves(alone)
-    assert book.expected("b", 3.0) == [here]
+    for one, place in ((first, HERE), (second, HERE), (gone, THERE), (alone, HERE)):
+        book.waits(one, place)
+    book.leaves(gone, THERE)
+    book.leaves(alone, HERE)
+    book.leaves(first, HERE)
+    assert book.expected("b", 3.0) == [HERE]
     assert book.expected("b", 3.0) == []
-    assert key(book, gone).expected_completion_s == 3.0
+    assert key(book, gone).expected_completion_s == book.due("b") == 3.0
 
 
 def test_an_estimate_that_came_before_the_first_request_is_used_once() -> None:
@@ -73,25 +76,25 @@ def test_the_first_arrival_under_a_former_leader_counts_and_does_not_undo_what_i
     book = BatchBook()
     book.first_arrival("b", 1.0, [10.0])
     late = request("late", at_s=500.0, batch="b")
-    book.waits(late)
+    book.waits(late, HERE)
     assert key(book, late).expected_completion_s == 11.0
     book.first_arrival("b", 400.0, [10.0])
-    assert book.expected("b", 5.0) == [late]
+    assert book.expected("b", 5.0) == [HERE]
 
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_the_book_is_bounded_and_forgets_the_batch_longest_untouched(most: int) -> None:
     book = BatchBook(most=most)
     for at in range(most):
-        book.waits(request(f"a{at}", batch=f"b{at}"))
+        book.waits(request(f"a{at}", batch=f"b{at}"), HERE)
     book.expected("b0", 2.0)
-    book.waits(request("again", batch="b0"))
+    book.waits(request("again", batch="b0"), HERE)
     for at in range(most - 1):
-        book.waits(request(f"new{at}", batch=f"n{at}"))
+        book.waits(request(f"new{at}", batch=f"n{at}"), HERE)
     assert key(book, request("x", batch="b0")).expected_completion_s == 2.0, "it was touched last"
     for at in range(100):
         book.expected(f"unseen{at}", 1.0)
-        book.waits(request(f"many{at}", batch=f"many{at}"))
+        book.waits(request(f"many{at}", batch=f"many{at}"), HERE)
     assert key(book, request("x", at_s=50.0, batch="b0")).expected_completion_s == 60.0, "forgotten"
 
 

@@ -261,3 +261,35 @@ def test_draws_follow_the_weights_of_the_batches() -> None:
         assert {time: drawn / count for time, drawn in check.items()} == pytest.approx(shares, abs=0.012)
     shares = {float(number): weights[number - 1] / sum(weights) for number in range(1, WINDOW + 1)}
     assert {time: drawn / count for time, drawn in Counter(coming).items()} == pytest.approx(shares, abs=0.012)
+
+
+def test_a_rollout_twice_as_fast_is_expected_to_go_on_so() -> None:
+    """After ten seconds of it two have come; the second came after twenty in the past. After two arrivals the pace
+    counts a fifth: 0.5 ** 0.2."""
+    past = History([BatchRecord((0.0, 10.0, 20.0, 30.0), ((1.0,) * 4,))], [10.0])
+    stages = (Stage("run", 1.0, 10.0),)
+    for paced, coming in ((False, [15.0, 25.0]), (True, [10 * 0.5**0.2, 20 * 0.5**0.2])):
+        seen = Seen(4, 0.0, 5.0, 2, unanswered=0, paced=paced)
+        assert collect(10.0, stages, past, seen, Random(1)).ready_s.tolist() == pytest.approx(coming)
+
+
+def test_a_late_request_comes_now_and_those_behind_it_at_the_pace_of_a_slow_rollout() -> None:
+    """The third came 30 s after the opening in the past, and is not here after 60: the pace is 2 ** 0.2."""
+    past = History([BatchRecord((0.0, 10.0, 20.0, 30.0), ((1.0,) * 4,))], [10.0])
+    seen = Seen(4, 0.0, 20.0, 2, unanswered=0, paced=True)
+    found = collect(60.0, (Stage("run", 1.0, 10.0),), past, seen, Random(1))
+    assert found.ready_s.tolist() == pytest.approx([0.0, 10 * 2**0.2])
+
+
+def test_the_earliest_prediction_of_the_window_counts() -> None:
+    records = [BatchRecord((0.0, 10.0, last), ((1.0,) * 3,)) for last in (100.0, 20.0, 60.0)]
+    seen = Seen(3, 0.0, 10.0, 2, unanswered=0, paced=True)
+    found = collect(20.0, (Stage("run", 1.0, 10.0),), History(records, [10.0] * 3), seen, Random(1))
+    assert found.ready_s.tolist() == pytest.approx([10.0])
+
+
+def test_a_pace_is_no_reason_to_expect_more_requests_than_there_are() -> None:
+    past = History([BatchRecord((0.0,), ((1.0,),))], [0.0])
+    for arrived in (1, 2):
+        seen = Seen(1, 0.0, 0.0, arrived, unanswered=0, paced=True)
+        assert not collect(5.0, (Stage("run", 1.0, 10.0),), past, seen, Random(1)).size

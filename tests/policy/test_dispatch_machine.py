@@ -99,7 +99,7 @@ class Mesh(RuleBasedStateMachine):
             self.world.close_home(host, name, ended)
 
     @precondition(lambda self: any(host.runs for host in self.world.hosts.values()))
-    @rule(pick=picks, status=st.sampled_from(["lost", "refused"]))
+    @rule(pick=picks, status=st.sampled_from(["lost", "refused", "postponed"]))
     def environment_is_not_made(self, pick: int, status: str) -> None:
         making = [(host, run) for host in self.world.hosts.values() for run in host.runs.values() if run.grant.begins]
         if making:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.policy.dispatch import Dispatcher
-from shared.policy.formulation import Answer, Grant, SetShare
+from shared.policy.formulation import Answer, Grant, Request, SetShare
 from shared.policy.ledger import Node
+from shared.policy.reports import Ended
 from tests.policy.clockwork import Clockwork
 from tests.policy.strategies import CORES, node, request, work
 
@@ -227,6 +230,28 @@ def test_a_newcomer_is_refused_when_the_backlog_says_that_it_would_start_too_lat
     assert dispatcher.submitted(0.0, [request("patient", work(timeout_s=20.0), seq=11, start_by_s=5.1)]) == []
     assert set(dispatcher.lives) == {f"a{at}" for at in range(10)} | {"patient"}
     dispatcher.check()
+
+
+def test_one_burst_of_slow_programs_does_not_close_the_pool_to_those_after_it() -> None:
+    """Programs of a task met their limit of 20 s; its next hundred wait for two cores, and have 60 s to start."""
+    dispatcher = ready(2)
+    for at in range(20):
+        now = 20.0 * at
+        (grant,) = dispatcher.submitted(now, [request(f"slow{at}", work(timeout_s=20.0), at_s=now, seq=at)])
+        assert isinstance(grant, Grant)
+        met = Ended(grant.action, grant.node, grant.attempt, 0, "timeout", None, 0.0, 20.0, "")
+        dispatcher.finished(now + 20.0, [met])
+    now = 400.0
+
+    def newcomer(name: str, seq: int) -> Request:
+        return request(name, work(timeout_s=20.0), at_s=now, seq=seq, start_by_s=now + 60.0)
+
+    commands = dispatcher.submitted(now, [newcomer(f"next{at}", 100 + at) for at in range(40)])
+    assert [one for one in commands if isinstance(one, Answer)] == []
+    declared = replace(work(timeout_s=20.0), duration_s=20.0)
+    dispatcher.submitted(now, [request(f"long{at}", declared, at_s=now, seq=200 + at) for at in range(6)])
+    (refused,) = dispatcher.submitted(now, [newcomer("hasty", 300)])
+    assert isinstance(refused, Answer), "six that are declared to take 20 s each are ahead"
 
 
 def test_only_what_goes_first_delays_a_newcomer() -> None:

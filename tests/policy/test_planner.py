@@ -9,7 +9,7 @@ from shared.policy.stimuli import (
     Opened,
     Restored,
 )
-from tests.policy.planning import NOW, POOL, RUN, Told, opened, past, target
+from tests.policy.planning import NOW, POOL, RUN, Told, opened, past, sight, target
 
 
 def test_a_pool_without_an_open_batch_falls_to_its_floor() -> None:
@@ -19,17 +19,39 @@ def test_a_pool_without_an_open_batch_falls_to_its_floor() -> None:
     assert target(Told(cores=None, floors={POOL: 2}).has(8)).units == 2
 
 
-def test_a_task_without_history_gets_every_unit() -> None:
+def test_a_task_without_history_gets_as_many_units_as_its_requests_can_use() -> None:
     said = target(Told().open(opened("b1")))
-    assert (said.previous, said.units, said.reason.why) == (0, 8, "no-history")
-    assert said.reason.summary == "no history of task code yet: the ceiling of 8 cores, so that nothing queues"
+    assert (said.previous, said.units, said.reason.why) == (0, 4, "no-history")
+    assert said.reason.summary == (
+        "no history of task code yet: its requests can use 4 cores at once, so that nothing queues"
+    )
+    said = target(Told(cores=3).open(opened("b1")))
+    assert said.units == 3
+    assert said.reason.summary == "no history of task code yet: the ceiling of 3 cores, so that nothing queues"
+
+
+def test_without_history_and_without_a_declared_size_a_pool_is_made_whole() -> None:
+    assert target(Told().open(opened("b1", size=None))).units == 8
+
+
+def test_without_history_units_are_given_back_as_requests_are_answered() -> None:
+    ready = Told()
+    ready.open(opened("b1"))
+    ready.first("b1", NOW)
+    held = []
+    for answered in (0, 1, 3):
+        ready.look(ready.planner.wake_s(), b1=sight(4, answered, running=[NOW] * (4 - answered)))
+        ready.wake()
+        held.append(ready.planner.targets[POOL])
+    assert held == [4, 3, 1]
 
 
 def test_a_task_with_history_gets_the_fewest_units_that_keep_its_delay_and_the_reason_says_why() -> None:
     said = target(Told().open(opened("b7", delay_s=5.0), past()))
     assert (said.units, said.reason.why) == (2, "searched")
     assert said.reason.summary == (
-        "4 requests of batch b7: 2 cores suffice: extra delay 4.0 s <= D 5.0 s; with 1, extra delay 12.0 s > D 5.0 s"
+        "4 requests of batch b7: 2 cores suffice: extra delay 4.0 s <= D 5.0 s; with 1, stage run delays batch b7 by "
+        "12.0 s > D 5.0 s"
     )
     assert said.reason.document()["batches"] == (
         {"batch": "b7", "requests": 4, "extra_delay_s": 4.0, "max_extra_delay_s": 5.0},
@@ -48,7 +70,8 @@ def test_where_all_there_is_does_not_do_it_is_all_and_the_reason_says_so() -> No
     said = target(Told(cores=1).open(opened("b7"), past()))
     assert (said.units, said.reason.why) == (1, "ceiling")
     assert said.reason.summary == (
-        "4 requests of batch b7: even the ceiling of 1 core is not enough: extra delay 12.0 s > D 2.0 s"
+        "4 requests of batch b7: even the ceiling of 1 core is not enough: "
+        "stage run delays batch b7 by 12.0 s > D 2.0 s"
     )
 
 
@@ -68,7 +91,7 @@ def test_when_the_last_batch_has_ended_the_units_are_given_back() -> None:
     ready = Told()
     ready.open(opened("b1"))
     said = target(ready.end("b1", now=NOW + 60))
-    assert (said.previous, said.units, said.reason.event) == (8, 0, "batch b1 ended")
+    assert (said.previous, said.units, said.reason.event) == (4, 0, "batch b1 ended")
 
 
 def test_open_batches_of_several_tasks_are_planned_together() -> None:
@@ -80,12 +103,15 @@ def test_open_batches_of_several_tasks_are_planned_together() -> None:
     assert target(ready.end("b1", now=NOW + 9)).units == 4
 
 
-def test_one_task_without_history_makes_a_shared_pool_whole() -> None:
+def test_units_for_a_task_without_history_stand_beside_those_that_were_searched() -> None:
     ready = Told()
     ready.open(opened("b1", "code", delay_s=5.0), past())
     said = target(ready.open(opened("b2", "new")))
-    assert (said.units, said.reason.why) == (8, "no-history")
-    assert "task new" in said.reason.summary
+    assert (said.units, said.reason.why) == (6, "no-history")
+    assert said.reason.summary == (
+        "no history of task new yet: its requests can use 4 cores at once, so that nothing queues; "
+        "2 more for batches of other tasks"
+    )
 
 
 def test_the_first_arrival_tells_the_dispatcher_when_the_batch_should_be_complete() -> None:
@@ -136,7 +162,7 @@ def test_an_open_batch_profits_from_one_of_its_task_that_ends_meanwhile() -> Non
 
 def test_nodes_that_come_and_go_move_the_ceiling() -> None:
     ready = Told(cores=2)
-    ready.open(opened("b1"))
+    ready.open(opened("b1", size=9))
     assert target(ready.has(6)).units == 6
     assert ready.has(6) == []
     assert target(ready.has(0)).units == 0

@@ -46,7 +46,7 @@ def test_held_is_what_the_next_look_ahead_needs() -> None:
         ready.look(at, b1=sight(2, 2))
         commands = ready.wake()
         held.append((round(at - NOW), target(commands).units if commands else None))
-    assert held == [(10, 0), (20, None), (30, None), (40, None), (50, 6), (60, None)]
+    assert held == [(10, 1), (20, None), (30, None), (40, None), (50, 6), (60, None)]
 
 
 def test_what_comes_up_within_a_cold_start_is_held_too() -> None:
@@ -75,8 +75,8 @@ def test_nothing_is_given_back_that_was_wanted_just_now() -> None:
     ready = Told(hold_s=5.0)
     ready.open(opened("b1"))
     said = target(ready.end("b1", now=NOW + 60))
-    assert (said.units, said.reason.why) == (8, "idle")
-    assert said.reason.summary.endswith("; 8 stay, wanted just now")
+    assert (said.units, said.reason.why) == (4, "idle")
+    assert said.reason.summary.endswith("; 4 stay, wanted just now")
     assert ready.planner.wake_s() == NOW + 65.0
     assert target(ready.wake()).units == 0
     assert ready.planner.wake_s() == math.inf

@@ -206,7 +206,7 @@ def test_where_nothing_is_expected_to_run_whoever_comes_still_has_a_worker(recor
     idle = repeating("b", (Stage("run", 1.0, 1.0, "cpu"),), record, 0.0)
     plan = search([idle], {"cpu": 4})
     assert plan.units == {"cpu": kept}
-    assert plan.outcome == Outcome(None, {"b": 0.0}, {"cpu": 0}, {("b", "run"): 0})
+    assert plan.outcome == Outcome(None, {"b": 0.0}, {"cpu": 0}, {("b", "run"): 0}, {})
 
 
 def test_the_span_ends_with_the_last_possible_answer() -> None:

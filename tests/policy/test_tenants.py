@@ -33,6 +33,13 @@ class Fair(RuleBasedStateMachine):
         self.queue.push(tenant, key(at, self.count), f"a{self.count}")
         self.waiting[tenant].append((key(at, self.count), f"a{self.count}"))
 
+    @rule(tenant=tenants, batch=st.sampled_from(["b1", "b2"]), at=st.integers(0, 5))
+    def push_into_a_batch(self, tenant: str, batch: str, at: int) -> None:
+        self.move(tenant, batch, at)
+        self.count += 1
+        self.queue.push(tenant, key(at, self.count), f"{batch} {self.count}", batch)
+        self.waiting[tenant].append((key(at, self.count), f"{batch} {self.count}"))
+
     def grant(self, action: str, unit_s: float, *, is_head: bool) -> None:
         tenant = self.tenant_of(action)
         self.queue.charge(tenant, unit_s, ends_turn=is_head)
@@ -58,13 +65,13 @@ class Fair(RuleBasedStateMachine):
     def tenant_of(self, action: str | None) -> str:
         return next(name for name in TENANTS if action in [one for _, one in self.waiting[name]])
 
-    @rule(tenant=tenants, which=st.integers(0, 9), at=st.integers(0, 5))
-    def move(self, tenant: str, which: int, at: int) -> None:
-        if lane := self.waiting[tenant]:
-            old, action = lane.pop(which % len(lane))
-            new = EbfKey(at, 0.0, old.arrival)
-            self.queue.update(tenant, new, action)
-            lane.append((new, action))
+    @rule(tenant=tenants, batch=st.sampled_from(["b1", "b2"]), at=st.integers(0, 5))
+    def move(self, tenant: str, batch: str, at: int) -> None:
+        self.queue.move(tenant, batch, at)
+        self.waiting[tenant] = [
+            (EbfKey(at, 0.0, old.arrival) if action.startswith(batch) else old, action)
+            for old, action in self.waiting[tenant]
+        ]
 
     @rule(tenant=tenants)
     def remove_a_stranger(self, tenant: str) -> None:

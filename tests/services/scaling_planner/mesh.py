@@ -28,7 +28,7 @@ from shared.messages.batches import (
     StagePlan,
 )
 from shared.messages.nodes import NODES, Hello
-from shared.messages.targets import PLANNER_LEASE, TARGETS, CompletionExpected, TargetSet
+from shared.messages.targets import COMPLETIONS, PLANNER_LEASE, TARGETS, CompletionExpected, TargetSet
 from shared.settings import TreadleSettings
 from shared.store.database import Sessions
 
@@ -109,6 +109,11 @@ class Mesh:
 
     async def published(self) -> list[TargetSet | CompletionExpected]:
         return [TARGETS.decode(fields[1]) for _, fields in await command(self.redis, "XRANGE", TARGETS.name, "-", "+")]
+
+    async def completions(self, batch: str) -> list[float]:
+        rows = await command(self.redis, "XRANGE", COMPLETIONS.name, "-", "+")
+        messages = [COMPLETIONS.decode(fields[1]) for _, fields in rows]
+        return [message.at for message in messages if message.batch == batch]
 
     async def targets(self) -> list[int]:
         return [message.units for message in await self.published() if isinstance(message, TargetSet)]

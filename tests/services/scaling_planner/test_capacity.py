@@ -10,7 +10,12 @@ from shared.messages.nodes import Bye, Heartbeat, Hello
 
 
 def hello(node: str, incarnation: str = "1", cores: int = 4, node_class: str = "default") -> Hello:
-    capacity = {"cores": cores, "slots": 10, "memory_mb": 4096}  # the last is environments' to hold: no pool
+    capacity = {
+        "cores": cores,
+        "slots": 10,
+        "memory_mb": 4096,
+        "starts": 1,
+    }  # the last two are environments' to hold: no pool
     return Hello(node=node, incarnation=incarnation, node_class=node_class, capacity=capacity, kinds=[])
 
 

@@ -7,6 +7,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from services.scaling_planner.app import GROUP
 from shared.bus import functions
 from shared.bus.connection import command, connect
@@ -15,15 +17,19 @@ from shared.messages.batches import (
     FirstArrival,
 )
 from shared.messages.nodes import Hello
-from shared.messages.targets import CompletionExpected
+from shared.messages.targets import TargetSet
 from shared.store import database
+from shared.store.answers import Answers
 from shared.store.batches import BatchHistory
 from shared.store.database import transaction
 from shared.store.plans import Plans
+from shared.store.records import KeptAnswer
 from shared.testing.servers import running_postgres, running_valkey, temporary_home
 from tests.services.scaling_planner.mesh import (
+    FIRST,
     Mesh,
     all_acknowledged,
+    an_answer,
     are,
     its_end,
     last_is,
@@ -40,15 +46,16 @@ async def test_a_batch_is_kept_learnt_from_and_the_next_one_gets_what_it_needs(
     async with running(planner(redis_url, database_url)):
         await soon(lambda: are(mesh, [0]))
         await mesh.open("b1")
-        await soon(lambda: are(mesh, [0, 8]))
+        await soon(lambda: are(mesh, [0, 3]))
         await mesh.end("b1")
-        await soon(lambda: are(mesh, [0, 8, 0]))
+        await soon(lambda: are(mesh, [0, 3, 0]))
         await mesh.open("b2")
         first = time.time()
         await mesh.say(FirstArrival(batch="b2", arrived_at=first))
-        await soon(lambda: are(mesh, [0, 8, 0, 2]))
+        await soon(lambda: are(mesh, [0, 3, 0, 2]))
         await soon(lambda: all_acknowledged(mesh, 5))
-    assert (await mesh.published())[-1] == CompletionExpected(batch="b2", at=first + 7.0)
+    assert (await mesh.completions("b2"))[0] == pytest.approx(first + 7.0, abs=1e-5)
+    assert all(isinstance(message, TargetSet) for message in await mesh.published())
     async with transaction(mesh.sessions) as session:
         (past,) = await BatchHistory(session).recent("ada", "code", 3, 5)
         requests = await BatchHistory(session).requests("b1")
@@ -60,8 +67,8 @@ async def test_a_batch_is_kept_learnt_from_and_the_next_one_gets_what_it_needs(
     assert requests.units == ((1, 1, 1), (1, 0, 1))
     assert [(plan.previous, plan.target, plan.reason["why"]) for plan in plans] == [
         (0, 2, "searched"),
-        (8, 0, "idle"),
-        (0, 8, "no-history"),
+        (3, 0, "idle"),
+        (0, 3, "no-history"),
         (None, 0, "idle"),
     ]
     assert (
@@ -72,13 +79,41 @@ async def test_a_batch_is_kept_learnt_from_and_the_next_one_gets_what_it_needs(
 async def test_a_planner_that_was_killed_goes_on_where_it_stood(mesh: Mesh, redis_url: str, database_url: str) -> None:
     async with running(planner(redis_url, database_url)):
         await mesh.open("b1")
-        await soon(lambda: last_is(mesh, 8))
+        await soon(lambda: last_is(mesh, 3))
     await mesh.end("b1")  # nobody listens
     async with running(planner(redis_url, database_url)):
         await soon(lambda: last_is(mesh, 0))
         await soon(lambda: all_acknowledged(mesh, 3))
     async with transaction(mesh.sessions) as session:
         assert await BatchHistory(session).requests("b1") is not None
+
+
+@pytest.mark.parametrize("expired", [False, True])
+async def test_history_is_made_of_results_in_postgres_too(
+    mesh: Mesh, redis_url: str, database_url: str, expired: bool
+) -> None:
+    """While no planner ran, the first results moved to Postgres, or all of them, and the batch expired in Valkey."""
+    await mesh.open("b1")
+    answers = [an_answer(2, 3.0, 2.0), an_answer(0, 1.0, 1.0), an_answer(1, 2.0)]
+    moved = 3 if expired else 2
+    async with transaction(mesh.sessions) as session:
+        rows = [
+            KeptAnswer(f"a{number}", "b1", "ada", (1000, number), answer, time.time() + 60)
+            for number, answer in enumerate(answers[:moved])
+        ]
+        await Answers(session).add(rows)
+    await command(mesh.redis, "HSET", "batch:b1", "archived", "1000-1")
+    for answer in answers[moved:]:
+        await command(mesh.redis, "XADD", "results:b1", "*", "a", answer)
+    if expired:
+        await command(mesh.redis, "DEL", "batch:b1")
+    await mesh.say(FirstArrival(batch="b1", arrived_at=FIRST), its_end("b1"))
+    async with running(planner(redis_url, database_url)):
+        await soon(lambda: all_acknowledged(mesh, 3))
+    async with transaction(mesh.sessions) as session:
+        requests = await BatchHistory(session).requests("b1")
+    assert requests is not None
+    assert repr(requests.execution_s) == "((1.0, 2.0, 3.0), (1.0, nan, 2.0))"
 
 
 async def test_messages_delivered_twice_change_nothing(mesh: Mesh, redis_url: str, database_url: str) -> None:
@@ -100,7 +135,7 @@ async def test_an_open_batch_learns_from_one_of_its_task_that_ends(
     async with running(planner(redis_url, database_url)):
         await mesh.open("b1")
         await mesh.open("b2")
-        await soon(lambda: last_is(mesh, 8))
+        await soon(lambda: last_is(mesh, 6))  # three requests of each
         await mesh.end("b1")
         await soon(lambda: last_is(mesh, 2))
 
@@ -108,7 +143,7 @@ async def test_an_open_batch_learns_from_one_of_its_task_that_ends(
 async def test_a_batch_that_valkey_has_lost_holds_no_units(mesh: Mesh, redis_url: str, database_url: str) -> None:
     async with running(planner(redis_url, database_url)):
         await mesh.open("b1")
-        await soon(lambda: last_is(mesh, 8))
+        await soon(lambda: last_is(mesh, 3))
     await command(mesh.redis, "DEL", "batch:b1")
     async with running(planner(redis_url, database_url)):
         await soon(lambda: last_is(mesh, 0))
@@ -122,14 +157,14 @@ async def test_a_cancelled_batch_is_kept_and_not_learnt_from(mesh: Mesh, redis_u
         await mesh.say(its_end("b1", "cancelled"))
         await mesh.open("b2")
         await soon(lambda: all_acknowledged(mesh, 3))
-    assert (await mesh.targets())[-1] == 8
+    assert (await mesh.targets())[-1] == 3
 
 
 async def test_an_end_that_contradicts_itself_is_not_kept(mesh: Mesh, redis_url: str, database_url: str) -> None:
     async with running(planner(redis_url, database_url)):
         await mesh.say(its_end("b1", "sealed"))
         await mesh.open("b2")
-        await soon(lambda: last_is(mesh, 8))
+        await soon(lambda: last_is(mesh, 3))
         assert await mesh.unacknowledged() == 1
     async with transaction(mesh.sessions) as session:
         assert [batch.batch for batch in await BatchHistory(session).still_open()] == ["b2"]
@@ -161,7 +196,7 @@ async def test_postgres_and_valkey_may_restart_and_no_end_of_a_batch_is_lost(sta
             await mesh.say(Hello(node="n", incarnation="1", node_class="default", capacity={"cores": 8}, kinds=[]))
             async with running(planner(redis_url, database_url)) as http:
                 await mesh.open("b1")
-                await soon(lambda: last_is(mesh, 8))
+                await soon(lambda: last_is(mesh, 3))
                 await asyncio.to_thread(postgres.close)
                 await mesh.end("b1")
                 assert (await http.get("/readyz")).status_code == 503

@@ -48,9 +48,9 @@ async def test_of_two_planners_one_plans_and_the_other_takes_over(
         async with running(planner(redis_url, database_url, lease_s=0.6)) as second:
             await soon(lambda: is_ready(second))
             await mesh.open("b1")
-            await soon(lambda: last_is(mesh, 8))
+            await soon(lambda: last_is(mesh, 3))
             await asyncio.sleep(1.0)
-            assert (await mesh.targets()).count(8) == 1, "both have planned"
+            assert (await mesh.targets()).count(3) == 1, "both have planned"
             await command(mesh.redis, "SET", PLANNER_LEASE, "a third", "PX", 1500)
             await soon(lambda: ours_plans(mesh))
             await mesh.end("b1")
@@ -79,7 +79,7 @@ async def test_a_planner_that_cannot_keep_its_decisions_lets_its_lease_lapse(sta
                 await mesh.open("b1")
                 await soon(lambda: nobody_plans(mesh))
                 await asyncio.to_thread(postgres.enter_context, running_postgres(stack_home, durable=True))
-                await soon(lambda: last_is(mesh, 8), within_s=60.0)
+                await soon(lambda: last_is(mesh, 3), within_s=60.0)
                 await soon(lambda: somebody_plans(mesh))
             await asyncio.to_thread(postgres.close)
             async with running(planner(redis_url, database_url, lease_s=0.9, stuck_s=0.1)):  # it cannot even begin
@@ -116,7 +116,7 @@ async def test_what_a_trainer_reports_of_its_rollout_is_heeded_and_its_pace_kept
         await mesh.open("b2")
         await command(mesh.redis, "HSET", "batch:b2", "submitted", 1, "answered", 1)
         await mesh.say(FirstArrival(batch="b2", arrived_at=time.time()))
-        await soon(lambda: last_is(mesh, 1))
+        await soon(lambda: last_is(mesh, 2))  # a worker of each stage
         await mesh.say(RolloutProgress(batch="b2", at=time.time(), generating=0))
         await soon(lambda: last_is(mesh, 0))  # samples that will never come are not waited for
     async with transaction(mesh.sessions) as session:
@@ -130,7 +130,7 @@ async def test_a_stimulus_log_holds_all_that_the_planner_was_told_and_answered(
     settings = {"stimulus_logs": tmp_path, "review_s": 1.0, "strictness": 1.0}
     async with running(planner(redis_url, database_url, **settings)):
         await mesh.open("b1")
-        await soon(lambda: last_is(mesh, 8))
+        await soon(lambda: last_is(mesh, 3))
         await mesh.end("b1")
         await soon(lambda: last_is(mesh, 0))
         await mesh.open("b2")

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from shared.evaluations.decided import Comparison, compared, newest_log
 from shared.evaluations.decided import show as show_decided
-from shared.evaluations.distrs.jobs import Jobs, Workload, generated, given, replay
+from shared.evaluations.distrs.jobs import DRAWS, WORKLOADS, Jobs, Workload, generated, given, replay
 from shared.evaluations.distrs.notes import NOTES
 from shared.evaluations.distrs.report import Report
 from shared.evaluations.distrs.search_time import REQUESTS, search_ms
@@ -78,10 +78,17 @@ def distrs(
         float | None, typer.Option(min=0.0, help="D, in seconds. [default: the trace's; 3 of the paper's]")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the workload and of the policies' chances.")] = 1,
+    draws: Annotated[
+        int, typer.Option(min=1, help="Draws of the evaluation, from this seed on; with 1 no spread is printed.")
+    ] = DRAWS,
+    workloads: Annotated[
+        int, typer.Option(min=0, help="Workloads of many shapes on which ours is compared with DistRS.")
+    ] = WORKLOADS,
     processes: Annotated[int, typer.Option(min=1, help="Worker processes; with 1 there is none.")] = 2,
     search_up_to: Annotated[int, typer.Option(min=0, help="Most requests that the search is timed on.")] = REQUESTS[-1],
 ) -> None:
-    """DistRS §6: how many workers six policies hold, and how long they let trainers wait. Under two minutes.
+    """DistRS §6: how many workers six policies hold, and how long they let trainers wait. Some fifteen minutes on two
+    cores; with --draws 1 --workloads 0 about two.
 
     A trace is JSON Lines: {"stages": [{"name", "worker_cost", "timeout_s", "cold_start_s"?}], "max_extra_delay_s",
     "batch_gap_s"?}, then one request a line: {"task", "batch", "index", "arrival_s", "stages": [seconds, ...],
@@ -97,7 +104,8 @@ def distrs(
         if trace is not None and asked:
             raise Failure("--trace has its own sizes: leave out --iterations, --tasks and --batch-size", WRONG)
         own = None if trace is None else _replayable(trace)
-        jobs = generated(workload) if own is None else given(own, workload)
+        shapes = range(1, workloads + 1)
+        jobs = generated(workload, draws, shapes) if own is None else given(own, workload)
         report = _run(jobs, workload, own, processes, search_up_to)
         if plot is not None:
             from shared.evaluations.distrs.plot import draw  # matplotlib is not always there

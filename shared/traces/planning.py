@@ -34,7 +34,7 @@ KINDS: Mapping[str, type[Stimulus]] = {
     kind.__name__: kind for kind in (Restored, Opened, FirstCame, Progressed, Ended, Looked, NodesChanged, Woken)
 }
 
-VERSION = 1
+VERSION = 2
 """Of the log; a change of `Ways`, of a stimulus or of a command makes another one."""
 NAME = "planner"
 """What the files of a folder begin with."""

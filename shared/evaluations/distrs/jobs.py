@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,8 +14,15 @@ from shared.replay.distrs.evaluation import OrderCurve, Run, order_matters, run
 from shared.replay.distrs.generate import ITERATIONS, SIZE, TASKS, Architecture, generate
 from shared.replay.distrs.policies import lineup
 from shared.replay.distrs.trace import RewardTrace
+from shared.replay.distrs.varied import varied
 
 POLICIES = ("zq-dedicated", "history", "autoscaler", "distrs", "treadle", "ideal")
+COMPARED = ("distrs", "treadle")
+"""Over the workloads of many shapes."""
+DRAWS = 5
+"""Of the generated evaluation."""
+WORKLOADS = 10
+"""Of many shapes."""
 ALONE = "one task"
 """The group of a single task's runs (Figure 13)."""
 GIVEN = "trace"
@@ -120,6 +127,24 @@ class OrderJob:
         return order_matters(replace(self.workload, tasks=1).trace("colocated"))
 
 
+@dataclass(frozen=True)
+class VariedJob:
+    """One policy over one of the workloads of many shapes."""
+
+    number: int
+    """Its seed."""
+    policy: str
+    weight: float = 8.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.policy}, workload {self.number}"
+
+    def __call__(self) -> Run:
+        trace = varied(np.random.default_rng(self.number))
+        return run(trace, next(one for one in lineup(trace, self.number) if one.name == self.policy))
+
+
 @dataclass
 class Outcomes:
     """All that was replayed."""
@@ -129,23 +154,32 @@ class Outcomes:
     ablations: dict[tuple[str, str], Run] = field(default_factory=dict)
     """By condition and variant."""
     order: OrderCurve | None = None
+    varied: dict[int, dict[str, Run]] = field(default_factory=dict)
+    """By workload, then policy."""
+    others: dict[int, Outcomes] = field(default_factory=dict)
+    """By seed: the same for other draws of the evaluation, without ablations."""
 
 
-Jobs = Sequence[PolicyJob | AblationJob | OrderJob]
+Jobs = Sequence[PolicyJob | AblationJob | OrderJob | VariedJob]
 
 
-def generated(workload: Workload) -> Jobs:
-    """The evaluation of §6."""
-    groups: list[tuple[str, str, Workload]] = [
-        (group, policy, workload) for group in ARCHITECTURES for policy in POLICIES
-    ]
-    groups += [(ALONE, policy, replace(workload, tasks=1)) for policy in POLICIES if policy != "autoscaler"]
+def generated(workload: Workload, draws: int = 1, workloads: Sequence[int] = ()) -> Jobs:
+    """The evaluation of §6, so many draws of it, and workloads of many shapes."""
     fewer = replace(workload, iterations=min(workload.iterations, SOME_ITERATIONS))
+    seeds = range(workload.seed, workload.seed + draws)
     return [
-        *(PolicyJob(*one) for one in groups),
+        *(job for seed in seeds for job in _evaluation(replace(workload, seed=seed))),
         *(AblationJob(condition, name, fewer) for condition, name in ABLATIONS),
-        OrderJob(workload),
+        *(VariedJob(number, policy) for number in workloads for policy in COMPARED),
     ]
+
+
+def _evaluation(workload: Workload) -> Iterator[PolicyJob | OrderJob]:
+    for group in ARCHITECTURES:
+        yield from (PolicyJob(group, policy, workload) for policy in POLICIES)
+    alone = replace(workload, tasks=1)
+    yield from (PolicyJob(ALONE, policy, alone) for policy in POLICIES if policy != "autoscaler")
+    yield OrderJob(workload)
 
 
 def given(trace: RewardTrace, workload: Workload) -> Jobs:
@@ -158,11 +192,17 @@ def replay(jobs: Jobs, processes: int, tell: Tell) -> Outcomes:
     """Run them (`run_jobs`)."""
     outcomes = Outcomes()
     results: list[Run | OrderCurve] = run_jobs(jobs, processes, tell)
+    first = next((job.workload.seed for job in jobs if isinstance(job, PolicyJob)), 0)
     for job, result in zip(jobs, results, strict=True):
+        if isinstance(job, PolicyJob | OrderJob):
+            seed = job.workload.seed
+            into = outcomes if seed == first else outcomes.others.setdefault(seed, Outcomes())
         if isinstance(result, OrderCurve):
-            outcomes.order = result
+            into.order = result
         elif isinstance(job, AblationJob):
             outcomes.ablations[job.condition, job.variant] = result
+        elif isinstance(job, VariedJob):
+            outcomes.varied.setdefault(job.number, {})[job.policy] = result
         elif isinstance(job, PolicyJob):
-            outcomes.runs.setdefault(job.group, {})[job.policy] = result
+            into.runs.setdefault(job.group, {})[job.policy] = result
     return outcomes

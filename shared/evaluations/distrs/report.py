@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from shared.evaluations.distrs.jobs import ALONE, ARCHITECTURES, GIVEN, Outcomes
 from shared.policy.workload import Stage
@@ -17,6 +19,8 @@ from shared.replay.distrs.evaluation import (
     Run,
     dearest,
 )
+from shared.replay.distrs.trace import RewardTrace
+from shared.replay.distrs.varied import varied
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,48 @@ class Figure:
     """None: this run has no such number (too few workers were tried, or nothing ran)."""
     said: str = ""
     """The paper's words where it gives no number."""
+    draws: tuple[float, ...] = ()
+    """The same of every draw, this one among them; empty where there is one, or where it does not rest on a draw."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Both planners on one workload."""
+
+    number: int
+    trace: RewardTrace
+    distrs: Run
+    treadle: Run
+
+    def cost(self, run: Run) -> float:
+        """Worker-seconds held, each at its cost, against those executed."""
+        costs = np.array([stage.worker_cost for stage in self.trace.stages])
+        return float(run.worker_s @ costs / (run.busy_s @ costs))
+
+    @property
+    def worse(self) -> list[str]:
+        """Respects in which ours is later or dearer."""
+        ours, theirs = self.treadle, self.distrs
+        found = {
+            "later in the mean": ours.mean_delay_s > theirs.mean_delay_s,
+            "later at worst": ours.worst_delay_s > theirs.worst_delay_s,
+            "dearer": self.cost(ours) > self.cost(theirs),
+        }
+        return [name for name, so in found.items() if so]
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "workload": self.number,
+            "tasks": len(self.trace.tasks),
+            "stages": len(self.trace.stages),
+            "batches": len(self.treadle.delays_s),
+            "max_extra_delay_s": self.trace.max_extra_delay_s,
+            "worse": self.worse,
+            **{
+                policy: {"mean_s": run.mean_delay_s, "worst_s": run.worst_delay_s, "cost": self.cost(run)}
+                for policy, run in (("distrs", self.distrs), ("treadle", self.treadle))
+            },
+        }
 
 
 @dataclass(frozen=True)
@@ -49,7 +95,23 @@ class Report:
     @property
     def figures(self) -> list[Figure]:
         """Beside the paper; of a given trace there are none."""
-        return [] if GIVEN in self.outcomes.runs else list(self._figures())
+        if GIVEN in self.outcomes.runs:
+            return []
+        others = [replace(self, outcomes=other, search_ms={}) for other in self.outcomes.others.values()]
+        rows = zip(self._figures(), *(other._figures() for other in others), strict=True)
+        return [_spread(first, same) for first, *same in rows]
+
+    @property
+    def compared(self) -> list[Compared]:
+        """Ours beside DistRS on each of the workloads of many shapes."""
+        return [
+            Compared(number, varied(np.random.default_rng(number)), runs["distrs"], runs["treadle"])
+            for number, runs in self.outcomes.varied.items()
+        ]
+
+    def draws(self, group: str, policy: str) -> list[Run]:
+        """The runs of one policy, of every draw."""
+        return [one.runs[group][policy] for one in (self.outcomes, *self.outcomes.others.values())]
 
     def _figures(self) -> Iterator[Figure]:
         gpu = dearest(self.stages)
@@ -96,9 +158,20 @@ class Report:
             "search_ms": search,
             "disaggregated": {"policies": _policies(runs["disaggregated"])},
             "figures": [
-                {"figure": one.figure, "unit": one.unit, "paper": one.paper, "reproduced": one.reproduced}
+                {
+                    "figure": one.figure,
+                    "unit": one.unit,
+                    "paper": one.paper,
+                    "reproduced": one.reproduced,
+                    "draws": list(one.draws),
+                }
                 for one in self.figures
             ],
+            "workloads": [one.document() for one in self.compared],
+            "draws": {
+                str(seed): {group: _policies(runs) for group, runs in other.runs.items()}
+                for seed, other in self.outcomes.others.items()
+            },
             "one_task": {"policies": _policies(runs[ALONE])},
             "ablations": [
                 {"condition": condition, "variant": variant, **run.document()}
@@ -110,6 +183,11 @@ class Report:
 
 def _policies(runs: Mapping[str, Run]) -> dict[str, Any]:
     return {policy: run.document() for policy, run in runs.items()}
+
+
+def _spread(first: Figure, others: Sequence[Figure]) -> Figure:
+    values = [one.reproduced for one in (first, *others) if one.reproduced is not None]
+    return replace(first, draws=tuple(values) if len(values) > 1 else ())
 
 
 def _ratio(part: float, whole: float) -> float | None:

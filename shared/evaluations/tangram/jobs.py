@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shared.evaluations.pool import Tell, run_jobs
-from shared.replay.tangram.assumptions import CLUSTER, PODS, Cluster, PodRules
+from shared.replay.tangram.assumptions import CLUSTER, Cluster, PodRules
 from shared.replay.tangram.evaluation import (
     CONTRASTS,
     CREATIONS_PER_S,
@@ -17,10 +17,14 @@ from shared.replay.tangram.evaluation import (
     PODS_NAME,
     RESERVING,
     SIZE,
+    SWEPT,
+    SWEPT_WIDTHS,
     SYSTEMS,
     TIMEOUTS_S,
+    WIDTHS,
     Place,
     places,
+    pods_of,
     replay,
 )
 from shared.replay.tangram.measures import Run
@@ -103,20 +107,25 @@ class ControlPlane:
 
 @dataclass(frozen=True)
 class SweepJob:
-    """Pods under another control plane, at the largest batch."""
+    """Pods under another control plane."""
 
     plane: ControlPlane
+    place: Place
+    width: int
     workload: Workload
     weight: float = 0.1
 
     @property
     def name(self) -> str:
-        return f"pods, {self.plane.creations_per_s:g} a second, {self.plane.timeout_s:g} s"
+        return f"{pods_of(self.width)}, {self.plane.creations_per_s:g} a second, {self.plane.timeout_s:g} s"
 
     def __call__(self) -> Run:
-        rules = replace(PODS, creations_per_s=self.plane.creations_per_s, timeout_s=self.plane.timeout_s)
-        (batch,) = self.workload.batches(LARGEST)
-        return replay(PODS_NAME, batch, self.workload.cluster(CLUSTER.nodes), rules=self.workload.rules(rules))
+        rate, timeout_s = self.plane.creations_per_s, self.plane.timeout_s
+        rules = replace(RESERVING[pods_of(self.width)], creations_per_s=rate, timeout_s=timeout_s)
+        rules = self.workload.rules(rules)
+        cluster = self.workload.cluster(self.place.nodes)
+        batches = self.workload.batches(self.place.size)
+        return Run.together([replay(PODS_NAME, batch, cluster, rules=rules) for batch in batches])
 
 
 @dataclass
@@ -125,7 +134,8 @@ class Outcomes:
 
     runs: dict[Place, dict[str, Run]] = field(default_factory=dict)
     """By place, then system."""
-    sweep: dict[ControlPlane, Run] = field(default_factory=dict)
+    sweep: dict[tuple[Place, int, ControlPlane], Run] = field(default_factory=dict)
+    """By place, width and control plane."""
 
 
 Jobs = Sequence[SystemJob | SweepJob]
@@ -136,10 +146,11 @@ def evaluation(workload: Workload) -> Jobs:
     jobs = [
         SystemJob(system, place, workload)
         for place in places()
-        for system in (PODS_NAME, OURS, *CONTRASTS.get(place, ()))
+        for system in (*(pods_of(width) for width in WIDTHS), OURS, *CONTRASTS.get(place, ()))
     ]
     planes = [ControlPlane(rate, timeout_s) for rate in CREATIONS_PER_S for timeout_s in TIMEOUTS_S]
-    return [*jobs, *(SweepJob(plane, workload) for plane in planes)]
+    swept = [(plane, place, width) for place in SWEPT for width in SWEPT_WIDTHS for plane in planes]
+    return [*jobs, *(SweepJob(*one, workload) for one in swept)]
 
 
 def given(workload: Workload, nodes: int) -> Jobs:
@@ -154,7 +165,7 @@ def run_all(jobs: Jobs, processes: int, tell: Tell) -> Outcomes:
     runs: list[Run] = run_jobs(jobs, processes, tell)
     for job, run in zip(jobs, runs, strict=True):
         if isinstance(job, SweepJob):
-            outcomes.sweep[job.plane] = run
+            outcomes.sweep[job.place, job.width, job.plane] = run
         else:
             outcomes.runs.setdefault(job.place, {})[job.system] = run
     return outcomes

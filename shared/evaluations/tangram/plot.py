@@ -17,7 +17,8 @@ from shared.replay.tangram.measures import PARTS, Run
 
 COLOURS: Mapping[str, str] = {
     OURS: "#d55e00", "Algorithm 1": "#0072b2", "DoP 4": "#e69f00", "DoP 16": "#cc79a7", "fewest cores": "#56b4e9",
-    PODS_NAME: "#7f7f7f", "pods, DoP 1": "#b0b0b0", "core for life": "#009e73",
+    PODS_NAME: "#7f7f7f", "pods, DoP 1": "#b0b0b0", "pods, DoP 2": "#989898", "pods, DoP 8": "#5f5f5f",
+    "core for life": "#009e73",
 }  # fmt: skip
 """By system; told apart by the colour-blind too."""
 PART_COLOURS = ("#e69f00", "#0072b2", "#7f7f7f")
@@ -138,13 +139,14 @@ def _distribution(axes: Axes, report: Report) -> None:
 
 def _sweep(axes: Axes, report: Report) -> None:
     """What the largest ratio depends on."""
-    swept = list(report.swept())
-    for plane in dict.fromkeys(name for name, *_ in swept):
-        mine = [(timeout_s, ratio) for name, timeout_s, ratio, _ in swept if name == plane]
-        axes.plot(*zip(*mine, strict=True), marker=".", label=plane)
-    axes.axhline(PAPER_RATIO[Place(LARGEST, CLUSTER.nodes)], color="k", linewidth=0.8, ls="--", label="the paper's")
+    place = Place(LARGEST, CLUSTER.nodes)
+    swept = [one for one in report.swept() if one.place == place]
+    for rate, width in dict.fromkeys((one.creations_per_s, one.width) for one in swept):
+        mine = [(one.timeout_s, one.ratio) for one in swept if (one.creations_per_s, one.width) == (rate, width)]
+        axes.plot(*zip(*mine, strict=True), marker=".", label=f"{rate:g} pods/s, DoP {width}")
+    axes.axhline(PAPER_RATIO[place], color="k", linewidth=0.8, ls="--", label="the paper's")
     axes.set_xscale("log")
-    axes.set_xticks(sorted({timeout_s for _, timeout_s, *_ in swept}))
+    axes.set_xticks(sorted({one.timeout_s for one in swept}))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shared.evaluations.distrs.report import Figure
 from shared.evaluations.tangram.jobs import Outcomes, Workload
@@ -22,11 +22,27 @@ from shared.replay.tangram.evaluation import (
     SIZE,
     SIZES,
     Place,
+    pods_of,
 )
 from shared.replay.tangram.measures import ENVIRONMENT, PARTS, REWARD, Run
 from shared.replay.tangram.workload import ASSUMED
 
 ALL_NODES = CLUSTER.nodes
+COMPARED = (PODS_NAME, pods_of(1))
+"""Wherever the paper compares with its baseline."""
+
+
+class Swept(NamedTuple):
+    """Pods under one control plane."""
+
+    place: Place
+    width: int
+    creations_per_s: float
+    timeout_s: float
+    ratio: float
+    """ACT against ours."""
+    retries: int
+    """Pods asked for again."""
 
 
 @dataclass(frozen=True)
@@ -43,22 +59,24 @@ class Report:
 
     def _figures(self) -> Iterator[Figure]:
         for size in SIZES:
-            yield self._ratio(f"8(a): ACT, pods / ours, batch {size:,}, 1,280 cores", PODS_NAME, Place(size, ALL_NODES))
+            yield from self._ratios(f"batch {size:,}, 1,280 cores", Place(size, ALL_NODES))
         largest, smallest = (self._act_s(OURS, Place(size, ALL_NODES)) for size in (LARGEST, SIZES[0]))
         yield Figure(
             f"8(a): ACT, ours, batch {LARGEST:,} / {SIZES[0]}", "x", None, largest / smallest, f"{PAPER_GROWTH}×"
         )
         for nodes in NODES:
             cores = nodes * CLUSTER.cores
-            yield self._ratio(f"8(a): ACT, pods / ours, {cores:,} cores, batch {SIZE:,}", PODS_NAME, Place(SIZE, nodes))
+            yield from self._ratios(f"{cores:,} cores, batch {SIZE:,}", Place(SIZE, nodes))
         for (system, place), paper in PAPER_ABLATION.items():
             where = f"batch {place.size:,}, {place.nodes * CLUSTER.cores:,} cores"
             ratio = self._act_s(system, place) / self._act_s(OURS, place)
             yield Figure(f"9: ACT, {system} / elastic, {where}", "x", paper, ratio)
         place = Place(SIZE, ALL_NODES)
         for name, phase, paper in zip(("environment", "reward"), (ENVIRONMENT, REWARD), PAPER_PHASES, strict=True):
-            pods_s, ours_s = (self._run(system, place).phase_s(phase) for system in (PODS_NAME, OURS))
-            yield Figure(f"7: {name} seconds, pods / ours, batch {SIZE:,}", "x", paper, pods_s / ours_s)
+            ours_s = self._run(OURS, place).phase_s(phase)
+            for system in COMPARED:
+                ratio = self._run(system, place).phase_s(phase) / ours_s
+                yield Figure(f"7: {name} seconds, {system} / ours, batch {SIZE:,}", "x", paper, ratio)
         unit_s = self._act_s(OURS, place)
         for size, papers in PAPER_PARTS.items():
             parts_s = self._run(OURS, Place(size, ALL_NODES)).parts_s
@@ -71,18 +89,21 @@ class Report:
     def _act_s(self, system: str, place: Place) -> float:
         return self._run(system, place).act_s
 
-    def _ratio(self, figure: str, system: str, place: Place) -> Figure:
+    def _ratios(self, where: str, place: Place) -> Iterator[Figure]:
         paper = PAPER_RATIO.get(place)
-        ratio = self._act_s(system, place) / self._act_s(OURS, place)
-        return Figure(figure, "x", paper, ratio, "" if paper else "drawn")
+        for system in COMPARED:
+            ratio = self.against_ours(system, place)
+            yield Figure(f"8(a): ACT, {system} / ours, {where}", "x", paper, ratio, "" if paper else "drawn")
 
-    def swept(self) -> Iterator[tuple[str, float, float, int]]:
-        """Of the sweep: control plane, timeout, ACT of pods against ours at the largest batch, pods asked for again."""
-        if not self.outcomes.sweep:
-            return
-        ours_s = self._act_s(OURS, Place(LARGEST, ALL_NODES))
-        for plane, run in self.outcomes.sweep.items():
-            yield f"{plane.creations_per_s:g} pods/s", plane.timeout_s, run.act_s / ours_s, run.retries
+    def against_ours(self, system: str, place: Place) -> float:
+        """ACT of a system against ours."""
+        return self._act_s(system, place) / self._act_s(OURS, place)
+
+    def swept(self) -> Iterator[Swept]:
+        """The sweep, in the order in which it was run."""
+        for (place, width, plane), run in self.outcomes.sweep.items():
+            ours_s = self._act_s(OURS, place)
+            yield Swept(place, width, plane.creations_per_s, plane.timeout_s, run.act_s / ours_s, run.retries)
 
     def document(self) -> dict[str, Any]:
         """What `--json` prints; of a trace of one's own there is neither a figure nor a sweep."""
@@ -99,8 +120,12 @@ class Report:
                 for one in self.figures
             ],
             "sweep": [
-                {"control_plane": plane, "timeout_s": timeout_s, "ratio": ratio, "retries": retries}
-                for plane, timeout_s, ratio, retries in self.swept()
+                {
+                    "batch": one.place.size, "nodes": one.place.nodes, "width": one.width,
+                    "control_plane": f"{one.creations_per_s:g} pods/s", "timeout_s": one.timeout_s,
+                    "ratio": one.ratio, "retries": one.retries,
+                }
+                for one in self.swept()
             ],
             "assumed": {
                 group: {name: value for name, value, _ in told(of)}

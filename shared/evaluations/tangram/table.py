@@ -12,7 +12,7 @@ from shared.evaluations.distrs.report import Figure
 from shared.evaluations.distrs.table import quantity
 from shared.evaluations.tangram.report import Report
 from shared.replay.tangram.assumptions import CLUSTER, OVERHEADS, PODS, told
-from shared.replay.tangram.evaluation import LARGEST
+from shared.replay.tangram.evaluation import LARGEST, PAPER_RATIO, SWEPT, WIDTHS, Place, pods_of
 from shared.replay.tangram.measures import ENVIRONMENT, REWARD, Run
 from shared.replay.tangram.trace import Batch
 from shared.replay.tangram.workload import ASSUMED
@@ -28,7 +28,9 @@ def show(report: Report, console: Console, notes: Sequence[str] = ()) -> None:
         console.print(note, markup=False)
     console.print(_systems(report))
     if report.outcomes.sweep:
-        console.print(_sweep(report))
+        console.print(_widths(report))
+        for place in SWEPT:
+            console.print(_sweep(report, place))
     for line in shape(report.workload.batches(LARGEST)):
         console.print(line, markup=False)
     console.print(_assumed(generated=not report.workload.given))
@@ -83,14 +85,30 @@ def _row(run: Run) -> list[str]:
     return [*(f"{one:,.2f}" for one in seconds), f"{run.step_s:,.0f}", f"{run.width:.1f}" if run.width else "–"]
 
 
-def _sweep(report: Report) -> Table:
-    swept = list(report.swept())
-    timeouts = sorted({timeout_s for _, timeout_s, _, _ in swept})
-    title = f"ACT, pods / ours, batch {LARGEST:,}, by control plane (pods asked for again); paper: 27.7×"
-    table = _table(title, ["created"], [f"timeout {timeout_s:g} s" for timeout_s in timeouts])
-    for plane in dict.fromkeys(plane for plane, *_ in swept):
-        cells = {timeout_s: f"{ratio:.1f}× ({tries:,})" for name, timeout_s, ratio, tries in swept if name == plane}
-        table.add_row(plane, *(cells[timeout_s] for timeout_s in timeouts))
+def _widths(report: Report) -> Table:
+    title = "ACT, pods / ours, by processes of a test suite (a pod may use 4 CPUs)"
+    table = _table(title, ["batch", "cores"], ["paper", *(f"DoP {width}" for width in WIDTHS)])
+    for place in report.outcomes.runs:
+        ratios = (f"{report.against_ours(pods_of(width), place):.2f}×" for width in WIDTHS)
+        paper = PAPER_RATIO.get(place)
+        cores = place.nodes * CLUSTER.cores
+        table.add_row(f"{place.size:,}", f"{cores:,}", f"{paper}×" if paper else "drawn", *ratios)
+    return table
+
+
+def _sweep(report: Report, place: Place) -> Table:
+    swept = [one for one in report.swept() if one.place == place]
+    timeouts = sorted({one.timeout_s for one in swept})
+    where = f"batch {place.size:,}, {place.nodes * CLUSTER.cores:,} cores"
+    title = f"ACT, pods / ours, {where}, by control plane (pods asked for again); paper: {PAPER_RATIO[place]}×"
+    table = _table(title, ["created", "DoP"], [f"timeout {timeout_s:g} s" for timeout_s in timeouts])
+    for rate, width in dict.fromkeys((one.creations_per_s, one.width) for one in swept):
+        cells = {
+            one.timeout_s: f"{one.ratio:.1f}× ({one.retries:,})"
+            for one in swept
+            if (one.creations_per_s, one.width) == (rate, width)
+        }
+        table.add_row(f"{rate:g} pods/s", f"{width}", *(cells[timeout_s] for timeout_s in timeouts))
     return table
 
 

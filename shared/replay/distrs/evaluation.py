@@ -65,6 +65,11 @@ class Run:
         """0 without any batch."""
         return float(self.delays_s.mean()) if len(self.delays_s) else 0.0
 
+    @property
+    def worst_delay_s(self) -> float:
+        """0 without any batch."""
+        return float(self.delays_s.max(initial=0.0))
+
     def document(self) -> dict[str, Any]:
         """As `treadle replay distrs --json` prints it; a stage that nothing was executed at has no ratio."""
         delays = self.delays_s if len(self.delays_s) else np.zeros(1)

@@ -10,6 +10,7 @@ from shared.policy.planner import Planner
 from shared.policy.stimuli import (
     Command,
     Ended,
+    ExpectCompletion,
     FirstCame,
     Looked,
     NodesChanged,
@@ -88,7 +89,12 @@ class Planned:
             commands += self._planner.handle(now, Woken())
         self._open = current
         targets = {self._numbers[one.pool]: one.units for one in commands if isinstance(one, PublishTarget)}
-        return Decision(targets, self._planner.wake_s())
+        due_s = {
+            (current[one.batch].task, current[one.batch].index): one.at
+            for one in commands
+            if isinstance(one, ExpectCompletion) and one.batch in current
+        }
+        return Decision(targets, self._planner.wake_s(), due_s)
 
     def _opened(self, name: str, glance: Glance) -> OpenedBatch:
         seen, most_late_s = glance.seen, self.trace.max_extra_delay_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from shared.policy.collection import Seen
@@ -65,3 +65,5 @@ class Decision:
     targets: Mapping[int, int]
     again_s: float = math.inf
     """Ask again at this moment, whatever earlier answers said; infinite: at the next turn of a batch."""
+    due_s: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """(task, index of the batch) -> T, absolute: the key of its requests from now on. Others keep theirs."""

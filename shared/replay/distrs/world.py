@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -229,12 +230,23 @@ class World:
         if decision.again_s < math.inf and decision.again_s != self._again_s:
             self._push(decision.again_s, "again", 0)
         self._again_s = decision.again_s
+        self._rekey(decision.due_s)
         self._pools.account(self._now)
         for pool, units in decision.targets.items():
             usable_s = self._pools.set(self._now, pool, units)
             if usable_s < math.inf:
                 self._push(usable_s, _WARMED, pool)
         self.ledger.held.append((self._now, tuple(int(units) for units in self._pools.targets)))
+
+    def _rekey(self, due_s: Mapping[tuple[int, int], float]) -> None:
+        """Move what waits, and what will, to the places of new completion times."""
+        moved = [lane for lane in self._open if (lane.task, lane.index) in due_s and not self._policy.by_arrival]
+        for lane in moved:
+            self._visits["key"][lane.base : lane.base + len(lane.stage)] = due_s[lane.task, lane.index]
+        for pool, waiting in enumerate(self._board.waiting) if moved else ():
+            queue = self._board.queues[pool, :waiting]
+            queue["key"] = self._visits["key"][queue["visit"]]
+            queue[:] = queue[np.lexsort((queue["visit"], queue["key"]))]  # what is in order is a heap
 
     def _glance(self, lane: _Lane) -> Glance:
         assert lane.batch is not None

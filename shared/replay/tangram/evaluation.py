@@ -30,13 +30,21 @@ SYSTEMS: Mapping[str, System] = {
     "fewest cores": System("fewest cores", None),
 }
 """By the mesh's own dispatcher: our rule, the paper's (§4.2), fixed DoP (§6.4), and one core for everything."""
+WIDTHS: Final = (1, 2, PODS.width, 8)
+"""Processes of a test suite in a pod. Data sets run it in one (§5.2); the baseline's own number is not published."""
+
+
+def pods_of(width: int) -> str:
+    """The name of pods whose test suites run so wide."""
+    return PODS_NAME if width == PODS.width else f"pods, DoP {width}"
+
+
 RESERVING: Mapping[str, PodRules] = {
-    PODS_NAME: PODS,
-    "pods, DoP 1": replace(PODS, width=1),
+    **{pods_of(width): replace(PODS, width=width) for width in WIDTHS},
     "core for life": replace(PODS, request=1.0, limit=1, width=1),
 }
-"""Resources held by trajectories: the paper's baseline; with test suites as data sets have them, in one process (§5.2);
-and with a whole core reserved for each trajectory's life (§2.3)."""
+"""Resources held by trajectories: the paper's baseline at each width, and with a whole core reserved for each
+trajectory's life (§2.3)."""
 
 
 @dataclass(frozen=True, order=True)
@@ -66,14 +74,17 @@ PAPER_PARTS: Mapping[int, tuple[float, float, float]] = {SIZE: (0.015, 0.975, 0.
 CREATIONS_PER_S: Final = (5.0, 10.0, 20.0)
 TIMEOUTS_S: Final = (30.0, 60.0, 120.0, 300.0)
 """What the sweep over the unpublished control plane tries, each with each."""
+SWEPT: Final = (Place(128, 5), Place(SIZE, 5), Place(LARGEST, 5), Place(SIZE, 3))
+"""Where it is tried: wherever the paper gives a number."""
+SWEPT_WIDTHS: Final = (1, PODS.width)
 
 CONTRASTS: Mapping[Place, tuple[str, ...]] = {
     Place(256, 5): ("Algorithm 1", "DoP 4", "DoP 16"),
-    Place(SIZE, 5): ("Algorithm 1", "DoP 4", "DoP 16", "fewest cores", "pods, DoP 1", "core for life"),
+    Place(SIZE, 5): ("Algorithm 1", "DoP 4", "DoP 16", "fewest cores", "core for life"),
     Place(LARGEST, 5): ("DoP 4", "core for life"),
     Place(SIZE, 3): ("Algorithm 1", "DoP 4"),
 }
-"""Beside pods and ours, which are run everywhere."""
+"""Beside pods of each width and ours, which are run everywhere."""
 
 
 def places() -> list[Place]:

@@ -37,7 +37,10 @@ HEADER: dict[str, object] = {
 
 
 def replayed(*arguments: str, processes: int = 1) -> Result:
-    quick = ("--processes", str(processes), "--search-up-to", "1000")
+    quick: tuple[str, ...] = ("--processes", str(processes), "--search-up-to", "1000")
+    quick += tuple(
+        f"--{name}={count}" for name, count in (("draws", 1), ("workloads", 0)) if f"--{name}" not in arguments
+    )
     return CliRunner().invoke(app, ["replay", "distrs", *arguments, *quick])
 
 
@@ -105,9 +108,37 @@ def test_json_is_one_object_of_the_published_shape() -> None:
             assert policy["worker_seconds"].keys() == policy["normalised"].keys() == {"compile", "run"}
             assert policy["extra_delay_s"].keys() == {"mean", "p50", "p99", "max"}
     assert found["search_ms"].keys() == {"1000"}
-    assert all(one.keys() == {"figure", "unit", "paper", "reproduced"} for one in found["figures"])
+    assert all(one.keys() == {"figure", "unit", "paper", "reproduced", "draws"} for one in found["figures"])
     assert [(one["condition"], one["variant"]) for one in found["ablations"]] == list(ABLATIONS)
     assert len(found["order"]["workers"]) == len(found["order"]["ebf_s"]) == len(found["order"]["fcfs_s"]) > 1
+
+
+def test_a_spread_is_of_every_draw_and_of_the_figures_that_rest_on_one() -> None:
+    found = document(*SMALL, "--draws", "2")
+    (other,) = found["draws"].values()
+    assert list(found["draws"]) == ["2"]
+    alone = document(*SMALL, "--seed", "2")
+    assert other["colocated"] == alone["policies"], "each draw is the evaluation with that seed"
+    for one, second in zip(found["figures"], alone["figures"], strict=True):
+        if not one["figure"].startswith("15") and one["reproduced"] is not None and second["reproduced"] is not None:
+            assert one["draws"] == [one["reproduced"], second["reproduced"]]
+    said = replayed(*SMALL, "--draws", "2").stdout
+    assert "2 draws: mean" in said
+    assert "All policies over 2 draws" in said
+
+
+def test_ours_is_compared_with_the_papers_on_each_workload_of_many_shapes() -> None:
+    found = document(*SMALL, "--workloads", "1")
+    (one,) = found["workloads"]
+    assert one["workload"] == 1
+    assert (one["tasks"], one["stages"], one["max_extra_delay_s"]) == (4, 3, 3.0)
+    worse = {
+        "later in the mean": one["treadle"]["mean_s"] > one["distrs"]["mean_s"],
+        "later at worst": one["treadle"]["worst_s"] > one["distrs"]["worst_s"],
+        "dearer": one["treadle"]["cost"] > one["distrs"]["cost"],
+    }
+    assert one["worse"] == [name for name, so in worse.items() if so]
+    assert "Ours and DistRS on workloads of many shapes" in replayed(*SMALL, "--workloads", "1").stdout
 
 
 def test_figures_are_what_the_policies_say() -> None:

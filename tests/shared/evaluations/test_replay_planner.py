@@ -30,8 +30,9 @@ STORY: tuple[tuple[float, Stimulus], ...] = (
     (21.0, FirstCame("b2", NOW + 21)),
     (32.0, Woken()),
 )
-DECISIONS = 5
-"""When nodes come, when the first batch opens and ends, and T and the target when the second one comes."""
+DECISIONS = 6
+"""When nodes come, when the first batch opens and ends, T and the target when the second one comes, and T
+again at the review, as its requests are late."""
 
 
 def written(path: Path, *, seed: int = 0, tampered: int | None = None) -> Path:
@@ -58,7 +59,7 @@ def test_a_log_made_again_is_all_the_same(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert f"{len(STORY)} stimuli, {DECISIONS} decisions: all the same" in done.stdout
     assert "no-history: no history of task code yet" in done.stdout
-    assert "0 → 8" in done.stdout
+    assert "0 → 4" in done.stdout
     assert "T of batch b2" in done.stdout
 
 
@@ -73,13 +74,13 @@ def test_an_answer_that_is_another_now_is_shown_beside_the_old_one(tmp_path: Pat
     done = replayed(path)
     assert done.exit_code == 1
     assert "1 stimulus is answered otherwise now" in done.stdout
-    assert "0 → 9" in done.stdout
-    assert "0 → 8" in done.stdout
+    assert "0 → 5" in done.stdout
+    assert "0 → 4" in done.stdout
     assert "Opened b1" in done.stdout
     (different,) = json.loads(replayed(path, "--json").stdout)["differences"]
     assert (different["stimulus"], different["told"]) == (2, "Opened b1")
-    assert different["then"][0][1]["units"] == 9
-    assert different["again"][0][1]["units"] == 8
+    assert different["then"][0][1]["units"] == 5
+    assert different["again"][0][1]["units"] == 4
 
 
 def test_a_long_log_is_printed_by_its_end_unless_all_is_asked_for(tmp_path: Path) -> None:
@@ -146,8 +147,8 @@ def refused(done: Result, said: str) -> None:
 
 def test_a_log_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "planner-1.log"
-    monkeypatch.setattr(planning, "VERSION", 2)
+    monkeypatch.setattr(planning, "VERSION", planning.VERSION + 1)
     StimulusLog(path, Planner(), most_bytes=10_000).close()
     monkeypatch.undo()
-    with pytest.raises(LogError, match="of version 2; this Treadle reads version 1"):
+    with pytest.raises(LogError, match="of version 3; this Treadle reads version 2"):
         read_log(path)

@@ -14,7 +14,18 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from shared.cli.main import app
-from shared.replay.tangram.evaluation import CONTRASTS, NODES, OURS, PODS_NAME, RESERVING, SIZE, SIZES, SYSTEMS
+from shared.replay.tangram.evaluation import (
+    CONTRASTS,
+    NODES,
+    OURS,
+    PODS_NAME,
+    RESERVING,
+    SIZE,
+    SIZES,
+    SYSTEMS,
+    WIDTHS,
+    pods_of,
+)
 
 SCALE = 16
 """Of the evaluation here: batches of 8 to 96 on nodes of 16 cores."""
@@ -81,14 +92,15 @@ def test_json_has_every_place_and_system_and_figures_follow_from_them(small_docu
     assert found["scale"] == SCALE
     runs = {(run["batch"], run["nodes"], run["system"]): run for run in found["runs"]}
     places = {(size, 5) for size in SIZES} | {(SIZE, nodes) for nodes in NODES}
-    expected = {(*place, system) for place in places for system in (PODS_NAME, OURS)}
+    expected = {(*place, system) for place in places for system in (*map(pods_of, WIDTHS), OURS)}
     expected |= {(place.size, place.nodes, system) for place, others in CONTRASTS.items() for system in others}
     assert runs.keys() == expected
     for run in runs.values():
         acts = run["act_s"]
         assert acts["mean"] == pytest.approx(acts["queueing"] + acts["execution"] + acts["overhead"])
         assert acts["mean"] == pytest.approx(acts["environment"] + acts["reward"])
-        assert acts["p50"] <= acts["p90"] <= acts["p99"] <= run["step_s"] * (1 + 1e-9)
+        assert acts["p50"] <= acts["p90"] <= acts["p99"]
+        assert acts["p99"] <= run["batches"] * run["step_s"] * (1 + 1e-9), "a step is the mean over batches"
     figures = {one["figure"]: one["reproduced"] for one in found["figures"]}
     act = {key: run["act_s"]["mean"] for key, run in runs.items()}
     assert figures["8(a): ACT, pods / ours, batch 1,536, 1,280 cores"] == pytest.approx(
@@ -98,8 +110,17 @@ def test_json_has_every_place_and_system_and_figures_follow_from_them(small_docu
         act[SIZE, 5, "DoP 16"] / act[SIZE, 5, OURS]
     )
     assert found["assumed"]["pods"]["request"] == 0.5
-    swept = {(one["control_plane"], one["timeout_s"]): one["ratio"] for one in found["sweep"]}
-    assert swept["5 pods/s", 30.0] > swept["20 pods/s", 300.0]
+    assert figures["8(a): ACT, pods, DoP 1 / ours, 768 cores, batch 1,280"] == pytest.approx(
+        act[SIZE, 3, "pods, DoP 1"] / act[SIZE, 3, OURS]
+    )
+    swept = {
+        (one["batch"], one["nodes"], one["width"], one["control_plane"], one["timeout_s"]): one["ratio"]
+        for one in found["sweep"]
+    }
+    assert len(swept) == 4 * 2 * 3 * 4
+    assert {place[:2] for place in swept} == {(128, 5), (1280, 5), (1536, 5), (1280, 3)}, "where the paper has numbers"
+    for width in (1, 4):
+        assert swept[1536, 5, width, "5 pods/s", 30.0] > swept[1536, 5, width, "20 pods/s", 300.0]
 
 
 def test_any_number_of_processes_gives_the_same_document(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 S = TypeVar("S", bound=BaseSettings)
@@ -40,6 +41,26 @@ def _url_of(*schemes: str) -> Callable[[str], str]:
     return check
 
 
+def _seconds(value: object) -> object:
+    """A number of seconds as a `timedelta`; everything else unchanged, for pydantic to read or to refuse."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return timedelta(seconds=float(value))
+    except (ValueError, OverflowError):  # no number, or one that no duration has (inf, nan, 1e20)
+        return value
+
+
+def _not_negative(duration: timedelta) -> timedelta:
+    if duration < timedelta(0):
+        raise ValueError("it should be 0 or more")
+    return duration
+
+
+Duration = Annotated[timedelta, BeforeValidator(_seconds), AfterValidator(_not_negative)]
+"""A duration: seconds (`15`, `0.5`), ISO 8601 (`PT15S`) or `HH:MM:SS`. Pydantic alone refuses the text `15`."""
+
+
 def _level(name: str) -> str:
     if name.upper() not in logging.getLevelNamesMapping():
         raise ValueError("it should be DEBUG, INFO, WARNING, ERROR or CRITICAL")
@@ -63,6 +84,9 @@ class TreadleSettings(BaseSettings):
     """One JSON object a line instead of text for people."""
     log_level: Annotated[str, AfterValidator(_level)] = "INFO"
     """Least severe level that is written."""
+    store_paths: str = ""
+    """Folders of Valkey and Postgres on this machine, separated as in PATH: the disks whose free space admission heeds.
+    `treadle up` sets it for its own servers; empty: nothing is measured."""
     home: Path | None = None
     """Where the embedded stack lives (`~/.treadle`, as root `/var/lib/treadle`)."""
     data: Path = Path("../shared/data")
@@ -112,3 +136,6 @@ class ServiceSettings(BaseSettings):
     """Address to listen on. Loopback by default: there are no keys yet, so the network is the only wall."""
     port: int = 0
     """Port to listen on; 0 takes a free one."""
+    allowed_hosts: str = ""
+    """Further names of this service, by commas, without ports; `*` allows all. On a loopback address a request whose
+    Host or Origin is another name is refused: name those that a reverse proxy on the same machine passes on."""

@@ -46,6 +46,8 @@ def bench(
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; a figure is their median.")] = None,
     callers: Annotated[int | None, typer.Option(min=1, help="Callers of single actions.")] = None,
     bulk: Annotated[int | None, typer.Option(min=1, help="Reward requests of a bulk batch.")] = None,
+    results: Annotated[int | None, typer.Option(min=1, help="Results that pass through a small Valkey.")] = None,
+    queued: Annotated[int | None, typer.Option(min=1, help="Actions that wait when a leader is killed.")] = None,
     peers_venv: Annotated[Path, typer.Option(help="The environment that --peers makes or uses.")] = FOLDER,
 ) -> None:
     """Measure what the mesh costs, beside its targets. Five minutes; with --peers or --docker more.
@@ -54,6 +56,7 @@ def bench(
     a target that is not met is shown, it is no error.
     """
     chosen: dict[str, Any] = {"seconds": seconds, "rounds": rounds, "callers": callers, "bulk": bulk}
+    chosen |= {"results": results, "queued": queued}
     sizes = replace(QUICK if quick else Sizes(), **{name: value for name, value in chosen.items() if value is not None})
     names = [name for name in MEASUREMENTS if not only or name in only]
     try:

@@ -62,6 +62,11 @@ class Account:
         """Whether this account may reach ``folder`` through all its parents, found out by doing it."""
         return self.can_run(["/bin/sh", "-c", 'cd "$1"', "sh", str(folder)])
 
+    def first_closed(self, folder: Path) -> Path:
+        """The outermost of ``folder`` and its parents that this account may not enter; about 5 ms for each."""
+        path = [*reversed(folder.parents), folder]
+        return next((each for each in path if not self.can_enter(each)), folder)
+
 
 def server_account(data: Path) -> Account:
     """The account for the servers whose data lies in ``data``.

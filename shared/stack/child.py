@@ -43,10 +43,12 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    def reap(self) -> None:
-        """Notice that it has ended, if it has."""
-        if not self.ended.is_set() and self._process.poll() is not None:
-            self.ended.set()
+    def reap(self) -> bool:
+        """Notice that it has ended; whether it has since the last call."""
+        if self.ended.is_set() or self._process.poll() is None:
+            return False
+        self.ended.set()
+        return True
 
     def signal(self, number: signal.Signals) -> None:
         if not self.ended.is_set():

@@ -1,11 +1,13 @@
 """Where a stack keeps its things: one folder, so that two stacks with two folders never meet.
 
 ``run/`` state of the supervisor, ``log/`` one file a service, ``valkey/`` and ``postgres/`` the servers' data,
-``sockets/`` their doors, ``bin/`` copies of their programs where their account could not execute the originals.
+``sockets/`` their doors, ``bin/`` copies of their programs where their account could not execute the originals,
+``cache/`` compiled code of the services where it cannot be kept beside their source.
 """
 
 import hashlib
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 from shared.stack.account import Account, server_account
 from shared.stack.errors import StackError
 
+_PRIVATE = 0o700
 # sockaddr_un holds 108 bytes with the closing zero; the longest name we put there is ".s.PGSQL.5432.lock".
 LONGEST_SOCKET_FOLDER = 107 - len("/.s.PGSQL.65535.lock")
 
@@ -54,6 +57,10 @@ class Home:
         return self.root / "bin"
 
     @property
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+    @property
     def sockets(self) -> Path:
         """``sockets/`` here, or a folder in ``/tmp`` named after this home where the path would not fit a socket."""
         near = self.root / "sockets"
@@ -70,37 +77,72 @@ def open_home(root: Path) -> Home:
     Raises:
         StackError: ``root`` cannot be written, or the servers' account cannot reach it.
     """
-    home = Home(root, server_account(root / "postgres"))
     try:
+        home = Home(root, server_account(root / "postgres"))
         root.parent.mkdir(parents=True, exist_ok=True)
         # Others may pass through (sandboxes keep their folders here), they may not look around.
         _folder(root, 0o711)
         _folder(home.run, 0o700)
         _folder(home.log, 0o700)
+        _folder(home.cache, 0o700)
         _folder(home.programs, 0o711)
     except OSError as error:
-        raise StackError(f"cannot create {root}: {error.strerror}. Set TREADLE_HOME to a folder you own.") from error
+        raise StackError(_not_created(root, error)) from error
     if not home.account.can_enter(root):
-        raise StackError(
-            f"uid {home.account.uid}, which runs PostgreSQL and Valkey, cannot enter {root}: a parent folder is closed "
-            "to it. Set TREADLE_HOME to a folder outside of home directories, such as /var/lib/treadle."
-        )
+        raise StackError(_not_entered(root, home.account))
     for folder in (home.valkey, home.postgres, home.sockets):
         _folder(folder, 0o700, home.account)
     return home
+
+
+def _not_created(root: Path, error: OSError) -> str:
+    where = Path(os.fsdecode(error.filename)) if error.filename else root
+    if isinstance(error, PermissionError):
+        ours = Account(os.geteuid(), os.getegid())
+        closed = ours.first_closed(where.parent)
+        why = f"{closed} is closed to you" if not ours.can_enter(closed) else f"you may not write in {closed}"
+    else:
+        why = f"{where}: {error.strerror}"
+    return f"cannot use TREADLE_HOME {root}: {why}. Set TREADLE_HOME to a folder you own."
+
+
+def _not_entered(root: Path, account: Account) -> str:
+    closed = account.first_closed(root)
+    mode = stat.S_IMODE(closed.stat().st_mode)
+    return (
+        f"uid {account.uid}, which runs PostgreSQL and Valkey, cannot enter TREADLE_HOME {root}: {closed} is closed to "
+        f"it (mode {mode:04o}). Open that folder (chmod o+x {closed}), or set TREADLE_HOME to a folder outside of "
+        "closed ones, such as /var/lib/treadle."
+    )
 
 
 def _folder(path: Path, mode: int, owner: Account | None = None) -> None:
     try:
         path.mkdir(mode=mode)
     except FileExistsError:
-        wanted = owner.uid if owner else os.geteuid()
-        if path.is_symlink() or path.stat().st_uid != wanted:
-            raise StackError(
-                f"{path} belongs to uid {path.lstat().st_uid}, not to {wanted}: it was made by another user. "
-                "Set TREADLE_HOME to a folder of your own, or remove it."
-            ) from None
+        _check_folder(path, mode, owner.uid if owner else os.geteuid())
         return
     path.chmod(mode)  # mkdir's mode is subject to the umask
     if owner and owner.uid != os.geteuid():
         os.chown(path, owner.uid, owner.gid)
+
+
+def _check_folder(path: Path, mode: int, wanted: int) -> None:
+    """Refuse a link and what another user made; close a private folder that was opened since."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        found = path.lstat()
+    else:
+        try:
+            found = os.fstat(descriptor)
+            if found.st_uid == wanted and mode == _PRIVATE and found.st_mode & 0o077:
+                os.fchmod(descriptor, mode)
+        finally:
+            os.close(descriptor)
+    if found.st_uid != wanted or not stat.S_ISDIR(found.st_mode):
+        what = "belongs to" if stat.S_ISDIR(found.st_mode) else "is a link or a file of"
+        raise StackError(
+            f"{path} {what} uid {found.st_uid}, and should be a folder of {wanted}: it was made by another user. "
+            "Set TREADLE_HOME to a folder of your own, or remove it."
+        )

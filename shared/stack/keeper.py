@@ -12,11 +12,13 @@ from shared.stack.backoff import Backoff
 from shared.stack.child import Child
 from shared.stack.errors import StackError
 from shared.stack.plan import Unit
+from shared.stack.start_limit import StartLimit, cpu_seconds
 from shared.stack.state import ServiceState, State
 
 YOUNG_S = 10.0
 YOUNG_PROBE_S = 0.05
 UNREADY_PROBE_S = 0.5
+LIMIT_LOOK_S = 0.5
 HEALTHY_PROBE_S = 5.0  # two local requests of 0.4 ms every 5 s: 0.02 % of a core a service
 
 
@@ -29,13 +31,13 @@ class Keeper:
         *,
         note: Callable[[str, str], None],
         changed: Callable[[], None],
-        backoff: Backoff | None = None,
+        backoff: Backoff,
     ) -> None:
         """``note(name, line)`` takes a line of the log, ``changed()`` hears that ``state`` is another."""
         self._unit = unit
         self._note = note
         self._changed = changed
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff
         self._stopping = asyncio.Event()
         self._urgent = asyncio.Event()
         self._has_been_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -52,17 +54,17 @@ class Keeper:
     def pid(self) -> int | None:
         return self._child.pid if self._child else None
 
-    async def ready(self, timeout_s: float) -> None:
+    async def ready(self, limit_s: float) -> None:
         """Return when it has been ready once.
 
         Raises:
-            StackError: it was not in ``timeout_s``, or died five times in a row.
+            StackError: it has made no progress for ``limit_s``, or died five times in a row.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.shield(self._has_been_ready)
-        except TimeoutError:
-            raise StackError(f"{self.name} was not ready after {timeout_s:.0f} s: {self._problem}") from None
+        limit = StartLimit(limit_s, time.monotonic())
+        while not (await asyncio.wait([self._has_been_ready], timeout=min(limit_s / 4, LIMIT_LOOK_S)))[0]:
+            if (exceeded := limit.reached(time.monotonic(), cpu_seconds(self.pid))) is not None:
+                raise StackError(f"{self.name} was not ready {exceeded}: {self._problem}")
+        self._has_been_ready.result()
 
     async def run(self) -> None:
         """Start it, and again whenever it ends, until ``stop``; returns when its last process has ended."""
@@ -88,9 +90,9 @@ class Keeper:
         """No more grace: kill it."""
         self._urgent.set()
 
-    def reap(self) -> None:
-        if self._child:
-            self._child.reap()
+    def reap(self) -> bool:
+        """As `Child.reap`, of the process that it has now."""
+        return self._child is not None and self._child.reap()
 
     async def _live(self) -> str:
         """One life, from start to end; how it ended."""
@@ -103,7 +105,9 @@ class Keeper:
         stop = asyncio.create_task(self._stopping.wait(), name=f"stop {self.name}")
         end = asyncio.create_task(child.ended.wait(), name=f"end of {self.name}")
         try:
-            await asyncio.wait([stop, end], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([stop, end, watch], return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                watch.result()  # it returns never: raise what it raised
             if not child.ended.is_set():
                 watch.cancel()
                 await child.stop(self._urgent)

@@ -6,17 +6,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import TextIO
+from urllib.parse import urlsplit
+
+from msgspec.structs import replace
 
 from shared.settings import TreadleSettings, WrongSetting, load
+from shared.stack.append_only import Scan, repair
 from shared.stack.errors import StackError
 from shared.stack.home import home_path, open_home
+from shared.stack.leftovers import remove_containers
 from shared.stack.logs import LogBook
 from shared.stack.plan import plan_stack
 from shared.stack.process import Identity
-from shared.stack.services import ServiceSpec, chosen_services
+from shared.stack.services import PROXY, ServiceSpec, chosen_services
 from shared.stack.settings import StackSettings
 from shared.stack.state import (
     AlreadySupervised,
@@ -39,10 +46,10 @@ def run_stack(environ: Mapping[str, str], view: TextIO | None) -> int:
 
     Raises:
         AlreadySupervised: it is up already.
-        StackError: the home, the cluster or a port cannot be had.
+        StackError: the home, the cluster or a port cannot be had; it is up already on another port than asked for.
     """
     home = open_home(home_path(environ))
-    with supervising(home.root):
+    with _only_stack(home.root, environ):
         if (earlier := read_state(home.root)) is not None:
             sweep(earlier)
         settings, services = _decided(environ)
@@ -53,6 +60,7 @@ def run_stack(environ: Mapping[str, str], view: TextIO | None) -> int:
             return asyncio.run(supervise(plan, logs))
         finally:
             logs.close()
+            remove_containers(home.root)
 
 
 def start_detached(environ: Mapping[str, str], changed: Callable[[ServiceState], None]) -> StackState:
@@ -62,11 +70,11 @@ def start_detached(environ: Mapping[str, str], changed: Callable[[ServiceState],
         changed: hears of each service that changed its state meanwhile.
     Raises:
         AlreadySupervised: it is up already.
-        StackError: it did not come up; the message says why.
+        StackError: it did not come up, or is up already on another port than asked for; the message says why.
     """
     home = open_home(home_path(environ))
-    if is_supervised(home.root):
-        raise AlreadySupervised(f"the stack in {home.root} is already up: see treadle status")
+    with _only_stack(home.root, environ):
+        pass  # the supervisor takes the lock itself
     _decided(environ)  # said here rather than by a supervisor that ends at once
     printed = home.log / "supervisor.log"
     with printed.open("wb") as output:
@@ -116,7 +124,8 @@ def take_down(root: Path) -> bool:
     if state is None:
         return False
     if not is_supervised(root):
-        return bool(sweep(state))
+        swept = sweep(state)
+        return remove_containers(root) or bool(swept)
     supervisor = state.supervisor
     try:
         os.kill(supervisor.pid, signal.SIGTERM)
@@ -128,12 +137,91 @@ def take_down(root: Path) -> bool:
         os.kill(supervisor.pid, signal.SIGKILL)
         _ends(supervisor, DOWN_TIMEOUT_S)
     sweep(read_state(root) or state)
+    remove_containers(root)
     return True
 
 
+def repair_store(environ: Mapping[str, str]) -> tuple[Scan, Path | None]:
+    """Repair the embedded Valkey's file; its scan, and the copy of a file that was damaged.
+
+    Raises:
+        StackError: the stack is up, or the file cannot be repaired.
+    """
+    home = open_home(home_path(environ))
+    try:
+        with supervising(home.root):
+            if (earlier := read_state(home.root)) is not None:
+                sweep(earlier)
+            return repair(home)
+    except AlreadySupervised:
+        raise StackError(f"the stack in {home.root} is up: stop it first (treadle down)") from None
+
+
+def upgrade_stack(environ: Mapping[str, str], *, check: bool) -> list[str]:
+    """Start the servers alone, bring their data to this release, stop them; a line for each store and step.
+
+    Raises:
+        StackError: the stack is up, a server does not start, or the data cannot be upgraded; the message says why.
+    """
+    home = open_home(home_path(environ))
+    try:
+        with supervising(home.root):
+            if (earlier := read_state(home.root)) is not None:
+                sweep(earlier)
+            settings, _ = _decided(environ)
+            plan = plan_stack(home, settings, environ, ())
+            arguments = ("--report", *(("--check",) if check else ()))
+            prepare = replaced(plan.prepare, argv=(*plan.prepare.argv, *arguments))
+            plan = replaced(plan, prepare=prepare)
+            logs = LogBook(home.log, limit_bytes=plan.log_bytes)
+            try:
+                failed = asyncio.run(supervise(plan, logs, prepare_only=True))
+            finally:
+                logs.close()
+    except AlreadySupervised:
+        raise StackError(f"the stack in {home.root} is up: stop it first (treadle down)") from None
+    if failed:
+        state = read_state(home.root)
+        raise StackError(state.error if state is not None else "the servers did not start")
+    return logs.tail("prepare")
+
+
 def current_state(root: Path) -> StackState | None:
-    """How the stack of ``root`` is; None when none is up."""
-    return read_state(root) if is_supervised(root) else None
+    """How the stack of ``root`` is, each recorded process checked to run; None when none is up."""
+    state = read_state(root) if is_supervised(root) else None
+    return state and replace(state, services=tuple(service.checked() for service in state.services))
+
+
+@contextmanager
+def _only_stack(root: Path, environ: Mapping[str, str]) -> Iterator[None]:
+    """Hold the lock of ``root``.
+
+    Raises:
+        AlreadySupervised: a stack is up there.
+        StackError: a stack is up there, and its proxy does not listen on the port that ``environ`` names.
+    """
+    with ExitStack() as held:
+        try:
+            held.enter_context(supervising(root))
+        except AlreadySupervised:
+            if (other := _other_port(root, environ)) is not None:
+                raise StackError(other) from None
+            raise
+        yield
+
+
+def _other_port(root: Path, environ: Mapping[str, str]) -> str | None:
+    """What differs where ``PROXY_PORT`` is set to another port than that of the running proxy; 0 takes any port."""
+    asked, state = environ.get(f"{PROXY.upper()}_PORT", ""), read_state(root)
+    if not asked.isdecimal() or int(asked) == 0 or state is None or not state.supervisor.alive():
+        return None
+    url = next((service.url for service in state.services if service.name == PROXY), None)
+    if url is None or urlsplit(url).port == int(asked):
+        return None
+    return (
+        f"the stack in {root} is already up and listens on {url}, not on port {asked}. Stop it first (treadle down), "
+        "or start a second stack with another --home"
+    )
 
 
 def _decided(environ: Mapping[str, str]) -> tuple[StackSettings, tuple[ServiceSpec, ...]]:

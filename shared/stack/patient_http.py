@@ -10,10 +10,13 @@ import asyncio
 from http import HTTPStatus
 from typing import Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MOST_HEAD_BYTES: Final = 1 << 16
-"""Of the request line and headers, beyond the read in which they begin."""
+"""Of the request line and headers (and of trailers). A head that is not whole yet is refused at the next read."""
+SEPARATORS: Final = 4
+"""Bytes of a header line beside its name and value."""
 PATIENCE_S: Final = 60.0
 """Silence allowed in the middle of a request, and before the first one."""
 
@@ -24,8 +27,15 @@ class PatientHttp(HttpToolsProtocol):
     _in_head = False
     _in_request = True
     _head_bytes = 0
+    """Of the newest head, as far as it was parsed: exact once it is whole."""
+    _unfinished_bytes = 0
+    """Of the reads that a head has filled whole."""
+    _refused = False
+    """The connection is being closed: what it still sends means nothing."""
     _heard_at = 0.0
     _timer: asyncio.TimerHandle | None = None
+    _answering: RequestResponseCycle | None = None
+    """The request that is answered now; `cycle` is the newest one, which may wait behind it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its parent
         super().connection_made(transport)
@@ -35,28 +45,54 @@ class PatientHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         went_on = self._in_head
         self._heard_at = self.loop.time()
         super().data_received(data)
         if self._in_head and went_on:
-            self._head_bytes += len(data)
-            if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
-                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request line and headers are too long")
+            self._unfinished_bytes += len(data)
+            if self._unfinished_bytes > MOST_HEAD_BYTES:
+                self._too_long()
 
     def on_message_begin(self) -> None:
-        self._in_head, self._in_request, self._head_bytes = True, True, 0
+        self._in_head, self._in_request, self._head_bytes, self._unfinished_bytes = True, True, 0, 0
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._head_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value) + SEPARATORS
+        if self._head_bytes > MOST_HEAD_BYTES:
+            self._too_long()
+        else:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        super().on_headers_complete()
+        if self._head_bytes > MOST_HEAD_BYTES:
+            self._too_long()
+        if not self._refused:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_request = False
-        super().on_message_complete()
+        if not self._refused:
+            super().on_message_complete()
 
     def _look(self) -> None:
         """Is the caller stuck in the middle of what it says? uvicorn looks after those who have said it all.
@@ -72,11 +108,18 @@ class PatientHttp(HttpToolsProtocol):
         else:
             self._timer = self.loop.call_later(left_s, self._look)
 
+    def _too_long(self) -> None:
+        if not self._refused and not self.transport.is_closing():
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request line and headers are too long")
+        self._refused = True
+
     def _refuse(self, status: HTTPStatus, why: str) -> None:
         body = f'{{"type":"about:blank","title":"{status.phrase}","status":{status.value},"detail":"{why}"}}'.encode()
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/problem+json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
-        self.transport.write(head.encode() + body)
+        earlier: RequestResponseCycle | None = self.cycle
+        if earlier is None or earlier.response_complete:  # else it would stand in the middle of an earlier reply
+            self.transport.write(head.encode() + body)
         self.transport.close()

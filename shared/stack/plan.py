@@ -1,5 +1,6 @@
 """From settings to the processes of a stack: values only, nothing is started here."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from shared.stack.compiled_code import cache_setting
 from shared.stack.door import Door
 from shared.stack.home import Home
 from shared.stack.postgres import initialise_postgres, postgres_answers, postgres_launch, postgres_url
@@ -17,6 +19,9 @@ from shared.stack.services import ServiceSpec
 from shared.stack.settings import StackSettings
 from shared.stack.valkey import MEBIBYTE, valkey_answers, valkey_launch, valkey_socket, valkey_url
 
+STORE_PAUSE_S = 5.0
+"""Longest pause before a store is started again: everything waits for it, and it starts in a tenth of a second."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -25,6 +30,8 @@ class Unit:
     launch: Launch
     url: str
     probe: Probe
+    longest_pause_s: float = 30.0
+    """Before it is started again after it died."""
     door: Door | None = None
     """What it listens on; its descriptor is the last argument of the command."""
 
@@ -82,11 +89,14 @@ def plan_stack(
         servers.append(_valkey(home, settings))
     shared = {
         **environ,
+        **cache_setting(environ, home.cache),
         "TREADLE_HOME": str(home.root),
         "TREADLE_REDIS_URL": redis_url or valkey_url(home),
         "TREADLE_DATABASE_URL": database_url or postgres_url(home),
         "PYTHONUNBUFFERED": "1",
     }
+    own = [str(folder) for folder, url in ((home.valkey, redis_url), (home.postgres, database_url)) if not url]
+    shared.setdefault("TREADLE_STORE_PATHS", os.pathsep.join(own))
     grace_s = settings.grace.total_seconds()
     foreign = ("--foreign-redis",) if redis_url else ()
     return Plan(
@@ -102,7 +112,7 @@ def plan_stack(
 
 def _postgres(home: Home) -> Unit:
     probe = check_probe(partial(postgres_answers, home), "it does not take connections yet")
-    return Unit(postgres_launch(home), postgres_url(home), probe)
+    return Unit(postgres_launch(home), postgres_url(home), probe, STORE_PAUSE_S)
 
 
 def _valkey(home: Home, settings: StackSettings) -> Unit:
@@ -110,7 +120,7 @@ def _valkey(home: Home, settings: StackSettings) -> Unit:
         return valkey_answers(valkey_socket(home))
 
     launch = valkey_launch(home, maxmemory_bytes=settings.valkey_maxmemory_mib * MEBIBYTE)
-    return Unit(launch, valkey_url(home), check_probe(answers, "it does not answer PING yet"))
+    return Unit(launch, valkey_url(home), check_probe(answers, "it does not answer PING yet"), STORE_PAUSE_S)
 
 
 def _service(spec: ServiceSpec, shared: Mapping[str, str], grace_s: float) -> Unit:
@@ -120,7 +130,7 @@ def _service(spec: ServiceSpec, shared: Mapping[str, str], grace_s: float) -> Un
     env = {**shared, f"{prefix}_HOST": door.host, f"{prefix}_PORT": str(door.port)}
     launch = _python(spec.name, env, "shared.stack.serve", spec.name, spec.factory, "--fd")
     launch = replace(launch, grace_s=grace_s)
-    return Unit(launch, door.url, service_probe(door.host, door.port), door)
+    return Unit(launch, door.url, service_probe(door.host, door.port), door=door)
 
 
 def _python(name: str, env: Mapping[str, str], module: str, *arguments: str) -> Launch:

@@ -1,7 +1,7 @@
 """Between the servers' start and the services': ``python -m shared.stack.prepare [--foreign-redis]``.
 
-Brings the database to the newest migration and says loudly what a foreign Redis would lose. A process of its own, so
-that the supervisor stays small and a failing migration cannot take it along.
+Brings both stores to this release (`shared.stack.upgrade`) and warns of what a foreign Redis would lose. A process of
+its own, so that the supervisor stays small and a failing migration cannot take it along.
 """
 
 import argparse
@@ -11,9 +11,12 @@ import sys
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from shared.bus.schema import WrongSchema
+from shared.errors import Unavailable
 from shared.settings import TreadleSettings, WrongSetting, load
+from shared.stack.upgrade import upgrade_stores
 from shared.stack.valkey import durability_warnings
-from shared.store.migrate import upgrade
+from shared.store.migrate import NewerDatabase
 
 REDIS_TIMEOUT_S = 10.0
 
@@ -32,6 +35,8 @@ async def check_redis(url: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m shared.stack.prepare", description=__doc__)
     parser.add_argument("--foreign-redis", action="store_true", help="check the durability of TREADLE_REDIS_URL")
+    parser.add_argument("--report", action="store_true", help="print the state of both stores, also where it stays")
+    parser.add_argument("--check", action="store_true", help="upgrade nothing; with --report")
     chosen = parser.parse_args()
     try:
         settings = load(TreadleSettings)
@@ -44,7 +49,12 @@ def main() -> None:
             sys.exit(f"TREADLE_REDIS_URL does not answer: {error!r}. Start that server, or unset it to use our own.")
         for warning in warnings:
             print(f"WARNING: TREADLE_REDIS_URL would lose accepted work: {warning}", flush=True)  # noqa: T201
-    asyncio.run(upgrade(settings.database_url))
+    try:
+        lines, changed = asyncio.run(upgrade_stores(settings.redis_url, settings.database_url, check=chosen.check))
+    except (WrongSchema, NewerDatabase, Unavailable) as error:
+        sys.exit(str(error))
+    for line in lines if changed or chosen.report else ():
+        print(line, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ from typing import IO
 
 from shared.stack.account import Account
 
+UNIT = "TREADLE_UNIT"
+"""Variable that holds the name of its service for every process of a stack that keeps its environment."""
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -76,7 +79,7 @@ def start(launch: Launch, *, output: int | IO[bytes], inherit: tuple[int, ...] =
     # preexec_fn runs after the change of user, which would have cleared the signal.
     return subprocess.Popen(
         launch.argv,
-        env=dict(launch.env),
+        env={**launch.env, UNIT: launch.name},
         cwd=launch.cwd,
         stdin=subprocess.DEVNULL,
         stdout=output,

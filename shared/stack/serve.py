@@ -5,6 +5,7 @@ supervisor or on the address of the service's settings.
 """
 
 import argparse
+import asyncio
 import gc
 import importlib
 import os
@@ -16,13 +17,19 @@ from typing import Any
 import uvicorn
 
 from shared import log
+from shared.bus.connection import connect, patiently
+from shared.bus.schema import WrongSchema, check_schema
+from shared.errors import Unavailable
 from shared.settings import TreadleSettings, WrongSetting, load
+from shared.stack.hosts import HostCheck
 from shared.stack.patient_http import PatientHttp
 
 # Start-up garbage is frozen out of the collector's sight; then young objects are looked at every 20,000 allocations
 # (CPython's 700 costs a collection every few requests) and old ones rarely: what a request leaves is freed by
 # reference counts.
 GC_THRESHOLDS = (20_000, 10, 50)
+STORE_PATIENCE_S = 30.0
+"""For a Valkey that starts, or loads its file, together with the service."""
 DRAIN_S = 10
 """How long a stopping service may finish its requests; less than the supervisor's grace (STACK_GRACE)."""
 
@@ -35,10 +42,15 @@ class _Server(uvicorn.Server):
         gc.set_threshold(*GC_THRESHOLDS)
 
 
-def serve(factory: Callable[[], Any], *, descriptor: int | None, host: str, port: int) -> None:
-    """Run the app until a signal; on the inherited socket ``descriptor``, else on ``host`` and ``port``."""
+def serve(factory: Callable[[], Any], *, descriptor: int | None, host: str, port: int, prefix: str) -> None:
+    """Run the app until a signal; on the inherited socket ``descriptor``, else on ``host`` and ``port``.
+
+    ``prefix``: of the service's settings, such as ``PROXY``.
+    """
+    setting = f"{prefix}_ALLOWED_HOSTS"
+    allowed = os.environ.get(setting, "").split(",")
     config = uvicorn.Config(
-        factory,
+        lambda: HostCheck(factory(), allowed, setting=setting),
         factory=True,
         host=host,
         port=port,
@@ -65,13 +77,25 @@ def main() -> None:
     chosen = parser.parse_args()
     try:
         _serve(chosen.name, chosen.factory, chosen.fd)
-    except WrongSetting as error:  # a person's slip, not a crash: no traceback
+    except (WrongSetting, WrongSchema, Unavailable) as error:  # for a person, not a crash: no traceback
         sys.exit(str(error))
+
+
+async def _check_store(redis_url: str) -> None:
+    """Before the service reads or writes anything.
+
+    Raises:
+        WrongSchema: the data in Valkey is not of this release.
+        Unavailable: Valkey does not answer.
+    """
+    async with connect(redis_url, name="schema") as redis:
+        await patiently(lambda: check_schema(redis), what="reading the schema", patience_s=STORE_PATIENCE_S)
 
 
 def _serve(name: str, factory: str, descriptor: int | None) -> None:
     settings = load(TreadleSettings)
     log.configure(name, level=settings.log_level, json=settings.log_json)
+    asyncio.run(_check_store(settings.redis_url))
     module, _, attribute = factory.partition(":")
     prefix = name.upper()
     serve(
@@ -79,6 +103,7 @@ def _serve(name: str, factory: str, descriptor: int | None) -> None:
         descriptor=descriptor,
         host=os.environ.get(f"{prefix}_HOST", "127.0.0.1"),
         port=int(os.environ.get(f"{prefix}_PORT", "0")),
+        prefix=prefix,
     )
 
 

@@ -28,6 +28,8 @@ class State(StrEnum):
     """It died and is about to be started again."""
     FAILED = "failed"
     """It dies again and again; it is tried every 30 s."""
+    GONE = "gone"
+    """Its recorded process does not run: the supervisor has not noticed yet, or cannot write."""
     STOPPED = "stopped"
     EXTERNAL = "external"
     """Somebody else's server, named by TREADLE_REDIS_URL or TREADLE_DATABASE_URL."""
@@ -59,6 +61,12 @@ class ServiceState(msgspec.Struct, frozen=True):
     @property
     def identity(self) -> Identity | None:
         return Identity(self.pid, self.started) if self.pid is not None and self.started is not None else None
+
+    def checked(self) -> "ServiceState":
+        """The same, unless its process is recorded and does not run: then it is gone."""
+        if self.identity is None or self.identity.alive():
+            return self
+        return msgspec.structs.replace(self, state=State.GONE, pid=None, started=None)
 
 
 class StackState(msgspec.Struct, frozen=True):
@@ -129,8 +137,13 @@ def supervising(root: Path) -> Iterator[None]:
 
     Raises:
         AlreadySupervised: somebody else holds it.
+        StackError: the folder belongs to another user.
     """
-    lock = os.open(root / "run" / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    path = root / "run" / "lock"
+    try:
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except PermissionError as error:
+        raise StackError(f"cannot open {path}: {error.strerror}. Are you the user who started this stack?") from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

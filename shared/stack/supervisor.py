@@ -1,26 +1,29 @@
 """Brings a stack up, keeps it up, takes it down. One asyncio loop, one thread that starts processes.
 
 Nothing survives the supervisor. In good order: services first, then the servers they speak to, each asked, then
-killed. Orphans of its children become its own (it is a *subreaper*) and are killed. Should it be killed itself, the
-kernel signals its children, and the next ``treadle up`` or ``down`` sweeps what is recorded in ``run/state.json``.
+killed. Orphans of its children become its own (it is a *subreaper*): those of a service that has died are killed then,
+all others at the end. Should it be killed itself, the kernel signals its children, and the next ``treadle up`` or
+``down`` sweeps what is recorded in ``run/state.json``.
 """
 
 import asyncio
 import os
 import signal
+import traceback
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from itertools import groupby
 
-import psutil
-
+from shared.stack.append_only import explanation
+from shared.stack.backoff import Backoff
 from shared.stack.child import Child
 from shared.stack.errors import StackError
 from shared.stack.keeper import Keeper
 from shared.stack.logs import LogBook
+from shared.stack.orphans import Orphans
 from shared.stack.plan import Plan, Unit
 from shared.stack.process import adopt_orphans, identify
-from shared.stack.state import Phase, ServiceState, StackState, State, write_state
+from shared.stack.publishing import Publisher
+from shared.stack.state import Phase, ServiceState, StackState, State
 
 PREPARE_TIMEOUT_S = 300.0
 LAST_SWEEPS = 200
@@ -30,8 +33,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Supervisor:
     """One run of a stack, from ``run`` to the end of its last process."""
 
-    def __init__(self, plan: Plan, logs: LogBook) -> None:
+    def __init__(self, plan: Plan, logs: LogBook, *, prepare_only: bool = False) -> None:
+        """`prepare_only`: stop when the stores are prepared and what the plan starts is up."""
         self._plan = plan
+        self._prepare_only = prepare_only
         self._logs = logs
         self._keepers: list[Keeper] = []
         self._tasks: dict[Keeper, asyncio.Task[None]] = {}
@@ -41,9 +46,11 @@ class Supervisor:
         self._asked_to_stop = asyncio.Event()
         self._urgent = asyncio.Event()
         self._me = identify(os.getpid())
+        self._orphans = Orphans()
+        self._publisher = Publisher(plan.home.root, self._say)
 
     async def run(self) -> int:
-        """Up, until a stop signal, then down; the exit status: 0, or 1 when it did not come up.
+        """Up, until a stop signal, then down; the exit status: 0, or 1 when it did not come up or broke.
 
         The caller holds the lock of the home and has swept what an earlier supervisor left.
         """
@@ -54,10 +61,10 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGCHLD, self._on_child_ended)
         try:
             await self._until_asked(self._bring_up())
-            if self._phase is Phase.UP:
+            if self._phase is Phase.UP and not self._prepare_only:
                 await self._asked_to_stop.wait()
         except StackError as error:
-            self._fail(error)
+            self._fail(f"the stack did not come up: {error}")
         finally:
             await self._take_down()
         return 1 if self._error else 0
@@ -83,16 +90,22 @@ class Supervisor:
         self._say(f"the stack is up: {doors}. Ctrl-C or treadle down stops it")
 
     async def _start(self, units: Sequence[Unit]) -> None:
-        keepers = [Keeper(unit, note=self._logs.line, changed=self._publish) for unit in units]
+        keepers = [
+            Keeper(unit, note=self._logs.line, changed=self._publish, backoff=Backoff(longest_s=unit.longest_pause_s))
+            for unit in units
+        ]
         self._keepers += keepers
         for keeper in keepers:
             self._tasks[keeper] = asyncio.create_task(keeper.run(), name=f"keep {keeper.name}")
+            self._tasks[keeper].add_done_callback(self._on_keeper_ended)
         timeout_s = self._plan.start_timeout.total_seconds()
         for keeper in keepers:
             try:
                 await keeper.ready(timeout_s)
             except StackError as error:
-                raise StackError("\n".join([str(error), *self._words_of_the_troubled(keeper)])) from error
+                why = explanation(keeper.name, self._logs.tail(keeper.name))
+                words = self._words_of_the_troubled(keeper)
+                raise StackError("\n".join([str(error), *([why] if why else []), *words])) from error
 
     async def _prepare_stores(self) -> None:
         child = self._prepare = Child(self._plan.prepare, lambda line: self._logs.line("prepare", line))
@@ -145,33 +158,35 @@ class Supervisor:
         self._asked_to_stop.set()
 
     def _on_child_ended(self) -> None:
-        for keeper in self._keepers:
-            keeper.reap()
+        """SIGCHLD: a child has ended, or was only stopped or continued."""
+        dead = {keeper.name for keeper in self._keepers if keeper.reap()}
         if self._prepare is not None:
             self._prepare.reap()
-        self._kill_orphans()
+        living = {name: pid for name, pid in self._started().items() if name not in dead}
+        if (delay_s := self._orphans.settle(living, dead)) is not None:
+            asyncio.get_running_loop().call_later(delay_s, self._orphans.kill_due)
+
+    def _started(self) -> dict[str, int]:
+        started = {keeper.name: keeper.pid for keeper in self._keepers if keeper.pid is not None}
+        return started if self._prepare is None else {**started, "prepare": self._prepare.pid}
 
     async def _bury_orphans(self) -> None:
         for _ in range(LAST_SWEEPS):  # each may bring up the children of those it killed
-            if not self._kill_orphans():
+            if not self._orphans.kill_all(self._started().values()):
                 return
             await asyncio.sleep(0.01)
 
-    def _kill_orphans(self) -> bool:
-        """Kill and reap what our children left behind; whether there was anything."""
-        ours = {keeper.pid for keeper in self._keepers} | {self._prepare.pid if self._prepare else None}
-        orphans = [child for child in psutil.Process().children() if child.pid not in ours]
-        for orphan in orphans:
-            with suppress(psutil.NoSuchProcess):
-                orphan.kill()
-            with suppress(ChildProcessError):
-                os.waitpid(orphan.pid, os.WNOHANG)
-        return bool(orphans)
+    def _on_keeper_ended(self, task: asyncio.Task[None]) -> None:
+        """A keeper that breaks would leave its service unwatched: the stack ends, and says why."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._say("".join(traceback.format_exception(error)).rstrip())
+            self._fail(f"the supervisor broke ({task.get_name()}): {type(error).__name__}: {error}")
+            self._asked_to_stop.set()
 
-    def _fail(self, error: StackError) -> None:
-        self._error = str(error)
+    def _fail(self, why: str) -> None:
+        self._error = why
         self._phase = Phase.FAILED
-        self._say(f"the stack did not come up: {error}")
+        self._say(why)
 
     def _words_of_the_troubled(self, late: Keeper) -> list[str]:
         """The last lines of ``late``, and of each that died meanwhile: it may be what ``late`` was waiting for."""
@@ -200,11 +215,12 @@ class Supervisor:
         ]
         external = [ServiceState(other.name, None, other.url, State.EXTERNAL) for other in self._plan.externals]
         services = (*external, *(running.get(service.name, service) for service in waiting))
-        write_state(
-            self._plan.home.root, StackState(self._me.pid, self._me.started, self._phase, services, self._error)
-        )
+        self._publisher.publish(StackState(self._me.pid, self._me.started, self._phase, services, self._error))
 
 
-async def supervise(plan: Plan, logs: LogBook) -> int:
-    """Run the stack in this process until it is told to stop; the exit status. Call from the main thread."""
-    return await Supervisor(plan, logs).run()
+async def supervise(plan: Plan, logs: LogBook, *, prepare_only: bool = False) -> int:
+    """Run the stack in this process until a stop signal; the exit status. Call from the main thread.
+
+    `prepare_only`: until it is up.
+    """
+    return await Supervisor(plan, logs, prepare_only=prepare_only).run()

@@ -6,16 +6,21 @@ from datetime import timedelta
 
 import pytest
 from pydantic import Field, ValidationError
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from shared.settings import MisspeltSetting, ServiceSettings, TreadleSettings, WrongSetting, load
+from services.cpu_manager.settings import CpuManagerSettings
+from services.engine_door.settings import EngineDoorSettings
+from services.proxy.settings import ProxySettings
+from services.scaling_planner.settings import ScalingPlannerSettings
+from shared.settings import Duration, MisspeltSetting, ServiceSettings, TreadleSettings, WrongSetting, load
+from shared.stack.settings import StackSettings
 
 
 class LoomSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="LOOM_", frozen=True)
 
     shuttles: int = Field(4, gt=0)
-    rest: timedelta = timedelta(seconds=1)
+    rest: Duration = timedelta(seconds=1)
     weft: dict[str, int] = {}
 
 
@@ -49,6 +54,8 @@ def test_a_misspelt_setting_is_found_in_small_letters_too(monkeypatch: pytest.Mo
         ("LOOM_SHUTTLES", "many", "LOOM_SHUTTLES is 'many': it should be a whole number"),
         ("LOOM_SHUTTLES", "0", "LOOM_SHUTTLES is '0': it should be greater than 0"),
         ("LOOM_REST", "abc", "LOOM_REST is 'abc': it should be seconds (15) or an ISO 8601 duration (PT15S)"),
+        ("LOOM_REST", "inf", "LOOM_REST is 'inf': it should be seconds (15) or an ISO 8601 duration (PT15S)"),
+        ("LOOM_REST", "-1", "LOOM_REST is '-1': it should be 0 or more"),
         ("LOOM_WEFT", "red", "LOOM_WEFT is not JSON"),
         ("LOOM_WEFT", '{"red": "x"}', "LOOM_WEFT.red is 'x': it should be a whole number"),
         ("TREADLE_LOG_JSON", "maybe", "TREADLE_LOG_JSON is 'maybe': it should be true or false"),
@@ -109,3 +116,34 @@ def test_other_tools_may_use_the_common_prefix(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TREADLE_SOMETHING_OF_A_TOOL", "x")
 
     assert load(TreadleSettings).log_level == TreadleSettings().log_level
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("15", 15), ("0.5", 0.5), ("PT15S", 15), ("00:01:00", 60)])
+def test_a_duration_is_seconds_or_iso_8601(monkeypatch: pytest.MonkeyPatch, value: str, seconds: float) -> None:
+    monkeypatch.setenv("LOOM_REST", value)
+
+    assert load(LoomSettings).rest == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        TreadleSettings,
+        StackSettings,
+        ProxySettings,
+        ScalingPlannerSettings,
+        CpuManagerSettings,
+        EngineDoorSettings,
+    ],
+)
+def test_every_duration_of_every_service_accepts_plain_seconds(
+    monkeypatch: pytest.MonkeyPatch, settings: type[BaseSettings]
+) -> None:
+    prefix = str(settings.model_config["env_prefix"])
+    monkeypatch.setenv("ENGINE_DOOR_NODE", "n1")  # it has no default
+    durations = [name for name, field in settings.model_fields.items() if field.annotation is timedelta]
+    for name in durations:
+        monkeypatch.setenv(prefix + name.upper(), "15")
+    read = load(settings)
+    assert [getattr(read, name) for name in durations] == [timedelta(seconds=15)] * len(durations)
+    assert durations or settings is not StackSettings

@@ -84,6 +84,29 @@ async def test_a_head_without_end_is_refused(speak: Speak, begin: bytes) -> None
     assert answer == b"reset" or answer.startswith(b"HTTP/1.1 431")
 
 
+def head_of(total: int) -> bytes:
+    """A head of `total` bytes as they are counted: path, names, values, and four more a header line."""
+    filler = "x" * (total - len("/") - len("host") - len("y") - 4 - len("a") - 4)
+    return f"GET / HTTP/1.1\r\nhost: y\r\na: {filler}\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+@pytest.mark.parametrize(("total", "status"), [(MOST_HEAD_BYTES, 200), (MOST_HEAD_BYTES + 1, 431), (140_000, 431)])
+async def test_a_head_may_have_so_much_however_it_comes(speak: Speak, total: int, status: int, pieces: int) -> None:
+    head = head_of(total)
+    step = -(-len(head) // pieces)
+    answer = await speak(*(head[at : at + step] for at in range(0, len(head), step)))
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode()) or (answer == b"reset" and status == 431)
+
+
+async def test_many_small_headers_and_trailers_count_alike(speak: Speak) -> None:
+    many = b"a: b\r\n" * (MOST_HEAD_BYTES // 6 + 1)
+    assert (await speak(b"GET / HTTP/1.1\r\nhost: y\r\n" + many + b"\r\n")).startswith(b"HTTP/1.1 431 ")
+    chunked = b"POST / HTTP/1.1\r\nhost: y\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+    assert b" 200 " in (await speak(chunked + b"a: b\r\n\r\n"))
+    assert b" 200 " not in (await speak(chunked + many + b"\r\n"))
+
+
 @pytest.mark.parametrize("half", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhe"])
 async def test_who_stops_in_the_middle_is_left(speak: Speak, half: bytes) -> None:
     began = asyncio.get_running_loop().time()

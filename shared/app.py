@@ -6,6 +6,7 @@ in the same OpenAPI document, and every error leaves through the same door.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -22,6 +23,9 @@ from shared import log
 from shared.errors import PROBLEM_TYPE, BadRequest, TreadleError
 
 _log = log.get(__name__)
+
+READY_DEADLINE_S = 2.5
+"""Of a readiness check; the supervisor's probe waits 3 s."""
 
 PROBLEM_JSON = "application/problem+json"
 
@@ -113,7 +117,11 @@ def _frame(ready: Ready | None) -> APIRouter:
     async def readyz(request: Request) -> Response:
         why = ready(request.app) if ready else None
         if why is not None and not isinstance(why, str):
-            why = await why
+            try:
+                async with asyncio.timeout(READY_DEADLINE_S):
+                    why = await why
+            except TimeoutError:
+                why = f"the check did not end in {READY_DEADLINE_S:g} s: a store does not answer"
         if why is None:
             return JSONResponse({"status": "ready"})
         document = {"type": PROBLEM_TYPE + "not-ready", "title": "Not ready", "status": 503, "detail": why}

@@ -81,6 +81,28 @@ def unreadable(error: Exception, what: str = "") -> BadRequest:
 
 
 @dataclass(eq=False)
+class MalformedRequest(TreadleError):
+    """The request breaks HTTP's own rules."""
+
+    slug, title, status = "malformed-request", "Malformed request", 400
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(eq=False)
+class Forbidden(TreadleError):
+    """A browser may have sent this on behalf of a foreign page."""
+
+    slug, title, status = "forbidden", "Forbidden", 403
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(eq=False)
 class NotFound(TreadleError):
     """Nothing of that name is here (any more)."""
 
@@ -156,6 +178,8 @@ PROBLEMS: dict[str, type[TreadleError]] = {
     for error in (
         TreadleError,
         BadRequest,
+        MalformedRequest,
+        Forbidden,
         NotFound,
         Conflict,
         Overloaded,

@@ -50,6 +50,7 @@ def compose(
         stages=reports(answer.acts),
         cpu_s=finished.cpu_s if finished else 0.0,
         peak_memory_bytes=finished.peak_memory_bytes if finished else 0,
+        evidence=(finished.evidence or None) if finished else None,
     )
     return _encoder.encode(body)
 

@@ -9,15 +9,25 @@ from typing import TypedDict
 
 from fastapi import FastAPI, Request, Response
 
+from services.proxy.archiver import Archiver
 from services.proxy.asgi import put_in_front
 from services.proxy.batchbook import BatchBook
+from services.proxy.bodies import Bodies
+from services.proxy.disk_watch import watch_disk
+from services.proxy.health import Health, watch_restarts
+from services.proxy.held import HeldCalls
 from services.proxy.hot import HOT_ROUTES
+from services.proxy.ids import Ids
 from services.proxy.intake import Intake
 from services.proxy.leadership import Leadership
+from services.proxy.memory import ValkeyMemory
+from services.proxy.metrics import WAITING
 from services.proxy.openapi import extend_openapi
+from services.proxy.registries import Registries
+from services.proxy.retries import Retries
 from services.proxy.rollouts import Rollouts
 from services.proxy.routes import batches, mesh, tasks
-from services.proxy.sandbox_fusion import RUN_CODE_ROUTES, Retries
+from services.proxy.sandbox_fusion import RUN_CODE_ROUTES
 from services.proxy.settings import ProxySettings
 from services.proxy.store import Store
 from services.proxy.swerex.routes import SWEREX_ROUTES
@@ -31,9 +41,12 @@ from shared.app import build_app, problem_response
 from shared.background import Background
 from shared.bus import functions
 from shared.bus.connection import TRANSIENT, ValkeyClock, connect, patiently
+from shared.disk import MEBIBYTE, StoreDisk, store_paths
 from shared.errors import Unavailable
 from shared.policy import elastic
 from shared.settings import load
+from shared.store import database
+from shared.store.results import ArchiveReader
 
 _log = log.get(__name__)
 
@@ -60,32 +73,73 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
         async with (
             connect(url, name="proxy") as redis,
             connect(url, name="proxy-reader") as reader,
+            database.connect(settings.treadle.database_url, name="proxy", connections=1) as sessions,
+            database.connect(settings.treadle.database_url, name="proxy-archive") as archive,
             Background() as background,
         ):
             await patiently(lambda: functions.load(redis), what="loading functions", patience_s=30.0)
             clock = await ValkeyClock.measure(redis)
-            store = Store(redis)
+            disk = StoreDisk(
+                store_paths(settings.treadle.store_paths), reserve_bytes=settings.disk_reserve_mib * MEBIBYTE
+            )
+            registries = Registries(settings.image_registries)
+            ids = await Ids.load(redis, clock)
+            store = Store(redis, ArchiveReader(archive))
+            memory = ValkeyMemory(redis)
+            archiver = Archiver(redis, archive, clock, memory, settings)
             waiters = Waiters(store.answers)
+            WAITING.set_function(lambda: len(waiters))
+            health = Health(redis, sessions, disk)
             task_book = TaskBook(redis)
             leadership = Leadership(redis, reader, waiters, settings, background)
+            retries = Retries(redis, background, settings)
             world = World(
                 settings=settings,
                 redis=redis,
                 clock=clock,
-                intake=Intake(redis, max_journal=settings.max_journal, patience_s=settings.submit_patience_s),
+                health=health,
+                ids=ids,
+                intake=Intake(
+                    redis,
+                    max_journal=settings.max_journal,
+                    patience_s=settings.submit_patience_s,
+                    disk=disk,
+                    memory=memory,
+                ),
+                disk=disk,
                 waiters=waiters,
                 store=store,
                 tasks=task_book,
-                batches=BatchBook(redis, store, task_book, clock, keep_batch_s=settings.keep_batch_s),
+                batches=BatchBook(
+                    redis,
+                    store,
+                    task_book,
+                    clock,
+                    ids,
+                    registries,
+                    keep_batch_s=settings.keep_batch_s,
+                    keep_deleted_s=settings.keep_deleted_s,
+                ),
                 rollouts=Rollouts(redis, clock),
-                trajectories=TrajectoryBook(redis, most=settings.max_trajectories, keep_s=settings.keep_trajectory_s),
+                trajectories=TrajectoryBook(
+                    redis, ids, registries, most=settings.max_trajectories, keep_s=settings.keep_trajectory_s, disk=disk
+                ),
                 leadership=leadership,
-                retries=Retries(background),
+                bodies=Bodies(settings.max_bodies_bytes),
+                retries=retries,
+                held=HeldCalls(settings, retries),
             )
             app.state.world = world
             background.start(leadership.run(), name="leadership")
             background.start(waiters.recheck(), name="recheck")
+            background.start(watch_disk(disk, redis), name="disk")
+            background.start(health.watch_valkey(), name="health of valkey")
+            background.start(health.watch_postgres(), name="health of postgres")
+            background.start(watch_restarts(settings.treadle.home), name="restarts")
+            background.start(memory.watch(), name="memory")
+            background.start(archiver.run(), name="archiver")
             yield State(world=world)
+            await archiver.stop()
             await leadership.stop()
 
     app = build_app("proxy", lifespan, tasks.router, batches.router, mesh.router, ready=_ready, description=DESCRIPTION)
@@ -101,6 +155,6 @@ async def _on_valkey_away(_: Request, error: Exception) -> Response:
     return problem_response(Unavailable(what="Valkey does not answer"))
 
 
-def _ready(app: FastAPI) -> str | None:
+async def _ready(app: FastAPI) -> str | None:
     world: World = app.state.world
-    return None if world.leadership.heard else "no leader yet: Valkey has not answered the campaign"
+    return await world.health.unready()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
@@ -16,6 +17,7 @@ from fastapi import FastAPI
 from redis.exceptions import OutOfMemoryError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.proxy.deadline import answer_in_time, read_deadline
 from services.proxy.world import DEFAULT_TENANT, World, world_of
 from shared import log
 from shared.app import PROBLEM_JSON
@@ -38,10 +40,19 @@ class Reply(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
+class Streamed(NamedTuple):
+    """A reply of status 200 whose headers leave at once and whose body follows in parts."""
+
+    parts: AsyncIterator[bytes]
+    """It ends early, without an error, where the caller has gone."""
+    content_type: bytes = JSON_TYPE
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
 class Call:
     """One request on a hot route."""
 
-    __slots__ = ("_receive", "_scope", "path_args", "world")
+    __slots__ = ("_receive", "_scope", "at_end", "path_args", "world")
 
     def __init__(self, scope: Scope, receive: Receive, path_args: tuple[str, ...]) -> None:
         self._scope = scope
@@ -49,16 +60,31 @@ class Call:
         self.path_args = path_args
         """What the path's placeholders matched."""
         self.world: World = world_of(scope["state"])
+        self.at_end = ExitStack()
+        """Closed when the reply has been sent, or cannot be."""
+
+    @property
+    def http_version(self) -> str:
+        """`1.1`, `1.0`."""
+        version: str = self._scope["http_version"]
+        return version
+
+    async def gone(self) -> None:
+        """Return when the caller's connection has ended. Only after the body was read: it reads on."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
     async def body(self, limit: int) -> bytes:
         """The whole body.
 
         Raises:
             TooLarge: it is longer than `limit` bytes; reading stops there.
+            Overloaded: too many bytes of bodies are under way here.
             BadRequest: the caller has gone before it was whole, so nobody reads this; what came means nothing.
         """
         message = await self._next()
         chunk: bytes = message.get("body", b"")
+        self._count(chunk)
         if not message.get("more_body"):
             if len(chunk) > limit:
                 raise TooLarge(limit_bytes=limit)
@@ -70,9 +96,15 @@ class Call:
             message = await self._next()
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
+            self._count(chunks[-1])
         if size > limit:
             raise TooLarge(limit_bytes=limit)
         return b"".join(chunks)
+
+    def _count(self, chunk: bytes) -> None:
+        if chunk:
+            self.world.bodies.take(len(chunk))
+            self.at_end.callback(self.world.bodies.give_back, len(chunk))
 
     async def _next(self) -> Message:
         message = await self._receive()
@@ -111,6 +143,19 @@ class Call:
             raise BadRequest(what=f"`wait` is seconds from 0 to {most:g}, not {raw!r}")
         return wait
 
+    @property
+    def method(self) -> str:
+        """`GET`, `POST` ..."""
+        method: str = self._scope["method"]
+        return method
+
+    def asked_wait_s(self) -> float:
+        """`?wait=` where the call has a good one, else 0; the handler refuses the others."""
+        try:
+            return self.wait_s(dict(parse_qsl(self._scope["query_string"].decode("latin-1"))))
+        except BadRequest:
+            return 0.0
+
     def tenant(self) -> str:
         """Who calls.
 
@@ -133,7 +178,7 @@ class Call:
         return None
 
 
-Handler = Callable[[Call], Awaitable[Reply]]
+Handler = Callable[[Call], Awaitable[Reply | Streamed]]
 
 
 class HotRoute(NamedTuple):
@@ -163,23 +208,29 @@ class HotPath:
             await self._app(scope, receive, send)
             return
         methods, args = self._match(scope["path"])
-        if methods is None:
-            refusal, receive = await _bounded(scope, receive)
-            if refusal is None:
-                await self._app(scope, receive, send)
-                return
-            reply = refusal
-        elif (handler := methods.get(scope["method"])) is None:
-            reply = _not_allowed(methods)
-        else:
-            reply = await _answer(handler, Call(scope, receive, args))
-        headers = [
-            (b"content-type", reply.content_type),
-            (b"content-length", str(len(reply.body)).encode()),
-            *reply.headers,
-        ]
-        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        await send({"type": "http.response.body", "body": reply.body})
+        call = Call(scope, receive, args)
+        with call.at_end:
+            if methods is None:
+                refusal, receive = await _bounded(call, scope, receive)
+                if refusal is None:
+                    refusal = await self._pass_on(scope, receive, send)
+                if refusal is not None:
+                    await _send(refusal, send)
+            elif (handler := methods.get(scope["method"])) is None:
+                await _send(_not_allowed(methods), send)
+            else:
+                await _send(await _answer(handler, call), send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> Reply | None:
+        """Let the app answer; a reply instead where it has not begun to in time."""
+        if scope["method"] != "GET" or not scope["path"].startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return None
+        try:
+            await answer_in_time(world_of(scope["state"]), self._app, scope, receive, send)
+        except Unavailable as error:
+            return problem_reply(error)
+        return None
 
     def _match(self, path: str) -> tuple[dict[str, Handler] | None, tuple[str, ...]]:
         fixed = self._fixed.get(path)
@@ -197,11 +248,24 @@ def put_in_front(app: FastAPI, routes: list[HotRoute]) -> None:
     app.build_middleware_stack = lambda: HotPath(build(), routes)  # type: ignore[method-assign]  # outside of all others
 
 
-async def _bounded(scope: Scope, receive: Receive) -> tuple[Reply | None, Receive]:
+async def _send(reply: Reply | Streamed, send: Send) -> None:
+    """The reply as ASGI messages. A body in parts has no length in its headers, so the server sends it in chunks."""
+    headers = [(b"content-type", reply.content_type), *reply.headers]
+    if isinstance(reply, Reply):
+        headers.append((b"content-length", str(len(reply.body)).encode()))
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    async for part in reply.parts:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _bounded(call: Call, scope: Scope, receive: Receive) -> tuple[Reply | None, Receive]:
     """Read the body of a request that is not hot: FastAPI would without any bound. Returns (refusal, replay)."""
     if scope["method"] not in ("PUT", "POST", "PATCH"):
         return None, receive
-    call = Call(scope, receive, ())
     try:
         waiting = [await call.body(call.world.settings.max_body_bytes)]
     except TreadleError as error:
@@ -213,9 +277,12 @@ async def _bounded(scope: Scope, receive: Receive) -> tuple[Reply | None, Receiv
     return None, replay
 
 
-async def _answer(handler: Handler, call: Call) -> Reply:
+async def _answer(handler: Handler, call: Call) -> Reply | Streamed:
     try:
-        return await handler(call)
+        if call.method != "GET":
+            return await handler(call)
+        async with read_deadline(call.world, wait_s=call.asked_wait_s()):
+            return await handler(call)
     except TreadleError as error:
         return problem_reply(error)
     except OutOfMemoryError:

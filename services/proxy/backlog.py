@@ -7,6 +7,7 @@ import time
 
 from redis.asyncio import Redis
 
+from services.proxy.metrics import QUEUED, STUCK
 from services.proxy.requests import to_stay, to_work
 from services.proxy.store import Store, Stored
 from shared import log
@@ -14,7 +15,7 @@ from shared.bus import functions
 from shared.bus.connection import TRANSIENT, ValkeyClock
 from shared.bus.functions import Deposed
 from shared.messages.seen import LOOKS_EVERY_S, BatchesSeen, BatchSeen, pack
-from shared.policy.backlog import Backlog, survey, why_stuck
+from shared.policy.backlog import Backlog, survey, why_it_waits_to_begin, why_stuck
 from shared.policy.floor import Floor
 from shared.policy.standing import standings
 from shared.units import Epoch, Seconds
@@ -46,10 +47,22 @@ async def tell_backlog(redis: Redis, epoch: Epoch, floor: Floor, clock: ValkeyCl
             seen = BatchesSeen(clock.unix(), batches) if changed else None
             await functions.tell_backlog(redis, epoch, backlog, seen)
             told = backlog, batches
+            _publish(backlog)
         except Deposed:
             return
         except TRANSIENT as error:
             _log.warning("valkey_away", what="telling what waits", error=str(error))
+
+
+def _publish(backlog: Backlog) -> None:
+    """Pools in which nothing waits any more have no line."""
+    for gauge, counts in (
+        (QUEUED, {pool.name: pool.waiting for pool in backlog.pools}),
+        (STUCK, {pool.name: pool.stuck for pool in backlog.pools}),
+    ):
+        gauge.clear()
+        for name, count in counts.items():
+            gauge.labels(name).set(count)
 
 
 def _seen(floor: Floor) -> dict[str, BatchSeen]:
@@ -60,12 +73,19 @@ def _seen(floor: Floor) -> dict[str, BatchSeen]:
 
 
 async def reason_of(store: Store, stored: Stored) -> str:
-    """Why an unanswered action is stuck; empty where it is not, or where the leader has not told so yet.
+    """Why an unanswered action waits: it is stuck, or its environment cannot be made, or not yet. Else empty.
 
-    One small read where nothing is stuck anywhere; else the action's journal entry is read as well.
+    One small read where nothing is stuck or held up anywhere; else the action's journal entry is read as well. One of
+    its trajectory's record.
     """
-    pools = [pool for pool in await store.pools() if pool.lacks]
+    pools = [pool for pool in await store.pools() if pool.lacks or pool.held_up]
     submitted = await store.submitted(stored.entry) if pools else None
-    if submitted is None:
+    work = to_work(submitted.stages[stored.stage]) if submitted is not None else None
+    if submitted is not None and work is not None and (reason := why_stuck(work, pools, to_stay(submitted))):
+        return reason
+    if not stored.trajectory:
         return ""
-    return why_stuck(to_work(submitted.stages[stored.stage]), pools, to_stay(submitted))
+    trajectory = await store.standing(stored.trajectory)
+    if trajectory.unmade or trajectory.placed or work is None:
+        return trajectory.unmade
+    return why_it_waits_to_begin(work, pools)

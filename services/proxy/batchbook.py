@@ -9,8 +9,9 @@ import msgspec
 from pydantic import ValidationError
 from redis.asyncio import Redis
 
-from services.proxy.intake import action_id
+from services.proxy.ids import Ids
 from services.proxy.progress import Progress
+from services.proxy.registries import Registries
 from services.proxy.store import Store, StoredBatch
 from services.proxy.taskbook import TaskBook
 from services.proxy.workflows import Workflow
@@ -22,25 +23,37 @@ from shared.bus.connection import ValkeyClock, command, patiently
 from shared.errors import UNREADABLE, BadRequest, Conflict, NotFound, unreadable
 from shared.messages.actions import ActionSubmitted
 from shared.messages.batches import BatchOpened
-from shared.messages.targets import TARGETS, CompletionExpected
+from shared.messages.targets import COMPLETIONS
 from shared.units import Seconds
 
 MOST_CACHED = 4096
-LOOKED_AT = 512
-"""Newest of the planner's words that are searched for a batch's estimate."""
+LOOKED_AT = 4096
+"""Newest entries of `completions` that are searched for a batch's T: those of some seven minutes with a hundred open
+batches whose T moves at each review."""
 
 
 class BatchBook:
     """The batches of the mesh, as this replica sees them."""
 
     def __init__(
-        self, redis: Redis, store: Store, tasks: TaskBook, clock: ValkeyClock, *, keep_batch_s: Seconds
+        self,
+        redis: Redis,
+        store: Store,
+        tasks: TaskBook,
+        clock: ValkeyClock,
+        ids: Ids,
+        registries: Registries,
+        *,
+        keep_batch_s: Seconds,
+        keep_deleted_s: Seconds = 300.0,
     ) -> None:
         self._redis = redis
         self._store = store
         self._tasks = tasks
         self._clock = clock
-        self._keep_batch_s = keep_batch_s
+        self._ids = ids
+        self._registries = registries
+        self._keep_s = {"sealed": keep_batch_s, "cancelled": keep_deleted_s}
         self._workflows: dict[str, Workflow] = {}
         self._reading: dict[str, asyncio.Task[Workflow]] = {}
 
@@ -48,9 +61,11 @@ class BatchBook:
         """Open a batch, once per key. This is the hint that a rollout has begun. Returns (the batch, is it new?).
 
         Raises:
+            BadRequest: an image comes from a registry that is not allowed.
             NotFound: no such task.
             Conflict: the key has opened a batch of another size.
         """
+        self._registries.check(opening.images)
         view = await self._tasks.get(tenant, task)
         declared = Task.model_validate(view.model_dump(include=set(Task.model_fields)))
         opened = BatchOpened(
@@ -94,21 +109,22 @@ class BatchBook:
         """A batch with its progress, from its stored results. O(results)."""
         found = await self.stored(batch)
         progress = Progress()
-        after = "-"
-        while rows := await self._store.results(batch, after, "+", 2000):
+        async for rows in self._store.results.pages(batch):
             for _, answer in rows:
                 progress.add(answer)
-            after = f"({rows[-1][0]}"
         if found.ended_at is not None:
             return progress.view(found, None)
         return progress.view(found, await self._expected(found), (await self._store.stuck()).get(batch, 0))
 
     async def _expected(self, batch: StoredBatch) -> float | None:
         """T of a running batch: the planner's estimate, else first arrival + the stages' timeouts. Unix seconds."""
-        rows = await command(self._redis, "XREVRANGE", TARGETS.name, "+", "-", "COUNT", LOOKED_AT)
+        rows = await command(self._redis, "XREVRANGE", COMPLETIONS.name, "+", "-", "COUNT", LOOKED_AT)
         for _, fields in rows:
-            message = TARGETS.decode(fields[1])
-            if isinstance(message, CompletionExpected) and message.batch == batch.id:
+            try:
+                message = COMPLETIONS.decode(fields[1])
+            except msgspec.MsgspecError:  # of a planner of another version
+                continue
+            if message.batch == batch.id:
                 return message.at
         if batch.first_at is None:
             return None
@@ -116,20 +132,20 @@ class BatchBook:
         return batch.first_at + sum(stage.timeout_s for stage in stages)
 
     async def end(self, batch: str, state: str) -> BatchView:
-        """Seal or cancel a batch.
+        """Seal or cancel a batch. A cancelled one, and one that has ended and is cancelled, expires soon.
 
         Raises:
             NotFound: there is none.
-            Conflict: it has ended otherwise, or was cancelled already.
+            Conflict: it is to be sealed, and has ended otherwise.
         """
 
         async def attempt() -> str | None:
-            return await functions.end_batch(self._redis, batch, state, keep_batch_s=self._keep_batch_s)
+            return await functions.end_batch(self._redis, batch, state, keep_batch_s=self._keep_s[state])
 
         now = await patiently(attempt, what="ending a batch", patience_s=10.0)
         if now is None:
             raise NotFound(kind="batch", name=batch)
-        if now not in (state, "complete"):
+        if now not in (state, "complete") and (state, now) != ("cancelled", "abandoned"):
             raise Conflict(what=f"batch {batch} is {now} already")
         return await self.view(batch)
 
@@ -146,7 +162,7 @@ class BatchBook:
         if request.task is not None and request.task != workflow.task:
             raise BadRequest(what=f"batch {batch} is of task {workflow.task!r}, not {request.task!r}")
         return ActionSubmitted(
-            action=action_id(workflow.tenant, workflow.task, batch, request.request_id),
+            action=await self._ids.of(workflow.tenant, workflow.task, batch, request.request_id),
             tenant=workflow.tenant,
             task=workflow.task,
             batch=batch,

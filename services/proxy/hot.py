@@ -12,6 +12,7 @@ from redis.exceptions import OutOfMemoryError
 from services.proxy.asgi import Call, HotRoute, Reply
 from services.proxy.backlog import reason_of
 from services.proxy.batchbook import decode_reward
+from services.proxy.deadline import read_deadline
 from services.proxy.intake import Accepted, of_action
 from services.proxy.store import Stored
 from shared import log
@@ -40,7 +41,9 @@ async def post_action(call: Call) -> Reply:
         request = _action.decode(body)
     except UNREADABLE as error:
         raise unreadable(error) from error
-    return await submit_and_wait(call, of_action(call.tenant(), request), wait_s)
+    tenant = call.tenant()
+    action = await call.world.ids.of(tenant, "", "", request.request_id)
+    return await submit_and_wait(call, of_action(action, tenant, request), wait_s)
 
 
 async def post_reward(call: Call) -> Reply:
@@ -77,7 +80,8 @@ async def _wait(call: Call, action: str, future: asyncio.Future[bytes], wait_s: 
         async with asyncio.timeout(wait_s):
             return Reply(200, await future)
     except TimeoutError:
-        return await _state(call, action)
+        async with read_deadline(call.world):
+            return await _state(call, action)
 
 
 async def _standing(call: Call, accepted: Accepted, trajectory: str) -> Reply:
@@ -127,7 +131,7 @@ async def delete_action(call: Call) -> Reply:
 
     asked = await patiently(attempt, what="cancelling", patience_s=call.world.settings.submit_patience_s)
     if asked == "unknown":
-        raise NotFound(kind="action", name=action)
+        _log.debug("cancel_unknown", action=action)  # its answer may be archived
     return await _state(call, action)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
 from redis.asyncio import Redis
 
+from services.proxy.memory import ValkeyMemory
 from services.proxy.metrics import SUBMITTED
 from services.proxy.workflows import plain_action
 from shared.api.requests import ActionRequest
@@ -17,15 +16,14 @@ from shared.batching import Batcher
 from shared.bus import functions
 from shared.bus.connection import patiently
 from shared.bus.functions import Receipt, Submission
+from shared.disk import StoreDisk
 from shared.errors import Conflict, NotFound, Overloaded, TreadleError
 from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
 from shared.units import Seconds
 
+DISK_RETRY_S = 5.0
+"""Retry-After of what a short disk refuses: somebody has to free space."""
 NO_TRAJECTORY = "it was never opened, or ended long ago"
-
-_LIFE = os.urandom(7).hex()
-"""This process, among all that ever made ids."""
-_serials = itertools.count()
 
 
 class Accepted(NamedTuple):
@@ -34,14 +32,6 @@ class Accepted(NamedTuple):
     action: str
     repeated: bool
     """It was accepted before, with the same body."""
-
-
-def action_id(tenant: str, task: str, batch: str, request_id: str | None) -> str:
-    """The id of an action: the same for the same request id in the same place, so that a repeat finds it."""
-    if request_id is None:
-        return f"{_LIFE}{next(_serials):010x}"
-    scope = f"{tenant}\x00{task}\x00{batch}\x00{request_id}"
-    return "r" + blake2b(scope.encode(), digest_size=12).hexdigest()
 
 
 def digest_of(stages: Sequence[StageWork], priority: float) -> bytes:
@@ -59,8 +49,13 @@ def digest_of(stages: Sequence[StageWork], priority: float) -> bytes:
 class Intake:
     """Journals submissions, many callers a round trip."""
 
-    def __init__(self, redis: Redis, *, max_journal: int, patience_s: Seconds) -> None:
+    def __init__(
+        self, redis: Redis, *, max_journal: int, patience_s: Seconds, disk: StoreDisk, memory: ValkeyMemory
+    ) -> None:
+        """`disk`: while it is short, nothing new is accepted; repeats of what was accepted are."""
         self._redis = redis
+        self._disk = disk
+        self._memory = memory
         self._max_journal = max_journal
         self._patience_s = patience_s
         self._batcher: Batcher[Submission, Receipt] = Batcher(self._flush, most=256)
@@ -82,6 +77,7 @@ class Intake:
                 submitted.batch,
                 ACTIONS.encode(submitted),
                 submitted.trajectory,
+                submitted.tenant,
             )
         )
         if (refusal := refusal_of(receipt, submitted)) is not None:
@@ -92,10 +88,20 @@ class Intake:
         return Accepted(submitted.action, repeated)
 
     async def _flush(self, submissions: list[Submission]) -> list[Receipt]:
-        async def attempt() -> list[Receipt]:
-            return await functions.submit(self._redis, submissions, max_journal=self._max_journal)
+        shortage = self._disk.shortage()
 
-        return await patiently(attempt, what="submitting", patience_s=self._patience_s)
+        async def attempt() -> list[Receipt]:
+            return await functions.submit(
+                self._redis,
+                submissions,
+                max_journal=0 if shortage else self._max_journal,
+                most_kept=self._memory.most_kept,
+            )
+
+        receipts = await patiently(attempt, what="submitting", patience_s=self._patience_s)
+        if shortage is None:
+            return receipts
+        return [receipt if receipt.code != "journal-full" else Receipt("disk-short", shortage) for receipt in receipts]
 
 
 def refusal_of(receipt: Receipt, submitted: ActionSubmitted) -> TreadleError | None:
@@ -117,19 +123,24 @@ def refusal_of(receipt: Receipt, submitted: ActionSubmitted) -> TreadleError | N
         case "answer-gone":
             told = "was answered, and its answer is kept no more; it is not done again"
             return Conflict(what=f"request_id {submitted.request!r} {told}")
+        case "tenant-full":
+            what = f"the kept answers of tenant {submitted.tenant!r} fill its part of Valkey until they are archived"
+            return Overloaded(what=what, retry_after_s=2.0)
         case "journal-full":
             return Overloaded(what="too many unanswered actions", retry_after_s=2.0)
+        case "disk-short":
+            return Overloaded(what=receipt.entry, retry_after_s=DISK_RETRY_S)
     return None
 
 
-def of_action(tenant: str, request: ActionRequest) -> ActionSubmitted:
-    """A plain action as the journal keeps it.
+def of_action(action: str, tenant: str, request: ActionRequest) -> ActionSubmitted:
+    """A plain action under this id, as the journal keeps it.
 
     Raises:
         BadRequest: it does not mean anything.
     """
     return ActionSubmitted(
-        action=action_id(tenant, "", "", request.request_id),
+        action=action,
         tenant=tenant,
         request=request.request_id or "",
         stages=(plain_action(request),),

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from services.proxy.answering import compose, reports
-from services.proxy.images import Images
+from services.proxy.images import expect
 from services.proxy.interpreter import Discard, Forget, Interpreter, Step
-from services.proxy.metrics import ACT, ANSWERED
+from services.proxy.metrics import ACT, ANSWERED, QUEUEING
 from services.proxy.nodes import NodeBook
 from services.proxy.requests import to_end, to_granted, to_request, unschedulable
 from shared import log
@@ -24,14 +24,22 @@ from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Answering, Granting
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import Placement, pack
-from shared.messages.actions import ACTIONS, ActionSubmitted, CancelAsked, CloseAsked
+from shared.messages.actions import ACTIONS, ActionSubmitted, CancelAsked, CloseAsked, UnreadableEntry
 from shared.messages.batches import BATCHES, BatchEnded
 from shared.messages.environments import MEMORY
 from shared.messages.grants import EnvironmentClosed, ImageWanted, InventoryAsked, Revoked, ShareSet
 from shared.messages.grants import Grant as GrantMessage
 from shared.messages.nodes import NODES
-from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, Finished, InventoryTaken, Started
-from shared.messages.targets import TARGETS, CompletionExpected, TargetSet
+from shared.messages.outcomes import (
+    OUTCOMES,
+    EnvironmentEnded,
+    EnvironmentMade,
+    Finished,
+    ImagesChanged,
+    InventoryTaken,
+    Started,
+)
+from shared.messages.targets import COMPLETIONS, TARGETS, CompletionExpected, TargetSet
 from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
 from shared.policy.dispatch import Dispatcher, Ended, Holding
 from shared.policy.formulation import (
@@ -42,6 +50,7 @@ from shared.policy.formulation import (
     Command,
     ForgetTrajectory,
     Grant,
+    PullImage,
     Revoke,
     SetShare,
 )
@@ -80,7 +89,6 @@ class Leader:
         self._clock = clock
         self._keep_s = keep_s
         self.nodes = NodeBook()
-        self._images = Images(self.nodes)
         self.reasons: dict[str, str] = {}
         """Pool -> why its target is what it is."""
         self.unanswered: dict[str, Unanswered] = {}
@@ -114,6 +122,8 @@ class Leader:
                     submitted = []
                     self._cancel(now, entry.message)
                     self._interpreter.put(Discard(entry.id))
+                case UnreadableEntry():
+                    self._refuse(entry)
                 case InventoryTaken() | EnvironmentEnded():
                     self._finish(now, finished)
                     finished = []
@@ -138,6 +148,17 @@ class Leader:
                 requests.append(to_request(entry))
         if requests:
             self._do(self.dispatcher.submitted(now, requests))
+
+    def _refuse(self, entry: Entry[UnreadableEntry]) -> None:
+        """Answer what cannot be read, masked: it would stay in the journal for ever, and its batch would not end."""
+        action = entry.message.action
+        if not action:
+            _log.error("entry_discarded", entry=entry.id, error=entry.message.error)
+            self._interpreter.put(Discard(entry.id))
+        elif action not in self.unanswered:
+            self.unanswered[action] = Unanswered(entry.id, entry.message.submission(), entry.index)
+            why = f"this version of treadle cannot read the request ({entry.message.error}); submit it again"
+            self._answer(Answer(action, "refused", why, ()))
 
     def _cancel(self, now: float, asked: CancelAsked | CloseAsked) -> None:
         if isinstance(asked, CloseAsked):
@@ -170,6 +191,7 @@ class Leader:
                 one.action: Holding(one.stage, one.attempt, one.running_s, one.units, one.waits) for one in said.held
             }
             environments = {one.trajectory: one.units for one in said.environments}
+            self._do(self.dispatcher.images_changed(now, said.node, said.incarnation, said.images, ()))
             self._do(self.dispatcher.inventory_taken(now, said.node, said.incarnation, held, environments))
 
     def _take_other(self, now: float, message: Any, entry: Entry[Any]) -> None:
@@ -178,6 +200,12 @@ class Leader:
         match message:
             case Started():
                 self.dispatcher.started(now, message.action, message.attempt)
+            case ImagesChanged():
+                changed = (message.node, message.incarnation, message.here, message.gone)
+                self._do(self.dispatcher.images_changed(now, *changed))
+            case EnvironmentMade():
+                made = (message.node, message.incarnation, message.trajectory)
+                self._do(self.dispatcher.environment_made(now, *made))
             case TargetSet():
                 self.reasons[message.pool] = message.reason
                 self._do(self.dispatcher.targeted(now, message.pool, message.units))
@@ -186,8 +214,7 @@ class Leader:
             case CompletionExpected():
                 self.dispatcher.completion_expected(message.batch, message.at)
             case EnvironmentsExpected():
-                for node, image in self._images.wanted(now, entry.at, message):
-                    self._send(node, ImageWanted(epoch=self._epoch, image=image))
+                self._do(expect(self.dispatcher, now, entry.at, message))
 
     def planned(self, lives: bool) -> None:
         """Does a planner live, by its lease?"""
@@ -228,6 +255,8 @@ class Leader:
                     self._send(command.node, share)
                 case CloseEnvironment():
                     self._send(command.node, EnvironmentClosed(epoch=self._epoch, trajectory=command.trajectory))
+                case PullImage():
+                    self._send(command.node, ImageWanted(epoch=self._epoch, image=command.image))
                 case ForgetTrajectory():
                     self._interpreter.put(Forget(command.trajectory, command.ended, command.reason))
 
@@ -253,10 +282,19 @@ class Leader:
         body = compose(kept.submitted, kept.index, answer, kept.finished, arrived_s, now)
         ANSWERED.labels(answer.ended).inc()
         ACT.observe(now - arrived_s)
+        submitted = kept.submitted
+        self._observe_queueing(submitted, answer)
         self._interpreter.put(
-            Answering(answer.action, kept.entry, kept.submitted.batch, body, self._keep_s(kept.submitted))
+            Answering(answer.action, kept.entry, submitted.batch, body, self._keep_s(submitted), submitted.tenant)
         )
 
+    def _observe_queueing(self, submitted: ActionSubmitted, answer: Answer) -> None:
+        """Of every stage with a verdict, and of the one that the action was in."""
+        queued = {act.name: act.queue_s for act in answer.acts}
+        for stage in submitted.stages[: len(answer.acts) + 1]:
+            if stage.name in queued or answer.queue_s:
+                QUEUEING.observe(stage.pool, stage.name, queued.get(stage.name, answer.queue_s))
 
-LED = (ACTIONS, NODES, BATCHES, TARGETS, TRAJECTORIES, OUTCOMES)
+
+LED = (ACTIONS, NODES, BATCHES, TARGETS, COMPLETIONS, TRAJECTORIES, OUTCOMES)
 """The streams a leader follows, in the order their entries are taken."""

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from services.proxy.backlog import tell_backlog
 from services.proxy.interpreter import Interpreter
 from services.proxy.leader import Leader
-from services.proxy.metrics import EPOCH, UNANSWERED
+from services.proxy.metrics import EPOCH, NODES, QUEUED, STUCK, UNANSWERED
 from services.proxy.settings import ProxySettings
 from services.proxy.takeover import take_over
 from services.proxy.waiters import Waiters
@@ -48,15 +48,12 @@ class Leadership:
         self._stopping = False
         self.epoch: Epoch = 0
         """Of the term this replica leads; 0 while it follows."""
-        self.heard = False
-        """A leader exists: this replica or, by its lease, another."""
 
     async def run(self) -> None:
         """Lead or follow for ever. Every way a term can end leads back to the campaign."""
         while not self._stopping:
             try:
                 epoch = await functions.lead(self._redis, self._holder, self._settings.lease_s)
-                self.heard = True
                 await (self._lead(epoch) if epoch else self._follow())
             except TRANSIENT as error:
                 _log.warning("valkey_away", what="campaigning", error=str(error))
@@ -105,6 +102,9 @@ class Leadership:
         finally:
             self.epoch = 0
             EPOCH.set(0)
+            UNANSWERED.set(0)
+            for gauge in (NODES, QUEUED, STUCK):
+                gauge.clear()  # the next leader's word counts
             interpreter.deposed = True
             for task in tasks:
                 await _cancelled(task)
@@ -127,6 +127,8 @@ class Leadership:
         while not interpreter.deposed:
             await asyncio.sleep(self._settings.lease_s / 3)
             UNANSWERED.set(len(leader.unanswered))
+            for state, count in leader.nodes.counts(leader.dispatcher.floor.nodes).items():
+                NODES.labels(state).set(count)
             try:
                 await self._look_for_planner(leader)
                 if loop.time() - swept > 10.0:

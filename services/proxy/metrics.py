@@ -13,4 +13,56 @@ ACT = Histogram(
 SUBMITTED = Counter("treadle_proxy_submitted", "Submissions through this replica.", ["outcome"])
 EPOCH = Gauge("treadle_proxy_leader_epoch", "Epoch in which this replica dispatches; 0 while another one does.")
 UNANSWERED = Gauge("treadle_proxy_unanswered_actions", "Unanswered actions the leader knows of.")
-WAITING = Gauge("treadle_proxy_waiting_callers", "Actions somebody long-polls for at this replica.")
+WAITING = Gauge("treadle_proxy_waiting_callers", "Actions that a caller of this replica waits for.")
+ARCHIVED = Counter("treadle_proxy_archived_answers", "Answers that this replica has copied from Valkey to Postgres.")
+ARCHIVE_FAILURES = Counter("treadle_proxy_archive_failures", "Turns of the archiver that failed; it tries again.")
+QUEUE = Histogram(
+    "treadle_proxy_queue_seconds",
+    "Queueing of answered actions, by pool and by name of the stage (`other` beyond 128 pairs).",
+    ["pool", "stage"],
+    buckets=(0.01, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000),
+)
+QUEUED = Gauge("treadle_proxy_queued_actions", "Actions that wait in a pool, as the leader counts them.", ["pool"])
+STUCK = Gauge("treadle_proxy_stuck_actions", "Those of them that no present node could ever take.", ["pool"])
+NODES = Gauge("treadle_proxy_nodes", "Nodes that the leader has met: ready, silent, gone.", ["state"])
+STORE_UP = Gauge("treadle_proxy_store_up", "1 while the store answers this replica.", ["store"])
+LEADER_UP = Gauge("treadle_proxy_leader_up", "1 while a proxy holds the dispatching lease.")
+PLANNER_UP = Gauge("treadle_proxy_planner_up", "1 while a planner holds its lease.")
+VALKEY_USED = Gauge("treadle_proxy_valkey_used_bytes", "Memory that Valkey uses.")
+VALKEY_BOUND = Gauge("treadle_proxy_valkey_bound_bytes", "Memory that Valkey may use; 0: no bound.")
+DISK_FREE = Gauge("treadle_proxy_disk_free_bytes", "Free space of the fullest disk that holds a store.")
+DISK_TOTAL = Gauge("treadle_proxy_disk_total_bytes", "Size of that disk.")
+RESTARTS = Gauge(
+    "treadle_proxy_service_restarts", "Restarts by the supervisor of this machine since `treadle up`.", ["service"]
+)
+HELD = Gauge("treadle_proxy_held_calls", "Calls of /run_code that this replica holds open.")
+RESUBMITTED = Counter("treadle_proxy_held_resubmissions", "Lost actions that held calls submitted again.")
+RUN_CODE = Counter(
+    "treadle_proxy_run_code_calls",
+    "Accepted calls of /run_code: answered; late (504); gave-up (SandboxError of a held call); disconnected; stopped.",
+    ["ended"],
+)
+BODIES = Gauge("treadle_proxy_body_bytes", "Bytes of request bodies under way at this replica.")
+
+OTHER = "other"
+
+
+class PoolStages:
+    """Labels of `QUEUE`: callers choose names of stages and pools, so their number is bounded."""
+
+    def __init__(self, most: int = 128) -> None:
+        self._most = most
+        self._known: dict[tuple[str, str], Histogram] = {}
+
+    def observe(self, pool: str, stage: str, queue_s: float) -> None:
+        """Count one stage. Looking the labels up each time would cost twice as much."""
+        known = self._known.get((pool, stage))
+        if known is None:
+            pair = (pool, stage) if len(self._known) < self._most else (OTHER, OTHER)
+            known = QUEUE.labels(*pair)
+            if len(self._known) < self._most:
+                self._known[pair] = known
+        known.observe(queue_s)
+
+
+QUEUEING = PoolStages()

@@ -26,6 +26,9 @@ def _hot_paths(max_wait_s: float) -> dict[str, Any]:
     run_code = {
         "tags": ["sandbox fusion"],
         "summary": "Run a program as SandboxFusion does",
+        "description": "A caller whose timeout counts between bytes (by default: User-Agent python-requests) is held: "
+        "the headers leave at once, then a blank byte every few seconds, then the JSON. Others get 504 at their "
+        "deadline; sent again within a minute, the call joins its action. The end of the connection cancels it.",
         "requestBody": body("RunCode"),
         "responses": responses({200: ("It has run, or says why not", "RunCodeReply")}, 413, 422, 504),
     }

@@ -7,7 +7,7 @@ from collections import defaultdict
 import msgspec
 
 from services.proxy.store import StoredBatch
-from shared.api.batches import BatchView, Spread, StageProgress
+from shared.api.batches import BatchView, FailureKind, Spread, StageProgress
 from shared.api.requests import Act, StageReport
 
 
@@ -17,7 +17,13 @@ class _Measured(msgspec.Struct, frozen=True):
     arrived_at: float = 0.0
     act: Act | None = None
     stages: list[StageReport] = []
+    mask: bool = False
+    ended: str = ""
+    reason: str = ""
 
+
+MOST_REASON = 500
+"""Characters of a reason that a batch's page shows."""
 
 _decoder = msgspec.json.Decoder(_Measured)
 
@@ -29,12 +35,18 @@ class Progress:
         self._queue: dict[str, list[float]] = defaultdict(list)
         self._execution: dict[str, list[float]] = defaultdict(list)
         self._overhead: list[float] = []
+        self._answered = 0
+        self._masked: dict[str, tuple[int, str]] = {}
         self._ideal_s = 0.0
         self._actual_s = 0.0
 
     def add(self, answer: bytes) -> None:
         """Take one stored answer in."""
         measured = _decoder.decode(answer)
+        self._answered += 1
+        if measured.mask:
+            count, _ = self._masked.get(measured.ended, (0, ""))
+            self._masked[measured.ended] = count + 1, measured.reason[:MOST_REASON]
         for stage in measured.stages:
             self._queue[stage.name].append(stage.queue_s)
             self._execution[stage.name].append(stage.execution_s)
@@ -60,6 +72,9 @@ class Progress:
             submitted=batch.submitted,
             answered=batch.answered,
             stuck=stuck,
+            masked=sum(count for count, _ in self._masked.values()),
+            masked_share=self._share(sum(count for count, _ in self._masked.values())),
+            failures=self._failures(),
             opened_at=batch.opened_at,
             first_arrival_at=batch.first_at,
             ended_at=batch.ended_at,
@@ -76,6 +91,16 @@ class Progress:
                 for name, values in self._execution.items()
             ],
         )
+
+    def _failures(self) -> list[FailureKind]:
+        by_count = sorted(self._masked.items(), key=lambda item: (-item[1][0], item[0]))
+        return [
+            FailureKind(ended=ended, count=count, share=self._share(count), reason=reason)
+            for ended, (count, reason) in by_count
+        ]
+
+    def _share(self, count: int) -> float:
+        return count / self._answered if self._answered else 0.0
 
 
 def spread_of(values: list[float]) -> Spread | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from shared.bus.tail import Entry
+from shared.images import familiar
 from shared.messages.actions import ActionSubmitted, StageWork
 from shared.messages.environments import LOCAL, MEMORY
 from shared.messages.grants import Granted
@@ -53,8 +54,10 @@ def to_stay(submitted: ActionSubmitted) -> Stay | None:
     spec = submitted.environment
     if spec is None:
         return None
-    runtime = "local" if spec.image == LOCAL else "docker"
-    return Stay(submitted.trajectory, runtime_kind(runtime), {MEMORY: spec.memory_mb})
+    units = {MEMORY: spec.memory_mb}
+    if spec.image == LOCAL:
+        return Stay(submitted.trajectory, runtime_kind("local"), units, starts=1)
+    return Stay(submitted.trajectory, runtime_kind("docker"), units, familiar(spec.image), starts=1)
 
 
 def unschedulable(submitted: ActionSubmitted) -> str:
@@ -140,6 +143,7 @@ def to_end(outcome: Finished) -> Ended:
         outcome.reason,
         outcome.environment_stands,
         outcome.units,
+        outcome.retry_in_s,
     )
 
 
@@ -159,4 +163,6 @@ def to_granted(epoch: Epoch, grant: Grant, submitted: ActionSubmitted) -> Grante
         budget_s=grant.budget_s,
         trajectory=submitted.trajectory,
         environment=submitted.environment if grant.begins else None,
+        error_score=stage.error_score,
+        exception_score=stage.exception_score,
     )

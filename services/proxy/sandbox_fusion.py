@@ -1,9 +1,8 @@
 """SandboxFusion's `POST /run_code`, as its own server answers it, so its clients need nothing but a changed URL.
 
-What those clients do decides how overload looks here (design/facts-trainer-clients §1, §6): verl waits compile + run +
-10 s and retries 504 alone, so a call that cannot be served in time is answered 504 before the client gives up, and at
-once where its start is predicted too late. Its action goes on for a minute, and the retry joins it. A failure of ours
-is 504 as well, never a wrong answer.
+Overload looks the way those clients need it (design/facts-trainer-clients §1, §6; docs/decisions/0035). A caller whose
+timeout counts between bytes is held until its program has run (`held`). Any other gets 504 before it gives up; its
+action goes on for a minute, and the retry joins it. A failure of ours is 504 or a SandboxError, not a wrong answer.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from typing import Annotated, Any
 import msgspec
 from redis.exceptions import OutOfMemoryError
 
-from services.proxy.asgi import NAME, Call, HotRoute, Reply
-from services.proxy.intake import action_id, digest_of
-from services.proxy.world import DEFAULT_TENANT, World
+from services.proxy.asgi import NAME, Call, HotRoute, Reply, Streamed
+from services.proxy.ids import random_id
+from services.proxy.intake import digest_of
+from services.proxy.metrics import RUN_CODE
+from services.proxy.world import DEFAULT_TENANT
 from shared.api.requests import Act
-from shared.background import Background
-from shared.bus import functions
-from shared.bus.connection import TRANSIENT, command, patiently
+from shared.bus.connection import TRANSIENT
 from shared.errors import UNREADABLE, BadRequest, DeadlineMissed, Overloaded, Unavailable, unreadable
 from shared.messages.actions import ActionSubmitted, StageWork
 from shared.messages.kinds import MOST_FETCHED, MOST_FILES, CodeRun, default_units, pool_of
@@ -70,62 +69,20 @@ LANGUAGES = frozenset(
 """Names the original and its clients use, and the aliases seen in the field, in lower case."""
 
 
-class Retries:
-    """Actions whose callers got 504 and may come back: joinable for a while, else cancelled.
-
-    Kept as a list for each digest, because trainers send the same body many times at once: every retry joins another
-    of its actions, so that each is executed once.
-    """
-
-    def __init__(self, background: Background) -> None:
-        self._background = background
-
-    async def leave(self, world: World, digest: str, action: str) -> None:
-        """Keep the action for the retry; cancel it when nobody has come."""
-        key, join_s = f"retry:{digest}", world.settings.run_code_join_s
-        await command(world.redis, "RPUSH", key, action)
-        await command(world.redis, "PEXPIRE", key, round(join_s * 1000))
-        self._background.start(self._expire(world, key, action), name="retry window")
-
-    async def join(self, world: World, digest: str) -> str | None:
-        """An action an earlier call left behind, oldest first; each is handed out once."""
-
-        async def take() -> bytes | None:
-            taken: bytes | None = await command(world.redis, "LPOP", f"retry:{digest}")
-            return taken
-
-        action = await patiently(take, what="joining", patience_s=world.settings.submit_patience_s)
-        return None if action is None else action.decode()
-
-    async def _expire(self, world: World, key: str, action: str) -> None:
-        """Whoever takes the action off the list owns it: a retry, or this, which then ends it."""
-        await asyncio.sleep(world.settings.run_code_join_s * 0.95)
-
-        async def take() -> bool:
-            return bool(await command(world.redis, "LREM", key, 1, action))
-
-        async def cancel() -> None:
-            await functions.cancel(world.redis, action, "its caller did not come back")
-
-        if await patiently(take, what="taking what nobody came back for", patience_s=None):
-            await patiently(cancel, what="cancelling what nobody came back for", patience_s=None)
-
-
-async def post_run_code(call: Call) -> Reply:
+async def post_run_code(call: Call) -> Reply | Streamed:
     """POST /run_code and POST /t/{tenant}/{task}/run_code."""
-    body = await call.body(call.world.settings.max_body_bytes)
     tenant, task = call.path_args or (DEFAULT_TENANT, "")
+    world, settings = call.world, call.world.settings
     try:
-        request = _request.decode(body)
+        request = _request.decode(await call.body(settings.max_body_bytes))
+        _check(tenant, task, request.language)
+        budget_s = request.compile_timeout + request.run_timeout + settings.run_code_margin_s
+        submitted = _submission(tenant, task, request, budget_s, settings.run_code_join_s)
+        if world.held.holds(call):
+            return await world.held.serve(call, submitted, _reply, _failure)
+        return await _serve(call, submitted, budget_s)
     except UNREADABLE as error:
         raise unreadable(error) from error
-    _check(tenant, task, request.language)
-    world = call.world
-    budget_s = request.compile_timeout + request.run_timeout + world.settings.run_code_margin_s
-    submitted = _submission(tenant, task, request, budget_s, world.settings.run_code_join_s)
-    digest = blake2b(digest_of(submitted.stages, 0.0) + f"{tenant}\x00{task}".encode(), digest_size=12).hexdigest()
-    try:
-        return await _serve(world, digest, submitted, budget_s)
     except (Overloaded, Unavailable, OutOfMemoryError, *TRANSIENT) as error:
         raise DeadlineMissed(what=f"no answer could be had: {error}") from error
 
@@ -142,29 +99,52 @@ def _check(tenant: str, task: str, language: str) -> None:
         raise BadRequest(what=f"unknown language {language!r}; there are {', '.join(sorted(LANGUAGES))}")
 
 
-async def _serve(world: World, digest: str, submitted: ActionSubmitted, budget_s: float) -> Reply:
+async def _serve(call: Call, submitted: ActionSubmitted, budget_s: float) -> Reply:
     """Join what an earlier call left behind, or submit, and wait for the answer; all of it within the budget."""
+    world, digest = call.world, _digest(submitted)
     action = submitted.action
     try:
         async with asyncio.timeout(budget_s):
-            joined = await world.retries.join(world, digest)
+            joined = await world.retries.join(digest)
             action = joined or action
-            return _reply(await _answer_of(world, submitted, joined))
+            raw = await _answer_of(call, submitted, joined)
     except TimeoutError:
-        await world.retries.leave(world, digest, action)
+        RUN_CODE.labels("late").inc()
+        await world.retries.leave(digest, action)
         raise DeadlineMissed(what="no answer within compile_timeout + run_timeout + margin; retry to join it") from None
+    except asyncio.CancelledError:  # the server stops, and has waited long enough
+        RUN_CODE.labels("stopped").inc()
+        await world.retries.leave_and_stop(digest, action)
+        raise DeadlineMissed(what="this proxy is stopping; retry to join the action") from None
+    if raw is None:
+        RUN_CODE.labels("disconnected").inc()
+        world.retries.cancel(action, "its caller has gone")
+        return Reply(200, b"")
+    RUN_CODE.labels("answered").inc()
+    return _reply(raw)
 
 
-async def _answer_of(world: World, submitted: ActionSubmitted, joined: str | None) -> bytes:
-    action = joined or submitted.action
+def _digest(submitted: ActionSubmitted) -> str:
+    """What makes two calls the same: tenant, task and body."""
+    scope = f"{submitted.tenant}\x00{submitted.task}".encode()
+    return blake2b(digest_of(submitted.stages, 0.0) + scope, digest_size=12).hexdigest()
+
+
+async def _answer_of(call: Call, submitted: ActionSubmitted, joined: str | None) -> bytes | None:
+    """The action's answer; None where the caller has gone first."""
+    world, action = call.world, joined or submitted.action
     future = world.waiters.expect(action)
+    gone: asyncio.Future[None] = asyncio.create_task(call.gone(), name="caller")
+    first: set[asyncio.Future[Any]] = {future, gone}
     try:
         if joined is None:
             await world.intake.submit(submitted)
         else:
             await world.waiters.look_up([action])
-        return await future
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        return future.result() if future.done() else None
     finally:
+        gone.cancel()
         world.waiters.forget(action, future)
 
 
@@ -190,7 +170,7 @@ def _submission(tenant: str, task: str, request: RunCode, budget_s: float, join_
         params=_encoder.encode(params),
     )
     return ActionSubmitted(
-        action=action_id(tenant, task, "", None),
+        action=random_id(),
         tenant=tenant,
         task=task,
         stages=(stage,),
@@ -205,7 +185,7 @@ def _reply(raw: bytes) -> Reply:
     """An answer in SandboxFusion's words, with queue_time, cpu_time and peak_memory beside them."""
     answered = _answer.decode(raw)
     if answered.ended == "refused":
-        return Reply(200, _encoder.encode(_sandbox_error(answered.reason)))
+        return Reply(200, _failure(answered.reason))
     if answered.ended not in ("ok", "timeout") or "status" not in answered.output:
         queue_s = answered.act.queue_s if answered.act else None
         raise DeadlineMissed(what=f"{answered.ended}: {answered.reason or 'try again'}", queue_s=queue_s)
@@ -216,6 +196,11 @@ def _reply(raw: bytes) -> Reply:
         "peak_memory": answered.peak_memory_bytes,
     }
     return Reply(200, _encoder.encode({"files": {}, **answered.output, **extra}))
+
+
+def _failure(message: str) -> bytes:
+    """The body for a failure of ours."""
+    return _encoder.encode(_sandbox_error(message))
 
 
 def _sandbox_error(message: str) -> dict[str, Any]:

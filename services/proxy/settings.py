@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -17,16 +19,23 @@ class ProxySettings(ServiceSettings):
     """Port to listen on."""
     max_journal: int = Field(200_000, gt=0)
     """Unanswered actions in the whole mesh; beyond it submissions get 503 with Retry-After."""
+    disk_reserve_mib: int = Field(512, ge=0)
+    """New work is refused with 503 while the stores' disk has less free than this and the size of Valkey's data set."""
     max_body_bytes: int = Field(8 << 20, gt=0)
     """Largest body of a single request."""
     max_bulk_bytes: int = Field(128 << 20, gt=0)
     """Largest body of a bulk call."""
+    max_bodies_bytes: int = Field(256 << 20, gt=0)
+    """Bodies under way at this replica, all together, while they are read and until their calls end; beyond it 503 with
+    Retry-After. A body that is decoded takes about twice its size."""
     max_waiting: int = Field(50_000, gt=0)
     """Long polls held at once by this replica."""
     max_wait_s: float = Field(600.0, gt=0)
     """Longest `wait=`."""
     submit_patience_s: float = Field(10.0, gt=0)
     """How long a submission waits for a restarting Valkey before it answers 503."""
+    read_deadline_s: float = Field(3.0, gt=0)
+    """A read (GET) answers 503 when Valkey has sent nothing for so long; after its `wait=`, where it has one."""
     keep_action_s: float = Field(3600.0, gt=0)
     """Answers of actions outside batches are kept so long."""
     keep_delivered_s: float = Field(60.0, gt=0)
@@ -36,12 +45,22 @@ class ProxySettings(ServiceSettings):
     long. Later repeats are refused: what was done in an environment is not done again."""
     keep_batch_s: float = Field(86_400.0, gt=0)
     """Results of a batch are kept so long after its end."""
+    keep_deleted_s: float = Field(300.0, ge=1)
+    """Results of a batch that was cancelled by DELETE are kept so long after its end (of one that had ended, after the
+    call). Time to read what there is; then both stores are free of it."""
+    archive_after_s: float = Field(60.0, ge=0)
+    """Answers move from Valkey to Postgres when they are so old."""
+    archive_fill: float = Field(0.5, gt=0, le=1)
+    """Beyond this part of Valkey's memory bound they move at once."""
     batch_idle_s: float = Field(7200.0, gt=0)
     """A batch nobody submits to and that has nothing running is abandoned after so long."""
     batch_lifetime_s: float = Field(86_400.0, gt=0)
     """A batch is abandoned so long after it was opened."""
     max_trajectories: int = Field(50_000, gt=0)
     """Open trajectories in the whole mesh; beyond it opening gets 503 with Retry-After."""
+    image_registries: str = "docker.io,ghcr.io,quay.io,gcr.io,registry.k8s.io,mcr.microsoft.com,public.ecr.aws,nvcr.io"
+    """Registries that `image` may name, by commas, with a port where they have one; `*` allows all. A name without a
+    registry is Docker Hub's. The container engines of nodes call them."""
     keep_trajectory_s: float = Field(3600.0, gt=0)
     """The record of a trajectory is kept so long after its end."""
     lease_s: float = Field(4.0, gt=0.5)
@@ -54,3 +73,12 @@ class ProxySettings(ServiceSettings):
     """/run_code answers 504 so long after compile + run timeouts: before clients that wait 10 s more give up."""
     run_code_join_s: float = Field(60.0, gt=0)
     """So long a retry of a /run_code call that got 504 finds the action still going."""
+    hold: Literal["auto", "always", "never"] = "auto"
+    """/run_code holds its callers: those whose User-Agent begins with python-requests, all over HTTP/1.1, none. Others
+    get 504 at their deadline."""
+    hold_s: float = Field(3600.0, gt=0)
+    """Longest hold; then the caller gets a SandboxError."""
+    hold_blank_s: float = Field(3.0, gt=0)
+    """A held caller gets a blank byte so often. Shorter than the timeout of any client that is held."""
+    max_held: int = Field(4096, gt=0)
+    """Calls held at once by this replica; beyond it /run_code answers 504. verl has 512 under way, by default."""

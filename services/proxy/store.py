@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
 
+from shared import log
+from shared.bus.archive import ARCHIVED, EXPIRING
 from shared.bus.connection import command, patiently
-from shared.errors import BadRequest
+from shared.errors import Unavailable
 from shared.messages.actions import ACTIONS, ActionSubmitted
 from shared.policy.backlog import PoolBacklog
+from shared.store.results import ArchiveReader, Results
 
 T = TypeVar("T")
+
+_log = log.get(__name__)
 
 PATIENCE_S = 10.0
 
@@ -38,6 +42,16 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """A trajectory's environment."""
+
+    unmade: str
+    """Why it could not be made when it was last tried; empty where it could, or was not tried."""
+    placed: bool
+    """It was granted to a node."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoredBatch:
     """A batch's hash. Times are Unix seconds by Valkey's clock."""
 
@@ -58,29 +72,28 @@ class StoredBatch:
 
 
 class Store:
-    """Reads; everything is answered by one round trip."""
+    """Reads. Postgres is asked only for what Valkey has no more; while it is away, that read raises `Unavailable`."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, archive: ArchiveReader) -> None:
         self._redis = redis
+        self._archive = archive
+        self.results = Results(redis, archive)
 
     async def action(self, action: str) -> Stored | None:
         """One action, or None when nothing is known of it (any more)."""
 
         async def read() -> list[bytes | None]:
-            fields = ("b", "g", "a", "r", "e", "s", "t")
+            fields = ("b", "g", "a", "r", "e", "s", "t", "m")
             reply: list[bytes | None] = await command(self._redis, "HMGET", f"action:{action}", *fields)
             return reply
 
-        batch, granted, answer, result, entry, stage, trajectory = await patiently(
+        batch, granted, answer, result, entry, stage, trajectory, archived = await patiently(
             read, what="reading an action", patience_s=PATIENCE_S
         )
-        if batch is None:
-            return None
-        if result is not None:
-            rows = await self.results(batch.decode(), result.decode(), result.decode(), 1)
-            if not rows:  # it expires just now
-                return None
-            answer = rows[0][1]
+        if batch is not None and result is not None:
+            answer = await self._result(batch, result)
+        if batch is None or archived is not None or (result is not None and answer is None):
+            return await self._archived(action)
         if answer:
             return Stored("finished", batch.decode(), answer)
         return Stored(
@@ -100,9 +113,23 @@ class Store:
             return rows
 
         for _, fields in await patiently(read, what="reading the journal", patience_s=PATIENCE_S):
-            message = ACTIONS.decode(fields[1])
+            try:
+                message = ACTIONS.decode(fields[1])
+            except msgspec.MsgspecError:  # of another version: the leader is about to refuse it
+                return None
             return message if isinstance(message, ActionSubmitted) else None
         return None
+
+    async def standing(self, trajectory: str) -> Standing:
+        """How a trajectory's environment stands."""
+
+        async def read() -> list[bytes | None]:
+            key = f"trajectory:{trajectory}"
+            fields: list[bytes | None] = await command(self._redis, "HMGET", key, "state", "reason", "n")
+            return fields
+
+        state, reason, node = await patiently(read, what="reading a trajectory", patience_s=PATIENCE_S)
+        return Standing(reason.decode() if state == b"open" and reason else "", node is not None)
 
     async def pools(self) -> list[PoolBacklog]:
         """Where something waits, most first, as the leader last told."""
@@ -126,24 +153,58 @@ class Store:
             return None
 
     async def answers(self, actions: list[str]) -> dict[str, bytes]:
-        """The answers there are to these actions."""
+        """The answers there are to these actions; without the archived ones while Postgres is away."""
 
         async def read() -> list[list[bytes | None]]:
             pipe = self._redis.pipeline(transaction=False)
             for action in actions:
-                pipe.hmget(f"action:{action}", ["b", "a", "r"])
+                pipe.hmget(f"action:{action}", ["b", "a", "r", "m"])
             return await pipe.execute()
 
         found: dict[str, bytes] = {}
-        for action, (batch, answer, result) in zip(
+        gone: list[str] = []
+        for action, (batch, answer, result, archived) in zip(
             actions, await patiently(read, what="reading answers", patience_s=PATIENCE_S), strict=True
         ):
+            if batch is not None and result is not None:
+                answer = await self._result(batch, result)
             if answer is not None:
                 found[action] = answer
-            elif result is not None and batch is not None:
-                rows = await self.results(batch.decode(), result.decode(), result.decode(), 1)
-                found.update((action, row[1]) for row in rows)
+            elif batch is None or archived is not None or result is not None:
+                gone.append(action)
+        try:
+            if gone and await self._has_archived():
+                found.update({action: answer for action, (_, answer) in (await self._archive.find(gone)).items()})
+        except Unavailable as error:
+            _log.warning("answers_not_looked_up", waiting=len(gone), error=str(error))
         return found
+
+    async def _result(self, batch: bytes, cursor: bytes) -> bytes | None:
+        """One result in Valkey; None: it has been archived, or expires just now."""
+
+        async def read() -> list[tuple[bytes, list[bytes]]]:
+            reply: list[Any] = await command(self._redis, "XRANGE", b"results:" + batch, cursor, cursor)
+            return reply
+
+        rows = await patiently(read, what="reading a result", patience_s=PATIENCE_S)
+        return rows[0][1][1] if rows else None
+
+    async def _archived(self, action: str) -> Stored | None:
+        """An action whose answer is not in Valkey. A result goes with its batch, though its copy may stay a while."""
+        if not await self._has_archived():
+            return None
+        found = (await self._archive.find([action])).get(action)
+        if found is None or (found[0] and await self.batch(found[0]) is None):
+            return None
+        return Stored("finished", *found)
+
+    async def _has_archived(self) -> bool:
+        """Whether anything may be in Postgres at all: a mesh that has archived nothing works without it."""
+
+        async def read() -> int:
+            return int(await command(self._redis, "EXISTS", ARCHIVED, EXPIRING))
+
+        return await patiently(read, what="looking for archived answers", patience_s=PATIENCE_S) > 0
 
     async def batch(self, batch: str) -> StoredBatch | None:
         """One batch, or None."""
@@ -160,27 +221,6 @@ class Store:
         names = [name.decode() for name in await command(self._redis, "ZRANGE", "batches:open", 0, -1)]
         found = [await self.batch(name) for name in names]
         return [batch for batch in found if batch is not None]
-
-    async def results(self, batch: str, first: str, last: str, count: int) -> list[tuple[str, bytes]]:
-        """Results of a batch between two stream ids (`(` excludes): (id, answer) each.
-
-        Raises:
-            BadRequest: an id is not a stream id.
-        """
-
-        async def read() -> list[tuple[bytes, list[bytes]]]:
-            reply: list[tuple[bytes, list[bytes]]] = await command(
-                self._redis, "XRANGE", f"results:{batch}", first, last, "COUNT", count
-            )
-            return reply
-
-        try:
-            rows = await patiently(read, what="reading results", patience_s=PATIENCE_S)
-        except ResponseError as error:
-            raise BadRequest(
-                what=f"`after` must be a cursor from an earlier line, not {first.lstrip('(')!r}"
-            ) from error
-        return [(row.decode(), fields[1]) for row, fields in rows]
 
 
 def _batch(name: str, fields: dict[bytes, bytes]) -> StoredBatch:

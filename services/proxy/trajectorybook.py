@@ -11,10 +11,13 @@ import msgspec
 from redis.asyncio import Redis
 
 from services.proxy.environment_actions import stage_of
-from services.proxy.intake import NO_TRAJECTORY, action_id
+from services.proxy.ids import Ids
+from services.proxy.intake import DISK_RETRY_S, NO_TRAJECTORY
+from services.proxy.registries import Registries
 from shared.api.trajectories import TrajectoryAction, TrajectoryRequest, TrajectoryState, TrajectoryView
 from shared.bus import trajectories
 from shared.bus.connection import command, patiently
+from shared.disk import StoreDisk
 from shared.errors import BadRequest, Conflict, NotFound, Overloaded
 from shared.messages.actions import ActionSubmitted
 from shared.messages.environments import EnvironmentSpec
@@ -43,9 +46,17 @@ class Opened(NamedTuple):
 class TrajectoryBook:
     """The trajectories of the mesh, as this replica sees them."""
 
-    def __init__(self, redis: Redis, *, most: int, keep_s: Seconds) -> None:
-        """`most`: open at once in the whole mesh; `keep_s`: how long a record stays after its end."""
+    def __init__(
+        self, redis: Redis, ids: Ids, registries: Registries, *, most: int, keep_s: Seconds, disk: StoreDisk
+    ) -> None:
+        """`most`: open at once in the whole mesh; `keep_s`: how long a record stays after its end.
+
+        `disk`: while it is short, none is opened.
+        """
         self._redis = redis
+        self._ids = ids
+        self._registries = registries
+        self._disk = disk
         self._most = most
         self._keep_s = keep_s
         self._opened: dict[str, Opened] = {}
@@ -54,10 +65,12 @@ class TrajectoryBook:
         """Open a trajectory, once per `request_id`. Returns (the trajectory, is it new?).
 
         Raises:
-            BadRequest: its environment is too long to be told with every action.
+            BadRequest: its environment is too long to be told with every action, or its image comes from a registry
+                that is not allowed.
             Conflict: the same `request_id` has opened another one.
-            Overloaded: too many are open.
+            Overloaded: too many are open, or the stores' disk is short.
         """
+        self._registries.check([request.environment.image])
         spec = _encode(request.environment)
         if len(spec) > MOST_SPEC_BYTES:
             raise BadRequest(
@@ -66,6 +79,7 @@ class TrajectoryBook:
         name = "t" + uuid.uuid4().hex[:16]
         asked = request.request_id
         fields = {"tenant": tenant, "task": request.task or "", "group": request.group, "request": asked or ""}
+        shortage = self._disk.shortage()
 
         async def attempt() -> trajectories.Opening:
             return await trajectories.open_trajectory(
@@ -74,7 +88,7 @@ class TrajectoryBook:
                 request.environment,
                 idempotency_key=f"trajectorykey:{tenant}:{asked}" if asked else "",
                 digest=blake2b(_encode(request), digest_size=16).digest(),
-                most=self._most,
+                most=0 if shortage else self._most,
                 keep_s=self._keep_s,
                 node_class=request.node_class,
                 fields={**fields, "class": request.node_class, "spec": spec},
@@ -83,6 +97,8 @@ class TrajectoryBook:
         code, known = await patiently(attempt, what="opening a trajectory", patience_s=PATIENCE_S)
         if code == "conflict":
             raise Conflict(what=f"request_id {asked!r} opened {known} with another body; use a new one")
+        if code == "full" and shortage:
+            raise Overloaded(what=shortage, retry_after_s=DISK_RETRY_S)
         if code == "full":
             raise Overloaded(what=f"{self._most} trajectories are open; close those that are done", retry_after_s=5.0)
         return await self.view(known), code == "opened"
@@ -132,7 +148,7 @@ class TrajectoryBook:
         """
         opened = await self.opened(trajectory)
         return ActionSubmitted(
-            action=action_id(opened.tenant, "", trajectory, request.request_id),
+            action=await self._ids.of(opened.tenant, "", trajectory, request.request_id),
             tenant=opened.tenant,
             task=opened.task,
             request=request.request_id or "",

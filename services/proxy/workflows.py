@@ -81,6 +81,8 @@ class Stage:
             amounts=self.formulation.amounts,
             elasticity=self.formulation.elasticity,
             duration_s=self.template.duration_s,
+            error_score=self.template.error_score or 0.0,
+            exception_score=self.template.exception_score,
         )
 
 

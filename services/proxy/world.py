@@ -9,6 +9,9 @@ from fastapi import Depends, Header, Request
 from redis.asyncio import Redis
 
 from services.proxy.batchbook import BatchBook
+from services.proxy.bodies import Bodies
+from services.proxy.health import Health
+from services.proxy.ids import Ids
 from services.proxy.intake import Intake
 from services.proxy.leadership import Leadership
 from services.proxy.rollouts import Rollouts
@@ -18,9 +21,11 @@ from services.proxy.taskbook import TaskBook
 from services.proxy.trajectorybook import TrajectoryBook
 from services.proxy.waiters import Waiters
 from shared.bus.connection import ValkeyClock
+from shared.disk import StoreDisk
 
 if TYPE_CHECKING:
-    from services.proxy.sandbox_fusion import Retries
+    from services.proxy.held import HeldCalls
+    from services.proxy.retries import Retries
 
 DEFAULT_TENANT = "default"
 """Until there are keys, everybody is this tenant unless they name another one in the `Treadle-Tenant` header."""
@@ -33,7 +38,10 @@ class World:
     settings: ProxySettings
     redis: Redis
     clock: ValkeyClock
+    health: Health
+    ids: Ids
     intake: Intake
+    disk: StoreDisk
     waiters: Waiters
     store: Store
     tasks: TaskBook
@@ -41,7 +49,9 @@ class World:
     rollouts: Rollouts
     trajectories: TrajectoryBook
     leadership: Leadership
+    bodies: Bodies
     retries: Retries
+    held: HeldCalls
 
 
 def world_of(state: Any) -> World:

@@ -41,6 +41,18 @@ class StageProgress(Model):
     execution_s: Spread | None
 
 
+class FailureKind(Model):
+    """Answers of a batch that are masked and ended alike."""
+
+    ended: str
+    """How they ended: refused, sandbox-lost, expired ..."""
+    count: int
+    share: float
+    """Of all answers of the batch so far."""
+    reason: str
+    """Of the newest of them, its first 500 characters."""
+
+
 class BatchView(Model):
     """A batch as it stands. Times are Unix seconds."""
 
@@ -56,6 +68,12 @@ class BatchView(Model):
     answered: int
     stuck: int = 0
     """Of those that wait: how many no present node could ever take (`/v1/pools` says what they lack)."""
+    masked: int = 0
+    """Of those answered: how many are no statement about their sample."""
+    masked_share: float = 0.0
+    """`masked` of `answered`. A wrong configuration makes it 1 from the first answers on."""
+    failures: list[FailureKind] = []
+    """The masked ones by how they ended, most first."""
     opened_at: float
     first_arrival_at: float | None
     ended_at: float | None

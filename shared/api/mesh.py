@@ -57,10 +57,52 @@ class PoolView(Model):
     """Why the target is what it is."""
 
 
+class StoreView(Model):
+    """Postgres, as one replica of the proxy sees it."""
+
+    answers: bool | None
+    """None: not looked at yet."""
+
+
+class ValkeyView(StoreView):
+    """Valkey, as one replica of the proxy sees it."""
+
+    used_bytes: int | None
+    """Memory at the last reply."""
+    bound_bytes: int | None
+    """At this bound submissions are answered 503; 0: none."""
+
+
+class DiskView(Model):
+    """The fullest disk that holds a store on this machine."""
+
+    path: str
+    free_bytes: int
+    total_bytes: int
+    reserve_bytes: int
+    """New work is accepted while so much is free."""
+
+
+class HealthView(Model):
+    """Parts of the mesh, at most a few seconds old."""
+
+    valkey: ValkeyView
+    postgres: StoreView
+    disk: DiskView | None
+    """None: the stores are on other machines."""
+    leader: bool | None
+    """A proxy holds the dispatching lease; None: unknown while Valkey is away."""
+    planner: bool | None
+    """A planner holds its lease. While none does, pools follow what waits (zero-queue rule)."""
+    problems: list[str]
+    """One sentence for each part that is not well; empty: all is well."""
+
+
 class PoolList(Model):
     """All pools."""
 
     pools: list[PoolView]
+    health: HealthView
 
 
 class PlanView(Model):

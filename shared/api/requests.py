@@ -113,6 +113,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpu_s: float = 0.0
     """Of the last stage that has a verdict; what was cut short is not measured."""
     peak_memory_bytes: int = 0
+    evidence: Literal["separate", "in-process"] | None = None
+    """Where the last stage's verdict was formed. `separate`: outside the interpreter that ran the sample, which holds
+    no expected value. `in-process`: in the same one, so a sample that is written against its grader may forge it.
+    Absent where the kind forms no verdict."""
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

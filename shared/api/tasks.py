@@ -89,6 +89,12 @@ class StageTemplate(Model):
     """Execution limit. Queueing does not count."""
     timeout_score: float | None = None
     """Score of a request that meets this stage's limit. Default: the task's."""
+    error_score: float | None = None
+    """Score of a request whose sample ends this stage's `python.function` after the call has begun: by an exit, a
+    BaseException, a signal or the memory limit. Default: 0. Other kinds score such an end 0."""
+    exception_score: float | None = None
+    """Score of a request for which this stage's `python.function` raises an ordinary exception. Default: none, the
+    request is refused and masked."""
     worker_cost: Annotated[float, Field(gt=0)] = 1.0
     """C_j: what one worker of this stage costs, in any unit common to the workflow."""
 

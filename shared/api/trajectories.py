@@ -64,7 +64,7 @@ class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     state: TrajectoryState
     reason: str
-    """Why it ended; empty while it is open."""
+    """Why it ended. While it is open: why its environment could not be made when it was last tried; else empty."""
     tenant: str
     task: str | None
     group: str

@@ -3,19 +3,27 @@
 --
 --   journal      an entry of stream `actions` exists exactly as long as its action is unanswered
 --   action:<id>  hash: d digest, e journal entry, b batch, t trajectory, g last grant, s stage, c carried acts; answered:
---                a answer or r result id
+--                a answer, r result id, or m (the answer is in Postgres; see archive.lua)
 --   batch:<id>   hash: state, size, submitted, answered, opened_ms, first_ms, active_ms, ended_ms, tenant, task, ...
 --                progress: entry of `batches` with the newest report of its rollout
+--                archived: last result id that is in Postgres; keep_s: retention where DELETE has shortened it
 --   results:<id> stream of answers; its ids are what `after=` means
+--   kept         hash: tenant -> estimated bytes of Valkey's memory that its answers and compact ids take
+--   kept:batches hash: tenant/batch -> the part of `kept` that its results take
+--   unarchived   sorted: tenant/batch by the time (ms) of its oldest result in Valkey
+--   unarchived:actions  stream: answers outside batches that are to be archived
 --   backlog      hash: what waits, as the leader last told: pools, what is stuck of each batch, where batches stand
+--   ids          hash: key of derived ids, and until when ids of older versions are looked for
 --   leader       holder of the dispatching lease; leader:epoch counts its changes and fences what a leader writes
 
---   (trajectories: trajectories.lua, which is loaded behind this)
+--   (trajectories: trajectories.lua; answers in Postgres: archive.lua; both are loaded behind this)
 
-local ANSWERED_KEPT = 16384
+local ANSWERED_KEPT = 2048
 local BATCHES_KEPT = 100000
 local GRANTS_KEPT_S = 120
 local END_GRACE_S = 60
+local ARCHIVED_AFTER_S = 60  -- an answer outside a batch that expires sooner is not archived
+local ANSWER_BYTES = 250     -- what an answer takes in Valkey beside its own bytes: its action's key, stream or hash
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -41,18 +49,52 @@ local function lead(_, args)
   return tonumber(redis.call('GET', 'leader:epoch'))
 end
 
+-- hold_lease(key, holder, ttl_ms) -> 1 held (now or again), 0 another holds it
+local function hold_lease(_, args)
+  local current = redis.call('GET', args[1])
+  if current and current ~= args[2] then return 0 end
+  redis.call('SET', args[1], args[2], 'PX', args[3])
+  return 1
+end
+
 -- resign(holder)
 local function resign(_, args)
   if redis.call('GET', 'leader') == args[1] then redis.call('DEL', 'leader') end
   return 1
 end
 
-local function submit_one(key, digest, batch, trajectory, payload)
+local function hold(tenant, bytes)
+  if bytes ~= 0 then redis.call('HINCRBY', 'kept', tenant, bytes) end
+end
+
+-- Whether a tenant's kept answers take what a tenant may keep; looked up once a call.
+local function full(room, tenant)
+  if room.kept == 0 then return false end
+  local known = room.full[tenant]
+  if known == nil then
+    known = tonumber(redis.call('HGET', 'kept', tenant) or 0) >= room.kept
+    room.full[tenant] = known
+  end
+  return known
+end
+
+local function submit_one(room, key, digest, batch, trajectory, tenant, payload)
   local known = redis.call('HMGET', key, 'd', 'e')
   if known[1] then
     if known[1] ~= digest then return { -1, '' } end
     return { 0, known[2] }
   end
+  local bkey, b = 'batch:' .. batch, false
+  if batch ~= '' then
+    b = redis.call('HMGET', bkey, 'state', 'size', 'submitted', 'archived')
+    local compact = b[4] and redis.call('HGET', 'archived:' .. batch, string.sub(key, 8))
+    if compact then  -- its answer is in Postgres
+      if compact ~= string.sub(digest, 1, #compact) then return { -1, '' } end
+      return { 0, '' }
+    end
+  end
+  if room.entries <= 0 then return { -5, '' } end
+  if full(room, tenant) then return { -9, '' } end
   local tkey = 'trajectory:' .. trajectory
   if trajectory ~= '' then
     local t = redis.call('HMGET', tkey, 'state', 'reason')
@@ -60,9 +102,8 @@ local function submit_one(key, digest, batch, trajectory, payload)
     if t[1] ~= 'open' then return { -7, t[1] .. ' ' .. t[2] } end
     if redis.call('SISMEMBER', 'acted:' .. trajectory, key) == 1 then return { -8, '' } end
   end
-  local index, first, bkey = -1, false, 'batch:' .. batch
-  if batch ~= '' then
-    local b = redis.call('HMGET', bkey, 'state', 'size', 'submitted')
+  local index, first = -1, false
+  if b then
     if not b[1] then return { -2, '' } end
     if b[1] ~= 'open' then return { -3, b[1] } end
     local size = tonumber(b[2])
@@ -70,7 +111,8 @@ local function submit_one(key, digest, batch, trajectory, payload)
     if size > 0 and index >= size then return { -4, b[2] } end
     first = index == 0
   end
-  local entry = redis.call('XADD', 'actions', '*', 'm', payload, 'i', index)
+  -- a, b: the envelope, for a leader of another version that cannot read the payload
+  local entry = redis.call('XADD', 'actions', '*', 'm', payload, 'i', index, 'a', key, 'b', batch)
   redis.call('HSET', key, 'd', digest, 'e', entry, 'b', batch)
   local ms = string.match(entry, '^%d+')
   if trajectory ~= '' then
@@ -87,20 +129,17 @@ local function submit_one(key, digest, batch, trajectory, payload)
   return { 1, entry }
 end
 
--- submit(max_entries, {key, digest, batch, trajectory, payload}...) -> {code, entry or reason} each
+-- journal_actions(max_entries, most a tenant may keep or 0, {key, digest, batch, trajectory, tenant, payload}...)
+--   -> {code, entry or reason} each
 --   1 accepted, 0 accepted before, -1 other body, -2 no such batch, -3 batch not open, -4 batch full, -5 journal full,
---   -6 no such trajectory, -7 trajectory not open (reason: its state, a blank, why), -8 answered, and its answer is gone
+--   -6 no such trajectory, -7 trajectory not open (reason: its state, a blank, why), -8 answered, and its answer is gone,
+--   -9 the answers that Valkey keeps for the tenant take too much of its memory
 local function submit(_, args)
-  local free = tonumber(args[1]) - redis.call('XLEN', 'actions')
+  local room = { entries = tonumber(args[1]) - redis.call('XLEN', 'actions'), kept = tonumber(args[2]), full = {} }
   local replies = {}
-  for i = 2, #args, 5 do
-    local reply
-    if free <= 0 and redis.call('EXISTS', args[i]) == 0 then
-      reply = { -5, '' }
-    else
-      reply = submit_one(args[i], args[i + 1], args[i + 2], args[i + 3], args[i + 4])
-      if reply[1] == 1 then free = free - 1 end
-    end
+  for i = 3, #args, 6 do
+    local reply = submit_one(room, args[i], args[i + 1], args[i + 2], args[i + 3], args[i + 4], args[i + 5])
+    if reply[1] == 1 then room.entries = room.entries - 1 end
     replies[#replies + 1] = reply
   end
   return replies
@@ -108,8 +147,9 @@ end
 
 local function settle(batch, retention)
   local bkey = 'batch:' .. batch
-  local b = redis.call('HMGET', bkey, 'state', 'size', 'submitted', 'answered', 'ended_ms', 'tenant', 'task', 'opened_ms', 'first_ms')
+  local b = redis.call('HMGET', bkey, 'state', 'size', 'submitted', 'answered', 'ended_ms', 'tenant', 'task', 'opened_ms', 'first_ms', 'keep_s')
   if not b[1] or b[5] then return 0 end
+  retention = b[10] or retention
   local state, size, submitted, answered = b[1], tonumber(b[2]), tonumber(b[3]), tonumber(b[4])
   if state == 'open' then
     if size == 0 or answered < size then return 0 end
@@ -120,8 +160,7 @@ local function settle(batch, retention)
   local ended = now_ms()
   redis.call('HSET', bkey, 'state', state, 'ended_ms', ended)
   redis.call('ZREM', 'batches:open', batch)
-  redis.call('EXPIRE', bkey, retention)
-  redis.call('EXPIRE', 'results:' .. batch, retention)
+  for _, key in ipairs({ bkey, 'results:' .. batch, 'archived:' .. batch }) do redis.call('EXPIRE', key, retention) end
   say('batches', BATCHES_KEPT, {
     kind = 'batch.ended.v1', batch = batch, tenant = b[6], task = b[7], state = state, size = answered,
     opened_at = tonumber(b[8]) / 1000, first_at = tonumber(b[9] or b[8]) / 1000, ended_at = ended / 1000,
@@ -140,33 +179,54 @@ local function acted(key)
   end
 end
 
--- finish(epoch, retention_batch_s, {action, entry, batch, answer, retention_s}...) -> 1 answered now, 0 was answered
+-- The answer of an action outside a batch. One that outlives `ARCHIVED_AFTER_S` is to be archived. Returns what it takes.
+local function answer_alone(key, action, answer, keep_s, tenant)
+  redis.call('HSET', key, 'a', answer)
+  redis.call('EXPIRE', key, keep_s)
+  acted(key)
+  if tonumber(keep_s) <= ARCHIVED_AFTER_S then return 0 end
+  local bytes = #answer + ANSWER_BYTES
+  redis.call('XADD', 'unarchived:actions', '*', 'k', action, 's', bytes, 't', tenant)
+  return bytes
+end
+
+-- Batches have new results: what they take, and that they are to be archived.
+local function hold_results(bytes_of)
+  local ms = now_ms()
+  for member, bytes in pairs(bytes_of) do
+    redis.call('HINCRBY', 'kept:batches', member, bytes)
+    redis.call('ZADD', 'unarchived', 'NX', ms, member)
+  end
+end
+
+-- answer_actions(epoch, retention_batch_s, {action, entry, batch, answer, retention_s, tenant}...)
+--   -> 1 answered now, 0 was answered
 local function finish(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
-  local flags, answered, batches, seen = {}, {}, {}, {}
-  for i = 3, #args, 5 do
-    local action, batch = args[i], args[i + 2]
-    local key = 'action:' .. action
+  local flags, answered, batches, bytes_of, kept_by = {}, {}, {}, {}, {}
+  for i = 3, #args, 6 do
+    local action, batch, answer, tenant = args[i], args[i + 2], args[i + 3], args[i + 5]
+    local key, bytes = 'action:' .. action, #answer + ANSWER_BYTES
     local live = redis.call('XDEL', 'actions', args[i + 1])
     flags[#flags + 1] = live
     if live == 1 then
       answered[#answered + 1] = action
       redis.call('HDEL', key, 'g', 's', 'c')
       if batch == '' then
-        redis.call('HSET', key, 'a', args[i + 3])
-        redis.call('EXPIRE', key, args[i + 4])
-        acted(key)
+        bytes = answer_alone(key, action, answer, args[i + 4], tenant)
       else
-        redis.call('HSET', key, 'r', redis.call('XADD', 'results:' .. batch, '*', 'a', args[i + 3]))
+        redis.call('HSET', key, 'r', redis.call('XADD', 'results:' .. batch, '*', 'a', answer))
         redis.call('EXPIRE', key, args[2])
         redis.call('HINCRBY', 'batch:' .. batch, 'answered', 1)
-        if not seen[batch] then
-          seen[batch] = true
-          batches[#batches + 1] = batch
-        end
+        local member = tenant .. '/' .. batch
+        if not bytes_of[member] then batches[#batches + 1] = batch end
+        bytes_of[member] = (bytes_of[member] or 0) + bytes
       end
+      kept_by[tenant] = (kept_by[tenant] or 0) + bytes
     end
   end
+  hold_results(bytes_of)
+  for tenant, bytes in pairs(kept_by) do hold(tenant, bytes) end
   for _, batch in ipairs(batches) do settle(batch, args[2]) end
   if #answered > 0 then
     say('answered', ANSWERED_KEPT, { kind = 'answered.v1', actions = answered, batches = batches })
@@ -182,6 +242,7 @@ local function place(trajectory, placement)
   local t = redis.call('HMGET', key, 'state', 'lifetime_s', 'keep_s')
   if t[1] then redis.call('HSET', key, 'n', cmsgpack.unpack(placement)[1]) end
   if t[1] == 'open' then
+    redis.call('HSET', key, 'reason', '')  -- why it could not be made before
     redis.call('EXPIRE', key, t[2] + t[3])
     redis.call('ZADD', 'trajectories:due', 'XX', now_ms() + (t[2] + END_GRACE_S) * 1000, trajectory)
   end
@@ -239,11 +300,20 @@ end
 
 -- end_batch(batch, state, retention_s) -> state it has now, or false when there is none
 --   sealed: no more requests; cancelled, abandoned: what is unanswered is cancelled by the leader
+--   `retention_s` of a cancelled batch counts in any case: of one that has ended before, it shortens what is left
 local function end_batch(_, args)
   local batch, state = args[1], args[2]
   local bkey = 'batch:' .. batch
   local b = redis.call('HMGET', bkey, 'state', 'ended_ms')
   if not b[1] then return false end
+  if state == 'cancelled' then
+    redis.call('HSET', bkey, 'keep_s', args[3])
+    if b[2] then
+      for _, key in ipairs({ bkey, 'results:' .. batch, 'archived:' .. batch }) do
+        redis.call('EXPIRE', key, args[3], 'LT')
+      end
+    end
+  end
   if b[2] or b[1] == 'cancelled' or b[1] == 'abandoned' or b[1] == state then return b[1] end
   redis.call('HSET', bkey, 'state', state)
   if state ~= 'sealed' then
@@ -267,9 +337,9 @@ end
 
 -- cancel(action, reason) -> 1 asked, 0 answered already, -1 unknown
 local function cancel(_, args)
-  local a = redis.call('HMGET', 'action:' .. args[1], 'e', 'a', 'r')
+  local a = redis.call('HMGET', 'action:' .. args[1], 'e', 'a', 'r', 'm')
   if not a[1] then return -1 end
-  if a[2] or a[3] then return 0 end
+  if a[2] or a[3] or a[4] then return 0 end
   redis.call('XADD', 'actions', '*', 'm', cmsgpack.pack({ kind = 'action.cancel-asked.v1', action = args[1], reason = args[2] }))
   return 1
 end
@@ -296,13 +366,30 @@ local function publish(_, args)
   return #args - 2
 end
 
+-- id_key(candidate, window_ms) -> {key of derived ids, end in ms of the window in which older ids are looked for}
+--   Created once. A store that has had a leader before holds ids of an older version.
+local function id_key(_, args)
+  if redis.call('EXISTS', 'ids') == 0 then
+    local used = redis.call('EXISTS', 'leader:epoch') == 1
+    redis.call('HSET', 'ids', 'key', args[1], 'older_until_ms', used and now_ms() + args[2] or 0)
+  end
+  return redis.call('HMGET', 'ids', 'key', 'older_until_ms')
+end
+
+-- mesh_identity(candidate) -> the store's identity; the candidate where it has none yet.
+local function mesh_identity(_, args)
+  redis.call('SET', 'mesh', args[1], 'NX')
+  return redis.call('GET', 'mesh')
+end
+
 -- allow-oom: what is at work when memory is full is what frees it; only what is new (submit, open_batch, progress) is refused
 -- A function that takes other arguments than before has another name: a replica of an older version fails, and misplaces
--- nothing (submit_actions, send_grants).
+-- nothing (journal_actions, answer_actions, send_grants).
 redis.register_function { function_name = 'lead', callback = lead, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'hold_lease', callback = hold_lease, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'resign', callback = resign, flags = { 'allow-oom' } }
-redis.register_function('submit_actions', submit)
-redis.register_function { function_name = 'finish', callback = finish, flags = { 'allow-oom' } }
+redis.register_function('journal_actions', submit)
+redis.register_function { function_name = 'answer_actions', callback = finish, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'send_grants', callback = grant, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'advance', callback = advance, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'discard', callback = discard, flags = { 'allow-oom' } }
@@ -311,4 +398,6 @@ redis.register_function { function_name = 'publish', callback = publish, flags =
 redis.register_function('open_batch', open_batch)
 redis.register_function('progress', progress)
 redis.register_function { function_name = 'end_batch', callback = end_batch, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'id_key', callback = id_key, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'mesh_identity', callback = mesh_identity, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'cancel', callback = cancel, flags = { 'allow-oom' } }

@@ -1,6 +1,6 @@
 """Typed doors to the server-side functions in `functions.lua`. All are atomic and safe to repeat.
 
-Those of `trajectories.lua` are in `shared.bus.trajectories`.
+Those of `trajectories.lua` are in `shared.bus.trajectories`, those of `archive.lua` in `shared.bus.archive`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shared.units import Epoch, Seconds
 _packed = msgspec.msgpack.Encoder().encode
 
 
-SOURCES = ("functions.lua", "trajectories.lua")
+SOURCES = ("functions.lua", "trajectories.lua", "archive.lua")
 """One library; the later use what the first defines."""
 
 
@@ -42,6 +42,8 @@ class Submission(NamedTuple):
     payload: bytes
     trajectory: str = ""
     """Whose environment it needs; it must be open."""
+    tenant: str = ""
+    """Whose kept answers count against it."""
 
 
 class Receipt(NamedTuple):
@@ -58,10 +60,13 @@ class Receipt(NamedTuple):
         "no-trajectory",
         "trajectory-ended",
         "answer-gone",
+        "disk-short",
+        "tenant-full",
     ]
+    """`disk-short` is the caller's own: it asked with `max_journal` 0, because of its disk."""
     entry: str
-    """The journal entry (accepted, repeated), the batch's state (batch-closed), its size (batch-full), or how the
-    trajectory ended and why, with a blank between (trajectory-ended)."""
+    """The journal entry (accepted, repeated), the batch's state (batch-closed), its size (batch-full), the shortage
+    (disk-short), or how the trajectory ended and why, with a blank between (trajectory-ended)."""
 
 
 class Opening(NamedTuple):
@@ -73,6 +78,14 @@ class Opening(NamedTuple):
     """The batch of this key."""
 
 
+class IdKey(NamedTuple):
+    """What derived ids are made with."""
+
+    key: bytes
+    older_until: float
+    """Until when ids that an older version made without a key are looked for: Unix seconds; 0 in a fresh store."""
+
+
 class Answering(NamedTuple):
     """One item of `finish`."""
 
@@ -82,6 +95,8 @@ class Answering(NamedTuple):
     answer: bytes
     keep_s: int
     """How long the answer is kept, outside a batch. Inside one, the batch's retention counts."""
+    tenant: str = ""
+    """Whose kept answers it adds to."""
 
 
 class Granting(NamedTuple):
@@ -109,6 +124,7 @@ _CODES: dict[int, Any] = {
     -6: "no-trajectory",
     -7: "trajectory-ended",
     -8: "answer-gone",
+    -9: "tenant-full",
 }
 _OPENINGS: dict[int, Any] = {1: "opened", 0: "repeated", -1: "conflict"}
 
@@ -151,16 +167,24 @@ async def resign(redis: Redis, holder: str) -> None:
     await call(redis, "resign", holder)
 
 
-async def submit(redis: Redis, submissions: Sequence[Submission], *, max_journal: int) -> list[Receipt]:
+async def submit(
+    redis: Redis, submissions: Sequence[Submission], *, max_journal: int, most_kept: int = 0
+) -> list[Receipt]:
     """Journal many requests in one step each atomically; accepted means this has returned.
+
+    Args:
+        redis: where.
+        submissions: what to journal.
+        max_journal: most unanswered actions of the whole mesh.
+        most_kept: a tenant whose kept answers take so many bytes of Valkey's memory is refused; 0: none is.
 
     Raises:
         Overloaded: Valkey's memory bound; nothing of this call was accepted.
     """
-    args: list[Any] = [max_journal]
+    args: list[Any] = [max_journal, most_kept]
     for item in submissions:
-        args += ("action:" + item.action, item.digest, item.batch, item.trajectory, item.payload)
-    replies = await call(redis, "submit_actions", *args)
+        args += ("action:" + item.action, item.digest, item.batch, item.trajectory, item.tenant, item.payload)
+    replies = await call(redis, "journal_actions", *args)
     return [Receipt(_CODES[code], entry.decode()) for code, entry in replies]
 
 
@@ -173,7 +197,7 @@ async def finish(redis: Redis, epoch: Epoch, answers: Sequence[Answering], *, ke
     args: list[Any] = [epoch, round(keep_batch_s)]
     for item in answers:
         args += item
-    return [flag == 1 for flag in await call(redis, "finish", *args)]
+    return [flag == 1 for flag in await call(redis, "answer_actions", *args)]
 
 
 async def grant(redis: Redis, epoch: Epoch, grants: Sequence[Granting]) -> None:
@@ -253,6 +277,12 @@ async def progress(redis: Redis, report: RolloutProgress) -> str | None:
     """
     reply = await call(redis, "progress", report.batch, BATCHES.encode(report))
     return None if reply is None else reply.decode()
+
+
+async def id_key(redis: Redis, candidate: bytes, window_s: Seconds) -> IdKey:
+    """The store's key of derived ids; `candidate` where it has none yet."""
+    key, older_until_ms = await call(redis, "id_key", candidate, round(window_s * 1000))
+    return IdKey(key, int(older_until_ms) / 1000)
 
 
 async def cancel(redis: Redis, action: str, reason: str) -> Literal["asked", "answered", "unknown"]:

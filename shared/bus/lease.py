@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from redis.asyncio import Redis
 
 from shared.bus.connection import command
+from shared.bus.functions import call
 from shared.units import Seconds
 
 
@@ -22,13 +23,8 @@ class Lease:
     holder: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     async def hold(self) -> bool:
-        """Take it, or keep it for another `ttl_s`. False: another holds it."""
-        ttl_ms = round(self.ttl_s * 1000)
-        if await command(self.redis, "SET", self.key, self.holder, "NX", "PX", ttl_ms) is not None:
-            return True
-        if await command(self.redis, "GET", self.key) != self.holder.encode():
-            return False
-        return bool(await command(self.redis, "PEXPIRE", self.key, ttl_ms))
+        """Take it, or keep it for another `ttl_s`, also when memory is full. False: another holds it."""
+        return bool(await call(self.redis, "hold_lease", self.key, self.holder, round(self.ttl_s * 1000)) == 1)
 
     async def let_go(self) -> None:
         """Give it back, if it is still ours."""

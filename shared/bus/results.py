@@ -1,14 +1,13 @@
-"""A batch's measurements, from the results that were stored when its requests were answered."""
+"""A batch's measurements, from its answers."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from redis.asyncio import Redis
 
 from shared.api.requests import Act, StageReport
-from shared.bus.connection import command
 
 
 class _Measured(msgspec.Struct, frozen=True):
@@ -38,23 +37,19 @@ class RequestRecord:
     overhead_s: float
 
 
-async def read_record(redis: Redis, batch: str) -> list[RequestRecord]:
-    """Every answered request of a batch, in the order of their answers. 2,000 results a round trip."""
-    records: list[RequestRecord] = []
-    after = "-"
-    while rows := await command(redis, "XRANGE", f"results:{batch}", after, "+", "COUNT", 2000):
-        for _, fields in rows:
-            measured = _decoder.decode(fields[1])
-            records.append(
-                RequestRecord(
-                    index=-1 if measured.index is None else measured.index,
-                    arrived_at=measured.arrived_at,
-                    ended=measured.ended or "",
-                    queue_s=tuple(stage.queue_s for stage in measured.stages),
-                    execution_s=tuple(stage.execution_s for stage in measured.stages),
-                    units=tuple(stage.units for stage in measured.stages),
-                    overhead_s=measured.act.overhead_s if measured.act else 0.0,
-                )
-            )
-        after = f"({rows[-1][0].decode()}"
-    return records
+async def read_record(pages: AsyncIterator[Sequence[tuple[str, bytes]]]) -> list[RequestRecord]:
+    """Every answered request of a batch, in the order of `pages` (`shared.store.results.Results.pages`)."""
+    return [_record(answer) async for rows in pages for _, answer in rows]
+
+
+def _record(answer: bytes) -> RequestRecord:
+    measured = _decoder.decode(answer)
+    return RequestRecord(
+        index=-1 if measured.index is None else measured.index,
+        arrived_at=measured.arrived_at,
+        ended=measured.ended or "",
+        queue_s=tuple(stage.queue_s for stage in measured.stages),
+        execution_s=tuple(stage.execution_s for stage in measured.stages),
+        units=tuple(stage.units for stage in measured.stages),
+        overhead_s=measured.act.overhead_s if measured.act else 0.0,
+    )

@@ -36,8 +36,8 @@ class Entry(Generic[M]):
 class Tail:
     """Follows one or several streams in one blocking XREAD, from given ids on.
 
-    A message that cannot be decoded is logged and passed over: on a bounded wake-up stream nothing depends on it, and
-    in the journal it was validated before it was written.
+    A message that cannot be decoded is logged. In the journal the topic makes an `UnreadableEntry` of it, which is
+    answered; on a bounded wake-up stream nothing depends on it, and it is skipped.
     """
 
     def __init__(self, redis: Redis, start: dict[Topic[Any], str], *, count: int = 512, block_s: Seconds = 1.0) -> None:
@@ -71,18 +71,16 @@ class Tail:
         return entries
 
     def _decode(self, topic: Topic[Any], entry_id: str, fields: list[bytes]) -> Entry[Any] | None:
-        index = -1
-        message = None
-        for position in range(0, len(fields), 2):
-            if fields[position] == ENTRY:
-                try:
-                    message = topic.decode(fields[position + 1])
-                except ValueError as error:
-                    _log.error("entry_undecodable", stream=topic.name, entry=entry_id, error=str(error))
-                    return None
-            elif fields[position] == b"i":
-                index = int(fields[position + 1])
-        return None if message is None else Entry(topic.name, entry_id, message, index)
+        named = dict(zip(fields[::2], fields[1::2], strict=True))
+        try:
+            message = topic.decode(named[ENTRY])
+        except (KeyError, ValueError) as error:
+            why = str(error) if isinstance(error, ValueError) else "it has no message"
+            _log.error("entry_undecodable", stream=topic.name, entry=entry_id, error=why)
+            if topic.unreadable is None:
+                return None
+            message = topic.unreadable(named, why)
+        return Entry(topic.name, entry_id, message, int(named.get(b"i", -1)))
 
     async def batches(self) -> AsyncIterator[list[Entry[Any]]]:
         """Entries in batches, for ever, also across restarts of Valkey; [] about every `block_s` when nothing comes."""

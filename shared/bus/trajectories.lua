@@ -64,6 +64,7 @@ local function close_trajectory(_, args)
 end
 
 -- forget(epoch, {trajectory, ended, reason}...): its environment is no more; `unmade`: was not made, and it stays open
+--   with the reason, until its environment is begun again
 local function forget(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
   for i = 2, #args, 3 do
@@ -72,6 +73,7 @@ local function forget(_, args)
     local state = redis.call('HGET', key, 'state')
     if args[i + 1] == 'unmade' then
       redis.call('HDEL', key, 'n')
+      if state == 'open' then redis.call('HSET', key, 'reason', args[i + 2]) end
     elseif state == 'open' then
       over(args[i], args[i + 1], args[i + 2])
     end

@@ -80,7 +80,8 @@ async def open_trajectory(
     """
     hint = b""
     if spec.image != LOCAL:
-        hint = TRAJECTORIES.encode(EnvironmentsExpected(images=[spec.image], node_class=node_class))
+        expected = EnvironmentsExpected(images=[spec.image], node_class=node_class, memory_mb=spec.memory_mb)
+        hint = TRAJECTORIES.encode(expected)
     flat = [part for pair in fields.items() for part in pair]
     lives_s, kept_s = math.ceil(spec.lifetime_s), max(1, math.ceil(keep_s))
     arguments = (trajectory, idempotency_key, digest, most, lives_s, kept_s, hint)

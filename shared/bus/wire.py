@@ -42,6 +42,8 @@ class Wire(asyncio.Protocol):
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._transport: asyncio.Transport | None = None
         self._heard = 0.0
+        self.replied = 0.0
+        """Loop time of the last bytes that came; 0: none yet."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not derive from asyncio's
@@ -55,7 +57,7 @@ class Wire(asyncio.Protocol):
                 future.exception()  # whoever awaits gets it; nobody may be left to
 
     def data_received(self, data: bytes) -> None:
-        self._heard = asyncio.get_running_loop().time()
+        self._heard = self.replied = asyncio.get_running_loop().time()
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not False:
             future = self._waiting.popleft()
@@ -167,6 +169,11 @@ class PipelinedRedis(Redis):
             wire.close()
             return
         self._watch = loop.call_later(timeout_s / 4, self._look, timeout_s)
+
+    @property
+    def replied(self) -> Seconds:
+        """Loop time of the last reply over the present connection, whoever asked; 0: none yet."""
+        return self._wire.replied if self._wire is not None else 0.0
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         """Close the wire and redis-py's own connections."""

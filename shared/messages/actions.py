@@ -5,9 +5,11 @@ The entry's stream id is the action's arrival, on Valkey's clock. The leader rea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
-from shared.messages.base import Message, Topic
+from shared.messages.base import ENTRY, Message, Topic
 from shared.messages.environments import EnvironmentSpec
 from shared.policy.elasticity import Elasticity
 
@@ -38,7 +40,11 @@ class StageWork(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     elasticity: Elasticity | None = None
     """E(m) over the pool's resource; None: more units are not known to help."""
     duration_s: float | None = None
-    """Seconds on one unit, as the trainer knows it. Last: older entries end before it."""
+    """Seconds on one unit, as the trainer knows it. Older entries end before it."""
+    error_score: float = 0.0
+    """Of a sample that ends this stage's scoring function. Older entries end before it."""
+    exception_score: float | None = None
+    """Where this stage's scoring function raises; None: refused. Last: older entries end before it."""
 
 
 class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.v1"):
@@ -82,7 +88,67 @@ class CloseAsked(Message, frozen=True, kw_only=True, tag="trajectory.close-asked
     trajectory: str
 
 
-ACTIONS: Topic[ActionSubmitted | CancelAsked | CloseAsked] = Topic(
-    "actions", ActionSubmitted | CancelAsked | CloseAsked
+class UnreadableEntry(Message, frozen=True, kw_only=True, tag="entry.unreadable.v1"):
+    """A journal entry of another version of ours, or a damaged one: what its envelope shows. It is never written."""
+
+    action: str = ""
+    """The action that it submits; empty: it submits none, or it is not known which."""
+    batch: str = ""
+    task: str = ""
+    request: str = ""
+    trajectory: str = ""
+    error: str
+    """Why it does not decode."""
+
+    def submission(self) -> ActionSubmitted:
+        """As much of the submission as is known: no stage, so nothing that could run."""
+        return ActionSubmitted(
+            action=self.action,
+            tenant="",
+            task=self.task,
+            batch=self.batch,
+            request=self.request,
+            trajectory=self.trajectory,
+            stages=(),
+            budget_s=0.0,
+        )
+
+
+ACTION_FIELD, BATCH_FIELD = b"a", b"b"
+"""The envelope: fields of a submission's entry beside the message. Entries of schema 1 have none."""
+SUBMISSION = "action.submitted."
+"""Beginning of the kind of every version's submission."""
+_named = msgspec.msgpack.Decoder()
+
+
+def unreadable_entry(fields: Mapping[bytes, bytes], error: str) -> UnreadableEntry:
+    """What can be known of an entry that does not decode: its envelope, then any text of its message by field name."""
+    message = _texts(fields.get(ENTRY, b""))
+    enveloped = ACTION_FIELD in fields
+    if not enveloped and not message.get("kind", "").startswith(SUBMISSION):
+        return UnreadableEntry(error=error)
+    key = fields.get(ACTION_FIELD, b"").decode(errors="replace")
+    return UnreadableEntry(
+        action=key.removeprefix("action:") if enveloped else message.get("action", ""),
+        batch=fields[BATCH_FIELD].decode(errors="replace") if BATCH_FIELD in fields else message.get("batch", ""),
+        task=message.get("task", ""),
+        request=message.get("request", ""),
+        trajectory=message.get("trajectory", ""),
+        error=error,
+    )
+
+
+def _texts(raw: bytes) -> dict[str, str]:
+    try:
+        message = _named.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return {}
+    if not isinstance(message, dict):
+        return {}
+    return {name: value for name, value in message.items() if isinstance(name, str) and isinstance(value, str)}
+
+
+ACTIONS: Topic[ActionSubmitted | CancelAsked | CloseAsked | UnreadableEntry] = Topic(
+    "actions", ActionSubmitted | CancelAsked | CloseAsked, unreadable=unreadable_entry
 )
 """The journal."""

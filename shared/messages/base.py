@@ -6,6 +6,7 @@ error with a name instead of a silence.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 import msgspec
@@ -24,12 +25,28 @@ ENTRY = b"m"
 class Topic(Generic[M]):
     """Binds a stream to its closed union of messages."""
 
-    __slots__ = ("_decoder", "_encoder", "maxlen", "name")
+    __slots__ = ("_decoder", "_encoder", "maxlen", "name", "unreadable")
 
-    def __init__(self, name: str, union: type[M] | object, *, maxlen: int | None = None) -> None:
-        """`maxlen`: about how many entries the stream keeps; None where entries are deleted one by one."""
+    def __init__(
+        self,
+        name: str,
+        union: type[M] | object,
+        *,
+        maxlen: int | None = None,
+        unreadable: Callable[[Mapping[bytes, bytes], str], M] | None = None,
+    ) -> None:
+        """Bind them.
+
+        Args:
+            name: of the stream.
+            union: of its messages.
+            maxlen: about how many entries the stream keeps; None where entries are deleted one by one.
+            unreadable: makes a message of an entry that does not decode, from its fields and the decoder's error, for
+                a stream in which no entry may be skipped.
+        """
         self.name = name
         self.maxlen = maxlen
+        self.unreadable = unreadable
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union)
         self._encoder = msgspec.msgpack.Encoder()
 

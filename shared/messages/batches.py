@@ -1,7 +1,7 @@
 """The life of a batch: stream `batches`, read by the planner (group `planner`) and by the leader.
 
 `BatchEnded` is written by the same server-side function that records the last answer, so it is not lost
-and not doubled; its measurements lie in `results:<batch>` (`shared.bus.results.read_record`).
+and not doubled; its measurements are in its results (`shared.store.results`).
 """
 
 from __future__ import annotations

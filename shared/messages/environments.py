@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from shared.policy.formulation import STARTS
+
 LOCAL = "local"
 """The image that is no image: an environment made of the node's own toolchain, in the sandbox's walls."""
 
@@ -16,6 +18,8 @@ MOST_VALUE = 65_536
 
 MEMORY = "memory_mb"
 """The resource that environments hold for their whole life."""
+HELD = frozenset({MEMORY, STARTS})
+"""Resources that environments hold, and no action alone: no pool counts them."""
 
 Image = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*(?!\n)$")]
 Lives = Annotated[float, msgspec.Meta(gt=0, le=MOST_LIVES_S)]
@@ -44,7 +48,7 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Bash lines run once, in order, before the first action. One that fails ends the trajectory's first action as
     `refused`, with its output."""
     setup_timeout_s: Lives = 300.0
-    """For making it: image, container and set-up lines together."""
+    """For making it: container and set-up lines together. Waiting for its turn and for its image does not count."""
     workdir: Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$", max_length=4096)] = ""
     """Where commands start; empty: the image's own, or the private directory of a local one."""
     network: bool = False

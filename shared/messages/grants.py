@@ -31,6 +31,10 @@ class Granted(Message, frozen=True, kw_only=True, tag="granted.v1"):
     """Whose environment it acts in; empty: none's."""
     environment: EnvironmentSpec | None = None
     """Make it first, where this trajectory has none on the node. None: it has one there, or it is lost."""
+    error_score: float = 0.0
+    """Of a sample that ends a trainer's scoring function."""
+    exception_score: float | None = None
+    """Where a trainer's scoring function raises; None: refused."""
 
 
 class Revoked(Message, frozen=True, kw_only=True, tag="revoked.v1"):

@@ -15,9 +15,14 @@ from shared.messages.actions import Json
 from shared.messages.base import Message, Topic
 from shared.policy.formulation import TrajectoryEnd
 
-ExecutionStatus = Literal["ok", "timeout", "lost", "refused", "cancelled", "environment-lost"]
+ExecutionStatus = Literal["ok", "timeout", "lost", "refused", "cancelled", "environment-lost", "postponed"]
 """How one attempt ended on a node. `ok` and `timeout` are verdicts; `lost` is ours and is tried again. In a trajectory,
-`environment-lost`: the environment it needs is not there (any more); nothing of it was executed."""
+`environment-lost`: the environment it needs is not there (any more); nothing of it was executed. `postponed`: it cannot
+be made before `retry_in_s`, and nothing of the action was executed; that is no failed attempt."""
+
+Evidence = Literal["", "separate", "in-process"]
+"""Where a verdict was formed. `separate`: outside the interpreter that ran the sample. `in-process`: in the same one,
+so a sample that is written against its grader may forge it. Empty: the kind forms no verdict."""
 
 RECALLED = "recalled"
 """Reason of an attempt that was taken back before it had begun: its `lost` is nobody's failure."""
@@ -55,6 +60,9 @@ class Finished(Message, frozen=True, kw_only=True, tag="finished.v1"):
     """False: it was to make its trajectory's environment first, and could not; nothing of the action was executed."""
     units: dict[str, int] = {}
     """What it was granted."""
+    retry_in_s: float = 0.0
+    """Of one that was postponed."""
+    evidence: Evidence = ""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -88,6 +96,8 @@ class InventoryTaken(Message, frozen=True, kw_only=True, tag="inventory-taken.v1
     held: list[Held]
     environments: list[Stays] = []
     """Those that stand, and those that are being made."""
+    images: list[str] = []
+    """Of its container engine, at most `shared.policy.residency.MOST_HERE`."""
 
 
 class EnvironmentEnded(Message, frozen=True, kw_only=True, tag="environment.ended.v1"):
@@ -100,6 +110,25 @@ class EnvironmentEnded(Message, frozen=True, kw_only=True, tag="environment.ende
     reason: str = ""
 
 
+class EnvironmentMade(Message, frozen=True, kw_only=True, tag="environment.made.v1"):
+    """A trajectory's environment stands, and its first action still executes. At most a heartbeat late; a shorter first
+    action only finishes.
+    """
+
+    node: str
+    incarnation: str
+    trajectory: str
+
+
+class ImagesChanged(Message, frozen=True, kw_only=True, tag="images-changed.v1"):
+    """Images that a node has since its last report, and those that it has no more. At most a heartbeat late."""
+
+    node: str
+    incarnation: str
+    here: list[str] = []
+    gone: list[str] = []
+
+
 class Answered(Message, frozen=True, kw_only=True, tag="answered.v1"):
     """These actions have been answered; the answers are in the store."""
 
@@ -108,10 +137,10 @@ class Answered(Message, frozen=True, kw_only=True, tag="answered.v1"):
     """The batches they belong to, without repeats."""
 
 
-Outcome = Started | Finished | InventoryTaken | EnvironmentEnded
+Outcome = Started | Finished | InventoryTaken | EnvironmentEnded | EnvironmentMade | ImagesChanged
 
 OUTCOMES: Topic[Outcome] = Topic("outcomes", Outcome, maxlen=16_384)
 """Bounded: what is trimmed is found again through journal, inventory and store."""
 
-ANSWERED: Topic[Answered] = Topic("answered", Answered, maxlen=16_384)
+ANSWERED: Topic[Answered] = Topic("answered", Answered, maxlen=2_048)
 """Written by `finish` itself, tailed by every replica that does not lead."""

@@ -11,6 +11,8 @@ class EnvironmentsExpected(Message, frozen=True, kw_only=True, tag="environments
     images: list[str]
     node_class: str = ""
     """On nodes of this class; empty: of any."""
+    memory_mb: int = 1024
+    """What an environment of each will hold of its node."""
 
 
 TRAJECTORIES: Topic[EnvironmentsExpected] = Topic("trajectories", EnvironmentsExpected, maxlen=1_024)

@@ -81,6 +81,26 @@ class EndedBatch:
     """How fast its samples were generated, as the trainer reported."""
 
 
+Cursor = tuple[int, int]
+"""A stream id as numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """An answer that is archived."""
+
+    action: str
+    batch: str
+    """Empty outside batches."""
+    tenant: str
+    cursor: Cursor
+    """Of the result in its batch; of the action's journal entry outside one."""
+    answer: bytes
+    """JSON, as callers read it."""
+    expires_at: float
+    """Unix seconds. Of a result the latest moment: it goes with its batch."""
+
+
 @dataclass(frozen=True)
 class StoredPlan:
     """One decision."""

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Identity,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     SmallInteger,
     Table,
@@ -36,6 +37,11 @@ METADATA = MetaData(
 )
 
 
+def moment(unix: float) -> datetime:
+    """Unix seconds as the database takes them."""
+    return datetime.fromtimestamp(unix, UTC)
+
+
 class UnixSeconds(TypeDecorator[float]):
     """Unix seconds here, `timestamptz` there; exact to the microsecond."""
 
@@ -43,7 +49,7 @@ class UnixSeconds(TypeDecorator[float]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002  # the type's interface
-        return None if value is None else datetime.fromtimestamp(value, UTC)
+        return None if value is None else moment(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002  # the type's interface
         return None if value is None else value.timestamp()
@@ -97,4 +103,18 @@ PLANS = Table(
     Column("reason", JSONB, nullable=False),
     Index("plans_decided_at_idx", "decided_at"),
     Index("plans_pool_idx", "pool", "id"),
+)
+
+ANSWERS = Table(
+    "answers",
+    METADATA,
+    Column("action", Text, primary_key=True),
+    Column("batch", Text, nullable=False),
+    Column("tenant", Text, nullable=False),
+    Column("ms", BigInteger, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("answer", LargeBinary, nullable=False),
+    Column("expires_at", UnixSeconds, nullable=False),
+    Index("answers_batch_idx", "batch", "ms", "seq", postgresql_where=text("batch <> ''")),
+    Index("answers_expires_at_idx", "expires_at"),
 )

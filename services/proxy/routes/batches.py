@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 from services.proxy.world import TheWorld, World
 from shared.api.batches import BatchList, BatchView, ProgressReceipt, ProgressReport
 from shared.app import problem_responses
+from shared.bus.archive import Result
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
@@ -58,9 +59,13 @@ async def report_progress(batch: BatchName, body: ProgressReport, world: TheWorl
     return await world.rollouts.report(batch, body)
 
 
-@router.delete("/{batch}", summary="Cancel what is left of a batch", responses=problem_responses(404, 409, 422, 503))
+@router.delete("/{batch}", summary="Cancel and delete a batch", responses=problem_responses(404, 409, 422, 503))
 async def cancel_batch(batch: BatchName, world: TheWorld) -> BatchView:
-    """Queued requests are answered `cancelled`, running ones are killed; results there are stay readable."""
+    """Queued requests are answered `cancelled`, running ones are killed.
+
+    Results there are can be read for five more minutes (`PROXY_KEEP_DELETED_S`); then they are deleted. So are those of
+    a batch that has ended. A repeat changes nothing.
+    """
     return await world.batches.end(batch, "cancelled")
 
 
@@ -88,18 +93,28 @@ async def get_results(
 ) -> StreamingResponse:
     """Every result once, in the order of completion. Read on with `after=<cursor>`: nothing is missed."""
     await world.batches.stored(batch)
-    lines = _follow(world, batch, after) if follow else _pages(world, batch, after)
+    first = await world.store.results.page(batch, after, PAGE)  # a store that is away is a status, not a broken stream
+    lines = _follow(world, batch, after, first) if follow else _pages(world, batch, after, first)
     return StreamingResponse(lines, media_type="application/x-ndjson")
 
 
-async def _pages(world: World, batch: str, after: str) -> AsyncIterator[bytes]:
-    while rows := await world.store.results(batch, f"({after}" if after else "-", "+", PAGE):
+async def _pages(world: World, batch: str, after: str, rows: list[Result] | None = None) -> AsyncIterator[bytes]:
+    """Every result behind `after` that there is now; `rows`: the first page, if it has been read."""
+    if rows is None:
+        rows = await world.store.results.page(batch, after, PAGE)
+    while rows:
         yield b"".join(_line(cursor, answer) for cursor, answer in rows)
-        after = rows[-1][0]
+        rows = await world.store.results.page(batch, rows[-1].cursor, PAGE)
 
 
-async def _follow(world: World, batch: str, after: str) -> AsyncIterator[bytes]:
-    """Until the batch has ended and all its results are sent; ends with the batch's lifetime at the latest."""
+async def _follow(world: World, batch: str, after: str, first: list[Result]) -> AsyncIterator[bytes]:
+    """Until the batch has ended and all its results are sent; ends with the batch's lifetime at the latest.
+
+    A store that goes away breaks the stream; the reader reads on behind its last cursor.
+    """
+    if first:
+        yield b"".join(_line(cursor, answer) for cursor, answer in first)
+        after = first[-1].cursor
     async with world.waiters.following(batch) as news:
         while True:
             news.clear()

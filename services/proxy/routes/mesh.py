@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from services.proxy.world import TheWorld, World
-from shared.api.mesh import NodeList, NodeView, PlanList, PlanView, PoolList, PoolView
+from shared.api.mesh import HealthView, NodeList, NodeView, PlanList, PlanView, PoolList, PoolView
 from shared.app import problem_responses
 from shared.bus.connection import command
 from shared.messages.base import Topic
@@ -100,18 +100,34 @@ async def list_pools(world: TheWorld) -> PoolList:
         if isinstance(message, TargetSet):
             targets.setdefault(message.pool, message)
     backlog = {pool.name: pool for pool in await world.store.pools()}
+    health = world.health.view()
+    silent = health.planner is False
     names = sorted(members.keys() | targets.keys() | backlog.keys())
     return PoolList(
         pools=[
-            _pool(members.get(name, []), targets.get(name), backlog.get(name) or PoolBacklog(name, 0)) for name in names
-        ]
+            _pool(members.get(name, []), targets.get(name), backlog.get(name) or PoolBacklog(name, 0), silent=silent)
+            for name in names
+        ],
+        health=health,
     )
 
 
-def _pool(members: list[tuple[str, NodeView]], target: TargetSet | None, backlog: PoolBacklog) -> PoolView:
-    """One pool, from its ready nodes (each with the pool's resource), the planner's word and the leader's."""
+def _pool(
+    members: list[tuple[str, NodeView]], target: TargetSet | None, backlog: PoolBacklog, *, silent: bool
+) -> PoolView:
+    """One pool, from its ready nodes (each with the pool's resource), the planner's target and the leader's view.
+
+    `silent`: no planner holds its lease, so the reason of the last target is out of date.
+    """
     capacity = {node.name: node.capacity[resource] for resource, node in members}
-    no_plan = "no plan yet: everything is owned" if members else "no node is in this pool"
+    reason = "no plan yet: everything is owned" if members else "no node is in this pool"
+    if target is not None and silent:
+        reason = (
+            "no planner holds its lease: the zero-queue rule serves what waits, beside the last target of "
+            f"{target.units:,}"
+        )
+    elif target is not None:
+        reason = target.reason
     return PoolView(
         name=backlog.name,
         nodes=len(members),
@@ -125,8 +141,14 @@ def _pool(members: list[tuple[str, NodeView]], target: TargetSet | None, backlog
             f"{lacking(lack.kind, lack.units, backlog.name)} ({lack.waiting} wait)"
             for lack in backlog.lacks[:LACKS_SHOWN]
         ],
-        reason=target.reason if target is not None else no_plan,
+        reason=reason,
     )
+
+
+@router.get("/health", summary="Stores, leader, planner, disk")
+async def get_health(world: TheWorld) -> HealthView:
+    """From this replica's memory, so it answers while Valkey and Postgres are away."""
+    return world.health.view()
 
 
 @router.get("/plans", summary="The planner's decisions, newest first", responses=problem_responses(422, 503))

@@ -5,5 +5,6 @@ has to be checked first; so order, queueing, cores and repeats are those of ever
 action's `request_id`: a repeat returns the first answer.
 
 Not here: interactive programs (`is_interactive_command`, `expect`), for want of a terminal. A command that met its
-time limit has been ended, so an interrupt finds nothing to stop.
+time limit has been ended: `CommandTimeoutError` has its output so far in the message and in `extra_info`, and the next
+interrupt returns it.
 """

@@ -31,7 +31,10 @@ async def execute(call: Call, trajectory: str) -> dict[str, Any]:
     params = {"argv": argv, "cwd": asked.cwd or "", "output_bytes": OUTPUT_BYTES, **as_text(*argv)}
     answered = await act(call, trajectory, "env.exec", params, within(asked.timeout))
     if answered.ended == "timeout":
-        raise swerex_error("CommandTimeoutError", f"timeout ({asked.timeout} s) exceeded while running command")
+        partial = {name: str(answered.output.get(name) or "") for name in ("stdout", "stderr")}
+        shown = f"Stdout:\n{partial['stdout']!r}\nStderr:\n{partial['stderr']!r}"
+        what = f"timeout ({asked.timeout} s) exceeded while running command. {shown}"
+        raise swerex_error("CommandTimeoutError", what, **partial)
     if said := answered.output.get("error"):
         raise os_error(str(said))
     stdout, stderr, exit_code = (answered.output.get(name) for name in ("stdout", "stderr", "exit_code"))

@@ -25,6 +25,9 @@ from shared.errors import TreadleError
 MOST_SESSIONS = 64
 CHECK_S = 10.0
 """For asking bash whether it can read a command."""
+MOST_PARTIAL = 64 << 10
+"""Bytes kept of a command that met its limit: the last ones."""
+PARTIAL_S = 300
 PROMPT = "SHELLPS1PREFIX"
 """What the original's shells show when they are done."""
 
@@ -91,7 +94,7 @@ async def run_in_session(call: Call, trajectory: str) -> dict[str, Any]:
     asked = await body(call, _action.decode)
     await _known(call, trajectory, asked.session)
     if isinstance(asked, BashInterruptAction):
-        return _observation("", 0)
+        return _observation(await _take_partial(call, trajectory, asked.session), 0)
     if asked.is_interactive_command or asked.is_interactive_quit or asked.expect:
         raise swerex_error("SwerexException", "interactive programs are not supported: environments have no terminal")
     if "\n" in asked.command.strip():  # of one line nothing is executed where bash cannot read it
@@ -99,8 +102,12 @@ async def run_in_session(call: Call, trajectory: str) -> dict[str, Any]:
     params = {"line": asked.command, "session": asked.session, "output_bytes": OUTPUT_BYTES, **as_text(asked.command)}
     answered = await act(call, trajectory, "env.bash", params, within(asked.timeout))
     if answered.ended == "timeout":
-        what = f"timeout after {asked.timeout} seconds while running command {asked.command!r}"
-        raise swerex_error("CommandTimeoutError", what)
+        partial = _plain(str(answered.output.get("output") or ""))
+        await _keep_partial(call, trajectory, asked.session, partial)
+        what = (
+            f"timeout after {asked.timeout} seconds while running command {asked.command!r}. Its output:\n{partial!r}"
+        )
+        raise swerex_error("CommandTimeoutError", what, output=partial)
     output, exit_code = _plain(answered.output.get("output", "")), answered.output.get("exit_code")
     if exit_code and ("syntax error" in output or "unexpected EOF" in output):
         await _check(call, trajectory, asked.command)
@@ -109,6 +116,23 @@ async def run_in_session(call: Call, trajectory: str) -> dict[str, Any]:
         failed = f"command {asked.command!r} failed with exit code {exit_code}. Its output:\n{output!r}"
         raise swerex_error("NonZeroExitCodeError", told + failed)
     return _observation(output, None if asked.check == "ignore" else exit_code)
+
+
+async def _keep_partial(call: Call, trajectory: str, session: str, output: str) -> None:
+    """For the interrupt that follows a timeout: the original returns there what the command had written."""
+    key = f"{_key(trajectory)}:partial"
+    await _ask(call, "HSET", key, session, output.encode(errors="replace")[-MOST_PARTIAL:])
+    await _ask(call, "EXPIRE", key, PARTIAL_S)
+
+
+async def _take_partial(call: Call, trajectory: str, session: str) -> str:
+    """Each is returned once; empty where no command of the session has met its limit lately."""
+    key = f"{_key(trajectory)}:partial"
+    output: bytes | None = await _ask(call, "HGET", key, session)
+    if output is None:
+        return ""
+    await _ask(call, "HDEL", key, session)
+    return output.decode(errors="replace")
 
 
 async def _known(call: Call, trajectory: str, session: str) -> None:

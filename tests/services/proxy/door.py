@@ -149,8 +149,13 @@ class Folder:
         name = grant.work.removeprefix("env.")
         try:
             output = getattr(self, name)(params, grant.timeout_s)
-        except subprocess.TimeoutExpired:
-            return {"status": "timeout", "passed": None, "reason": f"still running after {grant.timeout_s:g} s"}
+        except subprocess.TimeoutExpired as cut:
+            stdout, stderr = ((each or b"").decode() for each in (cut.stdout, cut.stderr))
+            partial = {"output": stdout} if name == "bash" else {"stdout": stdout, "stderr": stderr}
+            return {
+                "status": "timeout", "passed": None, "reason": f"still running after {grant.timeout_s:g} s",
+                "output": {"exit_code": None, **partial},
+            }  # fmt: skip
         except OSError as error:
             said = f"{error.strerror}: {params.get('path') or params['argv'][0]}"
             return {"passed": False, "output": {"error": said, "exit_code": 127}, "reason": said}

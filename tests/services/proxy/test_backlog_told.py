@@ -21,6 +21,7 @@ from shared.policy.floor import Floor
 from shared.policy.formulation import Request, Work
 from shared.policy.life import Life
 from tests.services.proxy.mesh import START, StillClock, stage, submitted
+from tests.services.proxy.stores import store_over
 from tests.shared.bus.flaky import Flaky
 from tests.shared.bus.journal import Journal
 from tests.shared.bus.soon import soon
@@ -32,7 +33,7 @@ WHY = "no node of class 'default' offers code.run with cores=999 now; it waits f
 
 @pytest.fixture
 def store(valkey: Redis) -> Store:
-    return Store(valkey)
+    return store_over(valkey)
 
 
 async def submit(journal: Journal, request: ActionSubmitted) -> str:
@@ -136,7 +137,7 @@ async def test_of_batches_only_changes_are_told_and_first_that_there_are_none(
     await soon(seen)
     clock.now += 1.0
     waiting(floor, "outside", batch="")
-    await soon(lambda: _waits(Store(journal.redis), 1))
+    await soon(lambda: _waits(store_over(journal.redis), 1))
     told = await read_seen(journal.redis)
     assert told == BatchesSeen(START, {}), "what waits outside batches changes nothing of them"
     waiting(floor, "a")

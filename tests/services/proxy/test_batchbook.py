@@ -6,15 +6,17 @@ import msgspec
 from redis.asyncio import Redis
 
 from services.proxy.batchbook import BatchBook
-from services.proxy.store import Store
+from services.proxy.ids import Ids
+from services.proxy.registries import Registries
 from services.proxy.taskbook import TaskBook
 from shared.api.batches import BatchOpening
 from shared.api.tasks import StageTemplate, Task
 from shared.bus.connection import command
 from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
 from tests.services.proxy.mesh import StillClock
+from tests.services.proxy.stores import store_over
 
-SINCE = {"timeout_score"}
+SINCE = {"timeout_score", "error_score", "exception_score"}
 """Fields of a stage that came later, and are refused by who does not know them."""
 
 
@@ -23,8 +25,11 @@ async def kept(valkey: Redis, stage: StageTemplate) -> tuple[Task, Task, bytes]:
     tasks = TaskBook(valkey)
     declared = Task(stages=[stage])
     await tasks.put("ada", "t", declared)
-    store = Store(valkey)
-    book = BatchBook(valkey, store, tasks, StillClock(), keep_batch_s=60.0)
+    store = store_over(valkey)
+    clock = StillClock()
+    book = BatchBook(
+        valkey, store, tasks, clock, await Ids.load(valkey, clock), Registries("docker.io"), keep_batch_s=60.0
+    )
     view, _ = await book.open("ada", "t", BatchOpening())
     found = await store.batch(view.id)
     assert found is not None
@@ -50,7 +55,16 @@ async def test_what_a_stage_leaves_open_is_not_written(valkey: Redis) -> None:
 async def test_images_that_its_trajectories_will_need_are_passed_on(valkey: Redis) -> None:
     tasks = TaskBook(valkey)
     await tasks.put("ada", "t", Task(stages=[StageTemplate(name="s", kind="noop")]))
-    book = BatchBook(valkey, Store(valkey), tasks, StillClock(), keep_batch_s=60.0)
+    clock = StillClock()
+    book = BatchBook(
+        valkey,
+        store_over(valkey),
+        tasks,
+        clock,
+        await Ids.load(valkey, clock),
+        Registries("docker.io"),
+        keep_batch_s=60.0,
+    )
 
     await book.open("ada", "t", BatchOpening())
     await book.open("ada", "t", BatchOpening(images=["python:3.11", "b"]))

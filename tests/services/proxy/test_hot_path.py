@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as Broken
 from redis.exceptions import OutOfMemoryError
 from starlette.types import Message, Receive, Scope, Send
 
 from services.proxy.asgi import Call, HotPath, HotRoute, Reply
+from services.proxy.bodies import Bodies
 from services.proxy.settings import ProxySettings
 from shared.errors import NotFound, Overloaded, TreadleError
 
@@ -31,6 +33,8 @@ class Response(NamedTuple):
 
 async def behind(scope: Scope, receive: Receive, send: Send) -> None:
     """What lies behind the hot path."""
+    if scope["type"] == "http" and scope["path"] == "/v1/silent":
+        await asyncio.sleep(60)
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 299, "headers": []})
         await send({"type": "http.response.body", "body": scope["path"].encode()})
@@ -57,7 +61,8 @@ async def asked(
     async def send(message: Message) -> None:
         sent.append(message)
 
-    world = SimpleNamespace(settings=ProxySettings.model_validate({"max_wait_s": 60.0}))
+    settings = ProxySettings.model_validate({"max_wait_s": 60.0, "read_deadline_s": 0.2})
+    world = SimpleNamespace(settings=settings, redis=Redis(), bodies=Bodies(1 << 20))  # it has never replied
     scope = {
         "type": "http", "method": method, "path": path, "query_string": query.encode(), "state": {"world": world},
         "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
@@ -177,7 +182,7 @@ async def test_what_lies_behind_gets_whole_bodies_of_bounded_size() -> None:
         async def send(message: Message) -> None:
             sent.append(message)
 
-        world = SimpleNamespace(settings=ProxySettings.model_validate({"max_body_bytes": 100}))
+        world = SimpleNamespace(settings=ProxySettings.model_validate({"max_body_bytes": 100}), bodies=Bodies(1 << 20))
         scope: Scope = {"type": "http", "method": "PUT", "path": "/behind", "state": {"world": world}}
         await HotPath(echo, ROUTES)(scope, receive, send)
         return sent[0]["status"], sent[1]["body"]
@@ -297,7 +302,7 @@ async def test_a_body_that_was_cut_short_is_never_taken_for_whole(path: str) -> 
     async def send(message: Message) -> None:
         sent.append(message)
 
-    world = SimpleNamespace(settings=ProxySettings.model_validate({}))
+    world = SimpleNamespace(settings=ProxySettings.model_validate({}), bodies=Bodies(1 << 20))
     scope = {
         "type": "http", "method": "POST", "path": path, "query_string": b"", "state": {"world": world}, "headers": [],
     }  # fmt: skip
@@ -305,3 +310,19 @@ async def test_a_body_that_was_cut_short_is_never_taken_for_whole(path: str) -> 
 
     assert sent[0]["status"] == 422
     assert b"before the body was whole" in sent[1]["body"]
+
+
+async def hang(call: Call) -> Reply:
+    await asyncio.sleep(60)
+    return Reply(200, b"")
+
+
+@pytest.mark.parametrize("query", ["", "wait=0.1", "wait=nonsense"])
+async def test_a_read_ends_when_valkey_is_silent(query: str) -> None:
+    reply = await asked("/v1/reading", method="GET", query=query, routes=[HotRoute("GET", "/v1/reading", hang)])
+    assert (reply.status, reply.problem()["detail"]) == (503, "Valkey has not answered for 0.2 s; retry after 1 s")
+
+
+async def test_a_read_of_the_app_behind_ends_too() -> None:
+    reply = await asked("/v1/silent", method="GET")
+    assert (reply.status, reply.problem()["title"]) == (503, "Unavailable")

@@ -1,27 +1,27 @@
-"""Ids, digests and what the journal's word means to a caller."""
+"""Digests and what the journal's word means to a caller."""
 
 from __future__ import annotations
 
 import asyncio
-import re
+from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from services.proxy.intake import Accepted, Intake, action_id, digest_of, of_action
+from services.proxy.ids import random_id
+from services.proxy.intake import Accepted, Intake, digest_of, of_action
+from services.proxy.memory import ValkeyMemory
 from shared.api.requests import ActionRequest
+from shared.disk import StoreDisk
 from shared.errors import BadRequest, Conflict, NotFound, Overloaded, TreadleError
 from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
 from tests.shared.bus.flaky import Flaky
 from tests.shared.bus.journal import Journal
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,7}", fullmatch=True)
-scopes = st.tuples(names, st.just("") | names, st.just("") | names, st.text(min_size=1, max_size=20))
-"""Tenant, task, batch, request id."""
-
 stages = st.builds(
     StageWork,
     name=names,
@@ -31,39 +31,6 @@ stages = st.builds(
     timeout_s=st.sampled_from([1.0, 10.0]),
     params=st.dictionaries(names, st.integers(0, 9), max_size=2).map(msgspec.json.encode),
 )
-
-
-@given(scopes)
-def test_the_same_request_in_the_same_place_has_the_same_id(scope: tuple[str, str, str, str]) -> None:
-    assert action_id(*scope) == action_id(*scope)
-
-
-@given(scopes, scopes)
-def test_another_request_or_another_place_has_another_id(
-    one: tuple[str, str, str, str], other: tuple[str, str, str, str]
-) -> None:
-    assume(one != other)
-    assert action_id(*one) != action_id(*other)
-
-
-@given(scopes, st.integers(0, 3), st.integers(0, 3))
-def test_parts_of_a_place_cannot_be_moved_into_each_other(
-    scope: tuple[str, str, str, str], source: int, target: int
-) -> None:
-    moved = list(scope)
-    moved[target] = scope[source] + scope[target]
-    moved[source] = "x" if source == 3 else ""
-    assume(tuple(moved) != scope)
-    assert action_id(*moved) != action_id(*scope)
-
-
-def test_requests_without_an_id_are_all_different() -> None:
-    assert len({action_id("ada", "", "", None) for _ in range(1000)}) == 1000
-
-
-@given(scopes | st.just(("ada", "", "", None)))
-def test_every_id_is_a_name_the_routes_take(scope: tuple[str, str, str, str | None]) -> None:
-    assert re.fullmatch(r"[a-z0-9]{8,32}", action_id(*scope))
 
 
 @given(st.lists(stages, max_size=3), st.lists(stages, max_size=3), st.sampled_from([0.0, 1.0]))
@@ -79,15 +46,26 @@ def test_requests_have_the_same_digest_only_when_they_are_the_same(
 
 def noop(request_id: str | None = None, *, echo: str = "") -> ActionSubmitted:
     params = msgspec.Raw(msgspec.json.encode({"echo": echo}))
-    return of_action("ada", ActionRequest(kind="noop", params=params, request_id=request_id))
+    return of_action(id_of(request_id), "ada", ActionRequest(kind="noop", params=params, request_id=request_id))
+
+
+def id_of(request_id: str | None, batch: str = "") -> str:
+    """The same for the same request in the same place."""
+    return random_id() if request_id is None else f"r{request_id}{batch}".replace(" ", "")
 
 
 def in_batch(request_id: str, batch: str = "b") -> ActionSubmitted:
-    return msgspec.structs.replace(noop(request_id), action=action_id("ada", "t", batch, request_id), batch=batch)
+    return msgspec.structs.replace(noop(request_id), action=id_of(request_id, batch), batch=batch)
 
 
-def intake(redis: Redis, *, max_journal: int = 1000) -> Intake:
-    return Intake(redis, max_journal=max_journal, patience_s=5.0)
+def intake(redis: Redis, *, max_journal: int = 1000, disk: StoreDisk | None = None) -> Intake:
+    return Intake(
+        redis,
+        max_journal=max_journal,
+        patience_s=5.0,
+        disk=disk or StoreDisk((), reserve_bytes=0),
+        memory=ValkeyMemory(redis),
+    )
 
 
 async def test_an_accepted_action_is_in_the_journal_as_it_was_submitted(valkey: Redis, journal: Journal) -> None:
@@ -162,6 +140,24 @@ async def test_a_full_journal_says_when_to_come_back(valkey: Redis) -> None:
     assert refusal.value.retry_after_s > 0
 
 
+async def test_while_the_disk_is_short_nothing_new_is_accepted_and_repeats_are(
+    valkey: Redis, journal: Journal, tmp_path: Path
+) -> None:
+    disk = StoreDisk([tmp_path], reserve_bytes=0)
+    door = intake(valkey, disk=disk)
+    await door.submit(noop("r1"))
+    disk.measure()
+    assert disk.space is not None
+    disk.data_set_bytes = disk.space.total_bytes + 1
+    ends = await asyncio.gather(door.submit(noop("r1")), door.submit(noop("r2")), return_exceptions=True)
+    assert isinstance(ends[0], Accepted)
+    assert ends[0].repeated
+    assert isinstance(ends[1], Overloaded)
+    assert "the disk of the stores" in str(ends[1])
+    assert "MiB free, and new work needs" in str(ends[1])
+    assert len(await journal.unanswered()) == 1
+
+
 async def test_one_refusal_leaves_the_others_of_its_round_trip_alone(valkey: Redis, journal: Journal) -> None:
     door = intake(valkey)
     await door.submit(noop("first leaves alone"))
@@ -184,4 +180,4 @@ async def test_one_refusal_leaves_the_others_of_its_round_trip_alone(valkey: Red
 )
 def test_an_action_that_means_nothing_is_refused_with_what_is_wrong(kind: str, params: bytes, says: str) -> None:
     with pytest.raises(BadRequest, match=says):
-        of_action("ada", ActionRequest(kind=kind, params=msgspec.Raw(params)))
+        of_action("a1", "ada", ActionRequest(kind=kind, params=msgspec.Raw(params)))

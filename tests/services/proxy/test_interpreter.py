@@ -155,7 +155,7 @@ async def test_a_wish_to_cancel_is_deleted_only_after_what_came_of_it_is_written
     async with running(desk):
         await desk.all_written()
 
-    assert [name for name in desk.flaky.sent if name != "send_grants"] == ["finish", "discard"]
+    assert [name for name in desk.flaky.sent if name != "send_grants"] == ["answer_actions", "discard"]
     assert await journal.cancels() == []
 
 

@@ -14,6 +14,7 @@ from shared.bus.trajectories import Placement
 from shared.messages.actions import CancelAsked, CloseAsked
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.grants import EnvironmentClosed, ImageWanted
+from shared.messages.outcomes import ImagesChanged
 from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
 from tests.services.proxy.mesh import (
     EPOCH,
@@ -236,41 +237,49 @@ def test_an_entry_that_would_break_every_leader_is_refused(term: Term, wrong: An
 
 
 def expected(*images: str, node_class: str = "default", at: float = START) -> Any:
-    return entry(TRAJECTORIES, EnvironmentsExpected(images=list(images), node_class=node_class), at=at)
+    message = EnvironmentsExpected(images=list(images), node_class=node_class, memory_mb=16)
+    return entry(TRAJECTORIES, message, at=at)
 
 
 @pytest.fixture
 def docked(term: Term) -> Term:
-    """With two more nodes that run images, one of another class."""
-    for name, node_class in (("m", "default"), ("other", "big")):
+    """With three more nodes that run images, one of another class."""
+    for name, node_class in (("m", "default"), ("o", "default"), ("other", "big")):
         greeting = msgspec.structs.replace(hello(name, memory_mb=64), runtimes=["docker"], node_class=node_class)
         term.take(said(greeting), said(inventory(node=name)))
     return term
 
 
-def pulls(writes: list[Any], node: str) -> list[str]:
-    return [one.image for one in told(writes, node) if isinstance(one, ImageWanted)]
+def pulls(writes: list[Any]) -> list[list[str]]:
+    return [
+        [one.image for one in told(writes, node) if isinstance(one, ImageWanted)] for node in ("n", "m", "o", "other")
+    ]
 
 
-def test_nodes_of_the_class_that_run_images_are_told_to_pull_one(docked: Term) -> None:
-    writes = docked.take(expected("a:1", "b:2"))
-
-    assert [pulls(writes, node) for node in ("n", "m", "other")] == [[], ["a:1", "b:2"], []]
-
-
-def test_where_no_class_is_named_all_are(docked: Term) -> None:
-    writes = docked.take(expected("a:1", node_class=""))
-
-    assert [pulls(writes, node) for node in ("n", "m", "other")] == [[], ["a:1"], ["a:1"]]
+def test_one_node_of_the_class_that_runs_images_is_told_to_pull_one(docked: Term) -> None:
+    assert pulls(docked.take(expected("a:1", "b:2"))) == [[], ["a:1"], ["b:2"], []]
+    assert pulls(docked.take(expected("a:1"), expected("docker.io/library/b:2"))) == [[]] * 4
 
 
-def test_a_node_is_told_once_in_a_while(docked: Term) -> None:
-    assert pulls(docked.take(expected("a:1"), expected("a:1")), "m") == ["a:1"]
-    assert pulls(docked.take(expected("a:1")), "m") == []
+def test_where_no_class_is_named_any_may_be(docked: Term) -> None:
+    assert pulls(docked.take(expected("a:1", "b:1", "c:1", node_class=""))) == [[], ["a:1"], ["b:1"], ["c:1"]]
 
-    docked.clock.now += 301.0
-    assert pulls(docked.take(expected("a:1", at=START + 301.0)), "m") == ["a:1"]
+
+def test_a_node_that_has_the_image_is_known_by_its_inventory_and_its_reports(docked: Term) -> None:
+    changed = ImagesChanged(node="o", incarnation=inventory(node="o").incarnation, here=["a:1", "b:latest"])
+    docked.take(said(changed))
+    assert pulls(docked.take(expected("a:1", "b"))) == [[]] * 4
+    docked.take(said(msgspec.structs.replace(changed, here=[], gone=["a:1"])))
+    assert pulls(docked.take(expected("a:1"))) == [[], ["a:1"], [], []]
 
 
 def test_a_hint_of_long_ago_is_left_alone(docked: Term) -> None:
-    assert pulls(docked.take(expected("a:1", at=START - 61.0)), "m") == []
+    assert pulls(docked.take(expected("a:1", at=START - 61.0))) == [[]] * 4
+
+
+def test_the_first_action_goes_where_its_image_is(docked: Term) -> None:
+    incarnation = inventory(node="o").incarnation
+    docked.take(said(ImagesChanged(node="o", incarnation=incarnation, here=["a:1"])))
+    spec = EnvironmentSpec(image="docker.io/library/a:1", memory_mb=32)
+    (write,) = docked.take(journalled(msgspec.structs.replace(acting("a"), environment=spec)))
+    assert write.stream.startswith("grants.o.")

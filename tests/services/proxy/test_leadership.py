@@ -11,11 +11,11 @@ from redis.asyncio import Redis
 from services.proxy import leadership
 from services.proxy.leadership import Leadership
 from services.proxy.settings import ProxySettings
-from services.proxy.store import Store
 from services.proxy.takeover import take_over
 from services.proxy.waiters import Waiters
 from shared.background import Background
 from shared.bus.connection import command
+from tests.services.proxy.stores import store_over
 from tests.shared.bus.soon import soon
 
 LEASE_S = 0.6
@@ -35,7 +35,7 @@ async def test_a_take_over_that_outlasts_the_lease_still_leads(
     monkeypatch.setattr(leadership, "take_over", slow)
     settings = ProxySettings.model_validate({"lease_s": LEASE_S})
     async with Background() as background:
-        candidate = Leadership(valkey, reader, Waiters(Store(valkey).answers), settings, background)
+        candidate = Leadership(valkey, reader, Waiters(store_over(valkey).answers), settings, background)
         background.start(candidate.run(), name="leadership")
 
         async def leads() -> bool:

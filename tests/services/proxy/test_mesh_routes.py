@@ -55,14 +55,15 @@ def test_a_pool_is_what_its_nodes_the_planner_and_the_leader_say() -> None:
     ]
     target = TargetSet(pool="cores@default", units=5, decided_at=1.0, reason="5 do")
 
-    view = _pool(members, target, PoolBacklog("cores@default", 7))
+    view = _pool(members, target, PoolBacklog("cores@default", 7), silent=False)
 
     assert (view.name, view.nodes, view.capacity, view.owned, view.used) == ("cores@default", 2, 6, 5, 3)
     assert (view.target, view.reason, view.waiting, view.stuck, view.lacks) == (5, "5 do", 7, 0, [])
 
 
 def test_a_pool_without_nodes_says_what_it_lacks() -> None:
-    view = _pool([], None, PoolBacklog("gpus@default", 3, [Lack("noop", {"gpus": 1}, 2), Lack("noop", {"gpus": 8}, 1)]))
+    lacks = [Lack("noop", {"gpus": 1}, 2), Lack("noop", {"gpus": 8}, 1)]
+    view = _pool([], None, PoolBacklog("gpus@default", 3, lacks), silent=True)
 
     assert (view.nodes, view.capacity, view.target, view.waiting, view.stuck) == (0, 0, None, 3, 3)
     assert view.reason == "no node is in this pool"

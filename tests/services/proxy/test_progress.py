@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from services.proxy.progress import Progress, spread_of
 from services.proxy.store import StoredBatch
 from shared.api.requests import Act, Answer, StageReport
+from shared.policy.formulation import EndedAs
 
 BATCH = StoredBatch(
     id="b", tenant="ada", task="t", state="open", size=4, submitted=3, answered=2,
@@ -92,3 +93,27 @@ def test_a_spread_lies_within_its_values_and_is_ordered(values: list[float]) -> 
     assert min(values) - 1e-6 <= spread.mean <= max(values) + 1e-6
     assert sum(value <= spread.p50 for value in values) >= len(values) / 2
     assert sum(value <= spread.p99 for value in values) >= 0.98 * len(values) - 1
+
+
+def masked(ended: EndedAs, reason: str) -> bytes:
+    return msgspec.json.encode(Answer(id="a", state="finished", ended=ended, mask=True, reason=reason))
+
+
+def test_masked_answers_are_counted_by_how_they_ended() -> None:
+    progress = Progress()
+    for _ in range(12):
+        progress.add(answer(100.0, ("run", 1.0, 9.0)))
+    for number in range(6):
+        progress.add(masked("refused", f"no interpreter {number}"))
+    progress.add(masked("node-lost", ""))
+    progress.add(masked("expired", "x" * 2000))
+
+    view = progress.view(BATCH, None)
+
+    assert (view.masked, view.masked_share) == (8, 0.4)
+    assert [(each.ended, each.count, each.share) for each in view.failures] == [
+        ("refused", 6, 0.3),
+        ("expired", 1, 0.05),
+        ("node-lost", 1, 0.05),
+    ]
+    assert [each.reason for each in view.failures] == ["no interpreter 5", "x" * 500, ""]

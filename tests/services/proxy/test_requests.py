@@ -39,13 +39,16 @@ def test_of_a_fixed_amount_there_is_nothing_to_choose() -> None:
     assert to_work(cored(3, 3)).amounts == ()
 
 
-@pytest.mark.parametrize(("image", "kind"), [("local", "runtime.local"), ("python:3.11", "runtime.docker")])
-def test_an_action_of_a_trajectory_stays_where_its_environment_can_be_made(image: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("image", "kind", "pulled"),
+    [("local", "runtime.local", ""), ("docker.io/library/python", "runtime.docker", "python:latest")],
+)
+def test_an_action_of_a_trajectory_stays_where_its_environment_can_be_made(image: str, kind: str, pulled: str) -> None:
     spec = EnvironmentSpec(image=image, memory_mb=300)
 
     request = to_request(journalled(acting("a", "t7", spec=spec)))
 
-    assert request.stay == Stay("t7", kind, {"memory_mb": 300})
+    assert request.stay == Stay("t7", kind, {"memory_mb": 300}, pulled, starts=1)
     assert not request.stages[0].repeatable
 
 

@@ -10,13 +10,14 @@ from shared.bus import functions
 from shared.bus.connection import command
 from shared.bus.functions import Granting
 from shared.errors import BadRequest
+from tests.services.proxy.stores import store_over
 from tests.shared.bus.flaky import Flaky
 from tests.shared.bus.journal import Journal
 
 
 @pytest.fixture
 def store(valkey: Redis) -> Store:
-    return Store(valkey)
+    return store_over(valkey)
 
 
 async def answered(journal: Journal, action: str, batch: str = "") -> None:
@@ -127,16 +128,16 @@ async def test_results_are_read_from_one_cursor_to_another(store: Store, journal
     await journal.open()
     for action in ("a1", "a2", "a3"):
         await answered(journal, action, "b")
-    (first, one), *_ = rows = await store.results("b", "-", "+", 10)
+    (first, one), *_ = rows = await store.results.page("b", "", 10)
 
     assert one == b"answer of a1"
-    assert await store.results("b", f"({first}", "+", 10) == rows[1:]
-    assert await store.results("b", "-", "+", 2) == rows[:2]
+    assert await store.results.page("b", first, 10) == rows[1:]
+    assert await store.results.page("b", "", 2) == rows[:2]
 
 
 async def test_a_cursor_that_is_none_is_the_callers_mistake(store: Store) -> None:
     with pytest.raises(BadRequest, match="cursor from an earlier line, not 'yesterday'"):
-        await store.results("b", "(yesterday", "+", 1)
+        await store.results.page("b", "yesterday", 1)
 
 
 async def test_reads_are_repeated_while_valkey_is_away(valkey: Redis, journal: Journal) -> None:
@@ -144,4 +145,4 @@ async def test_reads_are_repeated_while_valkey_is_away(valkey: Redis, journal: J
     flaky = Flaky(valkey)
     flaky.failures = ["before", "after"]
 
-    assert await Store(flaky).action("a1") == Stored("queued", "", None, entry)
+    assert await store_over(flaky).action("a1") == Stored("queued", "", None, entry)

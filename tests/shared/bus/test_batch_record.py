@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from shared.api.requests import Act, Answer, StageReport
 from shared.bus.connection import command
 from shared.bus.results import RequestRecord, read_record
+from shared.store.results import ArchiveReader, Results
 
 
 def stage(name: str, queue_s: float, execution_s: float, units: int) -> StageReport:
@@ -19,8 +21,14 @@ async def store(redis: Redis, *answers: Answer) -> None:
         await command(redis, "XADD", "results:b", "*", "a", msgspec.json.encode(answer))
 
 
+async def recorded(redis: Redis) -> list[RequestRecord]:
+    await command(redis, "HSET", "batch:b", "state", "open")
+    sessions = async_sessionmaker(create_async_engine("postgresql+asyncpg://nobody@127.0.0.1:1/nothing"))
+    return await read_record(Results(redis, ArchiveReader(sessions)).pages("b"))
+
+
 async def test_a_batch_without_answers_has_no_records(valkey: Redis) -> None:
-    assert await read_record(valkey, "b") == []
+    assert await recorded(valkey) == []
 
 
 async def test_an_answer_becomes_a_record_of_its_stages(valkey: Redis) -> None:
@@ -28,13 +36,13 @@ async def test_an_answer_becomes_a_record_of_its_stages(valkey: Redis) -> None:
     act = Act(queue_s=0.75, execution_s=4.0, overhead_s=0.125, total_s=4.875)
     await store(valkey, Answer(id="a", state="finished", index=7, arrived_at=12.5, ended="ok", act=act, stages=stages))
 
-    assert await read_record(valkey, "b") == [RequestRecord(7, 12.5, "ok", (0.5, 0.25), (1.0, 3.0), (2, 1), 0.125)]
+    assert await recorded(valkey) == [RequestRecord(7, 12.5, "ok", (0.5, 0.25), (1.0, 3.0), (2, 1), 0.125)]
 
 
 async def test_an_answer_that_never_ran_has_no_stages(valkey: Redis) -> None:
     await store(valkey, Answer(id="a", state="finished", ended="cancelled"))
 
-    assert await read_record(valkey, "b") == [RequestRecord(-1, 0.0, "cancelled", (), (), (), 0.0)]
+    assert await recorded(valkey) == [RequestRecord(-1, 0.0, "cancelled", (), (), (), 0.0)]
 
 
 async def test_all_answers_come_once_in_their_order_however_many_there_are(valkey: Redis) -> None:
@@ -44,4 +52,4 @@ async def test_all_answers_come_once_in_their_order_however_many_there_are(valke
             pipe.execute_command("XADD", "results:b", "*", "a", answer)
         await pipe.execute()
 
-    assert [record.index for record in await read_record(valkey, "b")] == list(range(4001))
+    assert [record.index for record in await recorded(valkey)] == list(range(4001))

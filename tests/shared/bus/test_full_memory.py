@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shared.bus import functions, trajectories
+from shared.bus import archive, functions, trajectories
 from shared.bus.connection import command, connect, patiently
 from shared.bus.functions import Granting
+from shared.bus.lease import Lease
 from shared.errors import Overloaded
 from shared.messages.batches import RolloutProgress
 from shared.messages.environments import EnvironmentSpec
@@ -113,6 +114,16 @@ async def test_a_successor_takes_the_lease(full: Journal) -> None:
     await functions.resign(full.redis, "me")
 
     assert await functions.lead(full.redis, "you", 30.0) == full.epoch + 1
+
+
+async def test_answers_are_archived(full: Journal) -> None:
+    """A full store is what the archiver is for: it takes its lease, and what it does frees memory."""
+    assert await Lease(full.redis, "archiver:lease", 30.0).hold()
+    assert await full.finish("a2", await entry_of(full, "a2"), "b", b'{"id":"a2"}')
+    key = archive.BatchKey("", "b")
+    (result,) = await archive.due_results(full.redis, key, 1 << 50, 10, 1 << 20)
+    assert await archive.archive_results(full.redis, key, [("a2", len(result.answer))], result.cursor) == 1
+    assert await full.results() == []
 
 
 async def test_a_restarted_service_finds_the_functions_it_needs(full: Journal) -> None:

@@ -278,9 +278,11 @@ async def test_an_environment_that_was_not_made_leaves_its_trajectory_open(journ
     await trajectories.forget(journal.redis, journal.epoch, [("t1", "unmade", "no memory")])
 
     assert await placed(journal) == {}
-    assert await state(journal) == (b"open", b"")
+    assert await state(journal) == (b"open", b"no memory"), "it says why until it is begun again"
     assert "n" not in await journal.fields("trajectory:t1")
     assert await listed(journal) == {"open": ["t1"], "due": ["t1"], "ended": []}
+    await begun(journal)
+    assert await state(journal) == (b"open", b"")
 
 
 async def test_an_end_of_what_has_expired_leaves_no_record(journal: Journal) -> None:

@@ -1,0 +1,168 @@
+"""Health of the parts that a replica needs, as it saw them at its last look: Valkey, Postgres, leases, disk.
+
+Every look has a deadline, and what is shown comes from memory, so `/v1/health` and `/metrics` answer while the stores
+are away. Nothing of this is on the path of an action.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from services.proxy import metrics
+from shared import log
+from shared.api.mesh import DiskView, HealthView, StoreView, ValkeyView
+from shared.bus.connection import command
+from shared.bus.memory import StoreMemory, store_memory
+from shared.disk import StoreDisk
+from shared.messages.targets import PLANNER_LEASE
+from shared.stack.errors import StackError
+from shared.stack.state import read_state
+from shared.store.database import Sessions, answers
+
+_log = log.get(__name__)
+
+LOOK_S: Final = 1.0
+"""Between two looks, and the deadline of each."""
+POSTGRES_LOOK_S: Final = 5.0
+POSTGRES_DEADLINE_S: Final = 2.0
+READY_DEADLINE_S: Final = 2.0
+"""Shorter than the supervisor's probe waits (3 s), so that it reads the reason."""
+NEARLY_FULL: Final = 0.8
+MEBIBYTE: Final = 1 << 20
+
+RESTARTS_LOOK_S: Final = 5.0
+
+LEADER_LEASE: Final = "leader"
+
+
+class Health:
+    """What this replica knows of the parts. None: not looked at yet, or unknown while Valkey is away."""
+
+    def __init__(self, redis: Redis, sessions: Sessions, disk: StoreDisk) -> None:
+        self._redis = redis
+        self._sessions = sessions
+        self._disk = disk
+        self.valkey: bool | None = None
+        self.postgres: bool | None = None
+        self.leader: bool | None = None
+        self.planner: bool | None = None
+        self.memory: StoreMemory | None = None
+
+    async def watch_valkey(self) -> None:
+        """Look at Valkey, at both leases and at its memory, for ever."""
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    leader, planner = await asyncio.gather(
+                        command(self._redis, "EXISTS", LEADER_LEASE), command(self._redis, "EXISTS", PLANNER_LEASE)
+                    )
+                    self.memory = await store_memory(self._redis)
+                self._valkey_is(True)
+                self.leader, self.planner = leader == 1, planner == 1
+            except (RedisError, OSError) as error:  # the builtin TimeoutError is one of these
+                self._valkey_is(False, str(error) or "no reply in time")
+                self.leader = self.planner = None
+            self._publish()
+            await asyncio.sleep(LOOK_S)
+
+    async def watch_postgres(self) -> None:
+        """Look at Postgres, for ever."""
+        while True:
+            try:
+                async with asyncio.timeout(POSTGRES_DEADLINE_S):
+                    answered = await answers(self._sessions)
+            except TimeoutError:
+                answered = False
+            if answered is not self.postgres:
+                (_log.info if answered else _log.warning)("postgres_answers" if answered else "postgres_silent")
+            self.postgres = answered
+            metrics.STORE_UP.labels("postgres").set(answered)
+            await asyncio.sleep(POSTGRES_LOOK_S)
+
+    async def unready(self) -> str | None:
+        """Return why this replica cannot do its work now, or None. Asks Valkey; 2 s at most."""
+        try:
+            async with asyncio.timeout(READY_DEADLINE_S):
+                leads = await command(self._redis, "EXISTS", LEADER_LEASE)
+        except (RedisError, OSError):
+            return "Valkey does not answer"
+        return None if leads else "no proxy leads: what is accepted waits for a leader"
+
+    def view(self) -> HealthView:
+        """All parts, and a sentence for each that is not well."""
+        memory, space = self.memory, self._disk.space
+        return HealthView(
+            valkey=ValkeyView(
+                answers=self.valkey,
+                used_bytes=memory.used_bytes if memory else None,
+                bound_bytes=memory.bound_bytes if memory else None,
+            ),
+            postgres=StoreView(answers=self.postgres),
+            disk=DiskView(
+                path=str(space.path),
+                free_bytes=space.free_bytes,
+                total_bytes=space.total_bytes,
+                reserve_bytes=self._disk.reserve_bytes,
+            )
+            if space is not None
+            else None,
+            leader=self.leader,
+            planner=self.planner,
+            problems=list(self._problems()),
+        )
+
+    def _problems(self) -> Sequence[str]:
+        found: list[str] = []
+        if self.valkey is False:
+            found.append("Valkey does not answer: nothing is accepted, started or answered")
+        if self.leader is False:
+            found.append("no proxy leads: what is accepted waits for a leader")
+        if self.planner is False:
+            found.append("no planner holds its lease: pools follow what waits (zero-queue rule)")
+        if self.postgres is False:
+            found.append("Postgres does not answer: no batch history is written, and nothing is planned")
+        memory = self.memory
+        if memory is not None and memory.used_share >= NEARLY_FULL:
+            used, bound = memory.used_bytes // MEBIBYTE, memory.bound_bytes // MEBIBYTE
+            found.append(f"Valkey holds {used} of {bound} MiB: submissions are answered 503 at the bound")
+        if (shortage := self._disk.shortage()) is not None:
+            found.append(shortage)
+        return found
+
+    def _valkey_is(self, answers: bool, why: str = "") -> None:
+        if answers is not self.valkey:
+            if answers:
+                _log.info("valkey_answers")
+            else:
+                _log.warning("valkey_silent", error=why)
+        self.valkey = answers
+
+    def _publish(self) -> None:
+        metrics.STORE_UP.labels("valkey").set(self.valkey is True)
+        metrics.LEADER_UP.set(self.leader is True)
+        metrics.PLANNER_UP.set(self.planner is True)
+        if self.memory is not None:
+            metrics.VALKEY_USED.set(self.memory.used_bytes)
+            metrics.VALKEY_BOUND.set(self.memory.bound_bytes)
+        if self._disk.space is not None:
+            metrics.DISK_FREE.set(self._disk.space.free_bytes)
+            metrics.DISK_TOTAL.set(self._disk.space.total_bytes)
+
+
+async def watch_restarts(home: Path | None) -> None:
+    """Publish how often the supervisor of this machine has restarted each part, for as long as there is a home."""
+    while home is not None:
+        try:
+            state = await asyncio.to_thread(read_state, home)
+        except StackError as error:  # another user's stack; a file that is being repaired
+            _log.warning("restarts_unknown", error=str(error))
+            return
+        for part in state.services if state is not None else ():
+            metrics.RESTARTS.labels(part.name).set(part.restarts)
+        await asyncio.sleep(RESTARTS_LOOK_S)

@@ -1,0 +1,117 @@
+"""A batch's results from both stores, in one order: old ones are in Postgres, young ones in Valkey.
+
+An entry is deleted from Valkey only after its copy is committed, always from the head of the stream, and the batch's
+field `archived` is the last one that was. What is up to `archived` is in Postgres, what is behind it in Valkey.
+An entry that is in both counts once: each store is asked for its side of `archived` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+from sqlalchemy.exc import SQLAlchemyError
+
+from shared import log
+from shared.bus.archive import Result, numeric
+from shared.bus.connection import command, patiently
+from shared.errors import BadRequest, Unavailable
+from shared.store.answers import Answers
+from shared.store.database import Sessions
+from shared.store.records import Cursor
+from shared.units import Seconds
+
+_log = log.get(__name__)
+
+READ_S: Seconds = 3.0
+"""Most time for one read of Postgres, waiting for a connection included; then it is taken for away."""
+PATIENCE_S: Seconds = 10.0
+"""For Valkey."""
+PAGE = 2000
+FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+"""What a Postgres that cannot serve looks like: away, restarting, out of connections, not migrated."""
+
+
+class ArchiveReader:
+    """Reads of archived answers. While Postgres cannot serve they raise `Unavailable` within `READ_S`."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    async def page(self, batch: str, after: Cursor, until: Cursor | None, count: int) -> list[Result]:
+        """Archived results behind `after` up to `until` (None: all there are)."""
+        async with self._reading() as answers:
+            rows = await answers.page(batch, after, until, count)
+        return [Result(f"{ms}-{seq}", answer) for (ms, seq), answer in rows]
+
+    async def find(self, actions: Sequence[str]) -> dict[str, tuple[str, bytes]]:
+        """Action -> (its batch, its answer), of those that are archived."""
+        async with self._reading() as answers:
+            return await answers.find(actions)
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[Answers]:
+        try:
+            async with asyncio.timeout(READ_S), self._sessions() as session:
+                yield Answers(session)
+        except FAILURES as error:
+            _log.warning("postgres_away", what="reading archived answers", error=str(error) or type(error).__name__)
+            raise Unavailable(
+                what="Postgres, which has the older answers, does not answer", retry_after_s=2.0
+            ) from error
+
+
+class Results:
+    """The results of batches."""
+
+    def __init__(self, redis: Redis, archive: ArchiveReader) -> None:
+        self._redis = redis
+        self._archive = archive
+
+    async def page(self, batch: str, after: str, count: int) -> list[Result]:
+        """Results behind a cursor (empty: the first ones), at least one if there is any, about `count` at most.
+
+        Two round trips to Valkey; Postgres is read only where something behind `after` has been archived.
+
+        Raises:
+            BadRequest: `after` is no cursor.
+            Unavailable: a store that is needed does not answer.
+        """
+        young, state, archived = await self._young(batch, after, count)
+        begin = numeric(after) if after else (0, 0)
+        if archived is None and state is not None:
+            return young
+        until = None if archived is None else numeric(archived)  # None: the batch has expired, but not its archive
+        if until is not None and begin >= until:
+            return young
+        old = await self._archive.page(batch, begin, until, count)
+        if len(old) >= count:
+            return old
+        # `archived` was read after the stream: what is behind it was in the stream, without a gap.
+        behind = until or (numeric(old[-1].cursor) if old else begin)
+        return old + [result for result in young if numeric(result.cursor) > behind]
+
+    async def pages(self, batch: str, after: str = "", count: int = PAGE) -> AsyncIterator[list[Result]]:
+        """All results behind a cursor that there are now, page by page."""
+        while rows := await self.page(batch, after, count):
+            yield rows
+            after = rows[-1].cursor
+
+    async def _young(self, batch: str, after: str, count: int) -> tuple[list[Result], bytes | None, str | None]:
+        async def read() -> tuple[Any, Any]:
+            rows = await command(
+                self._redis, "XRANGE", f"results:{batch}", f"({after}" if after else "-", "+", "COUNT", count
+            )
+            return rows, await command(self._redis, "HMGET", f"batch:{batch}", "state", "archived")
+
+        try:
+            rows, (state, archived) = await patiently(read, what="reading results", patience_s=PATIENCE_S)
+        except ResponseError as error:
+            raise BadRequest(what=f"`after` must be a cursor from an earlier line, not {after!r}") from error
+        young = [Result(row.decode(), fields[1]) for row, fields in rows]
+        return young, state, None if archived is None else archived.decode()

@@ -12,6 +12,7 @@ from shared.bench.mesh import Client, client
 from shared.bench.recorded import DRAMATIQ_RATE
 
 OF_DRAMATIQ = 5.0
+AT_ONCE = "dramatiq, all at once"
 
 
 async def in_bulk(bench: Bench) -> list[Figure]:
@@ -22,7 +23,10 @@ async def in_bulk(bench: Bench) -> list[Figure]:
         try:
             await batch_round(http, min(sizes.bulk, 512))  # a batch of a workflow that was seen before, as a trainer's
             ours = meter.over(partial(batch_round, http, sizes.bulk))
-            played = medians(await play(bench.against(ours, "dramatiq"), sizes.rounds, bench.tell))
+            contestants = bench.against(ours, "dramatiq")
+            if (dramatiq := bench.peers.get("dramatiq")) is not None:
+                contestants[AT_ONCE] = dramatiq.meter.over(partial(dramatiq.batch, sizes.bulk))
+            played = medians(await play(contestants, sizes.rounds, bench.tell))
         finally:
             await http.forget_task()
     own, peer = played[MESH], played.get("dramatiq")
@@ -31,7 +35,17 @@ async def in_bulk(bench: Bench) -> list[Figure]:
     if peer:
         beside = ratio(own.rate, peer.rate)
         made.append(figure("bulk.rate/dramatiq", "bulk rate over dramatiq's", beside, "x", at_least(OF_DRAMATIQ)))
+        made += _at_once(own, played[AT_ONCE])
     return [*made, *meter.figures("bulk")]
+
+
+def _at_once(own: Round, peer: Round) -> list[Figure]:
+    """Beside dramatiq's closed loop: the same number of its tasks, all sent before the first result is awaited."""
+    beside = ratio(own.rate, peer.rate)
+    return [
+        figure("bulk.dramatiq.rate", f"dramatiq, {peer.calls:,} sent, then collected", peer.rate, "/s"),
+        figure("bulk.rate/dramatiq.bulk", "bulk rate over that", beside, "x"),
+    ]
 
 
 async def batch_round(http: Client, size: int) -> Round:

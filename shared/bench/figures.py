@@ -33,7 +33,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     what: str
     value: float
     unit: str
-    """``/s``, ``ms``, ``us``, ``%``, ``MB`` (10^6 bytes), ``x`` (a ratio) or nothing (a count)."""
+    """``/s``, ``s``, ``ms``, ``us``, ``%``, ``B``, ``MB`` (10^6 bytes), ``x`` (a ratio) or nothing (a count)."""
     target: Target | None = None
     met: bool | None = None
     """None without a target."""

@@ -13,11 +13,13 @@ import msgspec
 from shared.bench.errors import BenchError
 from shared.stack.services import PROXY
 from shared.testing.servers import temporary_home
-from shared.testing.stack import running_stack
+from shared.testing.stack import RunningStack, running_stack
 
 CALL_TIMEOUT_S = 120.0
 """For one call; a bulk batch and its results count as one."""
 WAIT_S = 60
+LENT_MB = 40_960
+"""For environments, whatever the machine has: the bench's rest at 5 MB each, and hold 32."""
 TASK = "bench"
 NOTHING = {"stages": [{"name": "noop", "kind": "noop"}]}
 """A workflow whose one stage does nothing."""
@@ -31,26 +33,32 @@ class Mesh:
     database_url: str | None = None
     pids: Mapping[str, int] = field(default_factory=dict)
     """Process of each service, ``valkey``, ``postgres`` and the supervisor (``treadle``) among them."""
+    redis_url: str | None = None
+    stack: RunningStack | None = None
 
 
 @contextmanager
-def own_mesh(cores: int, *, engine: bool = False) -> Iterator[Mesh]:
+def own_mesh(
+    cores: int, *, engine: bool = False, services: str = "", settings: Mapping[str, str] | None = None
+) -> Iterator[Mesh]:
     """A stack with durability on, as ``treadle up`` starts it, whose node offers ``cores``. About 4 s.
 
-    ``engine``: it may use the machine's container engine; else it looks for none.
+    ``engine``: it may use the machine's container engine; else it looks for none. ``settings``: others than usual.
 
-    ``STACK_SERVICES`` is obeyed, so a part of the mesh can be measured.
+    ``services``, or ``STACK_SERVICES``, says which run, so a part of the mesh can be measured.
 
     Raises:
         StackError: it did not come up.
     """
     environ = {"CPU_MANAGER_CORES": str(cores), "CPU_MANAGER_NODE": f"bench-{os.getpid()}"}
+    environ["CPU_MANAGER_MEMORY_MB"] = os.environ.get("CPU_MANAGER_MEMORY_MB", str(LENT_MB))
     if not engine:
         environ["CPU_MANAGER_ENGINE"] = "none"
-    services = os.environ.get("STACK_SERVICES", "")
+    environ.update(settings or {})
+    services = services or os.environ.get("STACK_SERVICES", "")
     with temporary_home() as root, running_stack(root, services=services, environ=environ) as stack:
         pids = {**stack.pids, "treadle": stack.supervisor.pid}
-        yield Mesh(stack.urls[PROXY], stack.database_url, pids)
+        yield Mesh(stack.urls[PROXY], stack.database_url, pids, stack.redis_url, stack)
 
 
 def running_mesh(url: str) -> Mesh:
@@ -86,6 +94,7 @@ class Receipt(msgspec.Struct, frozen=True):
     """The part of a bulk receipt that is checked here."""
 
     accepted: int
+    repeated: int = 0
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -160,18 +169,27 @@ class Client:
         """What the nodes hold, as they last said."""
         return msgspec.json.decode(await self._call("GET", "/v1/nodes", None), type=Nodes).nodes
 
-    async def submit_all(self, batch: str, lines: bytes) -> int:
-        """Submit a bulk of reward requests (NDJSON); how many were accepted."""
+    async def submit_all(self, batch: str, lines: bytes, *, repeats: bool = False) -> int:
+        """Submit a bulk of reward requests (NDJSON); how many were accepted, with `repeats` now or before."""
         headers = {"content-type": "application/x-ndjson"}
         async with self._http.post(f"/v1/rewards/bulk?batch={batch}", data=lines, headers=headers) as response:
             answered = await response.read()
         if response.status != 200:
             raise _refused("POST /v1/rewards/bulk", response.status, answered)
-        return msgspec.json.decode(answered, type=Receipt).accepted
+        receipt = msgspec.json.decode(answered, type=Receipt)
+        return receipt.accepted + (receipt.repeated if repeats else 0)
 
-    async def follow(self, batch: str) -> AsyncIterator[bytes]:
+    async def text(self, path: str) -> str:
+        """What a GET is answered with."""
+        return (await self._call("GET", path, None)).decode()
+
+    def follow(self, batch: str) -> AsyncIterator[bytes]:
         """The results of a batch in pieces of whole and half lines, until it has ended."""
-        async with self._http.get(f"/v1/batches/{batch}/results?follow=true") as response:
+        return self.results(batch, "?follow=true")
+
+    async def results(self, batch: str, query: str = "") -> AsyncIterator[bytes]:
+        """The results that there are now, in pieces of whole and half lines."""
+        async with self._http.get(f"/v1/batches/{batch}/results{query}") as response:
             if response.status != 200:
                 raise _refused("GET results", response.status, await response.read())
             async for piece in response.content.iter_any():
@@ -200,10 +218,10 @@ def _refused(what: str, status: int, body: bytes) -> BenchError:
 
 
 @asynccontextmanager
-async def client(mesh: Mesh) -> AsyncIterator[Client]:
-    """A client with as many connections as it has calls under way, each kept."""
+async def client(mesh: Mesh, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[Client]:
+    """A client with as many connections as it has calls under way, each kept. `timeout_s`: of one call."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-    timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with aiohttp.ClientSession(mesh.url, connector=connector, timeout=timeout) as http:
         yield Client(http)
 

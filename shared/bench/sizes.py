@@ -30,6 +30,10 @@ class Stays:
     """Thoughts and actions of each of them, for the overhead."""
     idle: int = 200
     idle_s: float = 10.0
+    starts: int = 1000
+    """Environments asked for at once."""
+    container_starts: int = 100
+    """The same where each is a container, which takes an engine 0.15 s at best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,11 @@ class Sizes:
     settle_s: float = 3.0
     """Rest before resting is measured: interpreters and servers have their start-up work behind them."""
     history_rows: int = 102_400
+    results: int = 100_000
+    """Results that pass through a Valkey of 256 MiB; a million take some ten minutes."""
+    queued: int = 200_000
+    """Actions that wait when a leader is killed."""
+    queued_batches: int = 100
     scaling: Scaling = Scaling()
     stays: Stays = Stays()
 
@@ -63,7 +72,12 @@ QUICK = Sizes(
     rest_s=3.0,
     settle_s=1.0,
     history_rows=20_480,
+    results=5_000,
+    queued=5_000,
+    queued_batches=5,
     scaling=Scaling(batches=2, requests=48, times=120.0),
-    stays=Stays(actions=30, environments=4, steps=12, trainers=2, turns=3, idle=8, idle_s=2.0),
+    stays=Stays(
+        actions=30, environments=4, steps=12, trainers=2, turns=3, idle=8, idle_s=2.0, starts=60, container_starts=8
+    ),
 )
 """About 45 seconds: enough to see that something became twice as slow, too little for a fine comparison."""

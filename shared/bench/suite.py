@@ -17,7 +17,10 @@ from shared.bench.errors import BenchError
 from shared.bench.figures import Figure, Machine, Report, Skipped
 from shared.bench.programs import graded_programs
 from shared.bench.rest import at_rest, history
+from shared.bench.results import archived_results
 from shared.bench.scaling import scaling
+from shared.bench.starts import starts
+from shared.bench.takeover import take_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,14 @@ MEASUREMENTS: dict[str, Measurement] = {
     "programs": Measurement(graded_programs, "graded Python programs"),
     "sleep": Measurement(sleeping, "one-second actions"),
     "history": Measurement(history, "batch histories", own_only=True),
+    "results": Measurement(archived_results, "results beyond Valkey's memory, read again", own_only=True),
+    "takeover": Measurement(take_over, "a leader is killed with a full journal", own_only=True),
     "scaling": Measurement(scaling, "a scaled-down DistRS workload that the planner scales for", own_only=True),
     "decisions": Measurement(decisions, "who gets which cores: 1,280 elastic actions on five nodes of 256 cores"),
     "acting": Measurement(acting, "`true` in a live environment"),
     "episodes": Measurement(episodes, "24 environments with 50 actions each, every answer checked"),
     "overhead": Measurement(overhead, "what the mesh adds to actions in environments (ARL-Tangram, Table 1)"),
+    "starts": Measurement(starts, "1,000 environments asked for at once on one node", own_only=True),
     "idle": Measurement(idle, "200 idle environments with a busy loop left in each", own_only=True),
 }
 """In the order they run: rest first, while nothing has happened yet."""

@@ -25,6 +25,8 @@ RESULT_TIMEOUT_S = 30
 WORKER_TIMEOUT_S = 15
 SENDERS = 64
 """Threads: as many as callers."""
+COLLECTORS = 256
+"""Results of a batch that are awaited at a time, each on a connection."""
 
 
 def setup() -> Any:
@@ -49,14 +51,26 @@ async def _play(actor: Any, channel: int) -> None:
     senders = ThreadPoolExecutor(SENDERS)
     loop = asyncio.get_running_loop()
 
-    async def call() -> None:
-        message = await loop.run_in_executor(senders, actor.send)
+    async def result_of(message: Any) -> None:
         key = backend.build_message_key(message)
         if await results.brpoplpush(key, key, RESULT_TIMEOUT_S) is None:
             raise TimeoutError("no result")
 
+    async def call() -> None:
+        await result_of(await loop.run_in_executor(senders, actor.send))
+
+    async def batch(count: int) -> None:
+        messages = await asyncio.gather(*(loop.run_in_executor(senders, actor.send) for _ in range(count)))
+        gate = asyncio.Semaphore(COLLECTORS)
+
+        async def collect(message: Any) -> None:
+            async with gate:
+                await result_of(message)
+
+        await asyncio.gather(*map(collect, messages))
+
     try:
-        await serve_rounds(call, channel)
+        await serve_rounds(call, batch, channel)
     finally:
         senders.shutdown(wait=False, cancel_futures=True)
         await results.aclose()

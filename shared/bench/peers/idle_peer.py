@@ -9,8 +9,12 @@ async def call() -> None:
     await asyncio.sleep(0)
 
 
+async def batch(count: int) -> None:
+    await asyncio.gather(*(call() for _ in range(count)))
+
+
 def main() -> None:
-    asyncio.run(serve_rounds(call, own_channel()))
+    asyncio.run(serve_rounds(call, batch, own_channel()))
 
 
 if __name__ == "__main__":

@@ -36,9 +36,20 @@ class PeerProcess:
         Raises:
             BenchError: it failed, or did not answer in time.
         """
+        return await self._play({"callers": callers, "seconds": seconds}, seconds + ROUND_SLACK_S)
+
+    async def batch(self, count: int) -> Round:
+        """So many of its empty tasks, all sent before the first result is awaited.
+
+        Raises:
+            BenchError: it failed, or did not answer in time.
+        """
+        return await self._play({"batch": count}, ROUND_SLACK_S)
+
+    async def _play(self, asked: Mapping[str, float], timeout_s: float) -> Round:
         assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode({"callers": callers, "seconds": seconds}) + b"\n")
-        return msgspec.json.decode(await self._line(seconds + ROUND_SLACK_S), type=Round)
+        self._process.stdin.write(msgspec.json.encode(asked) + b"\n")
+        return msgspec.json.decode(await self._line(timeout_s), type=Round)
 
     async def ready(self) -> None:
         """Wait until it can play."""

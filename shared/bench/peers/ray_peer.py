@@ -21,7 +21,10 @@ async def _play(actor: Any, channel: int) -> None:
     async def call() -> None:
         await actor.call.remote()
 
-    await serve_rounds(call, channel)
+    async def batch(count: int) -> None:
+        await asyncio.gather(*[actor.call.remote() for _ in range(count)])
+
+    await serve_rounds(call, batch, channel)
 
 
 def main() -> None:

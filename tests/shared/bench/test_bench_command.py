@@ -22,7 +22,7 @@ TINY = ("--seconds", "0.2", "--rounds", "1", "--callers", "4", "--bulk", "50", "
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {**clean_environment(), "STACK_SERVICES": "proxy,cpu_manager"}
     return subprocess.run(
-        [TREADLE, "bench", *arguments], env=environ, capture_output=True, text=True, timeout=240, check=False
+        [TREADLE, "bench", *arguments], env=environ, capture_output=True, text=True, timeout=480, check=False
     )
 
 

@@ -57,7 +57,7 @@ class Small:
 
 @contextmanager
 def small_mesh(join_s: float) -> Iterator[Small]:
-    settings = {"PROXY_RUN_CODE_MARGIN_S": str(MARGIN_S), "PROXY_RUN_CODE_JOIN_S": str(join_s)}
+    settings = {"PROXY_HOLD": "never", "PROXY_RUN_CODE_MARGIN_S": str(MARGIN_S), "PROXY_RUN_CODE_JOIN_S": str(join_s)}
     with (
         temporary_home() as home,
         running_valkey(home) as url,

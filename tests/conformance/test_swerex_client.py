@@ -110,12 +110,21 @@ async def test_a_failure_is_raised_told_or_left_as_the_caller_wants(shell: Lent)
     assert (ignored.exit_code, ignored.output) == (None, "x\n")
 
 
-async def test_a_time_limit_is_raised_and_an_interrupt_finds_nothing_left(shell: Lent) -> None:
-    with pytest.raises(exceptions.CommandTimeoutError, match=r"0\.3"):
-        await shell.run("sleep 60", timeout=0.3)
+async def test_a_time_limit_is_raised_with_the_output_so_far_and_an_interrupt_returns_it(shell: Lent) -> None:
+    with pytest.raises(exceptions.CommandTimeoutError, match=r"0\.5.*begun") as raised:
+        await shell.run("echo begun; sleep 60", timeout=0.5)
+    assert raised.value.extra_info == {"output": "begun\n"}  # type: ignore[attr-defined]  # the client sets it
 
-    done = await shell.client.run_in_session(BashInterruptAction())
-    assert (done.output, done.exit_code) == ("", 0)
+    for output in ("begun\n", ""):
+        done = await shell.client.run_in_session(BashInterruptAction())
+        assert (done.output, done.exit_code) == (output, 0)
+
+
+async def test_a_command_outside_a_session_that_meets_its_limit_has_its_output_so_far(shell: Lent) -> None:
+    script = "echo out; echo err >&2; sleep 60"
+    with pytest.raises(exceptions.CommandTimeoutError, match=r"(?s)out.*err") as raised:
+        await shell.client.execute(Command(command=["sh", "-c", script], timeout=0.5))
+    assert raised.value.extra_info == {"stdout": "out\n", "stderr": "err\n"}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("line", ["echo 'x", "if true", "echo a; ) b", "touch made\nif true", "touch made\necho $(("])

@@ -19,6 +19,8 @@ from tests.conformance.verl import API_ERROR, COMPILE_ERROR, RUN_ERROR, TRIES, C
 from tests.e2e.processes import Service, running_service
 from tests.e2e.replicas import Mesh, executions, is_ready, leads, metric, until
 
+PLAIN = {"PROXY_HOLD": "never"}
+"""As for clients that are not held; tests/conformance/test_held_calls.py has the others."""
 MARGIN_S = 0.5
 JOIN_S = 10.0
 QUICK = "print(int(input()) * 2)"
@@ -31,7 +33,7 @@ LATE = "it would start after its deadline"
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
     """One core, and little patience with calls."""
-    settings = {"PROXY_RUN_CODE_MARGIN_S": str(MARGIN_S), "PROXY_RUN_CODE_JOIN_S": str(JOIN_S)}
+    settings = {**PLAIN, "PROXY_RUN_CODE_MARGIN_S": str(MARGIN_S), "PROXY_RUN_CODE_JOIN_S": str(JOIN_S)}
     with (
         temporary_home() as home,
         running_valkey(home) as url,
@@ -174,7 +176,7 @@ def test_the_cases_of_a_broken_program_share_one_compile_error(mesh: Mesh) -> No
 
 def test_a_full_journal_and_a_missing_valkey_are_504() -> None:
     """503 would be final to verl, and the program scored as failed."""
-    settings = {"PROXY_MAX_JOURNAL": "1", "PROXY_SUBMIT_PATIENCE_S": "0.5", "PROXY_RUN_CODE_MARGIN_S": "0.2"}
+    settings = {**PLAIN, "PROXY_MAX_JOURNAL": "1", "PROXY_SUBMIT_PATIENCE_S": "0.5", "PROXY_RUN_CODE_MARGIN_S": "0.2"}
     with temporary_home() as home, ExitStack() as valkey:
         url = valkey.enter_context(running_valkey(home))
         with running_service("proxy", url, **settings) as proxy:

@@ -243,3 +243,24 @@ async def test_results_are_read_on_from_a_cursor_without_miss_or_repeat(http: ai
         async with http.get(f"/v1/batches/{batch}/results?after={whole[cut]['cursor']}") as response:
             rest = [json.loads(line) async for line in response.content]
         assert rest == whole[cut + 1 :]
+
+
+async def test_a_wrong_configuration_shows_on_the_batchs_page_within_20_answers(http: aiohttp.ClientSession) -> None:
+    """An interpreter that no node has: every answer is masked, and the page has the share and the reason."""
+    await declare(http, "misconfigured")
+    batch = await open_batch(http, "misconfigured", size=40)
+    lines = [
+        json.dumps({"request_id": f"{n}", "params": {"code": "(display 1)", "language": "racket"}}) for n in range(20)
+    ]
+    await call(http, "POST", f"/v1/rewards/bulk?batch={batch}", data="\n".join(lines))
+    async with asyncio.timeout(WAIT_S):
+        while (view := (await call(http, "GET", f"/v1/batches/{batch}"))[1])["answered"] < 20:
+            pass
+    (failure,) = view["failures"]
+    assert (view["masked"], view["masked_share"]) == (20, 1.0)
+    assert (failure["ended"], failure["count"], failure["share"]) == ("refused", 20, 1.0)
+    assert "racket" in failure["reason"]
+    await submit(http, batch, {f"good-{n}": "print(1)" for n in range(20)})
+    await results(http, batch)
+    view = (await call(http, "GET", f"/v1/batches/{batch}"))[1]
+    assert (view["masked_share"], view["failures"][0]["share"]) == (0.5, 0.5)

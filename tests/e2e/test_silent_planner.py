@@ -61,7 +61,7 @@ async def batch_of(trainer: Trainer, key: str, seconds: float, size: int) -> str
     return batch
 
 
-async def becomes(trainer: Trainer, **wanted: int) -> None:
+async def becomes(trainer: Trainer, **wanted: int | str) -> None:
     """Wait for the pool to look like this."""
 
     async def is_so() -> bool:
@@ -103,6 +103,9 @@ async def test_targets_rule_while_the_planner_holds_its_lease_and_a_zero_queue_r
         await becomes(trainer, owned=1, used=1, waiting=3)
         lease.delete(PLANNER_LEASE)
         await becomes(trainer, target=0, owned=2, used=2)
+        rule = "no planner holds its lease: the zero-queue rule serves what waits, beside the last target of 0"
+        await becomes(trainer, reason=rule)
         lease.set(PLANNER_LEASE, "a test")
+        await becomes(trainer, reason="a test wants it")
         assert len(await trainer.follow(batch)) == 4
         await becomes(trainer, target=0, owned=0)

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +32,11 @@ def environ(stack_home: Path) -> dict[str, str]:
 
 def treadle(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([TREADLE, *arguments], env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+def status(environ: dict[str, str]) -> list[dict[str, Any]]:
+    services: list[dict[str, Any]] = json.loads(treadle(environ, "status", "--json").stdout)["services"]
+    return services
 
 
 @pytest.fixture
@@ -89,9 +96,59 @@ def test_up_when_already_up_says_so(detached: dict[str, str]) -> None:
         assert "already up" in again.stdout
 
 
+def test_up_on_another_port_than_that_of_the_running_stack_is_an_error(environ: dict[str, str]) -> None:
+    proxy = {**environ, "STACK_SERVICES": "proxy=shared.testing.echo:create_app"}
+    started = treadle(proxy, "up", "--detach", "--port", "0")
+    assert started.returncode == 0, started.stderr
+    try:
+        (url,) = (one["url"] for one in status(proxy) if one["name"] == "proxy")
+        own = url.rpartition(":")[2]
+        other = str(int(own) % 65535 + 1)
+        for arguments in (["up", "--detach", "--port", other], ["up", "--port", other]):
+            refused = treadle(proxy, *arguments)
+            assert refused.returncode == 1
+            assert f"is already up and listens on {url}, not on port {other}" in refused.stderr
+        for port in (own, "0"):
+            again = treadle(proxy, "up", "--detach", "--port", port)
+            assert (again.returncode, "already up" in again.stdout) == (0, True)
+    finally:
+        treadle(proxy, "down")
+
+
+def test_a_start_that_makes_progress_may_exceed_its_limit(environ: dict[str, str]) -> None:
+    """Durations are plain seconds here, as messages and documents have them."""
+    busy = {**environ, "STACK_START_TIMEOUT": "4", "STACK_GRACE": "15", "ECHO_BUSY_S": "7"}
+    started = treadle(busy, "up", "--detach")
+    assert started.returncode == 0, started.stderr
+    assert treadle(busy, "down").returncode == 0
+
+
+def test_a_start_without_progress_ends_with_the_name_of_its_limit(environ: dict[str, str]) -> None:
+    failed = treadle({**environ, "STACK_START_TIMEOUT": "4", "ECHO_IDLE_S": "120"}, "up", "--detach")
+    assert failed.returncode == 1
+    assert "echo was not ready after 4 s without progress (STACK_START_TIMEOUT=4)" in failed.stderr
+
+
+@pytest.mark.parametrize("command", [["up"], ["up", "--detach"]])
+def test_a_closed_home_is_refused_by_the_name_of_the_closed_folder(command: list[str]) -> None:
+    """Root's servers run under another account; an ordinary user is stopped by a folder without permissions."""
+    outer = Path(tempfile.mkdtemp(prefix="treadle-", dir="/tmp"))
+    outer.chmod(0o755)
+    try:
+        closed = outer / "closed"
+        closed.mkdir(mode=0o700 if os.geteuid() == 0 else 0)
+        for home in (closed, closed / "home"):
+            refused = treadle({**clean_environment(), "TREADLE_HOME": str(home)}, *command)
+            assert refused.returncode == 1
+            (line,) = refused.stderr.splitlines()
+            assert f"TREADLE_HOME {home}: {closed} is closed to" in line
+    finally:
+        shutil.rmtree(outer)
+
+
 def test_without_a_stack_status_and_down_say_so(environ: dict[str, str]) -> None:
     status = treadle(environ, "status", "--json")
-    assert (status.returncode, json.loads(status.stdout)) == (3, {"phase": None, "services": []})
+    assert (status.returncode, json.loads(status.stdout)) == (3, {"phase": None, "services": [], "health": None})
     down = treadle(environ, "down")
     assert down.returncode == 0
     assert "no stack is up" in down.stdout
@@ -149,7 +206,7 @@ def test_a_services_own_wrong_setting_is_its_one_last_line(environ: dict[str, st
     failed = treadle({**environ, "STACK_SERVICES": "cpu_manager", "CPU_MANAGER_CORES": "abc"}, "up", "--detach")
     assert failed.returncode == 1
     *_, reason, where, line = failed.stderr.splitlines()
-    assert reason == "treadle up: cpu_manager does not start: exit status 1"
+    assert reason == "treadle up: the stack did not come up: cpu_manager does not start: exit status 1"
     assert "cpu_manager.log" in where
     assert line.strip() == "CPU_MANAGER_CORES is 'abc': it should be a whole number"
 

@@ -95,6 +95,24 @@ def test_a_daemon_left_behind_is_swept(stack: RunningStack) -> None:
     assert not daemon.alive()
 
 
+def test_a_daemon_of_a_living_service_is_left_alone(stack: RunningStack) -> None:
+    daemon = identify(int(get(f"{stack.urls['echo']}/orphan")))
+    assert daemon is not None
+    stack.kill("postgres", signal.SIGSTOP)
+    stack.kill("postgres", signal.SIGCONT)
+    for name in ("valkey", "postgres"):
+        stack.await_healthy(name, other_than=stack.kill(name))
+    assert daemon.alive()
+
+
+@pytest.mark.parametrize("path", ["child", "leader"])
+def test_what_a_killed_service_leaves_behind_is_ended(stack: RunningStack, path: str) -> None:
+    left = identify(int(get(f"{stack.urls['echo']}/{path}")))
+    assert left is not None
+    stack.await_healthy("echo", other_than=stack.kill("echo"))
+    assert survivors([left]) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_no_process_behind(stack: RunningStack, number: signal.Signals) -> None:
     processes = everyone(stack)

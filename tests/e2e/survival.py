@@ -1,0 +1,146 @@
+"""What a fault is judged by: environments with state in them, a program under way, and processes nobody waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import psutil
+
+from shared.stack.process import Identity
+from tests.e2e.trainer import BROKEN, PASSING, PAUSE_S
+
+Json = dict[str, Any]
+PATIENCE_S = 120.0
+WAIT_S = 30
+
+FURNISH = (
+    "greeting=hello; sum() { echo $(($1 + $2)); }; mkdir -p deep/er; cd deep; echo kept > er/file; "
+    "while :; do echo x >> ../ticks; sleep 0.05; done & child=$!"
+)
+"""A variable, a function, a directory, a file, and a background process that goes on whenever the environment runs."""
+PROBE = 'echo "$greeting $(sum 2 3) $PWD $(cat er/file)"; kill -0 $child && echo alive; sleep 0.2; wc -l < ../ticks'
+
+
+class Caller:
+    """Calls of one proxy that are repeated while it is away; each has a request id, so that a repeat is harmless."""
+
+    def __init__(self, http: aiohttp.ClientSession) -> None:
+        self._http = http
+        self._name = uuid.uuid4().hex
+        self._numbers = 0
+        self.opened: list[str] = []
+        """Every trajectory so far."""
+
+    async def call(self, method: str, path: str, body: Any = None) -> tuple[int, Json]:
+        """(status, JSON) of a call that is harmless to repeat."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    async with self._http.request(method, path, json=body) as response:
+                        if response.status not in PASSING:
+                            return response.status, await response.json(content_type=None)
+                except BROKEN:
+                    pass
+                await asyncio.sleep(PAUSE_S)
+
+    def fresh(self) -> str:
+        """A request id."""
+        self._numbers += 1
+        return f"call-{self._name}-{self._numbers}"
+
+    async def act(self, trajectory: str, line: str, timeout_s: float = 60.0) -> Json:
+        """One bash line's answer, or the problem that refuses it."""
+        body = {"kind": "env.bash", "params": {"line": line}, "timeout_s": timeout_s, "request_id": self.fresh()}
+        return await self._answer(f"/v1/trajectories/{trajectory}/actions", body)
+
+    async def run(self, code: str, timeout_s: float = 60.0) -> Json:
+        """The answer of a one-shot program."""
+        body = {"kind": "code.run", "params": {"code": code}, "timeout_s": timeout_s, "request_id": self.fresh()}
+        return await self._answer("/v1/actions", body)
+
+    async def _answer(self, path: str, body: Json) -> Json:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                status, answer = await self.call("POST", f"{path}?wait={WAIT_S}", body)
+                if status != 202:
+                    return {"status": status, **answer}
+
+    async def open(self, **environment: Any) -> str:
+        """A fresh trajectory."""
+        status, view = await self.call(
+            "POST", "/v1/trajectories", {"environment": {"memory_mb": 64, **environment}, "request_id": self.fresh()}
+        )
+        assert status in (200, 201), view
+        self.opened.append(str(view["id"]))
+        return self.opened[-1]
+
+    async def close(self, trajectory: str) -> None:
+        status, view = await self.call("DELETE", f"/v1/trajectories/{trajectory}")
+        assert status == 200, view
+
+
+@dataclass
+class Episode:
+    """A trajectory with state of every sort in its environment."""
+
+    caller: Caller
+    trajectory: str
+    ticks: int = 0
+
+    @classmethod
+    async def begin(cls, caller: Caller, **environment: Any) -> Episode:
+        episode = cls(caller, await caller.open(**environment))
+        furnished = await caller.act(episode.trajectory, FURNISH)
+        assert furnished.get("ended") == "ok", furnished
+        await episode.check_intact()
+        return episode
+
+    async def check_intact(self) -> None:
+        """Shell, variables, function, directory, file and background process are as they were, and go on."""
+        answer = await self.caller.act(self.trajectory, PROBE)
+        assert answer.get("ended") == "ok", answer
+        said, alive, ticks = answer["output"]["output"].splitlines()
+        greeting, number, place, kept = said.split()
+        assert (greeting, number, kept, alive) == ("hello", "5", "kept", "alive"), answer
+        assert place.endswith("/deep"), answer
+        assert int(ticks) > self.ticks, "its background process stands still"
+        self.ticks = int(ticks)
+
+
+def all_end(processes: list[Identity]) -> bool:
+    """Whether all of them are gone within half a minute."""
+    deadline = time.monotonic() + 30
+    while any(process.alive() for process in processes):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def zombies(pid: int) -> list[int]:
+    """Ended descendants of a process that nobody waits for, those aside that end just now."""
+    found = _zombies(pid)
+    return sorted(found & _zombies(pid)) if found else []
+
+
+def _zombies(pid: int) -> set[int]:
+    found = set()
+    for process in psutil.Process(pid).children(recursive=True):
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                found.add(process.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+async def until_no_zombies(pid: int) -> None:
+    """Wait until no descendant of a process is a zombie; half a minute at most."""
+    async with asyncio.timeout(30):
+        while zombies(pid):  # noqa: ASYNC110  # the kernel tells only parents
+            await asyncio.sleep(0.1)

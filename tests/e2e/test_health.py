@@ -1,0 +1,262 @@
+"""What a stack shows of its parts: readiness, health, metrics, and reads while a store is silent."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from shared.testing.servers import clean_environment, temporary_home
+from shared.testing.stack import RunningStack, running_stack
+
+WITHIN_S = 90.0
+TREADLE = Path(sys.executable).with_name("treadle")
+
+METRICS = {
+    "proxy": {
+        "treadle_proxy_act_seconds",
+        "treadle_proxy_answered_total",
+        "treadle_proxy_archive_failures_total",
+        "treadle_proxy_archived_answers_total",
+        "treadle_proxy_body_bytes",
+        "treadle_proxy_disk_free_bytes",
+        "treadle_proxy_disk_total_bytes",
+        "treadle_proxy_held_calls",
+        "treadle_proxy_held_resubmissions_total",
+        "treadle_proxy_leader_epoch",
+        "treadle_proxy_leader_up",
+        "treadle_proxy_nodes",
+        "treadle_proxy_planner_up",
+        "treadle_proxy_queue_seconds",
+        "treadle_proxy_queued_actions",
+        "treadle_proxy_run_code_calls_total",
+        "treadle_proxy_service_restarts",
+        "treadle_proxy_store_up",
+        "treadle_proxy_stuck_actions",
+        "treadle_proxy_submitted_total",
+        "treadle_proxy_unanswered_actions",
+        "treadle_proxy_valkey_bound_bytes",
+        "treadle_proxy_valkey_used_bytes",
+        "treadle_proxy_waiting_callers",
+    },
+    "scaling_planner": {
+        "treadle_scaling_planner_batches_total",
+        "treadle_scaling_planner_deciding_seconds",
+        "treadle_scaling_planner_decisions_total",
+        "treadle_scaling_planner_extra_delay_seconds",
+        "treadle_scaling_planner_target_units",
+    },
+    "cpu_manager": {
+        "treadle_cpu_manager_attempts_total",
+        "treadle_cpu_manager_environment_creation_seconds",
+        "treadle_cpu_manager_environments",
+        "treadle_cpu_manager_environments_ended_total",
+        "treadle_cpu_manager_execution_seconds",
+    },
+}
+"""Written here by hand: a metric that appears, or goes, is a change for those who watch it."""
+
+TASK = {"stages": [{"name": "tests", "kind": "noop", "units": {"cores": 1}}], "batch_size": 1}
+
+READS = [
+    "/v1/tasks",
+    "/v1/tasks/known",
+    "/v1/batches",
+    "/v1/batches/{batch}",
+    "/v1/batches/{batch}/results",
+    "/v1/batches/{batch}/results?follow=true",
+    "/v1/actions/{action}",
+    "/v1/trajectories",
+    "/v1/trajectories/{trajectory}",
+    "/v1/trajectories/{trajectory}/swerex/is_alive",
+    "/v1/nodes",
+    "/v1/pools",
+    "/v1/plans",
+]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[RunningStack]:
+    with temporary_home() as root, running_stack(root) as running:
+        yield running
+
+
+def fetch(url: str, method: str = "GET", body: Any = None) -> tuple[int, str, bytes]:
+    """(status, content type, body)."""
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(url, data, {"content-type": "application/json"}, method=method)
+    try:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return answer.status, answer.headers["content-type"], answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers["content-type"], error.read()
+
+
+def view(stack: RunningStack, path: str, method: str = "GET", body: Any = None) -> dict[str, Any]:
+    status, _, text = fetch(stack.urls["proxy"] + path, method, body)
+    assert status < 300, text
+    return dict(json.loads(text))
+
+
+def samples(stack: RunningStack, service: str = "proxy") -> dict[str, float]:
+    """Each line of `/metrics`: name and labels -> value."""
+    _, _, text = fetch(stack.urls[service] + "/metrics")
+    lines = [line.rsplit(" ", 1) for line in text.decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in lines}
+
+
+def told(stack: RunningStack) -> str:
+    """What `treadle status` prints."""
+    environ = {**clean_environment(), "TREADLE_HOME": str(stack.home.root)}
+    done = subprocess.run([TREADLE, "status"], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+@contextmanager
+def frozen(stack: RunningStack, *names: str) -> Iterator[None]:
+    """These parts, with all their children, answer nothing and hold their connections."""
+    tree = [one for name in names for one in _with_children(stack.pids[name])]
+    for one in tree:
+        os.kill(one, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for one in tree:
+            os.kill(one, signal.SIGCONT)
+
+
+def _with_children(pid: int) -> list[int]:
+    return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+
+
+def is_well(stack: RunningStack) -> bool:
+    health = view(stack, "/v1/health")
+    return not health["problems"] and health["planner"] is health["leader"] is health["postgres"]["answers"] is True
+
+
+def test_a_stack_that_is_well_has_no_problems_and_says_how_full_it_is(stack: RunningStack) -> None:
+    until(lambda: is_well(stack), "every part is well")
+    health = view(stack, "/v1/pools")["health"]
+    assert health["problems"] == []
+    assert health["valkey"]["bound_bytes"] == 1 << 30
+    assert 0 < health["valkey"]["used_bytes"] < 1 << 30
+    assert 0 < health["disk"]["free_bytes"] < health["disk"]["total_bytes"]
+    assert re.search(r"^valkey \d+ MiB of 1024 MiB; disk [\d.]+ of [\d.]+ GiB free$", told(stack), re.MULTILINE)
+
+
+@pytest.mark.parametrize("service", METRICS)
+def test_metrics_are_those_of_the_list(stack: RunningStack, service: str) -> None:
+    _, _, text = fetch(stack.urls[service] + "/metrics")
+    served = set(re.findall(r"^# TYPE (treadle_\w+) \w+$", text.decode(), re.MULTILINE))
+    assert {name for name in served if not name.endswith("_created")} == METRICS[service]
+
+
+def test_the_documents_have_every_metric() -> None:
+    section = Path("docs/operations.md").read_text().partition("### Metrics")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set().union(*METRICS.values())
+
+
+def test_queueing_nodes_callers_and_restarts_are_metrics(stack: RunningStack) -> None:
+    view(stack, "/v1/tasks/known", "PUT", TASK)
+    assert view(stack, "/v1/rewards?wait=60", "POST", {"task": "known", "params": {}})["ended"] == "ok"
+    absent = {"kind": "sleep", "params": {"seconds": 0}, "units": {"cores": 1}, "node_class": "absent"}
+    stuck_id = view(stack, "/v1/actions", "POST", absent)["id"]
+    pid = stack.kill("cpu_manager")
+    stack.await_healthy("cpu_manager", other_than=pid)
+    restarts = 'treadle_proxy_service_restarts{service="cpu_manager"}'
+    until(lambda: samples(stack).get(restarts) == 1.0, "the restart is counted")
+    queued = 'treadle_proxy_queued_actions{pool="cores@absent"}'
+    stuck = 'treadle_proxy_stuck_actions{pool="cores@absent"}'
+    until(lambda: samples(stack).get(queued) == samples(stack).get(stuck) == 1.0, "what waits is counted")
+    until(lambda: samples(stack).get('treadle_proxy_nodes{state="ready"}') == 1.0, "the node is counted")
+    now = samples(stack)
+    assert now['treadle_proxy_queue_seconds_count{pool="cores@default",stage="tests"}'] >= 1.0
+    assert now['treadle_proxy_service_restarts{service="valkey"}'] == 0.0
+    with ThreadPoolExecutor(1) as caller:
+        waiting = caller.submit(fetch, f"{stack.urls['proxy']}/v1/actions/{stuck_id}?wait=30")
+        until(lambda: samples(stack)["treadle_proxy_waiting_callers"] == 1.0, "the caller is counted")
+        view(stack, f"/v1/actions/{stuck_id}", "DELETE")
+        assert json.loads(waiting.result(60)[2])["ended"] == "cancelled"
+    until(lambda: samples(stack)["treadle_proxy_waiting_callers"] == 0.0, "the caller has gone")
+
+
+def test_an_absent_planner_and_a_silent_postgres_are_shown(stack: RunningStack) -> None:
+    until(lambda: is_well(stack), "every part is well")
+    with frozen(stack, "scaling_planner", "postgres"):
+
+        def both() -> bool:
+            found = view(stack, "/v1/pools")["health"]
+            return found["planner"] is False and found["postgres"]["answers"] is False
+
+        until(both, "both are shown")
+        now = samples(stack)
+        assert now["treadle_proxy_planner_up"] == now['treadle_proxy_store_up{store="postgres"}'] == 0.0
+        assert now["treadle_proxy_leader_up"] == now['treadle_proxy_store_up{store="valkey"}'] == 1.0
+        text = told(stack)
+        assert "problem: no planner holds its lease: pools follow what waits (zero-queue rule)" in text
+        assert "problem: Postgres does not answer" in text
+        assert fetch(stack.urls["proxy"] + "/readyz")[0] == 200
+    until(lambda: is_well(stack), "every part is well again")
+
+
+def test_while_valkey_is_silent_reads_answer_503_and_the_proxy_is_unready_but_lives(stack: RunningStack) -> None:
+    until(lambda: is_well(stack), "every part is well")
+    view(stack, "/v1/tasks/known", "PUT", TASK)
+    names = {
+        "batch": view(stack, "/v1/tasks/known/batches", "POST", {})["id"],
+        "action": view(stack, "/v1/actions", "POST", {"kind": "noop"})["id"],
+        "trajectory": view(stack, "/v1/trajectories", "POST", {"environment": {"image": "local"}})["id"],
+    }
+    base, pid = stack.urls["proxy"], stack.pids["proxy"]
+    assert fetch(base + "/readyz")[0] == 200
+    with frozen(stack, "valkey"):
+        paths = [path.format(**names) for path in (*READS, "/v1/actions/{action}?wait=1")]
+        with ThreadPoolExecutor(len(paths)) as callers:
+            answers = list(callers.map(fetch, [base + path for path in paths]))
+        for path, (status, kind, text) in zip(paths, answers, strict=True):
+            assert (status, kind) == (503, "application/problem+json"), (path, text)
+            assert "Valkey" in json.loads(text)["detail"], path
+        status, kind, text = fetch(base + "/readyz")
+        assert (status, kind) == (503, "application/problem+json")
+        assert json.loads(text)["detail"] == "Valkey does not answer"
+        until(lambda: view(stack, "/v1/health")["valkey"]["answers"] is False, "health shows it")
+        assert samples(stack)['treadle_proxy_store_up{store="valkey"}'] == 0.0
+        assert "problem: Valkey does not answer" in told(stack)
+        assert stack.pids["proxy"] == pid
+    until(lambda: fetch(base + "/readyz")[0] == 200, "it is ready again")
+    until(lambda: is_well(stack), "every part is well again")
+    assert (stack.pids["proxy"], stack.service("proxy").restarts) == (pid, 0)
+    for path in READS:
+        if "follow" not in path:
+            assert fetch(base + path.format(**names))[0] == 200, path
+
+
+def test_every_read_of_the_api_is_in_the_list_above(stack: RunningStack) -> None:
+    paths = view(stack, "/openapi.json")["paths"]
+    aside = {"/v1/ping", "/v1/health"}  # need no Valkey
+    reads = {re.sub(r"\{(\w+)\}", "{}", path) for path, methods in paths.items() if "get" in methods}
+    known = {re.sub(r"\{(\w+)\}|known", "{}", path.partition("?")[0]) for path in READS}
+    assert {path for path in reads if path.startswith("/v1/")} - aside == known

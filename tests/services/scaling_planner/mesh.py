@@ -164,10 +164,6 @@ async def somebody_plans(mesh: Mesh) -> bool:
     return not await nobody_plans(mesh)
 
 
-async def planned_for(mesh: Mesh, units: int) -> bool:
-    return units in await mesh.targets()
-
-
 async def are(mesh: Mesh, targets: list[int]) -> bool:
     return await mesh.targets() == targets
 

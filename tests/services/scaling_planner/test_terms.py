@@ -32,7 +32,6 @@ from tests.services.scaling_planner.mesh import (
     migrate,
     nobody_plans,
     ours_plans,
-    planned_for,
     planner,
     running,
     somebody_plans,
@@ -136,7 +135,7 @@ async def test_a_stimulus_log_holds_all_that_the_planner_was_told_and_answered(
         await mesh.open("b2")
     async with running(planner(redis_url, database_url, **settings)):
         await mesh.say(FirstArrival(batch="b2", arrived_at=time.time()))
-        await soon(lambda: planned_for(mesh, 3))
+        await soon(lambda: last_is(mesh, 3))
         await mesh.open("b3")
         await soon(lambda: all_acknowledged(mesh, 6))
     logs = sorted(tmp_path.iterdir())  # noqa: ASYNC240  # two files

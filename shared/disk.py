@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from shared import log
+from shared.errors import Overloaded
 
 MEBIBYTE: Final = 1 << 20
+RETRY_S: Final = 5.0
+"""Retry-After of what a short disk refuses: somebody has to free space."""
 
 _log = log.get(__name__)
 
@@ -54,6 +57,11 @@ def fullest(paths: Sequence[Path]) -> DiskSpace | None:
     return min(spaces, key=lambda space: space.free_bytes, default=None)
 
 
+def short_of_disk(shortage: str) -> Overloaded:
+    """The refusal of new work for this reason (`StoreDisk.shortage`)."""
+    return Overloaded(what=shortage, retry_after_s=RETRY_S)
+
+
 class StoreDisk:
     """Free space of the stores' disks as last measured, against the reserve of new work."""
 
@@ -80,7 +88,11 @@ class StoreDisk:
         return self._fixed_bytes + self.data_set_bytes
 
     def shortage(self) -> str | None:
-        """Why new work is refused now, for people; None while it is accepted."""
+        """Why new work is refused now, for people; None while it is accepted.
+
+        Asked by each that begins work: `Intake`, `BatchBook.open`, `TrajectoryBook.open`. Repeats of what was accepted
+        are none.
+        """
         space = self.space
         if space is None or space.free_bytes >= self.reserve_bytes:
             return None

@@ -117,6 +117,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
                     clock,
                     ids,
                     registries,
+                    disk=disk,
                     keep_batch_s=settings.keep_batch_s,
                     keep_deleted_s=settings.keep_deleted_s,
                 ),

@@ -20,6 +20,7 @@ from shared.api.requests import RewardRequest
 from shared.api.tasks import Task
 from shared.bus import functions, trajectories
 from shared.bus.connection import ValkeyClock, command, patiently
+from shared.disk import StoreDisk, short_of_disk
 from shared.errors import UNREADABLE, BadRequest, Conflict, NotFound, unreadable
 from shared.messages.actions import ActionSubmitted
 from shared.messages.batches import BatchOpened
@@ -27,6 +28,7 @@ from shared.messages.targets import COMPLETIONS
 from shared.units import Seconds
 
 MOST_CACHED = 4096
+PATIENCE_S: Seconds = 10.0
 LOOKED_AT = 4096
 """Newest entries of `completions` that are searched for a batch's T: those of some seven minutes with a hundred open
 batches whose T moves at each review."""
@@ -44,15 +46,18 @@ class BatchBook:
         ids: Ids,
         registries: Registries,
         *,
+        disk: StoreDisk,
         keep_batch_s: Seconds,
         keep_deleted_s: Seconds = 300.0,
     ) -> None:
+        """`disk`: while it is short, none is opened."""
         self._redis = redis
         self._store = store
         self._tasks = tasks
         self._clock = clock
         self._ids = ids
         self._registries = registries
+        self._disk = disk
         self._keep_s = {"sealed": keep_batch_s, "cancelled": keep_deleted_s}
         self._workflows: dict[str, Workflow] = {}
         self._reading: dict[str, asyncio.Task[Workflow]] = {}
@@ -64,6 +69,7 @@ class BatchBook:
             BadRequest: an image comes from a registry that is not allowed.
             NotFound: no such task.
             Conflict: the key has opened a batch of another size.
+            Overloaded: the stores' disk is short.
         """
         self._registries.check(opening.images)
         view = await self._tasks.get(tenant, task)
@@ -78,21 +84,30 @@ class BatchBook:
             max_extra_delay_s=declared.max_extra_delay_s,
             resources=declared.trainer_resources,
         )
+        key = f"batchkey:{tenant}:{task}:{opening.key}" if opening.key else ""
+        if (shortage := self._disk.shortage()) is not None and not await self._was_opened(key):
+            raise short_of_disk(shortage)
         # Without what is left open: a replica of an older version refuses fields it does not know.
         fields = {"tenant": tenant, "task": task, "workflow": declared.model_dump_json(exclude_none=True)}
-        key = f"batchkey:{tenant}:{task}:{opening.key}" if opening.key else ""
 
         async def attempt() -> functions.Opening:
             return await functions.open_batch(
                 self._redis, opened, idempotency_key=key, asked=opening.size, fields=fields
             )
 
-        code, batch = await patiently(attempt, what="opening a batch", patience_s=10.0)
+        code, batch = await patiently(attempt, what="opening a batch", patience_s=PATIENCE_S)
         if code == "conflict":
             raise Conflict(what=f"key {opening.key!r} opened {batch} with another size; name that, or use a new key")
         if opening.images:
             await trajectories.expect(self._redis, opening.images)
         return await self.view(batch), code == "opened"
+
+    async def _was_opened(self, key: str) -> bool:
+        async def read() -> int:
+            known: int = await command(self._redis, "EXISTS", key)
+            return known
+
+        return bool(key) and await patiently(read, what="looking for a batch", patience_s=PATIENCE_S) == 1
 
     async def stored(self, batch: str) -> StoredBatch:
         """A batch as it is kept.
@@ -142,7 +157,7 @@ class BatchBook:
         async def attempt() -> str | None:
             return await functions.end_batch(self._redis, batch, state, keep_batch_s=self._keep_s[state])
 
-        now = await patiently(attempt, what="ending a batch", patience_s=10.0)
+        now = await patiently(attempt, what="ending a batch", patience_s=PATIENCE_S)
         if now is None:
             raise NotFound(kind="batch", name=batch)
         if now not in (state, "complete") and (state, now) != ("cancelled", "abandoned"):

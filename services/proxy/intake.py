@@ -16,13 +16,11 @@ from shared.batching import Batcher
 from shared.bus import functions
 from shared.bus.connection import patiently
 from shared.bus.functions import Receipt, Submission
-from shared.disk import StoreDisk
+from shared.disk import StoreDisk, short_of_disk
 from shared.errors import Conflict, NotFound, Overloaded, TreadleError
 from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
 from shared.units import Seconds
 
-DISK_RETRY_S = 5.0
-"""Retry-After of what a short disk refuses: somebody has to free space."""
 NO_TRAJECTORY = "it was never opened, or ended long ago"
 
 
@@ -129,7 +127,7 @@ def refusal_of(receipt: Receipt, submitted: ActionSubmitted) -> TreadleError | N
         case "journal-full":
             return Overloaded(what="too many unanswered actions", retry_after_s=2.0)
         case "disk-short":
-            return Overloaded(what=receipt.entry, retry_after_s=DISK_RETRY_S)
+            return short_of_disk(receipt.entry)
     return None
 
 

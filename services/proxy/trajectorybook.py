@@ -12,12 +12,12 @@ from redis.asyncio import Redis
 
 from services.proxy.environment_actions import stage_of
 from services.proxy.ids import Ids
-from services.proxy.intake import DISK_RETRY_S, NO_TRAJECTORY
+from services.proxy.intake import NO_TRAJECTORY
 from services.proxy.registries import Registries
 from shared.api.trajectories import TrajectoryAction, TrajectoryRequest, TrajectoryState, TrajectoryView
 from shared.bus import trajectories
 from shared.bus.connection import command, patiently
-from shared.disk import StoreDisk
+from shared.disk import StoreDisk, short_of_disk
 from shared.errors import BadRequest, Conflict, NotFound, Overloaded
 from shared.messages.actions import ActionSubmitted
 from shared.messages.environments import EnvironmentSpec
@@ -98,7 +98,7 @@ class TrajectoryBook:
         if code == "conflict":
             raise Conflict(what=f"request_id {asked!r} opened {known} with another body; use a new one")
         if code == "full" and shortage:
-            raise Overloaded(what=shortage, retry_after_s=DISK_RETRY_S)
+            raise short_of_disk(shortage)
         if code == "full":
             raise Overloaded(what=f"{self._most} trajectories are open; close those that are done", retry_after_s=5.0)
         return await self.view(known), code == "opened"

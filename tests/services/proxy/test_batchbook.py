@@ -12,6 +12,7 @@ from services.proxy.taskbook import TaskBook
 from shared.api.batches import BatchOpening
 from shared.api.tasks import StageTemplate, Task
 from shared.bus.connection import command
+from shared.disk import StoreDisk
 from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
 from tests.services.proxy.mesh import StillClock
 from tests.services.proxy.stores import store_over
@@ -28,7 +29,14 @@ async def kept(valkey: Redis, stage: StageTemplate) -> tuple[Task, Task, bytes]:
     store = store_over(valkey)
     clock = StillClock()
     book = BatchBook(
-        valkey, store, tasks, clock, await Ids.load(valkey, clock), Registries("docker.io"), keep_batch_s=60.0
+        valkey,
+        store,
+        tasks,
+        clock,
+        await Ids.load(valkey, clock),
+        Registries("docker.io"),
+        disk=StoreDisk([], reserve_bytes=0),
+        keep_batch_s=60.0,
     )
     view, _ = await book.open("ada", "t", BatchOpening())
     found = await store.batch(view.id)
@@ -63,6 +71,7 @@ async def test_images_that_its_trajectories_will_need_are_passed_on(valkey: Redi
         clock,
         await Ids.load(valkey, clock),
         Registries("docker.io"),
+        disk=StoreDisk([], reserve_bytes=0),
         keep_batch_s=60.0,
     )
 

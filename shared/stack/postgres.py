@@ -30,7 +30,8 @@ def postgres_url(home: Home, database: str = DATABASE) -> str:
 def initialise_postgres(home: Home, *, durable: bool = True) -> None:
     """Make the cluster and its database unless they are there: about 0.6 s the first time, nothing later.
 
-    An interrupted attempt leaves nothing: the cluster is made beside its place and moved there when complete.
+    An interrupted attempt leaves nothing that is used: the cluster is made beside `postgres/`, which only its account
+    can enter, moved into it (a copy, where that folder is a disk of its own), and gets its name when it is complete.
 
     Raises:
         StackError: ``initdb`` failed, or the cluster there belongs to another major version.
@@ -40,16 +41,20 @@ def initialise_postgres(home: Home, *, durable: bool = True) -> None:
         _check_version(programs, cluster)
         return
     maker = named_account(home.account)
-    unfinished = home.root / "postgres.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished, moved = home.root / "postgres.unfinished", home.postgres / "unfinished"
+    for leftover in (unfinished, moved):
+        shutil.rmtree(leftover, ignore_errors=True)
     unfinished.mkdir(mode=0o700)
     maker.own(unfinished)
     _run(maker, unfinished, str(programs / "initdb"), *_initdb_options(durable), "-D", str(unfinished))
     # The single-user mode looks its user up as well, so the change of owner comes last.
     single = (str(programs / "postgres"), "--single", "-D", str(unfinished), "-j", "postgres")
     _run(maker, unfinished, *single, typed=f"CREATE DATABASE {DATABASE};\n")
-    home.account.own(unfinished)
-    unfinished.rename(cluster)
+    shutil.move(unfinished, moved)
+    home.account.own(moved)
+    if durable:
+        _run(home.account, moved, str(programs / "initdb"), "--sync-only", "-D", str(moved))
+    moved.rename(cluster)
 
 
 def postgres_launch(home: Home, *, durable: bool = True) -> Launch:

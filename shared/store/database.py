@@ -53,6 +53,7 @@ async def connect(url: str, *, name: str, connections: int = 4) -> AsyncIterator
         max_overflow=0,
         pool_timeout=5.0,
         pool_pre_ping=True,
+        hide_parameters=True,  # of errors: answers do not belong in logs
         connect_args={
             "timeout": CONNECT_TIMEOUT_S,
             "command_timeout": COMMAND_TIMEOUT_S,

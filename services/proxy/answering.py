@@ -29,7 +29,7 @@ def compose(
         arrived_s: when it came into the journal; Unix seconds, like `now`.
         now: the moment of this answer.
     """
-    masked = answer.ended in OURS or answer.ended == "cancelled"
+    masked = is_masked(answer)
     shown = None if masked else finished
     body = AnswerBody(
         id=submitted.action,
@@ -53,6 +53,11 @@ def compose(
         evidence=(finished.evidence or None) if finished else None,
     )
     return _encoder.encode(body)
+
+
+def is_masked(answer: Answer) -> bool:
+    """Is it no statement about the sample?"""
+    return answer.ended in OURS or answer.ended == "cancelled"
 
 
 def reports(acts: Iterable[StageAct]) -> list[StageReport]:

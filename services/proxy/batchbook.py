@@ -9,6 +9,7 @@ import msgspec
 from pydantic import ValidationError
 from redis.asyncio import Redis
 
+from services.proxy import failures
 from services.proxy.ids import Ids
 from services.proxy.progress import Progress
 from services.proxy.registries import Registries
@@ -127,9 +128,11 @@ class BatchBook:
         async for rows in self._store.results.pages(batch):
             for _, answer in rows:
                 progress.add(answer)
+        environments = await failures.environments(self._redis, batch)
         if found.ended_at is not None:
-            return progress.view(found, None)
-        return progress.view(found, await self._expected(found), (await self._store.stuck()).get(batch, 0))
+            return progress.view(found, None, environments=environments)
+        stuck = (await self._store.stuck()).get(batch, 0)
+        return progress.view(found, await self._expected(found), stuck, environments)
 
     async def _expected(self, batch: StoredBatch) -> float | None:
         """T of a running batch: the planner's estimate, else first arrival + the stages' timeouts. Unix seconds."""

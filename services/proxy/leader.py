@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from services.proxy.answering import compose, reports
+from services.proxy.answering import compose, is_masked, reports
+from services.proxy.failures import MOST_REASON
 from services.proxy.images import expect
 from services.proxy.interpreter import Discard, Forget, Interpreter, Step
 from services.proxy.metrics import ACT, ANSWERED, QUEUEING
@@ -284,9 +285,12 @@ class Leader:
         ACT.observe(now - arrived_s)
         submitted = kept.submitted
         self._observe_queueing(submitted, answer)
-        self._interpreter.put(
-            Answering(answer.action, kept.entry, submitted.batch, body, self._keep_s(submitted), submitted.tenant)
+        answering = Answering(
+            answer.action, kept.entry, submitted.batch, body, self._keep_s(submitted), submitted.tenant
         )
+        if submitted.trajectory and is_masked(answer):
+            answering = answering._replace(masked=f"{answer.ended} {answer.reason[:MOST_REASON]}")
+        self._interpreter.put(answering)
 
     def _observe_queueing(self, submitted: ActionSubmitted, answer: Answer) -> None:
         """Of every stage with a verdict, and of the one that the action was in."""

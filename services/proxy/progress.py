@@ -6,8 +6,9 @@ from collections import defaultdict
 
 import msgspec
 
+from services.proxy.failures import MOST_REASON, kinds, share
 from services.proxy.store import StoredBatch
-from shared.api.batches import BatchView, FailureKind, Spread, StageProgress
+from shared.api.batches import BatchView, EnvironmentProgress, Spread, StageProgress
 from shared.api.requests import Act, StageReport
 
 
@@ -21,9 +22,6 @@ class _Measured(msgspec.Struct, frozen=True):
     ended: str = ""
     reason: str = ""
 
-
-MOST_REASON = 500
-"""Characters of a reason that a batch's page shows."""
 
 _decoder = msgspec.json.Decoder(_Measured)
 
@@ -55,14 +53,22 @@ class Progress:
             self._ideal_s = max(self._ideal_s, measured.arrived_at + measured.act.execution_s)
             self._actual_s = max(self._actual_s, measured.arrived_at + measured.act.total_s)
 
-    def view(self, batch: StoredBatch, expected_s: float | None, stuck: int = 0) -> BatchView:
+    def view(
+        self,
+        batch: StoredBatch,
+        expected_s: float | None,
+        stuck: int = 0,
+        environments: EnvironmentProgress | None = None,
+    ) -> BatchView:
         """The batch as callers see it.
 
         Args:
             batch: as it is stored.
             expected_s: estimated T of a batch that goes on (Unix seconds); what its answers say already, if later.
             stuck: requests that no present node could ever take.
+            environments: the actions in its trajectories.
         """
+        masked = sum(count for count, _ in self._masked.values())
         return BatchView(
             id=batch.id,
             task=batch.task,
@@ -72,9 +78,10 @@ class Progress:
             submitted=batch.submitted,
             answered=batch.answered,
             stuck=stuck,
-            masked=sum(count for count, _ in self._masked.values()),
-            masked_share=self._share(sum(count for count, _ in self._masked.values())),
-            failures=self._failures(),
+            masked=masked,
+            masked_share=share(masked, self._answered),
+            failures=kinds(self._masked, self._answered),
+            environments=environments,
             opened_at=batch.opened_at,
             first_arrival_at=batch.first_at,
             ended_at=batch.ended_at,
@@ -91,16 +98,6 @@ class Progress:
                 for name, values in self._execution.items()
             ],
         )
-
-    def _failures(self) -> list[FailureKind]:
-        by_count = sorted(self._masked.items(), key=lambda item: (-item[1][0], item[0]))
-        return [
-            FailureKind(ended=ended, count=count, share=self._share(count), reason=reason)
-            for ended, (count, reason) in by_count
-        ]
-
-    def _share(self, count: int) -> float:
-        return count / self._answered if self._answered else 0.0
 
 
 def spread_of(values: list[float]) -> Spread | None:

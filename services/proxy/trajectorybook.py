@@ -67,6 +67,7 @@ class TrajectoryBook:
         Raises:
             BadRequest: its environment is too long to be told with every action, or its image comes from a registry
                 that is not allowed.
+            NotFound: the tenant has no such batch.
             Conflict: the same `request_id` has opened another one.
             Overloaded: too many are open, or the stores' disk is short.
         """
@@ -78,7 +79,11 @@ class TrajectoryBook:
             )
         name = "t" + uuid.uuid4().hex[:16]
         asked = request.request_id
+        if request.batch:
+            await self._check_batch(tenant, request.batch)
         fields = {"tenant": tenant, "task": request.task or "", "group": request.group, "request": asked or ""}
+        if request.batch:
+            fields["batch"] = request.batch
         shortage = self._disk.shortage()
 
         async def attempt() -> trajectories.Opening:
@@ -183,6 +188,15 @@ class TrajectoryBook:
             del self._opened[next(iter(self._opened))]
         return opened
 
+    async def _check_batch(self, tenant: str, batch: str) -> None:
+        async def read() -> bytes | None:
+            owner: bytes | None = await command(self._redis, "HGET", f"batch:{batch}", "tenant")
+            return owner
+
+        owner = await patiently(read, what="reading a batch", patience_s=PATIENCE_S)
+        if owner != tenant.encode():
+            raise NotFound(kind="batch", name=batch, hint="open it first, for the same tenant; or leave `batch` out")
+
     async def _views(self, names: Iterable[str]) -> list[TrajectoryView | None]:
         listed = list(names)
 
@@ -209,6 +223,7 @@ def _view(name: str, fields: dict[bytes, bytes]) -> TrajectoryView:
         reason=fields[b"reason"].decode(),
         tenant=fields[b"tenant"].decode(),
         task=fields[b"task"].decode() or None,
+        batch=fields[b"batch"].decode() if b"batch" in fields else None,
         group=fields[b"group"].decode(),
         request_id=fields[b"request"].decode() or None,
         node_class=fields[b"class"].decode(),

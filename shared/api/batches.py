@@ -53,6 +53,16 @@ class FailureKind(Model):
     """Of the newest of them, its first 500 characters."""
 
 
+class EnvironmentProgress(Model):
+    """Actions in trajectories that name the batch."""
+
+    answered: int
+    masked: int
+    masked_share: float
+    failures: list[FailureKind]
+    """The masked ones by how they ended, most first. `share` is of `answered` here."""
+
+
 class BatchView(Model):
     """A batch as it stands. Times are Unix seconds."""
 
@@ -74,6 +84,8 @@ class BatchView(Model):
     """`masked` of `answered`. A wrong configuration makes it 1 from the first answers on."""
     failures: list[FailureKind] = []
     """The masked ones by how they ended, most first."""
+    environments: EnvironmentProgress | None = None
+    """Actions in trajectories opened with this `batch`; null before the first answer. They count in no number above."""
     opened_at: float
     first_arrival_at: float | None
     ended_at: float | None

@@ -26,6 +26,9 @@ class TrajectoryRequest(Closed, frozen=True, kw_only=True):
     """What it lives in."""
     task: Name | None = None
     """The RL job it belongs to, for people."""
+    batch: Name | msgspec.UnsetType = msgspec.UNSET
+    """The batch whose page counts the actions of this trajectory and how they failed. Unset is not encoded, so the
+    digest of a request without it is the same in every version."""
     group: Group = ""
     """Your own name for those that start alike (GRPO)."""
     request_id: RequestId | None = None
@@ -67,6 +70,7 @@ class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True):
     """Why it ended. While it is open: why its environment could not be made when it was last tried; else empty."""
     tenant: str
     task: str | None
+    batch: str | None
     group: str
     request_id: str | None
     node_class: str

@@ -10,6 +10,8 @@
 --   results:<id> stream of answers; its ids are what `after=` means
 --   kept         hash: tenant -> estimated bytes of Valkey's memory that its answers and compact ids take
 --   kept:batches hash: tenant/batch -> the part of `kept` that its results take
+--   environments:<batch>  hash: of actions in trajectories that name the batch: answered, and of those that were masked
+--                count:<how it ended> and why:<how it ended>; expires with the batch
 --   unarchived   sorted: tenant/batch by the time (ms) of its oldest result in Valkey
 --   unarchived:actions  stream: answers outside batches that are to be archived
 --   backlog      hash: what waits, as the leader last told: pools, what is stuck of each batch, where batches stand
@@ -145,6 +147,11 @@ local function submit(_, args)
   return replies
 end
 
+-- The keys that expire together.
+local function keys_of(batch)
+  return { 'batch:' .. batch, 'results:' .. batch, 'archived:' .. batch, 'environments:' .. batch }
+end
+
 local function settle(batch, retention)
   local bkey = 'batch:' .. batch
   local b = redis.call('HMGET', bkey, 'state', 'size', 'submitted', 'answered', 'ended_ms', 'tenant', 'task', 'opened_ms', 'first_ms', 'keep_s')
@@ -160,7 +167,7 @@ local function settle(batch, retention)
   local ended = now_ms()
   redis.call('HSET', bkey, 'state', state, 'ended_ms', ended)
   redis.call('ZREM', 'batches:open', batch)
-  for _, key in ipairs({ bkey, 'results:' .. batch, 'archived:' .. batch }) do redis.call('EXPIRE', key, retention) end
+  for _, key in ipairs(keys_of(batch)) do redis.call('EXPIRE', key, retention) end
   say('batches', BATCHES_KEPT, {
     kind = 'batch.ended.v1', batch = batch, tenant = b[6], task = b[7], state = state, size = answered,
     opened_at = tonumber(b[8]) / 1000, first_at = tonumber(b[9] or b[8]) / 1000, ended_at = ended / 1000,
@@ -170,20 +177,39 @@ end
 
 -- What an action in an environment did must not be done again, also when its answer is gone: remembered for as long as
 -- its trajectory is.
-local function acted(key)
-  local trajectory = redis.call('HGET', key, 't')
-  local left_s = trajectory and redis.call('TTL', 'trajectory:' .. trajectory) or 0
+local function acted(key, trajectory)
+  local left_s = redis.call('TTL', 'trajectory:' .. trajectory)
   if left_s > 0 then
     redis.call('SADD', 'acted:' .. trajectory, key)
     redis.call('EXPIRE', 'acted:' .. trajectory, left_s)
   end
 end
 
+-- Count an answer in a trajectory for the batch that the trajectory names. `masked`: how it ended, a blank, why; or ''.
+local function count_for_batch(trajectory, masked)
+  local batch = redis.call('HGET', 'trajectory:' .. trajectory, 'batch')
+  if not batch or batch == '' then return end
+  local left_s = redis.call('TTL', 'batch:' .. batch)
+  if left_s == -2 then return end
+  local key = 'environments:' .. batch
+  redis.call('HINCRBY', key, 'answered', 1)
+  if masked ~= '' then
+    local ended, why = string.match(masked, '^(%S+) (.*)$')
+    redis.call('HINCRBY', key, 'count:' .. ended, 1)
+    redis.call('HSET', key, 'why:' .. ended, why)
+  end
+  if left_s >= 0 then redis.call('EXPIRE', key, left_s) end
+end
+
 -- The answer of an action outside a batch. One that outlives `ARCHIVED_AFTER_S` is to be archived. Returns what it takes.
-local function answer_alone(key, action, answer, keep_s, tenant)
+local function answer_alone(key, action, answer, keep_s, tenant, masked)
   redis.call('HSET', key, 'a', answer)
   redis.call('EXPIRE', key, keep_s)
-  acted(key)
+  local trajectory = redis.call('HGET', key, 't')
+  if trajectory then
+    acted(key, trajectory)
+    count_for_batch(trajectory, masked)
+  end
   if tonumber(keep_s) <= ARCHIVED_AFTER_S then return 0 end
   local bytes = #answer + ANSWER_BYTES
   redis.call('XADD', 'unarchived:actions', '*', 'k', action, 's', bytes, 't', tenant)
@@ -199,12 +225,12 @@ local function hold_results(bytes_of)
   end
 end
 
--- answer_actions(epoch, retention_batch_s, {action, entry, batch, answer, retention_s, tenant}...)
---   -> 1 answered now, 0 was answered
+-- answer_actions(epoch, retention_batch_s, {action, entry, batch, answer, retention_s, tenant, masked}...)
+--   -> 1 answered now, 0 was answered; masked: see `count_for_batch`
 local function finish(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
   local flags, answered, batches, bytes_of, kept_by = {}, {}, {}, {}, {}
-  for i = 3, #args, 6 do
+  for i = 3, #args, 7 do
     local action, batch, answer, tenant = args[i], args[i + 2], args[i + 3], args[i + 5]
     local key, bytes = 'action:' .. action, #answer + ANSWER_BYTES
     local live = redis.call('XDEL', 'actions', args[i + 1])
@@ -213,7 +239,7 @@ local function finish(_, args)
       answered[#answered + 1] = action
       redis.call('HDEL', key, 'g', 's', 'c')
       if batch == '' then
-        bytes = answer_alone(key, action, answer, args[i + 4], tenant)
+        bytes = answer_alone(key, action, answer, args[i + 4], tenant, args[i + 6])
       else
         redis.call('HSET', key, 'r', redis.call('XADD', 'results:' .. batch, '*', 'a', answer))
         redis.call('EXPIRE', key, args[2])
@@ -309,9 +335,7 @@ local function end_batch(_, args)
   if state == 'cancelled' then
     redis.call('HSET', bkey, 'keep_s', args[3])
     if b[2] then
-      for _, key in ipairs({ bkey, 'results:' .. batch, 'archived:' .. batch }) do
-        redis.call('EXPIRE', key, args[3], 'LT')
-      end
+      for _, key in ipairs(keys_of(batch)) do redis.call('EXPIRE', key, args[3], 'LT') end
     end
   end
   if b[2] or b[1] == 'cancelled' or b[1] == 'abandoned' or b[1] == state then return b[1] end

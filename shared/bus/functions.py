@@ -97,6 +97,8 @@ class Answering(NamedTuple):
     """How long the answer is kept, outside a batch. Inside one, the batch's retention counts."""
     tenant: str = ""
     """Whose kept answers it adds to."""
+    masked: str = ""
+    """Of an action in a trajectory whose answer is masked: how it ended, a blank, and why."""
 
 
 class Granting(NamedTuple):

@@ -71,9 +71,10 @@ class Trainer:
         self.opened: list[str] = []
         """Every trajectory so far, in order."""
 
-    async def open(self, **environment: Any) -> str:
+    async def open(self, *, batch: str | None = None, **environment: Any) -> str:
         """A fresh trajectory."""
-        async with self._http.post("/v1/trajectories", json={"environment": environment}) as response:
+        body = {"environment": environment} | ({"batch": batch} if batch else {})
+        async with self._http.post("/v1/trajectories", json=body) as response:
             assert response.status == 201, await response.text()
             self.opened.append(str((await response.json())["id"]))
         return self.opened[-1]

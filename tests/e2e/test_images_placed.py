@@ -197,3 +197,39 @@ async def test_a_long_pull_holds_nothing_and_the_reason_is_visible(
     answer = await waiting
     assert (answer["ended"], answer["output"]["content"]) == ("ok", name), answer
     await trainer.close(trajectory)
+
+
+async def test_an_image_that_does_not_exist_shows_on_the_batchs_page_within_20_answers(
+    mesh: Mesh, http: aiohttp.ClientSession, registry: LoopbackRegistry
+) -> None:
+    trainer, missing = Trainer(http), f"{registry.address}/treadletest{PID}-missing:latest"
+    task = {"stages": [{"name": "run", "kind": "code.run", "timeout_s": 10}]}
+    async with http.put("/v1/tasks/imageless", json=task) as response:
+        assert response.status < 300, await response.text()
+    async with http.post("/v1/tasks/imageless/batches", json={"size": 1}) as response:
+        batch = (await response.json())["id"]
+    assert await page(http, batch) is None
+    bad = [await trainer.open(image=missing, memory_mb=64, batch=batch) for _ in range(5)]
+    good = await trainer.open(memory_mb=32, batch=batch)
+    for _ in range(2):
+        for trajectory in bad:
+            assert (await read(trainer, trajectory))["ended"] == "refused"
+            assert (await trainer.bash(good, "true"))["ended"] == "ok"
+    assert (await trainer.view(good))["batch"] == batch
+    shown = await page(http, batch)
+    (failure,) = shown["failures"]
+    assert (shown["answered"], shown["masked"], shown["masked_share"]) == (20, 10, 0.5)
+    assert (failure["ended"], failure["count"], failure["share"]) == ("refused", 10, 0.5)
+    assert missing in failure["reason"]
+    body = {"environment": {}, "batch": "b-never-opened"}
+    async with http.post("/v1/trajectories", json=body) as response:
+        assert (response.status, "b-never-opened" in await response.text()) == (404, True)
+    for trajectory in (*bad, good):
+        await trainer.close(trajectory)
+
+
+async def page(http: aiohttp.ClientSession, batch: str) -> Any:
+    """What the page of a batch shows of the actions in its trajectories."""
+    async with http.get(f"/v1/batches/{batch}") as response:
+        assert response.status == 200, await response.text()
+        return (await response.json())["environments"]

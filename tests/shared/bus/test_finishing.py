@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shared.bus.connection import command
-from shared.bus.functions import Answering, Granting, advance, grant
+from shared.bus.functions import Answering, Granting, Submission, advance, end_batch, grant, submit
+from shared.bus.trajectories import open_trajectory
+from shared.messages.environments import EnvironmentSpec
 from shared.messages.outcomes import ANSWERED, Answered
 from tests.shared.bus.journal import KEEP_ACTION_S, KEEP_BATCH_S, Journal
 
@@ -156,3 +158,40 @@ async def test_an_answer_outside_batches_names_no_batch(journal: Journal) -> Non
     await journal.finish("a1", await journal.entry("a1"))
 
     assert await journal.said(ANSWERED) == [Answered(actions=["a1"], batches=[])]
+
+
+async def test_masked_answers_in_trajectories_are_counted_for_the_batch_once_each(journal: Journal) -> None:
+    await journal.open()
+    for trajectory in ("t1", "t2"):
+        fields = {"class": "default"} | ({"batch": "b"} if trajectory == "t1" else {})
+        await open_trajectory(
+            journal.redis,
+            trajectory,
+            EnvironmentSpec(),
+            idempotency_key="",
+            digest=b"",
+            most=8,
+            keep_s=60,
+            node_class="default",
+            fields=fields,
+        )
+    for action, trajectory, masked in (
+        ("a1", "t1", "refused no such image"),
+        ("a2", "t1", ""),
+        ("a3", "t2", "refused counted for nobody"),
+        ("a4", "t1", "refused the newest"),
+    ):
+        submission = Submission(action, b"d", "", b"m", trajectory, "ada")
+        ((_, entry),) = await submit(journal.redis, [submission], max_journal=100)
+        answering = Answering(action, entry, "", b"{}", KEEP_ACTION_S, "ada", masked)
+        await journal.finish_all(answering)
+        await journal.finish_all(answering)
+
+    flat = await command(journal.redis, "HGETALL", "environments:b")
+    assert dict(zip(flat[::2], flat[1::2], strict=True)) == {
+        b"answered": b"3",
+        b"count:refused": b"2",
+        b"why:refused": b"the newest",
+    }
+    await end_batch(journal.redis, "b", "cancelled", keep_batch_s=7)
+    assert await command(journal.redis, "TTL", "environments:b") == 7

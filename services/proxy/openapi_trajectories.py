@@ -55,7 +55,7 @@ def _collection() -> dict[str, Any]:
                 "Open a trajectory; its environment is made with its first action",
                 TENANT,
                 requestBody=body("TrajectoryRequest"),
-                responses=responses(opened, 409, 413, 422, 503),
+                responses=responses(opened, 404, 409, 413, 422, 503),
             ),
             "get": _operation(
                 "list_trajectories",

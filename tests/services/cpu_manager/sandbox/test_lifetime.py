@@ -3,6 +3,8 @@
 # ruff: noqa: ASYNC240  # small local files, in tests
 
 import asyncio
+import contextlib
+import os
 import secrets
 import signal
 import subprocess
@@ -13,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from services.cpu_manager.sandbox.instance import Instance, sweep
@@ -51,6 +54,20 @@ def until(holds: object, seconds: float = 10.0) -> bool:
             return True
         time.sleep(0.02)
     return bool(holds())
+
+
+def init_of(pid: int, manager: int) -> int:
+    """The init of the cell that a process is in: a child of a zygote, which is a child of the manager."""
+    line = [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
+    return line[line.index(manager) - 2]
+
+
+def zombies(pid: int) -> list[psutil.Process]:
+    found = []
+    for one in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [one] if one.status() == psutil.STATUS_ZOMBIE else []
+    return found
 
 
 def groups_of(name: str) -> list[Path]:
@@ -146,3 +163,53 @@ def test_a_directory_that_knows_of_a_control_group_stays_for_the_next_sweep(scra
     closed.close()
     assert [path.name for path in scratch.iterdir()] == [closed.name]
     assert sweep(scratch) == [closed.name]
+
+
+_SUBREAPER = """
+import asyncio, os, sys
+from pathlib import Path
+from services.cpu_manager.sandbox.local import LocalSandbox
+from services.cpu_manager.sandbox.offspring import become_subreaper
+from services.cpu_manager.sandbox.protocol import ExecJob, PythonJob
+from services.cpu_manager.sandbox.rungs import Rung
+
+async def main(rung, scratch, marker):
+    become_subreaper()
+    sandbox = await LocalSandbox.create(rung=Rung(rung), scratch=Path(scratch))
+    orphans = asyncio.create_task(sandbox.offspring.bury_orphans())
+    cores = frozenset({min(os.sched_getaffinity(0))})
+    hidden = f"setsid sleep {marker} & (sleep {marker} &) ; setsid bash -c 'sleep {marker}; :' &"
+    script = f"trap '' TERM; {hidden} sleep {marker}"
+    job = asyncio.create_task(sandbox.run(ExecJob(argv=("bash", "-c", script)), cores))
+    other = asyncio.create_task(sandbox.run(ExecJob(argv=("sleep", f"1{marker}")), cores))
+    print((await job).ended_by, flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    print((await sandbox.run(PythonJob(source="print(6 * 7)"), cores)).stdout.decode(), not other.done(), flush=True)
+    await sandbox.close()
+    print((await other).ended_by)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_what_a_program_started_ends_with_the_init_of_its_cell(rung: Rung, scratch: Path) -> None:
+    """Without a pid namespace the kernel does not end it: the manager, its subreaper, does."""
+    marker = f"98765.{secrets.randbelow(10**9)}"
+    argv = [sys.executable, "-c", _SUBREAPER, rung, str(scratch), marker]
+    manager = subprocess.Popen(argv, cwd=_REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert until(lambda: len(commands_with(f"sleep\0{marker}")) >= 4 and commands_with(f"sleep\x001{marker}"), 30)
+        os.kill(init_of(commands_with(f"sleep\0{marker}")[0], manager.pid), signal.SIGKILL)
+        assert manager.stdout is not None
+        assert manager.stdout.readline() == "lost\n"
+        assert until(lambda: not commands_with(f"sleep\0{marker}"), 30), "programs outlived the init of their cell"
+        assert commands_with(f"sleep\x001{marker}"), "another cell goes on"
+        assert until(lambda: not zombies(manager.pid), 30)
+        said, _ = manager.communicate("\n", timeout=60)
+    finally:
+        manager.kill()
+        manager.wait(10)
+        for pid in commands_with(marker):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert said.split()[:2] == ["42", "True"]

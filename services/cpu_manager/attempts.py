@@ -211,6 +211,7 @@ class Attempts:
                 environment_stands=self.trajectories.stands(grant),
                 units=grant.units,
                 retry_in_s=done.retry_in_s,
+                environment_ended=done.environment_ended,
             )
         )
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shared.messages.outcomes import Evidence, ExecutionStatus
+from shared.policy.formulation import TrajectoryEnd
 
 _encoder = msgspec.json.Encoder()
 
@@ -27,6 +28,8 @@ class Done(NamedTuple):
     retry_in_s: float = 0.0
     """Of one that was postponed."""
     evidence: Evidence = ""
+    environment_ended: TrajectoryEnd = "lost"
+    """Of `environment-lost`."""
 
 
 def lost(reason: str) -> Done:

@@ -33,9 +33,14 @@ class Ending(NamedTuple):
     reason: str
     """For people."""
 
+    def done(self) -> Done:
+        """The outcome of an attempt that came too late, or was cut by it."""
+        return Done("environment-lost", reason=self.reason, environment_ended=ENDED[self.word])
+
 
 CLOSED = Ending("closed", "its trajectory was closed")
 DIED = Ending("died", "its environment has died")
+NONE_HERE = Ending("died", "this node has no environment of its trajectory")
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,7 @@ from services.cpu_manager.acting import Acting
 from services.cpu_manager.environments.protocol import Environment
 from services.cpu_manager.holding import Holding
 from services.cpu_manager.results import Done, lost, refused
-from services.cpu_manager.stands import CLOSED, DIED, ENDED, Ending, Stand, age_s
+from services.cpu_manager.stands import CLOSED, DIED, ENDED, NONE_HERE, Ending, Stand, age_s
 from shared import log
 from shared.clock import Clock
 from shared.messages.grants import Granted
@@ -30,7 +30,6 @@ REMEMBERED = 4096
 """Ended environments whose reason is still known to actions that come too late."""
 CLOSING_S = 60.0
 """Patience with closing one."""
-NONE_HERE = "this node has no environment of its trajectory"
 
 
 @dataclass(slots=True)
@@ -48,7 +47,7 @@ class Trajectories:
     _stands: dict[str, Stand] = field(default_factory=dict)
     _at_work: dict[asyncio.Task[Done], Stand] = field(default_factory=dict)
     _closing: set[asyncio.Task[None]] = field(default_factory=set)
-    _ended: dict[str, str] = field(default_factory=dict)
+    _ended: dict[str, Ending] = field(default_factory=dict)
     """Trajectory -> why its environment has ended; the newest."""
     _timer: asyncio.TimerHandle | None = None
     """Rings when the first lifetime may be over; one for all."""
@@ -154,7 +153,7 @@ class Trajectories:
 
     async def _act(self, grant: Granted, cores: frozenset[int], stand: Stand | None) -> Done:
         if stand is None:
-            return Done("environment-lost", reason=self._ended.get(grant.trajectory, NONE_HERE))
+            return self._ended.get(grant.trajectory, NONE_HERE).done()
         try:
             async with stand.turn:
                 return await self._in_turn(grant, cores, stand)
@@ -162,11 +161,11 @@ class Trajectories:
             ending = stand.ending
             if ending is None or ending.word == "closed" or stand.environment is None:
                 raise
-            return Done("environment-lost", reason=ending.reason)  # its time was over, not its trainer's patience
+            return ending.done()  # its time was over, not its trainer's patience
 
     async def _in_turn(self, grant: Granted, cores: frozenset[int], stand: Stand) -> Done:
         if stand.ending is not None:
-            return Done("environment-lost", reason=stand.ending.reason)
+            return stand.ending.done()
         try:
             params = self.acting.params(grant)
         except ValueError as error:  # msgspec's are of this kind
@@ -238,7 +237,7 @@ class Trajectories:
             metrics.STANDING.dec()
             metrics.ENVIRONMENTS_ENDED.labels(ending.word).inc()
         self._drop(stand)
-        self._remember(stand.trajectory, ending.reason)
+        self._remember(stand.trajectory, ending)
         if stand.environment is not None or ending.word == "closed":
             self._say(stand.trajectory, ending)
 
@@ -249,8 +248,8 @@ class Trajectories:
         if stand.environment is None:
             self.starts.use(-1, now)
 
-    def _remember(self, trajectory: str, reason: str) -> None:
-        self._ended[trajectory] = reason
+    def _remember(self, trajectory: str, ending: Ending) -> None:
+        self._ended[trajectory] = ending
         if len(self._ended) > REMEMBERED:
             del self._ended[next(iter(self._ended))]
 

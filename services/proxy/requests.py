@@ -144,6 +144,7 @@ def to_end(outcome: Finished) -> Ended:
         outcome.environment_stands,
         outcome.units,
         outcome.retry_in_s,
+        outcome.environment_ended,
     )
 
 

@@ -63,6 +63,8 @@ class Finished(Message, frozen=True, kw_only=True, tag="finished.v1"):
     retry_in_s: float = 0.0
     """Of one that was postponed."""
     evidence: Evidence = ""
+    environment_ended: TrajectoryEnd = "lost"
+    """Of `environment-lost`: how the environment ended."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shared.policy.formulation import TrajectoryEnd
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -27,6 +29,8 @@ class Ended:
 
     retry_in_s: float = 0.0
     """Of one that was postponed: it cannot be done before."""
+    environment_ended: TrajectoryEnd = "lost"
+    """Of `environment-lost`: how the environment ended."""
 
     @property
     def is_verdict(self) -> bool:

@@ -120,7 +120,7 @@ class Steps:
             return [self._answer(now, life, life.cancel_as, life.cancel_reason, end)]
         stay = life.request.stay
         if end.status == "environment-lost" and stay is not None:
-            gone = self._moved_out(now, stay.trajectory, "lost", end.reason)
+            gone = self._moved_out(now, stay.trajectory, end.environment_ended, end.reason)
             return [*gone, self._answer(now, life, "environment-lost", end.reason, end)]
         if end.status == "refused":
             return [self._answer(now, life, "refused", end.reason, end)]

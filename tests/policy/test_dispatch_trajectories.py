@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from shared.policy.dispatch import Dispatcher, Ended, Holding
 from shared.policy.formulation import (
     Answer,
@@ -14,6 +16,7 @@ from shared.policy.formulation import (
     Request,
     Revoke,
     Stay,
+    TrajectoryEnd,
 )
 from shared.policy.ledger import Node
 from tests.policy.strategies import request, work
@@ -233,3 +236,24 @@ def test_a_leader_that_died_over_an_answer_had_granted_the_next_action_and_both_
     dispatcher.check()
     assert answers(dispatcher.finished(2.0, [second])) == {"r1": "ok"}
     dispatcher.check()
+
+
+@pytest.mark.parametrize("first", ["outcome", "end"])
+@pytest.mark.parametrize("how", ["expired", "lost", "closed"])
+def test_how_an_environment_ended_does_not_depend_on_which_report_is_read_first(first: str, how: TrajectoryEnd) -> None:
+    dispatcher = leading(host("a"))
+    (grant,) = submit(dispatcher, act("r0"), act("r1", seq=1))
+    assert isinstance(grant, Grant)
+    cut = Ended("r0", "a", grant.attempt, 0, "environment-lost", reason="why", environment_ended=how)
+
+    def outcome() -> list[Command]:
+        return dispatcher.finished(5.0, [cut])
+
+    def end_of_environment() -> list[Command]:
+        return dispatcher.environment_ended(5.0, "a", "1", "t", how, "why")
+
+    steps = [outcome, end_of_environment] if first == "outcome" else [end_of_environment, outcome]
+    commands = [command for step in steps for command in step()]
+    dispatcher.check()
+    assert [one for one in commands if isinstance(one, ForgetTrajectory)] == [ForgetTrajectory("t", how, "why")]
+    assert answers(commands) == {"r0": "environment-lost", "r1": "environment-lost"}

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from services.cpu_manager import trajectories as trajectories_module
+from services.cpu_manager.stands import NONE_HERE
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.outcomes import EnvironmentEnded, Finished
 from tests.services.cpu_manager.node_parts import Bed, FakeEnvironment, grant, in_environment, turns
@@ -62,6 +63,7 @@ async def test_it_ends_when_nothing_was_done_in_it_for_so_long(bed: Bed) -> None
     bed.attempts.begin(in_environment("c"))
     late = (await bed.settled())[-1]
     assert (late.status, late.reason) == ("environment-lost", "nothing was done in it for 10 s")
+    assert late.environment_ended == "expired"
 
 
 async def test_it_is_not_idle_while_something_is_done_in_it(bed: Bed) -> None:
@@ -86,7 +88,7 @@ async def test_its_lifetime_ends_also_what_is_done_in_it(bed: Bed) -> None:
     assert await at(bed, START + 14.9) == []
     assert await at(bed, START + 15.0) == [("t", "expired")]
     assert told(bed) == [("Finished", "environment-lost"), ("EnvironmentEnded", "expired")]
-    assert bed.finished()[0].reason == "it has lived for 15 s"
+    assert (bed.finished()[0].reason, bed.finished()[0].environment_ended) == ("it has lived for 15 s", "expired")
     assert (environment.cleaned, environment.closed, bed.cores.used) == (1, True, 0)
 
 
@@ -215,7 +217,7 @@ async def test_reasons_of_the_last_ones_are_remembered(bed: Bed, monkeypatch: py
         bed.attempts.begin(in_environment(f"late in {trajectory}", trajectory))
 
     closed = "its trajectory was closed"
-    assert [one.reason for one in await bed.settled()] == [trajectories_module.NONE_HERE, closed, closed]
+    assert [one.reason for one in await bed.settled()] == [NONE_HERE.reason, closed, closed]
 
 
 # ---- stopping and coming back --------------------------------------------------------------------------------------

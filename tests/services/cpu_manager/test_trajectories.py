@@ -9,7 +9,7 @@ import pytest
 
 from services.cpu_manager.environments.dop import filled
 from services.cpu_manager.environments.protocol import ActEnd, BadEnvironment, RuntimeUnavailable
-from services.cpu_manager.trajectories import NONE_HERE
+from services.cpu_manager.stands import NONE_HERE
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.kinds import EnvBash
 from shared.messages.outcomes import Finished, Stays
@@ -129,7 +129,7 @@ async def test_without_an_environment_and_without_a_word_of_how_to_make_it_it_is
     bed.attempts.begin(in_environment())
 
     (outcome,) = await bed.settled()
-    assert (outcome.status, outcome.reason) == ("environment-lost", NONE_HERE)
+    assert (outcome.status, outcome.reason) == ("environment-lost", NONE_HERE.reason)
     assert outcome.environment_stands, "this attempt was not to make one"
 
 

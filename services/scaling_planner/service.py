@@ -144,8 +144,9 @@ class PlannerService:
         """Look again when the planner wants to, for ever; planning takes at most one part in five of a core."""
         while True:
             self._planned.clear()
-            most_s = self._planner.ways.surprise_s if self._planner.watches else 3600.0
-            wait_s = max(self._planner.wake_s() - self._clock.unix(), LEISURE * self._took_s)
+            now = self._clock.unix()
+            most_s = min(self._planner.look_s(now) - now, 3600.0)
+            wait_s = max(self._planner.wake_s() - now, LEISURE * self._took_s)
             try:
                 async with asyncio.timeout(min(wait_s, max(most_s, LEISURE * self._took_s))):
                     await self._planned.wait()

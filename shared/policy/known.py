@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from random import Random
 from typing import Final
 
@@ -38,6 +40,8 @@ class KnownBatch:
     """Of this rollout, as last reported."""
     key_s: float | None = None
     """T as last published, Unix seconds; None before the first request, and without history."""
+    due_s: float = math.inf
+    """T + D as last expected, Unix seconds; infinite before the first request, and without history."""
 
     def learn(self, past: Sequence[PastBatch], window: int) -> None:
         """Expect what its task's batches did of late: those of the same work, and of the size of the last of them."""
@@ -79,6 +83,7 @@ class KnownBatch:
         if first is None or not expected.requests.size:
             return None
         proposed, before = now + expected.completion_s, self.key_s
+        self.due_s = proposed + expected.max_extra_delay_s
         if before is None:
             self.key_s = min(max(proposed, first), first + BOUND_S)
             return self.key_s
@@ -86,6 +91,17 @@ class KnownBatch:
             return None
         self.key_s = reestimate(before, proposed, first, BOUND_S)
         return self.key_s if self.key_s != before else None
+
+    def latest_starts_s(self, strictness: float) -> list[float]:
+        """By stage: until when a request may wait for it by the timeout-aware rule, Unix seconds."""
+        timeouts = [stage.timeout_s for stage in self.batch.stages]
+        return [self.due_s - strictness * left_s for left_s in accumulate(reversed(timeouts))][::-1]
+
+    def overdue(self, now: float, strictness: float, pool: str) -> int:
+        """Requests that wait for a pool beyond their latest start."""
+        queuing = self.sight.queuing if self.sight else ()
+        stages = zip(self.batch.stages, self.latest_starts_s(strictness), queuing, strict=False)
+        return sum(len(_table(packed, 2)) for stage, at, packed in stages if stage.drawn_from == pool and at < now)
 
     def expected(self, now: float, random: Random, *, paced: bool = False) -> ExpectedBatch:
         """What it will need yet, by its history. Its clock begins now: Unix seconds would cost it the microseconds."""

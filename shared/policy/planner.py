@@ -16,12 +16,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import NamedTuple
 
 from shared.policy import reasons
 from shared.policy.known import KnownBatch
 from shared.policy.lookahead import needed_within
-from shared.policy.outstanding import least_units, most_units
 from shared.policy.reasons import Reason
 from shared.policy.relaxing import Relaxed, search_relaxed
 from shared.policy.scaling import ExpectedBatch, Plan, Stage, simulate
@@ -41,26 +39,8 @@ from shared.policy.stimuli import (
     Woken,
 )
 from shared.policy.ways import Ways
+from shared.policy.wishes import Wish, wished
 from shared.policy.workload import OpenedBatch
-
-
-class Wish(NamedTuple):
-    """Units of one pool that open batches ask for."""
-
-    planned: int
-    """By the search."""
-    soon: int
-    """Of these."""
-    least: int
-    """One worker of each stage that an outstanding request may need."""
-    unknown: int
-    """As many as outstanding requests of tasks without history can use."""
-    tasks: set[str]
-    """These tasks."""
-
-    @property
-    def wanted(self) -> int:
-        return max(self.soon + self.unknown, self.least)
 
 
 @dataclass(slots=True)
@@ -86,6 +66,10 @@ class Planner:
     """Units that the last search found, and those for tasks without history."""
     _found: Mapping[str, int] = field(default_factory=dict)
     """Units that the last search found."""
+    _strictness: float = 0.0
+    """Of that search."""
+    _overdue: Mapping[str, int] = field(default_factory=dict)
+    """By pool, at the last decision: requests that waited beyond their latest start."""
 
     def __post_init__(self) -> None:
         self._random = Random(self.seed)
@@ -126,10 +110,17 @@ class Planner:
         moments += [steady.falls_at(self._hold_s(pool)) for pool, steady in self._steady.items()]
         return min(moments, default=math.inf)
 
-    @property
-    def watches(self) -> bool:
-        """It holds less than it has planned, so it had better look now and then whether something waits."""
-        return any(self.targets.get(pool, units) < units for pool, units in self._planned.items())
+    def look_s(self, now: float) -> float:
+        """When it wants a look if nothing else happens: something may wait that should not. Infinite: never."""
+        if any(self.targets.get(pool, units) < units for pool, units in self._planned.items()):
+            return now + self.ways.surprise_s
+        latest_s = [
+            at
+            for known in self._open.values()
+            for stage, at in zip(known.batch.stages, known.latest_starts_s(self._strictness), strict=True)
+            if self._may_grow(stage.drawn_from)
+        ]
+        return max(now + self.ways.surprise_s, min(latest_s, default=math.inf))
 
     @property
     def open_batches(self) -> list[str]:
@@ -192,8 +183,9 @@ class Planner:
             for stage, waits in zip(self._open[batch].batch.stages, stimulus.batches[batch].queuing, strict=False)
             if waits
         }
-        early = [pool for pool in sorted(waited_for) if self.targets.get(pool, 0) < self._planned.get(pool, 0)]
-        return self._decide(now, f"requests wait for {', '.join(early)}", ()) if early else []
+        early = {pool for pool in waited_for if self.targets.get(pool, 0) < self._planned.get(pool, 0)}
+        early |= {pool for pool, count in self._all_overdue(now).items() if count > self._overdue.get(pool, 0)}
+        return self._decide(now, f"requests wait for {', '.join(sorted(early))}", ()) if early else []
 
     def _ended(self, now: float, stimulus: Ended) -> list[Command]:
         gone = self._open.pop(stimulus.batch, None)
@@ -214,8 +206,10 @@ class Planner:
         ways, ceilings = self.ways, {pool: self._ceiling(pool) for pool in self._capacity}
         near = self._found if math.isfinite(ways.review_s) else None
         found = search_relaxed(batches, ceilings, strictness=ways.strictness, trade=ways.trade, near=near)
-        self._found = found.plan.units
-        wishes = {pool: self._wish(pool, wanting, found) for pool in sorted(self._capacity)}
+        self._found, self._strictness = found.plan.units, found.strictness
+        self._overdue = self._all_overdue(now)
+        soon = self._soon(found.plan)
+        wishes = {pool: wished(pool, wanting, found.plan, soon, ceilings[pool]) for pool in sorted(self._capacity)}
         self._planned = {pool: wish.planned + wish.unknown for pool, wish in wishes.items()}
         for pool, wish in wishes.items():
             wanted = min(self._ceiling(pool), max(wish.wanted, self._floor(pool)))
@@ -239,17 +233,6 @@ class Planner:
                 commands.append(ExpectCompletion(known.batch.batch, moved_s))
             batches.append(expected if known.key_s is None else replace(expected, key_s=known.key_s - now))
         return commands, batches
-
-    def _wish(self, pool: str, wanting: Sequence[KnownBatch], found: Relaxed) -> Wish:
-        least, unknown, tasks = 0, 0.0, set()
-        for known in wanting:
-            stages, counts = known.batch.stages, known.outstanding()
-            least = max(least, least_units(stages, counts, pool))
-            if known.history is None and known.draws_from(pool):
-                unknown += most_units(stages, counts, pool)
-                tasks.add(known.batch.task)
-        planned = found.plan.units.get(pool, 0)
-        return Wish(planned, self._soon(found.plan).get(pool, 0), least, int(min(unknown, self._ceiling(pool))), tasks)
 
     def _soon(self, plan: Plan) -> Mapping[str, int]:
         """What of a plan is needed before there is another look at it; what runs already has its units anyway."""
@@ -285,6 +268,14 @@ class Planner:
 
     def _floor(self, pool: str) -> int:
         return min(self.floors.get(pool, 0), self._ceiling(pool))
+
+    def _may_grow(self, pool: str) -> bool:
+        return math.isfinite(self.ways.review_s) and self.targets.get(pool, 0) < self._ceiling(pool)
+
+    def _all_overdue(self, now: float) -> dict[str, int]:
+        """By pool that could hold more: requests that the plan does not let wait so long."""
+        pools = [pool for pool in self._capacity if self._may_grow(pool)]
+        return {pool: sum(one.overdue(now, self._strictness, pool) for one in self._open.values()) for pool in pools}
 
     def _hold_s(self, pool: str) -> float:
         return max(self.ways.hold_s, self._cold_start_s.get(pool, 0.0)) if self.ways.hold_s else 0.0

@@ -76,7 +76,7 @@ class Sight:
 
 @dataclass(frozen=True)
 class Looked:
-    """The dispatcher's view of the open batches: before every other stimulus, and now and then while `watches`."""
+    """The dispatcher's view of the open batches: before every other stimulus, and when `Planner.look_s` says."""
 
     batches: Mapping[str, Sight]
 

@@ -29,7 +29,8 @@ class Ways:
     ahead_s: float = 15.0
     """Hold what is needed within so long (at least `review_s`) and a cold start; infinite: what is needed at all."""
     surprise_s: float = 1.0
-    """So long after a decision another is made if requests wait for units that were thought to be needed later."""
+    """So long after a decision another is made if requests wait for units that were thought to be needed later, or wait
+    longer than the timeout-aware rule lets them."""
     hold_s: float = 5.0
     """Give nothing back that was wanted so long ago, or a cold start ago, whichever is longer; 0: give back at once."""
     explains: bool = True

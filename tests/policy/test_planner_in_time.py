@@ -61,14 +61,42 @@ def test_requests_that_come_earlier_than_was_expected_do_not_wait_for_the_next_r
     ready.open(opened("b1", size=8, delay_s=0.0), record)
     ready.first("b1", NOW)
     assert ready.planner.targets == {POOL: 2}
-    assert ready.planner.watches
+    assert ready.planner.look_s(NOW) == NOW + 1.0
     ready.look(NOW + 0.9, b1=sight(5, 0, queuing=[NOW] * 3, running=[NOW] * 2))
     commands = ready.planner.handle(NOW + 2, Looked({"b1": sight(8, 0, queuing=[NOW + 1] * 6, running=[NOW] * 2)}))
     said = target(commands)
     assert (said.units, said.reason.event) == (8, f"requests wait for {POOL}")
-    assert not ready.planner.watches
+    assert ready.planner.look_s(NOW + 2) == math.inf
     late = {"b1": sight(8, 0, queuing=[NOW + 1], running=[NOW] * 7)}
     assert ready.planner.handle(NOW + 4, Looked(late)) == [], "all that was planned is held: they queue as planned"
+
+
+def test_a_request_that_the_plan_lets_wait_no_longer_does_not_wait_for_the_next_review() -> None:
+    """T is 34 s, D 2 s, the timeout 10 s: nobody may wait beyond 26 s. All that was planned is held."""
+    ready = Told(strictness=1.0, paced=False)
+    ready.open(opened("b1"), past(arrivals=(0.0, 10.0, 20.0, 30.0)))
+    ready.first("b1", NOW)
+    ready.look(NOW + 20, b1=sight(3, 2, running=[NOW + 20]))
+    ready.has(7, NOW + 20)
+    assert ready.planner.targets == {POOL: 1}
+    assert ready.planner.look_s(NOW + 20) == NOW + 26.0
+    waits = sight(4, 2, queuing=[NOW + 25], running=[NOW + 20])
+    ready.look(NOW + 25.5, b1=waits)
+    said = target(ready.planner.handle(NOW + 26.5, Looked({"b1": waits})))
+    assert (said.units, said.reason.event) == (2, f"requests wait for {POOL}")
+
+
+def test_requests_that_waited_too_long_at_the_last_decision_are_no_surprise() -> None:
+    """Nor are any where the pool holds all it can."""
+    ready = Told(strictness=1.0, paced=False)
+    ready.open(opened("b1"), past(arrivals=(0.0, 10.0, 20.0, 30.0)))
+    ready.first("b1", NOW)
+    two, three = (sight(4, 4 - n, queuing=[NOW + 28] * (n - 1), running=[NOW + 24]) for n in (2, 3))
+    assert target(ready.planner.handle(NOW + 28, Looked({"b1": two}))).units == 2
+    ready.look(NOW + 29.5, b1=two)
+    assert target(ready.planner.handle(NOW + 29.6, Looked({"b1": three}))).units == 3
+    ready.has(3, NOW + 29.6)
+    ready.look(NOW + 31, b1=sight(4, 0, queuing=[NOW + 28] * 3, running=[NOW + 24]))
 
 
 def test_nothing_is_given_back_that_was_wanted_just_now() -> None:
@@ -156,6 +184,5 @@ def test_what_is_late_already_is_not_waited_for_by_holding_everything() -> None:
     ready = Told()
     ready.open(opened("b1", delay_s=1.0), past())
     ready.first("b1", NOW)
-    ready.look(NOW + 60, b1=sight(4, 3, queuing=[NOW]))
-    said = target(ready.has(7, NOW + 60))
+    said = target(ready.planner.handle(NOW + 60, Looked({"b1": sight(4, 3, queuing=[NOW])})))
     assert (said.units, said.reason.why) == (1, "searched")

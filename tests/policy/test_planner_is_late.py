@@ -117,8 +117,7 @@ def test_the_reason_of_a_late_batch_names_the_delay_its_task_declared() -> None:
     ready = Told()
     ready.open(opened("b1", delay_s=1.0), past())
     ready.first("b1", NOW)
-    ready.look(NOW + 60, b1=sight(4, 3, queuing=[NOW]))
-    said = target(ready.has(7, NOW + 60))
+    said = target(ready.planner.handle(NOW + 60, Looked({"b1": sight(4, 3, queuing=[NOW])})))
     assert said.reason.summary == (
         "1 request of batch b1: 1 core suffices: extra delay 60.0 s: batch b1 is later than D 1.0 s already"
     )

@@ -222,13 +222,12 @@ def test_batches_of_another_size_begin_a_new_history() -> None:
 
 
 def test_ours_costs_less_than_the_papers_and_is_no_later() -> None:
-    """Where the paper's is quicker than D asks for, ours may use D up instead of units."""
     means = []
     for seed in (1, 2, 3, 4):
         trace = generate(np.random.default_rng(seed), architecture="colocated", tasks=3, iterations=5, size=256)
         ours, paper = (run(trace, Planned("p", trace, ways, seed)) for ways in (OURS, PAPER))
         assert cost(ours) < 0.9 * cost(paper)
-        assert ours.delays_s.mean() <= max(paper.delays_s.mean(), trace.max_extra_delay_s)
+        assert ours.delays_s.mean() <= paper.delays_s.mean() + 0.5
         means.append((ours.delays_s.mean(), paper.delays_s.mean()))
     ours_s, paper_s = np.mean(means, axis=0)
-    assert ours_s <= paper_s / 2
+    assert ours_s <= paper_s / 5

@@ -222,10 +222,12 @@ def test_who_holds_no_worker_and_asks_for_no_other_look_is_told() -> None:
         World(task(batch((1.0, 2.0)), batch((1.0, 4.0))), Fixed((0, 1), by_arrival=False)).run()
 
 
-def test_who_holds_no_worker_and_looks_for_ever_is_told() -> None:
+def test_who_holds_no_worker_and_looks_for_ever_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.replay.distrs.world.MOST_LOOKS", 1_000)
+
     class Hopeful(Fixed):
         def decide(self, now: float, event: Event, open_batches: Sequence[Glance], busy: Counts) -> Decision:
             return replace(super().decide(now, event, open_batches, busy), again_s=now + 10.0)
 
-    with pytest.raises(RuntimeError, match="has looked 10,000 times, and holds no worker"):
+    with pytest.raises(RuntimeError, match="has looked 1,000 times, and holds no worker"):
         World(task(batch((1.0, 2.0)), batch((1.0, 4.0))), Hopeful((0, 1), by_arrival=False)).run()

@@ -94,7 +94,7 @@ class Planned:
             for one in commands
             if isinstance(one, ExpectCompletion) and one.batch in current
         }
-        return Decision(targets, self._planner.wake_s(), due_s)
+        return Decision(targets, min(self._planner.wake_s(), self._planner.look_s(now)), due_s)
 
     def _opened(self, name: str, glance: Glance) -> OpenedBatch:
         seen, most_late_s = glance.seen, self.trace.max_extra_delay_s

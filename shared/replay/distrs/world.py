@@ -23,9 +23,9 @@ from shared.replay.distrs.policy import Event, Glance, Policy, Report
 from shared.replay.distrs.pools import Pools
 from shared.replay.distrs.trace import RewardTrace, TracedBatch
 
-MOST_LOOKS = 10_000
-"""That a policy asks for on end while a batch is open and none opens, begins to arrive or is complete: a day, of
-reviews every ten seconds."""
+MOST_LOOKS = 100_000
+"""That a policy asks for on end while a batch is open and none opens, begins to arrive or is complete: a day of looks,
+one a second."""
 _WARMED = "warmed"
 """A pool's units can be used from now on; nobody is asked."""
 

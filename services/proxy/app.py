@@ -24,6 +24,7 @@ from services.proxy.memory import ValkeyMemory
 from services.proxy.metrics import WAITING
 from services.proxy.openapi import extend_openapi
 from services.proxy.registries import Registries
+from services.proxy.replicas import renew
 from services.proxy.retries import Retries
 from services.proxy.rollouts import Rollouts
 from services.proxy.routes import batches, mesh, tasks
@@ -93,6 +94,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
             task_book = TaskBook(redis)
             leadership = Leadership(redis, reader, waiters, settings, background)
             retries = Retries(redis, background, settings)
+            held = HeldCalls(settings, retries)
             world = World(
                 settings=settings,
                 redis=redis,
@@ -128,11 +130,12 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
                 leadership=leadership,
                 bodies=Bodies(settings.max_bodies_bytes),
                 retries=retries,
-                held=HeldCalls(settings, retries),
+                held=held,
             )
             app.state.world = world
             background.start(leadership.run(), name="leadership")
             background.start(waiters.recheck(), name="recheck")
+            background.start(renew(redis, held.replica), name="lease of this replica")
             background.start(watch_disk(disk, redis), name="disk")
             background.start(health.watch_valkey(), name="health of valkey")
             background.start(health.watch_postgres(), name="health of postgres")

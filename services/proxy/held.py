@@ -7,12 +7,13 @@ Laws:
   - a refusal comes before the headers, as 504: a bad body, too many held calls, a journal that does not accept;
   - the status is 200 once the headers have left; what fails later is a SandboxError in the body;
   - an action that is lost (by its node, its sandbox, or the store) is submitted again, until `hold_s` is over;
-  - the end of a caller's connection cancels its action.
+  - the end of a caller's connection cancels its action; that of the proxy does too (`replicas`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
@@ -22,6 +23,7 @@ from redis.exceptions import OutOfMemoryError
 from services.proxy.asgi import Call, Reply, Streamed
 from services.proxy.ids import random_id
 from services.proxy.metrics import HELD, RESUBMITTED, RUN_CODE
+from services.proxy.replicas import PROXY_GONE
 from services.proxy.retries import Retries
 from services.proxy.settings import ProxySettings
 from services.proxy.world import World
@@ -54,6 +56,12 @@ Failure = Callable[[str], bytes]
 
 class _Ended(msgspec.Struct, frozen=True):
     ended: str
+    reason: str = ""
+
+    @property
+    def is_lost(self) -> bool:
+        """By us. Its proxy was taken for dead where it only slept."""
+        return self.ended in LOST or (self.ended == "cancelled" and self.reason == PROXY_GONE)
 
 
 _ended = msgspec.json.Decoder(_Ended)
@@ -65,6 +73,8 @@ class HeldCalls:
     def __init__(self, settings: ProxySettings, retries: Retries) -> None:
         self._settings = settings
         self._retries = retries
+        self.replica = secrets.token_hex(8)
+        """Name of this replica, for what it holds."""
         self._count = 0
         for ended in RUN_CODE_ENDS:  # shown as 0 before the first one
             RUN_CODE.labels(ended)
@@ -89,6 +99,7 @@ class HeldCalls:
         self._count += 1
         HELD.set(self._count)
         call.at_end.callback(self._leave)
+        submitted = msgspec.structs.replace(submitted, held_by=self.replica)
         held = _Held(call, submitted, self._settings, self._retries, compose)
         call.at_end.callback(held.close)
         await held.submit()
@@ -187,7 +198,7 @@ class _Held:
             async with asyncio.timeout_at(self._until):
                 while True:
                     raw = await self._answered()
-                    if raw is not None and _ended.decode(raw).ended not in LOST:
+                    if raw is not None and not _ended.decode(raw).is_lost:
                         return self._compose(raw)
                     await asyncio.sleep(pause_s)
                     pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)

@@ -11,6 +11,7 @@ from services.proxy.backlog import tell_backlog
 from services.proxy.interpreter import Interpreter
 from services.proxy.leader import Leader
 from services.proxy.metrics import EPOCH, NODES, QUEUED, STUCK, UNANSWERED
+from services.proxy.replicas import LOOK_S, Absent
 from services.proxy.settings import ProxySettings
 from services.proxy.takeover import take_over
 from services.proxy.waiters import Waiters
@@ -91,6 +92,7 @@ class Leadership:
             tasks += [
                 asyncio.create_task(interpreter.run(), name="interpreter"),
                 asyncio.create_task(self._keep_house(interpreter, leader, tail), name="house"),
+                asyncio.create_task(self._end_held(interpreter, leader), name="held calls"),
                 asyncio.create_task(tell_backlog(self._redis, epoch, dispatcher.floor, clock), name="backlog"),
             ]
             leading = asyncio.create_task(leader.run(tail), name="leader")
@@ -138,6 +140,16 @@ class Leadership:
                 interpreter.deposed = True
             except TRANSIENT as error:
                 _log.warning("valkey_away", what="keeping house", error=str(error))
+
+    async def _end_held(self, interpreter: Interpreter, leader: Leader) -> None:
+        """Cancel what dead replicas held for their callers."""
+        absent = Absent(self._redis)
+        while not interpreter.deposed:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await absent.look(kept.submitted for kept in leader.unanswered.values())
+            except TRANSIENT as error:
+                _log.warning("valkey_away", what="looking for replicas", error=str(error))
 
     async def _look_for_planner(self, leader: Leader) -> None:
         leader.planned(await command(self._redis, "EXISTS", PLANNER_LEASE) == 1)

@@ -72,6 +72,8 @@ class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.
     """Whose environment it needs; empty: none's."""
     environment: EnvironmentSpec | None = None
     """What that environment is; set with `trajectory`, so that whoever reads the journal knows all there is to know."""
+    held_by: str = ""
+    """The replica that holds the caller's connection (`/run_code`): the action ends with it. Empty: none does."""
 
 
 class CancelAsked(Message, frozen=True, kw_only=True, tag="action.cancel-asked.v1"):

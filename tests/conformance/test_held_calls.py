@@ -18,7 +18,7 @@ import requests
 from shared.testing.servers import running_valkey, temporary_home
 from tests.conformance.verl_overload import overload
 from tests.e2e.processes import Service, running_service
-from tests.e2e.replicas import metric, running_mesh, until
+from tests.e2e.replicas import PATIENCE_S, metric, running_mesh, until
 
 BLANK_S = 0.5
 MARGIN_S = 1.0
@@ -275,6 +275,39 @@ def test_a_proxy_that_stops_ends_a_held_reply_whole(held: Held) -> None:
         assert (reply["status"], "stopping" in reply["message"]) == ("SandboxError", True), reply
         asyncio.run(until(lambda: held.unanswered() == 1))
     wire.close()
+
+
+def test_the_end_of_a_killed_proxy_ends_what_it_held(held: Held) -> None:
+    killed = held.replica()
+    wire = Wire(killed)
+    wire.send(body_of(ENDLESS, run_s=600.0))
+    held.await_used(True)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(call, held.leader, body_of("print(5)", run_s=600.0))
+        asyncio.run(until(lambda: held.unanswered() == 2))
+        killed.kill()
+        wire.close()
+        retried = call(held.leader, body_of("print(6)", run_s=600.0))
+        assert retried.json()["run_result"]["stdout"] == "6\n", retried.text
+        assert other.result(60).json()["run_result"]["stdout"] == "5\n", "another replica's call goes on"
+    assert held.unanswered() == 0
+
+
+def test_a_proxy_that_slept_submits_again_what_was_taken_for_abandoned(held: Held) -> None:
+    sleeper = held.replica()
+    with ThreadPoolExecutor(1) as pool:
+        with held.occupied():
+            waiting = pool.submit(
+                requests.post, f"{sleeper.url}/run_code", json=body_of("print(7)"), timeout=4 * PATIENCE_S
+            )
+            asyncio.run(until(lambda: held.unanswered() == 2))
+            sleeper.freeze()
+            asyncio.run(until(lambda: held.unanswered() == 1))
+            sleeper.thaw()
+            asyncio.run(until(lambda: held.unanswered() == 2))
+            sleeper_resubmitted = metric(sleeper, "treadle_proxy_held_resubmissions_total")
+        reply = waiting.result(2 * PATIENCE_S).json()
+    assert (reply["status"], reply["run_result"]["stdout"], sleeper_resubmitted) == ("Success", "7\n", 1.0)
 
 
 def test_a_lost_action_is_submitted_again(held: Held) -> None:

@@ -32,8 +32,8 @@ from shared.messages.outcomes import ImagesChanged, InventoryTaken
 
 _log = log.get(__name__)
 
-TRIM_EVERY = 512
-"""Grants that are read before the stream is trimmed; what is left is trimmed with the heartbeat."""
+TRIM_EVERY, TRIM_BYTES = 512, 256 << 10
+"""Grants that are read before the stream is trimmed, and their length; what is left is trimmed with the heartbeat."""
 BEATS_A_HELLO = 15
 """A hello again after so many heartbeats."""
 
@@ -67,6 +67,8 @@ class Node:
         self._topic = grants_topic(hello.node, hello.incarnation)
         self.tail = Tail(reader, {self._topic: "0"})
         self._untrimmed = 0
+        self._trimmed_bytes = 0
+        """Of `tail.bytes`."""
         self._images: frozenset[str] = frozenset()
         """As last reported."""
         self.met_leader = False
@@ -79,7 +81,7 @@ class Node:
             for entry in entries:
                 self._obey(entry.message)
             self._untrimmed += len(entries)
-            if self._untrimmed >= TRIM_EVERY:
+            if self._untrimmed >= TRIM_EVERY or self.tail.bytes - self._trimmed_bytes >= TRIM_BYTES:
                 await self._trim()
 
     async def heartbeats(self, every_s: float) -> None:
@@ -173,7 +175,7 @@ class Node:
     async def _trim(self) -> None:
         """What was read is held in memory and told in inventories; the stream need not keep it."""
         ms, _, seq = self.tail.last(self._topic).partition("-")
-        self._untrimmed = 0
+        self._untrimmed, self._trimmed_bytes = 0, self.tail.bytes
         try:
             await command(self._redis, "XTRIM", self._topic.name, "MINID", f"{ms}-{int(seq) + 1}")
         except TRANSIENT:

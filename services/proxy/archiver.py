@@ -41,7 +41,9 @@ DELETE_BY_AGE_EVERY_S: Final[Seconds] = 300.0
 AT_ONCE: Final = 1000
 """Answers of one transaction; some 20 ms of this process."""
 MOST_BYTES: Final = 4 << 20
-"""Of the answers of one transaction, about."""
+"""Of the answers of one transaction, about. Valkey holds them twice while they are read, so a small one gives fewer."""
+MOST_SHARE: Final = 1 / 16
+"""Of Valkey's memory bound."""
 DELETED_AT_ONCE: Final = 5000
 """Rows of one transaction: 50 ms of Postgres, which nobody waits behind."""
 MARGIN_S: Final[Seconds] = 86_400.0
@@ -112,6 +114,10 @@ class Archiver:
     def _presses(self) -> bool:
         return self._memory.now.used_share > self._settings.archive_fill
 
+    @property
+    def _most_bytes(self) -> int:
+        return min(MOST_BYTES, round(self._memory.now.bound_bytes * MOST_SHARE) or MOST_BYTES)
+
     async def archive_due(self) -> int:
         """Archive a part of what is due: a page of each of the batches that have waited longest. How many answers."""
         await self._memory.read()
@@ -124,24 +130,24 @@ class Archiver:
 
     async def _archive_actions(self, until_ms: int) -> int:
         """Answers outside batches. Returns how many index entries have been dealt with."""
-        due = await archive.due_actions(self._redis, until_ms, AT_ONCE)
+        due = await archive.due_actions(self._redis, until_ms, AT_ONCE, self._most_bytes)
         gone = [one for one in due if not one.entry]
         if gone:  # they have expired: Postgres is not needed
             await archive.archive_actions(self._redis, gone)
         now = self._clock.unix()
         alive = {one.action: one for one in due if one.entry}
-        for page in _pages(list(alive.values())):
+        if alive:
             rows = [
                 KeptAnswer(one.action, "", one.tenant, archive.numeric(one.entry), one.answer, now + one.left_s + 60.0)
-                for one in page
+                for one in alive.values()
             ]
             await self._keep(rows)
-            await archive.archive_actions(self._redis, page)
+            await archive.archive_actions(self._redis, list(alive.values()))
         return len(due)
 
     async def _archive_results(self, key: BatchKey, until_ms: int) -> int:
         """A page of a batch, from its oldest result in Valkey on."""
-        rows = await archive.due_results(self._redis, key, until_ms, AT_ONCE, MOST_BYTES)
+        rows = await archive.due_results(self._redis, key, until_ms, AT_ONCE, self._most_bytes)
         if not rows:
             await archive.archive_results(self._redis, key, [])
             return 0
@@ -188,16 +194,3 @@ class Archiver:
         while gone == DELETED_AT_ONCE:
             async with transaction(self._sessions) as session:
                 gone = await Answers(session).expire(DELETED_AT_ONCE)
-
-
-def _pages(due: list[archive.Alone]) -> list[list[archive.Alone]]:
-    """Split answers so that none but a single one has more than `MOST_BYTES`."""
-    pages: list[list[archive.Alone]] = []
-    size = MOST_BYTES
-    for one in due:
-        if size + len(one.answer) > MOST_BYTES:
-            pages.append([])
-            size = 0
-        pages[-1].append(one)
-        size += len(one.answer)
-    return pages

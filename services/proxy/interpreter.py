@@ -12,20 +12,12 @@ from redis.asyncio import Redis
 from shared import log
 from shared.bus import functions, trajectories
 from shared.bus.connection import patiently
-from shared.bus.functions import Answering, Deposed, Granting
+from shared.bus.functions import Advancing, Answering, Deposed, Granting
 from shared.units import Epoch, Seconds
 
 _log = log.get(__name__)
 
 MOST_AT_ONCE = 256
-
-
-class Step(NamedTuple):
-    """A request moves on to its next stage."""
-
-    action: str
-    stage: int
-    carried: bytes
 
 
 class Discard(NamedTuple):
@@ -43,7 +35,7 @@ class Forget(NamedTuple):
     reason: str
 
 
-Write = Granting | Answering | Step | Discard | Forget
+Write = Granting | Answering | Advancing | Discard | Forget
 
 Answered = Callable[[Answering, bool], None]
 """Called when an answer is durable: (answer, True if it was this one that counts)."""
@@ -100,7 +92,7 @@ class Interpreter:
     async def _write(self, batch: list[Write]) -> None:
         unmade = [write for write in batch if isinstance(write, Forget) and write.ended == "unmade"]
         ended = [write for write in batch if isinstance(write, Forget) and write.ended != "unmade"]
-        steps = [write for write in batch if isinstance(write, Step)]
+        steps = [write for write in batch if isinstance(write, Advancing)]
         grants = [write for write in batch if isinstance(write, Granting)]
         answers = [write for write in batch if isinstance(write, Answering)]
         discards = [write.entry for write in batch if isinstance(write, Discard)]

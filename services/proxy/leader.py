@@ -16,13 +16,13 @@ import msgspec
 from services.proxy.answering import compose, is_masked, reports
 from services.proxy.failures import MOST_REASON
 from services.proxy.images import expect
-from services.proxy.interpreter import Discard, Forget, Interpreter, Step
+from services.proxy.interpreter import Discard, Forget, Interpreter
 from services.proxy.metrics import ACT, ANSWERED, QUEUEING
 from services.proxy.nodes import NodeBook
 from services.proxy.requests import to_end, to_granted, to_request, unschedulable
 from shared import log
 from shared.bus.connection import ValkeyClock
-from shared.bus.functions import Answering, Granting
+from shared.bus.functions import Advancing, Answering, Granting
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import Placement, pack
 from shared.messages.actions import ACTIONS, ActionSubmitted, CancelAsked, CloseAsked, UnreadableEntry
@@ -71,6 +71,8 @@ class Unanswered:
     index: int
     finished: Finished | None = None
     """The newest outcome with a verdict or a refusal."""
+    outcome: str = ""
+    """Its entry, until a write has dropped it."""
 
 
 class Leader:
@@ -111,13 +113,13 @@ class Leader:
         """One read's worth of entries. Runs of one kind go to the dispatcher together."""
         now = self._clock.unix()
         submitted: list[Entry[ActionSubmitted]] = []
-        finished: list[Finished] = []
+        finished: list[Entry[Finished]] = []
         for entry in entries:
             match entry.message:
                 case ActionSubmitted():
                     submitted.append(entry)
                 case Finished():
-                    finished.append(entry.message)
+                    finished.append(entry)
                 case CancelAsked() | CloseAsked():
                     self._submit(now, submitted)
                     submitted = []
@@ -169,16 +171,17 @@ class Leader:
         else:
             self._do(self.dispatcher.cancelled(now, asked.action, asked.reason))
 
-    def _finish(self, now: float, outcomes: Iterable[Finished]) -> None:
+    def _finish(self, now: float, entries: Iterable[Entry[Finished]]) -> None:
         """Outcomes go to the dispatcher together, but never two of one action: an answer shows the one it rests on."""
         ends: dict[str, Ended] = {}
-        for outcome in outcomes:
+        for entry in entries:
+            outcome = entry.message
             if outcome.action in ends:
                 self._do(self.dispatcher.finished(now, list(ends.values())))
                 ends = {}
             kept = self.unanswered.get(outcome.action)  # None: answered already, but its units come back with this
             if kept is not None and outcome.status in ("ok", "timeout", "refused"):
-                kept.finished = outcome
+                kept.finished, kept.outcome = outcome, entry.id
             ends[outcome.action] = to_end(outcome)
         if ends:
             self._do(self.dispatcher.finished(now, list(ends.values())))
@@ -242,8 +245,7 @@ class Leader:
                 case Answer():
                     self._answer(command)
                 case Advance():
-                    acts = self.dispatcher.lives[command.action].acts
-                    self._interpreter.put(Step(command.action, command.stage, _json.encode(reports(acts))))
+                    self._advance(command)
                 case Revoke():
                     revoked = Revoked(
                         action=command.action, epoch=self._epoch, attempt=command.attempt, recall=command.recall
@@ -272,6 +274,11 @@ class Leader:
             granting = granting._replace(trajectory=submitted.trajectory, placement=pack(placement))
         self._interpreter.put(granting)
 
+    def _advance(self, advance: Advance) -> None:
+        acts, kept = self.dispatcher.lives[advance.action].acts, self.unanswered[advance.action]
+        self._interpreter.put(Advancing(advance.action, advance.stage, _json.encode(reports(acts)), kept.outcome))
+        kept.outcome = ""
+
     def _send(self, node: str, message: GrantMessage) -> None:
         topic = self.nodes.topic(node)
         if topic is not None:
@@ -285,8 +292,9 @@ class Leader:
         ACT.observe(now - arrived_s)
         submitted = kept.submitted
         self._observe_queueing(submitted, answer)
+        keep_s = self._keep_s(submitted)
         answering = Answering(
-            answer.action, kept.entry, submitted.batch, body, self._keep_s(submitted), submitted.tenant
+            answer.action, kept.entry, submitted.batch, body, keep_s, submitted.tenant, outcome=kept.outcome
         )
         if submitted.trajectory and is_masked(answer):
             answering = answering._replace(masked=f"{answer.ended} {answer.reason[:MOST_REASON]}")

@@ -30,7 +30,8 @@ from shared.units import Epoch
 _log = log.get(__name__)
 
 TRIM_BEHIND_S = 10.0
-"""Outcomes are kept so long after the leader has read them, for a successor that takes over just now."""
+"""Outcomes that no write has dropped are kept so long after the leader has read them, for a successor that takes over
+just now. They are small: the outputs of actions leave with the answers that rest on them."""
 
 
 class Leadership:

@@ -20,9 +20,6 @@ from shared.units import Seconds
 _log = log.get(__name__)
 
 READ_EVERY_S: Final[Seconds] = 1.0
-READ_EVERY_FILLED_S: Final[Seconds] = 0.1
-"""Once a quarter is in use: the bound of a tenant is as old as the last read, and a second is megabytes."""
-FILLED: Final = 0.25
 TENANT_SHARE: Final = 2.0
 
 
@@ -51,4 +48,4 @@ class ValkeyMemory:
                 await self.read()
             except (*TRANSIENT, ResponseError) as error:
                 _log.debug("valkey_memory_unread", error=str(error))
-            await asyncio.sleep(READ_EVERY_FILLED_S if self.now.used_share >= FILLED else READ_EVERY_S)
+            await asyncio.sleep(READ_EVERY_S)

@@ -94,10 +94,18 @@ async def archive_results(redis: Redis, key: BatchKey, actions: Sequence[tuple[s
     return int(await call(redis, "archive_results", *key, last, f"{ms}-{seq + 1}", *flat))
 
 
-async def due_actions(redis: Redis, until_ms: int, most: int) -> list[Alone]:
-    """The oldest answers outside batches from before a moment, and index entries of those that have expired."""
+async def due_actions(redis: Redis, until_ms: int, most: int, most_bytes: int) -> list[Alone]:
+    """The oldest answers outside batches from before a moment, and index entries of those that have expired; about
+    `most_bytes` at most, and one.
+    """
     rows = await command(redis, "XRANGE", UNARCHIVED_ACTIONS, "-", until_ms, "COUNT", most)
-    listed = [Alone(listed.decode(), *(fields[at].decode() for at in (1, 3, 5))) for listed, fields in rows]
+    listed: list[Alone] = []
+    for entry, fields in rows:
+        one = Alone(entry.decode(), *(fields[at].decode() for at in (1, 3, 5)))
+        most_bytes -= int(one.size)
+        if listed and most_bytes < 0:
+            break
+        listed.append(one)
     pipe = redis.pipeline(transaction=False)
     for one in listed:
         pipe.hmget(f"action:{one.action}", ["e", "a"])

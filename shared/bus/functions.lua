@@ -20,7 +20,7 @@
 
 --   (trajectories: trajectories.lua; answers in Postgres: archive.lua; both are loaded behind this)
 
-local ANSWERED_KEPT = 2048
+local ANSWERED_KEPT_S = 10  -- a replica that is further behind has looked in the store meanwhile
 local BATCHES_KEPT = 100000
 local GRANTS_KEPT_S = 120
 local END_GRACE_S = 60
@@ -40,6 +40,11 @@ local FENCED = 'FENCED another leader has taken over'
 
 local function say(stream, kept, message)
   redis.call('XADD', stream, 'MAXLEN', '~', kept, '*', 'm', cmsgpack.pack(message))
+end
+
+-- Outcomes have been dealt with, and what came of them is written: drop them. They carry the outputs of actions.
+local function acknowledge(outcomes)
+  if #outcomes > 0 then redis.call('XDEL', 'outcomes', unpack(outcomes)) end
 end
 
 -- lead(holder, ttl_ms) -> epoch, or 0 while another holds the lease
@@ -225,16 +230,17 @@ local function hold_results(bytes_of)
   end
 end
 
--- answer_actions(epoch, retention_batch_s, {action, entry, batch, answer, retention_s, tenant, masked}...)
+-- answer_actions(epoch, retention_batch_s, {action, entry, batch, answer, retention_s, tenant, masked, outcome or ''}...)
 --   -> 1 answered now, 0 was answered; masked: see `count_for_batch`
 local function finish(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
-  local flags, answered, batches, bytes_of, kept_by = {}, {}, {}, {}, {}
-  for i = 3, #args, 7 do
+  local flags, answered, batches, bytes_of, kept_by, outcomes = {}, {}, {}, {}, {}, {}
+  for i = 3, #args, 8 do
     local action, batch, answer, tenant = args[i], args[i + 2], args[i + 3], args[i + 5]
     local key, bytes = 'action:' .. action, #answer + ANSWER_BYTES
     local live = redis.call('XDEL', 'actions', args[i + 1])
     flags[#flags + 1] = live
+    if args[i + 7] ~= '' then outcomes[#outcomes + 1] = args[i + 7] end
     if live == 1 then
       answered[#answered + 1] = action
       redis.call('HDEL', key, 'g', 's', 'c')
@@ -254,8 +260,10 @@ local function finish(_, args)
   hold_results(bytes_of)
   for tenant, bytes in pairs(kept_by) do hold(tenant, bytes) end
   for _, batch in ipairs(batches) do settle(batch, args[2]) end
+  acknowledge(outcomes)
   if #answered > 0 then
-    say('answered', ANSWERED_KEPT, { kind = 'answered.v1', actions = answered, batches = batches })
+    redis.call('XADD', 'answered', 'MINID', '~', now_ms() - ANSWERED_KEPT_S * 1000, '*',
+      'm', cmsgpack.pack({ kind = 'answered.v1', actions = answered, batches = batches }))
   end
   return flags
 end
@@ -292,13 +300,17 @@ local function grant(_, args)
   return 1
 end
 
--- advance(epoch, {action, stage, carried}...): the next stage begins; what was measured is carried along
+-- advance_stages(epoch, {action, stage, carried, outcome or ''}...)
+--   The next stage begins; what was measured is carried along.
 local function advance(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
-  for i = 2, #args, 3 do
+  local outcomes = {}
+  for i = 2, #args, 4 do
     redis.call('HSET', 'action:' .. args[i], 's', args[i + 1], 'c', args[i + 2])
     redis.call('HDEL', 'action:' .. args[i], 'g')
+    if args[i + 3] ~= '' then outcomes[#outcomes + 1] = args[i + 3] end
   end
+  acknowledge(outcomes)
   return 1
 end
 
@@ -408,14 +420,14 @@ end
 
 -- allow-oom: what is at work when memory is full is what frees it; only what is new (submit, open_batch, progress) is refused
 -- A function that takes other arguments than before has another name: a replica of an older version fails, and misplaces
--- nothing (journal_actions, answer_actions, send_grants).
+-- nothing (journal_actions, answer_actions, advance_stages, send_grants).
 redis.register_function { function_name = 'lead', callback = lead, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'hold_lease', callback = hold_lease, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'resign', callback = resign, flags = { 'allow-oom' } }
 redis.register_function('journal_actions', submit)
 redis.register_function { function_name = 'answer_actions', callback = finish, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'send_grants', callback = grant, flags = { 'allow-oom' } }
-redis.register_function { function_name = 'advance', callback = advance, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'advance_stages', callback = advance, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'discard', callback = discard, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'tell_backlog', callback = tell_backlog, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'publish', callback = publish, flags = { 'allow-oom' } }

@@ -99,6 +99,20 @@ class Answering(NamedTuple):
     """Whose kept answers it adds to."""
     masked: str = ""
     """Of an action in a trajectory whose answer is masked: how it ended, a blank, and why."""
+    outcome: str = ""
+    """Entry of `outcomes` that it rests on, which is dropped with this."""
+
+
+class Advancing(NamedTuple):
+    """One item of `advance`."""
+
+    action: str
+    stage: int
+    """Index of the stage that begins."""
+    carried: bytes
+    """What the stages before took."""
+    outcome: str = ""
+    """Entry of `outcomes` that ended the stage before, which is dropped with this."""
 
 
 class Granting(NamedTuple):
@@ -214,12 +228,12 @@ async def grant(redis: Redis, epoch: Epoch, grants: Sequence[Granting]) -> None:
     await call(redis, "send_grants", *args)
 
 
-async def advance(redis: Redis, epoch: Epoch, steps: Sequence[tuple[str, int, bytes]]) -> None:
-    """Move requests to their next stage: (action, stage index, what to carry along) each."""
+async def advance(redis: Redis, epoch: Epoch, steps: Sequence[Advancing]) -> None:
+    """Move requests to their next stage."""
     args: list[Any] = [epoch]
     for step in steps:
         args += step
-    await call(redis, "advance", *args)
+    await call(redis, "advance_stages", *args)
 
 
 async def discard(redis: Redis, epoch: Epoch, entries: Sequence[str]) -> None:

@@ -47,6 +47,8 @@ class Tail:
         self._last = {topic.name.encode(): last for topic, last in start.items()}
         self._count = count
         self._block_ms = round(block_s * 1000)
+        self.bytes = 0
+        """Length of all messages read."""
         self.stopping = False
         """Set it to end the loop at its next turn (redis-py may swallow a cancel that races a delivery)."""
 
@@ -73,7 +75,9 @@ class Tail:
     def _decode(self, topic: Topic[Any], entry_id: str, fields: list[bytes]) -> Entry[Any] | None:
         named = dict(zip(fields[::2], fields[1::2], strict=True))
         try:
-            message = topic.decode(named[ENTRY])
+            raw = named[ENTRY]
+            self.bytes += len(raw)
+            message = topic.decode(raw)
         except (KeyError, ValueError) as error:
             why = str(error) if isinstance(error, ValueError) else "it has no message"
             _log.error("entry_undecodable", stream=topic.name, entry=entry_id, error=why)

@@ -40,7 +40,7 @@ class Topic(Generic[M]):
         Args:
             name: of the stream.
             union: of its messages.
-            maxlen: about how many entries the stream keeps; None where entries are deleted one by one.
+            maxlen: about how many entries the stream keeps; None where what writes or reads it drops them.
             unreadable: makes a message of an entry that does not decode, from its fields and the decoder's error, for
                 a stream in which no entry may be skipped.
         """

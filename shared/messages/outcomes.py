@@ -142,7 +142,8 @@ class Answered(Message, frozen=True, kw_only=True, tag="answered.v1"):
 Outcome = Started | Finished | InventoryTaken | EnvironmentEnded | EnvironmentMade | ImagesChanged
 
 OUTCOMES: Topic[Outcome] = Topic("outcomes", Outcome, maxlen=16_384)
-"""Bounded: what is trimmed is found again through journal, inventory and store."""
+"""The outcome that an answer or a step to the next stage rests on is dropped by the same write. The rest is bounded:
+what is trimmed is found again through journal, inventory and store."""
 
-ANSWERED: Topic[Answered] = Topic("answered", Answered, maxlen=2_048)
-"""Written by `finish` itself, tailed by every replica that does not lead."""
+ANSWERED: Topic[Answered] = Topic("answered", Answered)
+"""Written by `finish` itself, which keeps 10 s of it; tailed by every replica that does not lead."""

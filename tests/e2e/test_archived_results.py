@@ -272,11 +272,13 @@ async def test_deleting_a_batch_frees_both_stores_after_its_last_readers(
 async def test_a_tenant_whose_answers_cannot_move_leaves_room_for_the_others(
     stack: RunningStack, http: aiohttp.ClientSession
 ) -> None:
-    echo = "x" * 1000  # larger ones fill the streams of grants and outcomes, which are charged to no tenant
+    echo = "x" * 4000
+    beside_accounts = 2 << 20
     with frozen_postgres(stack):
         refused = await fill(http, "greedy", echo)
         assert refused["status"] == 503
         assert "tenant 'greedy'" in refused["detail"]
+        assert bytes_of_streams(stack) < beside_accounts
         modest = {"Treadle-Tenant": "modest"}
         for number in range(20):
             body = {"kind": "noop", "request_id": f"m{number}", "params": {"echo": echo}}
@@ -290,6 +292,12 @@ async def test_a_tenant_whose_answers_cannot_move_leaves_room_for_the_others(
             return response.status in (200, 202)
 
     await soon(taken_again, within_s=90)
+
+
+def bytes_of_streams(stack: RunningStack) -> int:
+    """What the streams that carry grants and outcomes take of Valkey's memory."""
+    with redis.Redis.from_url(stack.redis_url) as client:
+        return sum(client.memory_usage(key, samples=0) or 0 for key in ("outcomes", *client.keys("grants.*")))
 
 
 async def fill(http: aiohttp.ClientSession, tenant: str, echo: str) -> Json:

@@ -279,6 +279,17 @@ async def test_what_was_read_is_trimmed(post: Post, monkeypatch: pytest.MonkeyPa
     await soon(trimmed)
 
 
+async def test_large_grants_are_trimmed_sooner(post: Post) -> None:
+    params = b'"' + b"x" * (node_module.TRIM_BYTES // 4) + b'"'
+    await post.send(*(grant(f"a{number}", params=params) for number in range(12)))
+
+    async def trimmed() -> bool:
+        return int(await command(post.redis, "XLEN", TOPIC.name)) < 4
+
+    assert len(await post.outcomes(12)) == 12
+    await soon(trimmed)
+
+
 async def test_a_heartbeat_trims_what_is_left_and_keeps_what_is_not_read(post: Post) -> None:
     await post.send(grant("a"))
     await post.outcomes(1)

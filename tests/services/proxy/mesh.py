@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 from redis.asyncio import Redis
 
-from services.proxy.interpreter import Discard, Forget, Interpreter, Step, Write
+from services.proxy.interpreter import Discard, Forget, Interpreter, Write
 from services.proxy.leader import Leader
 from shared.bus.connection import ValkeyClock
-from shared.bus.functions import Answering, Granting
+from shared.bus.functions import Advancing, Answering, Granting
 from shared.bus.tail import Entry
 from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
 from shared.messages.base import Message, Topic
@@ -68,8 +68,8 @@ def answers(writes: list[Write]) -> list[Answering]:
     return [one for one in writes if isinstance(one, Answering)]
 
 
-def steps(writes: list[Write]) -> list[Step]:
-    return [one for one in writes if isinstance(one, Step)]
+def steps(writes: list[Write]) -> list[Advancing]:
+    return [one for one in writes if isinstance(one, Advancing)]
 
 
 def discards(writes: list[Write]) -> list[str]:

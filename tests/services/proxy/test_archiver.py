@@ -388,6 +388,27 @@ async def test_an_answer_that_expires_before_it_moves_leaves_the_account(desk: D
     assert await desk.rows() == 0
 
 
+async def test_answers_outside_batches_are_read_in_pages_of_bounded_size(desk: Desk) -> None:
+    await desk.answer(*names(6), said="x" * 1000)
+    now_ms = round(desk.clock.unix() * 1000) + 1000
+    page = [one.action for one in await archive.due_actions(desk.redis, now_ms, 1000, 3000)]
+    assert page == ["a0", "a1"]
+    assert [one.action for one in await archive.due_actions(desk.redis, now_ms, 1000, 1)] == ["a0"]
+
+    await desk.archive()
+
+    assert (await desk.rows(), await archive.due_actions(desk.redis, now_ms, 1000, 3000)) == (6, [])
+
+
+async def test_a_small_valkey_is_read_in_small_pages(desk: Desk) -> None:
+    memory = ValkeyMemory(desk.redis)
+    archiver = Archiver(desk.redis, desk.sessions, desk.clock, memory, SETTINGS)
+    memory.now = StoreMemory(0, 16 << 20)
+    assert archiver._most_bytes == 1 << 20
+    memory.now = StoreMemory(0, 0)
+    assert archiver._most_bytes == archiving.MOST_BYTES
+
+
 async def test_a_tenant_that_keeps_too_much_is_refused_and_another_is_not(desk: Desk) -> None:
     await desk.answer(*names(3))
     most = await desk.kept()

@@ -12,7 +12,7 @@ from services.proxy.backlog import reason_of, tell_backlog
 from services.proxy.store import Store
 from shared.bus import functions
 from shared.bus.connection import command
-from shared.bus.functions import Submission
+from shared.bus.functions import Advancing, Submission
 from shared.bus.seen import read_seen
 from shared.messages.actions import ACTIONS, ActionSubmitted
 from shared.messages.seen import BatchesSeen, BatchSeen
@@ -73,7 +73,7 @@ async def test_the_stage_it_is_in_counts(store: Store, journal: Journal) -> None
     await functions.tell_backlog(journal.redis, journal.epoch, Backlog(STUCK))
     assert await reason(store, "a") == ""
 
-    await functions.advance(journal.redis, journal.epoch, [("a", 1, b"[]")])
+    await functions.advance(journal.redis, journal.epoch, [Advancing("a", 1, b"[]")])
     assert await reason(store, "a") == WHY
 
 

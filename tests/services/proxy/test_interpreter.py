@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.proxy.interpreter import Discard, Forget, Interpreter, Step, Write
+from services.proxy.interpreter import Discard, Forget, Interpreter, Write
 from shared.bus import functions, trajectories
 from shared.bus.connection import command
-from shared.bus.functions import Answering, Granting
+from shared.bus.functions import Advancing, Answering, Granting
 from shared.bus.trajectories import Placement, pack
 from shared.messages.environments import EnvironmentSpec
 from tests.shared.bus.flaky import Flaky, When
@@ -139,7 +139,7 @@ async def test_answers_and_messages_put_together_both_arrive(desk: Desk, journal
 
 async def test_a_grant_of_the_next_stage_is_marked_after_the_step(desk: Desk, journal: Journal) -> None:
     await journal.entry("a1")
-    desk.put(Step("a1", 1, b"[]"), Granting("grants.n.1", b"stage 1", "a1", "1:n"))
+    desk.put(Advancing("a1", 1, b"[]"), Granting("grants.n.1", b"stage 1", "a1", "1:n"))
     async with running(desk):
         await desk.all_written()
 
@@ -163,7 +163,7 @@ async def test_who_is_deposed_stops_and_writes_nothing_more(desk: Desk, journal:
     entry = await journal.entry("a1")
     await functions.resign(journal.redis, "me")
     await functions.lead(journal.redis, "you", 30.0)
-    desk.put(*to_node(b"late"), answer("a1", entry), Step("a1", 1, b"[]"), Discard(entry))
+    desk.put(*to_node(b"late"), answer("a1", entry), Advancing("a1", 1, b"[]"), Discard(entry))
 
     async with asyncio.timeout(20):
         await desk.interpreter.run()

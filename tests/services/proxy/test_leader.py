@@ -163,6 +163,25 @@ def test_a_stage_that_passed_moves_the_request_on_with_what_was_measured(term: T
     assert writes.index(step) < writes.index(next(one for one in writes if isinstance(one, Granting)))
 
 
+def test_each_write_names_the_outcome_that_it_rests_on_once(term: Term) -> None:
+    term.take(journalled(submitted("a", stage("compile"), stage("run"))), journalled(submitted("b")))
+    compiled, ran, refused = said(outcome("a")), said(outcome("a", stage=1)), said(outcome("b", status="refused"))
+
+    (step,) = steps(term.take(compiled))
+    assert step.outcome == compiled.id
+    assert [one.outcome for one in answers(term.take(ran, refused))] == [ran.id, refused.id]
+
+
+def test_an_answer_without_a_new_outcome_drops_none(term: Term) -> None:
+    term.take(journalled(submitted("a", stage("compile"), stage("run"))))
+    term.take(said(outcome("a")))
+    term.take(journalled(CancelAsked(action="a", reason="asked")))
+
+    (answer,) = answers(term.take(said(outcome("a", stage=1, status="cancelled", passed=None, score=None))))
+
+    assert (body(answer)["ended"], answer.outcome) == ("cancelled", "")
+
+
 def test_a_failed_stage_is_the_end(term: Term) -> None:
     term.take(journalled(submitted("a", stage("compile"), stage("run"))))
 

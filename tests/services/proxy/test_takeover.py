@@ -14,7 +14,7 @@ from services.proxy.answering import reports
 from services.proxy.leader import LED
 from shared.bus import functions
 from shared.bus.connection import command
-from shared.bus.functions import Submission
+from shared.bus.functions import Advancing, Submission
 from shared.messages.actions import ACTIONS
 from shared.messages.grants import InventoryAsked, Revoked
 from shared.messages.nodes import NODES, Bye, Heartbeat
@@ -149,7 +149,7 @@ async def test_an_outcome_nobody_has_read_answers_at_once(legacy: Legacy) -> Non
 async def test_a_request_goes_on_in_its_stage_with_what_was_measured(legacy: Legacy) -> None:
     await legacy.submit(submitted("a", stage("compile"), stage("run")))
     carried = msgspec.json.encode(reports([StageAct("compile", 0.5, 1.25, "m", 2, 1)]))
-    await functions.advance(legacy.redis, legacy.journal.epoch, [("a", 1, carried)])
+    await functions.advance(legacy.redis, legacy.journal.epoch, [Advancing("a", 1, carried)])
     await legacy.say(NODES, hello())
     await legacy.taken_over()
 
@@ -164,7 +164,7 @@ async def test_a_request_goes_on_in_its_stage_with_what_was_measured(legacy: Leg
 
 async def test_the_outcome_of_a_stage_that_is_over_is_not_counted_again(legacy: Legacy) -> None:
     await legacy.submit(submitted("a", stage("compile"), stage("run")))
-    await functions.advance(legacy.redis, legacy.journal.epoch, [("a", 1, b"[]")])
+    await functions.advance(legacy.redis, legacy.journal.epoch, [Advancing("a", 1, b"[]")])
     await legacy.say(OUTCOMES, outcome("a", stage=0))
     await legacy.taken_over()
 

@@ -5,10 +5,22 @@ from __future__ import annotations
 import pytest
 
 from shared.bus.connection import command
-from shared.bus.functions import Answering, Granting, Submission, advance, end_batch, grant, submit
+from shared.bus.functions import (
+    Advancing,
+    Answering,
+    Deposed,
+    Granting,
+    Submission,
+    advance,
+    end_batch,
+    grant,
+    lead,
+    resign,
+    submit,
+)
 from shared.bus.trajectories import open_trajectory
 from shared.messages.environments import EnvironmentSpec
-from shared.messages.outcomes import ANSWERED, Answered
+from shared.messages.outcomes import ANSWERED, OUTCOMES, Answered, Finished
 from tests.shared.bus.journal import KEEP_ACTION_S, KEEP_BATCH_S, Journal
 
 
@@ -57,13 +69,75 @@ async def test_answers_of_a_batch_lie_in_its_results_in_their_order(journal: Jou
 
 async def test_an_answer_drops_the_marks_of_its_grants(journal: Journal) -> None:
     entry = await journal.entry("a1")
-    await advance(journal.redis, journal.epoch, [("a1", 1, b"[]")])
+    await advance(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]")])
     await grant(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")])
     assert {"g", "s", "c"} <= (await journal.fields("action:a1")).keys()
 
     await journal.finish("a1", entry)
 
     assert (await journal.fields("action:a1")).keys() == {"d", "e", "b", "a"}
+
+
+async def reported(journal: Journal, action: str) -> str:
+    """An outcome in its stream; its entry."""
+    outcome = Finished(action=action, node="n", incarnation="1", epoch=1, attempt=1, stage=0, status="ok")
+    entry: bytes = await command(journal.redis, "XADD", OUTCOMES.name, "*", "m", OUTCOMES.encode(outcome))
+    return entry.decode()
+
+
+async def outcomes(journal: Journal) -> list[str]:
+    """Actions whose outcomes are in the stream."""
+    return [one.action for one in await journal.said(OUTCOMES) if isinstance(one, Finished)]
+
+
+async def test_an_answer_drops_the_outcome_that_it_rests_on_and_no_other(journal: Journal) -> None:
+    await journal.open()
+    items = [
+        Answering(action, await journal.entry(action, batch), batch, b"{}", KEEP_ACTION_S, "ada", outcome=outcome)
+        for action, batch, outcome in (
+            ("a1", "b", await reported(journal, "a1")),
+            ("a2", "", await reported(journal, "a2")),
+            ("a3", "", ""),
+        )
+    ]
+    await reported(journal, "a4")
+
+    assert await journal.finish_all(*items) == [True, True, True]
+    assert await outcomes(journal) == ["a4"]
+    assert await journal.finish_all(*items) == [False, False, False], "a repeat is harmless"
+    assert await outcomes(journal) == ["a4"]
+
+
+async def test_a_step_to_the_next_stage_drops_the_outcome_of_the_stage_before(journal: Journal) -> None:
+    await journal.entry("a1")
+    read, _ = await reported(journal, "a1"), await reported(journal, "a2")
+
+    await advance(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]", read)])
+
+    assert await outcomes(journal) == ["a2"]
+
+
+async def test_a_deposed_leader_drops_no_outcome(journal: Journal) -> None:
+    entry, read = await journal.entry("a1"), await reported(journal, "a1")
+    await resign(journal.redis, "me")
+    await lead(journal.redis, "you", 30.0)
+
+    with pytest.raises(Deposed):
+        await journal.finish_all(Answering("a1", entry, "", b"{}", KEEP_ACTION_S, "ada", outcome=read))
+    with pytest.raises(Deposed):
+        await advance(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]", read)])
+
+    assert await outcomes(journal) == ["a1"]
+
+
+async def test_wake_ups_are_kept_for_some_seconds(journal: Journal) -> None:
+    for number in range(300):  # streams are cut in nodes of up to 100 entries
+        await command(journal.redis, "XADD", ANSWERED.name, f"1000-{number + 1}", "m", b"old")
+    await journal.finish("a1", await journal.entry("a1"))
+
+    assert await command(journal.redis, "XLEN", ANSWERED.name) <= 100
+    ((_, newest),) = await command(journal.redis, "XREVRANGE", ANSWERED.name, "+", "-", "COUNT", 1)
+    assert ANSWERED.decode(newest[1]).actions == ["a1"]
 
 
 async def test_an_answer_outside_a_batch_is_kept_for_its_own_time(journal: Journal) -> None:

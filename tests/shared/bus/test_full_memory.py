@@ -8,7 +8,7 @@ import pytest
 
 from shared.bus import archive, functions, trajectories
 from shared.bus.connection import command, connect, patiently
-from shared.bus.functions import Granting
+from shared.bus.functions import Advancing, Granting
 from shared.bus.lease import Lease
 from shared.errors import Overloaded
 from shared.messages.batches import RolloutProgress
@@ -95,7 +95,7 @@ async def test_what_waits_is_told(full: Journal) -> None:
 
 async def test_actions_are_granted_advanced_and_answered(full: Journal) -> None:
     await functions.grant(full.redis, full.epoch, [Granting("grants.n.1", b"m", "a2", "1:n")])
-    await functions.advance(full.redis, full.epoch, [("a2", 1, b"[]")])
+    await functions.advance(full.redis, full.epoch, [Advancing("a2", 1, b"[]")])
 
     assert await full.finish("a2", await entry_of(full, "a2"), "b")
     assert len(await full.ended()) == 1

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from shared.bus import functions
 from shared.bus.connection import command
-from shared.bus.functions import Answering, Deposed, Granting
+from shared.bus.functions import Advancing, Answering, Deposed, Granting
 from shared.policy.backlog import Backlog
 from tests.shared.bus.journal import KEEP_ACTION_S, Journal
 
@@ -20,7 +20,7 @@ WRITES: dict[str, Write] = {
     "grant": lambda journal, _: functions.grant(
         journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")]
     ),
-    "advance": lambda journal, _: functions.advance(journal.redis, journal.epoch, [("a1", 1, b"[]")]),
+    "advance": lambda journal, _: functions.advance(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]")]),
     "tell_backlog": lambda journal, _: functions.tell_backlog(journal.redis, journal.epoch, Backlog()),
     "discard": lambda journal, entry: functions.discard(journal.redis, journal.epoch, [entry]),
 }
@@ -117,7 +117,7 @@ async def test_advancing_keeps_what_was_measured_and_forgets_the_grant(journal: 
     await journal.entry("a1")
     await functions.grant(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")])
 
-    await functions.advance(journal.redis, journal.epoch, [("a1", 1, b"[1]")])
+    await functions.advance(journal.redis, journal.epoch, [Advancing("a1", 1, b"[1]")])
 
     fields = await journal.fields("action:a1")
     assert (fields["s"], fields["c"], fields.get("g")) == (b"1", b"[1]", None)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 
 import msgspec
 from pydantic import ValidationError
 from redis.asyncio import Redis
 
 from services.proxy import failures
-from services.proxy.ids import Ids
+from services.proxy.ids import Ids, random_id
 from services.proxy.progress import Progress
 from services.proxy.registries import Registries
 from services.proxy.store import Store, StoredBatch
@@ -76,7 +75,7 @@ class BatchBook:
         view = await self._tasks.get(tenant, task)
         declared = Task.model_validate(view.model_dump(include=set(Task.model_fields)))
         opened = BatchOpened(
-            batch="b" + uuid.uuid4().hex[:16],
+            batch="b" + random_id(),
             tenant=tenant,
             task=task,
             size=opening.size or declared.batch_size,

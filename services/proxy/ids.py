@@ -1,4 +1,4 @@
-"""Ids of actions: nobody can guess one, and the same request has the same id on every replica, after every restart.
+"""Ids: nobody can guess one, and the same request has the same id on every replica, after every restart.
 
 A caller without keys may read whatever it can name. So an id is random, or derived from the request id with a key that
 only the store holds.
@@ -25,7 +25,7 @@ PATIENCE_S: Seconds = 10.0
 
 
 def random_id() -> str:
-    """Of an action without a request id: 96 random bits."""
+    """Of an action without a request id, and behind a letter of batches and trajectories: 96 random bits."""
     return secrets.token_hex(ID_BYTES)
 
 

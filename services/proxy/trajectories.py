@@ -16,7 +16,7 @@ from shared.errors import UNREADABLE, BadRequest, unreadable
 _encoder = msgspec.json.Encoder()
 _request = msgspec.json.Decoder(TrajectoryRequest)
 _action = msgspec.json.Decoder(TrajectoryAction)
-_name = re.compile(r"t[0-9a-f]{16}")
+_name = re.compile(r"t(?:[0-9a-f]{16}|[0-9a-f]{24})")  # 16: of older versions
 
 STATES: tuple[TrajectoryState, ...] = get_args(TrajectoryState)
 MOST_LISTED = 1000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable
 from hashlib import blake2b
 from typing import NamedTuple, cast
@@ -11,7 +10,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from services.proxy.environment_actions import stage_of
-from services.proxy.ids import Ids
+from services.proxy.ids import Ids, random_id
 from services.proxy.intake import NO_TRAJECTORY
 from services.proxy.registries import Registries
 from shared.api.trajectories import TrajectoryAction, TrajectoryRequest, TrajectoryState, TrajectoryView
@@ -77,7 +76,7 @@ class TrajectoryBook:
             raise BadRequest(
                 what=f"the environment takes {len(spec)} bytes, more than {MOST_SPEC_BYTES}: upload files instead"
             )
-        name = "t" + uuid.uuid4().hex[:16]
+        name = "t" + random_id()
         asked = request.request_id
         if request.batch:
             await self._check_batch(tenant, request.batch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 from redis.asyncio import Redis
 
@@ -39,6 +41,7 @@ async def kept(valkey: Redis, stage: StageTemplate) -> tuple[Task, Task, bytes]:
         keep_batch_s=60.0,
     )
     view, _ = await book.open("ada", "t", BatchOpening())
+    assert re.fullmatch("b[0-9a-f]{24}", view.id), "96 random bits"
     found = await store.batch(view.id)
     assert found is not None
     return declared, Task.model_validate_json(found.workflow), found.workflow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -103,6 +104,13 @@ async def test_a_trajectory_is_opened_and_shown_with_everything_it_was_opened_wi
     assert (view["environment"]["memory_mb"], view["environment"]["setup"]) == (256, ["echo"])
     assert view["environment"]["idle_s"] == 1800.0, "defaults are shown"
     assert await door.view(view["id"]) == view
+
+
+async def test_the_id_of_a_trajectory_has_96_random_bits(door: Door) -> None:
+    opened = [await door.open(request_id=name) for name in ("one", "other")]
+
+    assert all(re.fullmatch("t[0-9a-f]{24}", one["id"]) for one in opened)
+    assert (await door.view(opened[0]["id"]))["id"] == opened[0]["id"] != opened[1]["id"]
 
 
 async def test_opening_again_returns_the_same_and_another_body_is_a_conflict(door: Door) -> None:

@@ -19,7 +19,7 @@ from services.proxy.metrics import ARCHIVE_FAILURES, ARCHIVED
 from services.proxy.settings import ProxySettings
 from shared import log
 from shared.bus import archive
-from shared.bus.archive import BatchKey
+from shared.bus.archive import BatchKey, Result
 from shared.bus.connection import TRANSIENT, ValkeyClock
 from shared.bus.lease import Lease
 from shared.store.answers import Answers
@@ -57,6 +57,10 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 _named = msgspec.json.Decoder(_Named)
+
+
+def _names(rows: list[Result]) -> list[str]:
+    return [_named.decode(row.answer).id for row in rows]
 
 
 class Archiver:
@@ -153,16 +157,20 @@ class Archiver:
             return 0
         settings = self._settings
         expires_at = self._clock.unix() + settings.batch_lifetime_s + settings.keep_batch_s + MARGIN_S
-        actions = [_named.decode(row.answer).id for row in rows]
+        actions = _names(rows)
         await self._keep(
             [
                 KeptAnswer(action, key.batch, key.tenant, archive.numeric(row.cursor), row.answer, expires_at)
                 for action, row in zip(actions, rows, strict=True)
             ]
         )
+        await self._replace(key, rows, actions)
+        return len(rows)
+
+    async def _replace(self, key: BatchKey, rows: list[Result], actions: list[str]) -> None:
+        """Leave compact ids in Valkey in the place of results; nothing where the batch has expired."""
         lengths = [(action, len(row.answer)) for action, row in zip(actions, rows, strict=True)]
         await archive.archive_results(self._redis, key, lengths, rows[-1].cursor)
-        return len(rows)
 
     async def _keep(self, rows: list[KeptAnswer]) -> None:
         async with transaction(self._sessions) as session:
@@ -174,9 +182,20 @@ class Archiver:
     async def sweep(self) -> None:
         """Delete what has expired in Valkey: accounts, and the results of batches."""
         await archive.expire_kept(self._redis)
-        for key in await archive.expired_batches(self._redis):
+        for key in await archive.expired_batches(self._redis, archive.UNARCHIVED):
+            await self._drop(key)
+        for key in await archive.expired_batches(self._redis, archive.ARCHIVED):
             if await self._forgotten(key.batch):
                 await archive.release_batch(self._redis, key)
+
+    async def _drop(self, key: BatchKey) -> None:
+        """Free what an expired batch has in Valkey, once the planner has its history. It needs no copy."""
+        async with transaction(self._sessions) as session:
+            if not await Answers(session).has_history(key.batch):
+                return  # it is copied when it is due
+        while rows := await archive.due_results(self._redis, key, None, AT_ONCE, self._most_bytes):
+            await self._replace(key, rows, _names(rows))
+        await archive.archive_results(self._redis, key, [])
 
     async def _forgotten(self, batch: str) -> bool:
         """Delete an expired batch's results once the planner has its history. True: none are left."""

@@ -155,6 +155,8 @@ class BatchBook:
             NotFound: there is none.
             Conflict: it is to be sealed, and has ended otherwise.
         """
+        expires_at_once = not round(self._keep_s[state])
+        shown = await self.view(batch) if expires_at_once else None  # it cannot be read after the call
 
         async def attempt() -> str | None:
             return await functions.end_batch(self._redis, batch, state, keep_batch_s=self._keep_s[state])
@@ -164,6 +166,8 @@ class BatchBook:
             raise NotFound(kind="batch", name=batch)
         if now not in (state, "complete") and (state, now) != ("cancelled", "abandoned"):
             raise Conflict(what=f"batch {batch} is {now} already")
+        if shown is not None and await self._store.batch(batch) is None:
+            return shown.model_copy(update={"state": now, "ended_at": shown.ended_at or self._clock.unix()})
         return await self.view(batch)
 
     async def reward(self, tenant: str, request: RewardRequest, default_batch: str | None = None) -> ActionSubmitted:

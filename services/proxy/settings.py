@@ -45,9 +45,9 @@ class ProxySettings(ServiceSettings):
     long. Later repeats are refused: what was done in an environment is not done again."""
     keep_batch_s: float = Field(86_400.0, gt=0)
     """Results of a batch are kept so long after its end."""
-    keep_deleted_s: float = Field(300.0, ge=1)
+    keep_deleted_s: float = Field(300.0, ge=0)
     """Results of a batch that was cancelled by DELETE are kept so long after its end (of one that had ended, after the
-    call). Time to read what there is; then both stores are free of it."""
+    call). Time to read what there is; then both stores are free of it. 0: nothing can be read after the call."""
     archive_after_s: float = Field(60.0, ge=0)
     """Answers move from Valkey to Postgres when they are so old."""
     archive_fill: float = Field(0.5, gt=0, le=1)

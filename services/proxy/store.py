@@ -92,6 +92,8 @@ class Store:
         )
         if batch is not None and result is not None:
             answer = await self._result(batch, result)
+            if not await self._has_batch(batch):  # deleted; its results wait for the archiver
+                return None
         if batch is None or archived is not None or (result is not None and answer is None):
             return await self._archived(action)
         if answer:
@@ -188,6 +190,12 @@ class Store:
 
         rows = await patiently(read, what="reading a result", patience_s=PATIENCE_S)
         return rows[0][1][1] if rows else None
+
+    async def _has_batch(self, batch: bytes) -> bool:
+        async def read() -> int:
+            return int(await command(self._redis, "EXISTS", b"batch:" + batch))
+
+        return await patiently(read, what="looking for a batch", patience_s=PATIENCE_S) > 0
 
     async def _archived(self, action: str) -> Stored | None:
         """An action whose answer is not in Valkey. A result goes with its batch, though its copy may stay a while."""

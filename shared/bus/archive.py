@@ -69,14 +69,16 @@ async def due_batches(redis: Redis, until_ms: int, most: int) -> list[BatchKey]:
     return [BatchKey.of(member) for member in members]
 
 
-async def due_results(redis: Redis, key: BatchKey, until_ms: int, most: int, most_bytes: int) -> list[Result]:
-    """The oldest results of a batch in Valkey from before a moment, in order; about `most_bytes` at most, and one."""
+async def due_results(redis: Redis, key: BatchKey, until_ms: int | None, most: int, most_bytes: int) -> list[Result]:
+    """The oldest results of a batch in Valkey, in order; about `most_bytes` at most, and one. `until_ms`: from before
+    this moment.
+    """
     stream = f"results:{key.batch}"
     kept = await command(redis, "HGET", "kept:batches", "/".join(key))
     length = await command(redis, "XLEN", stream)
     if length and kept is not None:
         most = max(1, min(most, most_bytes * length // max(1, int(kept))))
-    rows = await command(redis, "XRANGE", stream, "-", until_ms, "COUNT", most)
+    rows = await command(redis, "XRANGE", stream, "-", "+" if until_ms is None else until_ms, "COUNT", most)
     return [Result(row.decode(), fields[1]) for row, fields in rows]
 
 
@@ -136,12 +138,12 @@ async def release_batch(redis: Redis, key: BatchKey) -> bool:
     return bool(await call(redis, "release_batch", *key) == 1)
 
 
-async def expired_batches(redis: Redis) -> list[BatchKey]:
-    """Archived batches that have expired in Valkey. O(archived batches)."""
+async def expired_batches(redis: Redis, index: str) -> list[BatchKey]:
+    """Batches of an index (`UNARCHIVED`, `ARCHIVED`) that have expired in Valkey. O(batches in it)."""
     gone: list[BatchKey] = []
     cursor = b"0"
     while True:
-        cursor, flat = await command(redis, "ZSCAN", ARCHIVED, cursor, "COUNT", ID_READ_AT_ONCE)
+        cursor, flat = await command(redis, "ZSCAN", index, cursor, "COUNT", ID_READ_AT_ONCE)
         keys = [BatchKey.of(member) for member in flat[::2]]
         pipe = redis.pipeline(transaction=False)
         for key in keys:

@@ -24,6 +24,7 @@ local ANSWERED_KEPT_S = 10  -- a replica that is further behind has looked in th
 local BATCHES_KEPT = 100000
 local GRANTS_KEPT_S = 120
 local END_GRACE_S = 60
+local RESULTS_GRACE_S = 600    -- results outlive their batch's record, for whoever frees the keys of its actions
 local ARCHIVED_AFTER_S = 60  -- an answer outside a batch that expires sooner is not archived
 local ANSWER_BYTES = 250     -- what an answer takes in Valkey beside its own bytes: its action's key, stream or hash
 
@@ -152,9 +153,11 @@ local function submit(_, args)
   return replies
 end
 
--- The keys that expire together.
-local function keys_of(batch)
-  return { 'batch:' .. batch, 'results:' .. batch, 'archived:' .. batch, 'environments:' .. batch }
+-- A batch exists as long as its record. Its results stay a little longer: the archiver drops the keys of its actions with
+-- them, once the planner has its history.
+local function expire_batch(batch, retention, ...)
+  redis.call('EXPIRE', 'results:' .. batch, retention + RESULTS_GRACE_S, ...)
+  for _, key in ipairs({ 'batch:', 'archived:', 'environments:' }) do redis.call('EXPIRE', key .. batch, retention, ...) end
 end
 
 local function settle(batch, retention)
@@ -172,7 +175,7 @@ local function settle(batch, retention)
   local ended = now_ms()
   redis.call('HSET', bkey, 'state', state, 'ended_ms', ended)
   redis.call('ZREM', 'batches:open', batch)
-  for _, key in ipairs(keys_of(batch)) do redis.call('EXPIRE', key, retention) end
+  expire_batch(batch, retention)
   say('batches', BATCHES_KEPT, {
     kind = 'batch.ended.v1', batch = batch, tenant = b[6], task = b[7], state = state, size = answered,
     opened_at = tonumber(b[8]) / 1000, first_at = tonumber(b[9] or b[8]) / 1000, ended_at = ended / 1000,
@@ -346,9 +349,7 @@ local function end_batch(_, args)
   if not b[1] then return false end
   if state == 'cancelled' then
     redis.call('HSET', bkey, 'keep_s', args[3])
-    if b[2] then
-      for _, key in ipairs(keys_of(batch)) do redis.call('EXPIRE', key, args[3], 'LT') end
-    end
+    if b[2] then expire_batch(batch, args[3], 'LT') end
   end
   if b[2] or b[1] == 'cancelled' or b[1] == 'abandoned' or b[1] == state then return b[1] end
   redis.call('HSET', bkey, 'state', state)
@@ -356,7 +357,7 @@ local function end_batch(_, args)
     redis.call('XADD', 'actions', '*', 'm', cmsgpack.pack({ kind = 'action.cancel-asked.v1', batch = batch, reason = state }))
   end
   settle(batch, args[3])
-  return redis.call('HGET', bkey, 'state')
+  return redis.call('HGET', bkey, 'state') or state
 end
 
 -- progress(batch, message) -> state of the batch, or false when there is none; said while it is open or sealed

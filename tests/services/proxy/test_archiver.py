@@ -17,7 +17,7 @@ from services.proxy.archiver import Archiver
 from services.proxy.memory import ValkeyMemory
 from services.proxy.settings import ProxySettings
 from services.proxy.store import Store, Stored
-from shared.bus import archive
+from shared.bus import archive, functions
 from shared.bus.archive import BatchKey
 from shared.bus.connection import ValkeyClock, command
 from shared.bus.functions import Answering, submit
@@ -321,6 +321,37 @@ async def test_nothing_is_deleted_before_the_planner_has_its_history(desk: Desk)
     await desk.make_history()
     await desk.archiver.sweep()
     assert await desk.rows() == 0
+
+
+async def test_results_of_a_deleted_batch_are_freed_without_a_copy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archiving, "AT_ONCE", 4)
+    await desk.journal.open()
+    await desk.answer(*names(10), batch="b")
+    await functions.end_batch(desk.redis, "b", "cancelled", keep_batch_s=0)
+    assert await command(desk.redis, "EXISTS", "batch:b") == 0
+    assert await desk.store.action("a3") is None
+
+    await desk.archiver.sweep()
+    assert await command(desk.redis, "XLEN", "results:b") == 10, "the planner has not read them"
+
+    await desk.make_history()
+    await desk.archiver.sweep()
+    left = [
+        key for key in await command(desk.redis, "KEYS", "*") if key.startswith((b"action:", b"results:", b"kept:"))
+    ]
+    assert (left, await desk.rows(), await desk.kept()) == ([], 0, 0)
+    assert await command(desk.redis, "EXISTS", "unarchived", "archived") == 0
+
+
+async def test_a_batch_that_is_deleted_before_its_last_answer_goes_with_it(desk: Desk) -> None:
+    await desk.journal.open()
+    entry = await desk.journal.entry("a0", "b")
+    assert await functions.end_batch(desk.redis, "b", "cancelled", keep_batch_s=0) == "cancelled"
+    assert await command(desk.redis, "EXISTS", "batch:b") == 1
+
+    await desk.journal.finish("a0", entry, "b", answer_of("a0"))
+    assert await command(desk.redis, "EXISTS", "batch:b") == 0
+    assert [one.state for one in await desk.journal.ended()] == ["cancelled"]
 
 
 async def test_an_expired_batch_is_deleted_in_pieces(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ LEASE: Final = "archiver:lease"
 LEASE_S: Final[Seconds] = 60.0
 """Longer than any step: a statement of Postgres ends after 30 s."""
 LOOK_EVERY_S: Final[Seconds] = 1.0
-LONGEST_PAUSE_S: Final[Seconds] = 30.0
-"""Between two tries while Postgres is away."""
+LONGEST_PAUSE_S: Final[Seconds] = 15.0
+"""Between two tries while Postgres is away or its disk is full."""
 SWEEP_EVERY_S: Final[Seconds] = 15.0
 DELETE_BY_AGE_EVERY_S: Final[Seconds] = 300.0
 AT_ONCE: Final = 1000

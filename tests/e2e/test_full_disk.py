@@ -16,6 +16,7 @@ from shared.stack.state import ServiceState, State
 from shared.testing.servers import temporary_home
 from shared.testing.stack import RunningStack, running_stack
 from tests.e2e.full_disk import SmallDisk, small_disk
+from tests.e2e.routes import BEGINS_NONE, BEGINS_WORK, form
 
 MEBIBYTE = 1 << 20
 DISK_MIB = 400
@@ -36,33 +37,6 @@ SLOW = "import time\ntime.sleep(3)\nprint({number})"
 Json = dict[str, Any]
 
 TASK = {"stages": [{"name": "tests", "kind": "noop"}]}
-ACTION = {"kind": "noop", "params": {}}
-REWARD = {"task": "known", "params": {}}
-SWEREX = "/v1/trajectories/{trajectory}/swerex"
-BEGINS_WORK: dict[str, Json] = {
-    "/v1/actions": ACTION,
-    "/v1/rewards": REWARD,
-    "/v1/rewards/bulk": REWARD,
-    "/v1/tasks/{task}/batches": {},
-    "/v1/trajectories": {"environment": {}},
-    "/v1/trajectories/{trajectory}/actions": {"kind": "env.bash", "params": {"line": "true"}},
-    f"{SWEREX}/create_session": {"session_type": "bash", "session": "new"},
-    f"{SWEREX}/run_in_session": {"action_type": "bash", "session": "default", "command": "true"},
-    f"{SWEREX}/close_session": {"session_type": "bash", "session": "default"},
-    f"{SWEREX}/execute": {"command": ["true"]},
-    f"{SWEREX}/read_file": {"path": "a"},
-    f"{SWEREX}/write_file": {"path": "a", "content": "b"},
-    f"{SWEREX}/upload": {},
-    "/run_code": {"code": "print(1)"},
-    "/t/{tenant}/{task}/run_code": {"code": "print(1)"},
-}
-"""Bodies of the routes that are refused while the disk is short; written by hand, as the next list."""
-BEGINS_NONE = {
-    "/v1/tasks/{task}",
-    "/v1/batches/{batch}/progress",
-    "/v1/batches/{batch}/seal",
-    f"{SWEREX}/close",
-}
 
 
 @pytest.fixture(scope="module")
@@ -151,14 +125,6 @@ async def opened(http: aiohttp.ClientSession) -> dict[str, str]:
     return {"tenant": "default", "task": "known", "batch": batch, "trajectory": trajectory}
 
 
-def upload() -> aiohttp.FormData:
-    form = aiohttp.FormData()
-    form.add_field("file", b"content", filename="a")
-    form.add_field("target_path", "a")
-    form.add_field("unzip", "false")
-    return form
-
-
 async def test_every_route_that_begins_work_is_held_by_the_list(
     stack: RunningStack, http: aiohttp.ClientSession
 ) -> None:
@@ -187,8 +153,8 @@ async def test_new_work_is_refused_before_the_disk_is_full(
     assert f"the disk of the stores ({stack.home.root}" in problem["detail"]
     assert int(retry_after) > 0
     for path, body in BEGINS_WORK.items():
-        form = {"data": upload()} if path.endswith("/upload") else {"json": body}
-        async with http.post(path.format(**names), **form) as response:
+        sent = {"data": form()} if path.endswith("/upload") else {"json": body}
+        async with http.post(path.format(**names), **sent) as response:
             text = await response.text()
             expected = 504 if path.endswith("/run_code") else 200 if path.endswith("/bulk") else 503
             assert (response.status, "the disk of the stores" in text) == (expected, True), (path, text)

@@ -1,0 +1,46 @@
+"""Every route of the proxy that changes something, by hand: a new one must be sorted into one of these lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+
+Json = dict[str, Any]
+
+ACTION = {"kind": "noop", "params": {}}
+REWARD = {"task": "known", "params": {}}
+SWEREX = "/v1/trajectories/{trajectory}/swerex"
+BEGINS_WORK: dict[str, Json] = {
+    "/v1/actions": ACTION,
+    "/v1/rewards": REWARD,
+    "/v1/rewards/bulk": REWARD,
+    "/v1/tasks/{task}/batches": {},
+    "/v1/trajectories": {"environment": {}},
+    "/v1/trajectories/{trajectory}/actions": {"kind": "env.bash", "params": {"line": "true"}},
+    f"{SWEREX}/create_session": {"session_type": "bash", "session": "new"},
+    f"{SWEREX}/run_in_session": {"action_type": "bash", "session": "default", "command": "true"},
+    f"{SWEREX}/close_session": {"session_type": "bash", "session": "default"},
+    f"{SWEREX}/execute": {"command": ["true"]},
+    f"{SWEREX}/read_file": {"path": "a"},
+    f"{SWEREX}/write_file": {"path": "a", "content": "b"},
+    f"{SWEREX}/upload": {},
+    "/run_code": {"code": "print(1)"},
+    "/t/{tenant}/{task}/run_code": {"code": "print(1)"},
+}
+"""Bodies of the routes that begin work; that of an upload is `form`."""
+BEGINS_NONE = {
+    "/v1/tasks/{task}",
+    "/v1/batches/{batch}/progress",
+    "/v1/batches/{batch}/seal",
+    f"{SWEREX}/close",
+}
+
+
+def form() -> aiohttp.FormData:
+    """The body of an upload."""
+    fields = aiohttp.FormData()
+    fields.add_field("file", b"content", filename="a")
+    fields.add_field("target_path", "a")
+    fields.add_field("unzip", "false")
+    return fields

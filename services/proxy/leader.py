@@ -292,9 +292,16 @@ class Leader:
         ACT.observe(now - arrived_s)
         submitted = kept.submitted
         self._observe_queueing(submitted, answer)
-        keep_s = self._keep_s(submitted)
+        unqueued_end_s = arrived_s + answer.execution_s + sum(act.execution_s for act in answer.acts)
         answering = Answering(
-            answer.action, kept.entry, submitted.batch, body, keep_s, submitted.tenant, outcome=kept.outcome
+            answer.action,
+            kept.entry,
+            submitted.batch,
+            body,
+            self._keep_s(submitted),
+            submitted.tenant,
+            outcome=kept.outcome,
+            unqueued_end_ms=round(1000 * unqueued_end_s),
         )
         if submitted.trajectory and is_masked(answer):
             answering = answering._replace(masked=f"{answer.ended} {answer.reason[:MOST_REASON]}")

@@ -70,7 +70,8 @@ def sights(
         if count is not None:
             told = seen.batches.get(batch) if seen is not None else None
             queuing, running = (tuple(told.queuing), tuple(told.running)) if told is not None else ((), ())
-            views[batch] = Sight(count.submitted, count.answered, queuing, running, count.closed, looked_at)
+            counted = (count.submitted, count.answered, queuing, running, count.closed)
+            views[batch] = Sight(*counted, looked_at, unqueued_end_at=count.unqueued_end_s)
     return views
 
 

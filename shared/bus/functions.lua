@@ -5,6 +5,7 @@
 --   action:<id>  hash: d digest, e journal entry, b batch, t trajectory, g last grant, s stage, c carried acts; answered:
 --                a answer, r result id, or m (the answer is in Postgres; see archive.lua)
 --   batch:<id>   hash: state, size, submitted, answered, opened_ms, first_ms, active_ms, ended_ms, tenant, task, ...
+--                unqueued_end_ms: when the last of the answered would have been done had none ever queued
 --                progress: entry of `batches` with the newest report of its rollout
 --                archived: last result id that is in Postgres; keep_s: retention where DELETE has shortened it
 --   results:<id> stream of answers; its ids are what `after=` means
@@ -233,12 +234,13 @@ local function hold_results(bytes_of)
   end
 end
 
--- answer_actions(epoch, retention_batch_s, {action, entry, batch, answer, retention_s, tenant, masked, outcome or ''}...)
+-- answer_actions(epoch, retention_batch_s,
+--                {action, entry, batch, answer, retention_s, tenant, masked, outcome or '', unqueued_end_ms}...)
 --   -> 1 answered now, 0 was answered; masked: see `count_for_batch`
 local function finish(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
-  local flags, answered, batches, bytes_of, kept_by, outcomes = {}, {}, {}, {}, {}, {}
-  for i = 3, #args, 8 do
+  local flags, answered, batches, bytes_of, kept_by, outcomes, ends = {}, {}, {}, {}, {}, {}, {}
+  for i = 3, #args, 9 do
     local action, batch, answer, tenant = args[i], args[i + 2], args[i + 3], args[i + 5]
     local key, bytes = 'action:' .. action, #answer + ANSWER_BYTES
     local live = redis.call('XDEL', 'actions', args[i + 1])
@@ -256,12 +258,18 @@ local function finish(_, args)
         local member = tenant .. '/' .. batch
         if not bytes_of[member] then batches[#batches + 1] = batch end
         bytes_of[member] = (bytes_of[member] or 0) + bytes
+        ends[batch] = math.max(ends[batch] or 0, tonumber(args[i + 8]))
       end
       kept_by[tenant] = (kept_by[tenant] or 0) + bytes
     end
   end
   hold_results(bytes_of)
   for tenant, bytes in pairs(kept_by) do hold(tenant, bytes) end
+  for batch, at in pairs(ends) do
+    if at > tonumber(redis.call('HGET', 'batch:' .. batch, 'unqueued_end_ms') or 0) then
+      redis.call('HSET', 'batch:' .. batch, 'unqueued_end_ms', at)
+    end
+  end
   for _, batch in ipairs(batches) do settle(batch, args[2]) end
   acknowledge(outcomes)
   if #answered > 0 then

@@ -101,6 +101,8 @@ class Answering(NamedTuple):
     """Of an action in a trajectory whose answer is masked: how it ended, a blank, and why."""
     outcome: str = ""
     """Entry of `outcomes` that it rests on, which is dropped with this."""
+    unqueued_end_ms: int = 0
+    """When it would have been done had it never queued, Unix milliseconds: the latest of a batch is kept with it."""
 
 
 class Advancing(NamedTuple):

@@ -29,6 +29,8 @@ class Counts(NamedTuple):
     answered: int
     closed: bool
     """No more can come: it was sealed, or has ended."""
+    unqueued_end_s: float | None = None
+    """When the last of the answered would have been done had none ever queued, Unix seconds. None: none is answered."""
 
 
 async def read_counts(redis: Redis, batches: Sequence[str]) -> list[Counts | None]:
@@ -37,9 +39,11 @@ async def read_counts(redis: Redis, batches: Sequence[str]) -> list[Counts | Non
         return []
     pipe = redis.pipeline(transaction=False)
     for batch in batches:
-        pipe.hmget(f"batch:{batch}", ["submitted", "answered", "state"])
+        pipe.hmget(f"batch:{batch}", ["submitted", "answered", "state", "unqueued_end_ms"])
     rows = await pipe.execute()
     return [
-        None if submitted is None else Counts(int(submitted), int(answered or 0), state != b"open")
-        for submitted, answered, state in rows
+        None
+        if submitted is None
+        else Counts(int(submitted), int(answered or 0), state != b"open", int(ended_ms) / 1000 if ended_ms else None)
+        for submitted, answered, state, ended_ms in rows
     ]

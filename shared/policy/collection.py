@@ -46,6 +46,8 @@ class Seen:
     """By stage: (n, 3) of each request it executes the same two, and when it began here."""
     unanswered: int | None = None
     """Requests that have come and are not answered; None: those that queue and run."""
+    unqueued_end_s: float | None = None
+    """When the last of the answered requests would have been done had none of them ever queued; None: unknown."""
     looked_s: float | None = None
     """When the requests stood as `queuing` and `running` say; None: now."""
     progress: Progress | None = None
@@ -92,13 +94,16 @@ def expected(
 ) -> ExpectedBatch:
     """The batch as SIMULATE takes it.
 
-    T is when the last of what it still needs would be done had nothing ever queued, so a decision in the midst of a
-    batch grants no delay twice. What is late beyond D already is not waited for again: it gets as much delay as it has.
+    T is when the batch's last request, answered or not, would be done had nothing ever queued, so a decision in the
+    midst of a batch grants no delay twice, and d is the batch's own. What is late beyond D already is not waited for
+    again: it gets as much delay as it has.
     """
     requests = collect(now, stages, history, seen, random)
     if not requests.size:
         return ExpectedBatch(batch, tuple(stages), requests, max_extra_delay_s, 0.0)
     completion = requests.completion_s
+    if seen.unqueued_end_s is not None:
+        completion = max(completion, seen.unqueued_end_s - now)
     allowed = max(max_extra_delay_s, requests.soonest_s - completion)
     return ExpectedBatch(batch, tuple(stages), requests, allowed, completion, declared_delay_s=max_extra_delay_s)
 

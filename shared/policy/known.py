@@ -115,6 +115,7 @@ class KnownBatch:
             queuing=[_table(packed, 2) for packed in sight.queuing],
             running=[_table(packed, 3) for packed in sight.running],
             unanswered=sight.arrived - sight.answered,
+            unqueued_end_s=sight.unqueued_end_at,
             looked_s=sight.looked_at,
             progress=self.progress,
             paced=paced,

@@ -72,6 +72,8 @@ class Sight:
     """No more will come: it was sealed."""
     looked_at: float | None = None
     """When it was so, Unix seconds: `arrived` and `answered` are newer. None: now."""
+    unqueued_end_at: float | None = None
+    """When the last of the answered requests would have been done had none ever queued, Unix seconds. None: unknown."""
 
 
 @dataclass(frozen=True)

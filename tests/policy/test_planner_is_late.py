@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import accumulate
 
+import numpy as np
 import pytest
 
 from shared.policy.ebf import BOUND_S
 from shared.policy.planner import Planner
-from shared.policy.stimuli import Command, ExpectCompletion, FirstCame, Looked, NodesChanged, Opened, PublishTarget
+from shared.policy.stimuli import (
+    Command,
+    ExpectCompletion,
+    FirstCame,
+    Looked,
+    NodesChanged,
+    Opened,
+    PublishTarget,
+    Sight,
+)
 from shared.policy.ways import Ways
 from shared.policy.workload import BatchRecord, OpenedBatch, PastBatch, Stage
 from tests.policy.planning import NOW, Told, opened, past, sight, target
@@ -122,3 +133,21 @@ def test_the_reason_of_a_late_batch_names_the_delay_its_task_declared() -> None:
         "1 request of batch b1: 1 core suffices: extra delay 60.0 s: batch b1 is later than D 1.0 s already"
     )
     assert said.reason.batches[0].max_extra_delay_s == 1.0
+
+
+def test_the_delay_in_a_reason_is_the_batchs_own() -> None:
+    """One core serves four requests that came at once. The first lasts 30 s, so the batch could not end sooner than at
+    30 s, whatever the others, which last 4 s, lose in the queue.
+    """
+    lasts = (30.0, 4.0, 4.0, 4.0)
+    ends = list(accumulate(lasts))
+    ready = Told(cores=1)
+    ready.open(opened("b1", delay_s=1.0), past())
+    ready.first("b1", NOW)
+    now = NOW + ends[2] + 1.0
+    ran = np.array([(NOW, NOW, NOW + ends[2])]).tobytes()
+    ready.planner.handle(now, Looked({"b1": Sight(4, 3, (b"",), (ran,), unqueued_end_at=NOW + max(lasts[:3]))}))
+    said = target(ready.open(opened("b2", delay_s=100.0, at=now), past(), now=now))
+    outlook = next(one for one in said.reason.batches if one.batch == "b1")
+    assert outlook.extra_delay_s == pytest.approx(ends[-1] - max(lasts))
+    assert "extra delay 12.0 s: batch b1 is later than D 1.0 s already" in said.reason.summary

@@ -119,4 +119,5 @@ def _sight(glance: Glance) -> Sight:
     seen = glance.seen
     here = sum(map(len, [*seen.queuing, *seen.running]))
     queuing = tuple(table.tobytes() for table in seen.queuing)
-    return Sight(seen.arrived, seen.arrived - here, queuing, tuple(table.tobytes() for table in seen.running))
+    running = tuple(table.tobytes() for table in seen.running)
+    return Sight(seen.arrived, seen.arrived - here, queuing, running, unqueued_end_at=seen.unqueued_end_s)

@@ -257,6 +257,8 @@ class World:
         waits = np.isfinite(ready) & ~np.isfinite(starts)
         came = lane.arrivals_s[lane.request]
         unqueued = lane.arrivals_s[lane.request] + lane.before_s
+        answered = np.isfinite(starts) & ~runs & (self._visits["final"][place] == 1)
+        unqueued_ends = (unqueued + self._visits["lasts_s"][place])[answered]
         arrived = int(np.searchsorted(lane.arrivals_s, now, side="right"))
         seen = Seen(
             size=lane.batch.size,
@@ -271,6 +273,7 @@ class World:
                 np.column_stack([came[mine], unqueued[mine], starts[mine]])
                 for mine in (runs & (lane.stage == stage) for stage in range(self._stages))
             ],
+            unqueued_end_s=float(unqueued_ends.max()) if len(unqueued_ends) else None,
         )
         truth = self._truth(lane, runs, np.isfinite(starts) & ~runs) if self._policy.knows_all else None
         report, past = self._report(lane, arrived), self._records[lane.task]

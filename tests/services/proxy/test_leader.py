@@ -149,6 +149,7 @@ def test_two_stages_that_end_in_one_read_are_both_counted(term: Term) -> None:
     writes = term.take(said(outcome("a", stage=0, execution_s=1.0)), said(outcome("a", stage=1, execution_s=2.0)))
 
     assert [one["execution_s"] for one in body(answers(writes)[0])["stages"]] == [1.0, 2.0]
+    assert answers(writes)[0].unqueued_end_ms == round(1000 * (START + 1.0 + 2.0)), "it arrived, and was executed"
 
 
 def test_a_stage_that_passed_moves_the_request_on_with_what_was_measured(term: Term) -> None:

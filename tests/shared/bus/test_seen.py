@@ -10,10 +10,11 @@ import pytest
 from redis.asyncio import Redis
 
 from shared.bus import functions
+from shared.bus.functions import Answering
 from shared.bus.seen import read_counts, read_seen
 from shared.messages.seen import BatchesSeen, BatchSeen, decode, encode, pack
 from shared.policy.backlog import Backlog
-from tests.shared.bus.journal import Journal
+from tests.shared.bus.journal import KEEP_ACTION_S, Journal
 
 SEEN = BatchesSeen(
     7.0, {"b": BatchSeen([pack(array("d", [1.5, 2.5])), b""], [b"", pack(array("d", [0.5, 0.75, 3.0]))])}
@@ -52,7 +53,23 @@ async def test_counts_are_of_each_batch_in_the_order_asked_for(journal: Journal)
     entry = await journal.entry("r1", "b")
     await journal.submit("r2", batch="b")
     await journal.finish("r1", entry, "b")
-    assert await read_counts(journal.redis, ["b", "unknown", "a"]) == [(2, 1, False), None, (0, 0, False)]
+    assert await read_counts(journal.redis, ["b", "unknown", "a"]) == [
+        (2, 1, False, None),
+        None,
+        (0, 0, False, None),
+    ]
     await functions.end_batch(journal.redis, "b", "sealed", keep_batch_s=60)
-    assert await read_counts(journal.redis, ["b"]) == [(2, 1, True)]
+    assert await read_counts(journal.redis, ["b"]) == [(2, 1, True, None)]
     assert await read_counts(journal.redis, []) == []
+
+
+async def test_the_end_without_queueing_is_the_latest_of_the_answered(journal: Journal) -> None:
+    await journal.open("b")
+    entries = {name: await journal.entry(name, "b") for name in ("r1", "r2", "r3")}
+    for name, ends_s in (("r1", 5.0), ("r2", 9.5), ("r3", 7.0)):
+        await journal.finish_all(
+            Answering(name, entries[name], "b", b"{}", KEEP_ACTION_S, unqueued_end_ms=round(1000 * ends_s))
+        )
+    (counts,) = await read_counts(journal.redis, ["b"])
+    assert counts is not None
+    assert counts.unqueued_end_s == 9.5

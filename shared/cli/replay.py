@@ -128,14 +128,14 @@ def tangram(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this PNG. Needs treadle[plot].")] = None,
     seed: Annotated[int, typer.Option(help="Of the workload.")] = 1,
-    quick: Annotated[bool, typer.Option("--quick", help=f"All sizes divided by {QUICK}: some seconds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help=f"All sizes divided by {QUICK}: some twenty seconds.")] = False,
     nodes: Annotated[int, typer.Option(min=1, help="Of 256 cores, for a file of your own.")] = CLUSTER.nodes,
     processes: Annotated[int, typer.Option(min=1, help="Worker processes; with 1 there is none.")] = 2,
     data: Annotated[
         Path, typer.Option(envvar="TREADLE_DATA", help="Where recorded agents lie, for --trace data.")
     ] = Path("../shared/data"),
 ) -> None:
-    """ARL-Tangram §6.3, §6.4: how long agents wait for their actions on shared CPUs. Under two minutes.
+    """ARL-Tangram §6.3, §6.4: how long agents wait for their actions on shared CPUs. 2.5 minutes on two cores.
 
     Trajectories think and act in virtual time; the mesh's own dispatcher gives out cores, beside Kubernetes pods that
     are held for a trajectory's life, fixed degrees of parallelism and the paper's Algorithm 1.

@@ -45,7 +45,7 @@ def pids() -> list[int]:
 def look(pid: int) -> tuple[int, int, str] | None:
     """Parent, owner, and what to say of it; None when it is gone."""
     try:
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
         owner = Path(f"/proc/{pid}").stat().st_uid
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):

@@ -47,6 +47,8 @@ class Cell:
         self._cores = cores
         self._enough = enough
         self._again = False
+        self._closed = False
+        """The control socket is not read any more: its cell is gone."""
         self._init = 0
         self._cause: EndedBy | None = None
         self._detail = ""
@@ -171,6 +173,7 @@ class Cell:
             self._usage = self._look()  # init itself may have been the victim of the memory limit
         if self._ended is None and self._spare.pidfd >= 0 and not self._gone():
             # Init is dying or dead without a word; its tree is gone when its descriptor says so.
+            self._closed = True
             self._loop.remove_reader(self._control.fileno())
             self._loop.add_reader(self._spare.pidfd, self._all_gone)
             self._after(_STOP_S, self._never_gone)
@@ -192,18 +195,33 @@ class Cell:
         for capture in self._captures:
             capture.watch()
 
+    def _catch_up(self) -> None:
+        """Take the packets that came before a timer's callback.
+
+        A manager that was stopped, or that got no CPU, runs the timers that are due before it reads the socket. What
+        the cell reported in time must count.
+        """
+        if not self._closed:
+            self._readable()
+
     def _out_of_time(self) -> None:
+        self._catch_up()
+        if self._over.done():
+            return
         if self._ended:  # in time; its files are on their way
             self._after(_FETCH_S, self._never_fetched)
             return
         self._kill("wall-limit", f"still running after {self._limits.wall_s:g} s")
 
     def _never_began(self) -> None:
+        self._catch_up()
         if not self._started_at:
             self._kill("lost", f"the cell had not begun after {_BEGIN_S:g} s")
 
     def _never_fetched(self) -> None:
-        self._kill("lost", f"its files had not come {_FETCH_S:g} s later")
+        self._catch_up()
+        if not self._over.done():
+            self._kill("lost", f"its files had not come {_FETCH_S:g} s later")
 
     def _never_gone(self) -> None:
         self._cause, self._detail = "lost", f"the cell was not gone {_STOP_S:g} s after it was killed"

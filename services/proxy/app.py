@@ -90,7 +90,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
             archiver = Archiver(redis, archive, clock, memory, settings)
             waiters = Waiters(store.answers)
             WAITING.set_function(lambda: len(waiters))
-            health = Health(redis, sessions, disk)
+            health = Health(redis, store, sessions, disk, clock, node_lost_s=settings.node_lost_s)
             task_book = TaskBook(redis)
             leadership = Leadership(redis, reader, waiters, settings, background)
             retries = Retries(redis, background, settings)

@@ -1,4 +1,4 @@
-"""Health of the parts that a replica needs, as it saw them at its last look: Valkey, Postgres, leases, disk.
+"""Health of the parts that a replica needs, as it saw them at its last look: Valkey, Postgres, leases, nodes, disk.
 
 Every look has a deadline, and what is shown comes from memory, so `/v1/health` and `/metrics` answer while the stores
 are away. Nothing of this is on the path of an action.
@@ -15,12 +15,15 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from services.proxy import metrics
+from services.proxy.store import Store
 from shared import log
 from shared.api.mesh import DiskView, HealthView, StoreView, ValkeyView
-from shared.bus.connection import command
+from shared.bus.connection import ValkeyClock, command
 from shared.bus.memory import StoreMemory, store_memory
 from shared.disk import StoreDisk
+from shared.messages.nodes import NODES, Bye
 from shared.messages.targets import PLANNER_LEASE
+from shared.policy.backlog import PoolBacklog, lacking
 from shared.stack.errors import StackError
 from shared.stack.state import read_state
 from shared.store.database import Sessions, answers
@@ -40,22 +43,36 @@ RESTARTS_LOOK_S: Final = 5.0
 
 LEADER_LEASE: Final = "leader"
 
+HEARTBEATS_READ: Final = 256
+"""Newest entries of the stream of nodes that a look reads: it only needs one node that is ready."""
+STUCK_POOLS_SHOWN: Final = 8
+"""Those with the most waiting work."""
+
 
 class Health:
     """What this replica knows of the parts. None: not looked at yet, or unknown while Valkey is away."""
 
-    def __init__(self, redis: Redis, sessions: Sessions, disk: StoreDisk) -> None:
+    def __init__(
+        self, redis: Redis, store: Store, sessions: Sessions, disk: StoreDisk, clock: ValkeyClock, *, node_lost_s: float
+    ) -> None:
         self._redis = redis
+        self._store = store
         self._sessions = sessions
         self._disk = disk
+        self._clock = clock
+        self._node_lost_s = node_lost_s
         self.valkey: bool | None = None
         self.postgres: bool | None = None
         self.leader: bool | None = None
         self.planner: bool | None = None
+        self.nodes: bool | None = None
+        """Is a node ready?"""
+        self.stuck: list[PoolBacklog] = []
+        """Pools with stuck actions."""
         self.memory: StoreMemory | None = None
 
     async def watch_valkey(self) -> None:
-        """Look at Valkey, at both leases and at its memory, for ever."""
+        """Look at Valkey, at both leases, at nodes, at stuck actions and at its memory, for ever."""
         while True:
             try:
                 async with asyncio.timeout(LOOK_S):
@@ -63,13 +80,32 @@ class Health:
                         command(self._redis, "EXISTS", LEADER_LEASE), command(self._redis, "EXISTS", PLANNER_LEASE)
                     )
                     self.memory = await store_memory(self._redis)
+                    self.nodes = await self._a_node_is_ready()
+                    self.stuck = [pool for pool in await self._store.pools() if pool.stuck]
                 self._valkey_is(True)
                 self.leader, self.planner = leader == 1, planner == 1
             except (RedisError, OSError) as error:  # the builtin TimeoutError is one of these
                 self._valkey_is(False, str(error) or "no reply in time")
-                self.leader = self.planner = None
+                self.leader = self.planner = self.nodes = None
             self._publish()
             await asyncio.sleep(LOOK_S)
+
+    async def _a_node_is_ready(self) -> bool:
+        """As `/v1/nodes` has it: a sign of life within `node_lost_s`, and no goodbye since. Reads no older entry."""
+        since = int((self._clock.unix() - self._node_lost_s) * 1000)
+        stopped: set[tuple[str, str]] = set()
+        for _, fields in await command(
+            self._redis, "XREVRANGE", NODES.name, "+", max(0, since), "COUNT", HEARTBEATS_READ
+        ):
+            try:
+                message = NODES.decode(fields[1])
+            except ValueError:  # of another version of ours
+                continue
+            if isinstance(message, Bye):
+                stopped.add((message.node, message.incarnation))
+            elif (message.node, message.incarnation) not in stopped:
+                return True
+        return False
 
     async def watch_postgres(self) -> None:
         """Look at Postgres, for ever."""
@@ -127,6 +163,10 @@ class Health:
             found.append("no planner holds its lease: pools follow what waits (zero-queue rule)")
         if self.postgres is False:
             found.append("Postgres does not answer: no batch history is written, and nothing is planned")
+        if self.nodes is False:
+            found.append("no node is ready: what is accepted waits for one")
+        if self.valkey:
+            found.extend(_stuck(pool) for pool in self.stuck[:STUCK_POOLS_SHOWN])
         memory = self.memory
         if memory is not None and memory.used_share >= NEARLY_FULL:
             used, bound = memory.used_bytes // MEBIBYTE, memory.bound_bytes // MEBIBYTE
@@ -153,6 +193,11 @@ class Health:
         if self._disk.space is not None:
             metrics.DISK_FREE.set(self._disk.space.free_bytes)
             metrics.DISK_TOTAL.set(self._disk.space.total_bytes)
+
+
+def _stuck(pool: PoolBacklog) -> str:
+    most = pool.lacks[0]
+    return f"actions in {pool.name} are stuck ({pool.stuck:,}): {lacking(most.kind, most.units, pool.name)}"
 
 
 async def watch_restarts(home: Path | None) -> None:

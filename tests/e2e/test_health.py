@@ -203,6 +203,26 @@ def test_queueing_nodes_callers_and_restarts_are_metrics(stack: RunningStack) ->
     until(lambda: samples(stack)["treadle_proxy_waiting_callers"] == 0.0, "the caller has gone")
 
 
+def test_a_mesh_without_a_node_and_stuck_actions_are_shown(stack: RunningStack) -> None:
+    until(lambda: is_well(stack), "every part is well")
+    with frozen(stack, "cpu_manager"):
+
+        def problems() -> list[str]:
+            return list(view(stack, "/v1/health")["problems"])
+
+        until(lambda: problems() == ["no node is ready: what is accepted waits for one"], "the absence is shown")
+        one = {"kind": "noop", "units": {"cores": 1}}
+        waiting = [view(stack, "/v1/actions", "POST", one)["id"] for _ in range(3)]
+        stuck = "actions in cores@default are stuck (3): no node of class 'default' offers noop with cores=1"
+        until(lambda: stuck in problems(), f"{stuck} is shown")
+        text = told(stack)
+        assert "problem: no node is ready: what is accepted waits for one" in text
+        assert f"problem: {stuck}" in text
+    until(lambda: is_well(stack), "every part is well again")
+    for action in waiting:
+        assert view(stack, f"/v1/actions/{action}?wait=60")["ended"] == "ok"
+
+
 def test_an_absent_planner_and_a_silent_postgres_are_shown(stack: RunningStack) -> None:
     until(lambda: is_well(stack), "every part is well")
     with frozen(stack, "scaling_planner", "postgres"):

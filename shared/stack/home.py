@@ -140,9 +140,13 @@ def _check_folder(path: Path, mode: int, wanted: int) -> None:
                 os.fchmod(descriptor, mode)
         finally:
             os.close(descriptor)
-    if found.st_uid != wanted or not stat.S_ISDIR(found.st_mode):
-        what = "belongs to" if stat.S_ISDIR(found.st_mode) else "is a link or a file of"
+    if not stat.S_ISDIR(found.st_mode):
         raise StackError(
-            f"{path} {what} uid {found.st_uid}, and should be a folder of {wanted}: it was made by another user. "
+            f"{path} is a link or a file, and should be a folder of uid {wanted}. Set TREADLE_HOME to a folder of your "
+            "own, or remove it."
+        )
+    if found.st_uid != wanted:
+        raise StackError(
+            f"{path} belongs to uid {found.st_uid}, and should be a folder of {wanted}: it was made by another user. "
             "Set TREADLE_HOME to a folder of your own, or remove it."
         )

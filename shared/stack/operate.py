@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from shared.settings import TreadleSettings, WrongSetting, load
 from shared.stack.append_only import Scan, repair
 from shared.stack.errors import StackError
-from shared.stack.home import home_path, open_home
+from shared.stack.home import Home, home_path, open_home
 from shared.stack.leftovers import remove_containers
 from shared.stack.logs import LogBook
 from shared.stack.plan import plan_stack
@@ -145,9 +145,9 @@ def repair_store(environ: Mapping[str, str]) -> tuple[Scan, Path | None]:
     """Repair the embedded Valkey's file; its scan, and the copy of a file that was damaged.
 
     Raises:
-        StackError: the stack is up, or the file cannot be repaired.
+        StackError: no stack has run in the home, the stack is up, or the file cannot be repaired.
     """
-    home = open_home(home_path(environ))
+    home = _used_home(environ)
     try:
         with supervising(home.root):
             if (earlier := read_state(home.root)) is not None:
@@ -161,9 +161,10 @@ def upgrade_stack(environ: Mapping[str, str], *, check: bool) -> list[str]:
     """Start the servers alone, bring their data to this release, stop them; a line for each store and step.
 
     Raises:
-        StackError: the stack is up, a server does not start, or the data cannot be upgraded; the message says why.
+        StackError: no stack has run in the home, the stack is up, a server does not start, or the data cannot be
+            upgraded; the message says why.
     """
-    home = open_home(home_path(environ))
+    home = _used_home(environ)
     try:
         with supervising(home.root):
             if (earlier := read_state(home.root)) is not None:
@@ -222,6 +223,25 @@ def _other_port(root: Path, environ: Mapping[str, str]) -> str | None:
         f"the stack in {root} is already up and listens on {url}, not on port {asked}. Stop it first (treadle down), "
         "or start a second stack with another --home"
     )
+
+
+def _used_home(environ: Mapping[str, str]) -> Home:
+    """The home of ``environ``, which `treadle up` has made: a misspelt path must not become a new home.
+
+    Raises:
+        StackError: no stack has run there; nothing was created.
+    """
+    root = home_path(environ)
+    servers = {"valkey": "TREADLE_REDIS_URL", "postgres": "TREADLE_DATABASE_URL"}
+    folders = [root / name for name, foreign in servers.items() if not environ.get(foreign)]
+    try:
+        is_file = root.exists() and not root.is_dir()
+        unused = bool(folders) and not is_file and not any(folder.is_dir() for folder in folders)
+    except PermissionError:
+        unused = False  # `open_home` names the folder that is closed
+    if unused:
+        raise StackError(f"no stack has run in TREADLE_HOME {root}: there is no data. Is the path misspelt?")
+    return open_home(root)
 
 
 def _decided(environ: Mapping[str, str]) -> tuple[StackSettings, tuple[ServiceSpec, ...]]:

@@ -106,12 +106,14 @@ def read_state(root: Path) -> StackState | None:
     """What the last supervisor of ``root`` wrote, alive or not; None when there was none.
 
     Raises:
-        StackError: the file is not readable, or not ours.
+        StackError: the file is not readable, or not ours; ``root`` is not a folder.
     """
     try:
         return msgspec.json.decode(_path(root).read_bytes(), type=StackState)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return None
+    except NotADirectoryError as error:
+        raise StackError(f"TREADLE_HOME {root} is not a folder") from error
     except (OSError, msgspec.MsgspecError) as error:
         raise StackError(f"cannot read {_path(root)}: {error}. Are you the user who started this stack?") from error
 
@@ -137,11 +139,13 @@ def supervising(root: Path) -> Iterator[None]:
 
     Raises:
         AlreadySupervised: somebody else holds it.
-        StackError: the folder belongs to another user.
+        StackError: the folder belongs to another user, or ``root`` is not a folder.
     """
     path = root / "run" / "lock"
     try:
         lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except NotADirectoryError as error:
+        raise StackError(f"TREADLE_HOME {root} is not a folder") from error
     except PermissionError as error:
         raise StackError(f"cannot open {path}: {error.strerror}. Are you the user who started this stack?") from error
     try:

@@ -146,6 +146,23 @@ def test_a_closed_home_is_refused_by_the_name_of_the_closed_folder(command: list
         shutil.rmtree(outer)
 
 
+@pytest.mark.parametrize(
+    "command", ["up", "up --detach", "down", "status", "status --json", "upgrade", "repair", "demo", "grade FILE"]
+)
+def test_a_home_that_is_a_file_is_refused_in_one_line(tmp_path: Path, command: str) -> None:
+    file = tmp_path / "a-file"
+    line = json.dumps({"id": "a", "params": {"code": "def f(): return 1", "tests": "assert f() == 1"}}) + "\n"
+    file.write_text(line)
+    arguments = [str(file) if word == "FILE" else word for word in command.split()]
+    refused = treadle(clean_environment(), *arguments, "--home", str(file))
+    assert refused.returncode not in (0, 2), refused.stdout
+    (said,) = refused.stderr.splitlines()
+    assert str(file) in said
+    assert "folder" in said
+    assert "another user" not in said
+    assert file.read_text() == line
+
+
 def test_without_a_stack_status_and_down_say_so(environ: dict[str, str]) -> None:
     status = treadle(environ, "status", "--json")
     assert (status.returncode, json.loads(status.stdout)) == (3, {"phase": None, "services": [], "health": None})

@@ -62,12 +62,26 @@ def test_an_older_store_is_upgraded_and_a_newer_one_refused(root: Path) -> None:
 
 
 def test_newer_tables_are_refused(root: Path) -> None:
+    with running_valkey(root):
+        pass  # there is data
     assert treadle(root, "upgrade").returncode == 0
     with running_postgres(root) as server:
         asyncio.run(execute(server.url("treadle"), "UPDATE alembic_version SET version_num = '9999'"))
     refused = treadle(root, "up", "--detach")
     assert refused.returncode == 1
     assert "Postgres holds tables of revision 9999, and this release of treadle knows revisions up to" in refused.stderr
+
+
+@pytest.mark.parametrize("command", [["upgrade", "--check"], ["upgrade"], ["repair"]])
+def test_a_home_in_which_no_stack_has_run_is_refused_and_not_made(root: Path, command: list[str]) -> None:
+    empty = root / "empty"
+    empty.mkdir(parents=True)
+    for home in (root / "misspelt", empty):
+        refused = treadle(home, *command)
+        assert refused.returncode == 1
+        (line,) = refused.stderr.splitlines()
+        assert f"no stack has run in TREADLE_HOME {home}" in line
+    assert [path.name for path in root.rglob("*")] == ["empty"]
 
 
 def test_a_running_stack_is_not_upgraded(root: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_link_in_the_place_of_a_folder_is_refused(root: Path, tmp_path: Path) 
     (root / "run").rename(root / "moved")
     (root / "run").symlink_to(tmp_path)
     before = tmp_path.stat().st_mode
-    with pytest.raises(StackError, match="is a link or a file of uid"):
+    with pytest.raises(StackError, match="is a link or a file, and should be a folder"):
         open_home(root)
     assert tmp_path.stat().st_mode == before
 

@@ -57,11 +57,11 @@ class _Libc:
 def identify(pid: int) -> Identity | None:
     """Who runs under ``pid`` now: None when nobody does, or only a zombie."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()  # the name may be no text, and hold spaces and brackets
     except OSError:
         return None
-    state, *fields = stat[stat.rindex(")") + 2 :].split()  # the name may hold spaces and brackets
-    return None if state in "ZX" else Identity(pid, int(fields[18]))
+    state, *fields = stat.rpartition(b")")[2].split()
+    return None if state in b"ZX" else Identity(pid, int(fields[18]))
 
 
 def start(launch: Launch, *, output: int | IO[bytes], inherit: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:

@@ -85,6 +85,7 @@ def _children() -> Iterator[_Child]:
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             for pid in (thread / "children").read_text().split():
-                with contextlib.suppress(OSError, ValueError, IndexError):
-                    state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
-                    yield _Child(int(pid), int(session), state == "Z")
+                with contextlib.suppress(OSError):
+                    # Bytes: the name may be no text. The program chooses it.
+                    state, _, _, session = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:4]
+                    yield _Child(int(pid), int(session), state == b"Z")

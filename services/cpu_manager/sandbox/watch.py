@@ -15,6 +15,7 @@ from services.cpu_manager.sandbox.weight import weigh
 _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _PROC: Final = Path("/proc")
+_GONE: Final = (FileNotFoundError, ProcessLookupError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +74,18 @@ class TreeWatch:
         pids = list(tree_of(init)) if init else []
         cpu_s, resident, held = -self.spent_s, 0, 0
         for pid in pids:
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            with contextlib.suppress(*_GONE):  # whatever else fails must not make a process weigh nothing
+                # Bytes: the name may be no text. The program chooses it.
+                fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
                 # Own user and system time, and that of the dead it waited for; init's own is not the program's.
                 cpu_s += sum(map(int, fields[13:15] if pid == init else fields[11:15])) * _TICK_S
-                own = int(fields[21]) * _PAGE if fields[0] != "Z" else resident_bytes(pid)
+                own = int(fields[21]) * _PAGE if fields[0] != b"Z" else resident_bytes(pid)
                 resident, held = resident + own, max(held, own)
         if resident > self.suspicious_bytes or (len(pids) > 2 and resident > self.weighed_bytes):
             # Forked processes share pages, so their sum is only a bound: count each page once. Near the limit always
             # (copies on write do not change the sum), else, for the report, when the sum has grown.
             self.weighed_bytes = max(resident, self.weighed_bytes)
-            held = sum(_proportional(pid) for pid in pids)
+            held = sum(_proportional(pid, init) for pid in pids)
         disk = weigh(self.home, self.disk_bytes) if self.home else 0
         return Usage(cpu_s=max(cpu_s, 0.0), peak_bytes=held, processes=max(len(pids) - 1, 0), disk_bytes=disk)
 
@@ -108,12 +110,21 @@ def resident_bytes(pid: int) -> int:
     return 0
 
 
-def _proportional(pid: int) -> int:
+def _proportional(pid: int, init: int) -> int:
+    """Memory of a process, of shared pages its share.
+
+    An ordinary user may not ask for that where a process has made itself unreadable (PR_SET_DUMPABLE): it weighs all
+    of its pages. So has init, which is ours and weighs nothing.
+    """
     for place in _places(pid):
-        with contextlib.suppress(OSError):
-            for line in (place / "smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
+        try:
+            for line in (place / "smaps_rollup").read_bytes().splitlines():
+                if line.startswith(b"Pss:"):
                     return int(line.split()[1]) * 1024
+        except PermissionError:
+            return 0 if pid == init else resident_bytes(pid)
+        except OSError:
+            continue
     return 0
 
 

@@ -77,3 +77,15 @@ def test_killing_a_group_that_is_gone_is_fine() -> None:
 def test_an_ordinary_user_runs_the_servers_as_himself() -> None:
     account = server_account(Path("/nowhere"))
     assert (account.popen() == {}) == (os.geteuid() != 0)
+
+
+def test_a_process_may_have_a_name_that_is_no_text() -> None:
+    program = (
+        r"import ctypes, sys; ctypes.CDLL(None).prctl(15, b'\xff) Z', 0, 0, 0); print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = identify(process.pid)
+        assert found is not None
+        assert found.alive()

@@ -292,6 +292,25 @@ time.sleep(1); kept = bytearray(b'x' * (48 << 20)); time.sleep(0.3); print('REAC
         memory_mib=128,
     ),
     Attack(
+        "hold it under a process name that is no text",
+        """
+libc.prctl(15, b'\\xff)\\n', 0, 0, 0)
+kept = mmap.mmap(-1, 400 << 20)
+for at in range(0, len(kept), 4096): kept[at] = 1
+time.sleep(0.5); print('REACHED')
+""",
+        memory_mib=128,
+    ),
+    Attack(
+        "hold it in processes that others may not read",
+        """
+for _ in range(4):
+    if os.fork() == 0: libc.prctl(4, 0, 0, 0, 0); kept = bytearray(b'x' * (96 << 20)); time.sleep(2); os._exit(0)
+time.sleep(1.5); print('REACHED')
+""",
+        memory_mib=128,
+    ),
+    Attack(
         "hold it in memory files",
         """
 for number in range(24):
@@ -387,6 +406,17 @@ while kept < 2000:
     except OSError: break
 if kept >= 2000: print('REACHED', kept)
 """,
+    ),
+    Attack(
+        "use CPU time under process names that are no text",
+        """
+libc.prctl(15, b'\\xff', 0, 0, 0)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+if os.fork() == 0:
+    while True: pass
+time.sleep(4); print('REACHED')
+""",
+        cpu_s=0.5,
     ),
     Attack(
         "use CPU time in children that nobody waits for",

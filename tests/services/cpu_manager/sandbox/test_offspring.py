@@ -15,7 +15,7 @@ offspring = Offspring()
 
 def state(pid):
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()[0]
     except FileNotFoundError:
         return "gone"
 
@@ -47,6 +47,21 @@ for command in ("sleep 300", "setsid sleep 300"):
     until("Z", orphan) if state(orphan) != "gone" else None
     offspring.look()
     assert state(orphan) == "gone"
+""")
+
+
+def test_an_orphan_whose_name_is_no_text_is_killed_and_reaped() -> None:
+    run("""
+program = r"import ctypes, time; ctypes.CDLL(None).prctl(15, b'\\xff', 0, 0, 0); time.sleep(300)"
+starter, orphan = forked_twice(f'setsid {sys.executable} -c "{program}"')
+deadline = time.monotonic() + 20
+while Path(f"/proc/{orphan}/comm").read_bytes() != b"\\xff\\n":
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+assert offspring.look() == [orphan]
+while Path(f"/proc/{orphan}").exists():
+    assert time.monotonic() < deadline
+    offspring.look()
 """)
 
 

@@ -35,14 +35,13 @@ class CpuManagerSettings(ServiceSettings):
     engine_retry_s: float = Field(10.0, gt=0)
     """How often an engine that did not answer when the node started is asked again; the node offers it when it does."""
     starts: int = Field(0, ge=0)
-    """Environments that are made at once, set-up lines included; 0: half of the cores, at least one. The other cores
-    stay for trajectories that act."""
+    """Environments that are created at the same time, set-up lines included; 0: half of the cores, at least one. The
+    other cores stay for existing environments."""
     image_budget_mb: int = Field(0, ge=0)
-    """Megabytes of disk for images that this node pulled; beyond it those that nobody uses are removed, the least
-    recently used first. 0 takes half of the disk that the engine's images are on, or 100 GB where that is not visible.
-    """
+    """Megabytes of disk for images that this node pulled; beyond it the node removes unused ones, the least recently
+    used first. 0: half of the disk that holds the engine's images, or 100 GB if the node cannot see that disk."""
     pulls: int = Field(2, gt=0)
-    """Images that are pulled at once. Each already fetches three layers at a time."""
+    """Images pulled at the same time. Each already fetches three layers at a time."""
     slots: int = Field(1024, gt=0)
     """Actions that need no core (sleeping, waiting on others) at once."""
     heartbeat_s: float = Field(2.0, gt=0)

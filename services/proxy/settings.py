@@ -26,7 +26,7 @@ class ProxySettings(ServiceSettings):
     max_bulk_bytes: int = Field(128 << 20, gt=0)
     """Largest body of a bulk call."""
     max_bodies_bytes: int = Field(256 << 20, gt=0)
-    """Bodies under way at this replica, all together, while they are read and until their calls end; beyond it 503 with
+    """Bytes of all bodies at this replica, from their first byte to the end of their calls; beyond it 503 with
     Retry-After. A body that is decoded takes about twice its size."""
     max_waiting: int = Field(50_000, gt=0)
     """Long polls held at once by this replica."""
@@ -35,7 +35,7 @@ class ProxySettings(ServiceSettings):
     submit_patience_s: float = Field(10.0, gt=0)
     """How long a submission waits for a restarting Valkey before it answers 503."""
     read_deadline_s: float = Field(3.0, gt=0)
-    """A read (GET) answers 503 when Valkey has sent nothing for so long; after its `wait=`, where it has one."""
+    """A read (GET) answers 503 if Valkey sends nothing for this time, counted after its `wait=` if it has one."""
     keep_action_s: float = Field(3600.0, gt=0)
     """Answers of actions outside batches are kept so long."""
     keep_delivered_s: float = Field(60.0, gt=0)
@@ -46,10 +46,10 @@ class ProxySettings(ServiceSettings):
     keep_batch_s: float = Field(86_400.0, gt=0)
     """Results of a batch are kept so long after its end."""
     keep_deleted_s: float = Field(300.0, ge=0)
-    """Results of a batch that was cancelled by DELETE are kept so long after its end (of one that had ended, after the
-    call). Time to read what there is; then both stores are free of it. 0: nothing can be read after the call."""
+    """Retention of the results of a batch that DELETE cancelled, from its end (or from the call if it had ended before).
+    Until then they can be read; then they are in neither store. 0: they cannot be read after the call."""
     archive_after_s: float = Field(60.0, ge=0)
-    """Answers move from Valkey to Postgres when they are so old."""
+    """Age after which answers move from Valkey to Postgres."""
     archive_fill: float = Field(0.5, gt=0, le=1)
     """Beyond this part of Valkey's memory bound they move at once."""
     batch_idle_s: float = Field(7200.0, gt=0)
@@ -79,6 +79,6 @@ class ProxySettings(ServiceSettings):
     hold_s: float = Field(3600.0, gt=0)
     """Longest hold; then the caller gets a SandboxError."""
     hold_blank_s: float = Field(3.0, gt=0)
-    """A held caller gets a blank byte so often. Shorter than the timeout of any client that is held."""
+    """Interval of the blank bytes to a held caller. Shorter than the timeouts of the clients that are held."""
     max_held: int = Field(4096, gt=0)
-    """Calls held at once by this replica; beyond it /run_code answers 504. verl has 512 under way, by default."""
+    """Calls held at once by this replica; beyond it /run_code answers 504. verl keeps 512 calls open, by default."""

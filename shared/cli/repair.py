@@ -16,9 +16,9 @@ def register(app: typer.Typer) -> None:
 def repair(home: Home = None) -> None:
     """Cut a damaged file of Valkey back to its last whole command; a copy of the damaged file is kept.
 
-    Only for a stack that is down and does not start because of that file. What the file held behind the damage is
-    lost: writes that were acknowledged, so accepted actions and answers may be among them. What comes from Postgres,
-    the histories of batches, is not touched.
+    Only for a stack that is down and does not start because of that file. The contents of the file behind the damage
+    are lost. They may contain acknowledged writes: accepted actions and answers. Postgres (histories of batches,
+    archived answers) is not changed.
     """
     if home is not None:
         os.environ["TREADLE_HOME"] = str(home)

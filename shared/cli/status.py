@@ -30,7 +30,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     home: Home = None,
 ) -> None:
-    """Show every service of the stack: process, address, state, restarts; how full the stores are; what is not well.
+    """Show every service of the stack: process, address, state, restarts; how full the stores are; problems.
 
     Exit status 3 when no stack is up.
     """

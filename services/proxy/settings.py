@@ -46,7 +46,7 @@ class ProxySettings(ServiceSettings):
     keep_batch_s: float = Field(86_400.0, gt=0)
     """Results of a batch are kept so long after its end."""
     keep_deleted_s: float = Field(300.0, ge=0)
-    """Retention of the results of a batch that DELETE cancelled, from its end (or from the call if it had ended before).
+    """Retention of the results of a batch that DELETE cancelled, from its end (or from the call if it had ended).
     Until then they can be read; then they are in neither store. 0: they cannot be read after the call."""
     archive_after_s: float = Field(60.0, ge=0)
     """Age after which answers move from Valkey to Postgres."""

@@ -17,8 +17,9 @@ from shared.policy.formulation import TrajectoryEnd
 
 ExecutionStatus = Literal["ok", "timeout", "lost", "refused", "cancelled", "environment-lost", "postponed"]
 """How one attempt ended on a node. `ok` and `timeout` are verdicts; `lost` is ours and is tried again. In a trajectory,
-`environment-lost`: the environment it needs is not there (any more); nothing of it was executed. `postponed`: it cannot
-be made before `retry_in_s`, and nothing of the action was executed; that is no failed attempt."""
+`environment-lost`: its environment had ended before, and the action was not executed; or the environment's lifetime
+ended while the action ran, and it was executed partly. `postponed`: the environment cannot be made before `retry_in_s`,
+and the action was not executed; that is no failed attempt."""
 
 Evidence = Literal["", "separate", "in-process"]
 """Where a verdict was formed. `separate`: outside the interpreter that ran the sample. `in-process`: in the same one,

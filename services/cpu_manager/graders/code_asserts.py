@@ -26,6 +26,7 @@ from services.cpu_manager.graders.verdicts import (
     charged,
     how_it_ended,
     lost,
+    refused,
     tail,
     verdict_of_end,
     wrong,
@@ -71,21 +72,25 @@ async def _separate(plan: Plan, params: CodeAsserts, bench: Bench) -> Verdict:
     judge = Judge(plan)
 
     def enough(report: bytes) -> bool:
-        if len(report) - judge.taken > _INLINE_BYTES:
+        if judge.waiting + len(report) - judge.taken > _INLINE_BYTES:
             return False
         return judge.take(report[judge.taken :]).decided in ("failed", "error")
 
     job = _job("calls", params, bench, plan.payload)
     end = await bench.sandbox.run(msgspec.structs.replace(job, enough=enough), bench.cores)
     rest = end.report[judge.taken :]
-    finding = judge.take(rest) if len(rest) <= _INLINE_BYTES else await asyncio.to_thread(judge.take, rest)
+    inline = judge.waiting + len(rest) <= _INLINE_BYTES
+    finding = judge.take(rest) if inline else await asyncio.to_thread(judge.take, rest)
     return charged(_found(end, finding), [end])
 
 
 async def _in_process(text: str, params: CodeAsserts, bench: Bench) -> Verdict:
     nonce = new_nonce()
     end = await bench.sandbox.run(_job("asserts", params, bench, pack(nonce, text)), bench.cores)
-    finding = _told(unpack(end.report, nonce))
+    report = unpack(end.report, nonce)
+    if report is not None and report.sealed and "fault" in report.told and end.ended_by not in LOST:
+        return charged(refused(f"The tests cannot run: {report.told['fault']}"), [end])
+    finding = _told(report)
     if finding.decided != "passed" and verdict_of_end(end) is not None:
         finding = Finding()  # a limit that was met, and not what the program claims of itself
     return charged(_found(end, finding), [end])

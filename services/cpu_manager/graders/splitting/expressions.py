@@ -1,76 +1,56 @@
-"""Expressions of the tests: constants are computed, calls of the program recorded, the rest kept for later."""
+"""Expressions of the tests: constants are computed, calls of the program recorded, a few operations kept for later.
+
+What is not named here is not split. docs/graders.md lists the forms.
+"""
 
 from __future__ import annotations
 
 import ast
-import builtins
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from services.cpu_manager.graders.splitting.functions import chained, is_instance, member, text_method, types_of
 from services.cpu_manager.graders.splitting.operators import (
-    BINARY,
-    BUILTINS,
     COMPARISONS,
     INSIDE,
-    TEXTS,
+    MATHS,
+    OF_CONSTANTS,
+    OF_ELEMENTS,
+    ON_RESULT,
+    ON_RESULTS,
+    TYPES,
     UNARY,
-    size_of,
-    weight_of,
+    comparable,
+    folded,
+    is_digits,
+    is_number,
+    small,
 )
-from services.cpu_manager.graders.splitting.plan import Later, Recorder, Register, Sent, UnsplittableError
-from services.cpu_manager.graders.splitting.symbols import MOST_STEPS, SYMBOLS, Function, Module, Pure, Scope
+from services.cpu_manager.graders.splitting.plan import Later, Recorder, Register, Sent, Steps, UnsplittableError
+from services.cpu_manager.graders.splitting.symbols import Hidden, Pure, Scope, bind, is_constant
 from services.cpu_manager.graders.splitting.values import PlainDict, PlainSet
 
-_BUILTIN_NAMES: Final = frozenset(dir(builtins))
 _METHODS: Final = frozenset(
     name for kind in (str, bytes, list, tuple, dict, set, int, float, complex) for name in dir(kind)
 )
-"""Names that plain data have. `f(x).startswith("a")` is a question to the result, so it is asked outside or not at
-all; other methods are the program's own (`Solution().solve(3)`)."""
-_ONLY_CONSTANTS: Final = frozenset({"str", "dict", "range", "chr", "complex"})
-"""Builtins whose value for a result that came from outside could differ from Python's."""
-
-
-class Inline(Protocol):
-    """Reads a call of a function that the tests define."""
-
-    def __call__(self, function: Function, arguments: list[Any], keywords: dict[str, Any], scope: Scope) -> Any: ...
-
-
-def is_constant(value: Any) -> bool:
-    """Plain data, known while the text is read."""
-    return not isinstance(value, Register | Sent | Later | SYMBOLS)
+"""Names that plain data have. `f().startswith("a")` would let the program judge the expected value."""
 
 
 class Expressions:
     """Reads expressions. Every method raises UnsplittableError for what has no form here."""
 
-    def __init__(self, recorder: Recorder, inline: Inline) -> None:
+    def __init__(self, recorder: Recorder, steps: Steps) -> None:
         self._recorder = recorder
-        self._inline = inline
-        self._steps = 0
-        self.builtin_calls = 0
-        """Calls of builtins outside so far. A program may define a function of the same name (`sum(10, 15)`)."""
-
-    def step(self, count: int = 1) -> None:
-        """Count work against the bound of one text."""
-        self._steps += count
-        if self._steps > MOST_STEPS:
-            raise UnsplittableError("too long")
+        self._steps = steps
+        self._in_argument = False
 
     def read(self, node: ast.expr, scope: Scope) -> Any:
-        """A constant, a register, an operation for later, or a symbol."""
-        self.step()
+        """A constant, a register, or an operation for later."""
+        self._steps.take()
         reader: Callable[[Any, Scope], Any] | None = getattr(self, f"_read_{type(node).__name__.lower()}", None)
         if reader is None:
             raise UnsplittableError(type(node).__name__)
         return reader(node, scope)
-
-    def value(self, node: ast.expr, scope: Scope) -> Any:
-        """The expression as an operand: plain data, or how to get them outside."""
-        return self._operand(self.read(node, scope))
 
     def constant(self, node: ast.expr, scope: Scope) -> Any:
         """The expression where it is known now."""
@@ -79,67 +59,82 @@ class Expressions:
             raise UnsplittableError("not a constant")
         return found
 
-    def truth(self, node: ast.expr, scope: Scope) -> Any:
-        """The expression as a condition. The truth of a program's own object is asked inside."""
+    def check(self, test: ast.expr, scope: Scope, line: int, message: str) -> None:
+        """Record an assertion. Of `and`, of a chain, and of `all` over constants, each part is one of its own: Python
+        stops at the first that is false as well.
+        """
+        self._steps.take()
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+            for part in test.values:
+                self.check(part, scope, line, message)
+        elif isinstance(test, ast.Compare):
+            left = self.read(test.left, scope)
+            for kind, node in zip(test.ops, test.comparators, strict=True):
+                right = self.read(node, scope)
+                self._recorder.check(self._compared(kind, left, right), line, message)
+                left = right
+        elif (generator := _all_of(test, scope)) is not None:
+            for each in self.rounds(generator.generators, scope):
+                self.check(generator.elt, each, line, message)
+        elif isinstance(test, ast.Constant):
+            self._recorder.check(bool(test.value), line, message)
+        else:
+            self._recorder.check(self._truth(test, scope), line, message)
+
+    def _truth(self, node: ast.expr, scope: Scope) -> Any:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return self._apply(operator.not_, self.truth(node.operand, scope))
+            self._steps.take()
+            return self._recorder.later(operator.not_, self._truth(node.operand, scope))
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            left = self.read(node.left, scope)
+            return self._compared(node.ops[0], left, self.read(node.comparators[0], scope))
         found = self.read(node, scope)
-        if isinstance(found, Register):
-            return self._recorder.use(self._recorder.add("apply", "bool", found.index))
-        return self._operand(found)
+        if isinstance(found, Register):  # the truth of a program's own object is asked inside
+            return self._recorder.use(self._recorder.add("apply", "bool", found.index, [], []))
+        if not isinstance(found, Later):
+            raise UnsplittableError("no result")
+        return found
 
-    def elements(self, node: ast.expr, scope: Scope) -> Iterator[Any]:
-        """The elements of a constant that can be iterated over."""
-        found = self.constant(node, scope)
-        if not isinstance(found, list | tuple | str | bytes | PlainSet | PlainDict):
-            raise UnsplittableError("not iterable")
-        for element in found:
-            self.step()
-            yield element
-
-    def comprehended(self, generators: list[ast.comprehension], scope: Scope) -> Iterator[Scope]:
-        """One scope for each round of a comprehension over constants."""
-        local = Scope(scope.shared, dict(scope.local or {}), scope.calls)
-        yield from self._rounds(generators, local)
-
-    def _rounds(self, generators: list[ast.comprehension], scope: Scope) -> Iterator[Scope]:
-        if not generators:
-            yield scope
-            return
-        first, *others = generators
-        if first.is_async:
-            raise UnsplittableError("asynchronous")
-        for element in self.elements(first.iter, scope):
-            self.assign(first.target, element, scope)
-            if all(self.constant(condition, scope) for condition in first.ifs):
-                yield from self._rounds(others, scope)
-
-    def assign(self, target: ast.expr, value: Any, scope: Scope) -> None:
-        """Bind a name, or the names of a pattern."""
-        if isinstance(target, ast.Name):
-            scope.bind(target.id, value)
-            return
-        if not isinstance(target, ast.Tuple | ast.List) or not isinstance(value, list | tuple):
-            raise UnsplittableError("assignment")
-        if len(target.elts) != len(value):
-            raise UnsplittableError("assignment")
-        for inner, part in zip(target.elts, value, strict=True):
-            self.assign(inner, part, scope)
+    def _compared(self, kind: ast.cmpop, left: Any, right: Any) -> Later:
+        name = type(kind).__name__
+        if is_constant(left) == is_constant(right):
+            raise UnsplittableError("not a result and a constant")
+        result_is_left = is_constant(right)
+        if not comparable(name, right if result_is_left else left, result_is_left=result_is_left):
+            raise UnsplittableError(name)
+        return self._recorder.later(COMPARISONS[name], self._operand(left), self._operand(right))
 
     def _operand(self, found: Any) -> Any:
         if isinstance(found, Register):
             return self._recorder.use(found)
-        if isinstance(found, SYMBOLS):
+        if isinstance(found, Hidden | Pure):
             raise UnsplittableError("not data")
         return found
 
-    def _apply(self, operation: Callable[..., Any], *operands: Any) -> Any:
-        if all(is_constant(operand) for operand in operands):
-            self.step(sum(map(size_of, operands)) >> 6)
-            found = operation(*operands)
-            self.step(weight_of(found, MOST_STEPS))
-            return found
-        return Later.of(operation, operands)
+    def elements(self, node: ast.expr, scope: Scope) -> Iterator[Any]:
+        """The elements of a constant whose order is known."""
+        found: Any
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
+            if not scope.is_builtin("range") or node.keywords:
+                raise UnsplittableError("range")
+            found = range(*[self.constant(one, scope) for one in node.args])
+        else:
+            found = self.constant(node, scope)
+            if not isinstance(found, list | tuple | str):
+                raise UnsplittableError("not iterable")
+        for element in found:
+            self._steps.take()
+            yield element
+
+    def rounds(self, generators: list[ast.comprehension], scope: Scope) -> Iterator[Scope]:
+        """One scope for each round of a comprehension over a constant."""
+        first, *others = generators
+        if others or first.ifs or first.is_async:
+            raise UnsplittableError("comprehension")
+        inner = scope.inner()
+        for element in self.elements(first.iter, scope):
+            bind(first.target, element, inner.local)
+            yield inner
 
     def _read_constant(self, node: ast.Constant, _: Scope) -> Any:
         if node.value is ...:
@@ -148,183 +143,226 @@ class Expressions:
 
     def _read_name(self, node: ast.Name, scope: Scope) -> Any:
         bound, value = scope.find(node.id)
-        if bound:
-            if self._recorder.has_exposed:
-                self._check_unexposed(value)
-            return value
-        if node.id in _BUILTIN_NAMES:
-            raise UnsplittableError("a builtin as a value")
-        return self._recorder.add("name", node.id)
+        if not bound or isinstance(value, Hidden | Pure):
+            raise UnsplittableError("a name of the program as a value")
+        if self._in_argument and not self._is_immutable(value):
+            raise UnsplittableError("an argument that the tests could read again")
+        return value
 
-    def _check_unexposed(self, value: Any) -> None:
-        self.step()
-        if self._recorder.is_exposed(value):
-            raise UnsplittableError("an argument is read again after the call that may have changed it")
-        if isinstance(value, list | tuple | PlainSet):
-            for part in value:
-                self._check_unexposed(part)
-        elif isinstance(value, PlainDict):
-            for pair in value.items():
-                self._check_unexposed(pair)
+    def _is_immutable(self, value: Any) -> bool:
+        self._steps.take()
+        if isinstance(value, tuple):
+            return all(map(self._is_immutable, value))
+        return is_constant(value) and not isinstance(value, list | PlainSet | PlainDict)
 
     def _read_list(self, node: ast.List, scope: Scope) -> Any:
-        return self._apply(lambda *parts: list(parts), *self._all(node.elts, scope))
+        return self._made(lambda *parts: list(parts), [self.read(one, scope) for one in node.elts])
 
     def _read_tuple(self, node: ast.Tuple, scope: Scope) -> Any:
-        return self._apply(lambda *parts: parts, *self._all(node.elts, scope))
-
-    def _read_set(self, node: ast.Set, scope: Scope) -> Any:
-        return self._apply(lambda *parts: PlainSet(parts), *self._all(node.elts, scope))
-
-    def _read_dict(self, node: ast.Dict, scope: Scope) -> Any:
-        keys = [key for key in node.keys if key is not None]
-        if len(keys) < len(node.keys):
-            raise UnsplittableError("unpacking")
-        flat = [self.value(one, scope) for pair in zip(keys, node.values, strict=True) for one in pair]
-        return self._apply(lambda *parts: PlainDict(zip(parts[::2], parts[1::2], strict=True)), *flat)
-
-    def _all(self, nodes: list[ast.expr], scope: Scope) -> list[Any]:
-        return [self.value(node, scope) for node in nodes]
+        return self._made(lambda *parts: parts, [self.read(one, scope) for one in node.elts])
 
     def _read_listcomp(self, node: ast.ListComp, scope: Scope) -> Any:
-        found = [self.value(node.elt, each) for each in self.comprehended(node.generators, scope)]
-        return self._apply(lambda *parts: list(parts), *found)
+        parts = [self.read(node.elt, each) for each in self.rounds(node.generators, scope)]
+        return self._made(lambda *parts: list(parts), parts)
 
-    def _read_setcomp(self, node: ast.SetComp, scope: Scope) -> Any:
-        found = [self.value(node.elt, each) for each in self.comprehended(node.generators, scope)]
-        return self._apply(lambda *parts: PlainSet(parts), *found)
+    def _made(self, make: Callable[..., Any], parts: list[Any]) -> Any:
+        if all(map(is_constant, parts)):
+            return make(*parts)
+        return self._recorder.later(make, *map(self._operand, parts), fallible=False)
 
-    def _read_dictcomp(self, node: ast.DictComp, scope: Scope) -> Any:
-        rounds = self.comprehended(node.generators, scope)
-        return PlainDict([(self.constant(node.key, each), self.constant(node.value, each)) for each in rounds])
+    def _read_set(self, node: ast.Set, scope: Scope) -> Any:
+        return self._counted(PlainSet, [self.constant(one, scope) for one in node.elts])
 
-    def _read_generatorexp(self, node: ast.GeneratorExp, scope: Scope) -> Any:
-        return [self.constant(node.elt, each) for each in self.comprehended(node.generators, scope)]
+    def _read_dict(self, node: ast.Dict, scope: Scope) -> Any:
+        pairs = []
+        for key, value in zip(node.keys, node.values, strict=True):
+            if key is None:
+                raise UnsplittableError("unpacking")
+            pairs.append((self.constant(key, scope), self.constant(value, scope)))
+        return self._counted(PlainDict, pairs)
+
+    def _counted(self, make: Callable[[Any], Any], parts: Any) -> Any:
+        self._steps.take_value(parts)
+        return make(parts)
 
     def _read_unaryop(self, node: ast.UnaryOp, scope: Scope) -> Any:
-        if isinstance(node.op, ast.Not):
-            return self.truth(node, scope)
-        return self._apply(UNARY[type(node.op).__name__], self.value(node.operand, scope))
+        operation, value = UNARY.get(type(node.op).__name__), self.constant(node.operand, scope)
+        if operation is None or not is_number(value):
+            raise UnsplittableError("operator")
+        return operation(value)
 
     def _read_binop(self, node: ast.BinOp, scope: Scope) -> Any:
-        operation = BINARY.get(type(node.op).__name__)
-        if operation is None:
+        name = type(node.op).__name__
+        left, right = self.read(node.left, scope), self.read(node.right, scope)
+        if is_constant(left) and is_constant(right):
+            found = folded(name, left, right, self._steps)
+            if found != found:
+                raise UnsplittableError("not a number")
+            return found
+        stated = right if is_constant(right) else left
+        if name not in ON_RESULTS or not is_number(stated):
             raise UnsplittableError("operator")
-        return self._apply(operation, self.value(node.left, scope), self.value(node.right, scope))
-
-    def _read_boolop(self, node: ast.BoolOp, scope: Scope) -> Any:
-        stops = isinstance(node.op, ast.Or)
-        operands = [self.value(node.values[0], scope)]
-        recorded = len(self._recorder.instructions)
-        for other in node.values[1:]:
-            if is_constant(operands[-1]) and bool(operands[-1]) == stops:
-                break
-            operands.append(self.value(other, scope))
-        if len(self._recorder.instructions) > recorded:
-            raise UnsplittableError("a call that Python may leave out")
-
-        def decide(*found: Any) -> Any:
-            return next((one for one in found if bool(one) == stops), found[-1])
-
-        return self._apply(decide, *operands)
-
-    def _read_compare(self, node: ast.Compare, scope: Scope) -> Any:
-        operands = [self.value(node.left, scope), self._compared(node.ops[0], node.comparators[0], scope)]
-        recorded = len(self._recorder.instructions)
-        operands += [
-            self._compared(kind, other, scope) for kind, other in zip(node.ops[1:], node.comparators[1:], strict=True)
-        ]
-        if len(self._recorder.instructions) > recorded:
-            raise UnsplittableError("a call that Python may leave out")
-        for place, kind in enumerate(node.ops):
-            sides = operands[place : place + 2]
-            if isinstance(kind, ast.Is | ast.IsNot) and not any(one is None or type(one) is bool for one in sides):
-                raise UnsplittableError("identity")
-        comparisons = [COMPARISONS[type(kind).__name__] for kind in node.ops]
-        return self._apply(chained(comparisons), *operands)
-
-    def _compared(self, kind: ast.cmpop, node: ast.expr, scope: Scope) -> Any:
-        """The right side of a comparison. Behind `in` an iterator of the program is read inside."""
-        found = self.read(node, scope)
-        if isinstance(found, Register) and isinstance(kind, ast.In | ast.NotIn):
-            found = self._recorder.add("apply", "contents", found.index)
-        return self._operand(found)
-
-    def _read_ifexp(self, node: ast.IfExp, scope: Scope) -> Any:
-        return self.read(node.body if self.constant(node.test, scope) else node.orelse, scope)
+        return self._recorder.later(small(ON_RESULTS[name]), self._operand(left), self._operand(right))
 
     def _read_subscript(self, node: ast.Subscript, scope: Scope) -> Any:
         base = self.read(node.value, scope)
-        index = self._index(node.slice, scope)
-        if isinstance(base, Register) and is_constant(index):
-            return self._recorder.item(base, index)
-        return self._apply(operator.getitem, self._operand(base), index)
+        if not isinstance(base, Register):
+            raise UnsplittableError("subscript")
+        if isinstance(node.slice, ast.Slice):
+            bounds = (node.slice.lower, node.slice.upper, node.slice.step)
+            index: Any = ("|", [None if one is None else self._whole(one, scope) for one in bounds])
+        else:
+            found = self.constant(node.slice, scope)
+            if type(found) not in (int, str):
+                raise UnsplittableError("subscript")
+            index = self._recorder.packed(found, set())
+        return self._recorder.add("item", base.index, index)
 
-    def _index(self, node: ast.expr, scope: Scope) -> Any:
-        if not isinstance(node, ast.Slice):
-            return self.value(node, scope)
-        parts = (node.lower, node.upper, node.step)
-        return slice(*[None if part is None else self.constant(part, scope) for part in parts])
+    def _whole(self, node: ast.expr, scope: Scope) -> int:
+        found = self.constant(node, scope)
+        if type(found) is not int:
+            raise UnsplittableError("slice")
+        return found
 
     def _read_attribute(self, node: ast.Attribute, scope: Scope) -> Any:
+        if isinstance(node.value, ast.Name) and scope.find(node.value.id) == (True, Hidden("math")):
+            found = math_member(node.attr)
+            if isinstance(found, Pure):
+                raise UnsplittableError("a function as a value")
+            return found
+        return self._attribute(node, scope)
+
+    def _attribute(self, node: ast.Attribute, scope: Scope) -> Register:
         base = self.read(node.value, scope)
-        if isinstance(base, Module):
-            return member(base.name, node.attr)
-        if node.attr.startswith("_") or isinstance(base, SYMBOLS):
+        if not isinstance(base, Register) or node.attr.startswith("_"):
             raise UnsplittableError("attribute")
-        if isinstance(base, Register) and node.attr not in _METHODS:
-            return self._recorder.attribute(base, node.attr)
-        operand = self._operand(base)
-        if node.attr in TEXTS:
-            return Pure(text_method(node.attr), (operand,))
-        raise UnsplittableError(f"method {node.attr}")
+        return self._recorder.add("attribute", base.index, node.attr)
 
     def _read_call(self, node: ast.Call, scope: Scope) -> Any:
-        if isinstance(node.func, ast.Name) and not scope.find(node.func.id)[0] and node.func.id in _BUILTIN_NAMES:
-            return self._builtin(node.func.id, node, scope)
-        function = self.read(node.func, scope)
-        arguments, keywords = self._arguments(node, scope)
-        if isinstance(function, Register):
-            return self._recorder.call(function, arguments, keywords)
-        if isinstance(function, Function):
-            return self._inline(function, arguments, keywords, scope)
-        if isinstance(function, Pure):
-            operands = [self._operand(one) for one in arguments]
-            if not keywords:
-                return self._apply(function.operation, *function.bound, *operands)
-            if all(is_constant(one) for one in keywords.values()):
-                return self._apply(lambda *found: function.operation(*found, **keywords), *function.bound, *operands)
-        raise UnsplittableError("call")
+        function = node.func
+        if isinstance(function, ast.Name):
+            bound, value = scope.find(function.id)
+            if isinstance(value, Pure):
+                return self._math(value, node, scope)
+            if not bound and scope.is_builtin(function.id):
+                return self._builtin(function.id, node, scope)
+            if not bound:
+                value = self._recorder.add("name", function.id)
+            if not isinstance(value, Register):
+                raise UnsplittableError("call")
+            return self._recorder.call(value, *self._arguments(node, scope))
+        if not isinstance(function, ast.Attribute):
+            raise UnsplittableError("call")
+        if isinstance(function.value, ast.Name) and scope.find(function.value.id) == (True, Hidden("math")):
+            found = math_member(function.attr)
+            if isinstance(found, Pure):
+                return self._math(found, node, scope)
+            raise UnsplittableError("call")
+        if (node.args or node.keywords) and not (_is_bare_call(function.value) and function.attr not in _METHODS):
+            raise UnsplittableError("the program would judge what the tests state")
+        return self._recorder.call(self._attribute(function, scope), *self._arguments(node, scope))
 
     def _arguments(self, node: ast.Call, scope: Scope) -> tuple[list[Any], dict[str, Any]]:
-        arguments: list[Any] = []
-        for argument in node.args:
-            if isinstance(argument, ast.Starred):
-                arguments += self.elements(argument.value, scope)
-            else:
-                arguments.append(self.read(argument, scope))
-        keywords: dict[str, Any] = {}
-        for keyword in node.keywords:
-            if keyword.arg is None:
-                raise UnsplittableError("unpacking")
-            keywords[keyword.arg] = self.read(keyword.value, scope)
+        """Constants, made for this call alone."""
+        before, self._in_argument = self._in_argument, True
+        arguments = [self.constant(one, scope) for one in node.args]
+        keywords = {one.arg: self.constant(one.value, scope) for one in node.keywords if one.arg is not None}
+        self._in_argument = before
+        if len(keywords) < len(node.keywords):
+            raise UnsplittableError("unpacking")
         return arguments, keywords
+
+    def _math(self, function: Pure, node: ast.Call, scope: Scope) -> Any:
+        arguments = [self._operand(self.read(one, scope)) for one in node.args]
+        options = {one.arg: self.constant(one.value, scope) for one in node.keywords if one.arg is not None}
+        stated = [one for one in arguments if is_constant(one)]
+        if len(options) < len(node.keywords) or not all(map(is_number, [*stated, *options.values()])):
+            raise UnsplittableError("math")
+        if len(stated) < len(arguments) - 1:
+            raise UnsplittableError("two results")
+        operation = small(function.operation)
+        if len(stated) == len(arguments):
+            return operation(*arguments, **options)
+        return self._recorder.later(lambda *operands: operation(*operands, **options), *arguments)
 
     def _builtin(self, name: str, node: ast.Call, scope: Scope) -> Any:
         if name == "isinstance" and len(node.args) == 2 and not node.keywords:
-            return self._apply(is_instance(types_of(node.args[1])), self.value(node.args[0], scope))
-        operation = BUILTINS.get(name)
-        if operation is None and name not in INSIDE:
+            return self._is_instance(node, scope)
+        if name not in INSIDE or (not node.args and (name not in OF_ELEMENTS or name == "len" or node.keywords)):
             raise UnsplittableError(f"builtin {name}")
-        arguments, keywords = self._arguments(node, scope)
-        if name in INSIDE and len(arguments) == 1 and not keywords and isinstance(arguments[0], Register):
-            return self._recorder.add("apply", name, arguments[0].index)
-        if name == "sorted" and len(arguments) == 1 and isinstance(arguments[0], Register):
-            arguments = [self._recorder.add("apply", "list", arguments[0].index)]
-        if operation is None or not all(is_constant(one) for one in keywords.values()):
+        if not node.args:
+            return OF_ELEMENTS[name](())
+        first, others = node.args[0], node.args[1:]
+        if name in OF_ELEMENTS and len(node.args) == 1 and not node.keywords and _is_range(first):
+            return self._counted(OF_ELEMENTS[name], list(self.elements(first, scope)))
+        found = self.read(first, scope)
+        options = [self.constant(one, scope) for one in others]
+        named = {one.arg: self.constant(one.value, scope) for one in node.keywords if one.arg is not None}
+        if len(named) < len(node.keywords) or not _has_options(name, options, named):
+            raise UnsplittableError(f"options of {name}")
+        if isinstance(found, Register):
+            return self._recorder.add("apply", name, found.index, options, list(named.items()))
+        if isinstance(found, Sent | Later):
+            if name not in ON_RESULT:
+                raise UnsplittableError(f"builtin {name}")
+            operation = small(ON_RESULT[name])
+            return self._recorder.later(lambda value: operation(value, *options, **named), found)
+        return self._of_constant(name, found, options, named)
+
+    def _of_constant(self, name: str, value: Any, options: list[Any], named: dict[str, Any]) -> Any:
+        if name in OF_CONSTANTS and not named:
+            found = OF_CONSTANTS[name](value, *options)
+            if found != found:
+                raise UnsplittableError("not a number")
+            return found
+        if name not in OF_ELEMENTS or not isinstance(value, list | tuple | str) or options:
             raise UnsplittableError(f"builtin {name}")
-        self.builtin_calls += 1
-        operands = [self._operand(one) for one in arguments]
-        if name in _ONLY_CONSTANTS and not all(is_constant(one) for one in operands):
-            raise UnsplittableError(f"builtin {name}")
-        return self._apply(lambda *found: operation(*found, **keywords), *operands)
+        if name == "sorted" and not all(type(one) is str or is_number(one) for one in value):
+            raise UnsplittableError("sorted")
+        self._steps.take_value(value)
+        return OF_ELEMENTS[name](value, **named)
+
+    def _is_instance(self, node: ast.Call, scope: Scope) -> Register:
+        found, asked = self.read(node.args[0], scope), node.args[1]
+        asked_for = asked.elts if isinstance(asked, ast.Tuple) else [asked]
+        names = [one.id for one in asked_for if isinstance(one, ast.Name)]
+        if not isinstance(found, Register) or len(names) < len(asked_for):
+            raise UnsplittableError("isinstance")
+        if not all(name in TYPES and scope.is_builtin(name) for name in names):
+            raise UnsplittableError("isinstance")
+        return self._recorder.add("isinstance", found.index, names)
+
+
+def math_member(name: str) -> Any:
+    """A member of the module `math`."""
+    if name not in MATHS:
+        raise UnsplittableError(f"math.{name}")
+    found = MATHS[name]
+    return Pure(found) if callable(found) else found
+
+
+def _has_options(name: str, options: list[Any], named: dict[str, Any]) -> bool:
+    """Whether these further arguments of a builtin say nothing of an expected value."""
+    if name == "round" and len(options) + len(named) == 1:
+        return all(map(is_digits, options)) and all(key == "ndigits" and is_digits(named[key]) for key in named)
+    if name == "int" and len(options) + len(named) == 1:
+        return all(type(one) is int for one in (*options, *named.values())) and named.keys() <= {"base"}
+    if name == "sorted" and not options:
+        return named.keys() <= {"reverse"} and all(type(one) is bool for one in named.values())
+    return not options and not named
+
+
+def _is_bare_call(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args and not node.keywords
+
+
+def _is_range(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
+
+
+def _all_of(test: ast.expr, scope: Scope) -> ast.GeneratorExp | None:
+    if not isinstance(test, ast.Call) or not isinstance(test.func, ast.Name) or test.func.id != "all":
+        return None
+    if not scope.is_builtin("all") or len(test.args) != 1 or test.keywords:
+        return None
+    return test.args[0] if isinstance(test.args[0], ast.GeneratorExp) else None

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from services.cpu_manager.graders.splitting.operators import TooCostlyError, weight_of
+from services.cpu_manager.graders.splitting.operators import TooCostlyError
 from services.cpu_manager.graders.splitting.packing import unpacked
 from services.cpu_manager.graders.splitting.plan import Check, Later, Plan, Sent
 from services.cpu_manager.graders.splitting.values import NotPlainError
@@ -14,8 +14,7 @@ from services.cpu_manager.graders.splitting.values import NotPlainError
 _SHOWN_CHARS: Final = 500
 _NAME_CHARS: Final = 200
 _TRACEBACK_CHARS: Final = 2000
-_MOST_WEIGHT: Final = 1 << 20
-"""Of a value that an operation makes from results."""
+_OWN_NAMES: Final = {"PlainSet": "set", "PlainDict": "dict", "Opaque": "object"}
 
 Decided = Literal["undecided", "passed", "failed", "error"]
 
@@ -43,22 +42,32 @@ def raised(told: dict[str, Any]) -> Finding:
 
 
 class Judge:
-    """Reads the results of one run of a plan, in pieces. It holds at most the report's bytes and their values."""
+    """Reads the results of one run of a plan, in pieces.
+
+    Its work is bounded for the whole report: results are read once, linear in their bytes, each operation on them is
+    applied once, and a comparison costs no more than its constant, which the plan's steps have counted.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._events = plan.events
         self._next = 0
         self._values: dict[int, Any] = {}
-        self._rest = b""
+        self._pieces: list[bytes] = []
         self.taken = 0
         """Bytes read so far."""
+        self.waiting = 0
+        """Of these, bytes of a line whose end has not come."""
         self.finding = Finding()
 
     def take(self, piece: bytes) -> Finding:
         """Read the next bytes of the report. Linear in their number; raises nothing."""
         self.taken += len(piece)
-        lines = (self._rest + piece).split(b"\n")
-        self._rest = lines.pop()
+        self.waiting += len(piece)
+        self._pieces.append(piece)
+        if b"\n" not in piece:
+            return self.finding
+        *lines, rest = b"".join(self._pieces).split(b"\n")
+        self._pieces, self.waiting = [rest], len(rest)
         for line in lines:
             if self.finding.decided != "undecided":
                 break
@@ -70,18 +79,17 @@ class Judge:
 
     def _take_line(self, line: bytes) -> None:
         told = msgspec.json.decode(line)
+        self._advance()
+        if self.finding.decided != "undecided":
+            return
         if isinstance(told, dict):
-            self._raised(told)
+            self.finding = raised(told)
         elif told == []:
-            self._advance()
-            if self.finding.decided == "undecided":
-                if self._next < len(self._events):
-                    raise ValueError("results are missing")
-                self.finding = Finding(decided="passed")
+            if self._next < len(self._events):
+                raise ValueError("results are missing")
+            self.finding = Finding(decided="passed")
         else:
-            self._advance()
-            if self.finding.decided == "undecided":
-                self._result(told)
+            self._result(told)
 
     def _result(self, told: Any) -> None:
         index, value = told
@@ -108,9 +116,9 @@ class Judge:
             if self._evaluated(check.test):
                 return
         except (TooCostlyError, NotPlainError, RecursionError):
-            self._decide("failed", "AssertionError", "a result is too large to be compared", check.line)
+            self._decide("failed", "AssertionError", "a result is beyond the bounds of a comparison", check.line)
         except Exception as error:  # noqa: BLE001  # as in one file: the operation's own exception leaves the test
-            self._decide("error", type(error).__name__, str(error)[:_SHOWN_CHARS], check.line)
+            self._decide("error", type(error).__name__, _shown(error), check.line)
         else:
             self._decide("failed", "AssertionError", check.message, check.line)
 
@@ -118,15 +126,18 @@ class Judge:
         if isinstance(operand, Sent):
             return self._values[operand.index]
         if isinstance(operand, Later):
-            found = operand.operation(*[self._evaluated(one) for one in operand.operands])
-            weight_of(found, _MOST_WEIGHT)
-            return found
+            return operand.operation(*[self._evaluated(one) for one in operand.operands])
         return operand
-
-    def _raised(self, told: dict[str, Any]) -> None:
-        self.finding = raised(told)
 
     def _decide(self, decided: Decided, exception: str, message: str, line: int = 0) -> None:
         shown = f"{exception}: {message}" if message else exception
         trace = f'Traceback (most recent call last):\n  File "tests.py", line {line}\n{shown}' if line else shown
         self.finding = Finding(decided=decided, exception=exception, message=message, traceback=trace)
+
+
+def _shown(error: Exception) -> str:
+    """The exception's message, with Python's names of the types."""
+    message = str(error)[:_SHOWN_CHARS]
+    for own, name in _OWN_NAMES.items():
+        message = message.replace(own, name)
+    return message

@@ -1,7 +1,7 @@
-"""Operations on plain data, each with a bound on what it may cost.
+"""Operations on plain data: on constants while a text is read, and on results when they are judged.
 
-They are applied to constants of the tests while a plan is made, and to results when it is judged. A result is hostile:
-`f(x) * 10**6` must not cost a terabyte outside. Whatever would be large raises `TooCostlyError`.
+Constants are the tenant's, results are the sample's; both may be hostile. What an operation on constants makes is
+bounded before it is made. Operations on results are few, and cost no more than reading the result did.
 """
 
 from __future__ import annotations
@@ -11,122 +11,157 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from services.cpu_manager.graders.splitting.values import PlainDict, PlainSet, Stream
+from services.cpu_manager.graders.splitting.plan import Steps, UnsplittableError
+from services.cpu_manager.graders.splitting.values import PlainSet
 
-MOST_BITS: Final = 1 << 16
-"""Of an integer that an operation makes."""
-MOST_PARTS: Final = 1 << 17
-"""Elements, characters or bytes of a value that an operation makes."""
+MOST_BITS: Final = 1 << 12
+"""Of an integer that the tests compute."""
+MOST_RESULT_BITS: Final = 1 << 16
+"""Of an integer that the tests compute with."""
 
 Operation = Callable[..., Any]
 
 
 class TooCostlyError(Exception):
-    """The operation would be large; the text runs in one interpreter instead, or the result counts as unequal."""
+    """A result is too large for the operation; the assertion has failed."""
 
 
-def size_of(value: Any) -> int:
-    """Elements, characters, or 64-bit words of an integer."""
-    if isinstance(value, int):
-        return value.bit_length() >> 6
-    return len(value) if isinstance(value, str | bytes | list | tuple | PlainSet | PlainDict) else 1
+_NUMBERS: Final = (int, float)
+_SEQUENCES: Final = (str, list, tuple)
 
 
-_HEAVY: Final = frozenset({list, tuple, str, bytes, int, Stream, PlainSet, PlainDict})
-
-
-def weight_of(value: Any, most: int) -> int:
-    """Work that reading a value takes, in steps of about 1 us; a part that stands in several places counts there.
-
-    Raises:
-        TooCostlyError: it is more than `most`. `x = [x, x]` doubles it with each round.
-    """
-    total, waiting = 0, [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, list | tuple | PlainSet | PlainDict):
-            parts = [part for pair in one.items() for part in pair] if isinstance(one, PlainDict) else one
-            total += 1 + (len(one) >> 4)
-            waiting.extend(part for part in parts if type(part) in _HEAVY)
-        else:
-            total += size_of(one) >> 6
-        if total > most:
-            raise TooCostlyError
-    return total
-
-
-def _bounded(size: int, most: int) -> None:
-    if size > most:
-        raise TooCostlyError
-
-
-def _bits(value: Any) -> int:
-    return value.bit_length() if isinstance(value, int) else 64
-
-
-def _multiply(one: Any, other: Any) -> Any:
-    for text, times in ((one, other), (other, one)):
-        if isinstance(text, str | bytes | list | tuple) and isinstance(times, int):
-            _bounded(len(text) * max(times, 0), MOST_PARTS)
-    _bounded(_bits(one) + _bits(other), MOST_BITS)
-    return one * other
+def is_number(value: Any) -> bool:
+    """An int, a float or a bool."""
+    return isinstance(value, _NUMBERS)
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    if isinstance(base, int) and isinstance(exponent, int):
-        _bounded(_bits(base) * abs(exponent), MOST_BITS)
+    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * abs(exponent) > MOST_BITS:
+        raise UnsplittableError("a large number")
     return base**exponent
 
 
-def _shift(value: Any, by: Any) -> Any:
-    if isinstance(by, int):
-        _bounded(_bits(value) + max(by, 0), MOST_BITS)
+def _shift(value: int, by: int) -> int:
+    if by > MOST_BITS:
+        raise UnsplittableError("a large number")
     return value << by
 
 
-def _add(one: Any, other: Any) -> Any:
-    _bounded(size_of(one) + size_of(other), MOST_PARTS)
-    return one + other
-
-
-def _remainder(one: Any, other: Any) -> Any:
-    if isinstance(one, str | bytes):  # formats: a width could be anything
-        raise TooCostlyError
-    _bounded(_bits(one), MOST_BITS)
-    return one % other
-
-
-def _quotient(one: Any, other: Any) -> Any:
-    _bounded(max(_bits(one), _bits(other)), MOST_BITS)
-    return one // other
-
-
-def _contains(container: Any, element: Any) -> bool:
-    if isinstance(container, str | bytes):
-        _bounded(len(container), MOST_PARTS)
-    return element in container
-
-
-BINARY: Final[Mapping[str, Operation]] = {
-    "Add": _add,
+_ON_NUMBERS: Final[Mapping[str, Operation]] = {
+    "Add": operator.add,
     "Sub": operator.sub,
-    "Mult": _multiply,
+    "Mult": operator.mul,
     "Div": operator.truediv,
-    "FloorDiv": _quotient,
-    "Mod": _remainder,
+    "FloorDiv": operator.floordiv,
+    "Mod": operator.mod,
     "Pow": _power,
+}
+_ON_INTEGERS: Final[Mapping[str, Operation]] = {
     "LShift": _shift,
     "RShift": operator.rshift,
     "BitOr": operator.or_,
     "BitAnd": operator.and_,
     "BitXor": operator.xor,
 }
-UNARY: Final[Mapping[str, Operation]] = {
-    "USub": operator.neg,
-    "UAdd": operator.pos,
-    "Invert": operator.invert,
-    "Not": operator.not_,
+ON_RESULTS: Final[Mapping[str, Operation]] = {"Add": operator.add, "Sub": operator.sub, "Div": operator.truediv}
+"""Of a result and a number that the tests state."""
+ON_RESULT: Final[Mapping[str, Operation]] = {"abs": abs, "float": float, "round": round}
+UNARY: Final[Mapping[str, Operation]] = {"USub": operator.neg, "UAdd": operator.pos, "Invert": operator.invert}
+
+
+def folded(name: str, one: Any, other: Any, steps: Steps) -> Any:
+    """A binary operator on constants. Raises UnsplittableError for all but numbers, and text and lists joined."""
+    if is_number(one) and is_number(other):
+        if any(isinstance(side, int) and side.bit_length() > MOST_BITS for side in (one, other)):
+            raise UnsplittableError("a large number")
+        whole = isinstance(one, int) and isinstance(other, int)
+        found = _ON_NUMBERS.get(name) or (_ON_INTEGERS.get(name) if whole else None)
+        if found is None:
+            raise UnsplittableError(name)
+        return found(one, other)
+    if name == "Add" and type(one) is type(other) and isinstance(one, _SEQUENCES):
+        steps.take(len(one) + len(other))
+        return operator.add(one, other)
+    if name == "Mult" and isinstance(one, _SEQUENCES) and isinstance(other, int):
+        steps.take(len(one) * max(other, 0))
+        return operator.mul(one, other)
+    raise UnsplittableError(name)
+
+
+def _text(value: Any) -> str:
+    if type(value) not in (str, int, bool, float):
+        raise UnsplittableError("str")
+    return str(value)
+
+
+def _float(value: Any = 0.0) -> float:
+    if not is_number(value) and (not isinstance(value, str) or len(value) > 40):
+        raise UnsplittableError("float")
+    return float(value)
+
+
+def _numbers(values: list[Any]) -> Any:
+    found = sum(values) if all(map(is_number, values)) else math.nan
+    if found != found:
+        raise UnsplittableError("sum")
+    return found
+
+
+def _rounded(value: Any, digits: Any = None) -> Any:
+    if not is_number(value) or not (digits is None or is_digits(digits)):
+        raise UnsplittableError("round")
+    return round(value, digits)
+
+
+def _absolute(value: Any) -> Any:
+    if not is_number(value):
+        raise UnsplittableError("abs")
+    return abs(value)
+
+
+def is_digits(value: Any) -> bool:
+    """A second argument of `round`."""
+    return type(value) is int and abs(value) <= 20
+
+
+OF_CONSTANTS: Final[Mapping[str, Operation]] = {"abs": _absolute, "float": _float, "round": _rounded, "str": _text}
+OF_ELEMENTS: Final[Mapping[str, Operation]] = {
+    "list": list,
+    "tuple": tuple,
+    "set": PlainSet,
+    "frozenset": lambda values: PlainSet(values, frozen=True),
+    "sorted": sorted,
+    "len": len,
+    "sum": _numbers,
 }
+"""Builtins of constants, by what they take: values, or elements in order."""
+INSIDE: Final[frozenset[str]] = frozenset(
+    {"abs", "all", "any", "bool", "dict", "float", "frozenset", "int", "len", "list", "max", "min", "repr", "round"}
+    | {"set", "sorted", "str", "sum", "tuple"}
+)
+"""Builtins that the harness applies to the program's object itself, so they mean what they mean in Python."""
+TYPES: Final[frozenset[str]] = frozenset(
+    {"bool", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple"}
+)
+"""What `isinstance` may ask for, inside."""
+MATHS: Final[Mapping[str, Any]] = {
+    name: getattr(math, name)
+    for name in ("pi", "e", "inf", "tau", "isclose", "isnan", "isinf", "isfinite", "sqrt", "floor", "ceil", "fabs")
+}
+
+
+def small(operation: Operation) -> Operation:
+    """The operation with a bound on the integers that it is given."""
+
+    def bounded(*operands: Any, **options: Any) -> Any:
+        for one in operands:
+            if isinstance(one, int) and one.bit_length() > MOST_RESULT_BITS:
+                raise TooCostlyError
+        return operation(*operands, **options)
+
+    return bounded
+
+
 COMPARISONS: Final[Mapping[str, Operation]] = {
     "Eq": operator.eq,
     "NotEq": operator.ne,
@@ -136,127 +171,24 @@ COMPARISONS: Final[Mapping[str, Operation]] = {
     "GtE": operator.ge,
     "Is": operator.is_,
     "IsNot": operator.is_not,
-    "In": lambda element, container: _contains(container, element),
-    "NotIn": lambda element, container: not _contains(container, element),
+    "In": lambda element, container: element in container,
+    "NotIn": lambda element, container: element not in container,
 }
+"""Of a result and a constant. Their cost is bounded by the constant's size, which the plan has counted."""
 
 
-def _list(values: Any = ()) -> list[Any]:
-    _bounded(size_of(values), MOST_PARTS)
-    return list(values)
+def comparable(name: str, constant: Any, *, result_is_left: bool) -> bool:
+    """Whether the comparison of any plain result with this constant is Python's own."""
+    if name in ("Eq", "NotEq"):
+        return True
+    if name in ("Is", "IsNot"):
+        return constant is None or constant is True or constant is False
+    if name in ("In", "NotIn"):
+        return result_is_left and isinstance(constant, _SEQUENCES)
+    return _ordered(constant)
 
 
-def _range(*bounds: int) -> Stream:
-    made = range(*bounds)
-    _bounded(len(made), MOST_PARTS)
-    return Stream(made)
-
-
-def _text(value: Any = "") -> str:
-    if isinstance(value, PlainSet | PlainDict):  # their order and their name differ from Python's own
-        raise TooCostlyError
-    if isinstance(value, int):
-        _bounded(_bits(value), MOST_BITS >> 3)
-        return str(value)
-    if isinstance(value, str | float) or value is None:
-        return str(value)
-    raise TooCostlyError
-
-
-def _dict(values: Any = ()) -> PlainDict:
-    return PlainDict(values.items() if isinstance(values, PlainDict) else values)
-
-
-def _sorted(values: Any, *, reverse: bool = False) -> list[Any]:
-    _bounded(size_of(values), MOST_PARTS)
-    return sorted(values, reverse=bool(reverse))
-
-
-def _enumerate(values: Any, start: int = 0) -> Stream:
-    return Stream(enumerate(values, start))
-
-
-def _zip(*columns: Any) -> Stream:
-    return Stream(zip(*columns, strict=False))
-
-
-def _sum(values: Any, start: Any = 0) -> Any:
-    if not isinstance(start, int | float | complex):  # of lists it is quadratic
-        raise TooCostlyError
-    return sum(values, start)
-
-
-def _integer(value: Any = 0) -> int:
-    if isinstance(value, str | bytes):
-        _bounded(len(value), 4000)
-    return int(value)
-
-
-def _round(value: Any, digits: Any = None) -> Any:
-    _bounded(_bits(value), MOST_BITS)
-    if isinstance(digits, int):
-        _bounded(abs(digits), 1000)
-    return round(value) if digits is None else round(value, digits)
-
-
-BUILTINS: Final[Mapping[str, Operation]] = {
-    "abs": abs,
-    "all": all,
-    "any": any,
-    "bool": bool,
-    "chr": chr,
-    "complex": complex,
-    "dict": _dict,
-    "enumerate": _enumerate,
-    "float": float,
-    "frozenset": lambda values=(): PlainSet(values, frozen=True),
-    "int": _integer,
-    "len": len,
-    "list": _list,
-    "max": max,
-    "min": min,
-    "ord": ord,
-    "range": _range,
-    "reversed": lambda values: Stream(list(values)[::-1]),
-    "round": _round,
-    "set": lambda values=(): PlainSet(values),
-    "sorted": _sorted,
-    "str": _text,
-    "sum": _sum,
-    "tuple": lambda values=(): tuple(_list(values)),
-    "zip": _zip,
-}
-"""Pure builtins on plain data."""
-TYPES: Final[Mapping[str, tuple[type, ...]]] = {
-    "bool": (bool,),
-    "bytes": (bytes,),
-    "complex": (complex,),
-    "dict": (PlainDict,),
-    "float": (float,),
-    "int": (int,),
-    "list": (list,),
-    "set": (PlainSet,),
-    "str": (str,),
-    "tuple": (tuple,),
-}
-"""What `isinstance` knows. A subclass in the program has become its base on the way out."""
-MATHS: Final[Mapping[str, Any]] = {
-    name: getattr(math, name)
-    for name in (
-        *("pi", "e", "inf", "nan", "tau", "isclose", "isnan", "isinf", "isfinite", "sqrt", "floor", "ceil", "trunc"),
-        *("fabs", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "exp", "log", "log2", "log10", "hypot"),
-        *("degrees", "radians", "copysign", "fmod"),
-    )
-}
-"""Of the module `math`: what costs the same for every argument."""
-TEXTS: Final[frozenset[str]] = frozenset(
-    {"lower", "upper", "strip", "lstrip", "rstrip", "title", "capitalize", "split", "splitlines", "startswith"}
-    | {"endswith", "isdigit", "isalpha", "swapcase"}
-)
-"""Methods of text that cost no more than its length, twice."""
-INSIDE: Final[frozenset[str]] = frozenset(
-    {"list", "tuple", "set", "frozenset", "sorted", "len", "sum", "min", "max", "str", "repr", "bool", "int", "float"}
-    | {"dict", "any", "all", "reversed"}
-)
-"""Builtins that the harness itself applies to the result of a call, before it is sent: so `list(f(x))` means the same
-for a generator, and `len(f(x))` costs no transfer. No expected value is needed for them."""
+def _ordered(constant: Any) -> bool:
+    if isinstance(constant, list | tuple):
+        return all(map(_ordered, constant))
+    return isinstance(constant, int | float | str)

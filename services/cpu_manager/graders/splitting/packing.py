@@ -1,7 +1,7 @@
 """Plain data on their way into the sandbox and back.
 
 Arguments go in as tagged tuples, marshalled with the plan: a scalar stands for itself, a container is `(tag, parts)`.
-The harness builds every argument anew from them (`sandbox/harnesses/calls.py`), and only there do sets and dicts exist.
+The harness builds every argument anew from them (`sandbox/harnesses/calls.py`), and only there do dicts exist.
 
 Results come back as JSON, decoded by C code that limits its depth. Lists and scalars stand for themselves; all else is
 an object with one key, the tag. Nothing that arrives is executed, and JSON's own keys are text, whose hash is random.

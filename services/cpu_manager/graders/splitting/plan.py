@@ -7,17 +7,47 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from services.cpu_manager.graders.splitting.values import MOST_DEPTH, PlainDict, PlainSet, Stream
+from services.cpu_manager.graders.splitting.values import PlainDict, PlainSet
 
-MOST_INSTRUCTIONS: Final = 20_000
-MOST_OPERATIONS: Final = 10_000
-"""Of one assertion, outside the sandbox."""
-_DEEPEST: Final = 100
-"""Operations inside each other, outside the sandbox."""
+MOST_STEPS: Final = 20_000
+"""Work for one text, in steps of about 1 us: nodes read, loops unrolled; elements, and 64 characters each, of every
+constant that is made, passed to the program, or compared."""
+_DEEPEST: Final = 50
+"""Levels of an argument, and operations inside each other."""
 
 
 class UnsplittableError(Exception):
     """The text does not have the form, so it runs in one interpreter with the program."""
+
+
+class Steps:
+    """The budget of one text. Everything that costs time while a text is read is counted here first."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def take(self, count: int = 1) -> None:
+        """Raises UnsplittableError beyond MOST_STEPS."""
+        if self.taken + count > MOST_STEPS:
+            raise UnsplittableError("too long")
+        self.taken += count
+
+    def take_value(self, value: Any) -> None:
+        """Count a constant with all its parts; one that stands in several places counts there."""
+        waiting = [value]
+        while waiting:
+            one = waiting.pop()
+            if isinstance(one, str | bytes):
+                self.take(1 + (len(one) >> 6))
+            elif isinstance(one, int):
+                self.take(1 + (one.bit_length() >> 12))
+            elif isinstance(one, list | tuple | PlainSet | PlainDict):
+                self.take(1 + len(one))
+                waiting.extend(one)
+                if isinstance(one, PlainDict):
+                    waiting.extend(value for _, value in one.items())
+            else:
+                self.take()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +66,11 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """An operation on results, applied outside. Operands are plain data, `Sent` or `Later`."""
+    """An operation on results, applied outside, once. Operands are plain data, `Sent` or `Later`."""
 
     operation: Callable[..., Any]
     operands: tuple[Any, ...]
-    depth: int
-    size: int
-    """Operations in it; one that stands in several places is applied as often."""
-
-    @classmethod
-    def of(cls, operation: Callable[..., Any], operands: tuple[Any, ...]) -> Later:
-        """Raises UnsplittableError where there are too many operations, or nested too deeply."""
-        inner = [one for one in operands if isinstance(one, Later)]
-        depth = 1 + max((one.depth for one in inner), default=0)
-        size = 1 + len(operands) + sum(one.size for one in inner)
-        if depth > _DEEPEST or size > MOST_OPERATIONS:
-            raise UnsplittableError("too many operations")
-        return cls(operation, operands, depth, size)
+    depth: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,65 +90,72 @@ class Plan:
     payload: bytes
     """The instructions, marshalled: no expected value is among them."""
     events: tuple[Sent | Check, ...]
-    """In the order of the text. A result stands where its call returned."""
+    """In the order of the text."""
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Collects instructions and events while the text is read."""
+    """Collects instructions and events while the text is read.
 
-    instructions: list[tuple[Any, ...]] = field(default_factory=list)
-    _events: list[Register | Check] = field(default_factory=list)
-    _used: set[int] = field(default_factory=set)
-    _touched: set[int] = field(default_factory=set)
-    _exposed: dict[int, Any] = field(default_factory=dict)
+    Python's order is kept: an assertion is made of calls of the program, then of operations outside. A text that has
+    them in another order is not split.
+    """
+
+    steps: Steps
+    _instructions: list[tuple[Any, ...]] = field(default_factory=list)
+    _events: list[Sent | Check] = field(default_factory=list)
+    _registers: int = 0
+    _wanted: list[int] = field(default_factory=list)
+    _current: set[int] = field(default_factory=set)
+    """Registers that were sent and could not have changed since."""
+    _operated: bool = False
 
     def add(self, *instruction: Any) -> Register:
         """Record one instruction. Its result gets the next register."""
-        if len(self.instructions) >= MOST_INSTRUCTIONS:
-            raise UnsplittableError("too many calls")
-        register = Register(len(self.instructions))
-        self.instructions.append(instruction)
-        self._events.append(register)
+        self.steps.take()
+        if self._operated:
+            raise UnsplittableError("a call after an operation outside")
+        self._current.clear()
+        register = Register(self._registers)
+        self._registers += 1
+        self._instructions.append(instruction)
         return register
 
-    def attribute(self, base: Register, name: str) -> Register:
-        """`base.name`. The object may change with every method, so it cannot be sent afterwards."""
-        self._touched.add(base.index)
-        return self.add("attribute", base.index, name)
-
     def call(self, function: Register, arguments: list[Any], keywords: dict[str, Any]) -> Register:
-        """A call. Arguments are plain data or registers; each mutable object may stand among them once."""
+        """A call with constants."""
         seen: set[int] = set()
-        packed = [self._packed(argument, seen, 0) for argument in arguments]
-        named = [(name, self._packed(argument, seen, 0)) for name, argument in keywords.items()]
+        packed = [self.packed(argument, seen) for argument in arguments]
+        named = [(name, self.packed(argument, seen)) for name, argument in keywords.items()]
         return self.add("call", function.index, packed, named)
 
-    def item(self, base: Register, index: Any) -> Register:
-        """`base[index]`: asked inside, as a program's own kind of mapping may have a default."""
-        if isinstance(index, slice):
-            return self.add("item", base.index, ("|", [index.start, index.stop, index.step]))
-        return self.add("item", base.index, self._packed(index, set(), 0))
-
     def use(self, register: Register) -> Sent:
-        """The register's data outside, as they were when its instruction returned."""
-        if register.index in self._touched:
-            raise UnsplittableError("the object may have changed since it was made")
-        self._used.add(register.index)
+        """The register's data outside, as they are after the last call before the next assertion."""
+        if register.index not in self._wanted:
+            self._wanted.append(register.index)
         return Sent(register.index)
 
+    def later(self, operation: Callable[..., Any], *operands: Any, fallible: bool = True) -> Later:
+        """An operation outside. After one that may raise, the assertion can make no further call."""
+        depth = 1 + max((one.depth for one in operands if isinstance(one, Later)), default=0)
+        if depth > _DEEPEST:
+            raise UnsplittableError("nested too deeply")
+        for one in operands:
+            if not isinstance(one, Later | Sent):
+                self.steps.take_value(one)
+        self._operated = self._operated or fallible
+        return Later(operation, operands, depth)
+
     def check(self, test: Any, line: int, message: str) -> None:
-        """Record an assertion."""
+        """Record an assertion, after the results that it uses."""
+        self.steps.take()
+        for index in self._wanted:
+            if index not in self._current:
+                self._instructions.append(("send", index))
+                self._events.append(Sent(index))
+                self._current.add(index)
+        self._wanted.clear()
+        self._operated = False
         self._events.append(Check(test, line, message))
-
-    @property
-    def has_exposed(self) -> bool:
-        """Some mutable constant was an argument."""
-        return bool(self._exposed)
-
-    def is_exposed(self, value: Any) -> bool:
-        """A function of the program has had this very object in its hands, and may have changed it."""
-        return id(value) in self._exposed
 
     def plan(self) -> Plan:
         """The plan.
@@ -138,37 +163,25 @@ class Recorder:
         Raises:
             UnsplittableError: no assertion depends on a result, so there would be nothing to compare outside.
         """
-        if not self._used or not any(isinstance(event, Check) for event in self._events):
+        if not any(isinstance(event, Sent) for event in self._events) or self._wanted:
             raise UnsplittableError("no assertion depends on a result")
-        sends = sorted(self._used)
-        events: list[Sent | Check] = []
-        for event in self._events:
-            if isinstance(event, Check):
-                events.append(event)
-            elif event.index in self._used:
-                events.append(Sent(event.index))
-        return Plan(payload=marshal.dumps((self.instructions, sends)), events=tuple(events))
+        return Plan(payload=marshal.dumps(self._instructions), events=tuple(self._events))
 
-    def _packed(self, value: Any, seen: set[int], depth: int) -> Any:
-        if depth > MOST_DEPTH:
+    def packed(self, value: Any, seen: set[int], depth: int = 0) -> Any:
+        """A constant in the form that the harness builds arguments from."""
+        if depth > _DEEPEST:
             raise UnsplittableError("nested too deeply")
-        if isinstance(value, Register):
-            self._touched.add(value.index)
-            return ("$", value.index)
-        if isinstance(value, Stream):
-            raise UnsplittableError("an argument is not plain data")
+        if depth == 0:
+            self.steps.take_value(value)
         if value is None or type(value) in (bool, int, float, complex, str, bytes):
             return value
-        if isinstance(value, list | PlainSet | PlainDict):
+        if isinstance(value, list | PlainDict):
             if id(value) in seen:
                 raise UnsplittableError("one object stands twice among the arguments")
             seen.add(id(value))
-            self._exposed[id(value)] = value
         if isinstance(value, list | tuple):
-            return ("[" if isinstance(value, list) else "(", [self._packed(one, seen, depth + 1) for one in value])
-        if isinstance(value, PlainSet):
-            return ("f" if value.frozen else "{", [self._packed(one, seen, depth + 1) for one in value])
+            return ("[" if isinstance(value, list) else "(", [self.packed(one, seen, depth + 1) for one in value])
         if isinstance(value, PlainDict):
             pairs = value.items()
-            return (":", [(self._packed(k, seen, depth + 1), self._packed(v, seen, depth + 1)) for k, v in pairs])
-        raise UnsplittableError("an argument is not plain data")
+            return (":", [(self.packed(k, seen, depth + 1), self.packed(v, seen, depth + 1)) for k, v in pairs])
+        raise UnsplittableError("a set as an argument: its order depends on how it was made")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import OrderedDict
 from typing import Final
 
@@ -12,9 +11,6 @@ from services.cpu_manager.graders.splitting.reading import MOST_CHARS, split
 
 MOST_PLANS: Final = 512
 _MOST_KEPT_CHARS: Final = 4 << 20
-_INLINE_CHARS: Final = 2 << 10
-_LOOPS: Final = re.compile(r"\b(?:for|while)\b")
-"""Longer texts, and such as may hold a loop, are read in a thread: up to half a second."""
 
 
 class Plans:
@@ -31,8 +27,7 @@ class Plans:
         if text in self._kept:
             self._kept.move_to_end(text)
             return self._kept[text]
-        inline = len(text) <= _INLINE_CHARS and not _LOOPS.search(text)
-        plan = split(text) if inline else await asyncio.to_thread(split, text)
+        plan = await asyncio.to_thread(split, text)
         if text not in self._kept:
             self._kept[text] = plan
             self._chars += len(text)

@@ -1,242 +1,215 @@
-"""From the text of the tests to a plan: statements are read one after another, loops over constants are unrolled."""
+"""From the text of the tests to a plan: a strict list of statements, read one after another."""
 
 from __future__ import annotations
 
 import ast
-import builtins
-from collections.abc import Callable
 from typing import Any, Final
 
-from services.cpu_manager.graders.splitting.expressions import Expressions, is_constant
-from services.cpu_manager.graders.splitting.functions import member
-from services.cpu_manager.graders.splitting.plan import Plan, Recorder, UnsplittableError
-from services.cpu_manager.graders.splitting.symbols import Foreign, Function, Module, Scope
+from services.cpu_manager.graders.splitting.expressions import Expressions, math_member
+from services.cpu_manager.graders.splitting.plan import Later, Plan, Recorder, Register, Steps, UnsplittableError
+from services.cpu_manager.graders.splitting.symbols import BUILTIN_NAMES, Hidden, Scope, bind
 
-MOST_CHARS: Final = 64 << 10
-"""Longer texts are not read: the parser takes about 1 us a character and holds the interpreter's lock."""
+MOST_CHARS: Final = 8 << 10
+"""Longer texts are not read: parsing and compiling take about 2 us a character and hold the interpreter's lock."""
 _MESSAGE_CHARS: Final = 500
+_CHECK: Final = "check"
+_METADATA: Final = "METADATA"
 
-
-class _Returned(Exception):
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
-
-
-class _Broken(Exception):
-    pass
-
-
-class _Continued(Exception):
-    pass
+_STATEMENTS: Final = (ast.Assert, ast.Assign, ast.Expr, ast.For, ast.FunctionDef, ast.Import, ast.ImportFrom, ast.Pass)
+_PARTS: Final = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.arguments, ast.arg)
+_EXPRESSIONS: Final = (
+    *(ast.Attribute, ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.Constant, ast.Dict, ast.FormattedValue),
+    *(ast.GeneratorExp, ast.JoinedStr, ast.List, ast.ListComp, ast.Name, ast.Set, ast.Slice, ast.Subscript),
+    *(ast.Tuple, ast.UnaryOp, ast.comprehension, ast.keyword, ast.alias),
+)
+_ALLOWED: Final = (ast.Module, *_STATEMENTS, *_PARTS, *_EXPRESSIONS)
 
 
 def split(text: str) -> Plan | None:
-    """Split the text of tests. About 1 us a character, once: `Plans` keeps the results.
+    """Split the text of tests. About 2 us a character and 1 us a step, once: `Plans` keeps the results.
 
     Returns None where some part of the text has no form here. The text alone decides.
     """
     if len(text) > MOST_CHARS:
         return None
-    try:
-        return _Statements().plan(ast.parse(text))
-    except (UnsplittableError, RecursionError, MemoryError):
-        return None
-    except Exception:  # noqa: BLE001  # computing a constant failed: Python says how, in the sandbox
-        return None
+    return _Statements().plan_of(text)
 
 
 class _Statements:
     """Reads statements."""
 
     def __init__(self) -> None:
-        self._recorder = Recorder()
-        self._expressions = Expressions(self._recorder, self._inline)
+        self.steps = Steps()
+        self._recorder = Recorder(self.steps)
+        self._expressions = Expressions(self._recorder, self.steps)
+        self._shared: dict[str, Any] = {}
+        self._check: ast.FunctionDef | None = None
+        self._called = False
 
-    def plan(self, module: ast.Module) -> Plan:
-        """The plan of a whole text."""
-        self._block(module.body, Scope())
-        return self._recorder.plan()
+    def plan_of(self, text: str) -> Plan | None:
+        """The plan of a whole text; None where it has none."""
+        try:
+            tree = ast.parse(text)
+            if not all(isinstance(node, _ALLOWED) for node in ast.walk(tree)):
+                return None
+            compile(tree, "tests.py", "exec", dont_inherit=True)  # names twice, and more that no tree shows
+            scope = Scope(self._shared, {})
+            for statement in tree.body:
+                self._at_module_level(statement, scope)
+            if self._check is not None and not self._called:
+                return None
+            return self._recorder.plan()
+        except (UnsplittableError, RecursionError, MemoryError):
+            return None
+        except Exception:  # noqa: BLE001  # computing a constant failed: Python says how, in the sandbox
+            return None
+
+    def _at_module_level(self, node: ast.stmt, scope: Scope) -> None:
+        """What binds names is left out: the program could read them, and they could replace the program's own."""
+        self.steps.take()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            self._recorder.add("import", _import_of_math(node))  # it holds for the program too, as in one file
+            self._bind_math(node, self._shared)
+        elif isinstance(node, ast.FunctionDef):
+            self._define(node)
+        elif isinstance(node, ast.Assign):
+            if [target.id for target in node.targets if isinstance(target, ast.Name)] != [_METADATA]:
+                raise UnsplittableError("assignment")
+            self._expressions.constant(node.value, scope)
+            self._shared[_METADATA] = Hidden(_METADATA)
+        elif (name := _called_by_check(node)) is not None:
+            self._run_check(name)
+        elif isinstance(node, ast.For):
+            raise UnsplittableError("a loop that binds names of the module")
+        else:
+            self._anywhere(node, scope)
+
+    def _define(self, node: ast.FunctionDef) -> None:
+        given = node.args
+        plain = not (given.vararg or given.kwarg or given.kwonlyargs or given.defaults or given.posonlyargs)
+        bare = node.returns is None and not node.decorator_list and not getattr(node, "type_params", None)
+        if node.name != _CHECK or self._check is not None or not plain or not bare or len(given.args) != 1:
+            raise UnsplittableError("function")
+        if given.args[0].annotation is not None:
+            raise UnsplittableError("annotation")
+        self._check = node
+        self._shared[_CHECK] = Hidden(_CHECK)
+
+    def _run_check(self, name: str) -> None:
+        if self._check is None or self._called or name in self._shared or name in BUILTIN_NAMES:
+            raise UnsplittableError("check")
+        self._called = True
+        candidate = self._check.args.args[0].arg
+        declared = {inner.id for inner in ast.walk(self._check) if isinstance(inner, ast.Name) and _binds(inner)}
+        declared |= {alias.asname or alias.name for inner in ast.walk(self._check) for alias in _aliases(inner)}
+        if candidate in declared:
+            raise UnsplittableError("the candidate is replaced")
+        scope = Scope(self._shared, {candidate: self._recorder.add("name", name)}, frozenset(declared))
+        self._block(self._check.body, scope)
 
     def _block(self, body: list[ast.stmt], scope: Scope) -> None:
-        for statement in body:
-            self._expressions.step()
-            kind = type(statement).__name__
-            reader: Callable[[Any, Scope], None] | None = getattr(self, f"_read_{kind.lower()}", None)
-            if reader is None:
-                raise UnsplittableError(kind)
-            reader(statement, scope)
+        """Statements of `check`: the names that they bind are its own."""
+        for node in body:
+            self.steps.take()
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                _import_of_math(node)
+                self._bind_math(node, scope.local)
+            elif isinstance(node, ast.Assign):
+                value = self._expressions.read(node.value, scope)
+                if isinstance(value, Later):
+                    raise UnsplittableError("an operation that no assertion asks for")
+                for target in node.targets:
+                    bind(target, value, scope.local)
+            elif isinstance(node, ast.For):
+                if node.orelse:
+                    raise UnsplittableError("else")
+                for element in self._expressions.elements(node.iter, scope):
+                    bind(node.target, element, scope.local)
+                    self._block(node.body, scope)
+            elif isinstance(node, ast.FunctionDef):
+                raise UnsplittableError("function")
+            else:
+                self._anywhere(node, scope)
 
-    def _read_pass(self, node: ast.Pass, scope: Scope) -> None:
-        """Nothing."""
+    def _anywhere(self, node: ast.stmt, scope: Scope) -> None:
+        if isinstance(node, ast.Assert):
+            self._expressions.check(node.test, scope, node.lineno, _message(node.msg))
+        elif isinstance(node, ast.Expr):
+            self._expression(node.value, scope)
+        elif not isinstance(node, ast.Pass):
+            raise UnsplittableError(type(node).__name__)
 
-    def _read_break(self, node: ast.Break, scope: Scope) -> None:  # noqa: ARG002  # every reader's shape
-        raise _Broken
-
-    def _read_continue(self, node: ast.Continue, scope: Scope) -> None:  # noqa: ARG002  # every reader's shape
-        raise _Continued
-
-    def _read_return(self, node: ast.Return, scope: Scope) -> None:
-        if scope.local is None:
-            raise UnsplittableError("return outside a function")
-        raise _Returned(None if node.value is None else self._expressions.read(node.value, scope))
-
-    def _read_expr(self, node: ast.Expr, scope: Scope) -> None:
-        if not isinstance(node.value, ast.Constant | ast.Name):
-            self._expressions.read(node.value, scope)
-        elif isinstance(node.value, ast.Name) and node.value.id != "print":
-            raise UnsplittableError("a name as a statement")
-
-    def _read_assign(self, node: ast.Assign, scope: Scope) -> None:
-        value = self._expressions.read(node.value, scope)
-        for target in node.targets:
-            self._expressions.assign(target, value, scope)
-
-    def _read_annassign(self, node: ast.AnnAssign, scope: Scope) -> None:
-        if node.value is None:
-            raise UnsplittableError("a declaration")
-        self._check_annotation(node.annotation, scope)
-        self._expressions.assign(node.target, self._expressions.read(node.value, scope), scope)
-
-    def _read_augassign(self, node: ast.AugAssign, scope: Scope) -> None:
-        if not isinstance(node.target, ast.Name):
-            raise UnsplittableError("assignment")
-        before = self._expressions.constant(ast.Name(node.target.id, ast.Load()), scope)
-        if type(before) not in (int, float, str, tuple, bool):
-            raise UnsplittableError("a change in place")
-        changed = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
-        scope.bind(node.target.id, self._expressions.constant(changed, scope))
-
-    def _read_assert(self, node: ast.Assert, scope: Scope) -> None:
-        self._check(node.test, scope, node.lineno, self._message(node.msg, scope))
-
-    def _message(self, node: ast.expr | None, scope: Scope) -> str:
-        """The message of an assertion. Python reads it only after the assertion has failed.
-
-        What is made from results is left out, where making a text of it cannot raise another exception.
-        """
-        if node is None or _only_shows(node):
-            return ""
-        return str(self._expressions.constant(node, scope))[:_MESSAGE_CHARS]
-
-    def _check(self, test: ast.expr, scope: Scope, line: int, message: str) -> None:
-        """An assertion. Of `and`, and of `all` over constants, each part is one: Python stops at the first as well."""
-        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-            for part in test.values:
-                self._check(part, scope, line, message)
+    def _expression(self, node: ast.expr, scope: Scope) -> None:
+        if isinstance(node, ast.Constant):
             return
-        if (generator := _all_of(test, scope)) is not None:
-            for each in self._expressions.comprehended(generator.generators, scope):
-                self._check(generator.elt, each, line, message)
+        if isinstance(node, ast.Name) and node.id == "print" and scope.is_builtin("print"):
             return
-        before = self._expressions.builtin_calls
-        found = self._expressions.truth(test, scope)
-        if not is_constant(found):
-            self._recorder.check(found, line, message)
-        elif self._expressions.builtin_calls > before:
-            raise UnsplittableError("a builtin is asked, or a function of the program with its name")
-        elif not found:
-            self._recorder.check(False, line, message)
+        if not isinstance(self._expressions.read(node, scope), Register):
+            raise UnsplittableError("an operation that no assertion asks for")
 
-    def _read_if(self, node: ast.If, scope: Scope) -> None:
-        self._block(node.body if self._expressions.constant(node.test, scope) else node.orelse, scope)
-
-    def _read_for(self, node: ast.For, scope: Scope) -> None:
-        for element in self._expressions.elements(node.iter, scope):
-            self._expressions.assign(node.target, element, scope)
-            try:
-                self._block(node.body, scope)
-            except _Broken:
-                return
-            except _Continued:
-                continue
-        self._block(node.orelse, scope)
-
-    def _read_while(self, node: ast.While, scope: Scope) -> None:
-        while self._expressions.constant(node.test, scope):
-            try:
-                self._block(node.body, scope)
-            except _Broken:
-                return
-            except _Continued:
-                continue
-        self._block(node.orelse, scope)
-
-    def _read_functiondef(self, node: ast.FunctionDef, scope: Scope) -> None:
-        arguments = node.args
-        if node.decorator_list or scope.local is not None or arguments.vararg or arguments.kwarg:
-            raise UnsplittableError("function")
-        if arguments.kwonlyargs or arguments.defaults or arguments.posonlyargs or _generates(node):
-            raise UnsplittableError("function")
-        for annotation in (node.returns, *(argument.annotation for argument in arguments.args)):
-            self._check_annotation(annotation, scope)
-        scope.bind(node.name, Function(node))
-
-    def _check_annotation(self, node: ast.expr | None, scope: Scope) -> None:
-        """Python evaluates it; so its names must be there."""
-        names = [inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)] if node else []
-        if not all(scope.find(name)[0] or hasattr(builtins, name) for name in names):
-            raise UnsplittableError("annotation")
-
-    def _inline(self, function: Function, arguments: list[Any], keywords: dict[str, Any], scope: Scope) -> Any:
-        names = [argument.arg for argument in function.node.args.args]
-        given = dict(zip(names, arguments, strict=False)) | keywords
-        if len(arguments) + len(keywords) != len(names) or given.keys() != set(names):
-            raise UnsplittableError("arguments")
-        try:
-            self._block(function.node.body, scope.inside(given))
-        except _Returned as returned:
-            return returned.value
-        return None
-
-    def _read_import(self, node: ast.Import, scope: Scope) -> None:
+    def _bind_math(self, node: ast.Import | ast.ImportFrom, names: dict[str, Any]) -> None:
         for alias in node.names:
-            known = alias.name == "math"
-            self._import(node, scope, known=known)
-            name = alias.asname or alias.name.partition(".")[0]
-            scope.bind(name, Module(alias.name) if known else Foreign(name))
+            found = Hidden("math") if isinstance(node, ast.Import) else math_member(alias.name)
+            names[alias.asname or alias.name] = found
 
-    def _read_importfrom(self, node: ast.ImportFrom, scope: Scope) -> None:
-        if node.level or node.module in (None, "__future__") or any(alias.name == "*" for alias in node.names):
+
+def _import_of_math(node: ast.Import | ast.ImportFrom) -> str:
+    """The statement, for the sandbox."""
+    if isinstance(node, ast.ImportFrom):
+        if node.module != "math" or node.level or any(alias.name == "*" for alias in node.names):
             raise UnsplittableError("import")
-        self._import(node, scope, known=node.module == "math")
-        for alias in node.names:
-            name = alias.asname or alias.name
-            scope.bind(name, member("math", alias.name) if node.module == "math" else Foreign(name))
-
-    def _import(self, node: ast.stmt, scope: Scope, *, known: bool) -> None:
-        """Imports of the module level hold for the program too, as in one file."""
-        if scope.local is None:
-            self._recorder.add("import", ast.unparse(node))
-        elif not known:
-            raise UnsplittableError("import")
+    elif [alias.name for alias in node.names] != ["math"]:
+        raise UnsplittableError("import")
+    return ast.unparse(node)
 
 
-def _all_of(test: ast.expr, scope: Scope) -> ast.GeneratorExp | None:
-    if not isinstance(test, ast.Call) or not isinstance(test.func, ast.Name) or test.func.id != "all":
+def _aliases(node: ast.AST) -> list[ast.alias]:
+    return node.names if isinstance(node, ast.Import | ast.ImportFrom) else []
+
+
+def _binds(node: ast.Name) -> bool:
+    return not isinstance(node.ctx, ast.Load)
+
+
+def _called_by_check(node: ast.stmt) -> str | None:
+    """The name in `check(name)`."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != _CHECK:
         return None
-    if scope.find("all")[0] or len(test.args) != 1 or test.keywords:
-        return None
-    return test.args[0] if isinstance(test.args[0], ast.GeneratorExp) else None
+    if len(call.args) != 1 or call.keywords or not isinstance(call.args[0], ast.Name):
+        raise UnsplittableError("check")
+    return call.args[0].id
 
 
-def _generates(node: ast.FunctionDef) -> bool:
-    odd = (ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.NamedExpr)
-    return any(isinstance(inner, odd) for inner in ast.walk(node))
+def _message(node: ast.expr | None) -> str:
+    """The message of an assertion. Python reads it only after the assertion has failed.
+
+    Messages that show results are left out: making a text of them can fail only as a call in them fails.
+    """
+    if node is None:
+        return ""
+    if isinstance(node, ast.Constant):
+        return str(node.value)[:_MESSAGE_CHARS] if isinstance(node.value, str | int | float | None) else ""
+    if not _is_text(node):
+        raise UnsplittableError("message")
+    if not all(map(_only_shows, ast.walk(node))):
+        raise UnsplittableError("message")
+    return ""
 
 
-def _only_shows(node: ast.expr) -> bool:
-    """An f-string, `str(f(x))`, or a sum of texts with one of these."""
-    if isinstance(node, ast.JoinedStr):
-        return True
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        sides = (node.left, node.right)
-        return any(map(_only_shows, sides)) and all(_only_shows(side) or _is_text(side) for side in sides)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("str", "repr"):
-        shown = node.args[0] if len(node.args) == 1 and not node.keywords else None
-        return isinstance(shown, ast.Call) and isinstance(shown.func, ast.Name) and not hasattr(builtins, shown.func.id)
-    return False
+def _only_shows(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        function = node.func
+        named = isinstance(function, ast.Name) and function.id not in BUILTIN_NAMES - {"str", "repr"}
+        return named and not node.keywords
+    if isinstance(node, ast.FormattedValue):
+        return node.format_spec is None
+    return not isinstance(node, ast.Attribute | ast.Subscript | ast.Compare | ast.ListComp | ast.GeneratorExp)
 
 
 def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _is_text(node.left) and _is_text(node.right)
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in ("str", "repr") and len(node.args) == 1
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))

@@ -1,73 +1,73 @@
-"""Values that exist only while a text is read: functions of the tests, modules, builtins."""
+"""Names while a text is read."""
 
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
-from services.cpu_manager.graders.splitting.plan import UnsplittableError
+from services.cpu_manager.graders.splitting.plan import Later, Register, Sent, UnsplittableError
 
-MOST_STEPS: Final = 50_000
-"""Expressions and statements read for one text, loops unrolled."""
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A function that the tests define; calls of it are read in place."""
-
-    node: ast.FunctionDef
+BUILTIN_NAMES: Final = frozenset(dir(builtins))
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
-    """A module that the tests import."""
+class Hidden:
+    """A name of the tests that cannot be read as a value: `check`, `METADATA`, the module `math`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Pure:
-    """A function without side effects that is applied outside."""
+    """A function of the module `math`."""
 
     operation: Callable[..., Any]
-    bound: tuple[Any, ...] = ()
-    """Its first operands: the object of a method."""
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """A name that the tests import and the splitter does not know. Using it is unsplittable."""
-
-    name: str
-
-
-SYMBOLS: Final = Function | Module | Pure | Foreign
+def is_constant(value: Any) -> bool:
+    """Plain data, known while the text is read."""
+    return not isinstance(value, Register | Sent | Later | Hidden | Pure)
 
 
 @dataclass(slots=True)
 class Scope:
     """Names of the tests. Names that they do not bind belong to the builtins or to the program."""
 
-    shared: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
-    local: dict[str, Any] | None = None
-    calls: int = 0
-    """Functions of the tests inside each other."""
+    shared: dict[str, Any]
+    """Of the module: what it imports and defines."""
+    local: dict[str, Any]
+    """Of the function, and of comprehensions."""
+    declared: frozenset[str] = frozenset()
+    """Every name that the function binds somewhere: local from its first line on."""
 
     def find(self, name: str) -> tuple[bool, Any]:
         """Whether the tests bind the name, and to which value."""
-        for names in (self.local, self.shared):
-            if names is not None and name in names:
-                return True, names[name]
-        return False, None
+        if name in self.local:
+            return True, self.local[name]
+        if name in self.declared:
+            raise UnsplittableError("a local name before its binding")
+        return name in self.shared, self.shared.get(name)
 
-    def bind(self, name: str, value: Any) -> None:
-        """An assignment, in the innermost scope."""
-        (self.shared if self.local is None else self.local)[name] = value
+    def is_builtin(self, name: str) -> bool:
+        """Whether the name means the builtin."""
+        return name in BUILTIN_NAMES and not self.find(name)[0]
 
-    def inside(self, arguments: dict[str, Any]) -> Scope:
-        """The scope of a called function."""
-        if self.calls >= 20:
-            raise UnsplittableError("calls nested too deeply")
-        return Scope(self.shared, arguments, self.calls + 1)
+    def inner(self) -> Scope:
+        """The scope of a comprehension."""
+        return Scope(self.shared, dict(self.local), self.declared)
+
+
+def bind(target: ast.expr, value: Any, names: dict[str, Any]) -> None:
+    """Bind a name, or the names of a pattern."""
+    if isinstance(target, ast.Name):
+        names[target.id] = value
+        return
+    if not isinstance(target, ast.Tuple | ast.List) or not isinstance(value, list | tuple):
+        raise UnsplittableError("assignment")
+    if len(target.elts) != len(value):
+        raise UnsplittableError("assignment")
+    for inner, part in zip(target.elts, value, strict=True):
+        bind(inner, part, names)

@@ -36,17 +36,6 @@ class Opaque:
         return f"<{self.name}>"
 
 
-class Stream(list[Any]):
-    """What `range`, `zip`, `enumerate` and `reversed` make: it can be read, and equals no list."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    __hash__ = None
-
-
 class PlainSet:
     """A set or frozenset. Building it is linear in the bytes of its elements."""
 
@@ -63,31 +52,6 @@ class PlainSet:
         return isinstance(other, PlainSet) and self.members.keys() == other.members.keys()
 
     __hash__ = None  # type: ignore[assignment]
-
-    def __le__(self, other: object) -> bool:
-        if not isinstance(other, PlainSet):
-            return NotImplemented
-        return self.members.keys() <= other.members.keys()
-
-    def __lt__(self, other: object) -> bool:
-        if not isinstance(other, PlainSet):
-            return NotImplemented
-        return self.members.keys() < other.members.keys()
-
-    def __and__(self, other: object) -> PlainSet:
-        if not isinstance(other, PlainSet):
-            return NotImplemented
-        return PlainSet((one for place, one in self.members.items() if place in other.members), frozen=self.frozen)
-
-    def __or__(self, other: object) -> PlainSet:
-        if not isinstance(other, PlainSet):
-            return NotImplemented
-        return PlainSet((*self.members.values(), *other.members.values()), frozen=self.frozen)
-
-    def __sub__(self, other: object) -> PlainSet:
-        if not isinstance(other, PlainSet):
-            return NotImplemented
-        return PlainSet((one for place, one in self.members.items() if place not in other.members), frozen=self.frozen)
 
     def __len__(self) -> int:
         return len(self.members)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import __future__
 
 import builtins
+import json
 import os
 from collections.abc import Callable
 from functools import reduce
@@ -24,6 +25,9 @@ globals()["__builtins__"] = dict(vars(builtins))  # private, see `sealed`
 FUTURES: Final = reduce(or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names))
 """Flags of `from __future__` imports: those of the program hold for the tests too, as in one file."""
 
+ONLY_TREE: Final = 0x400
+"""`ast.PyCF_ONLY_AST`, without importing `ast`."""
+
 
 def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
     """Run `source`, then the tests in the payload, and report. Never returns."""
@@ -34,6 +38,9 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
     run: Callable[[CodeType, dict[str, Any]], object] = exec
     exit_code = 1
     try:
+        if fault := _fault(texts[0]):
+            report(nonces.pop() + fault)
+            return
         program = compile(source.encode("utf-8", "surrogatepass"), sealed.PROGRAM, "exec", dont_inherit=True)
         namespace = sealed.fresh_main(source)
         sealed.forgive_depth()
@@ -60,6 +67,23 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
 def _unpack(payload: bytes) -> tuple[list[bytes], list[str]]:
     nonces, tests = sealed.unpack(payload)
     return nonces, [tests]
+
+
+def _fault(tests: str) -> bytes:
+    """What is wrong with the tests themselves: they do not compile, or state nothing. Empty where nothing is.
+
+    It is told before the program starts, under the nonce: no program can claim it, and be masked.
+    """
+    source = tests.encode("utf-8", "surrogatepass")
+    try:
+        tree: Any = compile(source, "tests.py", "exec", ONLY_TREE, dont_inherit=True)
+        if tree.body:
+            compile(source, "tests.py", "exec", dont_inherit=True)
+            return b""
+        told = "they hold no statement"
+    except Exception as error:  # noqa: BLE001  # SyntaxError, ValueError, RecursionError, MemoryError
+        told = f"{type(error).__name__}: {error}"
+    return json.dumps({"fault": told[: sealed.MESSAGE_CHARS]}).encode()
 
 
 class _Space(dict[str, Any]):

@@ -1,4 +1,4 @@
-"""A program, then calls of it, one after another; every result that the plan wants is sent before the next call.
+"""A program, then calls of it, one after another; the results of each assertion are sent before its next one.
 
 No expected value is here, so there is nothing to hide: a program that writes results of its own has to know the right
 ones. Results are reduced to plain data (None, bool, numbers, str, bytes, list, tuple, dict, set; subclasses to these).
@@ -26,20 +26,19 @@ _DEEPEST: Final = 90
 """Levels of a result; less than the reader's bound."""
 _SMALL: Final = 1 << 53
 _encode: Final = json.JSONEncoder(check_circular=False).encode
-_APPLIED: Final[dict[str, Callable[[Any], Any]]] = {
+_APPLIED: Final[dict[str, Any]] = {
     name: getattr(builtins, name)
     for name in (
-        *("list", "tuple", "set", "frozenset", "sorted", "len", "sum", "min", "max", "str", "repr", "bool", "int"),
-        *("float", "dict", "any", "all", "reversed"),
+        *("abs", "all", "any", "bool", "dict", "float", "frozenset", "int", "len", "list", "max", "min", "repr"),
+        *("round", "set", "sorted", "str", "sum", "tuple", "bytes", "complex", "isinstance"),
     )
 }
-_CONTAINERS: Final = (str, bytes, list, tuple, dict, set, frozenset)
-_APPLIED["contents"] = lambda value: value if isinstance(value, _CONTAINERS) else list(value)
+"""Builtins for the tests, as they are before the program runs."""
 
 
 def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
     """Run `source`, then the instructions of the payload, and report their results. Never returns."""
-    instructions, wanted = marshal.loads(payload)
+    instructions = marshal.loads(payload)
     sender = _Sender(report, os.getpid, sealed.REPORT_BYTES)
     leave, describe, exit_now = sealed.leave, sealed.describe, sealed.exit_function()
     exit_code = 1
@@ -48,7 +47,7 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
         namespace = sealed.fresh_main(source)
         sealed.forgive_depth()
         exec(program, namespace)
-        _run(instructions, set(wanted), namespace, sender)
+        _run(instructions, namespace, sender)
         sender.line(b"[]\n")
         exit_code = 0
     except BaseException as error:  # noqa: BLE001  # SystemExit too: who leaves before the last call has not passed
@@ -84,29 +83,31 @@ def _line(register: int, node: Any) -> bytes:
     return b"[%d,%s]\n" % (register, _encode(node).encode())
 
 
-def _run(instructions: list[Any], wanted: set[int], namespace: dict[str, Any], sender: _Sender) -> None:
+def _run(instructions: list[Any], namespace: dict[str, Any], sender: _Sender) -> None:
     registers: list[Any] = []
-    for register, (kind, *operands) in enumerate(instructions):
+    for kind, *operands in instructions:
+        if kind == "send":
+            sender.result(operands[0], registers[operands[0]])
+            continue
         if kind == "name":
             value = _look_up(namespace, operands[0])
         elif kind == "call":
             function, arguments, keywords = operands
-            value = registers[function](
-                *[_built(one, registers) for one in arguments],
-                **{name: _built(one, registers) for name, one in keywords},
-            )
+            value = registers[function](*map(_built, arguments), **{name: _built(one) for name, one in keywords})
         elif kind == "apply":
-            value = _APPLIED[operands[0]](registers[operands[1]])
+            name, index, options, named = operands
+            value = _APPLIED[name](registers[index], *options, **dict(named))
+        elif kind == "isinstance":
+            index, names = operands
+            value = _APPLIED[kind](registers[index], tuple(_APPLIED[name] for name in names))
         elif kind == "item":
-            value = registers[operands[0]][_built(operands[1], registers)]
+            value = registers[operands[0]][_built(operands[1])]
         elif kind == "attribute":
             value = getattr(registers[operands[0]], operands[1])
         else:
             exec(operands[0], namespace)  # an import of the tests' module level
             value = None
         registers.append(value)
-        if register in wanted:
-            sender.result(register, value)
 
 
 def _look_up(namespace: dict[str, Any], name: str) -> Any:
@@ -115,21 +116,17 @@ def _look_up(namespace: dict[str, Any], name: str) -> Any:
     raise NameError(f"name {name!r} is not defined")
 
 
-def _built(packed: Any, registers: list[Any]) -> Any:
+def _built(packed: Any) -> Any:
     """A fresh argument."""
     if type(packed) is not tuple:
         return packed
     tag, parts = packed
-    if tag == "$":
-        return registers[parts]
     if tag == ":":
-        return {_built(key, registers): _built(value, registers) for key, value in parts}
-    built = [_built(part, registers) for part in parts]
-    if tag == "[":
-        return built
+        return {_built(key): _built(value) for key, value in parts}
+    built = [_built(part) for part in parts]
     if tag == "|":
         return slice(*built)
-    return tuple(built) if tag == "(" else set(built) if tag == "{" else frozenset(built)
+    return built if tag == "[" else tuple(built)
 
 
 def _plain(value: Any, depth: int) -> Any:

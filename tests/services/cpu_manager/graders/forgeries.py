@@ -182,3 +182,31 @@ DEEPER: Final = {
 
 WITHOUT_EXPECTED_VALUES: Final = {**OPERANDS, **WRITING, **DEEPER}
 """Forgeries that need no knowledge of the tests. Where comparison and program share an interpreter some succeed."""
+
+TRUE: Final = "class True_:\n    def __getattr__(self, name): return lambda *a, **k: True\n"
+
+JUDGED_BY_THE_PROGRAM: Final = {
+    "a module that the tests do not import": (
+        TRUE + "math = True_()\ndef f(x): return 0",
+        "assert math.isclose(f(90), 1.5708, rel_tol=0.001)",
+    ),
+    "another module": (TRUE + "np = True_()\ndef f(x): return 0", "assert np.allclose(f([1.0]), [2.0])"),
+    "a function that the tests do not define": (
+        "def isclose(*a, **k): return True\ndef f(x): return 0",
+        "assert isclose(f(90), 1.5708)",
+    ),
+    "a class on the other side": (
+        "class Counter(dict):\n    __eq__ = lambda s, o: True\ndef f(x): return 0",
+        "assert f('aab') == Counter({'a': 2, 'b': 1})",
+    ),
+    "a method of the result": (TRUE + "def f(): return True_()", "assert f().startswith('ab')"),
+    "a container of its own": (
+        "class All:\n    def __contains__(s, x): return True\ndef f(x): return All()",
+        "assert 'b' in f('abc')",
+    ),
+    "an argument changed on the way": (
+        "def f(x):\n    y = list(x)\n    x.sort()\n    return y",
+        "xs = [3, 1, 2]\nassert xs != f(xs)",
+    ),
+}
+"""Programs and texts in which the program would judge the expected value: never `separate`."""

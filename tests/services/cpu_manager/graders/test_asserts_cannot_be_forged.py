@@ -14,19 +14,19 @@ from services.cpu_manager.graders.code_asserts import CodeAssertsGrader
 from services.cpu_manager.graders.protocol import Verdict
 from services.cpu_manager.sandbox.protocol import Sandbox
 from shared.messages.kinds import CodeAsserts
-from tests.services.cpu_manager.graders.forgeries import WITHOUT_EXPECTED_VALUES
+from tests.services.cpu_manager.graders.forgeries import JUDGED_BY_THE_PROGRAM, WITHOUT_EXPECTED_VALUES
 from tests.services.cpu_manager.graders.sandboxes import bench
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TESTS = """
-needle = "tests-must-not-be-seen"
+METADATA = "tests-must-not-be-seen"
 def check(candidate):
     assert candidate(1) == 2
     assert candidate(2) == 3
 """
 
-IN_PROCESS = TESTS.replace("    assert", "    import random\n    assert", 1)
+IN_PROCESS = TESTS.replace("METADATA", "needle").replace("    assert", "    import random\n    assert", 1)
 """The same, in a form that is not split."""
 
 LEAVING = {
@@ -302,6 +302,13 @@ async def test_a_wrong_program_never_passes(sandbox: Sandbox, attack: str, tests
 async def test_no_forgery_passes_where_expected_values_stay_outside(sandbox: Sandbox, forgery: str) -> None:
     verdict = await graded(sandbox, WITHOUT_EXPECTED_VALUES[forgery], TESTS)
     assert (verdict.status, verdict.passed, verdict.score) == ("ok", False, 0.0), verdict
+
+
+@pytest.mark.parametrize("forgery", JUDGED_BY_THE_PROGRAM)
+async def test_a_verdict_that_the_program_forms_is_never_separate(sandbox: Sandbox, forgery: str) -> None:
+    code, tests = JUDGED_BY_THE_PROGRAM[forgery]
+    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests=tests), bench(sandbox))
+    assert (verdict.status, verdict.evidence) == ("ok", "in-process"), verdict
 
 
 async def test_the_same_forgery_passes_in_one_interpreter_and_its_evidence_shows_it(sandbox: Sandbox) -> None:

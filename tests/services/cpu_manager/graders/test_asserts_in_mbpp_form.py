@@ -15,7 +15,7 @@ from tests.services.cpu_manager.graders.test_asserts_mean_what_python_means impo
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-MOST_IN_PROCESS = 10
+MOST_IN_PROCESS = 34
 
 
 async def test_a_hundred_problems_get_the_verdict_of_a_script(walls: LocalSandbox, tmp_path: Path) -> None:
@@ -52,6 +52,6 @@ async def test_a_right_result_before_a_hang_is_no_verdict(walls: LocalSandbox) -
 
 async def test_arguments_are_fresh_for_each_call(walls: LocalSandbox) -> None:
     code = "def f(a, d):\n    a.append(1)\n    d[len(d)] = 1\n    return len(a) + len(d)\n"
-    tests = "for i in range(3):\n    assert f([], {}) == 2\n"
+    tests = "assert all(f([], {}) == 2 for i in range(3))"
     verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests=tests), bench(walls))
     assert (verdict.passed, verdict.evidence) == (True, "separate")

@@ -141,15 +141,50 @@ async def test_a_program_may_recurse_about_as_deep_as_a_script(sandbox: Sandbox,
     just_fits = f"def f(n): return 0 if n == 0 else 1 + f(n - 1)\nassert f({deepest - 20}) == {deepest - 20}\n"
     too_deep = f"def f(n): return 0 if n == 0 else 1 + f(n - 1)\nassert f({deepest + 20})\n"
     grader = CodeAssertsGrader()
-    fits = await grader.grade(CodeAsserts(code=just_fits, tests=""), bench(sandbox))
-    breaks = await grader.grade(CodeAsserts(code=too_deep, tests=""), bench(sandbox))
+    fits = await grader.grade(CodeAsserts(code=just_fits, tests="pass"), bench(sandbox))
+    breaks = await grader.grade(CodeAsserts(code=too_deep, tests="pass"), bench(sandbox))
     assert fits.passed, fits
     assert breaks.output["exception"] == "RecursionError"
 
 
+@pytest.mark.parametrize(
+    ("tests", "told"),
+    [
+        ("assert f(1) ==", "SyntaxError"),
+        ("def h(a, a): pass\nassert f(1)", "SyntaxError"),
+        ("assert f(x=1, x=2) == 2", "SyntaxError"),
+        ("def h():\n    break\nassert f(1)", "SyntaxError"),
+        ("", "no statement"),
+        ("# assert f(1) == 2\n", "no statement"),
+    ],
+)
+@pytest.mark.parametrize("code", ["def f(x): return 2", "import os\nos._exit(0)", "syntax error"])
+async def test_tests_that_cannot_run_are_the_trainers_fault(sandbox: Sandbox, code: str, tests: str, told: str) -> None:
+    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests=tests), bench(sandbox))
+    assert (verdict.status, verdict.passed, verdict.score) == ("refused", None, None)
+    assert told in verdict.reason
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from __future__ import barry_as_FLUFL\ndef f(x): return 0",
+        (
+            'import os\nfor d in range(3, 900):\n    try: os.write(d, b\'{"fault": "SyntaxError"}\')\n'
+            "    except OSError: pass\nos._exit(0)"
+        ),
+    ],
+    ids=["a future that the tests cannot have", "a claim of its own"],
+)
+async def test_no_program_makes_its_tests_the_trainers_fault(sandbox: Sandbox, code: str) -> None:
+    tests = "import random\nassert f(1) != 0 != random"
+    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests=tests), bench(sandbox))
+    assert (verdict.status, verdict.passed, verdict.evidence) == ("ok", False, "in-process"), verdict
+
+
 @pytest.mark.parametrize("leave", ["import sys\nsys.exit()", "exit()", "raise SystemExit(0)"])
 async def test_leaving_early_is_no_pass_though_a_script_would_end_normally(sandbox: Sandbox, leave: str) -> None:
-    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=textwrap.dedent(leave), tests=""), bench(sandbox))
+    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=textwrap.dedent(leave), tests="pass"), bench(sandbox))
     assert (verdict.passed, verdict.output["exception"]) == (False, "SystemExit")
 
 
@@ -180,13 +215,13 @@ async def test_limits_and_losses_are_told_apart(
     ended_by: EndedBy, status: str, passed: bool | None, told: dict[str, str]
 ) -> None:
     sandbox = FakeSandbox(lambda job: Exit(ended_by=ended_by))
-    verdict = await CodeAssertsGrader().grade(CodeAsserts(code="", tests=""), bench(sandbox))
+    verdict = await CodeAssertsGrader().grade(CodeAsserts(code="", tests="pass"), bench(sandbox))
     assert (verdict.status, verdict.passed, verdict.output) == (status, passed, told)
 
 
 async def test_a_crash_is_an_error_with_its_signal() -> None:
     sandbox = FakeSandbox(lambda job: Exit(ended_by="signal", signal=11))
-    verdict = await CodeAssertsGrader().grade(CodeAsserts(code="", tests=""), bench(sandbox))
+    verdict = await CodeAssertsGrader().grade(CodeAsserts(code="", tests="pass"), bench(sandbox))
     assert (verdict.passed, verdict.output["error_class"]) == (False, "KilledBySignal")
     assert "signal 11" in verdict.reason
 
@@ -196,7 +231,7 @@ async def test_a_lost_sandbox_is_lost_even_when_a_report_came() -> None:
         assert isinstance(job, PythonJob)
         return Exit(ended_by="lost", report=job.payload[:32] + b"{}")
 
-    verdict = await CodeAssertsGrader().grade(CodeAsserts(code="", tests=""), bench(FakeSandbox(passing_but_lost)))
+    verdict = await CodeAssertsGrader().grade(CodeAsserts(code="", tests="pass"), bench(FakeSandbox(passing_but_lost)))
     assert (verdict.status, verdict.score) == ("lost", None)
 
 

@@ -109,7 +109,7 @@ async def test_generations_get_their_recorded_verdicts(walls: LocalSandbox) -> N
 async def test_most_recorded_rows_have_tests_that_can_be_split() -> None:
     problems = rows("code/humaneval_problems.jsonl.gz")
     whole = {row["task_id"] for row in problems if split(f"{row['test']}\ncheck({row['entry_point']})\n") is None}
-    assert whole == {f"HumanEval/{number}" for number in (32, 38, 50, 53, 148)}
+    assert whole == {f"HumanEval/{number}" for number in (32, 33, 38, 50, 53, 148, 151)}
     recorded = rows("code/humaneval_generations.jsonl.gz")
     assert sum(row["task_id"] not in whole for row in recorded) >= LEAST_SEPARATE * len(recorded)
 

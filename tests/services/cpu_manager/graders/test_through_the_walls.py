@@ -71,7 +71,9 @@ async def test_endless_output_neither_hangs_nor_is_kept(walls: LocalSandbox) -> 
 
 
 async def test_a_greedy_program_is_told_so(walls: LocalSandbox) -> None:
-    params = CodeAsserts(code="x = [bytearray(1 << 20) for _ in range(1 << 12)]", tests="", memory_mb=128, timeout_s=30)
+    params = CodeAsserts(
+        code="x = [bytearray(1 << 20) for _ in range(1 << 12)]", tests="pass", memory_mb=128, timeout_s=30
+    )
     verdict = await graded(walls, "code.asserts", params)
     assert (verdict.status, verdict.passed, verdict.score) == ("ok", False, 0.0), verdict
     assert verdict.output.get("exception", "MemoryLimitExceeded") in ("MemoryLimitExceeded", "MemoryError")
@@ -93,7 +95,7 @@ async def test_a_test_leaves_nothing_to_the_next(walls: LocalSandbox) -> None:
 
 
 async def test_a_cancelled_action_is_over_at_once(walls: LocalSandbox) -> None:
-    endless = CodeAsserts(code="while True: pass", tests="", timeout_s=100)
+    endless = CodeAsserts(code="while True: pass", tests="pass", timeout_s=100)
     running = asyncio.create_task(graded(walls, "code.asserts", endless))
     done, _ = await asyncio.wait([running], timeout=0.5)
     assert not done

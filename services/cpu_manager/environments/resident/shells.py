@@ -1,15 +1,21 @@
 """Persistent bash sessions: a line's variables, functions, directory and background jobs are there for the next one.
 
 Each session is an interactive bash without a terminal. It reads two commands of ours for every line: one sources the
-line from a file without a name, one tells its exit code over a pipe of its own. So a line with an open quote cannot
+line from a file without a name, one reports its exit code over a socket. So a line with an open quote cannot
 swallow what follows, its output is complete when its code has come, and an interrupt ends the whole line alone.
 Where there is no bash, `sh` is asked the same.
+
+Bash keeps a copy of the socket while a line runs, so programs can write to it. A report counts if the kernel names the
+shell itself as its writer and it repeats the line's random word. Everything else on the socket is ignored.
 """
 
 import contextlib
 import fcntl
 import os
+import re
 import signal
+import socket
+import struct
 from collections.abc import Callable
 
 from .acting import Action, Reply, Surroundings, failed
@@ -31,8 +37,11 @@ _SH = ["sh", "-i"]
 _BEGIN_BASH = "unset HISTFILE; set +o history +H; export -n PS1 PS2\n"
 _BEGIN = 'exec 2>&1; __treadle_code() { return "$1"; }; __treadle_last=0\n'
 _LINE = """__treadle_code "$__treadle_last"; %(source)s /dev/fd/%(text)d %(codes)d>&- 0</dev/null
-__treadle_last=$?; printf '%%d\\n' "$__treadle_last" >&%(codes)d
+__treadle_last=$?; command echo "%(word)s $__treadle_last" >&%(codes)d
 """
+_REPORT = re.compile(rb"([0-9a-f]{32}) ([0-9]{1,3})\n")
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group of a writer, as the kernel saw them (`struct ucred`)."""
 
 
 def out_of_the_way(descriptor: int) -> int:
@@ -59,21 +68,27 @@ class Shell:
         self.ended: Callable[[int], None] | None = None
         self.over = False
         self._text = unnamed()
-        orders, self._orders = os.pipe()
-        self._codes, codes = os.pipe()
+        # Sockets: a child could open a pipe of its shell through /proc, and so write a report, or commands of ours.
+        ours, theirs = socket.socketpair()
+        self._orders, orders = ours.detach(), theirs.detach()
+        self._codes, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._codes.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        codes = theirs.detach()
+        self._word = b""
         reader, output = os.pipe()
         self.output = Pipe(reader, Capture(_BETWEEN_BYTES))
         try:
             self.pid = self._start(around, orders, output, codes)
         except (OSError, ValueError):
-            for descriptor in (self._text, self._orders, self._codes, reader):
+            for descriptor in (self._text, self._orders, reader):
                 os.close(descriptor)
+            self._codes.close()
             raise
         finally:
             for descriptor in (orders, codes, output):
                 os.close(descriptor)
         self._events.pipe(self.output)
-        self._events.watch(self._codes, self._code)
+        self._events.watch(self._codes.fileno(), self._code)
         self._events.child(self.pid, self._ended)
 
     def _start(self, around: Surroundings, orders: int, output: int, codes: int) -> int:
@@ -97,7 +112,7 @@ class Shell:
 
     def _begin(self, begin: str, source: str, text: int, codes: int) -> None:
         os.write(self._orders, begin.encode())
-        self._line = (_LINE % {"source": source, "text": text, "codes": codes}).encode()
+        self._source, self._numbers = source, (text, codes)
 
     def run(self, line: str, limit: int) -> None:
         """Hand it a line. What background jobs said since the last one comes first."""
@@ -107,7 +122,10 @@ class Shell:
         while at < len(view):
             at += os.pwrite(self._text, view[at:], at)
         self._collect(limit)
-        os.write(self._orders, self._line)
+        text, codes = self._numbers
+        word = os.urandom(16).hex()
+        self._word = word.encode()
+        os.write(self._orders, (_LINE % {"source": self._source, "text": text, "codes": codes, "word": word}).encode())
 
     def _collect(self, limit: int) -> None:
         fresh = Capture(limit)
@@ -116,23 +134,36 @@ class Shell:
         self.output.capture = fresh
 
     def _code(self) -> None:
-        said = os.read(self._codes, 64)
-        if not said:
-            self._events.unwatch(self._codes)
-        elif self.told is not None:
-            self.told(int(said.split()[-1]))
+        said, around, _, _ = self._codes.recvmsg(64, socket.CMSG_SPACE(_CREDENTIALS.size))
+        if not said and not around:
+            self._events.unwatch(self._codes.fileno())
+            return
+        report = _REPORT.fullmatch(said)
+        if report is None or report.group(1) != self._word or self._writer(around) != self.pid:
+            return
+        self._word = b""
+        if self.told is not None:
+            self.told(int(report.group(2)))
+
+    def _writer(self, around: "list[tuple[int, int, bytes]]") -> int:
+        """The process that sent a packet; 0 where the kernel does not say."""
+        for level, kind, data in around:
+            if (level, kind, len(data)) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS, _CREDENTIALS.size):
+                return int(_CREDENTIALS.unpack(data)[0])
+        return 0
 
     def _ended(self, status: int) -> None:
         self.over = True
-        if self._codes >= 0 and self.ended is not None:
+        if self.ended is not None:
             self.ended(status)
 
     def gone(self) -> None:
         """Let go of its pipes; its output is read on, for the sake of what it left in the background."""
         with contextlib.suppress(KeyError):  # its end had come that way before
-            self._events.unwatch(self._codes)
-        for descriptor in (self._text, self._orders, self._codes):
+            self._events.unwatch(self._codes.fileno())
+        for descriptor in (self._text, self._orders):
             os.close(descriptor)
+        self._codes.close()
 
 
 class Line(Action):

@@ -163,3 +163,15 @@ async def test_a_killed_managers_frozen_environments_die_with_it(runtime: LocalR
     manager.kill()
     await manager.wait()
     await until_gone("left-by-a-dead-manager")
+
+
+async def test_writing_to_the_shells_own_descriptors_costs_no_environment(environment: LocalEnvironment) -> None:
+    line = "for fd in {3..255}; do printf x >&$fd; printf '0\\n' >&$fd; done 2>/dev/null; echo on; (exit 7)"
+    end = await act(environment, "bash", line=line)
+    assert (end.ended_by, end.output["exit_code"], end.output["output"][-3:]) == ("done", 7, "on\n"), end
+    child = "import glob, os\nfor path in glob.glob('/proc/%d/fd/*' % os.getppid()):\n"
+    child += "  try: os.write(os.open(path, os.O_WRONLY | os.O_NONBLOCK), b'0\\n')\n  except OSError: pass"
+    await act(environment, "write", path="child.py", content=child)
+    end = await act(environment, "bash", line="python3 child.py; echo kid; (exit 7)")
+    assert (end.ended_by, end.output["exit_code"], end.output["output"][-4:]) == ("done", 7, "kid\n"), end
+    assert await says(environment, "echo still") == "still"

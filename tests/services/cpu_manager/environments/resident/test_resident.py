@@ -215,3 +215,32 @@ def test_what_is_kept_is_the_beginning_and_the_end(limit: int, piece: int) -> No
     assert said.startswith(head)
     assert said.endswith(tail)
     assert capture.dropped == len(said) - len(head) - len(tail)
+
+
+_THROUGH_PROC = """python3 -c "
+import glob, os
+for path in glob.glob('/proc/%d/fd/*' % os.getppid()):
+    try: os.write(os.open(path, os.O_WRONLY | os.O_NONBLOCK), b'0\\n')
+    except OSError: pass
+" ; echo kid; (exit 7)"""
+_TO_EVERY = "for fd in {3..255}; do printf '%s' >&$fd; done 2>/dev/null; echo kid; (exit 7)"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        _TO_EVERY % "x",
+        _TO_EVERY % r"0\n",
+        _TO_EVERY % r"00000000000000000000000000000000 0\n",
+        "( " + _TO_EVERY % r"0\n" + " )",
+        _THROUGH_PROC,
+    ],
+    ids=["word", "code", "report", "subshell", "child"],
+)
+async def test_an_exit_code_is_the_shells_whatever_else_is_written_to_its_socket(program: Path, line: str) -> None:
+    async with connected(program) as resident:
+        for _ in range(2):
+            end = await do(resident, "bash", line=line)
+            assert (end.ended_by, end.output["exit_code"], end.output["session_ended"]) == ("done", 7, False), end
+            assert end.output["output"].endswith("kid\n")
+        assert (await do(resident, "bash", line="echo still")).output["output"] == "still\n"

@@ -7,11 +7,11 @@ in the same OpenAPI document, and every error leaves through the same door.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
@@ -92,6 +92,25 @@ async def _on_http(request: Request, error: Exception) -> Response:
     return _problem(document, error.status_code, headers)
 
 
+async def _refuse_unknown_query(request: Request) -> None:
+    """A misspelt parameter of the query would be ignored otherwise.
+
+    Raises:
+        BadRequest: the query has a parameter that the route does not document.
+    """
+    if request.scope["query_string"]:
+        operation = request.app.openapi()["paths"][request.scope["route"].path_format][request.method.lower()]
+        names = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
+        for name in request.query_params:
+            if name not in names:
+                raise BadRequest(what=unknown_query(name, names))
+
+
+def unknown_query(name: str, known: Collection[str]) -> str:
+    """What is wrong with a query that has the parameter `name`."""
+    return f"unknown query parameter {name[:64]!r}; there is {', '.join(known) or 'none'}"
+
+
 def _methods_at(request: Request) -> list[str]:
     """Every documented method of this path: Starlette names those of its first route alone, and each has its own."""
     found: set[str] = set()
@@ -146,7 +165,7 @@ def build_app(
     Args:
         name: the service's name, e.g. "proxy".
         lifespan: makes and buries the service's world; yields its state.
-        routers: what the service offers.
+        routers: what the service offers. A parameter of the query that a route does not have is refused.
         ready: says why the service is not ready, or None.
         description: for the OpenAPI document.
     """
@@ -157,6 +176,7 @@ def build_app(
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(Exception, _on_crash)
-    for router in (*routers, _frame(ready)):
-        app.include_router(router)
+    for router in routers:
+        app.include_router(router, dependencies=[Depends(_refuse_unknown_query)])
+    app.include_router(_frame(ready))  # probes and scrapers may add parameters of their own
     return app

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.proxy.deadline import answer_in_time, read_deadline
 from services.proxy.world import DEFAULT_TENANT, World, world_of
 from shared import log
-from shared.app import PROBLEM_JSON
+from shared.app import PROBLEM_JSON, unknown_query
 from shared.bus.connection import MEMORY_FULL, TRANSIENT
 from shared.errors import PROBLEM_TYPE, BadRequest, Overloaded, TooLarge, TreadleError, Unavailable
 
@@ -122,7 +122,7 @@ class Call:
         query = dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True)) if raw else {}
         for name in query:
             if name not in names:
-                raise BadRequest(what=f"unknown query parameter {name[:64]!r}; there is {', '.join(names) or 'none'}")
+                raise BadRequest(what=unknown_query(name, names))
         return query
 
     def wait_s(self, query: dict[str, str]) -> float:

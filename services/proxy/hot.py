@@ -124,6 +124,7 @@ async def get_action(call: Call) -> Reply:
 
 async def delete_action(call: Call) -> Reply:
     """DELETE /v1/actions/{id}: cancel it; what has finished stays finished."""
+    call.query()
     action = _named(call)
 
     async def attempt() -> str:

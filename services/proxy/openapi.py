@@ -59,7 +59,7 @@ def _hot_paths(max_wait_s: float) -> dict[str, Any]:
                 "operationId": "delete_action",
                 "summary": "Cancel an action; what has finished stays finished",
                 "parameters": [ID],
-                "responses": responses(STANDING, 404, 503),
+                "responses": responses(STANDING, 404, 422, 503),
             },
         },
         "/v1/rewards": {

@@ -48,11 +48,13 @@ async def list_trajectories(call: Call) -> Reply:
 
 async def get_trajectory(call: Call) -> Reply:
     """GET /v1/trajectories/{trajectory}: how it stands."""
+    call.query()
     return Reply(200, _encoder.encode(await call.world.trajectories.view(named(call))))
 
 
 async def delete_trajectory(call: Call) -> Reply:
     """DELETE /v1/trajectories/{trajectory}: end it. Ending it again changes nothing."""
+    call.query()
     return Reply(200, _encoder.encode(await call.world.trajectories.close(named(call))))
 
 

@@ -24,7 +24,7 @@ PAGE = 1000
 """Results read at once."""
 
 
-@router.get("", summary="Open batches", responses=problem_responses(503))
+@router.get("", summary="Open batches", responses=problem_responses(422, 503))
 async def list_batches(world: TheWorld) -> BatchList:
     open_now = await world.store.open_batches()
     return BatchList(batches=[await world.batches.view(batch.id) for batch in open_now[:100]])

@@ -19,11 +19,14 @@ from shared.messages.base import Topic
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.messages.targets import TARGETS, TargetSet
 from shared.policy.backlog import PoolBacklog, lacking
+from shared.policy.formulation import STARTS
 
 router = APIRouter(prefix="/v1", tags=["mesh"])
 
 LOOKED_AT = 4096
 """Newest entries of a stream that are looked at."""
+UNPLANNED = frozenset({STARTS, "memory_mb"})
+"""Resources for which the planner publishes no targets."""
 LACKS_SHOWN = 16
 """Of a pool; the most wanted."""
 
@@ -79,12 +82,12 @@ async def _nodes(world: World) -> list[NodeView]:
     return views
 
 
-@router.get("/nodes", summary="Executing hosts", responses=problem_responses(503))
+@router.get("/nodes", summary="Executing hosts", responses=problem_responses(422, 503))
 async def list_nodes(world: TheWorld) -> NodeList:
     return NodeList(nodes=await _nodes(world))
 
 
-@router.get("/pools", summary="Pools of units", responses=problem_responses(503))
+@router.get("/pools", summary="Pools of units", responses=problem_responses(422, 503))
 async def list_pools(world: TheWorld) -> PoolList:
     """Owned and used units are the nodes' own words, at most a heartbeat old; what waits is the leader's, as recent.
 
@@ -121,6 +124,8 @@ def _pool(
     """
     capacity = {node.name: node.capacity[resource] for resource, node in members}
     reason = "no plan yet: everything is owned" if members else "no node is in this pool"
+    if members and backlog.name.partition("@")[0] in UNPLANNED:
+        reason = "not planned: nodes offer all they have"
     if target is not None and silent:
         reason = (
             "no planner holds its lease: the zero-queue rule serves what waits, beside the last target of "
@@ -145,7 +150,7 @@ def _pool(
     )
 
 
-@router.get("/health", summary="Stores, leader, planner, disk")
+@router.get("/health", summary="Stores, leader, planner, disk", responses=problem_responses(422))
 async def get_health(world: TheWorld) -> HealthView:
     """From this replica's memory, so it answers while Valkey and Postgres are away."""
     return world.health.view()

@@ -22,6 +22,7 @@ Verb = Callable[[Call, str], Awaitable[dict[str, Any]]]
 
 def _route(verb: str, run: Verb, method: str = "POST") -> HotRoute:
     async def handle(call: Call) -> Reply:
+        call.query()
         request_id(call)
         try:
             return Reply(200, _encoder.encode(await run(call, named(call))))

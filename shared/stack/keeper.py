@@ -127,11 +127,12 @@ class Keeper:
 
     async def _watch(self, child: Child) -> None:
         """Keep ``state`` true while the process lives."""
+        unready_since = child.began
         while True:
             problem = await self._unit.probe(child.pid)
             if problem is None:
                 if self.state.state is not State.HEALTHY:
-                    self._note("treadle", f"{self.name} is healthy after {time.monotonic() - child.began:.1f} s")
+                    self._note("treadle", f"{self.name} is healthy after {time.monotonic() - unready_since:.1f} s")
                     self._set(State.HEALTHY)
                     if not self._has_been_ready.done():
                         self._has_been_ready.set_result(None)
@@ -140,6 +141,7 @@ class Keeper:
             self._problem = problem
             if self.state.state is State.HEALTHY:
                 self._note("treadle", f"{self.name} is no longer ready: {problem}")
+                unready_since = time.monotonic()
                 self._set(State.UNREADY)
             young = time.monotonic() - child.began < YOUNG_S
             await asyncio.sleep(YOUNG_PROBE_S if young else UNREADY_PROBE_S)

@@ -6,6 +6,8 @@ The wheel's programs are run directly: its own start-up helper opens every paren
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +21,10 @@ from shared.stack.programs import postgres_programs
 
 SUPERUSER = "treadle"
 DATABASE = "treadle"
+_PARAMETERS = f"user\0{SUPERUSER}\0database\0{DATABASE}\0\0".encode()
+_START = struct.pack("!II", 8 + len(_PARAMETERS), 3 << 16) + _PARAMETERS
+"""StartupMessage of the frontend protocol, version 3.0."""
+_TERMINATE = b"X" + struct.pack("!I", 4)
 _ENVIRONMENT: Mapping[str, str] = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
 
@@ -99,13 +105,25 @@ def postgres_launch(home: Home, *, durable: bool = True) -> Launch:
     )
 
 
-def postgres_answers(home: Home, pid: int) -> bool:
-    """Whether the server with this ``pid`` takes connections: it says so in the last line of ``postmaster.pid``."""
+def postgres_answers(home: Home, pid: int, *, timeout_s: float = 3.0) -> bool:
+    """Whether the server with this ``pid`` takes connections. Blocks; ``timeout_s`` for each step of the exchange.
+
+    The last line of ``postmaster.pid`` has the server's own word, so that one which starts is not asked. A server that
+    hangs leaves "ready" there, so it also has to begin a session (a backend of some milliseconds, ended at once).
+    """
     try:
         lines = (_cluster(home) / "postmaster.pid").read_text().splitlines()
+        if len(lines) < 8 or lines[0].strip() != str(pid) or lines[7].strip() != "ready":
+            return False
+        with socket.socket(socket.AF_UNIX) as door:
+            door.settimeout(timeout_s)
+            door.connect(str(home.sockets / ".s.PGSQL.5432"))
+            door.sendall(_START)
+            begun = door.recv(1) == b"R"  # an error begins with E
+            door.sendall(_TERMINATE)
     except OSError:
         return False
-    return len(lines) >= 8 and lines[0].strip() == str(pid) and lines[7].strip() == "ready"
+    return begun
 
 
 def _cluster(home: Home) -> Path:

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from shared.stack.state import State
 from shared.testing.servers import clean_environment, temporary_home
 from shared.testing.stack import RunningStack, running_stack
 
@@ -238,8 +239,14 @@ def test_an_absent_planner_and_a_silent_postgres_are_shown(stack: RunningStack) 
         text = told(stack)
         assert "problem: no planner holds its lease: pools follow what waits (zero-queue rule)" in text
         assert "problem: Postgres does not answer" in text
+        until(lambda: stack.service("postgres").state is State.UNREADY, "the supervisor has noticed")
+        assert stack.service("postgres").restarts == 0
         assert fetch(stack.urls["proxy"] + "/readyz")[0] == 200
     until(lambda: is_well(stack), "every part is well again")
+    stack.await_healthy("postgres")
+    began, *_, after = re.findall(r"postgres is healthy after ([\d.]+) s", stack.log("treadle"))
+    up_s = time.time() - psutil.Process(stack.pids["postgres"]).create_time()
+    assert float(after) < up_s - float(began), "it counts from the last unready moment"
 
 
 def test_while_valkey_is_silent_reads_answer_503_and_the_proxy_is_unready_but_lives(stack: RunningStack) -> None:
@@ -272,6 +279,22 @@ def test_while_valkey_is_silent_reads_answer_503_and_the_proxy_is_unready_but_li
     for path in READS:
         if "follow" not in path:
             assert fetch(base + path.format(**names))[0] == 200, path
+
+
+def test_a_parameter_that_a_read_does_not_have_is_refused(stack: RunningStack) -> None:
+    view(stack, "/v1/tasks/known", "PUT", TASK)
+    names = {
+        "batch": view(stack, "/v1/tasks/known/batches", "POST", {})["id"],
+        "action": view(stack, "/v1/actions", "POST", {"kind": "noop"})["id"],
+        "trajectory": view(stack, "/v1/trajectories", "POST", {"environment": {"image": "local"}})["id"],
+    }
+    for path in (*READS, "/v1/health"):
+        url = stack.urls["proxy"] + path.format(**names)
+        status, kind, text = fetch(url + ("&" if "?" in url else "?") + "folow=true")
+        assert (status, kind) == (422, "application/problem+json"), path
+        assert "unknown query parameter 'folow'" in json.loads(text)["detail"], path
+    status, _, text = fetch(f"{stack.urls['proxy']}/v1/batches/{names['batch']}/results?folow=true")
+    assert "there is follow, after" in json.loads(text)["detail"]
 
 
 def test_every_read_of_the_api_is_in_the_list_above(stack: RunningStack) -> None:

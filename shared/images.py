@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 DOCKER_HUB: Final = "docker.io"
+_ID: Final = re.compile(r"sha256:[0-9a-fA-F]+|[0-9a-fA-F]{64}")
 _HUB: Final = ("docker.io/", "index.docker.io/", "registry-1.docker.io/")
 
 
@@ -26,10 +28,21 @@ def familiar(image: str) -> str:
     return f"{head}{slash}{repository}:{tag if colon else 'latest'}"
 
 
+def is_image_id(image: str) -> bool:
+    """Does an engine take this for the id of an image that it has, or for a prefix of one?
+
+    `sha256:` alone begins an id; without it an engine looks for a name first, and takes 64 digits for an id.
+    """
+    return _ID.fullmatch(image) is not None
+
+
 def registry_of(image: str) -> str:
-    """Host of the registry that an image is pulled from."""
-    head, slash, _ = image.partition("/")
+    """Host of the registry that an image is pulled from.
+
+    `docker.io/evil.example/x` counts as `evil.example`, because its familiar name has no `docker.io`.
+    """
+    head, slash, rest = image.partition("/")
+    while slash and f"{head}/" in _HUB:
+        head, slash, rest = rest.partition("/")
     is_host = "." in head or ":" in head or head == "localhost" or head != head.lower()
-    if slash and is_host and f"{head}/" not in _HUB:
-        return head
-    return DOCKER_HUB
+    return head if slash and is_host else DOCKER_HUB

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shared.errors import BadRequest
-from shared.images import registry_of
+from shared.images import is_image_id, registry_of
 from shared.messages.environments import LOCAL
 
 ANY = "*"
@@ -22,9 +22,15 @@ class Registries:
         """Pass images of allowed registries, and `local`.
 
         Raises:
-            BadRequest: one comes from a registry that the operator has not named.
+            BadRequest: one comes from a registry that the operator has not named, or is an id, which may be any local
+                image.
         """
         for image in images:
+            if is_image_id(image) and ANY not in self._allowed:
+                raise BadRequest(
+                    what=f"{image[:20]!r} is an image id, which names no registry: name the image (a digest may follow "
+                    "its name), or allow all with PROXY_IMAGE_REGISTRIES=*"
+                )
             registry = registry_of(image).lower()
             if image == LOCAL or ANY in self._allowed or registry in self._allowed:
                 continue

@@ -21,6 +21,8 @@ from shared.app import PROBLEM_JSON
 from shared.errors import Forbidden, MalformedRequest, TreadleError
 
 ANY = "*"
+SCHEMES = ("http", "https")
+"""Of the pages that may call."""
 NAMES_KEPT = 256
 """Hosts and addresses of which the answer is remembered: the parsing of addresses cost 4 % of an action otherwise."""
 LONGEST_HOST = 261
@@ -67,8 +69,8 @@ class HostCheck:
             return self._forbidden("Host", host)
         for raw in origins:
             origin = raw.decode("latin-1").strip().lower()
-            authority = origin.partition("://")[2]
-            if authority != host and hostname(authority) not in self._allowed:
+            scheme, _, authority = origin.partition("://")
+            if scheme not in SCHEMES or (authority != host and hostname(authority) not in self._allowed):
                 return self._forbidden("Origin", origin)
         return None
 
@@ -92,9 +94,14 @@ def hostname(authority: str) -> str:
     """The name or address of `host:port`, without the brackets of IPv6; empty where it is none."""
     if authority.startswith("["):
         address, closed, port = authority[1:].partition("]")
-        return address if closed and (not port or port.startswith(":")) else ""
+        return address if closed and (not port or (port[0] == ":" and _is_port(port[1:]))) else ""
     name, _, port = authority.partition(":")
-    return name.removesuffix(".") if port.isdigit() or not port else ""
+    return name.removesuffix(".") if _is_port(port) or not port else ""
+
+
+def _is_port(text: str) -> bool:
+    """Digits of ASCII: `isdigit` takes others too."""
+    return text.isascii() and text.isdigit()
 
 
 def _is_address(host: str) -> bool:

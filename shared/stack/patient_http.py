@@ -75,7 +75,7 @@ class PatientHttp(HttpToolsProtocol):
         self._head_bytes += len(name) + len(value) + SEPARATORS
         if self._head_bytes > MOST_HEAD_BYTES:
             self._too_long()
-        else:
+        elif self._in_head:  # uvicorn would add trailers to the headers
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

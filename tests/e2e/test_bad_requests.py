@@ -43,6 +43,13 @@ async def test_a_bad_request_is_told_what_to_do(
         assert says in (await response.json(content_type=None))["detail"]
 
 
+async def test_a_file_that_is_not_base64_is_refused(http: aiohttp.ClientSession) -> None:
+    action = {"kind": "code.run", "params": {"code": "print(1)", "files": {"a": "%%%"}}}
+    _, answer = await call(http, "POST", "/v1/actions?wait=60", json=action)
+    assert answer["ended"] == "refused", answer
+    assert "'a': the content is not base64" in answer["reason"]
+
+
 async def test_bad_lines_are_named_and_good_ones_taken(http: aiohttp.ClientSession) -> None:
     await declare(http, "mixed")
     batch = await open_batch(http, "mixed", size=1)

@@ -37,7 +37,7 @@ class Door:
     def said(self, head: str, body: bytes = b"") -> tuple[int, dict[str, Any]]:
         """(status, problem or body) of one request, byte for byte."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=30) as wire:
-            wire.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
+            wire.sendall(head.replace("\n", "\r\n").encode("latin-1") + b"\r\n\r\n" + body)
             answer = b""
             while part := wire.recv(65536):
                 answer += part
@@ -84,6 +84,9 @@ def door() -> Iterator[Door]:
         (["Host: localhost:{port}", "Origin: https://evil.example"], 403),
         (["Host: localhost:{port}", "Origin: http://localhost:1"], 403),
         (["Host: localhost:{port}", "Origin: null"], 403),
+        (["Host: localhost:{port}", "Origin: evil://localhost:{port}"], 403),
+        (["Host: 127.0.0.1:\u00b2"], 403),
+        (["Host: [::1]:x"], 403),
         (["Host: localhost:{port}", "Host: localhost:{port}"], 400),
         (["Host: localhost:{port}", "Host: evil.example"], 400),
         ([], 400),
@@ -117,6 +120,14 @@ def test_a_head_of_more_than_64_kibibytes_is_refused(door: Door, size: int, stat
         assert door.said(head)[0] == status
     except ConnectionError:
         assert status == 431
+
+
+def test_trailers_are_dropped(door: Door) -> None:
+    head = "POST /v1/actions HTTP/1.1\nHost: localhost\nTransfer-Encoding: chunked\nConnection: close"
+    body = b'{"kind": "noop"}'
+    chunks = b"%x\r\n%s\r\n0\r\nHost: evil.example\r\nTreadle-Tenant: ??\r\n\r\n" % (len(body), body)
+    status, said = door.said(head, chunks)
+    assert status == 202, said
 
 
 def begun(door: Door, world: ExitStack, path: str) -> socket.socket:
@@ -166,7 +177,13 @@ def body_bytes(door: Door) -> float:
 
 def test_an_image_names_no_host_that_the_operator_has_not_named(door: Door) -> None:
     url = door.proxy.url
-    for image, status in [("10.0.0.7:5000/x", 422), ("localhost:2375/x", 422), ("debian:12", 201)]:
+    refused = ["docker.io/evil.example/x", "sha256:" + "0" * 64, "0" * 64]
+    for image, status in [
+        *((one, 422) for one in refused),
+        ("10.0.0.7:5000/x", 422),
+        ("localhost:2375/x", 422),
+        ("debian:12", 201),
+    ]:
         opened = requests.post(url + "/v1/trajectories", json={"environment": {"image": image}}, timeout=30)
         assert opened.status_code == status, opened.text
     assert requests.put(url + "/v1/tasks/t", json={"stages": [{"name": "s", "kind": "noop"}]}, timeout=30).ok

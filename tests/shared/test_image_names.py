@@ -17,6 +17,7 @@ from shared.images import familiar, registry_of
         ("ghcr.io/a/b", "ghcr.io/a/b:latest", "ghcr.io"),
         ("localhost/b:1", "localhost/b:1", "localhost"),
         ("127.0.0.1:5000/b", "127.0.0.1:5000/b:latest", "127.0.0.1:5000"),
+        ("docker.io/ghcr.io/a/b", "ghcr.io/a/b:latest", "ghcr.io"),
         ("a/b:1@sha256:00ff", "a/b@sha256:00ff", "docker.io"),
         ("r.example:5000/a@sha256:00ff", "r.example:5000/a@sha256:00ff", "r.example:5000"),
     ],

@@ -7,7 +7,6 @@ The output's fields are those of SandboxFusion's `POST /run_code` answer (its `R
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -67,7 +66,7 @@ def decoded_files(files: Mapping[str, str | None]) -> dict[str, bytes]:
     """Uploaded files by relative path; null contents and names with SKIPPED_NAME are left out.
 
     Raises:
-        ValueError: not base64, or a path that is absolute or climbs out of the working directory.
+        ValueError: not base64 (white space aside), or a path that is absolute or climbs out of the working directory.
     """
     decoded = {}
     for path, content in files.items():
@@ -76,8 +75,8 @@ def decoded_files(files: Mapping[str, str | None]) -> dict[str, bytes]:
         if not names_a_file(path):
             raise ValueError(f"file {path[:100]!r}: use a relative path inside the working directory")
         try:
-            decoded[path] = base64.b64decode(content, validate=False)
-        except binascii.Error as error:
+            decoded[path] = base64.b64decode("".join(content.split()), validate=True)
+        except ValueError as error:
             raise ValueError(f"file {path!r}: the content is not base64 ({error})") from error
     return decoded
 

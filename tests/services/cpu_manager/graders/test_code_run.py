@@ -164,9 +164,14 @@ def test_paths_out_of_the_working_directory_are_refused(path: str) -> None:
         decoded_files({path: ""})
 
 
-def test_content_that_is_not_base64_is_refused_with_its_name() -> None:
+@pytest.mark.parametrize("content", ["abc", "%%%", "aGVs%bG8=", "\u00e9"])
+def test_content_that_is_not_base64_is_refused_with_its_name(content: str) -> None:
     with pytest.raises(ValueError, match="'a': the content is not base64"):
-        decoded_files({"a": "abc"})
+        decoded_files({"a": content})
+
+
+def test_base64_may_have_lines() -> None:
+    assert decoded_files({"a": "aGVs\r\nbG8=\n"}) == {"a": b"hello"}
 
 
 def test_undecodable_output_says_so_as_sandbox_fusion_does() -> None:

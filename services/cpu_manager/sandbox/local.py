@@ -171,7 +171,8 @@ class LocalSandbox:
         if slot.group:
             return GroupWatch(slot.group)
         home = "" if self._walls.namespaces else slot.plan.home
-        return TreeWatch(job.limits.memory_bytes, home, job.limits.disk_bytes, spare.spent_s)
+        limits = job.limits
+        return TreeWatch(limits.memory_bytes, home, limits.disk_bytes, limits.pids, spare.spent_s)
 
     def _order(self, job: Job, cores: frozenset[int]) -> bytes:
         limits, grouped = job.limits, self._hierarchy is not None

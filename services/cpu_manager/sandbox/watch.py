@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,8 @@ class TreeWatch:
     home: str = ""
     disk_bytes: int = 0
     """Beyond this nobody weighs on."""
+    pids: int = sys.maxsize
+    """Beyond this nobody looks on: against a fork bomb the look itself must stay short."""
     spent_s: float = 0.0
     """CPU time of programs that init had reaped before this one."""
     weighed_bytes: int = 0
@@ -71,7 +74,9 @@ class TreeWatch:
     exact: bool = False
 
     def look(self, init: int) -> Usage:
-        pids = list(tree_of(init)) if init else []
+        pids = tree_of(init, self.pids + 1) if init else []
+        if len(pids) - 1 > self.pids:
+            return Usage(processes=len(pids) - 1)
         cpu_s, resident, held = -self.spent_s, 0, 0
         for pid in pids:
             with contextlib.suppress(*_GONE):  # whatever else fails must not make a process weigh nothing
@@ -90,10 +95,15 @@ class TreeWatch:
         return Usage(cpu_s=max(cpu_s, 0.0), peak_bytes=held, processes=max(len(pids) - 1, 0), disk_bytes=disk)
 
 
-def tree_of(init: int) -> list[int]:
-    """`init` and everything below it. Orphans of a cell are adopted by its init, so this is its whole tree."""
+def tree_of(init: int, most: int = sys.maxsize) -> list[int]:
+    """`init` and everything below it. Orphans of a cell are adopted by its init, so this is its whole tree.
+
+    The walk ends once it has found more than `most`.
+    """
     found = [init]
     for pid in found:
+        if len(found) > most:
+            break
         with contextlib.suppress(OSError):
             for thread in (_PROC / str(pid) / "task").iterdir():
                 with contextlib.suppress(OSError):

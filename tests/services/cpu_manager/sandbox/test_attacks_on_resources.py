@@ -3,12 +3,14 @@
 import asyncio
 import errno
 import resource
+import sys
 
 import pytest
 
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import ExecJob, Limits, PythonJob
 from services.cpu_manager.sandbox.rungs import Rung
+from services.cpu_manager.sandbox.watch import TreeWatch
 from tests.services.cpu_manager.sandbox.cells import CORE, Attack, nothing_left
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -25,6 +27,18 @@ while True:
 """
     ended = await attack(source, wall_s=1.0, pids=30)
     assert ended.ended_by in {"wall-limit", "signal"}
+
+
+async def test_a_look_ends_at_more_processes_than_allowed() -> None:
+    """Else a fork bomb grows faster than it is counted."""
+    chain = "import os\nfor _ in range(40):\n  if os.fork(): os.wait(); os._exit(0)\nprint(flush=True); input()"
+    pipe = asyncio.subprocess.PIPE
+    top = await asyncio.create_subprocess_exec(sys.executable, "-c", chain, stdin=pipe, stdout=pipe)
+    assert top.stdout is not None
+    await top.stdout.readline()
+    assert TreeWatch(1 << 40).look(top.pid).processes == 40
+    assert TreeWatch(1 << 40, pids=5).look(top.pid).processes == 6
+    await top.communicate(b"")
 
 
 async def test_a_shells_fork_bomb_stays_within_its_processes(attack: Attack) -> None:

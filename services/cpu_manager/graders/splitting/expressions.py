@@ -10,23 +10,17 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from services.cpu_manager.graders.splitting.builtin_calls import BuiltinCalls, math_member
 from services.cpu_manager.graders.splitting.operators import (
     COMPARISONS,
-    INSIDE,
-    MATHS,
-    OF_CONSTANTS,
-    OF_ELEMENTS,
-    ON_RESULT,
     ON_RESULTS,
-    TYPES,
     UNARY,
     comparable,
     folded,
-    is_digits,
     is_number,
     small,
 )
-from services.cpu_manager.graders.splitting.plan import Later, Recorder, Register, Sent, Steps, UnsplittableError
+from services.cpu_manager.graders.splitting.plan import Later, Recorder, Register, Steps, UnsplittableError
 from services.cpu_manager.graders.splitting.symbols import Hidden, Pure, Scope, bind, is_constant
 from services.cpu_manager.graders.splitting.values import PlainDict, PlainSet
 
@@ -42,6 +36,7 @@ class Expressions:
     def __init__(self, recorder: Recorder, steps: Steps) -> None:
         self._recorder = recorder
         self._steps = steps
+        self._builtins = BuiltinCalls(self, recorder, steps)
         self._in_argument = False
 
     def read(self, node: ast.expr, scope: Scope) -> Any:
@@ -102,9 +97,10 @@ class Expressions:
         result_is_left = is_constant(right)
         if not comparable(name, right if result_is_left else left, result_is_left=result_is_left):
             raise UnsplittableError(name)
-        return self._recorder.later(COMPARISONS[name], self._operand(left), self._operand(right))
+        return self._recorder.later(COMPARISONS[name], self.operand(left), self.operand(right))
 
-    def _operand(self, found: Any) -> Any:
+    def operand(self, found: Any) -> Any:
+        """What was read, as an operand of an operation for later."""
         if isinstance(found, Register):
             return self._recorder.use(found)
         if isinstance(found, Hidden | Pure):
@@ -125,6 +121,12 @@ class Expressions:
         for element in found:
             self._steps.take()
             yield element
+
+    def counted_elements(self, node: ast.expr, scope: Scope) -> list[Any]:
+        """The elements of a constant whose order is known, charged to the steps."""
+        found = list(self.elements(node, scope))
+        self._steps.take_value(found)
+        return found
 
     def rounds(self, generators: list[ast.comprehension], scope: Scope) -> Iterator[Scope]:
         """One scope for each round of a comprehension over a constant."""
@@ -168,7 +170,7 @@ class Expressions:
     def _made(self, make: Callable[..., Any], parts: list[Any]) -> Any:
         if all(map(is_constant, parts)):
             return make(*parts)
-        return self._recorder.later(make, *map(self._operand, parts), fallible=False)
+        return self._recorder.later(make, *map(self.operand, parts), fallible=False)
 
     def _read_set(self, node: ast.Set, scope: Scope) -> Any:
         return self._counted(PlainSet, [self.constant(one, scope) for one in node.elts])
@@ -202,7 +204,7 @@ class Expressions:
         stated = right if is_constant(right) else left
         if name not in ON_RESULTS or not is_number(stated):
             raise UnsplittableError("operator")
-        return self._recorder.later(small(ON_RESULTS[name]), self._operand(left), self._operand(right))
+        return self._recorder.later(small(ON_RESULTS[name]), self.operand(left), self.operand(right))
 
     def _read_subscript(self, node: ast.Subscript, scope: Scope) -> Any:
         base = self.read(node.value, scope)
@@ -243,9 +245,9 @@ class Expressions:
         if isinstance(function, ast.Name):
             bound, value = scope.find(function.id)
             if isinstance(value, Pure):
-                return self._math(value, node, scope)
+                return self._builtins.math(value, node, scope)
             if not bound and scope.is_builtin(function.id):
-                return self._builtin(function.id, node, scope)
+                return self._builtins.builtin(function.id, node, scope)
             if not bound:
                 value = self._recorder.add("name", function.id)
             if not isinstance(value, Register):
@@ -256,7 +258,7 @@ class Expressions:
         if isinstance(function.value, ast.Name) and scope.find(function.value.id) == (True, Hidden("math")):
             found = math_member(function.attr)
             if isinstance(found, Pure):
-                return self._math(found, node, scope)
+                return self._builtins.math(found, node, scope)
             raise UnsplittableError("call")
         if (node.args or node.keywords) and not (_is_bare_call(function.value) and function.attr not in _METHODS):
             raise UnsplittableError("the program would judge what the tests state")
@@ -272,92 +274,9 @@ class Expressions:
             raise UnsplittableError("unpacking")
         return arguments, keywords
 
-    def _math(self, function: Pure, node: ast.Call, scope: Scope) -> Any:
-        arguments = [self._operand(self.read(one, scope)) for one in node.args]
-        options = {one.arg: self.constant(one.value, scope) for one in node.keywords if one.arg is not None}
-        stated = [one for one in arguments if is_constant(one)]
-        if len(options) < len(node.keywords) or not all(map(is_number, [*stated, *options.values()])):
-            raise UnsplittableError("math")
-        if len(stated) < len(arguments) - 1:
-            raise UnsplittableError("two results")
-        operation = small(function.operation)
-        if len(stated) == len(arguments):
-            return operation(*arguments, **options)
-        return self._recorder.later(lambda *operands: operation(*operands, **options), *arguments)
-
-    def _builtin(self, name: str, node: ast.Call, scope: Scope) -> Any:
-        if name == "isinstance" and len(node.args) == 2 and not node.keywords:
-            return self._is_instance(node, scope)
-        if name not in INSIDE or (not node.args and (name not in OF_ELEMENTS or name == "len" or node.keywords)):
-            raise UnsplittableError(f"builtin {name}")
-        if not node.args:
-            return OF_ELEMENTS[name](())
-        first, others = node.args[0], node.args[1:]
-        if name in OF_ELEMENTS and len(node.args) == 1 and not node.keywords and _is_range(first):
-            return self._counted(OF_ELEMENTS[name], list(self.elements(first, scope)))
-        found = self.read(first, scope)
-        options = [self.constant(one, scope) for one in others]
-        named = {one.arg: self.constant(one.value, scope) for one in node.keywords if one.arg is not None}
-        if len(named) < len(node.keywords) or not _has_options(name, options, named):
-            raise UnsplittableError(f"options of {name}")
-        if isinstance(found, Register):
-            return self._recorder.add("apply", name, found.index, options, list(named.items()))
-        if isinstance(found, Sent | Later):
-            if name not in ON_RESULT:
-                raise UnsplittableError(f"builtin {name}")
-            operation = small(ON_RESULT[name])
-            return self._recorder.later(lambda value: operation(value, *options, **named), found)
-        return self._of_constant(name, found, options, named)
-
-    def _of_constant(self, name: str, value: Any, options: list[Any], named: dict[str, Any]) -> Any:
-        if name in OF_CONSTANTS and not named:
-            found = OF_CONSTANTS[name](value, *options)
-            if found != found:
-                raise UnsplittableError("not a number")
-            return found
-        if name not in OF_ELEMENTS or not isinstance(value, list | tuple | str) or options:
-            raise UnsplittableError(f"builtin {name}")
-        if name == "sorted" and not all(type(one) is str or is_number(one) for one in value):
-            raise UnsplittableError("sorted")
-        self._steps.take_value(value)
-        return OF_ELEMENTS[name](value, **named)
-
-    def _is_instance(self, node: ast.Call, scope: Scope) -> Register:
-        found, asked = self.read(node.args[0], scope), node.args[1]
-        asked_for = asked.elts if isinstance(asked, ast.Tuple) else [asked]
-        names = [one.id for one in asked_for if isinstance(one, ast.Name)]
-        if not isinstance(found, Register) or len(names) < len(asked_for):
-            raise UnsplittableError("isinstance")
-        if not all(name in TYPES and scope.is_builtin(name) for name in names):
-            raise UnsplittableError("isinstance")
-        return self._recorder.add("isinstance", found.index, names)
-
-
-def math_member(name: str) -> Any:
-    """A member of the module `math`."""
-    if name not in MATHS:
-        raise UnsplittableError(f"math.{name}")
-    found = MATHS[name]
-    return Pure(found) if callable(found) else found
-
-
-def _has_options(name: str, options: list[Any], named: dict[str, Any]) -> bool:
-    """Whether these further arguments of a builtin say nothing of an expected value."""
-    if name == "round" and len(options) + len(named) == 1:
-        return all(map(is_digits, options)) and all(key == "ndigits" and is_digits(named[key]) for key in named)
-    if name == "int" and len(options) + len(named) == 1:
-        return all(type(one) is int for one in (*options, *named.values())) and named.keys() <= {"base"}
-    if name == "sorted" and not options:
-        return named.keys() <= {"reverse"} and all(type(one) is bool for one in named.values())
-    return not options and not named
-
 
 def _is_bare_call(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args and not node.keywords
-
-
-def _is_range(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
 
 
 def _all_of(test: ast.expr, scope: Scope) -> ast.GeneratorExp | None:

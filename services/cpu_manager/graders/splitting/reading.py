@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Any, Final
 
-from services.cpu_manager.graders.splitting.expressions import Expressions, math_member
+from services.cpu_manager.graders.splitting.builtin_calls import math_member
+from services.cpu_manager.graders.splitting.expressions import Expressions
 from services.cpu_manager.graders.splitting.plan import Later, Plan, Recorder, Register, Steps, UnsplittableError
 from services.cpu_manager.graders.splitting.symbols import BUILTIN_NAMES, Hidden, Scope, bind
 

@@ -70,7 +70,7 @@ class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True):
     """Why it ended. While it is open: why its environment could not be made when it was last tried; else empty."""
     tenant: str
     task: str | None
-    batch: str | None
+    batch: str | None = None
     group: str
     request_id: str | None
     node_class: str

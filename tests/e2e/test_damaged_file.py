@@ -91,5 +91,6 @@ def test_damage_in_the_middle_loses_what_follows(root: Path) -> None:
 
 
 def test_where_there_is_no_file_repair_says_so(root: Path) -> None:
+    written(root).with_name("appendonly.aof.manifest").unlink()
     refused = treadle(root, "repair")
     assert (refused.returncode, "there is no append-only file" in refused.stderr) == (1, True)

@@ -72,7 +72,8 @@ def _unpack(payload: bytes) -> tuple[list[bytes], list[str]]:
 def _fault(tests: str) -> bytes:
     """What is wrong with the tests themselves: they do not compile, or state nothing. Empty where nothing is.
 
-    It is told before the program starts, under the nonce: no program can claim it, and be masked.
+    It is reported before the program starts, under the nonce, so that no program can claim it and be masked. A
+    MemoryError is no fault of the tests: a large program might cause it.
     """
     source = tests.encode("utf-8", "surrogatepass")
     try:
@@ -81,7 +82,9 @@ def _fault(tests: str) -> bytes:
             compile(source, "tests.py", "exec", dont_inherit=True)
             return b""
         told = "they hold no statement"
-    except Exception as error:  # noqa: BLE001  # SyntaxError, ValueError, RecursionError, MemoryError
+    except MemoryError:
+        return b""
+    except Exception as error:  # noqa: BLE001  # SyntaxError, ValueError, RecursionError
         told = f"{type(error).__name__}: {error}"
     return json.dumps({"fault": told[: sealed.MESSAGE_CHARS]}).encode()
 

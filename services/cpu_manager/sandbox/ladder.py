@@ -155,7 +155,7 @@ async def _probe(zygotes: Zygotes, slots: Slots) -> str:
     if group:
         group.arm(_PROBE_LIMITS.memory_bytes, 8)
     cores = tuple(os.sched_getaffinity(0))
-    order = wire.pack(wire.Order(cores, _PROBE_LIMITS.disk_bytes, 0, 5, 0))
+    order = wire.pack(wire.Order(cores, _PROBE_LIMITS.disk_bytes, 0, 5, _PROBE_LIMITS.pids, 0))
     errand = wire.pack(wire.Errand((), 0))
     parcel = sealed("parcel", wire.pack(wire.ExecParcel(("true",), {}, {}, ())))
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

@@ -30,7 +30,8 @@ from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, 
 
 _MOST_ZYGOTES: Final = 8
 _TRIES: Final = 2
-"""A job whose program never began (its zygote died just then) is tried once more before it is called lost."""
+"""A job whose program never began (its zygote or its cell died just then) is tried once more, in a new cell, before it
+is called lost."""
 _AVALANCHE: Final = 256
 _EXTRA_PIDS: Final = 1
 """The cell's init is in its control group too."""
@@ -107,20 +108,20 @@ class LocalSandbox:
         larger than it, an unknown harness, no cores, NUL bytes in arguments.
         """
         self._check(job, cores)
-        for _ in range(_TRIES):
-            ended, began = await self._once(job, cores)
+        for tried in range(_TRIES):
+            ended, began = await self._once(job, cores, new=tried > 0)
             if ended.ended_by != "lost" or began:
                 break
         return ended
 
-    async def _once(self, job: Job, cores: frozenset[int]) -> tuple[Exit, bool]:
+    async def _once(self, job: Job, cores: frozenset[int], *, new: bool) -> tuple[Exit, bool]:
         """One try. Returns how it ended and whether the program may have run."""
         if self._closed:
             return Exit(ended_by="lost", detail="the sandbox is closed"), True
         came = time.monotonic()
         try:
             zygote = await self._zygotes.get(zygote_for(job) if isinstance(job, PythonJob) else LAUNCHER)
-            spare = self._spares.take(zygote, job.limits.disk_bytes)
+            spare = self._spares.take(zygote, job.limits.disk_bytes, new=new)
         except (ZygoteError, OSError) as error:
             return Exit(ended_by="lost", detail=str(error)), False
         zygote.cells += 1
@@ -182,7 +183,8 @@ class LocalSandbox:
                 file_bytes=limits.disk_bytes,
                 data_bytes=0 if grouped else limits.memory_bytes + _DATA_SLACK,
                 cpu_s=math.ceil(limits.cpu_s),
-                pids=0 if grouped else limits.pids + self._shared_processes(),
+                pids=limits.pids,
+                counted_pids=0 if grouped else limits.pids + self._shared_processes(),
             )
         )
 
@@ -190,7 +192,7 @@ class LocalSandbox:
         """What RLIMIT_NPROC counts beside the cell's own processes.
 
         In namespaces, and as a slot's own user, nothing. An ordinary user's Landlock cells share one count with
-        everything of that user, so there the limit only stops an avalanche and the watchdog does the counting.
+        everything of that user. There init counts (`inside/forks`), and this limit is a second wall.
         """
         if self._walls.namespaces or self._walls.privileged:
             return 0

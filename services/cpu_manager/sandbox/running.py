@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from services.cpu_manager.sandbox.capture import Capture
@@ -15,7 +16,7 @@ from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.protocol import EndedBy, Exit, Limits
 from services.cpu_manager.sandbox.spares import Spare
 from services.cpu_manager.sandbox.walls import syscalls
-from services.cpu_manager.sandbox.watch import Usage, Watch, process_of
+from services.cpu_manager.sandbox.watch import Usage, Watch, look_aside, process_of
 
 _BEGIN_S: Final = 30.0
 """A cell that has not begun by then is lost."""
@@ -228,13 +229,27 @@ class Cell:
         self._all_gone()
 
     def _glance(self) -> None:
-        """Look at what the tree uses; end it at a limit, else look again when it could have reached one."""
+        """Look at what the tree uses."""
         if self._cause or self._ended or self._over.done():
             return
-        began = self._loop.time()
-        self._usage = usage = self._look()
-        took = self._loop.time() - began
-        limits = self._limits
+        if self._watch.exact:
+            self._usage = self._look()
+            self._judge(_LOOK_S)
+        else:
+            look = look_aside(self._watch, self._tree())
+            look.add_done_callback(partial(self._looked, self._loop.time()))
+
+    def _looked(self, began: float, look: asyncio.Future[Usage]) -> None:
+        failed = look.exception()
+        if self._cause or self._ended or self._over.done():
+            return
+        if not isinstance(failed, OSError):  # out of descriptors, say
+            self._usage = self._merged(look.result())
+        self._judge((self._loop.time() - began) * _REST)
+
+    def _judge(self, rest_s: float) -> None:
+        """End the tree at a limit, else look again when it could have reached one."""
+        usage, limits = self._usage, self._limits
         if usage.cpu_s > limits.cpu_s:
             self._kill("cpu-limit", f"used {usage.cpu_s:.2f} s of CPU, allowed {limits.cpu_s:g}")
         elif usage.out_of_memory or (not self._watch.exact and usage.peak_bytes > limits.memory_bytes):
@@ -247,17 +262,23 @@ class Cell:
             self._kill("decided", "what it has reported decides")
         else:
             soonest = (limits.cpu_s - usage.cpu_s) / self._cores
-            often = max(_LOOK_S, took * _REST)
+            often = max(_LOOK_S, rest_s)
             self._after(min(max(soonest, _LOOK_S), _SELDOM_S) if self._watch.exact else often, self._glance)
 
-    def _look(self) -> Usage:
+    def _tree(self) -> int:
+        """Process id of its init; 0 before it is known."""
         if self._init == 0 and not self._watch.exact and self._spare.pidfd >= 0:
             self._init = process_of(self._spare.pidfd)
-        before = self._usage
+        return self._init
+
+    def _look(self) -> Usage:
         try:
-            usage = self._watch.look(self._init)
-        except OSError:  # out of descriptors, say: it is killed and reported as before
-            return before
+            return self._merged(self._watch.look(self._tree(), quick=True))
+        except OSError:  # it is killed and reported as before
+            return self._usage
+
+    def _merged(self, usage: Usage) -> Usage:
+        before = self._usage
         return Usage(
             cpu_s=max(usage.cpu_s, before.cpu_s),
             peak_bytes=max(usage.peak_bytes, before.peak_bytes),

@@ -57,8 +57,10 @@ class Spares:
     slots: Slots
     _waiting: dict[tuple[Zygote, int], deque[Spare]] = field(default_factory=dict)
 
-    def take(self, zygote: Zygote, disk_bytes: int) -> Spare:
+    def take(self, zygote: Zygote, disk_bytes: int, *, new: bool = False) -> Spare:
         """A cell of this zygote, the longest waiting or newly ordered. Raises `ZygoteError` or OSError."""
+        if new:
+            return self._order(zygote, disk_bytes)
         waiting = self._waiting.get((zygote, disk_bytes))
         while waiting and not zygote.dead:
             spare = waiting.popleft()

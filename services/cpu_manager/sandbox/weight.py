@@ -71,11 +71,13 @@ def _open(root: int, place: str) -> int:
 
 
 def _let_in(root: int, place: str) -> None:
-    if place == _ROOT:
-        syscalls.set_mode(root, stat.S_IRWXU)
-        return
-    handle = syscalls.open_beneath(root, place, _HANDLE)
-    try:
-        syscalls.set_mode(handle, stat.S_IRWXU)
-    finally:
-        os.close(handle)
+    """Open a directory and those above it, any of which the program may have closed since they were read."""
+    syscalls.set_mode(root, stat.S_IRWXU)
+    path = _ROOT
+    for name in place.split("/")[1:]:
+        path = f"{path}/{name}"
+        handle = syscalls.open_beneath(root, path, _HANDLE)
+        try:
+            syscalls.set_mode(handle, stat.S_IRWXU)
+        finally:
+            os.close(handle)

@@ -139,7 +139,8 @@ class Cells:
             file_bytes=spec.disk_mb * _MIB,
             data_bytes=0 if grouped else spec.memory_mb * _MIB + _DATA_SLACK,
             cpu_s=0,
-            pids=0 if grouped else spec.pids,
+            pids=spec.pids,
+            counted_pids=0 if grouped else spec.pids,
         )
 
     def _stillness(

@@ -9,7 +9,7 @@ import signal
 from typing import Final
 
 from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
-from services.cpu_manager.sandbox.watch import TreeWatch, resident_bytes, tree_of
+from services.cpu_manager.sandbox.watch import TreeWatch, Usage, look_aside, resident_bytes, tree_of
 
 _LOOK_S: Final = 0.02
 
@@ -22,6 +22,7 @@ class MemoryWatch:
         self._tree = tree
         self._memory_bytes = memory_bytes
         self._timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Future[Usage] | None = None
         self.peak_bytes = 0
         """Since it was last started."""
         self.kills = 0
@@ -35,14 +36,22 @@ class MemoryWatch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._looking = None
 
     def _look(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+        self._looking = look_aside(self._tree, self._init)
+        self._looking.add_done_callback(self._looked)
+
+    def _looked(self, looked: asyncio.Future[Usage]) -> None:
+        looked.exception()  # retrieved in any case
+        if looked is not self._looking:
+            return  # it was stopped meanwhile
         with contextlib.suppress(OSError):
-            held = self._tree.look(self._init).peak_bytes
+            held = looked.result().peak_bytes
             self.peak_bytes = max(self.peak_bytes, held)
             if held > self._memory_bytes:
                 self._kill_largest()
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _kill_largest(self) -> None:
         sizes = {pid: resident_bytes(pid) for pid in tree_of(self._init) if pid != self._init}

@@ -130,7 +130,7 @@ class Stopped:
 
     def used(self) -> Used:
         peak, kills = self._memory.peak_bytes, self._memory.kills
-        return Used(self._tree.look(self._init).cpu_s, peak, kills)
+        return Used(self._tree.look(self._init, quick=True).cpu_s, peak, kills)
 
     def let_die(self) -> None:
         """Processes that are stopped die when they are killed."""

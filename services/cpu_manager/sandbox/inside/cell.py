@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from services.cpu_manager.sandbox.inside import program, staying, wire
-from services.cpu_manager.sandbox.inside.metadata import Supervisor
+from services.cpu_manager.sandbox.inside.supervisor import Supervisor
 from services.cpu_manager.sandbox.walls import landlock, syscalls
 from services.cpu_manager.sandbox.walls.seccomp import Filter
 from services.cpu_manager.sandbox.walls.view import DEVICES
@@ -44,8 +44,8 @@ class Inheritance:
     plan: wire.WallPlan
     filter: Filter
     harnesses: dict[str, Harness]
-    scopes: int = -1
-    """A Landlock rule set that only scopes, or -1."""
+    ruleset: int = -1
+    """The Landlock rule set of programs, or -1. A cell on that rung makes it."""
     resident: Callable[[int, int], None] | None = None
     """Serves a connected socket until its other end closes; a directory for its own files, or -1."""
 
@@ -66,7 +66,7 @@ def live(inheritance: Inheritance, slot: wire.SlotPlan, descriptors: list[int]) 
         wire.send(control, wire.READY, (os.pidfd_open(os.getpid()),))
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)  # its programs inherit it
         if not inheritance.plan.namespaces:
-            _enclose(inheritance.plan, slot)
+            inheritance.ruleset = _enclose(inheritance.plan, slot)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
         if slot.stays:
             _furnish(inheritance.plan, slot)
@@ -87,14 +87,20 @@ def _leave_zygote() -> None:
     syscalls.seal_tree("/proc/sys")
 
 
-def _enclose(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
-    """The Landlock rung's walls stand around init too: its `kill(-1)` must reach its own domain and no further."""
+def _enclose(plan: wire.WallPlan, slot: wire.SlotPlan) -> int:
+    """The Landlock rung's walls stand around init too: its `kill(-1)` must reach its own domain and no further.
+
+    Returns the rule set of its programs. Init itself reads /proc, to count their tasks.
+    """
     program.give_up_rights(plan, slot)
+    readable = [source for source, _ in plan.binds]
     devices = [f"/dev/{name}" for name in DEVICES]
-    ruleset = landlock.walls([source for source, _ in plan.binds], devices, slot.home)
-    landlock.restrict(ruleset)
-    os.close(ruleset)
+    own = landlock.walls([*readable, "/proc"], devices, slot.home)
+    programs = landlock.walls(readable, devices, slot.home)
+    landlock.restrict(own)
+    os.close(own)
     os.chdir(slot.home)
+    return programs
 
 
 def _furnish(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
@@ -216,7 +222,7 @@ def _wait_for(pid: int) -> tuple[int, _Tally]:
 
 
 def _supervise(pid: int, supervisor: Supervisor) -> tuple[int, _Tally]:
-    """The same, making metadata calls for the program meanwhile, whose time is the program's."""
+    """The same, answering the calls of the program meanwhile, in time that is the program's."""
     tally, statuses = _Tally(), list[int]()
     before = time.process_time()
 

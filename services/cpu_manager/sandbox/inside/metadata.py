@@ -4,7 +4,7 @@ Landlock mediates neither chmod(2) nor utimensat(2): a program could so change e
 is its user's, who may be the manager's, or that everybody may write. The filter holds such a call and hands it to
 init. Init opens what the arguments name, looks where that lies, and makes the call on the descriptor. A path is read
 once and never used again, so nothing can be exchanged between the check and the call. What lies elsewhere is answered
-EPERM. Init's time is charged to the program; its cores are not the program's, or a fork bomb would hold up its own end.
+EPERM.
 
 About 0.15 ms a call. Init reads the path from the program's memory, so the kernel has to allow a parent to trace its
 children (kernel.yama.ptrace_scope at most 1); else calls by path answer EPERM.
@@ -15,26 +15,13 @@ children (kernel.yama.ptrace_scope at most 1); else calls by path answer EPERM.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
-import select
-import signal
-import socket
-import struct
 from collections.abc import Callable
 from typing import Final
 
-from services.cpu_manager.sandbox.inside import wire
-from services.cpu_manager.sandbox.walls import refused, syscalls
-
-_RECEIVE: Final = 0xC050_2100
-_ANSWER: Final = 0xC018_2101
-_STILL_THERE: Final = 0x4008_2102
-_NOTICE: Final = struct.Struct("=QIIiIQ6Q")
-"""id, thread, flags; number, architecture, instruction pointer and arguments of the call."""
-_REPLY: Final = struct.Struct("=QqiI")
+from services.cpu_manager.sandbox.walls import syscalls
 
 _AT_FDCWD: Final = -100
 _AT_SYMLINK_NOFOLLOW: Final = 0x100
@@ -47,71 +34,14 @@ _TIMES_BYTES: Final = 32
 """Two `struct timespec`."""
 
 
-class Supervisor:
-    """Init's side: waits for its children and for the calls of one program after another."""
+class Metadata:
+    """Makes the calls of `refused.SUPERVISED` on files of one private directory."""
 
     def __init__(self, home: str) -> None:
         self._home = home
-        self._names = {numbers[_column()]: name for name, numbers in refused.SUPERVISED.items()}
-        self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._listener = -1
-        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
-    def follow(self) -> None:
-        """Begin with the program that was forked last."""
-        signal.signal(signal.SIGCHLD, _nothing)
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-
-    def hand_over(self, listener: int) -> None:
-        """Give the filter's descriptor to init. In the program's process."""
-        wire.send(self._theirs, b"L", (listener,))
-        os.close(listener)
-
-    def forget(self) -> None:
-        """Let a child be as if init had never supervised. In the program's process."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-    def wait(self, reap: Callable[[], bool]) -> None:
-        """Make calls until `reap`, called whenever a child may have ended, returns True."""
-        poller = select.poll()
-        for descriptor in (self._woken, self._ours.fileno()):
-            poller.register(descriptor, select.POLLIN)
-        try:
-            while not reap():
-                for descriptor, events in poller.poll():
-                    if descriptor == self._woken:
-                        with contextlib.suppress(BlockingIOError):
-                            os.read(self._woken, _PAGE)
-                    elif descriptor == self._ours.fileno():
-                        self._take_listener()
-                        poller.register(self._listener, select.POLLIN)
-                    elif events & select.POLLIN:
-                        self._serve()
-                    else:  # nobody is left behind the filter
-                        poller.unregister(descriptor)
-        finally:
-            if self._listener >= 0:
-                os.close(self._listener)
-                self._listener = -1
-
-    def _take_listener(self) -> None:
-        _, (self._listener,) = wire.receive(self._ours, 1)
-
-    def _serve(self) -> None:
-        """Make one call and answer it. A caller that was killed meanwhile needs no answer."""
-        notice = ctypes.create_string_buffer(_NOTICE.size)
-        with contextlib.suppress(OSError):
-            _ioctl(self._listener, _RECEIVE, notice)
-            call, thread, _, number, _, _, *arguments = _NOTICE.unpack(notice.raw)
-            error = 0
-            try:
-                self._make(call, thread, self._names[number], arguments)
-            except OSError as refusal:
-                error = refusal.errno or errno.EPERM
-            _ioctl(self._listener, _ANSWER, ctypes.create_string_buffer(_REPLY.pack(call, 0, -error, 0)))
-
-    def _make(self, call: int, thread: int, name: str, arguments: list[int]) -> None:
+    def make(self, thread: int, name: str, arguments: list[int], still_there: Callable[[], None]) -> None:
+        """Make the call `name` of a thread. Raises OSError with the caller's errno; `still_there` if it has died."""
         opened = _Opened(thread)
         try:
             times = None
@@ -126,7 +56,7 @@ class Supervisor:
                 flags = arguments[3] if name == "fchmodat2" else 0
                 descriptor = opened.at(arguments[0], arguments[1], flags, required=True)
             # The caller still waits, so the thread's number has meant nobody else.
-            _ioctl(self._listener, _STILL_THERE, ctypes.create_string_buffer(struct.pack("=Q", call)))
+            still_there()
             self._demand_own(descriptor)
             if name == "utimensat":
                 syscalls.set_times(descriptor, times)
@@ -205,15 +135,3 @@ def _read(thread: int, address: int, size: int) -> bytes:
     if len(content) < size:
         raise OSError(errno.EFAULT, "memory")
     return content
-
-
-def _ioctl(descriptor: int, request: int, argument: ctypes.Array[ctypes.c_char]) -> None:
-    syscalls.ioctl(descriptor, request, argument)
-
-
-def _column() -> int:
-    return 0 if os.uname().machine == "x86_64" else 1
-
-
-def _nothing(*_: object) -> None:
-    """So that SIGCHLD wakes init: an ignored signal wakes nobody."""

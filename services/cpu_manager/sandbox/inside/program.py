@@ -22,7 +22,7 @@ from services.cpu_manager.sandbox.walls import landlock, syscalls
 
 if TYPE_CHECKING:
     from services.cpu_manager.sandbox.inside.cell import Inheritance
-    from services.cpu_manager.sandbox.inside.metadata import Supervisor
+    from services.cpu_manager.sandbox.inside.supervisor import Supervisor
 
 _OPEN_FILES: Final = 1024
 _PENDING_SIGNALS: Final = 1024
@@ -50,8 +50,8 @@ def run(
                 supervisor.forget()
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
-        if inheritance.scopes >= 0:
-            landlock.restrict(inheritance.scopes)
+        if inheritance.ruleset >= 0:
+            landlock.restrict(inheritance.ruleset)
         if inheritance.plan.control_groups:
             _offer_to_the_oom_killer()
         packet, received = wire.receive(control, _DESCRIPTORS)
@@ -64,7 +64,7 @@ def run(
         limit(order, own=0 if inheritance.plan.namespaces else 1)
         listener = inheritance.filter.install()
         if supervisor is not None:
-            supervisor.hand_over(listener)
+            supervisor.hand_over(listener, order.pids)
         stdin, stdout, stderr, parcel, report = received
         for target, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, target)
@@ -108,8 +108,8 @@ def limit(order: wire.Order, own: int) -> None:
     ]
     if order.data_bytes:
         limits.append((resource.RLIMIT_DATA, order.data_bytes))
-    if order.pids:
-        limits.append((resource.RLIMIT_NPROC, order.pids + own))
+    if order.counted_pids:
+        limits.append((resource.RLIMIT_NPROC, order.counted_pids + own))
     for kind, value in limits:
         resource.setrlimit(kind, (value, value))
 

@@ -95,7 +95,9 @@ class Order:
     cpu_s: int
     """RLIMIT_CPU of each process: the brake if the manager sleeps. 0: none."""
     pids: int
-    """RLIMIT_NPROC; 0 leaves it to the control group."""
+    """Most tasks of the program."""
+    counted_pids: int
+    """RLIMIT_NPROC: the same, and what the kernel counts with them; 0 leaves it to the control group."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import Final, NoReturn
 
 from services.cpu_manager.sandbox.inside import cell, wire
 from services.cpu_manager.sandbox.inside.cell import Inheritance
-from services.cpu_manager.sandbox.walls import landlock, syscalls, view
+from services.cpu_manager.sandbox.walls import syscalls, view
 from services.cpu_manager.sandbox.walls.seccomp import Filter, Rules
 
 _HARNESSES: Final = "services.cpu_manager.sandbox.harnesses"
@@ -144,8 +144,6 @@ def serve(channel: socket.socket, inheritance: Inheritance) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     namespaces = inheritance.plan.namespaces
     own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if namespaces else -1
-    if not namespaces:
-        inheritance.scopes = landlock.scopes()
     wire.send(channel, wire.READY)
     gc.collect()
     gc.freeze()

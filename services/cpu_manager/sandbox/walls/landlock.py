@@ -54,11 +54,6 @@ def _create(files: int, net: int, scoped: int) -> int:
     return syscalls.syscall("landlock_create_ruleset", _CREATE_RULESET, attr, ctypes.c_size_t(len(attr)), 0)
 
 
-def scopes() -> int:
-    """A rule set (descriptor) that only keeps signals and abstract sockets inside its domain."""
-    return _create(0, 0, _SCOPE_ABSTRACT_UNIX | _SCOPE_SIGNAL)
-
-
 def walls(readable: Iterable[str], devices: Iterable[str], private: str) -> int:
     """A rule set (descriptor): read and execute the toolchain, use some devices, own `private`; no TCP, scoped."""
     ruleset = _create(ALL_FILES, _NET_TCP, _SCOPE_ABSTRACT_UNIX | _SCOPE_SIGNAL)

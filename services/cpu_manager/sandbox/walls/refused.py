@@ -158,5 +158,13 @@ SUPERVISED: Final[Calls] = {
 """Of the same kind, but linkers, archives and version control need them: init makes them on the program's behalf
 (`inside/metadata`)."""
 
+FORKS: Final[Calls] = {
+    "clone": (56, 220),
+    "fork": (57, None),
+    "vfork": (58, None),
+}
+"""Make processes and threads. Where the kernel counts them by a user who is not the program's alone, init allows them
+(`inside/forks`)."""
+
 STOPPING: Final[Calls] = {"timer_create": (222, 107)}
 """Refused where environments are stopped by SIGSTOP: a timer that sends SIGCONT would let one go on by itself."""

@@ -68,7 +68,7 @@ _FILE_IOCTLS: Final = (0x6600, 0x5800, 0x7600)
 _AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 _NEW_LISTENER: Final = 1 << 3
 _WAIT_KILLABLE: Final = 1 << 5
-"""A signal does not interrupt a call that init is making (Linux 5.19; the Landlock rung has 6.12)."""
+"""A signal does not interrupt a call that init answers (Linux 5.19; the Landlock rung has 6.12)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ class Rules:
     """What surrounds the programs that a filter is for."""
 
     namespaces: bool
-    """Own ipc, network and mount namespaces; else objects and files of the host can be named, and init makes the
-    calls for its programs that change what a name leads to."""
+    """Own ipc, network, mount and user namespaces. Without them objects and files of the host can be named, and init
+    makes the calls for its programs that change what a name leads to; and it allows forks."""
     counted: bool = True
     """A control group counts their memory, that of the kernel included."""
     stopping: bool = False
@@ -160,7 +160,7 @@ def _answers(column: int, rules: Rules) -> dict[int, _Step]:
     if not rules.namespaces:
         tables.append((refused.SHARED_IPC, _REFUSE))
         tables += [(refused.OTHERS_METADATA, _REFUSE), (refused.OTHERS_ATTRIBUTES, _fail(errno.ENOTSUP))]
-        tables.append((refused.SUPERVISED, _Step(_RETURN, _RET_NOTIFY)))
+        tables += [(calls, _Step(_RETURN, _RET_NOTIFY)) for calls in (refused.SUPERVISED, refused.FORKS)]
     if rules.stopping:
         tables.append((refused.STOPPING, _REFUSE))
     return {
@@ -207,7 +207,7 @@ class Filter:
             raise OSError(f"the sandbox's filter knows x86_64 and aarch64, not {self._machine}")
         program = assemble(self._machine, rules)
         self.supervised = not rules.namespaces
-        """Calls of `refused.SUPERVISED` wait for whoever reads the descriptor that `install` returns."""
+        """Calls of `refused.SUPERVISED` and `refused.FORKS` wait for an answer through what `install` returns."""
         self._steps = ctypes.create_string_buffer(program, len(program))
         # struct sock_fprog: unsigned short len, then (aligned) a pointer.
         self._fprog = ctypes.create_string_buffer(

@@ -283,6 +283,32 @@ if count > 64: print('REACHED', count)
 """,
     ),
     Attack(
+        "run more than twice as many, all forking at full speed",
+        """
+first, count, until, (reader, writer) = os.getpid(), 0, time.monotonic() + 1.5, os.pipe()
+os.set_blocking(reader, False)
+while time.monotonic() < until:
+    try:
+        if os.fork() == 0: os.write(writer, b'x')
+        elif os.getpid() == first: count += len(os.read(reader, 65536))
+    except OSError: pass
+    if count > 128: print('REACHED', count, flush=True); break
+if os.getpid() != first: time.sleep(9)
+""",
+    ),
+    Attack(
+        "run more threads than processes are allowed",
+        """
+import _thread
+count = _thread.stack_size(65536)
+try:
+    for _ in range(200): _thread.start_new_thread(time.sleep, (3,)); count += 1
+except RuntimeError: pass
+if count > 64: print('REACHED', count, flush=True); time.sleep(0.5)
+os._exit(0)
+""",
+    ),
+    Attack(
         "hold more memory than allowed, in one process or many",
         """
 for _ in range(4):

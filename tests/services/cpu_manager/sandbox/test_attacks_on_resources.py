@@ -4,13 +4,15 @@ import asyncio
 import errno
 import resource
 import sys
+import threading
 
 import pytest
 
+from services.cpu_manager.sandbox.inside.forks import tasks_below
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import ExecJob, Limits, PythonJob
 from services.cpu_manager.sandbox.rungs import Rung
-from services.cpu_manager.sandbox.watch import TreeWatch
+from services.cpu_manager.sandbox.watch import TreeWatch, Usage
 from tests.services.cpu_manager.sandbox.cells import CORE, Attack, nothing_left
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -39,6 +41,52 @@ async def test_a_look_ends_at_more_processes_than_allowed() -> None:
     assert TreeWatch(1 << 40).look(top.pid).processes == 40
     assert TreeWatch(1 << 40, pids=5).look(top.pid).processes == 6
     await top.communicate(b"")
+
+
+async def test_threads_count_as_processes() -> None:
+    source = """
+import _thread, os, time
+if os.fork() == 0:
+    for _ in range(9): _thread.start_new_thread(time.sleep, (60,))
+    print(flush=True); time.sleep(60)
+input()
+os.kill(0, 9)
+"""
+    pipe = asyncio.subprocess.PIPE
+    top = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", source, stdin=pipe, stdout=pipe, start_new_session=True
+    )
+    assert top.stdout is not None
+    await top.stdout.readline()
+    assert TreeWatch(1 << 40).look(top.pid).processes == 10
+    assert tasks_below(top.pid, 100) == 10
+    assert tasks_below(top.pid, 5) >= 5
+    await top.communicate(b"\n")
+
+
+async def test_a_look_that_waits_for_a_program_delays_no_other(
+    sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory maps of a process that forks are locked, for seconds where many processes share its core."""
+    watched = sandbox.ladder.chosen in {Rung.NAMESPACES, Rung.LANDLOCK}
+    look, unlocked, blocked = TreeWatch.look, threading.Event(), threading.Event()
+
+    def locked(self: TreeWatch, init: int, *, quick: bool = False) -> Usage:
+        if not quick and not unlocked.is_set():
+            blocked.set()
+            unlocked.wait(30)
+        return look(self, init, quick=quick)
+
+    monkeypatch.setattr(TreeWatch, "look", locked)
+    sleep = PythonJob(source="import time; time.sleep(60)", limits=Limits(wall_s=1.0))
+    first = asyncio.create_task(sandbox.run(sleep, CORE))
+    if watched:
+        assert await asyncio.to_thread(blocked.wait, 30)
+    others = [await sandbox.run(PythonJob(source="print(1)"), CORE) for _ in range(3)]
+    assert [other.stdout for other in others] == [b"1\n"] * 3
+    assert (await first).ended_by == "wall-limit"
+    assert blocked.is_set() == watched, "a control group counts without memory maps"
+    unlocked.set()
 
 
 async def test_a_shells_fork_bomb_stays_within_its_processes(attack: Attack) -> None:

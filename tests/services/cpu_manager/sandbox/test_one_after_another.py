@@ -303,7 +303,8 @@ print('planted')
 """
     look = "import os; print(os.listdir('.'), os.listxattr('.')); open('own', 'w').write('x')"
     for _ in range(2):
-        assert (await succession.run(plant)).stdout == b"planted\n"
+        planted = await succession.run(plant)
+        assert planted.stdout == b"planted\n", planted
         assert (await succession.run(look)).stdout == b"['main.py'] []\n"
 
 

@@ -1,0 +1,120 @@
+"""Init's answers to the calls that the filter of the Landlock rung passes to it (seccomp_unotify(2)).
+
+Two kinds: changes of metadata, which init makes for the program (`metadata`), and forks, which it allows or refuses
+(`forks`). Init's time is charged to the program. Its cores are not the program's, because on those a fork bomb would
+delay its own end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import select
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from services.cpu_manager.sandbox.inside import wire
+from services.cpu_manager.sandbox.inside.forks import Forks
+from services.cpu_manager.sandbox.inside.metadata import Metadata
+from services.cpu_manager.sandbox.walls import refused, syscalls
+
+_RECEIVE: Final = 0xC050_2100
+_ANSWER: Final = 0xC018_2101
+_STILL_THERE: Final = 0x4008_2102
+_NOTICE: Final = struct.Struct("=QIIiIQ6Q")
+"""id, thread, flags; number, architecture, instruction pointer and arguments of the call."""
+_REPLY: Final = struct.Struct("=QqiI")
+_MADE: Final = 0
+_CONTINUE: Final = 1
+"""The kernel makes the call. Only for calls whose registers the filter has checked: memory could change meanwhile."""
+_LIMIT: Final = struct.Struct("=Q")
+_SIGNALS: Final = 4096
+
+
+class Supervisor:
+    """Init's side: waits for its children and for the calls of one program after another."""
+
+    def __init__(self, home: str) -> None:
+        self._metadata = Metadata(home)
+        self._forks = Forks()
+        column = 0 if os.uname().machine == "x86_64" else 1
+        self._names = {numbers[column]: name for name, numbers in refused.SUPERVISED.items()}
+        self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._listener = -1
+        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def follow(self) -> None:
+        """Begin with the program that was forked last."""
+        signal.signal(signal.SIGCHLD, _nothing)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+
+    def hand_over(self, listener: int, pids: int) -> None:
+        """Give the filter's descriptor to init, and the most tasks of the program. In the program's process."""
+        wire.send(self._theirs, _LIMIT.pack(pids), (listener,))
+        os.close(listener)
+
+    def forget(self) -> None:
+        """Let a child be as if init had never supervised. In the program's process."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def wait(self, reap: Callable[[], bool]) -> None:
+        """Answer calls until `reap`, called whenever a child may have ended, returns True."""
+        poller = select.poll()
+        for descriptor in (self._woken, self._ours.fileno()):
+            poller.register(descriptor, select.POLLIN)
+        try:
+            while not reap():
+                for descriptor, events in poller.poll():
+                    if descriptor == self._woken:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(self._woken, _SIGNALS)
+                    elif descriptor == self._ours.fileno():
+                        self._take_listener()
+                        poller.register(self._listener, select.POLLIN)
+                    elif events & select.POLLIN:
+                        self._serve()
+                    else:  # nobody is left behind the filter
+                        poller.unregister(descriptor)
+        finally:
+            if self._listener >= 0:
+                os.close(self._listener)
+                self._listener = -1
+
+    def _take_listener(self) -> None:
+        packet, (self._listener,) = wire.receive(self._ours, 1)
+        self._forks.begin(*_LIMIT.unpack(packet))
+
+    def _serve(self) -> None:
+        """Answer one call. A caller that was killed meanwhile needs no answer."""
+        notice = ctypes.create_string_buffer(_NOTICE.size)
+        with contextlib.suppress(OSError):
+            syscalls.ioctl(self._listener, _RECEIVE, notice)
+            call, thread, _, number, _, _, *arguments = _NOTICE.unpack(notice.raw)
+            error, flags = 0, _MADE
+            try:
+                flags = self._answer(call, thread, number, arguments)
+            except OSError as refusal:
+                error = refusal.errno or errno.EPERM
+            reply = ctypes.create_string_buffer(_REPLY.pack(call, 0, -error, flags))
+            syscalls.ioctl(self._listener, _ANSWER, reply)
+
+    def _answer(self, call: int, thread: int, number: int, arguments: list[int]) -> int:
+        if number not in self._names:
+            self._forks.allow()
+            return _CONTINUE
+
+        def still_there() -> None:
+            syscalls.ioctl(self._listener, _STILL_THERE, ctypes.create_string_buffer(struct.pack("=Q", call)))
+
+        self._metadata.make(thread, self._names[number], arguments, still_there)
+        return _MADE
+
+
+def _nothing(*_: object) -> None:
+    """So that SIGCHLD wakes init: an ignored signal wakes nobody."""

@@ -1,0 +1,26 @@
+"""Weight of a private directory whose program works against being weighed. As root nothing is closed: see
+`test_as_other_users`.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from services.cpu_manager.sandbox import weight
+
+
+def test_directories_closed_during_the_walk_are_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    deepest = home / "a" / "b"
+    deepest.mkdir(parents=True)
+    (deepest / "file").write_bytes(bytes(10_000))
+    entries = weight._weigh_entries
+
+    def close_what_was_read(folder: int, place: str, places: list[str], enough: int) -> int:
+        found = entries(folder, place, places, enough)
+        (home / place).chmod(0)
+        return found
+
+    monkeypatch.setattr(weight, "_weigh_entries", close_what_was_read)
+    assert weight.weigh(str(home), 1 << 20) == 2 * 4096 + 12_288
+    home.chmod(0o700)

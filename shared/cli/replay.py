@@ -87,7 +87,7 @@ def distrs(
     processes: Annotated[int, typer.Option(min=1, help="Worker processes; with 1 there is none.")] = 2,
     search_up_to: Annotated[int, typer.Option(min=0, help="Most requests that the search is timed on.")] = REQUESTS[-1],
 ) -> None:
-    """DistRS §6: how many workers six policies hold, and how long they let trainers wait. Some fifteen minutes on two
+    """DistRS §6: how many workers six policies hold, and how long they let trainers wait. Some twelve minutes on two
     cores; with --draws 1 --workloads 0 about two.
 
     A trace is JSON Lines: {"stages": [{"name", "worker_cost", "timeout_s", "cold_start_s"?}], "max_extra_delay_s",

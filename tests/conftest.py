@@ -20,7 +20,7 @@ import hypothesis
 import pytest
 import redis
 
-from shared.testing.servers import PostgresServer, running_postgres, running_valkey, temporary_home
+from treadle.testing.servers import PostgresServer, running_postgres, running_valkey, temporary_home
 
 _numbers = itertools.count(1)
 

@@ -19,12 +19,12 @@ from services.cpu_manager.environments.protocol import (
     RuntimeUnavailable,
 )
 from services.cpu_manager.results import Done, encode_output, encode_whole, lost, refused
-from shared import log
-from shared.clock import Clock
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.grants import Granted
 from shared.messages.kinds import ENVIRONMENT_KINDS, ONLY_LOOKS, Params
 from shared.messages.outcomes import ExecutionStatus
+from shared.runtime import log
+from shared.runtime.clock import Clock
 
 _log = log.get(__name__)
 

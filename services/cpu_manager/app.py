@@ -26,18 +26,18 @@ from services.cpu_manager.sandbox.offspring import become_subreaper
 from services.cpu_manager.settings import NO_ENGINE, CpuManagerSettings
 from services.cpu_manager.topology import topology
 from services.cpu_manager.trajectories import Trajectories
-from shared import log
-from shared.app import build_app
-from shared.background import Background
 from shared.bus import functions
 from shared.bus.connection import connect, patiently
 from shared.bus.identity import mesh_identity
-from shared.clock import SYSTEM_CLOCK, Clock
 from shared.messages.environments import MEMORY
 from shared.messages.kinds import ENVIRONMENT_KINDS
 from shared.messages.nodes import Hello
-from shared.policy.formulation import STARTS
-from shared.settings import load
+from shared.policy.model.formulation import STARTS
+from shared.runtime import log
+from shared.runtime.app import build_app
+from shared.runtime.background import Background
+from shared.runtime.clock import SYSTEM_CLOCK, Clock
+from shared.runtime.settings import load
 
 _log = log.get(__name__)
 

@@ -1,7 +1,8 @@
 """Executing grants: each becomes a task on cores of its own, and exactly one outcome.
 
-A grant that finds its cores taken waits for them (the leader grants short work ahead, see `shared.policy.ahead`). What
-acts in an environment is never granted ahead, so it passes those that wait wherever cores are free.
+A grant that finds its cores taken waits for them (the leader grants short work ahead, see
+`shared.policy.dispatch.ahead`). What acts in an environment is never granted ahead, so it passes those that wait
+wherever cores are free.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from services.cpu_manager.holding import Holding
 from services.cpu_manager.results import Done, lost
 from services.cpu_manager.stands import cut, stays
 from services.cpu_manager.trajectories import Trajectories
-from shared import log
-from shared.clock import Clock
 from shared.messages.grants import Granted
 from shared.messages.outcomes import RECALLED, Finished, Held, Started, Stays
-from shared.units import Seconds
+from shared.runtime import log
+from shared.runtime.clock import Clock
+from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
 

@@ -1,6 +1,6 @@
 """Exclusive cores: who works on which. An action gets whole cores and nobody shares them while it runs.
 
-Which ones is policy (`shared.policy.cores`): of one NUMA node where that can be, siblings together.
+Which ones is policy (`shared.policy.resources.cores`): of one NUMA node where that can be, siblings together.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import os
 from dataclasses import dataclass, field
 
 from services.cpu_manager.holding import Holding
-from shared.policy.cores import CoreSets, Topology
-from shared.units import Seconds
+from shared.policy.resources.cores import CoreSets, Topology
+from shared.runtime.units import Seconds
 
 
 def usable_cores() -> frozenset[int]:

@@ -17,8 +17,8 @@ from services.cpu_manager.sandbox.offspring import Offspring
 from services.cpu_manager.sandbox.protocol import Exit, Job, Limits, PythonJob, Sandbox
 from services.cpu_manager.sandbox.rungs import NoSandboxError, Rung
 from services.cpu_manager.settings import CpuManagerSettings
-from shared import log
 from shared.messages.kinds import NEEDS_NO_CORE
+from shared.runtime import log
 
 _log = log.get(__name__)
 

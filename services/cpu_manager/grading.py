@@ -13,8 +13,8 @@ from services.cpu_manager.graders.protocol import Bench, Grader
 from services.cpu_manager.results import Done, encode_output, lost, refused
 from services.cpu_manager.sandbox.protocol import Sandbox
 from services.cpu_manager.tenancy import TenantSandbox
-from shared import log
 from shared.messages.grants import Granted
+from shared.runtime import log
 
 _log = log.get(__name__)
 

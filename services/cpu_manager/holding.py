@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.units import Seconds
+from shared.runtime.units import Seconds
 
 
 @dataclass(slots=True)

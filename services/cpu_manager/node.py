@@ -12,11 +12,9 @@ from redis.asyncio import Redis
 from services.cpu_manager.attempts import Attempts
 from services.cpu_manager.holding import Holding
 from services.cpu_manager.outbox import Outbox
-from shared import log
 from shared.bus import functions
 from shared.bus.connection import TRANSIENT, command, patiently
 from shared.bus.tail import Tail
-from shared.clock import Clock
 from shared.messages.grants import (
     EnvironmentClosed,
     Grant,
@@ -29,6 +27,8 @@ from shared.messages.grants import (
 )
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.messages.outcomes import ImagesChanged, InventoryTaken
+from shared.runtime import log
+from shared.runtime.clock import Clock
 
 _log = log.get(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shared.messages.outcomes import Evidence, ExecutionStatus
-from shared.policy.formulation import TrajectoryEnd
+from shared.policy.model.formulation import TrajectoryEnd
 
 _encoder = msgspec.json.Encoder()
 

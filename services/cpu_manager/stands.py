@@ -10,8 +10,8 @@ from services.cpu_manager.environments.protocol import Environment
 from services.cpu_manager.results import Done
 from shared.messages.environments import MEMORY, EnvironmentSpec
 from shared.messages.outcomes import Stays
-from shared.policy.formulation import STARTS, TrajectoryEnd
-from shared.units import Seconds
+from shared.policy.model.formulation import STARTS, TrajectoryEnd
+from shared.runtime.units import Seconds
 
 Word = Literal["closed", "idle", "lifetime", "died", "stopped"]
 """Why an environment ends, in metrics."""

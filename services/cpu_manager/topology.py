@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from shared.policy.cores import Topology
+from shared.policy.resources.cores import Topology
 
 SYSTEM = Path("/sys/devices/system")
 

@@ -18,11 +18,11 @@ from services.cpu_manager.environments.protocol import Environment
 from services.cpu_manager.holding import Holding
 from services.cpu_manager.results import Done, lost, refused
 from services.cpu_manager.stands import CLOSED, DIED, ENDED, NONE_HERE, Ending, Stand, age_s
-from shared import log
-from shared.clock import Clock
 from shared.messages.grants import Granted
 from shared.messages.outcomes import EnvironmentEnded, EnvironmentMade, Stays
-from shared.units import Seconds
+from shared.runtime import log
+from shared.runtime.clock import Clock
+from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
 

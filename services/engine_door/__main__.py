@@ -8,8 +8,8 @@ import sys
 
 from services.engine_door.door import Door
 from services.engine_door.settings import EngineDoorSettings
-from shared import log
-from shared.settings import WrongSetting, load
+from shared.runtime import log
+from shared.runtime.settings import WrongSetting, load
 
 
 def main() -> None:

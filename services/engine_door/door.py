@@ -17,7 +17,7 @@ from services.engine_door.calls import Call, understand
 from services.engine_door.engine import Engine, Stream
 from services.engine_door.http1 import MOST_HEAD_BYTES, PIECE_BYTES, Head, Refused, pieces, read_head, refusal, request
 from services.engine_door.settings import EngineDoorSettings
-from shared import log
+from shared.runtime import log
 
 _log = log.get(__name__)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from shared.settings import TreadleSettings, load
+from shared.runtime.settings import TreadleSettings, load
 
 
 class EngineDoorSettings(BaseSettings):

@@ -9,43 +9,43 @@ from typing import TypedDict
 
 from fastapi import FastAPI, Request, Response
 
-from services.proxy.archiver import Archiver
-from services.proxy.asgi import put_in_front
-from services.proxy.batchbook import BatchBook
-from services.proxy.bodies import Bodies
-from services.proxy.disk_watch import watch_disk
 from services.proxy.health import Health, watch_restarts
-from services.proxy.held import HeldCalls
-from services.proxy.hot import HOT_ROUTES
-from services.proxy.ids import Ids
-from services.proxy.intake import Intake
-from services.proxy.leadership import Leadership
-from services.proxy.memory import ValkeyMemory
+from services.proxy.http import batches, mesh, tasks
+from services.proxy.http.asgi import put_in_front
+from services.proxy.http.bodies import Bodies
+from services.proxy.http.held import HeldCalls
+from services.proxy.http.hot import HOT_ROUTES
+from services.proxy.http.openapi import extend_openapi
+from services.proxy.http.retries import Retries
+from services.proxy.http.sandbox_fusion import RUN_CODE_ROUTES
+from services.proxy.http.swerex.routes import SWEREX_ROUTES
+from services.proxy.http.trajectories import TRAJECTORY_ROUTES
+from services.proxy.leader.leadership import Leadership
+from services.proxy.leader.replicas import renew
 from services.proxy.metrics import WAITING
-from services.proxy.openapi import extend_openapi
-from services.proxy.registries import Registries
-from services.proxy.replicas import renew
-from services.proxy.retries import Retries
-from services.proxy.rollouts import Rollouts
-from services.proxy.routes import batches, mesh, tasks
-from services.proxy.sandbox_fusion import RUN_CODE_ROUTES
+from services.proxy.records.archiver import Archiver
+from services.proxy.records.batchbook import BatchBook
+from services.proxy.records.disk import MEBIBYTE, StoreDisk, store_paths
+from services.proxy.records.disk_watch import watch_disk
+from services.proxy.records.ids import Ids
+from services.proxy.records.intake import Intake
+from services.proxy.records.memory import ValkeyMemory
+from services.proxy.records.registries import Registries
+from services.proxy.records.rollouts import Rollouts
+from services.proxy.records.store import Store
+from services.proxy.records.taskbook import TaskBook
+from services.proxy.records.trajectorybook import TrajectoryBook
+from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
-from services.proxy.store import Store
-from services.proxy.swerex.routes import SWEREX_ROUTES
-from services.proxy.taskbook import TaskBook
-from services.proxy.trajectories import TRAJECTORY_ROUTES
-from services.proxy.trajectorybook import TrajectoryBook
-from services.proxy.waiters import Waiters
 from services.proxy.world import World
-from shared import log
-from shared.app import build_app, problem_response
-from shared.background import Background
 from shared.bus import functions
 from shared.bus.connection import TRANSIENT, ValkeyClock, connect, patiently
-from shared.disk import MEBIBYTE, StoreDisk, store_paths
-from shared.errors import Unavailable
-from shared.policy import elastic
-from shared.settings import load
+from shared.policy.elastic import scheduling
+from shared.runtime import log
+from shared.runtime.app import build_app, problem_response
+from shared.runtime.background import Background
+from shared.runtime.errors import Unavailable
+from shared.runtime.settings import load
 from shared.store import database
 from shared.store.results import ArchiveReader
 
@@ -69,7 +69,9 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[State]:
-        await asyncio.to_thread(elastic.warm)  # a leader must not compile, or load what was compiled, in mid-decision
+        await asyncio.to_thread(
+            scheduling.warm
+        )  # a leader must not compile, or load what was compiled, in mid-decision
         url = settings.treadle.redis_url
         async with (
             connect(url, name="proxy") as redis,

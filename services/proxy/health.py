@@ -15,17 +15,17 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from services.proxy import metrics
-from services.proxy.store import Store
-from shared import log
+from services.proxy.records.disk import StoreDisk
+from services.proxy.records.store import Store
 from shared.api.mesh import DiskView, HealthView, StoreView, ValkeyView
 from shared.bus.connection import ValkeyClock, command
 from shared.bus.memory import StoreMemory, store_memory
-from shared.disk import StoreDisk
 from shared.messages.nodes import NODES, Bye
 from shared.messages.targets import PLANNER_LEASE
-from shared.policy.backlog import PoolBacklog, lacking
-from shared.stack.errors import StackError
-from shared.stack.state import read_state
+from shared.policy.dispatch.backlog import PoolBacklog, lacking
+from shared.runtime import log
+from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import read_state
 from shared.store.database import Sessions, answers
 
 _log = log.get(__name__)

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from shared.settings import ServiceSettings
+from shared.runtime.settings import ServiceSettings
 
 
 class ProxySettings(ServiceSettings):

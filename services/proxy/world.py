@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Depends, Header, Request
 from redis.asyncio import Redis
 
-from services.proxy.batchbook import BatchBook
-from services.proxy.bodies import Bodies
 from services.proxy.health import Health
-from services.proxy.ids import Ids
-from services.proxy.intake import Intake
-from services.proxy.leadership import Leadership
-from services.proxy.rollouts import Rollouts
+from services.proxy.http.bodies import Bodies
+from services.proxy.leader.leadership import Leadership
+from services.proxy.records.batchbook import BatchBook
+from services.proxy.records.disk import StoreDisk
+from services.proxy.records.ids import Ids
+from services.proxy.records.intake import Intake
+from services.proxy.records.rollouts import Rollouts
+from services.proxy.records.store import Store
+from services.proxy.records.taskbook import TaskBook
+from services.proxy.records.trajectorybook import TrajectoryBook
+from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
-from services.proxy.store import Store
-from services.proxy.taskbook import TaskBook
-from services.proxy.trajectorybook import TrajectoryBook
-from services.proxy.waiters import Waiters
 from shared.bus.connection import ValkeyClock
-from shared.disk import StoreDisk
 
 if TYPE_CHECKING:
-    from services.proxy.held import HeldCalls
-    from services.proxy.retries import Retries
+    from services.proxy.http.held import HeldCalls
+    from services.proxy.http.retries import Retries
 
 DEFAULT_TENANT = "default"
 """Until there are keys, everybody is this tenant unless they name another one in the `Treadle-Tenant` header."""

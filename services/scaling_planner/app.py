@@ -14,9 +14,6 @@ from redis.asyncio import Redis
 from services.scaling_planner.capacity import Capacity
 from services.scaling_planner.service import PlannerService
 from services.scaling_planner.settings import ScalingPlannerSettings
-from shared import log
-from shared.app import build_app
-from shared.background import Background
 from shared.bus import functions
 from shared.bus.connection import TRANSIENT, ValkeyClock, connect, patiently
 from shared.bus.consumer import Consumer
@@ -25,12 +22,15 @@ from shared.bus.tail import Tail
 from shared.messages.batches import BATCHES
 from shared.messages.nodes import NODES
 from shared.messages.targets import PLANNER_LEASE
-from shared.policy.planner import Planner
-from shared.policy.rehearsal import warm
-from shared.settings import load
+from shared.policy.scaling.planner import Planner
+from shared.policy.scaling.rehearsal import warm
+from shared.runtime import log
+from shared.runtime.app import build_app
+from shared.runtime.background import Background
+from shared.runtime.settings import load
 from shared.store import database
 from shared.store.database import Sessions
-from shared.traces.planning import StimulusLog
+from shared.store.stimulus_log import StimulusLog
 
 _log = log.get(__name__)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from shared.messages.environments import HELD
 from shared.messages.nodes import Bye, Heartbeat, Hello
-from shared.policy.stimuli import NodesChanged
-from shared.units import Seconds
+from shared.policy.scaling.stimuli import NodesChanged
+from shared.runtime.units import Seconds
 
 MOST_NODES = 4096
 

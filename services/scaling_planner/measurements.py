@@ -9,10 +9,10 @@ from shared.bus.results import RequestRecord
 from shared.bus.seen import Counts
 from shared.messages.batches import BatchEnded, BatchOpened
 from shared.messages.seen import LOOKS_EVERY_S, BatchesSeen
-from shared.policy.stimuli import Sight
-from shared.policy.workload import UNREACHED, OpenedBatch, Stage
+from shared.policy.scaling.stimuli import Sight
+from shared.policy.scaling.workload import UNREACHED, OpenedBatch, Stage
+from shared.runtime.units import Seconds
 from shared.store.records import BatchRequests, EndedBatch
-from shared.units import Seconds
 
 
 def opened_batch(message: BatchOpened) -> OpenedBatch:

@@ -18,17 +18,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from services.scaling_planner import metrics
 from services.scaling_planner.capacity import Capacity
 from services.scaling_planner.measurements import ended_batch, opened_batch, sights
-from shared import log
 from shared.bus import functions
 from shared.bus.connection import ValkeyClock, command, patiently
 from shared.bus.results import RequestRecord, read_record
 from shared.bus.seen import read_counts, read_seen
 from shared.bus.tail import Tail
-from shared.errors import Unavailable
 from shared.messages.batches import BatchEnded, BatchOpened, FirstArrival, RolloutProgress
 from shared.messages.targets import COMPLETIONS, TARGETS, CompletionExpected, TargetSet
-from shared.policy.planner import Planner
-from shared.policy.stimuli import (
+from shared.policy.scaling.planner import Planner
+from shared.policy.scaling.stimuli import (
     Command,
     Ended,
     ExpectCompletion,
@@ -41,14 +39,16 @@ from shared.policy.stimuli import (
     Stimulus,
     Woken,
 )
-from shared.policy.workload import OpenedBatch, PastBatch
+from shared.policy.scaling.workload import OpenedBatch, PastBatch
+from shared.runtime import log
+from shared.runtime.errors import Unavailable
+from shared.runtime.units import Seconds
 from shared.store.batches import BatchHistory
 from shared.store.database import Sessions, persistently, transaction
 from shared.store.plans import Plans
 from shared.store.records import EndedBatch, StoredPlan
 from shared.store.results import ArchiveReader, Results
-from shared.traces.planning import StimulusLog
-from shared.units import Seconds
+from shared.store.stimulus_log import StimulusLog
 
 T = TypeVar("T")
 

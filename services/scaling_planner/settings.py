@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from shared.policy.ways import Ways
-from shared.settings import ServiceSettings
+from shared.policy.scaling.ways import Ways
+from shared.runtime.settings import ServiceSettings
 
 
 class ScalingPlannerSettings(ServiceSettings):

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from shared.policy.elasticity import LEAST_EFFICIENCY, Elasticity, by_table
+from shared.policy.model.elasticity import LEAST_EFFICIENCY, Elasticity, by_table
 
 MOST_UNITS: Final = 1024
 MOST_DURATION_S: Final = 86_400.0

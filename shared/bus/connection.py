@@ -17,10 +17,10 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004  # redis's own
 )
 
-from shared import log
 from shared.bus.wire import PipelinedRedis
-from shared.errors import Overloaded, Unavailable
-from shared.units import Seconds
+from shared.runtime import log
+from shared.runtime.errors import Overloaded, Unavailable
+from shared.runtime.units import Seconds
 
 T = TypeVar("T")
 

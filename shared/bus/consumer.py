@@ -13,10 +13,10 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from shared import log
 from shared.bus.connection import TRANSIENT, command
 from shared.messages.base import ENTRY, M, Topic
-from shared.units import Seconds
+from shared.runtime import log
+from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
 

@@ -14,12 +14,12 @@ from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from shared.bus.connection import MEMORY_FULL, command
-from shared.errors import Overloaded
 from shared.messages import seen
 from shared.messages.batches import BATCHES, BatchOpened, RolloutProgress
 from shared.messages.seen import BatchesSeen
-from shared.policy.backlog import Backlog
-from shared.units import Epoch, Seconds
+from shared.policy.dispatch.backlog import Backlog
+from shared.runtime.errors import Overloaded
+from shared.runtime.units import Epoch, Seconds
 
 _packed = msgspec.msgpack.Encoder().encode
 

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from shared.bus.connection import command
 from shared.bus.functions import call
-from shared.units import Seconds
+from shared.runtime.units import Seconds
 
 
 @dataclass(slots=True)

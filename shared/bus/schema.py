@@ -90,7 +90,7 @@ async def check_schema(redis: Redis, version: int = VERSION) -> None:
     if found != version:
         raise WrongSchema(
             f"Valkey holds data of schema {found}, and this release of treadle uses schema {version}. "
-            "Run: treadle upgrade (in containers: python -m shared.stack.prepare)"
+            "Run: treadle upgrade (in containers: python -m treadle.stack.prepare)"
         )
 
 

@@ -9,10 +9,10 @@ from typing import Any, Generic
 
 from redis.asyncio import Redis
 
-from shared import log
 from shared.bus.connection import TRANSIENT, command
 from shared.messages.base import ENTRY, M, Topic
-from shared.units import Seconds
+from shared.runtime import log
+from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
 

@@ -13,7 +13,7 @@ from shared.bus.connection import command
 from shared.bus.functions import call
 from shared.messages.environments import LOCAL, EnvironmentSpec
 from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
-from shared.units import Epoch, Seconds
+from shared.runtime.units import Epoch, Seconds
 
 PLACEMENTS = "placements"
 READ_AT_ONCE = 512

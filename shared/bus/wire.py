@@ -21,7 +21,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from shared.units import Seconds
+from shared.runtime.units import Seconds
 
 _ERRORS: dict[str, type[ResponseError | ConnectionError]] = {
     "OOM": OutOfMemoryError,

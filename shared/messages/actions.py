@@ -11,7 +11,7 @@ import msgspec
 
 from shared.messages.base import ENTRY, Message, Topic
 from shared.messages.environments import EnvironmentSpec
-from shared.policy.elasticity import Elasticity
+from shared.policy.model.elasticity import Elasticity
 
 Json = bytes
 """JSON text as it came; decoded only by who needs it."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shared.policy.formulation import STARTS
+from shared.policy.model.formulation import STARTS
 
 LOCAL = "local"
 """The image that is no image: an environment made of the node's own toolchain, in the sandbox's walls."""

@@ -13,7 +13,7 @@ import msgspec
 
 from shared.messages.actions import Json
 from shared.messages.base import Message, Topic
-from shared.policy.formulation import TrajectoryEnd
+from shared.policy.model.formulation import TrajectoryEnd
 
 ExecutionStatus = Literal["ok", "timeout", "lost", "refused", "cancelled", "environment-lost", "postponed"]
 """How one attempt ended on a node. `ok` and `timeout` are verdicts; `lost` is ours and is tried again. In a trajectory,
@@ -100,7 +100,7 @@ class InventoryTaken(Message, frozen=True, kw_only=True, tag="inventory-taken.v1
     environments: list[Stays] = []
     """Those that stand, and those that are being made."""
     images: list[str] = []
-    """Of its container engine, at most `shared.policy.residency.MOST_HERE`."""
+    """Of its container engine, at most `shared.policy.resources.residency.MOST_HERE`."""
 
 
 class EnvironmentEnded(Message, frozen=True, kw_only=True, tag="environment.ended.v1"):

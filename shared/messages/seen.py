@@ -11,7 +11,7 @@ from array import array
 
 import msgspec
 
-from shared.units import Seconds
+from shared.runtime.units import Seconds
 
 LOOKS_EVERY_S: Seconds = 0.5
 """How often the leader looks: what it tells is as old at most, as long as it lives."""

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from shared.policy.workload import OpenedBatch, PastBatch, Stage
+from shared.policy.scaling.workload import OpenedBatch, PastBatch, Stage
 from shared.store.records import BatchRequests, EndedBatch, record
 from shared.store.tables import BATCH_REQUESTS, BATCHES
 

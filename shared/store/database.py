@@ -12,8 +12,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from shared import log
-from shared.units import Seconds
+from shared.runtime import log
+from shared.runtime.units import Seconds
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from shared.policy.workload import UNREACHED, BatchRecord
+from shared.policy.scaling.workload import UNREACHED, BatchRecord
 
 EndState = Literal["complete", "cancelled", "abandoned"]
 

@@ -17,14 +17,14 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 from sqlalchemy.exc import SQLAlchemyError
 
-from shared import log
 from shared.bus.archive import Result, numeric
 from shared.bus.connection import command, patiently
-from shared.errors import BadRequest, Unavailable
+from shared.runtime import log
+from shared.runtime.errors import BadRequest, Unavailable
+from shared.runtime.units import Seconds
 from shared.store.answers import Answers
 from shared.store.database import Sessions
 from shared.store.records import Cursor
-from shared.units import Seconds
 
 _log = log.get(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 
+from tests.architecture.layers import layers_are_kept
 from tests.architecture.source import Finding, Module, dotted
 
 Rule = Callable[[Module], Iterator[Finding]]
@@ -18,7 +19,7 @@ DUSTBINS = frozenset({"utils.py", "util.py", "helpers.py", "helper.py", "common.
 PURE = frozenset(
     {"__future__", "abc", "array", "bisect", "collections", "copy", "dataclasses", "enum", "fractions", "functools",
      "heapq", "itertools", "math", "numbers", "operator", "random", "statistics", "string", "types", "typing",
-     "numpy", "numba", "shared.policy", "shared.replay"}
+     "numpy", "numba", "shared.policy", "treadle.lab.replay"}
 )  # fmt: skip
 """What decisions may import: nothing that knows the time, the machine or the network."""
 
@@ -52,16 +53,8 @@ def services_never_import_each_other(module: Module) -> Iterator[Finding]:
                 yield module.found(node, f"service {own} imports {name}: services meet on the bus alone")
 
 
-def shared_never_imports_services(module: Module) -> Iterator[Finding]:
-    """What all build on builds on none of them."""
-    if module.package[:1] == ["shared"]:
-        for node, name in module.imports():
-            if name.split(".")[0] in ("services", "tests", "scripts"):
-                yield module.found(node, f"shared imports {name}: only the other way round")
-
-
 def decisions_are_pure(module: Module) -> Iterator[Finding]:
-    """`shared/policy` and `shared/replay`: no clock, no IO, no chance of their own, nothing asynchronous."""
+    """`shared/policy` and `treadle/lab/replay`: no clock, no IO, no chance of their own, nothing asynchronous."""
     if not _decides(module):
         return
     for node, name in module.imports():
@@ -120,7 +113,7 @@ def importing_does_nothing(module: Module) -> Iterator[Finding]:
 
 RULES: tuple[Rule, ...] = (
     services_never_import_each_other,
-    shared_never_imports_services,
+    layers_are_kept,
     decisions_are_pure,
     decisions_are_documented,
     files_are_short,
@@ -130,7 +123,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def _decides(module: Module) -> bool:
-    return module.package[:2] in (["shared", "policy"], ["shared", "replay"])
+    return module.package[:2] == ["shared", "policy"] or module.package[:3] == ["treadle", "lab", "replay"]
 
 
 def _at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -8,6 +8,7 @@ from textwrap import dedent
 import pytest
 
 from tests.architecture import rules
+from tests.architecture.layers import layers_are_kept
 from tests.architecture.rules import MOST_LINES, RULES, Rule
 from tests.architecture.source import modules
 
@@ -20,11 +21,11 @@ BROKEN: list[tuple[Rule, str, str, list[int]]] = [
         from services.cpu_manager import node
         from services import cpu_manager
         from ..cpu_manager import node
-        import services.proxy.waiters
+        import services.proxy.records.waiters
         from services.proxy import waiters
         from .waiters import Waiters
         from . import waiters
-        import shared.log
+        import shared.runtime.log
         def later():
             from services.scaling_planner.app import create_app
             importlib.import_module("services.console.app")
@@ -32,20 +33,38 @@ BROKEN: list[tuple[Rule, str, str, list[int]]] = [
         [1, 2, 3, 4, 11, 12],
     ),
     (
-        rules.shared_never_imports_services,
+        layers_are_kept,
         "shared/bus/tail.py",
         """\
         from shared.bus import connection
-        import serviceslike
+        import serviceslike, msgspec
+        from shared.runtime import log
         def later():
             from services.proxy import leader
         import tests.conftest
+        from shared.store import results
+        from treadle.client import rest
         """,
-        [4, 5],
+        [5, 6, 7, 8],
     ),
     (
+        layers_are_kept,
+        "shared/policy/order/tenants.py",
+        "import shared.policy.model\nfrom shared.policy.dispatch import life\nfrom shared.runtime import log\n",
+        [2, 3],
+    ),
+    (
+        layers_are_kept,
+        "services/proxy/records/store.py",
+        "from services.proxy.metrics import X\nfrom services.proxy.http.hot import Y\nimport services.proxy.leader\n",
+        [2, 3],
+    ),
+    (layers_are_kept, "services/quota/app.py", "from shared.bus import wire\nfrom treadle.client import rest\n", [2]),
+    (layers_are_kept, "treadle/cli/main.py", "import shared.api\nfrom services.proxy import app\n", [2]),
+    (layers_are_kept, "shared/novel/thing.py", "", [1]),
+    (
         rules.decisions_are_pure,
-        "shared/policy/ebf.py",
+        "shared/policy/order/ebf.py",
         """\
         import heapq, math
         import asyncio
@@ -59,7 +78,7 @@ BROKEN: list[tuple[Rule, str, str, list[int]]] = [
         from random import shuffle
         import numpy as np
         import numba
-        from shared.policy.ledger import Node
+        from shared.policy.resources.ledger import Node
         from shared.policy import floor
         from .ledger import Node
         from shared import log
@@ -76,11 +95,11 @@ BROKEN: list[tuple[Rule, str, str, list[int]]] = [
     ),
     (
         rules.decisions_are_pure,
-        "shared/replay/traces.py",
-        "from pathlib import Path\nimport shared.policy.dispatch\nimport shared.replay.mesh\n",
+        "treadle/lab/replay/traces.py",
+        "from pathlib import Path\nimport shared.policy.dispatch.dispatcher\nimport treadle.lab.replay.mesh\n",
         [1],
     ),
-    (rules.decisions_are_documented, "shared/policy/pools.py", "# a comment is no docstring\nX = 1\n", [1]),
+    (rules.decisions_are_documented, "shared/policy/resources/pools.py", "# a comment is no docstring\nX = 1\n", [1]),
     (rules.files_are_short, "services/proxy/long.py", "x = 1\n" * (MOST_LINES + 1), [MOST_LINES + 1]),
     (rules.files_have_names, "services/proxy/utils.py", "", [1]),
     (rules.files_have_names, "shared/common.py", "", [1]),
@@ -131,7 +150,7 @@ def test_a_rule_names_the_lines_that_break_it(
     file = tmp_path / path
     file.parent.mkdir(parents=True)
     file.write_text(dedent(text))
-    (module,) = modules(tmp_path, "services", "shared")
+    (module,) = modules(tmp_path, "services", "shared", "treadle")
     found = sorted(rule(module), key=lambda finding: finding.line)
     assert [finding.line for finding in found] == lines
     assert all(str(finding).startswith(f"{path}:{finding.line}: ") for finding in found)
@@ -143,9 +162,9 @@ def test_every_rule_has_a_case_that_breaks_it() -> None:
 
 def test_a_good_tree_is_kept(tmp_path: Path) -> None:
     good = {
-        "services/proxy/app.py": "from services.proxy.routes import router\nfrom shared import log\n",
-        "shared/policy/ledger.py": '"""A law."""\nimport heapq\nfrom shared.policy.ebf import EbfQueue\n',
-        "shared/app.py": "X = frozenset({1})\n",
+        "services/proxy/app.py": "from services.proxy.http import router\nfrom shared.runtime import log\n",
+        "shared/policy/order/lanes.py": '"""A law."""\nimport heapq\nfrom shared.policy.order.ebf import Key\n',
+        "shared/runtime/app.py": "X = frozenset({1})\n",
         "services/__init__.py": '"""Services."""\n',
     }
     for path, text in good.items():

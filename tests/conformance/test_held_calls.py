@@ -15,10 +15,10 @@ import pytest
 import redis
 import requests
 
-from shared.testing.servers import running_valkey, temporary_home
 from tests.conformance.verl_overload import overload
 from tests.e2e.processes import Service, running_service
 from tests.e2e.replicas import PATIENCE_S, metric, running_mesh, until
+from treadle.testing.servers import running_valkey, temporary_home
 
 BLANK_S = 0.5
 MARGIN_S = 1.0

@@ -16,9 +16,9 @@ import jsonschema_rs
 import pytest
 import redis
 
-from shared.testing.servers import running_valkey, temporary_home
 from tests.e2e.processes import Service, running_service
 from tests.e2e.replicas import is_ready, until
+from treadle.testing.servers import running_valkey, temporary_home
 
 SECONDS = 45
 EXAMPLES = 25

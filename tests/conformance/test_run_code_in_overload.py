@@ -12,9 +12,9 @@ import pytest
 import redis
 import requests
 
-from shared.testing.servers import running_valkey, temporary_home
 from tests.conformance.verl import RUN_ERROR, RUN_TIMEOUT, Case, score_all
 from tests.e2e.replicas import Mesh, executions, running_mesh, until
+from treadle.testing.servers import running_valkey, temporary_home
 
 MARGIN_S = 1.0
 CALLERS = 64

@@ -23,7 +23,7 @@ from services.cpu_manager.environments.resident.archives import pack
 from services.cpu_manager.sandbox.local import LocalSandbox
 from shared.messages.environments import LOCAL, EnvironmentSpec
 from shared.messages.kinds import ENVIRONMENT_KINDS
-from shared.testing.small_image import small_image
+from treadle.testing.small_image import small_image
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -20,8 +20,8 @@ from sandbox_fusion import (
     summary_run_code_result,
 )
 
-from shared.testing.servers import running_valkey, temporary_home
 from tests.e2e.replicas import running_mesh
+from treadle.testing.servers import running_valkey, temporary_home
 
 LONG_S = 60.0
 SHORT_S = 0.5

@@ -14,10 +14,10 @@ import pytest
 import requests
 from sandbox_fusion import RunCodeRequest, RunStatus, run_code
 
-from shared.testing.servers import running_valkey, temporary_home
 from tests.conformance.verl import API_ERROR, COMPILE_ERROR, RUN_ERROR, TRIES, Case, score, score_all
 from tests.e2e.processes import Service, running_service
 from tests.e2e.replicas import Mesh, executions, is_ready, leads, metric, until
+from treadle.testing.servers import running_valkey, temporary_home
 
 PLAIN = {"PROXY_HOLD": "never"}
 """As for clients that are not held; tests/conformance/test_held_calls.py has the others."""

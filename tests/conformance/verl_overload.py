@@ -11,9 +11,9 @@ import sys
 import time
 from collections import Counter
 
-from shared.testing.servers import running_valkey, temporary_home
 from tests.conformance.verl import Case, Scored, score_all
 from tests.e2e.replicas import running_mesh
+from treadle.testing.servers import running_valkey, temporary_home
 
 CORES = 2
 

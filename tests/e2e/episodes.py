@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 
-from shared.testing.servers import running_valkey, temporary_home
 from tests.e2e.processes import Service, running_service
 from tests.e2e.replicas import LEASE_S, is_ready, leads, until
+from treadle.testing.servers import running_valkey, temporary_home
 
 Json = dict[str, Any]
 WAIT_S = 60

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.stack.process import Launch, start, stop
-from shared.testing.servers import START_TIMEOUT_S, clean_environment
+from treadle.stack.process import Launch, start, stop
+from treadle.testing.servers import START_TIMEOUT_S, clean_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def running_service(name: str, redis_url: str, **environ: str) -> Iterator[Servi
         f"{name.upper()}_PORT": str(port),
         **environ,
     }
-    argv = (sys.executable, "-m", "shared.stack.serve", name, f"services.{name}.app:create_app")
+    argv = (sys.executable, "-m", "treadle.stack.serve", name, f"services.{name}.app:create_app")
     launch = Launch(name, argv, environment, cwd=Path.cwd(), stop_signal=signal.SIGTERM)
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as output:

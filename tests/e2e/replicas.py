@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from shared.testing.servers import running_valkey, temporary_home
 from tests.e2e.processes import Service, running_service
+from treadle.testing.servers import running_valkey, temporary_home
 
 LEASE_S = 2.0
 NODE_LOST_S = 2.0

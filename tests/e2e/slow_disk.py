@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.stack.home import Home
-from shared.stack.valkey import valkey_answers, valkey_launch, valkey_socket
-from shared.testing.servers import running
+from treadle.stack.home import Home
+from treadle.stack.valkey import valkey_answers, valkey_launch, valkey_socket
+from treadle.testing.servers import running
 
 FSYNC_S = 0.03
 """A busy network disk; a local one takes 0.1 to 5 ms."""

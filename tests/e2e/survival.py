@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import psutil
 
-from shared.stack.process import Identity
+from shared.runtime.identity import Identity
 from tests.e2e.trainer import BROKEN, PASSING, PAUSE_S
 
 Json = dict[str, Any]

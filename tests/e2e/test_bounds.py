@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 import redis
 
-from shared.stack.home import open_home
-from shared.stack.valkey import MEBIBYTE, valkey_answers, valkey_launch, valkey_socket, valkey_url
-from shared.testing.servers import running, running_valkey
 from tests.e2e.processes import Service, running_service
 from tests.e2e.replicas import leads, until
+from treadle.stack.home import open_home
+from treadle.stack.valkey import MEBIBYTE, valkey_answers, valkey_launch, valkey_socket, valkey_url
+from treadle.testing.servers import running, running_valkey
 
 Json = dict[str, Any]
 

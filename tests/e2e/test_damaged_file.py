@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from shared.stack.append_only import scan
-from shared.testing.servers import clean_environment, running_valkey, temporary_home
+from treadle.stack.append_only import scan
+from treadle.testing.servers import clean_environment, running_valkey, temporary_home
 
 TREADLE = Path(sys.executable).with_name("treadle")
-ECHO = "echo=shared.testing.echo:create_app"
+ECHO = "echo=treadle.testing.echo:create_app"
 
 
 def treadle(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

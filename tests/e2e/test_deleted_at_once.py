@@ -10,11 +10,11 @@ import asyncpg
 import pytest
 import redis
 
-from shared.stack.services import PROXY
-from shared.testing.servers import temporary_home
-from shared.testing.stack import RunningStack, running_stack
 from tests.e2e.trainer import Trainer, trainer_at
 from tests.shared.bus.soon import soon
+from treadle.stack.services import PROXY
+from treadle.testing.servers import temporary_home
+from treadle.testing.stack import RunningStack, running_stack
 
 WITHIN_S = 120.0
 SETTINGS = {

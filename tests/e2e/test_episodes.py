@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
-from shared.bench.episodes import play
-from shared.testing.small_image import small_image
 from tests.e2e.episodes import Scene, Trainer, running_scene, trainer_of
+from treadle.lab.bench.episodes import play
+from treadle.testing.small_image import small_image
 
 ENVIRONMENTS, STEPS = 24, 50
 IMAGE = f"treadletest-episodes-{os.getpid()}:python"

@@ -14,10 +14,10 @@ from functools import partial
 
 import pytest
 
-from shared.bench.episodes import play
-from shared.testing.small_image import small_image
 from tests.e2e.containers.engine import PrivateEngine, private_engine
 from tests.e2e.episodes import NODE, WAIT_S, Scene, Trainer, running_scene, trainer_of
+from treadle.lab.bench.episodes import play
+from treadle.testing.small_image import small_image
 
 IMAGE = f"treadletest-killed-{os.getpid()}:python"
 MEMORY_MB = 64

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import aiohttp
 import pytest
 
-from shared.testing.servers import temporary_home
-from shared.testing.stack import RunningStack, running_stack
 from tests.e2e.episodes import Trainer
+from treadle.testing.servers import temporary_home
+from treadle.testing.stack import RunningStack, running_stack
 
 
 @pytest.fixture(scope="module")

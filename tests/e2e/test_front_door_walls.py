@@ -14,9 +14,9 @@ import pytest
 import redis
 import requests
 
-from shared.testing.servers import running_valkey, temporary_home
 from tests.e2e.processes import Service, running_service
 from tests.e2e.replicas import leads, metric, until
+from treadle.testing.servers import running_valkey, temporary_home
 
 MOST_BODIES = 2 << 20
 PART = 700_000

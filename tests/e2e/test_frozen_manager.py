@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from shared.testing.servers import running_valkey, temporary_home
 from tests.e2e.campaign import grade_through
 from tests.e2e.replicas import PATIENCE_S, Mesh, running_mesh
 from tests.e2e.trainer import Trainer, trainer_at
+from treadle.testing.servers import running_valkey, temporary_home
 
 SIZE = 600
 

@@ -11,12 +11,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shared.stack.operate import current_state
-from shared.stack.state import ServiceState, State
-from shared.testing.servers import temporary_home
-from shared.testing.stack import RunningStack, running_stack
+from shared.runtime.stack_state import ServiceState, State
 from tests.e2e.full_disk import SmallDisk, small_disk
 from tests.e2e.routes import BEGINS_NONE, BEGINS_WORK, form
+from treadle.stack.operate import current_state
+from treadle.testing.servers import temporary_home
+from treadle.testing.stack import RunningStack, running_stack
 
 MEBIBYTE = 1 << 20
 DISK_MIB = 400

@@ -14,10 +14,10 @@ import aiohttp
 import asyncpg
 import pytest
 
-from shared.stack.home import open_home
-from shared.testing.servers import clean_environment, temporary_home
-from shared.testing.stack import RunningStack, running_stack
 from tests.e2e.full_disk import SmallDisk, small_disk
+from treadle.stack.home import open_home
+from treadle.testing.servers import clean_environment, temporary_home
+from treadle.testing.stack import RunningStack, running_stack
 
 DISK_MIB = 400
 WITHIN_S = 120.0

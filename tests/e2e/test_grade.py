@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from shared.testing.servers import clean_environment, temporary_home
-from shared.testing.stack import RunningStack, running_stack
+from treadle.testing.servers import clean_environment, temporary_home
+from treadle.testing.stack import RunningStack, running_stack
 
 TREADLE = str(Path(sys.executable).with_name("treadle"))
 PASSES, FAILS, RAISES, ENDLESS = "def f(): return 1", "def f(): return 2", "def f(): return g()", "while True: pass"

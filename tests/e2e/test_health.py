@@ -20,9 +20,9 @@ from typing import Any
 import psutil
 import pytest
 
-from shared.stack.state import State
-from shared.testing.servers import clean_environment, temporary_home
-from shared.testing.stack import RunningStack, running_stack
+from shared.runtime.stack_state import State
+from treadle.testing.servers import clean_environment, temporary_home
+from treadle.testing.stack import RunningStack, running_stack
 
 WITHIN_S = 90.0
 TREADLE = Path(sys.executable).with_name("treadle")

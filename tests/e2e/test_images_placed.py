@@ -16,8 +16,6 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from shared.testing.servers import running_valkey, temporary_home
-from shared.testing.small_image import small_image
 from tests.e2e.containers.engine import PrivateEngine, private_engine
 from tests.e2e.episodes import WAIT_S, Json, Trainer
 from tests.e2e.processes import Service, running_service
@@ -25,6 +23,8 @@ from tests.e2e.replicas import is_ready, leads, until
 from tests.services.cpu_manager.environments.docker.registry import LoopbackRegistry
 from tests.services.cpu_manager.environments.docker.test_pulls import forget
 from tests.shared.bus.soon import soon
+from treadle.testing.servers import running_valkey, temporary_home
+from treadle.testing.small_image import small_image
 
 pytestmark = [pytest.mark.docker]
 

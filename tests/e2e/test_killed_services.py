@@ -12,10 +12,10 @@ import pytest
 
 from shared.store import database
 from shared.store.batches import BatchHistory
-from shared.testing.servers import temporary_home
-from shared.testing.stack import RunningStack, running_stack
 from tests.e2e.campaign import grade_through
 from tests.e2e.trainer import trainer_at
+from treadle.testing.servers import temporary_home
+from treadle.testing.stack import RunningStack, running_stack
 
 SIZE = 2000
 

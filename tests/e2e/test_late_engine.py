@@ -10,9 +10,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from shared.testing.small_image import small_image
 from tests.e2e.episodes import Scene, running_scene, trainer_of
 from tests.shared.bus.soon import soon
+from treadle.testing.small_image import small_image
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker")]
 

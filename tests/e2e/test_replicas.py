@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from shared.stack.home import open_home
-from shared.stack.valkey import valkey_url
-from shared.testing.servers import running_valkey
 from tests.e2e.campaign import grade_through
 from tests.e2e.replicas import Mesh, epoch, executions, is_ready, leads, running_mesh, until
 from tests.e2e.slow_disk import slow_fsync, valkey_on_slow_disk
 from tests.e2e.trainer import Trainer, trainer_at
+from treadle.stack.home import open_home
+from treadle.stack.valkey import valkey_url
+from treadle.testing.servers import running_valkey
 
 SIZE = 600
 SLOW_SIZE = 240

@@ -1,4 +1,4 @@
-"""Services as a container runs them: `python -m shared.stack.serve`, a bare init above each, and no supervisor."""
+"""Services as a container runs them: `python -m treadle.stack.serve`, a bare init above each, and no supervisor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import aiohttp
 import psutil
 import pytest
 
-from shared.stack.process import Identity, identify
+from shared.runtime.identity import Identity, identify
 from tests.e2e.processes import Service
 from tests.e2e.replicas import Mesh, running_mesh, until
 from tests.e2e.survival import Caller, Episode, all_end, until_no_zombies

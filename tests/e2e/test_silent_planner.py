@@ -16,11 +16,11 @@ import redis
 from shared.bus import functions
 from shared.bus.connection import connect
 from shared.messages.targets import PLANNER_LEASE, TARGETS, TargetSet
-from shared.testing.servers import running_valkey
 from tests.e2e.processes import running_service
 from tests.e2e.replicas import Mesh, running_mesh
 from tests.e2e.trainer import Trainer, trainer_at
 from tests.shared.bus.soon import soon
+from treadle.testing.servers import running_valkey
 
 POOL = "cores@default"
 WORKFLOW = {"stages": [{"name": "run", "kind": "sleep", "units": {"cores": 1}, "timeout_s": 60}]}

@@ -14,9 +14,9 @@ import aiohttp
 import pytest
 import redis
 
-from shared.testing.servers import running_valkey, temporary_home
 from tests.e2e.replicas import Mesh, running_mesh
 from tests.e2e.routes import BEGINS_NONE, BEGINS_WORK, form
+from treadle.testing.servers import running_valkey, temporary_home
 
 Json = dict[str, Any]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from shared.stack.home import Home, open_home
-from shared.stack.valkey import valkey_url
 from tests.e2e.campaign import grade_through
 from tests.e2e.processes import running_service
 from tests.e2e.slow_disk import FSYNC_S, slow_fsync, valkey_on_slow_disk
 from tests.e2e.trainer import trainer_at
+from treadle.stack.home import Home, open_home
+from treadle.stack.valkey import valkey_url
 
 SIZE = 400
 

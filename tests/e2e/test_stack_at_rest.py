@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.bench.processes import memory_bytes
-from shared.stack.process import Identity, identify
-from shared.stack.services import SERVICES
-from shared.stack.state import State
-from shared.testing.stack import RunningStack, running_stack
+from shared.runtime.identity import Identity, identify
+from shared.runtime.stack_state import State
+from treadle.lab.bench.processes import memory_bytes
+from treadle.stack.services import SERVICES
+from treadle.testing.stack import RunningStack, running_stack
 
 MOST_MEMORY_BYTES = 600_000_000
 """The whole idle stack, proportional set size; some 390 MB, a third of it for the compiled search (ADR 0012)."""

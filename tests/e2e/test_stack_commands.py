@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from shared.cli.main import COMMANDS, load_command
-from shared.testing.servers import clean_environment
+from treadle.cli.main import COMMANDS, load_command
+from treadle.testing.servers import clean_environment
 
 TREADLE = Path(sys.executable).with_name("treadle")
 HEAVY = ("fastapi", "sqlalchemy", "redis", "aiohttp", "numpy", "pydantic", "asyncio")
@@ -26,7 +26,7 @@ def environ(stack_home: Path) -> dict[str, str]:
     return {
         **clean_environment(),
         "TREADLE_HOME": str(stack_home),
-        "STACK_SERVICES": "echo=shared.testing.echo:create_app",
+        "STACK_SERVICES": "echo=treadle.testing.echo:create_app",
     }
 
 
@@ -49,7 +49,7 @@ def detached(environ: dict[str, str]) -> Iterator[dict[str, str]]:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    code = "import sys; from shared.cli.main import app; app(['--help'], standalone_mode=False); print(*sys.modules)"
+    code = "import sys; from treadle.cli.main import app; app(['--help'], standalone_mode=False); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     loaded = done.stdout.split()
     assert "up" in loaded
@@ -97,7 +97,7 @@ def test_up_when_already_up_says_so(detached: dict[str, str]) -> None:
 
 
 def test_up_on_another_port_than_that_of_the_running_stack_is_an_error(environ: dict[str, str]) -> None:
-    proxy = {**environ, "STACK_SERVICES": "proxy=shared.testing.echo:create_app"}
+    proxy = {**environ, "STACK_SERVICES": "proxy=treadle.testing.echo:create_app"}
     started = treadle(proxy, "up", "--detach", "--port", "0")
     assert started.returncode == 0, started.stderr
     try:

@@ -12,13 +12,13 @@ import psutil
 import pytest
 import redis
 
-from shared.stack.errors import StackError
-from shared.stack.operate import current_state
-from shared.stack.process import Identity, identify
-from shared.stack.state import State, is_supervised
-from shared.testing.stack import RunningStack, running_stack
+from shared.runtime.identity import Identity, identify
+from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import State, is_supervised
+from treadle.stack.operate import current_state
+from treadle.testing.stack import RunningStack, running_stack
 
-ECHO = "echo=shared.testing.echo:create_app"
+ECHO = "echo=treadle.testing.echo:create_app"
 
 
 def get(url: str) -> str:

@@ -18,11 +18,11 @@ import redis
 
 from services.cpu_manager.environments.docker.claim import Claim, Owner
 from shared.bus.identity import MESH
-from shared.stack.operate import take_down
-from shared.testing.servers import temporary_home
-from shared.testing.small_image import small_image
-from shared.testing.stack import RunningStack, running_stack
 from tests.e2e.episodes import NODE, WAIT_S, Json, Scene, Trainer, running_scene, trainer_of
+from treadle.stack.operate import take_down
+from treadle.testing.servers import temporary_home
+from treadle.testing.small_image import small_image
+from treadle.testing.stack import RunningStack, running_stack
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker")]
 

@@ -15,9 +15,9 @@ from shared.bus.connection import command, connect
 from shared.bus.functions import Submission
 from shared.bus.schema import check_schema
 from shared.messages.batches import BatchOpened
-from shared.testing.servers import running_valkey, temporary_home
 from tests.e2e.replicas import running_mesh
 from tests.e2e.trainer import trainer_at
+from treadle.testing.servers import running_valkey, temporary_home
 
 WORKFLOW = '{"stages": [{"name": "run", "kind": "noop", "units": {"cores": 1}}]}'
 NO_MESSAGEPACK = b"\xc1\xff\x00"

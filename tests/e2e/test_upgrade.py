@@ -12,10 +12,10 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from shared.bus.schema import VERSION
-from shared.testing.servers import clean_environment, running_postgres, running_valkey, temporary_home
+from treadle.testing.servers import clean_environment, running_postgres, running_valkey, temporary_home
 
 TREADLE = Path(sys.executable).with_name("treadle")
-ECHO = "echo=shared.testing.echo:create_app"
+ECHO = "echo=treadle.testing.echo:create_app"
 
 
 def treadle(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -51,7 +51,7 @@ def test_an_older_store_is_upgraded_and_a_newer_one_refused(root: Path) -> None:
         refusal = (
             f"Valkey holds data of schema {VERSION + 97}, and this release of treadle reads schema {VERSION} at most"
         )
-        service = [sys.executable, "-m", "shared.stack.serve", "proxy", "services.proxy.app:create_app"]
+        service = [sys.executable, "-m", "treadle.stack.serve", "proxy", "services.proxy.app:create_app"]
         environ = {**clean_environment(), "TREADLE_REDIS_URL": url, "PROXY_PORT": "0"}
         alone = subprocess.run(service, env=environ, capture_output=True, text=True, timeout=120, check=False)
         assert alone.returncode == 1

@@ -17,9 +17,9 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
-from shared.testing.servers import temporary_home
-from shared.testing.stack import RunningStack, running_stack
 from tests.e2e.door import call, open_batch, results
+from treadle.testing.servers import temporary_home
+from treadle.testing.stack import RunningStack, running_stack
 
 DATA: Final = Path(os.environ.get("TREADLE_DATA", "../shared/data"))
 REGRADE: Final = int(os.environ.get("TREADLE_REGRADE", "60"))

@@ -20,13 +20,13 @@ import aiohttp
 import psutil
 import pytest
 
-from shared.stack.process import Identity, identify
-from shared.testing.servers import temporary_home
-from shared.testing.small_image import small_image
-from shared.testing.stack import RunningStack, running_stack
+from shared.runtime.identity import Identity, identify
 from tests.e2e.processes import running_service
 from tests.e2e.replicas import leads, until
 from tests.e2e.survival import Caller, Episode, all_end, until_no_zombies
+from treadle.testing.servers import temporary_home
+from treadle.testing.small_image import small_image
+from treadle.testing.stack import RunningStack, running_stack
 
 NODE = f"survives-{os.getpid()}"
 IMAGE = f"treadletest-survives-{os.getpid()}:shell"

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterable
 
 from services.cpu_manager.environments.protocol import BadEnvironment, Environment, Runtime
-from shared import log
 from shared.messages.environments import LOCAL
+from shared.runtime import log
 
 _log = log.get(__name__)
 

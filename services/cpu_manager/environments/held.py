@@ -11,10 +11,10 @@ import msgspec
 from services.cpu_manager.environments.channel import Broken, Resident
 from services.cpu_manager.environments.holds import Gone, Hold, Used
 from services.cpu_manager.environments.protocol import ActEnd, BadEnvironment, RuntimeUnavailable
-from shared import log
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.kinds import EnvBash, Params
-from shared.units import Seconds
+from shared.runtime import log
+from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
 

@@ -23,8 +23,8 @@ from services.cpu_manager.environments.protocol import Runtime, RuntimeUnavailab
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import Sandbox
 from services.cpu_manager.settings import NO_ENGINE, CpuManagerSettings
-from shared import log
 from shared.messages.environments import LOCAL
+from shared.runtime import log
 
 _log = log.get(__name__)
 

@@ -101,7 +101,7 @@ class Runtime(Protocol):
         ...
 
     def images(self) -> frozenset[str]:
-        """What its environments can be made of without a pull, by familiar names (`shared.images`)."""
+        """What its environments can be made of without a pull, by familiar names (`shared.api.images`)."""
         ...
 
     async def survivors(self) -> list[Environment]:

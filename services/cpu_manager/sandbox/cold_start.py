@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from shared.units import Seconds
+from shared.runtime.units import Seconds
 
 _FORGETS: Final = 0.25
 """Of the distance to a shorter measurement: a host that hiccuped once is forgiven after about ten."""

@@ -13,10 +13,11 @@ from typing import Final
 
 from services.cpu_manager.sandbox.capture import Capture
 from services.cpu_manager.sandbox.inside import wire
+from services.cpu_manager.sandbox.meter import LOOK_S, Meter
 from services.cpu_manager.sandbox.protocol import EndedBy, Exit, Limits
 from services.cpu_manager.sandbox.spares import Spare
 from services.cpu_manager.sandbox.walls import syscalls
-from services.cpu_manager.sandbox.watch import Usage, Watch, look_aside, process_of
+from services.cpu_manager.sandbox.watch import Usage, Watch
 
 _BEGIN_S: Final = 30.0
 """A cell that has not begun by then is lost."""
@@ -24,10 +25,6 @@ _FETCH_S: Final = 60.0
 """Files of an ended program that have not come by then, after its wall limit, are lost."""
 _STOP_S: Final = 10.0
 """A killed cell that is not gone by then is reported as lost; the kernel is busy freeing its memory."""
-_LOOK_S: Final = 0.02
-_SELDOM_S: Final = 0.25
-_REST: Final = 4
-"""A look that takes long, at many files or processes, is followed by four times as long for everything else."""
 _WATCH_OUTPUT_S: Final = 0.003
 """Shorter programs have their output read once, at the end: most never fill a pipe."""
 REPORT_BYTES: Final = 1 << 20
@@ -44,18 +41,15 @@ class Cell:
         self._control = spare.control
         self._slot = spare.slot
         self._limits = limits
-        self._watch = watch
-        self._cores = cores
+        self._meter = Meter(watch, spare, limits, cores)
         self._enough = enough
         self._again = False
         self._closed = False
         """The control socket is not read any more: its cell is gone."""
-        self._init = 0
         self._cause: EndedBy | None = None
         self._detail = ""
         self._started_at = 0.0
         self._ended: wire.EndedFrame | None = None
-        self._usage = Usage()
         self._files: dict[str, bytearray] = {}
         self._file = bytearray()
         self._captures: list[Capture] = []
@@ -117,7 +111,7 @@ class Cell:
     @property
     def stands(self) -> bool:
         """The program ended by itself and its cell takes the order of another."""
-        return self._again and self._cause is None and not self._usage.out_of_memory
+        return self._again and self._cause is None and not self._meter.usage.out_of_memory
 
     def _after(self, seconds: float, then: object) -> None:
         assert callable(then)
@@ -147,7 +141,7 @@ class Cell:
                 self._cause, self._detail = "lost", packet[1:].decode(errors="replace")
         elif kind == wire.ENDED:
             self._ended = wire.EndedFrame.unpack(packet)
-            self._usage = self._look()
+            self._meter.look()
             self._spare.spent_s += self._ended.cpu_s
         elif kind == wire.FILE:
             name, _ = wire.unpack_file(packet)
@@ -167,11 +161,11 @@ class Cell:
         for timer in self._timers[:1]:
             timer.cancel()
         self._after(self._limits.wall_s, self._out_of_time)
-        self._after(_LOOK_S, self._glance)
+        self._after(LOOK_S, self._glance)
 
     def _finish(self) -> None:
-        if self._ended is None and self._watch.exact:
-            self._usage = self._look()  # init itself may have been the victim of the memory limit
+        if self._ended is None and self._meter.exact:
+            self._meter.look()  # init itself may have been the victim of the memory limit
         if self._ended is None and self._spare.pidfd >= 0 and not self._gone():
             # Init is dying or dead without a word; its tree is gone when its descriptor says so.
             self._closed = True
@@ -232,60 +226,25 @@ class Cell:
         """Look at what the tree uses."""
         if self._cause or self._ended or self._over.done():
             return
-        if self._watch.exact:
-            self._usage = self._look()
-            self._judge(_LOOK_S)
+        if self._meter.exact:
+            self._meter.look()
+            self._judge(0.0)
         else:
-            look = look_aside(self._watch, self._tree())
-            look.add_done_callback(partial(self._looked, self._loop.time()))
+            self._meter.look_aside().add_done_callback(partial(self._looked, self._loop.time()))
 
     def _looked(self, began: float, look: asyncio.Future[Usage]) -> None:
-        failed = look.exception()
-        if self._cause or self._ended or self._over.done():
-            return
-        if not isinstance(failed, OSError):  # out of descriptors, say
-            self._usage = self._merged(look.result())
-        self._judge((self._loop.time() - began) * _REST)
+        self._meter.take(look)
+        if not (self._cause or self._ended or self._over.done()):
+            self._judge(self._loop.time() - began)
 
-    def _judge(self, rest_s: float) -> None:
+    def _judge(self, took_s: float) -> None:
         """End the tree at a limit, else look again when it could have reached one."""
-        usage, limits = self._usage, self._limits
-        if usage.cpu_s > limits.cpu_s:
-            self._kill("cpu-limit", f"used {usage.cpu_s:.2f} s of CPU, allowed {limits.cpu_s:g}")
-        elif usage.out_of_memory or (not self._watch.exact and usage.peak_bytes > limits.memory_bytes):
-            self._kill("memory-limit", f"used more than {limits.memory_bytes} bytes of memory")
-        elif usage.processes > limits.pids:
-            self._kill("signal", f"ran {usage.processes} processes, allowed {limits.pids}")
-        elif usage.disk_bytes > limits.disk_bytes:
-            self._kill("signal", f"filled {usage.disk_bytes} bytes of disk, allowed {limits.disk_bytes}")
+        if breach := self._meter.breach():
+            self._kill(*breach)
         elif self._enough and self._enough(bytes(self._captures[-1].kept)):
             self._kill("decided", "what it has reported decides")
         else:
-            soonest = (limits.cpu_s - usage.cpu_s) / self._cores
-            often = max(_LOOK_S, rest_s)
-            self._after(min(max(soonest, _LOOK_S), _SELDOM_S) if self._watch.exact else often, self._glance)
-
-    def _tree(self) -> int:
-        """Process id of its init; 0 before it is known."""
-        if self._init == 0 and not self._watch.exact and self._spare.pidfd >= 0:
-            self._init = process_of(self._spare.pidfd)
-        return self._init
-
-    def _look(self) -> Usage:
-        try:
-            return self._merged(self._watch.look(self._tree(), quick=True))
-        except OSError:  # it is killed and reported as before
-            return self._usage
-
-    def _merged(self, usage: Usage) -> Usage:
-        before = self._usage
-        return Usage(
-            cpu_s=max(usage.cpu_s, before.cpu_s),
-            peak_bytes=max(usage.peak_bytes, before.peak_bytes),
-            processes=usage.processes,
-            disk_bytes=usage.disk_bytes,
-            out_of_memory=usage.out_of_memory or before.out_of_memory,
-        )
+            self._after(self._meter.next_look_s(took_s), self._glance)
 
     def _kill(self, cause: EndedBy, detail: str) -> None:
         if self._cause is None:
@@ -293,7 +252,7 @@ class Cell:
         if not self._over.done():
             self._signal()
             self._after(_STOP_S, self._never_gone)
-            self._usage = self._look()
+            self._meter.look()
 
     def _signal(self) -> None:
         """SIGKILL to pid 1 ends its namespace. On the Landlock rung init is asked, and ends its domain."""
@@ -311,12 +270,12 @@ class Cell:
         return [capture.finish() for capture in self._captures]
 
     def _exit(self, outputs: list[bytes]) -> Exit:
-        ended, usage = self._ended, self._usage
+        ended, usage = self._ended, self._meter.usage
         ended_by, code, number = self._verdict()
         wall_s = (ended.at if ended else time.monotonic()) - self._started_at if self.began else 0.0
         stdout, stderr, report = (*outputs, b"", b"", b"")[:3]
         truncated = [capture.truncated for capture in self._captures] + [False, False]
-        exact = self._watch.exact
+        exact = self._meter.exact
         return Exit(
             ended_by=ended_by,
             exit_code=code,
@@ -334,7 +293,7 @@ class Cell:
         )
 
     def _verdict(self) -> tuple[EndedBy, int | None, int | None]:
-        ended, usage, limits = self._ended, self._usage, self._limits
+        ended, usage, limits = self._ended, self._meter.usage, self._limits
         if self._cause:
             return self._cause, None, signal.SIGKILL if self._cause == "signal" else None
         if usage.out_of_memory:
@@ -343,7 +302,7 @@ class Cell:
         if ended is None or not self._started_at:
             self._detail = "the walls or the zygote went away"
             return "lost", None, None
-        if max(usage.cpu_s if self._watch.exact else 0.0, ended.cpu_s) > limits.cpu_s:
+        if max(usage.cpu_s if self._meter.exact else 0.0, ended.cpu_s) > limits.cpu_s:
             return "cpu-limit", None, None
         if ended.at - self._started_at > limits.wall_s:
             return "wall-limit", None, None

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -18,8 +19,8 @@ from services.cpu_manager.sandbox.weight import weigh
 _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _PROC: Final = Path("/proc")
-_LOOKS: Final = ThreadPoolExecutor(64, "watchdog")
-"""Threads of looks. A look at a fork bomb can take seconds; the looks at other programs must not wait for it."""
+_THREADS: Final = 64
+"""A look at a fork bomb can take seconds; the looks at other programs must not wait for it."""
 _GONE: Final = (FileNotFoundError, ProcessLookupError)
 
 
@@ -55,7 +56,12 @@ def look_aside(watch: Watch, init: int) -> asyncio.Future[Usage]:
     A memory map can be read only while its process does not fork. A process that forks and gets no core can hold it for
     seconds, while the event loop has other programs to serve.
     """
-    return asyncio.get_running_loop().run_in_executor(_LOOKS, watch.look, init)
+    return asyncio.get_running_loop().run_in_executor(_threads(), watch.look, init)
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, "watchdog")
 
 
 @dataclass(slots=True)

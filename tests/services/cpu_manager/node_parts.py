@@ -23,8 +23,8 @@ from shared.messages.environments import EnvironmentSpec
 from shared.messages.grants import Granted
 from shared.messages.kinds import Params as KindParams
 from shared.messages.outcomes import EnvironmentEnded, Evidence, Finished, Outcome
-from shared.policy.cores import Topology
-from shared.units import Seconds
+from shared.policy.resources.cores import Topology
+from shared.runtime.units import Seconds
 
 
 class ManualClock:

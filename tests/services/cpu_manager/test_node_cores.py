@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.cpu_manager.cores import Cores, usable_cores
 from services.cpu_manager.topology import described
-from shared.policy.cores import Topology
+from shared.policy.resources.cores import Topology
 
 ALL = frozenset({0, 2, 3, 5, 8, 9})
 FLAT = Topology((tuple((core,) for core in sorted(ALL)),))

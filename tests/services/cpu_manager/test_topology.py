@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.cpu_manager.topology import asked, described, topology
-from shared.policy.cores import Topology
+from shared.policy.resources.cores import Topology
 
 ALL = frozenset(range(8))
 

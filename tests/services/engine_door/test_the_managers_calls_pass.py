@@ -15,7 +15,7 @@ from services.engine_door.door import Door
 from services.engine_door.settings import EngineDoorSettings
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.kinds import EnvBash, EnvRead, EnvWrite
-from shared.testing.small_image import small_image
+from treadle.testing.small_image import small_image
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker")]
 

@@ -19,8 +19,8 @@ from aiodocker.exceptions import DockerError
 
 from services.engine_door.door import Door
 from services.engine_door.settings import EngineDoorSettings
-from shared.testing.small_image import small_image
 from tests.e2e.containers.engine import private_engine
+from treadle.testing.small_image import small_image
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker")]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from services.proxy.leader import Leader
-from services.proxy.takeover import take_over
+from services.proxy.leader.leader import Leader
+from services.proxy.leader.takeover import take_over
 from shared.bus import functions
 from shared.bus.connection import ValkeyClock, command
 from shared.bus.functions import Granting, Submission

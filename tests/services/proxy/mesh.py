@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from redis.asyncio import Redis
 
-from services.proxy.interpreter import Discard, Forget, Interpreter, Write
-from services.proxy.leader import Leader
+from services.proxy.leader.interpreter import Discard, Forget, Interpreter, Write
+from services.proxy.leader.leader import Leader
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Advancing, Answering, Granting
 from shared.bus.tail import Entry
@@ -20,8 +20,8 @@ from shared.messages.grants import Grant, Granted, grants_topic
 from shared.messages.kinds import ENVIRONMENT_KINDS, ONLY_LOOKS
 from shared.messages.nodes import NODES, Hello
 from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, Finished, Held, InventoryTaken, Stays
-from shared.policy.dispatch import Dispatcher
-from shared.units import Epoch, Seconds
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.runtime.units import Epoch, Seconds
 
 EPOCH: Epoch = 7
 START: Seconds = 1_000_000.0

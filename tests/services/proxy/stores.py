@@ -5,7 +5,7 @@ from __future__ import annotations
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
-from services.proxy.store import Store
+from services.proxy.records.store import Store
 from shared.store.results import ArchiveReader
 
 NOWHERE = "postgresql+asyncpg://nobody@127.0.0.1:1/nothing"

@@ -29,7 +29,7 @@ from shared.messages.batches import (
 )
 from shared.messages.nodes import NODES, Hello
 from shared.messages.targets import COMPLETIONS, PLANNER_LEASE, TARGETS, CompletionExpected, TargetSet
-from shared.settings import TreadleSettings
+from shared.runtime.settings import TreadleSettings
 from shared.store.database import Sessions
 
 POOL = "cores@default"

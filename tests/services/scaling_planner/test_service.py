@@ -24,7 +24,6 @@ from shared.store.batches import BatchHistory
 from shared.store.database import transaction
 from shared.store.plans import Plans
 from shared.store.records import KeptAnswer
-from shared.testing.servers import running_postgres, running_valkey, temporary_home
 from tests.services.scaling_planner.mesh import (
     FIRST,
     Mesh,
@@ -38,6 +37,7 @@ from tests.services.scaling_planner.mesh import (
     running,
     soon,
 )
+from treadle.testing.servers import running_postgres, running_valkey, temporary_home
 
 
 async def test_a_batch_is_kept_learnt_from_and_the_next_one_gets_what_it_needs(

@@ -15,12 +15,10 @@ from shared.messages.batches import (
 )
 from shared.messages.nodes import Hello
 from shared.messages.targets import PLANNER_LEASE
-from shared.replay.again import decide_again
 from shared.store import database
 from shared.store.batches import BatchHistory
 from shared.store.database import transaction
-from shared.testing.servers import running_postgres, running_valkey, temporary_home
-from shared.traces.planning import plain, read_log
+from shared.store.stimulus_log import plain, read_log
 from tests.services.scaling_planner.mesh import (
     FIRST,
     Mesh,
@@ -37,6 +35,8 @@ from tests.services.scaling_planner.mesh import (
     somebody_plans,
     soon,
 )
+from treadle.lab.replay.again import decide_again
+from treadle.testing.servers import running_postgres, running_valkey, temporary_home
 
 
 async def test_of_two_planners_one_plans_and_the_other_takes_over(

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.testing.servers import running_valkey, temporary_home
 from tests.shared.bus.fixtures import journal, reader, valkey
+from treadle.testing.servers import running_valkey, temporary_home
 
 __all__ = ["journal", "reader", "valkey"]
 

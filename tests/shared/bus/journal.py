@@ -13,7 +13,7 @@ from shared.bus.functions import Answering, Opening, Receipt, Submission
 from shared.messages.actions import ACTIONS, ActionSubmitted, CancelAsked
 from shared.messages.base import M, Topic
 from shared.messages.batches import BATCHES, BatchEnded, BatchOpened
-from shared.units import Epoch
+from shared.runtime.units import Epoch
 
 KEEP_ACTION_S = 60
 KEEP_BATCH_S = 600

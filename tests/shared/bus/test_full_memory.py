@@ -10,10 +10,10 @@ from shared.bus import archive, functions, trajectories
 from shared.bus.connection import command, connect, patiently
 from shared.bus.functions import Advancing, Granting
 from shared.bus.lease import Lease
-from shared.errors import Overloaded
 from shared.messages.batches import RolloutProgress
 from shared.messages.environments import EnvironmentSpec
-from shared.policy.backlog import Backlog
+from shared.policy.dispatch.backlog import Backlog
+from shared.runtime.errors import Overloaded
 from tests.shared.bus.journal import Journal
 
 

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from shared.bus import functions
 from shared.bus.connection import command
 from shared.bus.functions import Advancing, Answering, Deposed, Granting
-from shared.policy.backlog import Backlog
+from shared.policy.dispatch.backlog import Backlog
 from tests.shared.bus.journal import KEEP_ACTION_S, Journal
 
 Write = Callable[[Journal, str], Awaitable[object]]

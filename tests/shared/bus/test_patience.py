@@ -13,7 +13,7 @@ from redis.exceptions import BusyLoadingError, ReadOnlyError, ResponseError
 from redis.exceptions import ConnectionError as Broken
 
 from shared.bus.connection import ValkeyClock, patiently
-from shared.errors import Unavailable
+from shared.runtime.errors import Unavailable
 
 
 def failing(*errors: Exception) -> Callable[[], Awaitable[str]]:

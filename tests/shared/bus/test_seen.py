@@ -13,7 +13,7 @@ from shared.bus import functions
 from shared.bus.functions import Answering
 from shared.bus.seen import read_counts, read_seen
 from shared.messages.seen import BatchesSeen, BatchSeen, decode, encode, pack
-from shared.policy.backlog import Backlog
+from shared.policy.dispatch.backlog import Backlog
 from tests.shared.bus.journal import KEEP_ACTION_S, Journal
 
 SEEN = BatchesSeen(

@@ -12,9 +12,9 @@ from shared.bus.tail import Entry, Tail
 from shared.messages.actions import ACTIONS, ActionSubmitted
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.messages.outcomes import ANSWERED, Answered
-from shared.testing.servers import running_valkey
 from tests.shared.bus.flaky import Flaky
 from tests.shared.bus.journal import Journal
+from treadle.testing.servers import running_valkey
 
 Told = Entry[Answered]
 

@@ -14,8 +14,8 @@ from redis.exceptions import ConnectionError as Broken
 
 from shared.bus.connection import command, connect
 from shared.bus.wire import PipelinedRedis
-from shared.testing.servers import running_valkey
 from tests.shared.bus.mute_server import mute_server
+from treadle.testing.servers import running_valkey
 
 IN_TIME_S = 20.0
 """More than anything here takes."""

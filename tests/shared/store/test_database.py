@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from shared.store.database import Sessions, answers, away, connect, persistently, transaction
-from shared.testing.servers import PostgresServer, running_postgres
+from treadle.testing.servers import PostgresServer, running_postgres
 
 
 async def count(sessions: Sessions) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from shared.policy.workload import UNREACHED, BatchRecord, OpenedBatch, Stage
+from shared.policy.scaling.workload import UNREACHED, BatchRecord, OpenedBatch, Stage
 from shared.store.batches import BatchHistory
 from shared.store.bench import measure_history_write
 from shared.store.database import Sessions, transaction

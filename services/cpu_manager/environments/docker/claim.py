@@ -15,7 +15,7 @@ from typing import Final, Self
 import msgspec
 
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
-from shared.units import Seconds
+from shared.runtime.units import Seconds
 
 MESH: Final = "treadle.mesh"
 NODE: Final = "treadle.node"

@@ -8,7 +8,7 @@ from services.cpu_manager.environments.channel import Resident
 from services.cpu_manager.environments.held import HeldEnvironment
 from services.cpu_manager.environments.holds import Hold
 from shared.messages.environments import EnvironmentSpec
-from shared.units import Seconds
+from shared.runtime.units import Seconds
 
 
 class DockerEnvironment(HeldEnvironment):

@@ -17,8 +17,8 @@ import msgspec
 from services.cpu_manager.environments.docker.engine import EngineRefusal
 from services.cpu_manager.environments.docker.keeping import Keeping
 from services.cpu_manager.environments.protocol import BadEnvironment, Postponed, RuntimeUnavailable
-from shared import log
-from shared.images import registry_of
+from shared.api.images import registry_of
+from shared.runtime import log
 
 _log = log.get(__name__)
 

@@ -17,10 +17,10 @@ from typing import Any, Final, Protocol
 
 from services.cpu_manager.environments.docker.engine import EngineRefusal
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
-from shared import log
-from shared.clock import SYSTEM_CLOCK, Clock
-from shared.images import familiar
-from shared.policy.residency import MOST_HERE
+from shared.api.images import familiar
+from shared.policy.resources.residency import MOST_HERE
+from shared.runtime import log
+from shared.runtime.clock import SYSTEM_CLOCK, Clock
 
 _log = log.get(__name__)
 
@@ -56,7 +56,7 @@ class Shelf(Protocol):
 
 
 class Keeping:
-    """The images of one engine, by their familiar names (`shared.images`)."""
+    """The images of one engine, by their familiar names (`shared.api.images`)."""
 
     def __init__(
         self, shelf: Shelf, ledger: Ledger | None = None, *, budget_bytes: int = 0, clock: Clock = SYSTEM_CLOCK

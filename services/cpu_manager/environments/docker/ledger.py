@@ -7,8 +7,8 @@ from typing import Final
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from shared import log
 from shared.bus.connection import command
+from shared.runtime import log
 
 _log = log.get(__name__)
 

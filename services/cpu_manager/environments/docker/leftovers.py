@@ -17,7 +17,7 @@ import msgspec
 
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
-from shared import log
+from shared.runtime import log
 
 _log = log.get(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from services.cpu_manager.environments.docker.engine import Engine, EngineRefusal
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
-from shared import log
+from shared.runtime import log
 
 _log = log.get(__name__)
 

@@ -25,9 +25,9 @@ from services.cpu_manager.environments.protocol import (
     Postponed,
     RuntimeUnavailable,
 )
-from shared import log
 from shared.messages.environments import EnvironmentSpec
-from shared.units import Seconds
+from shared.runtime import log
+from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
 

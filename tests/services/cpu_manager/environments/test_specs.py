@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from shared.api.trajectories import TrajectoryRequest
-from shared.errors import UNREADABLE, unreadable
 from shared.messages.environments import MOST_VALUE
+from shared.runtime.errors import UNREADABLE, unreadable
 
 
 def opened(**environment: Any) -> TrajectoryRequest:

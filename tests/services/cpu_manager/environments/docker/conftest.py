@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
-from shared.testing.small_image import small_image
 from tests.services.cpu_manager.environments.docker.containers import Acting, node_name
+from treadle.testing.small_image import small_image
 
 
 @pytest.fixture(scope="session")

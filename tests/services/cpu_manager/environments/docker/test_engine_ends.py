@@ -14,8 +14,8 @@ import pytest
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
 from shared.messages.environments import EnvironmentSpec
-from shared.testing.small_image import build
 from tests.services.cpu_manager.environments.docker.containers import CORE, Acting, node_name
+from treadle.testing.small_image import build
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.usefixtures("docker")]
 

@@ -1,0 +1,1 @@
+"""Routes and what they need: bodies, deadlines, held calls, the OpenAPI document."""

@@ -1,0 +1,314 @@
+"""Bare ASGI for the hot routes: a third of FastAPI's cost per request (design/facts-performance).
+
+A hot handler gets a `Call` and returns a `Reply`; errors leave as problem+json like everywhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
+from typing import NamedTuple
+from urllib.parse import parse_qsl
+
+import msgspec
+from fastapi import FastAPI
+from redis.exceptions import OutOfMemoryError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.proxy.http.deadline import answer_in_time, read_deadline
+from services.proxy.world import DEFAULT_TENANT, World, world_of
+from shared.bus.connection import MEMORY_FULL, TRANSIENT
+from shared.runtime import log
+from shared.runtime.app import PROBLEM_JSON, unknown_query
+from shared.runtime.errors import PROBLEM_TYPE, BadRequest, Overloaded, TooLarge, TreadleError, Unavailable
+
+_log = log.get(__name__)
+_encoder = msgspec.json.Encoder()
+
+JSON_TYPE = b"application/json"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Reply(NamedTuple):
+    """What goes back."""
+
+    status: int
+    body: bytes
+    content_type: bytes = JSON_TYPE
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Streamed(NamedTuple):
+    """A reply of status 200 whose headers leave at once and whose body follows in parts."""
+
+    parts: AsyncIterator[bytes]
+    """It ends early, without an error, where the caller has gone."""
+    content_type: bytes = JSON_TYPE
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Call:
+    """One request on a hot route."""
+
+    __slots__ = ("_receive", "_scope", "at_end", "path_args", "world")
+
+    def __init__(self, scope: Scope, receive: Receive, path_args: tuple[str, ...]) -> None:
+        self._scope = scope
+        self._receive = receive
+        self.path_args = path_args
+        """What the path's placeholders matched."""
+        self.world: World = world_of(scope["state"])
+        self.at_end = ExitStack()
+        """Closed when the reply has been sent, or cannot be."""
+
+    @property
+    def http_version(self) -> str:
+        """`1.1`, `1.0`."""
+        version: str = self._scope["http_version"]
+        return version
+
+    async def gone(self) -> None:
+        """Return when the caller's connection has ended. Only after the body was read: it reads on."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def body(self, limit: int) -> bytes:
+        """The whole body.
+
+        Raises:
+            TooLarge: it is longer than `limit` bytes; reading stops there.
+            Overloaded: too many bytes of bodies are under way here.
+            BadRequest: the caller has gone before it was whole, so nobody reads this; what came means nothing.
+        """
+        message = await self._next()
+        chunk: bytes = message.get("body", b"")
+        self._count(chunk)
+        if not message.get("more_body"):
+            if len(chunk) > limit:
+                raise TooLarge(limit_bytes=limit)
+            return chunk
+        chunks, size = [chunk], len(chunk)
+        while message.get("more_body"):
+            if size > limit:
+                raise TooLarge(limit_bytes=limit)
+            message = await self._next()
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            self._count(chunks[-1])
+        if size > limit:
+            raise TooLarge(limit_bytes=limit)
+        return b"".join(chunks)
+
+    def _count(self, chunk: bytes) -> None:
+        if chunk:
+            self.world.bodies.take(len(chunk))
+            self.at_end.callback(self.world.bodies.give_back, len(chunk))
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise BadRequest(what="the connection ended before the body was whole")
+        return message
+
+    def query(self, *names: str) -> dict[str, str]:
+        """The query's parameters; of repeated ones the last.
+
+        Raises:
+            BadRequest: one that is not among `names`: a misspelt one would be a silence.
+        """
+        raw = self._scope["query_string"]
+        query = dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True)) if raw else {}
+        for name in query:
+            if name not in names:
+                raise BadRequest(what=unknown_query(name, names))
+        return query
+
+    def wait_s(self, query: dict[str, str]) -> float:
+        """Seconds to wait for the answer, from `?wait=`; 0 without it.
+
+        Raises:
+            BadRequest: not a number of seconds within the limit.
+        """
+        raw = query.get("wait")
+        if raw is None:
+            return 0.0
+        most = self.world.settings.max_wait_s
+        try:
+            wait = float(raw)
+        except ValueError:
+            wait = -1.0
+        if not 0 <= wait <= most:
+            raise BadRequest(what=f"`wait` is seconds from 0 to {most:g}, not {raw!r}")
+        return wait
+
+    @property
+    def method(self) -> str:
+        """`GET`, `POST` ..."""
+        method: str = self._scope["method"]
+        return method
+
+    def asked_wait_s(self) -> float:
+        """`?wait=` where the call has a good one, else 0; the handler refuses the others."""
+        try:
+            return self.wait_s(dict(parse_qsl(self._scope["query_string"].decode("latin-1"))))
+        except BadRequest:
+            return 0.0
+
+    def tenant(self) -> str:
+        """Who calls.
+
+        Raises:
+            BadRequest: the header is no name.
+        """
+        tenant = self.header(b"treadle-tenant")
+        if tenant is None:
+            return DEFAULT_TENANT
+        if not NAME.fullmatch(tenant):
+            raise BadRequest(what="Treadle-Tenant: letters, digits, '.', '_', '-', at most 64")
+        return tenant
+
+    def header(self, name: bytes) -> str | None:
+        """The first header of this name (in lower case), if there is one."""
+        for each, value in self._scope["headers"]:
+            if each == name:
+                text: str = value.decode("latin-1")
+                return text
+        return None
+
+
+Handler = Callable[[Call], Awaitable[Reply | Streamed]]
+
+
+class HotRoute(NamedTuple):
+    """A bare route. `path` is a template; `{}` parts match anything but a slash."""
+
+    method: str
+    path: str
+    handler: Handler
+
+
+class HotPath:
+    """ASGI middleware that answers the hot routes itself and passes everything else on."""
+
+    def __init__(self, app: ASGIApp, routes: list[HotRoute]) -> None:
+        self._app = app
+        self._fixed: dict[str, dict[str, Handler]] = {}
+        self._patterns: list[tuple[re.Pattern[str], dict[str, Handler]]] = []
+        for path in dict.fromkeys(route.path for route in routes):
+            methods = {route.method: route.handler for route in routes if route.path == path}
+            if "{" in path:
+                self._patterns.append((re.compile(re.sub(r"\{\w+\}", "([^/]+)", path)), methods))
+            else:
+                self._fixed[path] = methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        methods, args = self._match(scope["path"])
+        call = Call(scope, receive, args)
+        with call.at_end:
+            if methods is None:
+                refusal, receive = await _bounded(call, scope, receive)
+                if refusal is None:
+                    refusal = await self._pass_on(scope, receive, send)
+                if refusal is not None:
+                    await _send(refusal, send)
+            elif (handler := methods.get(scope["method"])) is None:
+                await _send(_not_allowed(methods), send)
+            else:
+                await _send(await _answer(handler, call), send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> Reply | None:
+        """Let the app answer; a reply instead where it has not begun to in time."""
+        if scope["method"] != "GET" or not scope["path"].startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return None
+        try:
+            await answer_in_time(world_of(scope["state"]), self._app, scope, receive, send)
+        except Unavailable as error:
+            return problem_reply(error)
+        return None
+
+    def _match(self, path: str) -> tuple[dict[str, Handler] | None, tuple[str, ...]]:
+        fixed = self._fixed.get(path)
+        if fixed is not None:
+            return fixed, ()
+        for pattern, methods in self._patterns:
+            if (match := pattern.fullmatch(path)) is not None:
+                return methods, match.groups()
+        return None, ()
+
+
+def put_in_front(app: FastAPI, routes: list[HotRoute]) -> None:
+    """Answer the hot routes before any middleware of the app: they need none of it."""
+    build = app.build_middleware_stack
+    app.build_middleware_stack = lambda: HotPath(build(), routes)  # type: ignore[method-assign]  # outside of all others
+
+
+async def _send(reply: Reply | Streamed, send: Send) -> None:
+    """The reply as ASGI messages. A body in parts has no length in its headers, so the server sends it in chunks."""
+    headers = [(b"content-type", reply.content_type), *reply.headers]
+    if isinstance(reply, Reply):
+        headers.append((b"content-length", str(len(reply.body)).encode()))
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    async for part in reply.parts:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _bounded(call: Call, scope: Scope, receive: Receive) -> tuple[Reply | None, Receive]:
+    """Read the body of a request that is not hot: FastAPI would without any bound. Returns (refusal, replay)."""
+    if scope["method"] not in ("PUT", "POST", "PATCH"):
+        return None, receive
+    try:
+        waiting = [await call.body(call.world.settings.max_body_bytes)]
+    except TreadleError as error:
+        return problem_reply(error), receive
+
+    async def replay() -> Message:
+        return {"type": "http.request", "body": waiting.pop()} if waiting else await receive()
+
+    return None, replay
+
+
+async def _answer(handler: Handler, call: Call) -> Reply | Streamed:
+    try:
+        if call.method != "GET":
+            return await handler(call)
+        async with read_deadline(call.world, wait_s=call.asked_wait_s()):
+            return await handler(call)
+    except TreadleError as error:
+        return problem_reply(error)
+    except OutOfMemoryError:
+        return problem_reply(Overloaded(what=MEMORY_FULL, retry_after_s=2.0))
+    except asyncio.CancelledError:  # the server stops, and has waited long enough: say so, or it would say 500
+        return problem_reply(Unavailable(what="this proxy is stopping; a repeat with the same request_id is harmless"))
+    except TRANSIENT as error:
+        _log.warning("valkey_away", what="serving", error=str(error))
+        return problem_reply(Unavailable(what="Valkey does not answer"))
+    except Exception as error:  # noqa: BLE001  # the last door before the server's own
+        _log.error("request_crashed", handler=getattr(handler, "__name__", "?"), exc_info=error)
+        return problem_reply(TreadleError())
+
+
+def problem_reply(error: TreadleError) -> Reply:
+    """An error as problem+json."""
+    headers = tuple((name.encode(), value.encode()) for name, value in error.headers().items())
+    return Reply(error.status, _encoder.encode(error.problem()), PROBLEM_JSON.encode(), headers)
+
+
+def _not_allowed(methods: dict[str, Handler]) -> Reply:
+    allowed = ", ".join(sorted(methods))
+    document = {
+        "type": f"{PROBLEM_TYPE}http-405",
+        "title": "Method Not Allowed",
+        "status": 405,
+        "detail": f"use {allowed}",
+    }
+    return Reply(405, _encoder.encode(document), PROBLEM_JSON.encode(), ((b"allow", allowed.encode()),))

@@ -1,0 +1,234 @@
+"""Held calls of `/run_code`: the headers leave at once, then a blank byte every few seconds until the answer is there.
+
+`requests` (verl, the SandboxFusion client) counts its timeout between bytes, and JSON may begin with blanks. So a held
+caller waits as long as the queue takes, instead of giving up and scoring a right program as wrong.
+
+Laws:
+  - a refusal comes before the headers, as 504: a bad body, too many held calls, a journal that does not accept;
+  - the status is 200 once the headers have left; what fails later is a SandboxError in the body;
+  - an action that is lost (by its node, its sandbox, or the store) is submitted again, until `hold_s` is over;
+  - the end of a caller's connection cancels its action; that of the proxy does too (`replicas`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+import msgspec
+from redis.exceptions import OutOfMemoryError
+
+from services.proxy.http.asgi import Call, Reply, Streamed
+from services.proxy.http.retries import Retries
+from services.proxy.leader.replicas import PROXY_GONE
+from services.proxy.metrics import HELD, RESUBMITTED, RUN_CODE
+from services.proxy.records.ids import random_id
+from services.proxy.settings import ProxySettings
+from services.proxy.world import World
+from shared.bus.connection import TRANSIENT
+from shared.messages.actions import ActionSubmitted
+from shared.runtime import log
+from shared.runtime.errors import DeadlineMissed, Overloaded, TreadleError, Unavailable
+from shared.runtime.units import Seconds
+
+_log = log.get(__name__)
+
+HEADERS_AFTER_S: Seconds = 0.5
+"""An answer that comes sooner is sent whole, with its length; else the headers leave."""
+LOOK_S: Seconds = 30.0
+"""Interval at which the store is asked whether the action still exists."""
+FIRST_PAUSE_S: Seconds = 1.0
+"""Before a lost action is submitted again; doubles up to `LONGEST_PAUSE_S`."""
+LONGEST_PAUSE_S: Seconds = 30.0
+LOST = frozenset({"sandbox-lost", "node-lost", "unknown-outcome"})
+"""Endings after which a held call submits its action again."""
+RUN_CODE_ENDS = ("answered", "late", "gave-up", "disconnected", "stopped")
+HELD_HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
+"""A reverse proxy must pass each byte on at once; nginx reads the second."""
+
+Compose = Callable[[bytes], Reply]
+"""The stored answer of an action -> the reply of the contract."""
+Failure = Callable[[str], bytes]
+"""What went wrong -> the body of the contract for a failure of ours."""
+
+
+class _Ended(msgspec.Struct, frozen=True):
+    ended: str
+    reason: str = ""
+
+    @property
+    def is_lost(self) -> bool:
+        """By us. Its proxy was taken for dead where it only slept."""
+        return self.ended in LOST or (self.ended == "cancelled" and self.reason == PROXY_GONE)
+
+
+_ended = msgspec.json.Decoder(_Ended)
+
+
+class HeldCalls:
+    """Which callers are held, and how many are."""
+
+    def __init__(self, settings: ProxySettings, retries: Retries) -> None:
+        self._settings = settings
+        self._retries = retries
+        self.replica = secrets.token_hex(8)
+        """Name of this replica, for what it holds."""
+        self._count = 0
+        for ended in RUN_CODE_ENDS:  # shown as 0 before the first one
+            RUN_CODE.labels(ended)
+
+    def holds(self, call: Call) -> bool:
+        """Is this caller held? Not over HTTP/1.0, which has no chunks."""
+        if self._settings.hold == "never" or call.http_version == "1.0":
+            return False
+        agent = call.header(b"user-agent") or ""
+        return self._settings.hold == "always" or agent.lower().startswith("python-requests")
+
+    async def serve(
+        self, call: Call, submitted: ActionSubmitted, compose: Compose, failure: Failure
+    ) -> Reply | Streamed:
+        """Submit the action, and hold its caller until it is answered.
+
+        Raises:
+            DeadlineMissed: too many calls are held, the action was not accepted, or it failed before the headers left.
+        """
+        if self._count >= self._settings.max_held:
+            raise DeadlineMissed(what=f"{self._count} calls are held here; retry")
+        self._count += 1
+        HELD.set(self._count)
+        call.at_end.callback(self._leave)
+        submitted = msgspec.structs.replace(submitted, held_by=self.replica)
+        held = _Held(call, submitted, self._settings, self._retries, compose)
+        call.at_end.callback(held.close)
+        await held.submit()
+        if (reply := await held.settled(HEADERS_AFTER_S)) is not None:
+            return reply
+        return Streamed(held.parts(failure), headers=HELD_HEADERS)
+
+    def _leave(self) -> None:
+        self._count -= 1
+        HELD.set(self._count)
+
+
+class _Held:
+    """One held call, from the acceptance of its action to its reply."""
+
+    def __init__(
+        self, call: Call, submitted: ActionSubmitted, settings: ProxySettings, retries: Retries, compose: Compose
+    ) -> None:
+        self._world: World = call.world
+        self._submitted = msgspec.structs.replace(submitted, budget_s=settings.hold_s, start_within_s=None)
+        self._settings = settings
+        self._retries = retries
+        self._compose = compose
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + settings.hold_s
+        self._answer = self._world.waiters.expect(self._submitted.action)
+        self._gone = asyncio.create_task(call.gone(), name="held caller")
+        self._serving: asyncio.Task[Reply] | None = None
+        self._replied = False
+
+    async def submit(self) -> None:
+        """Raises what `Intake.submit` raises; the caller is not held then."""
+        try:
+            await self._world.intake.submit(self._submitted)
+        except Overloaded:
+            self._replied = True  # nothing was accepted; after any other error something may have been
+            raise
+        self._serving = asyncio.create_task(self._serve(), name="held call")
+
+    async def settled(self, within_s: Seconds) -> Reply | None:
+        """The reply, where it comes in time; an empty one where the caller has gone.
+
+        Raises:
+            DeadlineMissed: it has none.
+        """
+        assert self._serving is not None
+        await asyncio.wait({self._serving, self._gone}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._serving.done():
+            self._replied = True
+            reply = self._serving.result()
+            RUN_CODE.labels("answered").inc()
+            return reply
+        return Reply(200, b"") if self._gone.done() else None
+
+    async def parts(self, failure: Failure) -> AsyncIterator[bytes]:
+        """Blanks, then the body; nothing more once the caller has gone."""
+        try:
+            yield b" "
+            while (reply := await self.settled(self._settings.hold_blank_s)) is None:
+                yield b" "
+            body = reply.body
+        except DeadlineMissed as error:
+            RUN_CODE.labels("gave-up").inc()
+            _log.warning("held_call_gave_up", action=self._submitted.action, reason=str(error))
+            body = failure(str(error))
+        except Exception as error:  # noqa: BLE001  # the status has left: only the body can say that it failed
+            _log.error("held_call_crashed", action=self._submitted.action, exc_info=error)
+            body = failure("internal error")
+        except asyncio.CancelledError:  # the server stops, and has waited long enough
+            self._replied = True
+            await self._retries.cancel_and_stop(self._submitted.action, "its proxy stops")
+            RUN_CODE.labels("stopped").inc()
+            body = failure("this proxy is stopping; send the call again")
+        if body:
+            yield body
+
+    def close(self) -> None:
+        """The reply was sent, or cannot be: cancel the action where it has no answer."""
+        if self._gone.done() and not self._replied:
+            RUN_CODE.labels("disconnected").inc()
+        self._gone.cancel()
+        if self._serving is not None and not self._serving.cancel() and not self._serving.cancelled():
+            self._serving.exception()  # retrieved here: its caller may have gone before
+        self._world.waiters.forget(self._submitted.action, self._answer)
+        if not self._replied:
+            self._retries.cancel(self._submitted.action, "its caller has gone")
+
+    async def _serve(self) -> Reply:
+        """The reply of the first attempt that is not lost.
+
+        Raises:
+            DeadlineMissed: the hold is over, or the action ended without a verdict in a way that no repeat changes.
+        """
+        pause_s = FIRST_PAUSE_S
+        try:
+            async with asyncio.timeout_at(self._until):
+                while True:
+                    raw = await self._answered()
+                    if raw is not None and not _ended.decode(raw).is_lost:
+                        return self._compose(raw)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+                    await self._submit_again()
+        except TimeoutError:
+            self._retries.cancel(self._submitted.action, "the hold is over")
+            raise DeadlineMissed(what=f"no answer within the {self._settings.hold_s:g} s of a held call") from None
+
+    async def _answered(self) -> bytes | None:
+        """The action's answer; None where the store has neither the action nor its answer any more."""
+        while True:
+            await asyncio.wait({self._answer}, timeout=LOOK_S)
+            if self._answer.done():
+                return self._answer.result()
+            with suppress(Unavailable, Overloaded, OutOfMemoryError, *TRANSIENT):
+                if await self._world.store.action(self._submitted.action) is None and not self._answer.done():
+                    return None
+
+    async def _submit_again(self) -> None:
+        """The same work under a new id, with what is left of the hold; a store that refuses is asked again."""
+        RESUBMITTED.inc()
+        self._world.waiters.forget(self._submitted.action, self._answer)
+        action, left_s = random_id(), max(1.0, self._until - self._loop.time())
+        self._submitted = msgspec.structs.replace(self._submitted, action=action, budget_s=left_s)
+        self._answer = self._world.waiters.expect(action)
+        while True:
+            try:
+                await self._world.intake.submit(self._submitted)
+            except (TreadleError, OutOfMemoryError, *TRANSIENT) as error:
+                _log.warning("held_call_not_submitted_again", error=str(error))
+                await asyncio.sleep(LONGEST_PAUSE_S)
+            else:
+                return

@@ -1,0 +1,196 @@
+"""The hot routes: submit an action or rewards, ask for an action."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Literal
+
+import msgspec
+from redis.exceptions import OutOfMemoryError
+
+from services.proxy.http.asgi import Call, HotRoute, Reply
+from services.proxy.http.deadline import read_deadline
+from services.proxy.leader.backlog import reason_of
+from services.proxy.records.batchbook import decode_reward
+from services.proxy.records.intake import Accepted, of_action
+from services.proxy.records.store import Stored
+from shared.api.requests import ActionRequest, Answer, BulkReceipt, Rejection, RewardRequest
+from shared.bus import functions
+from shared.bus.connection import TRANSIENT, patiently
+from shared.messages.actions import ActionSubmitted
+from shared.runtime import log
+from shared.runtime.errors import UNREADABLE, BadRequest, NotFound, Overloaded, TreadleError, from_problem, unreadable
+
+_log = log.get(__name__)
+_encoder = msgspec.json.Encoder()
+_action = msgspec.json.Decoder(ActionRequest)
+_action_name = re.compile(r"[a-z0-9]{8,32}")
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Some editors begin every file with it."""
+BULK_AT_ONCE = 512
+"""Lines resolved before the event loop gets a turn."""
+
+
+async def post_action(call: Call) -> Reply:
+    """POST /v1/actions: one action outside any batch."""
+    wait_s = call.wait_s(call.query("wait"))
+    body = await call.body(call.world.settings.max_body_bytes)
+    try:
+        request = _action.decode(body)
+    except UNREADABLE as error:
+        raise unreadable(error) from error
+    tenant = call.tenant()
+    action = await call.world.ids.of(tenant, "", "", request.request_id)
+    return await submit_and_wait(call, of_action(action, tenant, request), wait_s)
+
+
+async def post_reward(call: Call) -> Reply:
+    """POST /v1/rewards: one reward request."""
+    query = call.query("wait", "batch")
+    wait_s = call.wait_s(query)
+    request = decode_reward(await call.body(call.world.settings.max_body_bytes))
+    submitted = await call.world.batches.reward(call.tenant(), request, query.get("batch"))
+    return await submit_and_wait(call, submitted, wait_s)
+
+
+async def submit_and_wait(call: Call, submitted: ActionSubmitted, wait_s: float) -> Reply:
+    """Journal an action. 200 with its answer where that came within `wait_s`, else 202 with where it stands."""
+    world = call.world
+    if not wait_s:
+        accepted = await world.intake.submit(submitted)
+        return await _standing(call, accepted, submitted.trajectory)
+    if len(world.waiters) >= world.settings.max_waiting:
+        raise Overloaded(what="too many long polls here; submit without `wait` and ask later")
+    future = world.waiters.expect(submitted.action)
+    try:
+        accepted = await world.intake.submit(submitted)
+        if accepted.repeated:
+            stored = await world.store.action(submitted.action)
+            if stored is not None and stored.answer is not None:
+                return Reply(200, stored.answer)
+        return await _wait(call, accepted.action, future, wait_s)
+    finally:
+        world.waiters.forget(submitted.action, future)
+
+
+async def _wait(call: Call, action: str, future: asyncio.Future[bytes], wait_s: float) -> Reply:
+    try:
+        async with asyncio.timeout(wait_s):
+            return Reply(200, await future)
+    except TimeoutError:
+        async with read_deadline(call.world):
+            return await _state(call, action)
+
+
+async def _standing(call: Call, accepted: Accepted, trajectory: str) -> Reply:
+    if accepted.repeated:
+        return await _state(call, accepted.action)
+    return Reply(202, _encoder.encode(Answer(id=accepted.action, state="queued", trajectory=trajectory or None)))
+
+
+async def _state(call: Call, action: str) -> Reply:
+    stored = await _stored(call, action)
+    if stored.answer is not None:
+        return Reply(200, stored.answer)
+    reason = await reason_of(call.world.store, stored)
+    state: Literal["queued", "granted"] = "granted" if stored.state == "granted" and not reason else "queued"
+    batch, trajectory = stored.batch or None, stored.trajectory or None
+    answer = Answer(id=action, state=state, batch=batch, trajectory=trajectory, reason=reason)
+    return Reply(202, _encoder.encode(answer))
+
+
+async def _stored(call: Call, action: str) -> Stored:
+    stored = await call.world.store.action(action)
+    if stored is None:
+        raise NotFound(kind="action", name=action, hint="it was never accepted, or its answer has expired")
+    return stored
+
+
+async def get_action(call: Call) -> Reply:
+    """GET /v1/actions/{id}: its state, or its answer as soon as there is one."""
+    action = _named(call)
+    wait_s = call.wait_s(call.query("wait"))
+    if not wait_s:
+        return await _state(call, action)
+    future = call.world.waiters.expect(action)
+    try:
+        stored = await _stored(call, action)
+        return Reply(200, stored.answer) if stored.answer is not None else await _wait(call, action, future, wait_s)
+    finally:
+        call.world.waiters.forget(action, future)
+
+
+async def delete_action(call: Call) -> Reply:
+    """DELETE /v1/actions/{id}: cancel it; what has finished stays finished."""
+    call.query()
+    action = _named(call)
+
+    async def attempt() -> str:
+        return await functions.cancel(call.world.redis, action, "a caller asked")
+
+    asked = await patiently(attempt, what="cancelling", patience_s=call.world.settings.submit_patience_s)
+    if asked == "unknown":
+        _log.debug("cancel_unknown", action=action)  # its answer may be archived
+    return await _state(call, action)
+
+
+def _named(call: Call) -> str:
+    (action,) = call.path_args
+    if not _action_name.fullmatch(action):
+        raise NotFound(kind="action", name=action[:64])
+    return action
+
+
+async def post_bulk(call: Call) -> Reply:
+    """POST /v1/rewards/bulk: NDJSON, one reward request a line. Good lines are accepted whatever the others are."""
+    query = call.query("batch")
+    batch, tenant = query.get("batch"), call.tenant()
+    lines = (await call.body(call.world.settings.max_bulk_bytes)).removeprefix(BYTE_ORDER_MARK).split(b"\n")
+    receipt = BulkReceipt(accepted=0, repeated=0, rejected=[])
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise BadRequest(what="the body is empty: send one reward request (JSON) a line")
+    for start in range(0, len(numbered), BULK_AT_ONCE):
+        chunk = numbered[start : start + BULK_AT_ONCE]
+        ends = await asyncio.gather(*(_one_line(call, tenant, batch, *pair) for pair in chunk))
+        receipt = BulkReceipt(
+            accepted=receipt.accepted + sum(isinstance(end, Accepted) and not end.repeated for end in ends),
+            repeated=receipt.repeated + sum(isinstance(end, Accepted) and end.repeated for end in ends),
+            rejected=receipt.rejected + [end for end in ends if isinstance(end, Rejection)],
+        )
+    if len(receipt.rejected) == len(numbered) and (nowhere := _same_not_found(receipt.rejected)) is not None:
+        raise nowhere
+    return Reply(200, _encoder.encode(receipt))
+
+
+def _same_not_found(rejected: list[Rejection]) -> TreadleError | None:
+    """What all lines name alike (as a rule their batch) is not there: one answer says it."""
+    problem = rejected[0].problem
+    same = problem["status"] == NotFound.status and all(each.problem == problem for each in rejected)
+    return from_problem(problem) if same else None
+
+
+async def _one_line(call: Call, tenant: str, batch: str | None, number: int, line: bytes) -> Accepted | Rejection:
+    request: RewardRequest | None = None
+    try:
+        request = decode_reward(line, "the line")
+        return await call.world.intake.submit(await call.world.batches.reward(tenant, request, batch))
+    except TreadleError as error:
+        problem = error.problem()
+    except (OutOfMemoryError, *TRANSIENT):
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever is wrong with one line, the others are answered
+        _log.error("line_crashed", line=number, exc_info=error)
+        problem = TreadleError().problem()
+    return Rejection(line=number, request_id=request.request_id if request else None, problem=problem)
+
+
+HOT_ROUTES = [
+    HotRoute("POST", "/v1/actions", post_action),
+    HotRoute("GET", "/v1/actions/{id}", get_action),
+    HotRoute("DELETE", "/v1/actions/{id}", delete_action),
+    HotRoute("POST", "/v1/rewards", post_reward),
+    HotRoute("POST", "/v1/rewards/bulk", post_bulk),
+]

@@ -1,0 +1,176 @@
+"""/v1/nodes, /v1/pools, /v1/plans: what there is, who uses it, what the planner decided and why.
+
+Read from the streams themselves, so every replica tells the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from services.proxy.world import TheWorld, World
+from shared.api.mesh import HealthView, NodeList, NodeView, PlanList, PlanView, PoolList, PoolView
+from shared.bus.connection import command
+from shared.messages.base import Topic
+from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
+from shared.messages.targets import TARGETS, TargetSet
+from shared.policy.dispatch.backlog import PoolBacklog, lacking
+from shared.policy.model.formulation import STARTS
+from shared.runtime.app import problem_responses
+
+router = APIRouter(prefix="/v1", tags=["mesh"])
+
+LOOKED_AT = 4096
+"""Newest entries of a stream that are looked at."""
+UNPLANNED = frozenset({STARTS, "memory_mb"})
+"""Resources for which the planner publishes no targets."""
+LACKS_SHOWN = 16
+"""Of a pool; the most wanted."""
+
+
+async def _newest(world: World, topic: Topic[Any], count: int) -> list[tuple[float, Any]]:
+    """(when, message), newest first; entries of another version of ours, which cannot be read, are passed over."""
+    newest: list[tuple[float, Any]] = []
+    for row, fields in await command(world.redis, "XREVRANGE", topic.name, "+", "-", "COUNT", count):
+        with contextlib.suppress(ValueError):
+            newest.append((int(row.partition(b"-")[0]) / 1000, topic.decode(fields[1])))
+    return newest
+
+
+async def _nodes(world: World) -> list[NodeView]:
+    hellos: dict[str, Hello] = {}
+    beats: dict[tuple[str, str], Heartbeat] = {}
+    gone: set[tuple[str, str]] = set()
+    seen: dict[str, float] = {}
+    for at, message in await _newest(world, NODES, LOOKED_AT):
+        seen.setdefault(message.node, at)
+        match message:
+            case Hello():
+                hellos.setdefault(message.node, message)
+            case Heartbeat():
+                beats.setdefault((message.node, message.incarnation), message)
+            case Bye():
+                gone.add((message.node, message.incarnation))
+    now = world.clock.unix()
+    views = []
+    for name, hello in sorted(hellos.items()):
+        key = (name, hello.incarnation)
+        beat = beats.get(key)
+        silent_s = now - seen[name]
+        state = "gone" if key in gone else "silent" if silent_s > world.settings.node_lost_s else "ready"
+        views.append(
+            NodeView(
+                name=name,
+                incarnation=hello.incarnation,
+                node_class=hello.node_class,
+                state=state,
+                capacity=hello.capacity,
+                owned=beat.owned if beat else {},
+                used=beat.used if beat else {},
+                owned_unit_s=beat.owned_unit_s if beat else {},
+                used_unit_s=beat.used_unit_s if beat else {},
+                cold_start_s=beat.cold_start_s if beat else {},
+                kinds=hello.kinds,
+                runtimes=hello.runtimes,
+                labels=hello.labels,
+                last_seen_s=max(0.0, silent_s),
+            )
+        )
+    return views
+
+
+@router.get("/nodes", summary="Executing hosts", responses=problem_responses(422, 503))
+async def list_nodes(world: TheWorld) -> NodeList:
+    return NodeList(nodes=await _nodes(world))
+
+
+@router.get("/pools", summary="Pools of units", responses=problem_responses(422, 503))
+async def list_pools(world: TheWorld) -> PoolList:
+    """Owned and used units are the nodes' own words, at most a heartbeat old; what waits is the leader's, as recent.
+
+    A pool that has no node is shown while something waits in it.
+    """
+    members: dict[str, list[tuple[str, NodeView]]] = defaultdict(list)
+    for node in await _nodes(world):
+        if node.state == "ready":
+            for resource in node.capacity:
+                members[f"{resource}@{node.node_class}"].append((resource, node))
+    targets: dict[str, TargetSet] = {}
+    for _, message in await _newest(world, TARGETS, LOOKED_AT):
+        if isinstance(message, TargetSet):
+            targets.setdefault(message.pool, message)
+    backlog = {pool.name: pool for pool in await world.store.pools()}
+    health = world.health.view()
+    silent = health.planner is False
+    names = sorted(members.keys() | targets.keys() | backlog.keys())
+    return PoolList(
+        pools=[
+            _pool(members.get(name, []), targets.get(name), backlog.get(name) or PoolBacklog(name, 0), silent=silent)
+            for name in names
+        ],
+        health=health,
+    )
+
+
+def _pool(
+    members: list[tuple[str, NodeView]], target: TargetSet | None, backlog: PoolBacklog, *, silent: bool
+) -> PoolView:
+    """One pool, from its ready nodes (each with the pool's resource), the planner's target and the leader's view.
+
+    `silent`: no planner holds its lease, so the reason of the last target is out of date.
+    """
+    capacity = {node.name: node.capacity[resource] for resource, node in members}
+    reason = "no plan yet: everything is owned" if members else "no node is in this pool"
+    if members and backlog.name.partition("@")[0] in UNPLANNED:
+        reason = "not planned: nodes offer all they have"
+    if target is not None and silent:
+        reason = (
+            "no planner holds its lease: the zero-queue rule serves what waits, beside the last target of "
+            f"{target.units:,}"
+        )
+    elif target is not None:
+        reason = target.reason
+    return PoolView(
+        name=backlog.name,
+        nodes=len(members),
+        target=target.units if target is not None else None,
+        capacity=sum(capacity.values()),
+        owned=sum(node.owned.get(resource, capacity[node.name]) for resource, node in members),
+        used=sum(node.used.get(resource, 0) for resource, node in members),
+        waiting=backlog.waiting,
+        stuck=backlog.stuck,
+        lacks=[
+            f"{lacking(lack.kind, lack.units, backlog.name)} ({lack.waiting} wait)"
+            for lack in backlog.lacks[:LACKS_SHOWN]
+        ],
+        reason=reason,
+    )
+
+
+@router.get("/health", summary="Stores, leader, planner, disk", responses=problem_responses(422))
+async def get_health(world: TheWorld) -> HealthView:
+    """From this replica's memory, so it answers while Valkey and Postgres are away."""
+    return world.health.view()
+
+
+@router.get("/plans", summary="The planner's decisions, newest first", responses=problem_responses(422, 503))
+async def list_plans(
+    world: TheWorld, limit: Annotated[int, Query(ge=1, le=1000, description="At most so many.")] = 100
+) -> PlanList:
+    decided = [m for _, m in await _newest(world, TARGETS, LOOKED_AT) if isinstance(m, TargetSet)]
+    plans: list[PlanView] = []
+    for position, message in enumerate(decided[:limit]):
+        previous = next((m.units for m in decided[position + 1 :] if m.pool == message.pool), None)
+        plans.append(
+            PlanView(
+                decided_at=message.decided_at,
+                pool=message.pool,
+                previous=previous,
+                target=message.units,
+                reason=message.reason,
+            )
+        )
+    return PlanList(plans=plans)

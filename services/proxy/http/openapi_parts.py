@@ -1,0 +1,81 @@
+"""Parts that the paths of bare routes are written with, in the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from shared.messages.kinds import Params
+from shared.runtime.app import PROBLEM_JSON
+
+REF = "#/components/schemas/{name}"
+
+TENANT = {
+    "name": "Treadle-Tenant",
+    "in": "header",
+    "description": "Who asks; one default tenant until keys exist.",
+    "schema": {"type": "string", "default": "default", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"},
+}
+ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+
+REASONS = {
+    404: "Nothing of that name is here",
+    409: "It contradicts what was accepted before",
+    413: "The body is too large",
+    422: "The body or a parameter does not mean anything",
+    503: "A bound is reached, or a part is away; retry after the time named",
+    504: "The deadline came, or is predicted to come, before an answer; retry",
+}
+
+
+def json_of(name: str) -> dict[str, Any]:
+    """A body that is of this schema."""
+    return {"application/json": {"schema": {"$ref": REF.format(name=name)}}}
+
+
+def responses(ok: dict[int, tuple[str, str]], *problems: int) -> dict[str, Any]:
+    """Answers of a route: status -> (what it means, its schema), and the statuses of its problems."""
+    good = {str(status): {"description": text, "content": json_of(schema)} for status, (text, schema) in ok.items()}
+    bad = {
+        str(status): {
+            "description": REASONS[status],
+            "content": {PROBLEM_JSON: {"schema": {"$ref": REF.format(name="Problem")}}},
+        }
+        for status in problems
+    }
+    return good | bad
+
+
+def body(schema: str) -> dict[str, Any]:
+    """A body that must be there."""
+    return {"required": True, "content": json_of(schema)}
+
+
+STANDING = {200: ("It has finished", "Answer"), 202: ("Accepted, not finished yet", "Answer")}
+
+
+def waiting(max_s: float) -> dict[str, Any]:
+    """The parameter `wait`."""
+    return {
+        "name": "wait",
+        "in": "query",
+        "description": "Seconds to wait for the answer (long poll). Without it the reply says where the action stands.",
+        "schema": {"type": "number", "minimum": 0, "maximum": max_s},
+    }
+
+
+def say_kinds(schema: dict[str, Any], kinds: Mapping[str, type[Params]]) -> None:
+    """Write into an action's schema that its kind decides what its `params` are."""
+    schema["properties"]["kind"]["enum"] = list(kinds)
+    schema["oneOf"] = [_of_kind(kind, params) for kind, params in kinds.items()]
+
+
+def _of_kind(kind: str, params: type[Params]) -> dict[str, Any]:
+    """They may be left out where all of them have defaults."""
+    needed = any(field.required for field in msgspec.structs.fields(params))
+    return {
+        "properties": {"kind": {"const": kind}, "params": {"$ref": REF.format(name=params.__name__)}},
+        "required": ["kind", "params"] if needed else ["kind"],
+    }

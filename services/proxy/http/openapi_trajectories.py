@@ -1,0 +1,171 @@
+"""Trajectories in the OpenAPI document, SWE-ReX's verbs among them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from services.proxy.http.openapi_parts import REF, STANDING, TENANT, body, json_of, responses, say_kinds, waiting
+from services.proxy.http.swerex.acting import MOST_REQUEST_ID
+from services.proxy.http.swerex.forms import FORMS, RAISED, YES_OR_NO, BashAction, BashInterruptAction
+from services.proxy.http.trajectories import MOST_LISTED, STATES
+from shared.api.trajectories import TRAJECTORY_TYPES
+from shared.messages.kinds import ENVIRONMENT_KINDS
+
+_BASE = "/v1/trajectories/{trajectory}"
+_NAME = {"name": "trajectory", "in": "path", "required": True, "schema": {"type": "string"}}
+_REQUEST_ID = {
+    "name": "X-Request-ID",
+    "in": "header",
+    "description": "A repeat with the same is harmless and returns the first answer.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": MOST_REQUEST_ID},
+}
+_LISTED = [
+    {"name": "state", "in": "query", "schema": {"enum": list(STATES), "default": "open"}},
+    {
+        "name": "limit",
+        "in": "query",
+        "schema": {"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": 100},
+    },
+]
+
+
+def trajectory_paths(max_wait_s: float) -> dict[str, Any]:
+    """Paths by template. `max_wait_s`: the longest `wait=`."""
+    return _collection() | _one(max_wait_s) | _swerex_paths()
+
+
+def _operation(name: str, summary: str, *parameters: dict[str, Any], **rest: Any) -> dict[str, Any]:
+    return {
+        "tags": ["trajectories"],
+        "operationId": name,
+        "summary": summary,
+        "parameters": list(parameters),
+        **rest,
+    }
+
+
+def _collection() -> dict[str, Any]:
+    opened = {201: ("Opened", "TrajectoryView"), 200: ("It was opened before, with this request_id", "TrajectoryView")}
+    return {
+        "/v1/trajectories": {
+            "post": _operation(
+                "post_trajectory",
+                "Open a trajectory; its environment is made with its first action",
+                TENANT,
+                requestBody=body("TrajectoryRequest"),
+                responses=responses(opened, 404, 409, 413, 422, 503),
+            ),
+            "get": _operation(
+                "list_trajectories",
+                "Trajectories in one state, newest first",
+                *_LISTED,
+                responses=responses({200: ("At most `limit` of them", "TrajectoryList")}, 422, 503),
+            ),
+        }
+    }
+
+
+def _one(max_wait_s: float) -> dict[str, Any]:
+    standing = {200: ("As it stands", "TrajectoryView")}
+    return {
+        _BASE: {
+            "get": _operation("get_trajectory", "One trajectory", _NAME, responses=responses(standing, 404, 422, 503)),
+            "delete": _operation(
+                "delete_trajectory",
+                "Close it: its unanswered actions are cancelled, its environment ends; its record stays readable",
+                _NAME,
+                responses=responses(standing, 404, 422, 503),
+            ),
+        },
+        f"{_BASE}/actions": {
+            "post": _operation(
+                "post_trajectory_action",
+                "Act in its environment; actions of one trajectory run in the order they came",
+                _NAME,
+                waiting(max_wait_s),
+                requestBody=body("TrajectoryAction"),
+                responses=responses(STANDING, 404, 409, 413, 422, 503),
+            )
+        },
+    }
+
+
+def _swerex_paths() -> dict[str, Any]:
+    verbs = {
+        "create_session": ("Begin a shell", body("CreateSession"), "CreatedSession"),
+        "run_in_session": ("Run a command in a shell", body("SessionAction"), "Observation"),
+        "close_session": ("End a shell", body("CloseSession"), "ClosedSession"),
+        "execute": ("Run a command outside any shell", body("Command"), "CommandReply"),
+        "read_file": ("Read a file's text", body("ReadFile"), "FileText"),
+        "write_file": ("Write a file whole", body("WriteFile"), "Nothing"),
+        "upload": ("Write a file, or unpack a zip archive", _UPLOAD, "Nothing"),
+        "close": ("Close the trajectory", None, "Nothing"),
+    }
+    paths = {f"{_BASE}/swerex/is_alive": {"get": _verb("is_alive", "Is it open?", None, "IsAlive")}}
+    for verb, (summary, sent, schema) in verbs.items():
+        paths[f"{_BASE}/swerex/{verb}"] = {"post": _verb(verb, summary, sent, schema)}
+    return paths
+
+
+def _verb(verb: str, summary: str, sent: dict[str, Any] | None, schema: str) -> dict[str, Any]:
+    raised = {str(RAISED): {"description": "An exception for the client to raise", "content": json_of("SwerexRaised")}}
+    return {
+        "tags": ["swe-rex"],
+        "operationId": f"swerex_{verb}",
+        "summary": summary,
+        "parameters": [_NAME, _REQUEST_ID],
+        **({"requestBody": sent} if sent is not None else {}),
+        "responses": responses({200: ("Done", schema)}, 404, 413, 422, 503) | raised,
+    }
+
+
+_UPLOAD = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["file", "target_path"],
+                "properties": {
+                    "file": {"type": "string", "format": "binary"},
+                    "target_path": {"type": "string", "minLength": 1},
+                    "unzip": {"enum": list(YES_OR_NO), "default": "false"},
+                },
+            }
+        }
+    },
+}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_TEXT = {"type": "string"}
+_CODE = {"type": ["integer", "null"]}
+_REPLIES = {
+    "IsAlive": _object(is_alive={"type": "boolean"}, message=_TEXT),
+    "CreatedSession": _object(output=_TEXT, session_type={"const": "bash"}),
+    "ClosedSession": _object(session_type={"const": "bash"}),
+    "Observation": _object(
+        output=_TEXT, exit_code=_CODE, failure_reason=_TEXT, expect_string=_TEXT, session_type={"const": "bash"}
+    ),
+    "CommandReply": _object(stdout=_TEXT, stderr=_TEXT, exit_code=_CODE),
+    "FileText": _object(content=_TEXT),
+    "Nothing": _object(),
+    "SwerexRaised": _object(
+        swerexception=_object(message=_TEXT, class_path=_TEXT, traceback=_TEXT, extra_info={"type": "object"})
+    ),
+}
+
+
+def trajectory_schemas() -> dict[str, Any]:
+    """Bodies of these routes, and the parameters of every environment kind."""
+    types = (*TRAJECTORY_TYPES, *ENVIRONMENT_KINDS.values(), *FORMS, BashAction, BashInterruptAction)
+    _, schemas = msgspec.json.schema_components(types, ref_template=REF)
+    say_kinds(schemas["TrajectoryAction"], ENVIRONMENT_KINDS)
+    schemas["TrajectoryView"]["properties"]["environment"] = {"$ref": REF.format(name="EnvironmentSpec")}
+    actions = [{"$ref": REF.format(name=each.__name__)} for each in (BashAction, BashInterruptAction)]
+    return schemas | {"SessionAction": {"oneOf": actions}} | _REPLIES

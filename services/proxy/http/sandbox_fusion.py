@@ -1,0 +1,229 @@
+"""SandboxFusion's `POST /run_code`, as its own server answers it, so its clients need nothing but a changed URL.
+
+Overload looks the way those clients need it (design/facts-trainer-clients §1, §6; docs/decisions/0035). A caller whose
+timeout counts between bytes is held until its program has run (`held`). Any other gets 504 before it gives up; its
+action goes on for a minute, and the retry joins it. A failure of ours is 504 or a SandboxError, not a wrong answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import blake2b
+from typing import Annotated, Any
+
+import msgspec
+from redis.exceptions import OutOfMemoryError
+
+from services.proxy.http.asgi import NAME, Call, HotRoute, Reply, Streamed
+from services.proxy.metrics import RUN_CODE
+from services.proxy.records.ids import random_id
+from services.proxy.records.intake import digest_of
+from services.proxy.world import DEFAULT_TENANT
+from shared.api.requests import Act
+from shared.bus.connection import TRANSIENT
+from shared.messages.actions import ActionSubmitted, StageWork
+from shared.messages.kinds import MOST_FETCHED, MOST_FILES, CodeRun, default_units, pool_of
+from shared.runtime.errors import UNREADABLE, BadRequest, DeadlineMissed, Overloaded, Unavailable, unreadable
+
+_encoder = msgspec.json.Encoder()
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
+
+
+class RunCode(msgspec.Struct, frozen=True, kw_only=True):
+    """The request, tolerant like the original: unknown fields are ignored, null stdin is none, language is python."""
+
+    code: str
+    language: str = "python"
+    compile_timeout: _Seconds = 10.0
+    run_timeout: _Seconds = 10.0
+    memory_limit_MB: int = -1  # noqa: N815  # the contract's spelling
+    stdin: str | None = None
+    files: Annotated[dict[str, str | None], msgspec.Meta(max_length=MOST_FILES)] = {}
+    fetch_files: Annotated[list[str], msgspec.Meta(max_length=MOST_FETCHED)] = []
+
+
+class _Answered(msgspec.Struct, frozen=True):
+    """The parts of a stored answer this door needs."""
+
+    ended: str
+    reason: str = ""
+    output: dict[str, Any] = {}
+    act: Act | None = None
+    stages: list[dict[str, Any]] = []
+    cpu_s: float = 0.0
+    peak_memory_bytes: int = 0
+
+
+_request = msgspec.json.Decoder(RunCode, strict=False)
+_answer = msgspec.json.Decoder(_Answered)
+
+
+LANGUAGES = frozenset(
+    (
+        *("python", "cpp", "nodejs", "go", "go_test", "java", "php", "csharp", "bash", "typescript", "sql", "rust"),
+        *("cuda", "r", "perl", "d_ut", "ruby", "scala", "julia", "pytest", "junit", "kotlin_script", "jest", "verilog"),
+        *("lean", "swift", "racket", "python_gpu", "lua", "python2", "gtest", "react", "py", "py3", "python3", "js"),
+        *("node", "javascript", "ts", "c", "c++", "cxx", "cc", "golang", "rs", "sh", "shell"),
+    )
+)
+"""Names the original and its clients use, and the aliases seen in the field, in lower case."""
+
+
+async def post_run_code(call: Call) -> Reply | Streamed:
+    """POST /run_code and POST /t/{tenant}/{task}/run_code."""
+    tenant, task = call.path_args or (DEFAULT_TENANT, "")
+    world, settings = call.world, call.world.settings
+    try:
+        request = _request.decode(await call.body(settings.max_body_bytes))
+        _check(tenant, task, request.language)
+        budget_s = request.compile_timeout + request.run_timeout + settings.run_code_margin_s
+        submitted = _submission(tenant, task, request, budget_s, settings.run_code_join_s)
+        if world.held.holds(call):
+            return await world.held.serve(call, submitted, _reply, _failure)
+        return await _serve(call, submitted, budget_s)
+    except UNREADABLE as error:
+        raise unreadable(error) from error
+    except (Overloaded, Unavailable, OutOfMemoryError, *TRANSIENT) as error:
+        raise DeadlineMissed(what=f"no answer could be had: {error}") from error
+
+
+def _check(tenant: str, task: str, language: str) -> None:
+    """Refuse what no node could ever serve; a known language that no node has is a SandboxError of the answer.
+
+    Raises:
+        BadRequest: a name in the path is none, or nobody has heard of the language.
+    """
+    if task and not (NAME.fullmatch(tenant) and NAME.fullmatch(task)):
+        raise BadRequest(what="tenant and task in the path: letters, digits, '.', '_', '-', at most 64")
+    if language.strip().lower() not in LANGUAGES:
+        raise BadRequest(what=f"unknown language {language!r}; there are {', '.join(sorted(LANGUAGES))}")
+
+
+async def _serve(call: Call, submitted: ActionSubmitted, budget_s: float) -> Reply:
+    """Join what an earlier call left behind, or submit, and wait for the answer; all of it within the budget."""
+    world, digest = call.world, _digest(submitted)
+    action = submitted.action
+    try:
+        async with asyncio.timeout(budget_s):
+            joined = await world.retries.join(digest)
+            action = joined or action
+            raw = await _answer_of(call, submitted, joined)
+    except TimeoutError:
+        RUN_CODE.labels("late").inc()
+        await world.retries.leave(digest, action)
+        raise DeadlineMissed(what="no answer within compile_timeout + run_timeout + margin; retry to join it") from None
+    except asyncio.CancelledError:  # the server stops, and has waited long enough
+        RUN_CODE.labels("stopped").inc()
+        await world.retries.leave_and_stop(digest, action)
+        raise DeadlineMissed(what="this proxy is stopping; retry to join the action") from None
+    if raw is None:
+        RUN_CODE.labels("disconnected").inc()
+        world.retries.cancel(action, "its caller has gone")
+        return Reply(200, b"")
+    RUN_CODE.labels("answered").inc()
+    return _reply(raw)
+
+
+def _digest(submitted: ActionSubmitted) -> str:
+    """What makes two calls the same: tenant, task and body."""
+    scope = f"{submitted.tenant}\x00{submitted.task}".encode()
+    return blake2b(digest_of(submitted.stages, 0.0) + scope, digest_size=12).hexdigest()
+
+
+async def _answer_of(call: Call, submitted: ActionSubmitted, joined: str | None) -> bytes | None:
+    """The action's answer; None where the caller has gone first."""
+    world, action = call.world, joined or submitted.action
+    future = world.waiters.expect(action)
+    gone: asyncio.Future[None] = asyncio.create_task(call.gone(), name="caller")
+    first: set[asyncio.Future[Any]] = {future, gone}
+    try:
+        if joined is None:
+            await world.intake.submit(submitted)
+        else:
+            await world.waiters.look_up([action])
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        return future.result() if future.done() else None
+    finally:
+        gone.cancel()
+        world.waiters.forget(action, future)
+
+
+def _submission(tenant: str, task: str, request: RunCode, budget_s: float, join_s: float) -> ActionSubmitted:
+    memory = request.memory_limit_MB
+    params = CodeRun(
+        code=request.code,
+        language=request.language,
+        stdin=request.stdin,
+        files=request.files,
+        fetch_files=request.fetch_files,
+        compile_timeout_s=request.compile_timeout,
+        run_timeout_s=request.run_timeout,
+        memory_mb=None if memory <= 0 else min(max(memory, 16), 65536),
+    )
+    units = default_units("code.run")
+    stage = StageWork(
+        name="run",
+        kind="code.run",
+        pool=pool_of(units, "default"),
+        cost={name: (count, count) for name, count in units.items()},
+        timeout_s=request.compile_timeout + request.run_timeout,
+        params=_encoder.encode(params),
+    )
+    return ActionSubmitted(
+        action=random_id(),
+        tenant=tenant,
+        task=task,
+        stages=(stage,),
+        budget_s=budget_s + join_s,
+        # Not the call's budget alone: whoever is told at once has used up its three tries in as many seconds, while
+        # one that waits its budget out, and joins, is served as long as the retries can last.
+        start_within_s=budget_s + join_s,
+    )
+
+
+def _reply(raw: bytes) -> Reply:
+    """An answer in SandboxFusion's words, with queue_time, cpu_time and peak_memory beside them."""
+    answered = _answer.decode(raw)
+    if answered.ended == "refused":
+        return Reply(200, _failure(answered.reason))
+    if answered.ended not in ("ok", "timeout") or "status" not in answered.output:
+        queue_s = answered.act.queue_s if answered.act else None
+        raise DeadlineMissed(what=f"{answered.ended}: {answered.reason or 'try again'}", queue_s=queue_s)
+    extra = {
+        "executor_pod_name": answered.stages[-1]["node"] if answered.stages else None,
+        "queue_time": answered.act.queue_s if answered.act else 0.0,
+        "cpu_time": answered.cpu_s,
+        "peak_memory": answered.peak_memory_bytes,
+    }
+    return Reply(200, _encoder.encode({"files": {}, **answered.output, **extra}))
+
+
+def _failure(message: str) -> bytes:
+    """The body for a failure of ours."""
+    return _encoder.encode(_sandbox_error(message))
+
+
+def _sandbox_error(message: str) -> dict[str, Any]:
+    return {
+        "status": "SandboxError",
+        "message": message,
+        "compile_result": None,
+        "run_result": None,
+        "executor_pod_name": None,
+        "files": {},
+    }
+
+
+async def get_ping(call: Call) -> Reply:
+    """GET /v1/ping."""
+    del call
+    return Reply(200, b'"pong"')
+
+
+RUN_CODE_ROUTES = [
+    HotRoute("POST", "/run_code", post_run_code),
+    HotRoute("POST", "/run_code/", post_run_code),
+    HotRoute("POST", "/t/{tenant}/{task}/run_code", post_run_code),
+    HotRoute("POST", "/t/{tenant}/{task}/run_code/", post_run_code),
+    HotRoute("GET", "/v1/ping", get_ping),
+]

@@ -1,0 +1,101 @@
+"""From a verb to actions of the trajectory, and from their answers to what the client reads or raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from services.proxy.http.asgi import Call
+from services.proxy.http.hot import submit_and_wait
+from services.proxy.http.swerex.forms import swerex_error
+from shared.api.trajectories import TrajectoryAction
+from shared.messages.kinds import PLACE
+from shared.runtime.errors import UNREADABLE, BadRequest, Unavailable, unreadable
+from shared.runtime.units import Seconds
+
+T = TypeVar("T")
+
+MOST_TIMEOUT_S: Seconds = 3600.0
+MOST_REQUEST_ID = 128
+MARGIN_S: Seconds = 10.0
+"""An answer comes so long after its budget at the latest."""
+OUTPUT_BYTES = 4 << 20
+"""Kept of a command's output: the client cannot ask for the rest."""
+
+_encoder = msgspec.json.Encoder()
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """The parts of an answer this door needs."""
+
+    ended: str
+    passed: bool | None = None
+    reason: str = ""
+    output: dict[str, Any] = {}
+
+
+_answer = msgspec.json.Decoder(Answered)
+
+
+async def body(call: Call, decode: Callable[[bytes], T]) -> T:
+    """What was sent.
+
+    Raises:
+        BadRequest: it does not mean anything.
+    """
+    try:
+        return decode(await call.body(call.world.settings.max_body_bytes))
+    except UNREADABLE as error:
+        raise unreadable(error) from error
+
+
+def request_id(call: Call) -> str | None:
+    """The caller's own name for this call.
+
+    Raises:
+        BadRequest: it is none.
+    """
+    asked = call.header(b"x-request-id")
+    if asked is not None and not 1 <= len(asked) <= MOST_REQUEST_ID:
+        raise BadRequest(what=f"X-Request-ID: 1 to {MOST_REQUEST_ID} characters")
+    return asked
+
+
+async def act(
+    call: Call, trajectory: str, kind: str, params: dict[str, Any], timeout_s: Seconds = 60.0, step: str = ""
+) -> Answered:
+    """One action, and its verdict. `step`: tells several of one verb apart.
+
+    Raises:
+        Raised: it has none; the message says why.
+        Conflict, NotFound: the trajectory has ended, or there is none.
+    """
+    asked = request_id(call)
+    budget_s = timeout_s + call.world.settings.max_wait_s
+    request = TrajectoryAction(
+        kind=kind,
+        params=msgspec.Raw(_encoder.encode(params)),
+        request_id=f"swerex:{step}:{asked}" if asked else None,
+        timeout_s=timeout_s,
+        budget_s=budget_s,
+    )
+    submitted = await call.world.trajectories.action(trajectory, request)
+    reply = await submit_and_wait(call, submitted, budget_s + MARGIN_S)
+    if reply.status != 200:
+        raise Unavailable(what=f"{kind} has no answer yet; ask GET /v1/actions/{submitted.action}")
+    answered = _answer.decode(reply.body)
+    if answered.ended not in ("ok", "timeout"):
+        raise swerex_error("SwerexException", f"{kind} ended as {answered.ended}: {answered.reason}")
+    return answered
+
+
+def as_text(*words: str) -> dict[str, bool]:
+    """The parameter that leaves words as they are, for those that a node would fill in."""
+    return {"literal": True} if any(PLACE in word for word in words) else {}
+
+
+def within(timeout: float | None) -> Seconds:
+    """None means no limit; every wait ends here."""
+    return MOST_TIMEOUT_S if timeout is None else min(max(timeout, 0.001), MOST_TIMEOUT_S)

@@ -1,0 +1,120 @@
+"""Commands outside any session, and files."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import codecs
+import io
+from typing import Any
+
+import msgspec
+
+from services.proxy.http.asgi import Call
+from services.proxy.http.swerex.acting import OUTPUT_BYTES, Answered, act, as_text, body, within
+from services.proxy.http.swerex.forms import Command, Raised, ReadFile, WriteFile, decode_upload, os_error, swerex_error
+from services.proxy.http.swerex.repacking import to_tar
+
+_command = msgspec.json.Decoder(Command)
+_read = msgspec.json.Decoder(ReadFile)
+_write = msgspec.json.Decoder(WriteFile)
+
+_SLOW = frozenset({"punycode", "idna"})
+"""Encodings of names, not of files: their time grows with the square of the text."""
+_MOST_ENCODING = 64
+
+
+async def execute(call: Call, trajectory: str) -> dict[str, Any]:
+    """A command outside any shell session."""
+    asked = await body(call, _command.decode)
+    argv = _argv(asked)
+    params = {"argv": argv, "cwd": asked.cwd or "", "output_bytes": OUTPUT_BYTES, **as_text(*argv)}
+    answered = await act(call, trajectory, "env.exec", params, within(asked.timeout))
+    if answered.ended == "timeout":
+        partial = {name: str(answered.output.get(name) or "") for name in ("stdout", "stderr")}
+        shown = f"Stdout:\n{partial['stdout']!r}\nStderr:\n{partial['stderr']!r}"
+        what = f"timeout ({asked.timeout} s) exceeded while running command. {shown}"
+        raise swerex_error("CommandTimeoutError", what, **partial)
+    if said := answered.output.get("error"):
+        raise os_error(str(said))
+    stdout, stderr, exit_code = (answered.output.get(name) for name in ("stdout", "stderr", "exit_code"))
+    if asked.check and exit_code != 0:
+        told = f"{asked.error_msg}: " if asked.error_msg else ""
+        failed = f"command {asked.command!r} failed with exit code {exit_code}."
+        raise swerex_error("NonZeroExitCodeError", f"{told}{failed} Stdout:\n{stdout!r}\nStderr:\n{stderr!r}")
+    return {"stdout": stdout or "", "stderr": stderr or "", "exit_code": exit_code}
+
+
+def _argv(asked: Command) -> list[str]:
+    """As `subprocess.run` understands it. Where an `env` is given, it is the whole environment."""
+    words = [asked.command] if isinstance(asked.command, str) else asked.command
+    if not words:
+        raise Raised("builtins.IndexError", "the command has no words")
+    if asked.shell:
+        words = ["/bin/sh", "-c", *words]
+    if asked.env is not None:
+        words = ["env", "-i", *(f"{name}={value}" for name, value in asked.env.items()), *words]
+    return ["/bin/sh", "-c", 'exec "$@" 2>&1', "sh", *words] if asked.merge_output_streams else words
+
+
+async def read_file(call: Call, trajectory: str) -> dict[str, Any]:
+    """A file's text."""
+    asked = await body(call, _read.decode)
+    answered = _done(await act(call, trajectory, "env.read", {"path": asked.path, "encoding": "base64"}))
+    return {"content": await asyncio.to_thread(_text, answered.output.get("content", ""), asked)}
+
+
+def _text(content: str, asked: ReadFile) -> str:
+    """What a file says in its encoding.
+
+    Raises:
+        Raised: there is no such encoding, or the file is not in it.
+    """
+    encoding = asked.encoding or "utf-8"
+    try:
+        if len(encoding) > _MOST_ENCODING or codecs.lookup(encoding).name in _SLOW:
+            raise LookupError(f"unknown encoding: {encoding[:_MOST_ENCODING]}")
+        text = io.TextIOWrapper(io.BytesIO(base64.b64decode(content)), encoding, asked.errors).read()
+        text.encode()  # as the answer will
+    except UnicodeEncodeError as error:
+        raise Raised("builtins.ValueError", f"the text cannot be told in JSON: {error}") from error
+    except (LookupError, ValueError, TypeError) as error:
+        raise Raised(f"builtins.{type(error).__name__}", str(error)) from error
+    return text
+
+
+async def write_file(call: Call, trajectory: str) -> dict[str, Any]:
+    """Write a file whole."""
+    asked = await body(call, _write.decode)
+    _done(await act(call, trajectory, "env.write", {"path": asked.path, "content": asked.content}))
+    return {}
+
+
+async def upload(call: Call, trajectory: str) -> dict[str, Any]:
+    """A file, or a directory as a zip archive."""
+    most = call.world.settings.max_body_bytes
+    form = decode_upload(call.header(b"content-type") or "", await call.body(most))
+    if form.unzip:
+        archive = await asyncio.to_thread(_archive, form.content, most)
+        _done(await act(call, trajectory, "env.upload", {"path": form.target_path, "archive": archive}))
+    else:
+        content = base64.b64encode(form.content).decode()
+        params = {"path": form.target_path, "content": content, "encoding": "base64"}
+        _done(await act(call, trajectory, "env.write", params))
+    return {}
+
+
+def _archive(content: bytes, most: int) -> str:
+    """A zip archive as `env.upload` takes it, in no more bytes than a body may have."""
+    return base64.b64encode(to_tar(content, most // 4 * 3)).decode()
+
+
+def _done(answered: Answered) -> Answered:
+    """Raises:
+    Raised: a file operation has not succeeded.
+    """
+    if answered.ended == "timeout":
+        raise swerex_error("CommandTimeoutError", answered.reason)
+    if not answered.passed:
+        raise os_error(str(answered.output.get("error") or answered.reason))
+    return answered

@@ -1,0 +1,73 @@
+"""From the zip archive that SWE-ReX's client sends to the tar archive that environments unpack."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zipfile
+
+from services.proxy.http.swerex.forms import Raised
+
+MOST_BYTES = 256 << 20
+"""Of all files, unpacked."""
+MOST_FILES = 20_000
+_FILE, _FOLDER = 0o644, 0o755
+_NO_TIME = 0
+"""The environment puts its own in its place. The same upload is the same archive, so it may be sent again."""
+
+
+class _Bounded(io.BytesIO):
+    """Takes no more than so many bytes."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # gzip writes nothing else
+        if self.tell() + len(data) > self._most:
+            raise Raised("builtins.ValueError", f"the files take more than {self._most} bytes, packed: upload fewer")
+        return super().write(data)
+
+
+def to_tar(archive: bytes, most: int) -> bytes:
+    """The same files as a gzipped tar archive of `most` bytes. 20 MB/s; memory: the result, and a file's chunk.
+
+    Names are made as `zipfile` makes them when it extracts: nothing lies outside the target. Links come as files.
+
+    Raises:
+        Raised: it is no zip archive, or it is more than is ever taken, unpacked or packed again.
+    """
+    out = _Bounded(most)
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as source:
+            members = source.infolist()
+            size = sum(member.file_size for member in members)
+            if size > MOST_BYTES or len(members) > MOST_FILES:
+                told = f"{len(members)} files of {size} bytes"
+                raise Raised("builtins.ValueError", f"more than {MOST_FILES} files or {MOST_BYTES} bytes: {told}")
+            zipped = gzip.GzipFile("", "wb", 1, out, mtime=_NO_TIME)
+            with zipped, tarfile.open(fileobj=zipped, mode="w") as target:
+                for member in members:
+                    _add(source, member, target)
+    except Raised:
+        raise
+    except Exception as error:  # what a broken, encrypted or outlandish archive raises is a long list
+        raise Raised("zipfile.BadZipFile", f"the archive cannot be read: {error}") from error
+    return out.getvalue()
+
+
+def _add(source: zipfile.ZipFile, member: zipfile.ZipInfo, target: tarfile.TarFile) -> None:
+    name = "/".join(part for part in member.filename.split("/") if part not in ("", ".", ".."))
+    if not name:
+        return
+    info = tarfile.TarInfo(name)
+    info.mtime = _NO_TIME
+    mode = member.external_attr >> 16 & 0o777
+    if member.is_dir():
+        info.type, info.mode = tarfile.DIRTYPE, mode or _FOLDER
+        target.addfile(info)
+        return
+    info.size, info.mode = member.file_size, mode or _FILE
+    with source.open(member) as content:
+        target.addfile(info, content)

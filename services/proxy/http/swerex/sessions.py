@@ -1,0 +1,180 @@
+"""Shell sessions: which there are is kept in Valkey, so any replica knows; what they run is actions like all others."""
+
+from __future__ import annotations
+
+import math
+import re
+import uuid
+from typing import Any
+
+import msgspec
+
+from services.proxy.http.asgi import Call
+from services.proxy.http.swerex.acting import OUTPUT_BYTES, act, as_text, body, request_id, within
+from services.proxy.http.swerex.forms import (
+    BashAction,
+    BashInterruptAction,
+    CloseSession,
+    CreateSession,
+    Raised,
+    swerex_error,
+)
+from shared.bus.connection import command, patiently
+from shared.runtime.errors import TreadleError
+
+MOST_SESSIONS = 64
+CHECK_S = 10.0
+"""For asking bash whether it can read a command."""
+MOST_PARTIAL = 64 << 10
+"""Bytes kept of a command that met its limit: the last ones."""
+PARTIAL_S = 300
+PROMPT = "SHELLPS1PREFIX"
+"""What the original's shells show when they are done."""
+
+_escapes = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\^_])")
+_create = msgspec.json.Decoder(CreateSession)
+_close = msgspec.json.Decoder(CloseSession)
+_action = msgspec.json.Decoder(BashAction | BashInterruptAction)
+
+
+async def create_session(call: Call, trajectory: str) -> dict[str, Any]:
+    """Begin a shell by sourcing what it shall source."""
+    asked = await body(call, _create.decode)
+    await _claim(call, trajectory, asked.session)
+    line = " ; ".join(f"source {path}" for path in asked.startup_source) or ":"
+    try:
+        params = {"line": line, "session": asked.session, **as_text(line)}
+        answered = await act(call, trajectory, "env.bash", params, within(asked.startup_timeout))
+        if answered.ended == "timeout":
+            raise swerex_error("CommandTimeoutError", f"timeout after {asked.startup_timeout} seconds: {line!r}")
+    except (Raised, TreadleError):
+        await _ask(call, "HDEL", _key(trajectory), asked.session)
+        raise
+    return {"output": _plain(answered.output.get("output", "")), "session_type": "bash"}
+
+
+async def _claim(call: Call, trajectory: str, session: str) -> None:
+    """Note that the session is there; the same request may do so again."""
+    kept_s, key = await _kept_s(call, trajectory), _key(trajectory)
+    token = request_id(call) or uuid.uuid4().hex
+    if await _ask(call, "HLEN", key) >= MOST_SESSIONS:
+        raise swerex_error("SwerexException", f"more than {MOST_SESSIONS} sessions")
+    is_new = await _ask(call, "HSETNX", key, session, token)
+    await _ask(call, "EXPIRE", key, kept_s)
+    if not is_new and await _ask(call, "HGET", key, session) != token.encode():
+        raise swerex_error("SessionExistsError", f"session {session} already exists")
+
+
+async def _kept_s(call: Call, trajectory: str) -> int:
+    opened = await call.world.trajectories.opened(trajectory)
+    return math.ceil(opened.environment.lifetime_s + call.world.settings.keep_trajectory_s)
+
+
+async def close_session(call: Call, trajectory: str) -> dict[str, Any]:
+    """End a shell. A repeat finds none, or already the next of that name, and is answered as the first was."""
+    asked = await body(call, _close.decode)
+    token, key, closing = request_id(call), _key(trajectory), f"{_key(trajectory)}:closing"
+    claim = await _ask(call, "HGET", key, asked.session)
+    closes = await _ask(call, "HGET", closing, token) if token else None
+    if closes is None:
+        if claim is None:
+            raise _unknown(asked.session)
+        closes = claim
+        if token:
+            await _ask(call, "HSET", closing, token, claim)
+            await _ask(call, "EXPIRE", closing, await _kept_s(call, trajectory))
+    await act(call, trajectory, "env.close_session", {"session": asked.session})
+    if claim == closes:
+        await _ask(call, "HDEL", key, asked.session)
+    return {"session_type": "bash"}
+
+
+async def run_in_session(call: Call, trajectory: str) -> dict[str, Any]:
+    """A command in a shell, or an interrupt."""
+    asked = await body(call, _action.decode)
+    await _known(call, trajectory, asked.session)
+    if isinstance(asked, BashInterruptAction):
+        return _observation(await _take_partial(call, trajectory, asked.session), 0)
+    if asked.is_interactive_command or asked.is_interactive_quit or asked.expect:
+        raise swerex_error("SwerexException", "interactive programs are not supported: environments have no terminal")
+    if "\n" in asked.command.strip():  # of one line nothing is executed where bash cannot read it
+        await _check(call, trajectory, asked.command)
+    params = {"line": asked.command, "session": asked.session, "output_bytes": OUTPUT_BYTES, **as_text(asked.command)}
+    answered = await act(call, trajectory, "env.bash", params, within(asked.timeout))
+    if answered.ended == "timeout":
+        partial = _plain(str(answered.output.get("output") or ""))
+        await _keep_partial(call, trajectory, asked.session, partial)
+        what = (
+            f"timeout after {asked.timeout} seconds while running command {asked.command!r}. Its output:\n{partial!r}"
+        )
+        raise swerex_error("CommandTimeoutError", what, output=partial)
+    output, exit_code = _plain(answered.output.get("output", "")), answered.output.get("exit_code")
+    if exit_code and ("syntax error" in output or "unexpected EOF" in output):
+        await _check(call, trajectory, asked.command)
+    if asked.check == "raise" and exit_code != 0:
+        told = f"{asked.error_msg}: " if asked.error_msg else ""
+        failed = f"command {asked.command!r} failed with exit code {exit_code}. Its output:\n{output!r}"
+        raise swerex_error("NonZeroExitCodeError", told + failed)
+    return _observation(output, None if asked.check == "ignore" else exit_code)
+
+
+async def _keep_partial(call: Call, trajectory: str, session: str, output: str) -> None:
+    """For the interrupt that follows a timeout: the original returns there what the command had written."""
+    key = f"{_key(trajectory)}:partial"
+    await _ask(call, "HSET", key, session, output.encode(errors="replace")[-MOST_PARTIAL:])
+    await _ask(call, "EXPIRE", key, PARTIAL_S)
+
+
+async def _take_partial(call: Call, trajectory: str, session: str) -> str:
+    """Each is returned once; empty where no command of the session has met its limit lately."""
+    key = f"{_key(trajectory)}:partial"
+    output: bytes | None = await _ask(call, "HGET", key, session)
+    if output is None:
+        return ""
+    await _ask(call, "HDEL", key, session)
+    return output.decode(errors="replace")
+
+
+async def _known(call: Call, trajectory: str, session: str) -> None:
+    if not await _ask(call, "HEXISTS", _key(trajectory), session):
+        raise _unknown(session)
+
+
+def _unknown(session: str) -> Raised:
+    return swerex_error("SessionDoesNotExistError", f"session {session!r} does not exist")
+
+
+async def _check(call: Call, trajectory: str, line: str) -> None:
+    """Can bash read it? Where there is no bash the shell itself will say."""
+    params = {"argv": ["bash", "-n"], "stdin": line}
+    checked = (await act(call, trajectory, "env.exec", params, CHECK_S, step="check")).output
+    exit_code, stderr = checked.get("exit_code"), str(checked.get("stderr", ""))
+    if exit_code and exit_code not in (126, 127):
+        extra = {"bash_stdout": str(checked.get("stdout", "")), "bash_stderr": stderr}
+        what = f"bash cannot read the command {line!r} (exit code {exit_code}):\n{stderr}"
+        raise swerex_error("BashIncorrectSyntaxError", what, **extra)
+
+
+def _key(trajectory: str) -> str:
+    return f"swerex:{trajectory}"
+
+
+async def _ask(call: Call, *words: Any) -> Any:
+    async def attempt() -> Any:
+        return await command(call.world.redis, *words)
+
+    return await patiently(attempt, what="keeping sessions", patience_s=call.world.settings.submit_patience_s)
+
+
+def _observation(output: str, exit_code: int | None) -> dict[str, Any]:
+    return {
+        "output": output,
+        "exit_code": exit_code,
+        "failure_reason": "",
+        "expect_string": PROMPT,
+        "session_type": "bash",
+    }
+
+
+def _plain(output: str) -> str:
+    return _escapes.sub("", output).replace("\r\n", "\n")

@@ -1,0 +1,91 @@
+"""/v1/trajectories: open, look, act, close. Bare routes: a rollout opens thousands and acts in each dozens of times."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+import msgspec
+
+from services.proxy.http.asgi import Call, HotRoute, Reply
+from services.proxy.http.hot import submit_and_wait
+from services.proxy.records.trajectorybook import unknown
+from shared.api.trajectories import TrajectoryAction, TrajectoryList, TrajectoryRequest, TrajectoryState
+from shared.runtime.errors import UNREADABLE, BadRequest, unreadable
+
+_encoder = msgspec.json.Encoder()
+_request = msgspec.json.Decoder(TrajectoryRequest)
+_action = msgspec.json.Decoder(TrajectoryAction)
+_name = re.compile(r"t(?:[0-9a-f]{16}|[0-9a-f]{24})")  # 16: of older versions
+
+STATES: tuple[TrajectoryState, ...] = get_args(TrajectoryState)
+MOST_LISTED = 1000
+
+
+async def post_trajectory(call: Call) -> Reply:
+    """POST /v1/trajectories: open one."""
+    call.query()
+    body = await call.body(call.world.settings.max_body_bytes)
+    try:
+        request = _request.decode(body)
+    except UNREADABLE as error:
+        raise unreadable(error) from error
+    view, is_new = await call.world.trajectories.open(call.tenant(), request)
+    return Reply(201 if is_new else 200, _encoder.encode(view))
+
+
+async def list_trajectories(call: Call) -> Reply:
+    """GET /v1/trajectories: the newest in one state."""
+    query = call.query("state", "limit")
+    state, limit = query.get("state", "open"), query.get("limit", "100")
+    if state not in STATES:
+        raise BadRequest(what=f"`state` is one of {', '.join(STATES)}, not {state[:64]!r}")
+    if not re.fullmatch("[0-9]{1,4}", limit) or not 1 <= int(limit) <= MOST_LISTED:
+        raise BadRequest(what=f"`limit` is a number from 1 to {MOST_LISTED}, not {limit[:64]!r}")
+    views = await call.world.trajectories.all(state, int(limit))
+    return Reply(200, _encoder.encode(TrajectoryList(trajectories=views)))
+
+
+async def get_trajectory(call: Call) -> Reply:
+    """GET /v1/trajectories/{trajectory}: how it stands."""
+    call.query()
+    return Reply(200, _encoder.encode(await call.world.trajectories.view(named(call))))
+
+
+async def delete_trajectory(call: Call) -> Reply:
+    """DELETE /v1/trajectories/{trajectory}: end it. Ending it again changes nothing."""
+    call.query()
+    return Reply(200, _encoder.encode(await call.world.trajectories.close(named(call))))
+
+
+async def post_trajectory_action(call: Call) -> Reply:
+    """POST /v1/trajectories/{trajectory}/actions: act in its environment."""
+    trajectory = named(call)
+    wait_s = call.wait_s(call.query("wait"))
+    body = await call.body(call.world.settings.max_body_bytes)
+    try:
+        request = _action.decode(body)
+    except UNREADABLE as error:
+        raise unreadable(error) from error
+    return await submit_and_wait(call, await call.world.trajectories.action(trajectory, request), wait_s)
+
+
+def named(call: Call) -> str:
+    """The trajectory of the path.
+
+    Raises:
+        NotFound: none could have this name.
+    """
+    (trajectory,) = call.path_args
+    if not _name.fullmatch(trajectory):
+        raise unknown(trajectory)
+    return trajectory
+
+
+TRAJECTORY_ROUTES = [
+    HotRoute("POST", "/v1/trajectories/{trajectory}/actions", post_trajectory_action),
+    HotRoute("POST", "/v1/trajectories", post_trajectory),
+    HotRoute("GET", "/v1/trajectories", list_trajectories),
+    HotRoute("GET", "/v1/trajectories/{trajectory}", get_trajectory),
+    HotRoute("DELETE", "/v1/trajectories/{trajectory}", delete_trajectory),
+]

@@ -1,0 +1,91 @@
+"""What waits and what is stuck: told by the leader now and then, read by whoever is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from redis.asyncio import Redis
+
+from services.proxy.leader.requests import to_stay, to_work
+from services.proxy.metrics import QUEUED, STUCK
+from services.proxy.records.store import Store, Stored
+from shared.bus import functions
+from shared.bus.connection import TRANSIENT, ValkeyClock
+from shared.bus.functions import Deposed
+from shared.messages.seen import LOOKS_EVERY_S, BatchesSeen, BatchSeen, pack
+from shared.policy.dispatch.backlog import Backlog, survey, why_it_waits_to_begin, why_stuck
+from shared.policy.dispatch.floor import Floor
+from shared.policy.dispatch.standing import standings
+from shared.runtime import log
+from shared.runtime.units import Epoch, Seconds
+
+_log = log.get(__name__)
+
+TOLD_EVERY_S: Seconds = LOOKS_EVERY_S
+LEISURE = 50
+"""A survey of very many stuck actions takes at most one part in so many of the leader's time."""
+
+
+async def tell_backlog(redis: Redis, epoch: Epoch, floor: Floor, clock: ValkeyClock) -> None:
+    """Loop: write down what waits and how batches stand, whenever it has changed, until another leader has taken over.
+
+    With 16,000 unanswered requests of batches a turn takes the leader 2.6 ms (7 ms where the core is shared) and writes
+    140 KiB. What a former leader told of batches is told anew at once, also where there are none.
+    """
+    told: tuple[Backlog, dict[str, BatchSeen]] | None = None
+    pause_s = 0.0
+    while True:
+        await asyncio.sleep(pause_s)
+        before = time.monotonic()
+        backlog, batches = survey(floor), _seen(floor)
+        changed = told is None or batches != told[1]
+        pause_s = max(TOLD_EVERY_S, LEISURE * (time.monotonic() - before))
+        if told == (backlog, batches):
+            continue
+        try:
+            seen = BatchesSeen(clock.unix(), batches) if changed else None
+            await functions.tell_backlog(redis, epoch, backlog, seen)
+            told = backlog, batches
+            _publish(backlog)
+        except Deposed:
+            return
+        except TRANSIENT as error:
+            _log.warning("valkey_away", what="telling what waits", error=str(error))
+
+
+def _publish(backlog: Backlog) -> None:
+    """Pools in which nothing waits any more have no line."""
+    for gauge, counts in (
+        (QUEUED, {pool.name: pool.waiting for pool in backlog.pools}),
+        (STUCK, {pool.name: pool.stuck for pool in backlog.pools}),
+    ):
+        gauge.clear()
+        for name, count in counts.items():
+            gauge.labels(name).set(count)
+
+
+def _seen(floor: Floor) -> dict[str, BatchSeen]:
+    return {
+        name: BatchSeen([pack(times) for times in batch.queuing], [pack(times) for times in batch.running])
+        for name, batch in standings(floor).items()
+    }
+
+
+async def reason_of(store: Store, stored: Stored) -> str:
+    """Why an unanswered action waits: it is stuck, or its environment cannot be made, or not yet. Else empty.
+
+    One small read where nothing is stuck or held up anywhere; else the action's journal entry is read as well. One of
+    its trajectory's record.
+    """
+    pools = [pool for pool in await store.pools() if pool.lacks or pool.held_up]
+    submitted = await store.submitted(stored.entry) if pools else None
+    work = to_work(submitted.stages[stored.stage]) if submitted is not None else None
+    if submitted is not None and work is not None and (reason := why_stuck(work, pools, to_stay(submitted))):
+        return reason
+    if not stored.trajectory:
+        return ""
+    trajectory = await store.standing(stored.trajectory)
+    if trajectory.unmade or trajectory.placed or work is None:
+        return trajectory.unmade
+    return why_it_waits_to_begin(work, pools)

@@ -1,0 +1,120 @@
+"""Turns the dispatcher's commands into writes: in order, many at a time, fenced by the leader's epoch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from redis.asyncio import Redis
+
+from shared.bus import functions, trajectories
+from shared.bus.connection import patiently
+from shared.bus.functions import Advancing, Answering, Deposed, Granting
+from shared.runtime import log
+from shared.runtime.units import Epoch, Seconds
+
+_log = log.get(__name__)
+
+MOST_AT_ONCE = 256
+
+
+class Discard(NamedTuple):
+    """A journal entry that is no request (somebody asked to cancel) has been dealt with."""
+
+    entry: str
+
+
+class Forget(NamedTuple):
+    """A trajectory's environment is no more, or was not made."""
+
+    trajectory: str
+    ended: str
+    """How it ended; `unmade`: it has not."""
+    reason: str
+
+
+Write = Granting | Answering | Advancing | Discard | Forget
+
+Answered = Callable[[Answering, bool], None]
+"""Called when an answer is durable: (answer, True if it was this one that counts)."""
+
+
+class Interpreter:
+    """One ordered line of writes. While a flush is under way the next writes gather."""
+
+    def __init__(self, redis: Redis, epoch: Epoch, answered: Answered, *, keep_batch_s: Seconds) -> None:
+        self._redis = redis
+        self._epoch = epoch
+        self._answered = answered
+        self._keep_batch_s = keep_batch_s
+        self._waiting: deque[Write] = deque()
+        self._more = asyncio.Event()
+        self.deposed = False
+        """Another leader has taken over: nothing is written any more."""
+
+    def put(self, write: Write) -> None:
+        """Write this, after everything put before."""
+        self._waiting.append(write)
+        self._more.set()
+
+    async def run(self) -> None:
+        """Flush until deposed."""
+        while not self.deposed:
+            await self._more.wait()
+            self._more.clear()
+            while self._waiting and not self.deposed:
+                await self._flush()
+
+    async def _flush(self) -> None:
+        """Up to `MOST_AT_ONCE` writes. Repeated whole while Valkey is away: every function is safe to repeat."""
+        batch = self._next()
+        try:
+            await patiently(lambda: self._write(batch), what="dispatching", patience_s=None)
+        except Deposed:
+            self.deposed = True
+            _log.warning("deposed", epoch=self._epoch)
+
+    def _next(self) -> list[Write]:
+        """The next writes, in order. What was not made is forgotten first: so not in a flush in which it begins."""
+        batch: list[Write] = []
+        begun: set[str] = set()
+        while self._waiting and len(batch) < MOST_AT_ONCE:
+            write = self._waiting[0]
+            if isinstance(write, Forget) and write.trajectory in begun:
+                break
+            if isinstance(write, Granting) and write.trajectory:
+                begun.add(write.trajectory)
+            batch.append(self._waiting.popleft())
+        return batch
+
+    async def _write(self, batch: list[Write]) -> None:
+        unmade = [write for write in batch if isinstance(write, Forget) and write.ended == "unmade"]
+        ended = [write for write in batch if isinstance(write, Forget) and write.ended != "unmade"]
+        steps = [write for write in batch if isinstance(write, Advancing)]
+        grants = [write for write in batch if isinstance(write, Granting)]
+        answers = [write for write in batch if isinstance(write, Answering)]
+        discards = [write.entry for write in batch if isinstance(write, Discard)]
+        if unmade:  # before grants: an environment that was not made may begin anew elsewhere
+            await trajectories.forget(self._redis, self._epoch, unmade)
+        if steps:  # before grants: moving on forgets the stage's grant
+            await functions.advance(self._redis, self._epoch, steps)
+        if grants and not answers:
+            await functions.grant(self._redis, self._epoch, grants)
+        elif answers:
+            sent = functions.grant(self._redis, self._epoch, grants) if grants else _nothing()
+            flags, _ = await asyncio.gather(self._finish(answers), sent)
+            for answer, counts in zip(answers, flags, strict=True):
+                self._answered(answer, counts)
+        if ended:  # after answers: a successor that knows the end would not look for the verdicts before it
+            await trajectories.forget(self._redis, self._epoch, ended)
+        if discards:  # after what came of them: a successor finds them again if we get no further
+            await functions.discard(self._redis, self._epoch, discards)
+
+    async def _finish(self, answers: list[Answering]) -> list[bool]:
+        return await functions.finish(self._redis, self._epoch, answers, keep_batch_s=self._keep_batch_s)
+
+
+async def _nothing() -> None:
+    """Where there is nothing to send."""

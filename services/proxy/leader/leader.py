@@ -1,0 +1,319 @@
+"""The leader: the dispatcher's state machine with sockets. One replica at a time, fenced by its epoch.
+
+It reads the journal and everything nodes and planner say in one blocking read, hands it to the pure dispatcher, and
+writes the commands that come out. Its memory can be lost at any time: journal, store, outcomes and inventories
+rebuild it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from services.proxy.leader.images import expect
+from services.proxy.leader.interpreter import Discard, Forget, Interpreter
+from services.proxy.leader.nodes import NodeBook
+from services.proxy.leader.requests import to_end, to_granted, to_request, unschedulable
+from services.proxy.metrics import ACT, ANSWERED, QUEUEING
+from services.proxy.records.answering import compose, is_masked, reports
+from services.proxy.records.failures import MOST_REASON
+from shared.bus.connection import ValkeyClock
+from shared.bus.functions import Advancing, Answering, Granting
+from shared.bus.tail import Entry, Tail
+from shared.bus.trajectories import Placement, pack
+from shared.messages.actions import ACTIONS, ActionSubmitted, CancelAsked, CloseAsked, UnreadableEntry
+from shared.messages.batches import BATCHES, BatchEnded
+from shared.messages.environments import MEMORY
+from shared.messages.grants import EnvironmentClosed, ImageWanted, InventoryAsked, Revoked, ShareSet
+from shared.messages.grants import Grant as GrantMessage
+from shared.messages.nodes import NODES
+from shared.messages.outcomes import (
+    OUTCOMES,
+    EnvironmentEnded,
+    EnvironmentMade,
+    Finished,
+    ImagesChanged,
+    InventoryTaken,
+    Started,
+)
+from shared.messages.targets import COMPLETIONS, TARGETS, CompletionExpected, TargetSet
+from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended, Holding
+from shared.policy.model.formulation import (
+    Advance,
+    Answer,
+    AskInventory,
+    CloseEnvironment,
+    Command,
+    ForgetTrajectory,
+    Grant,
+    PullImage,
+    Revoke,
+    SetShare,
+)
+from shared.runtime import log
+from shared.runtime.units import Epoch
+
+_log = log.get(__name__)
+_json = msgspec.json.Encoder()
+
+
+@dataclass(slots=True)
+class Unanswered:
+    """What the shell keeps of an action beside the dispatcher's Life."""
+
+    entry: str
+    """Its journal entry."""
+    submitted: ActionSubmitted
+    index: int
+    finished: Finished | None = None
+    """The newest outcome with a verdict or a refusal."""
+    outcome: str = ""
+    """Its entry, until a write has dropped it."""
+
+
+class Leader:
+    """One term of leadership."""
+
+    def __init__(
+        self,
+        epoch: Epoch,
+        dispatcher: Dispatcher,
+        interpreter: Interpreter,
+        clock: ValkeyClock,
+        keep_s: Callable[[ActionSubmitted], int],
+    ) -> None:
+        self._epoch = epoch
+        self.dispatcher = dispatcher
+        self._interpreter = interpreter
+        self._clock = clock
+        self._keep_s = keep_s
+        self.nodes = NodeBook()
+        self.reasons: dict[str, str] = {}
+        """Pool -> why its target is what it is."""
+        self.unanswered: dict[str, Unanswered] = {}
+        self._ticked = 0.0
+        self._read = 0.0
+
+    # ---- stimuli -----------------------------------------------------------------------------------------------
+
+    async def run(self, tail: Tail) -> None:
+        """Lead until the tail is stopped or another leader has taken over."""
+        self._read = self._clock.unix()
+        async for entries in tail.batches():
+            if self._interpreter.deposed:
+                return
+            self._absorb_silence()
+            self.take(entries)
+
+    def take(self, entries: list[Entry[Any]]) -> None:
+        """One read's worth of entries. Runs of one kind go to the dispatcher together."""
+        now = self._clock.unix()
+        submitted: list[Entry[ActionSubmitted]] = []
+        finished: list[Entry[Finished]] = []
+        for entry in entries:
+            match entry.message:
+                case ActionSubmitted():
+                    submitted.append(entry)
+                case Finished():
+                    finished.append(entry)
+                case CancelAsked() | CloseAsked():
+                    self._submit(now, submitted)
+                    submitted = []
+                    self._cancel(now, entry.message)
+                    self._interpreter.put(Discard(entry.id))
+                case UnreadableEntry():
+                    self._refuse(entry)
+                case InventoryTaken() | EnvironmentEnded():
+                    self._finish(now, finished)
+                    finished = []
+                    self._take_stock(now, entry.message)
+                case message:
+                    self._take_other(now, message, entry)
+        self._submit(now, submitted)
+        self._finish(now, finished)
+        if now - self._ticked >= 0.2:
+            self._ticked = now
+            self._do(self.dispatcher.ticked(now))
+
+    def _submit(self, now: float, entries: list[Entry[ActionSubmitted]]) -> None:
+        fresh = [entry for entry in entries if entry.message.action not in self.unanswered]
+        for entry in fresh:
+            self.unanswered[entry.message.action] = Unanswered(entry.id, entry.message, entry.index)
+        requests = []
+        for entry in fresh:
+            if wrong := unschedulable(entry.message):
+                self._answer(Answer(entry.message.action, "refused", wrong, ()))
+            else:
+                requests.append(to_request(entry))
+        if requests:
+            self._do(self.dispatcher.submitted(now, requests))
+
+    def _refuse(self, entry: Entry[UnreadableEntry]) -> None:
+        """Answer what cannot be read, masked: it would stay in the journal for ever, and its batch would not end."""
+        action = entry.message.action
+        if not action:
+            _log.error("entry_discarded", entry=entry.id, error=entry.message.error)
+            self._interpreter.put(Discard(entry.id))
+        elif action not in self.unanswered:
+            self.unanswered[action] = Unanswered(entry.id, entry.message.submission(), entry.index)
+            why = f"this version of treadle cannot read the request ({entry.message.error}); submit it again"
+            self._answer(Answer(action, "refused", why, ()))
+
+    def _cancel(self, now: float, asked: CancelAsked | CloseAsked) -> None:
+        if isinstance(asked, CloseAsked):
+            self._do(self.dispatcher.trajectory_closed(now, asked.trajectory))
+        elif asked.batch:
+            self._do(self.dispatcher.batch_cancelled(now, asked.batch, f"the batch was {asked.reason}"))
+        else:
+            self._do(self.dispatcher.cancelled(now, asked.action, asked.reason))
+
+    def _finish(self, now: float, entries: Iterable[Entry[Finished]]) -> None:
+        """Outcomes go to the dispatcher together, but never two of one action: an answer shows the one it rests on."""
+        ends: dict[str, Ended] = {}
+        for entry in entries:
+            outcome = entry.message
+            if outcome.action in ends:
+                self._do(self.dispatcher.finished(now, list(ends.values())))
+                ends = {}
+            kept = self.unanswered.get(outcome.action)  # None: answered already, but its units come back with this
+            if kept is not None and outcome.status in ("ok", "timeout", "refused"):
+                kept.finished, kept.outcome = outcome, entry.id
+            ends[outcome.action] = to_end(outcome)
+        if ends:
+            self._do(self.dispatcher.finished(now, list(ends.values())))
+
+    def _take_stock(self, now: float, said: InventoryTaken | EnvironmentEnded) -> None:
+        if isinstance(said, EnvironmentEnded):
+            end = (said.node, said.incarnation, said.trajectory, said.ended, said.reason)
+            self._do(self.dispatcher.environment_ended(now, *end))
+        elif said.epoch == self._epoch:
+            held = {
+                one.action: Holding(one.stage, one.attempt, one.running_s, one.units, one.waits) for one in said.held
+            }
+            environments = {one.trajectory: one.units for one in said.environments}
+            self._do(self.dispatcher.images_changed(now, said.node, said.incarnation, said.images, ()))
+            self._do(self.dispatcher.inventory_taken(now, said.node, said.incarnation, held, environments))
+
+    def _take_other(self, now: float, message: Any, entry: Entry[Any]) -> None:
+        if entry.topic == NODES.name:
+            self._do(self.nodes.heard(now, entry, self.dispatcher))
+        match message:
+            case Started():
+                self.dispatcher.started(now, message.action, message.attempt)
+            case ImagesChanged():
+                changed = (message.node, message.incarnation, message.here, message.gone)
+                self._do(self.dispatcher.images_changed(now, *changed))
+            case EnvironmentMade():
+                made = (message.node, message.incarnation, message.trajectory)
+                self._do(self.dispatcher.environment_made(now, *made))
+            case TargetSet():
+                self.reasons[message.pool] = message.reason
+                self._do(self.dispatcher.targeted(now, message.pool, message.units))
+            case BatchEnded():
+                self.dispatcher.floor.batches.ended(message.batch)
+            case CompletionExpected():
+                self.dispatcher.completion_expected(message.batch, message.at)
+            case EnvironmentsExpected():
+                self._do(expect(self.dispatcher, now, entry.at, message))
+
+    def planned(self, lives: bool) -> None:
+        """Does a planner live, by its lease?"""
+        if lives != self.dispatcher.floor.planned:
+            _log.warning("planner_heard" if lives else "planner_silent", rule="targets" if lives else "zero queue")
+        self._do(self.dispatcher.planned(self._clock.unix(), lives))
+
+    def _absorb_silence(self) -> None:
+        """While Valkey was away nobody could say anything: that silence is not the nodes'."""
+        now = self._clock.unix()
+        if now - self._read > 3.0:
+            _log.warning("silence_forgiven", seconds=round(now - self._read, 1))
+            for node in self.dispatcher.floor.nodes.values():
+                node.seen_s = now
+        self._read = now
+
+    # ---- commands ----------------------------------------------------------------------------------------------
+
+    def _do(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            match command:
+                case Grant():
+                    self._grant(command)
+                case Answer():
+                    self._answer(command)
+                case Advance():
+                    self._advance(command)
+                case Revoke():
+                    revoked = Revoked(
+                        action=command.action, epoch=self._epoch, attempt=command.attempt, recall=command.recall
+                    )
+                    self._send(command.node, revoked)
+                case AskInventory():
+                    self._send(command.node, InventoryAsked(epoch=self._epoch))
+                case SetShare():
+                    share = ShareSet(epoch=self._epoch, resource=command.resource, units=command.units)
+                    self._send(command.node, share)
+                case CloseEnvironment():
+                    self._send(command.node, EnvironmentClosed(epoch=self._epoch, trajectory=command.trajectory))
+                case PullImage():
+                    self._send(command.node, ImageWanted(epoch=self._epoch, image=command.image))
+                case ForgetTrajectory():
+                    self._interpreter.put(Forget(command.trajectory, command.ended, command.reason))
+
+    def _grant(self, grant: Grant) -> None:
+        topic, submitted = self.nodes.topic(grant.node), self.unanswered[grant.action].submitted
+        if topic is None:
+            return
+        payload = topic.encode(to_granted(self._epoch, grant, submitted))
+        granting = Granting(topic.name, payload, grant.action, f"{grant.attempt}:{grant.node}")
+        if grant.begins and submitted.environment is not None:
+            placement = Placement(grant.node, {MEMORY: submitted.environment.memory_mb})
+            granting = granting._replace(trajectory=submitted.trajectory, placement=pack(placement))
+        self._interpreter.put(granting)
+
+    def _advance(self, advance: Advance) -> None:
+        acts, kept = self.dispatcher.lives[advance.action].acts, self.unanswered[advance.action]
+        self._interpreter.put(Advancing(advance.action, advance.stage, _json.encode(reports(acts)), kept.outcome))
+        kept.outcome = ""
+
+    def _send(self, node: str, message: GrantMessage) -> None:
+        topic = self.nodes.topic(node)
+        if topic is not None:
+            self._interpreter.put(Granting(topic.name, topic.encode(message)))
+
+    def _answer(self, answer: Answer) -> None:
+        kept = self.unanswered.pop(answer.action)
+        now, arrived_s = self._clock.unix(), int(kept.entry.partition("-")[0]) / 1000
+        body = compose(kept.submitted, kept.index, answer, kept.finished, arrived_s, now)
+        ANSWERED.labels(answer.ended).inc()
+        ACT.observe(now - arrived_s)
+        submitted = kept.submitted
+        self._observe_queueing(submitted, answer)
+        unqueued_end_s = arrived_s + answer.execution_s + sum(act.execution_s for act in answer.acts)
+        answering = Answering(
+            answer.action,
+            kept.entry,
+            submitted.batch,
+            body,
+            self._keep_s(submitted),
+            submitted.tenant,
+            outcome=kept.outcome,
+            unqueued_end_ms=round(1000 * unqueued_end_s),
+        )
+        if submitted.trajectory and is_masked(answer):
+            answering = answering._replace(masked=f"{answer.ended} {answer.reason[:MOST_REASON]}")
+        self._interpreter.put(answering)
+
+    def _observe_queueing(self, submitted: ActionSubmitted, answer: Answer) -> None:
+        """Of every stage with a verdict, and of the one that the action was in."""
+        queued = {act.name: act.queue_s for act in answer.acts}
+        for stage in submitted.stages[: len(answer.acts) + 1]:
+            if stage.name in queued or answer.queue_s:
+                QUEUEING.observe(stage.pool, stage.name, queued.get(stage.name, answer.queue_s))
+
+
+LED = (ACTIONS, NODES, BATCHES, TARGETS, COMPLETIONS, TRAJECTORIES, OUTCOMES)
+"""The streams a leader follows, in the order their entries are taken."""

@@ -1,0 +1,220 @@
+"""Holding the lease: exactly one replica dispatches, and one that has lost the lease writes nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from redis.asyncio import Redis
+
+from services.proxy.leader.backlog import tell_backlog
+from services.proxy.leader.interpreter import Interpreter
+from services.proxy.leader.leader import Leader
+from services.proxy.leader.replicas import LOOK_S, Absent
+from services.proxy.leader.takeover import take_over
+from services.proxy.metrics import EPOCH, NODES, QUEUED, STUCK, UNANSWERED
+from services.proxy.records.waiters import Waiters
+from services.proxy.settings import ProxySettings
+from shared.bus import functions, trajectories
+from shared.bus.connection import TRANSIENT, ValkeyClock, command
+from shared.bus.functions import Answering, Deposed
+from shared.bus.tail import Tail
+from shared.messages.actions import ActionSubmitted
+from shared.messages.outcomes import ANSWERED, OUTCOMES
+from shared.messages.targets import PLANNER_LEASE
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.runtime import log
+from shared.runtime.background import Background
+from shared.runtime.units import Epoch
+
+_log = log.get(__name__)
+
+TRIM_BEHIND_S = 10.0
+"""Outcomes that no write has dropped are kept so long after the leader has read them, for a successor that takes over
+just now. They are small: the outputs of actions leave with the answers that rest on them."""
+
+
+class Leadership:
+    """Campaigns for the lease; leads while it holds it, follows while another one does."""
+
+    def __init__(
+        self, redis: Redis, reader: Redis, waiters: Waiters, settings: ProxySettings, background: Background
+    ) -> None:
+        self._redis = redis
+        self._reader = reader
+        self._waiters = waiters
+        self._settings = settings
+        self._background = background
+        self._holder = uuid.uuid4().hex
+        self._tail: Tail | None = None
+        self._stopping = False
+        self.epoch: Epoch = 0
+        """Of the term this replica leads; 0 while it follows."""
+
+    async def run(self) -> None:
+        """Lead or follow for ever. Every way a term can end leads back to the campaign."""
+        while not self._stopping:
+            try:
+                epoch = await functions.lead(self._redis, self._holder, self._settings.lease_s)
+                await (self._lead(epoch) if epoch else self._follow())
+            except TRANSIENT as error:
+                _log.warning("valkey_away", what="campaigning", error=str(error))
+                await asyncio.sleep(0.2)
+
+    async def stop(self) -> None:
+        """Give the lease back, so that the next leader need not wait for its end."""
+        self._stopping = True
+        if self._tail is not None:
+            self._tail.stopping = True
+        if self.epoch:
+            try:
+                async with asyncio.timeout(1.0):
+                    await functions.resign(self._redis, self._holder)
+            except (*TRANSIENT, TimeoutError) as error:
+                _log.warning("lease_not_resigned", error=str(error))
+
+    # ---- leading -----------------------------------------------------------------------------------------------
+
+    async def _lead(self, epoch: Epoch) -> None:
+        clock = await ValkeyClock.measure(self._redis)
+        settings = self._settings
+        interpreter = Interpreter(self._redis, epoch, self._answered, keep_batch_s=settings.keep_batch_s)
+        dispatcher = Dispatcher(max_attempts=settings.max_attempts, node_lost_s=settings.node_lost_s)
+        leader = Leader(epoch, dispatcher, interpreter, clock, self._keep_s)
+        renewing = asyncio.create_task(self._renew(epoch, interpreter), name="lease")
+        tasks = [renewing]
+        try:
+            await self._look_for_planner(leader)
+            self._tail = tail = await take_over(self._redis, self._reader, leader, clock)
+            tail.stopping = self._stopping
+            _log.info("leading", epoch=epoch)
+            self.epoch = epoch
+            EPOCH.set(epoch)
+            tasks += [
+                asyncio.create_task(interpreter.run(), name="interpreter"),
+                asyncio.create_task(self._keep_house(interpreter, leader, tail), name="house"),
+                asyncio.create_task(self._end_held(interpreter, leader), name="held calls"),
+                asyncio.create_task(tell_backlog(self._redis, epoch, dispatcher.floor, clock), name="backlog"),
+            ]
+            leading = asyncio.create_task(leader.run(tail), name="leader")
+            done, _ = await asyncio.wait({leading, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            tail.stopping = True
+            await _cancelled(leading)
+            for task in done:
+                task.result()  # a crash of the leader is a crash of the service
+        finally:
+            self.epoch = 0
+            EPOCH.set(0)
+            UNANSWERED.set(0)
+            for gauge in (NODES, QUEUED, STUCK):
+                gauge.clear()  # the next leader's word counts
+            interpreter.deposed = True
+            for task in tasks:
+                await _cancelled(task)
+            _log.info("leads_no_more", epoch=epoch)
+
+    async def _renew(self, epoch: Epoch, interpreter: Interpreter) -> None:
+        """Renew the lease three times in its life, from the start of the take-over on: that may outlast the lease."""
+        while not interpreter.deposed:
+            await asyncio.sleep(self._settings.lease_s / 3)
+            try:
+                if await functions.lead(self._redis, self._holder, self._settings.lease_s) != epoch:
+                    interpreter.deposed = True
+            except TRANSIENT as error:
+                _log.warning("valkey_away", what="renewing the lease", error=str(error))
+
+    async def _keep_house(self, interpreter: Interpreter, leader: Leader, tail: Tail) -> None:
+        """Look whether a planner renews its own lease; trim outcomes, end abandoned batches."""
+        swept = 0.0
+        loop = asyncio.get_running_loop()
+        while not interpreter.deposed:
+            await asyncio.sleep(self._settings.lease_s / 3)
+            UNANSWERED.set(len(leader.unanswered))
+            for state, count in leader.nodes.counts(leader.dispatcher.floor.nodes).items():
+                NODES.labels(state).set(count)
+            try:
+                await self._look_for_planner(leader)
+                if loop.time() - swept > 10.0:
+                    swept = loop.time()
+                    await self._sweep(tail)
+            except Deposed:
+                interpreter.deposed = True
+            except TRANSIENT as error:
+                _log.warning("valkey_away", what="keeping house", error=str(error))
+
+    async def _end_held(self, interpreter: Interpreter, leader: Leader) -> None:
+        """Cancel what dead replicas held for their callers."""
+        absent = Absent(self._redis)
+        while not interpreter.deposed:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await absent.look(kept.submitted for kept in leader.unanswered.values())
+            except TRANSIENT as error:
+                _log.warning("valkey_away", what="looking for replicas", error=str(error))
+
+    async def _look_for_planner(self, leader: Leader) -> None:
+        leader.planned(await command(self._redis, "EXISTS", PLANNER_LEASE) == 1)
+
+    async def _sweep(self, tail: Tail) -> None:
+        last = int(tail.last(OUTCOMES).partition("-")[0])
+        if last:
+            oldest = round(last - TRIM_BEHIND_S * 1000)
+            await command(self._redis, "XTRIM", OUTCOMES.name, "MINID", "~", str(oldest))
+        for trajectory in await trajectories.expire_trajectories(self._redis, self.epoch):
+            _log.warning("trajectory_expired", trajectory=trajectory)
+        now = (await ValkeyClock.measure(self._redis)).unix()
+        for name in await command(self._redis, "ZRANGE", "batches:open", 0, -1):
+            batch = name.decode()
+            fields = ("opened_ms", "active_ms", "submitted", "answered")
+            opened, active, submitted, answered = await command(self._redis, "HMGET", f"batch:{batch}", *fields)
+            idle = submitted == answered and now - int(active) / 1000 > self._settings.batch_idle_s
+            if idle or now - int(opened) / 1000 > self._settings.batch_lifetime_s:
+                _log.warning("batch_abandoned", batch=batch, idle=idle)
+                await functions.end_batch(self._redis, batch, "abandoned", keep_batch_s=self._settings.keep_batch_s)
+
+    def _keep_s(self, submitted: ActionSubmitted) -> int:
+        """How long an answer outside a batch is kept, seconds.
+
+        Briefly where its caller is here to take it and has no request_id to ask again with: a busy mesh would fill its
+        memory with answers that were delivered long ago. In a trajectory, whose turns have request_ids as a rule, also
+        where it has one.
+        """
+        settings = self._settings
+        if not self._waiters.awaits(submitted.action):
+            return round(settings.keep_action_s)
+        if not submitted.request:
+            return round(settings.keep_delivered_s)
+        return round(settings.keep_repeatable_s if submitted.trajectory else settings.keep_action_s)
+
+    def _answered(self, answering: Answering, counts: bool) -> None:
+        if counts:
+            self._waiters.resolve(answering.action, answering.answer)
+        else:
+            self._background.start(self._waiters.look_up([answering.action]), name="look up an earlier answer")
+        if answering.batch:
+            self._waiters.wake([answering.batch])
+
+    # ---- following ---------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Wake this replica's waiters by the leader's word, and campaign again about when the lease could end."""
+        last = await command(self._redis, "XREVRANGE", ANSWERED.name, "+", "-", "COUNT", 1)
+        self._tail = Tail(self._reader, {ANSWERED: last[0][0].decode() if last else "0"}, block_s=0.5)
+        await self._waiters.look_up(self._waiters.waited_for())
+        loop = asyncio.get_running_loop()
+        campaign = loop.time() + self._settings.lease_s / 2
+        async for entries in self._tail.batches():
+            for entry in entries:
+                await self._waiters.look_up(entry.message.actions)
+                self._waiters.wake(entry.message.batches)
+            if loop.time() >= campaign:
+                campaign = loop.time() + self._settings.lease_s / 2
+                if await command(self._redis, "EXISTS", "leader") == 0:
+                    return
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """Cancel a task until it has ended (a client may swallow a cancel that races a reply)."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.5)

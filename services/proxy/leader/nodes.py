@@ -1,0 +1,75 @@
+"""What the leader remembers of nodes beside the ledger: their last hello, so that one taken for dead can come back."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any
+
+from services.proxy.leader.requests import runtime_kind
+from shared.bus.tail import Entry
+from shared.messages.base import Topic
+from shared.messages.grants import Grant, grants_topic
+from shared.messages.nodes import Bye, Heartbeat, Hello
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.model.formulation import STARTS, Command
+from shared.policy.resources.ledger import Node
+
+MOST_NODES = 4096
+UNLIMITED = 1 << 20
+"""Beginnings at once on a node that names no limit."""
+
+
+class NodeBook:
+    """Hellos by node name, the newest incarnation of each."""
+
+    def __init__(self) -> None:
+        self._hellos: dict[str, Hello] = {}
+        self._topics: dict[str, Topic[Grant]] = {}
+        self._stopped: set[str] = set()
+        """Nodes that have said goodbye and not come back."""
+
+    def topic(self, node: str) -> Topic[Grant] | None:
+        """Where a message to this node goes; None when nobody of that name ever said hello."""
+        return self._topics.get(node)
+
+    def counts(self, present: Container[str]) -> dict[str, int]:
+        """State -> nodes. `present`: the names that the dispatcher counts on."""
+        states = dict.fromkeys(("ready", "silent", "gone"), 0)
+        for name in self._hellos:
+            states["ready" if name in present else "gone" if name in self._stopped else "silent"] += 1
+        return states
+
+    def heard(self, now: float, entry: Entry[Any], dispatcher: Dispatcher) -> Sequence[Command]:
+        """Take one message of a node. Old ones (read at takeover) are remembered, but do not count as life."""
+        fresh = now - entry.at < dispatcher.node_lost_s
+        match entry.message:
+            case Hello() as hello:
+                self._hellos[hello.node] = hello
+                self._stopped.discard(hello.node)
+                self._topics[hello.node] = grants_topic(hello.node, hello.incarnation)
+                while len(self._hellos) > MOST_NODES:
+                    oldest = next(iter(self._hellos))
+                    del self._hellos[oldest], self._topics[oldest]
+                    self._stopped.discard(oldest)
+                return dispatcher.node_said_hello(now, _ledger_node(hello)) if fresh else ()
+            case Heartbeat() as beat if fresh and not dispatcher.node_seen(now, beat.node, beat.incarnation):
+                known = self._hellos.get(beat.node)
+                if known is not None and known.incarnation == beat.incarnation:
+                    return dispatcher.node_said_hello(now, _ledger_node(known))
+            case Bye() as bye:
+                known = self._hellos.get(bye.node)
+                if known is not None and known.incarnation == bye.incarnation:
+                    self._stopped.add(bye.node)
+                    return dispatcher.node_lost(now, bye.node, "it has stopped")
+        return ()
+
+
+def _ledger_node(hello: Hello) -> Node:
+    lines_up = frozenset(hello.lines_up)
+    capacity = {STARTS: UNLIMITED, **hello.capacity} if hello.runtimes else hello.capacity
+    return Node(hello.node, hello.incarnation, hello.node_class, capacity, _kinds(hello), lines_up=lines_up)
+
+
+def _kinds(hello: Hello) -> frozenset[str]:
+    """What it executes, and where it makes environments."""
+    return frozenset(hello.kinds).union(runtime_kind(runtime) for runtime in hello.runtimes)

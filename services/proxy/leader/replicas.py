@@ -1,0 +1,71 @@
+"""Replicas that hold callers, and what becomes of their actions when one is killed.
+
+The connection of a held caller ends with its proxy, so nobody waits for the answer. Each replica keeps a lease of its
+own, and the journal names it with each action that it holds (`ActionSubmitted.held_by`). The leader cancels the actions
+of a replica whose lease is absent at two looks in a row: at one it may be absent because Valkey itself was away. A
+replica that only slept submits again what was cancelled so (`held`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from shared.bus import functions
+from shared.bus.connection import TRANSIENT, command
+from shared.bus.lease import Lease
+from shared.messages.actions import ActionSubmitted
+from shared.runtime import log
+from shared.runtime.units import Seconds
+
+_log = log.get(__name__)
+
+LEASE_S: Final[Seconds] = 15.0
+RENEW_S: Final[Seconds] = 3.0
+LOOK_S: Final[Seconds] = 5.0
+"""Longer than a renewal takes after Valkey has come back."""
+PROXY_GONE: Final = "the proxy that held its caller is gone"
+
+
+async def renew(redis: Redis, replica: str) -> None:
+    """Keep the lease of this replica, for ever."""
+    lease = Lease(redis, _key(replica), LEASE_S, replica)
+    while True:
+        try:
+            await lease.hold()
+        except (*TRANSIENT, ResponseError) as error:
+            _log.debug("replica_lease_not_kept", error=str(error))
+        await asyncio.sleep(RENEW_S)
+
+
+class Absent:
+    """The leader's view of the replicas that hold what is unanswered."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._missed: set[str] = set()
+        """Replicas whose lease was absent at the last look."""
+
+    async def look(self, unanswered: Iterable[ActionSubmitted]) -> int:
+        """Cancel what absent replicas held. Returns how many actions. O(unanswered): 10 ms for 100,000."""
+        held: dict[str, list[str]] = defaultdict(list)
+        for submitted in unanswered:
+            if submitted.held_by:
+                held[submitted.held_by].append(submitted.action)
+        missed, self._missed = self._missed, set()  # stays empty where Valkey does not answer now
+        found = await asyncio.gather(*(command(self._redis, "EXISTS", _key(replica)) for replica in held))
+        self._missed = {replica for replica, exists in zip(held, found, strict=True) if not exists}
+        gone = [action for replica in self._missed & missed for action in held[replica]]
+        if gone:
+            _log.warning("held_calls_cancelled", actions=len(gone), replicas=sorted(self._missed & missed))
+        await asyncio.gather(*(functions.cancel(self._redis, action, PROXY_GONE) for action in gone))
+        return len(gone)
+
+
+def _key(replica: str) -> str:
+    return f"replica:{replica}"

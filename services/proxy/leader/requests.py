@@ -1,0 +1,169 @@
+"""From a journal entry to what the dispatcher needs to know of it."""
+
+from __future__ import annotations
+
+import math
+
+from shared.api.images import familiar
+from shared.bus.tail import Entry
+from shared.messages.actions import ActionSubmitted, StageWork
+from shared.messages.environments import LOCAL, MEMORY
+from shared.messages.grants import Granted
+from shared.messages.outcomes import Finished
+from shared.policy.model.elasticity import LEAST_EFFICIENCY, Elasticity
+from shared.policy.model.formulation import Grant, Request, Stay, Work
+from shared.policy.model.reports import Ended
+from shared.runtime.units import Epoch
+
+
+def arrival_of(entry: str) -> tuple[int, int]:
+    """A stream id as numbers, so that 9-0 comes before 10-0."""
+    ms, _, seq = entry.partition("-")
+    return int(ms), int(seq)
+
+
+MOST_UNITS = 1 << 20
+MOST_AMOUNTS = 1024
+"""Of one resource, that one action may be granted."""
+
+
+def runtime_kind(runtime: str) -> str:
+    """What a node offers that makes environments so, beside the action kinds it executes."""
+    return f"runtime.{runtime}"
+
+
+def to_work(stage: StageWork) -> Work:
+    """One stage as the dispatcher sees it: the fewest units of each range, and every amount of the pool's resource."""
+    units = {resource: fewest for resource, (fewest, _) in stage.cost.items()}
+    fewest, most = stage.cost.get(stage.pool.partition("@")[0], (0, 0))
+    return Work(
+        stage.name,
+        stage.kind,
+        stage.pool,
+        units,
+        stage.timeout_s,
+        stage.repeatable,
+        amounts=stage.amounts or (tuple(range(fewest, most + 1)) if fewest < most else ()),
+        elasticity=stage.elasticity,
+        duration_s=stage.duration_s,
+    )
+
+
+def to_stay(submitted: ActionSubmitted) -> Stay | None:
+    """The environment it needs; None of an action of no trajectory."""
+    spec = submitted.environment
+    if spec is None:
+        return None
+    units = {MEMORY: spec.memory_mb}
+    if spec.image == LOCAL:
+        return Stay(submitted.trajectory, runtime_kind("local"), units, starts=1)
+    return Stay(submitted.trajectory, runtime_kind("docker"), units, familiar(spec.image), starts=1)
+
+
+def unschedulable(submitted: ActionSubmitted) -> str:
+    """What is wrong with an entry that the dispatcher must not meet; empty where nothing is.
+
+    The door refuses all of it. But an entry stays in the journal until it is answered, so one that broke the leader,
+    whoever wrote it, would break every leader after it.
+    """
+    if not submitted.stages:
+        return "it has no stages"
+    for stage in submitted.stages:
+        for fewest, most in stage.cost.values():
+            if not 0 <= fewest <= most <= MOST_UNITS:
+                return f"stage {stage.name!r} asks for units that cannot be: {stage.cost}"
+        if not 0 < stage.timeout_s < math.inf:
+            return f"stage {stage.name!r} has no time limit that can be: {stage.timeout_s}"
+        if wrong := _unscalable(stage):
+            return f"stage {stage.name!r} {wrong}"
+    if bool(submitted.trajectory) != (submitted.environment is not None):
+        return "an action of a trajectory, and no other, names its environment"
+    if submitted.trajectory and len(submitted.stages) != 1:
+        return f"an action of a trajectory has one stage, not {len(submitted.stages)}"
+    if not (math.isfinite(submitted.budget_s) and math.isfinite(submitted.priority)):
+        return f"its budget ({submitted.budget_s}) or priority ({submitted.priority}) is not finite"
+    return ""
+
+
+def _unscalable(stage: StageWork) -> str:
+    """What is wrong with its amounts and how they shorten it; empty where nothing is."""
+    fewest, most = stage.cost.get(stage.pool.partition("@")[0], (0, 0))
+    if most - fewest > MOST_AMOUNTS:
+        return f"may have too many amounts of units: {fewest} to {most}"
+    if stage.amounts and (stage.amounts != tuple(sorted(set(stage.amounts))) or stage.amounts[0] != fewest):
+        return f"lists amounts that are not ascending from {fewest}: {stage.amounts}"
+    if stage.amounts and stage.amounts[-1] > most:
+        return f"lists amounts above {most}: {stage.amounts}"
+    if stage.duration_s is not None and not 0 < stage.duration_s < math.inf:
+        return f"has no duration that can be: {stage.duration_s}"
+    if stage.elasticity is not None and not _is_elasticity(stage.elasticity):
+        return f"has no elasticity that can be: {stage.elasticity}"
+    if stage.elasticity is not None and fewest < 1 <= most:
+        return "scales from no unit at all"
+    return ""
+
+
+def _is_elasticity(scaling: Elasticity) -> bool:
+    units = [count for count, _ in scaling.table]
+    ascending = units == sorted(set(units)) and all(count >= 1 for count in units)
+    shares = all(0 <= share <= 1 for share in (scaling.serial, scaling.exponent))
+    return ascending and shares and all(LEAST_EFFICIENCY <= efficiency <= 1 for _, efficiency in scaling.table)
+
+
+def to_request(entry: Entry[ActionSubmitted]) -> Request:
+    """One entry as the dispatcher sees it. Times are on the scale of the journal's ids, seconds."""
+    submitted = entry.message
+    arrived_s = entry.at
+    start_within_s = submitted.start_within_s
+    return Request(
+        id=submitted.action,
+        tenant=submitted.tenant,
+        task=submitted.task,
+        batch=submitted.batch,
+        arrival=arrival_of(entry.id),
+        stages=tuple(to_work(stage) for stage in submitted.stages),
+        deadline_s=arrived_s + submitted.budget_s,
+        start_by_s=None if start_within_s is None else arrived_s + start_within_s,
+        priority=submitted.priority,
+        stay=to_stay(submitted),
+    )
+
+
+def to_end(outcome: Finished) -> Ended:
+    """A node's word on an attempt as the dispatcher hears it."""
+    return Ended(
+        outcome.action,
+        outcome.node,
+        outcome.attempt,
+        outcome.stage,
+        outcome.status,
+        outcome.passed,
+        outcome.queue_s,
+        outcome.execution_s,
+        outcome.reason,
+        outcome.environment_stands,
+        outcome.units,
+        outcome.retry_in_s,
+        outcome.environment_ended,
+    )
+
+
+def to_granted(epoch: Epoch, grant: Grant, submitted: ActionSubmitted) -> Granted:
+    """What the node is told. The environment is told where it begins: elsewhere it is there, or lost."""
+    stage = submitted.stages[grant.stage]
+    return Granted(
+        action=grant.action,
+        epoch=epoch,
+        attempt=grant.attempt,
+        tenant=submitted.tenant,
+        stage=grant.stage,
+        work=stage.kind,
+        params=stage.params,
+        units=dict(grant.units),
+        timeout_s=stage.timeout_s,
+        budget_s=grant.budget_s,
+        trajectory=submitted.trajectory,
+        environment=submitted.environment if grant.begins else None,
+        error_score=stage.error_score,
+        exception_score=stage.exception_score,
+    )

@@ -1,0 +1,1 @@
+"""Records that every replica reads and writes: actions, answers, batches, tasks, trajectories."""

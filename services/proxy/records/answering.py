@@ -1,0 +1,96 @@
+"""Answers as callers read them: composed once, as JSON, and stored and sent as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from shared.api.requests import Act, StageReport
+from shared.api.requests import Answer as AnswerBody
+from shared.messages.actions import ActionSubmitted
+from shared.messages.outcomes import Finished
+from shared.policy.model.formulation import OURS, Answer, StageAct
+from shared.runtime.units import Seconds
+
+_encoder = msgspec.json.Encoder()
+
+
+def compose(
+    submitted: ActionSubmitted, index: int, answer: Answer, finished: Finished | None, arrived_s: Seconds, now: Seconds
+) -> bytes:
+    """The JSON answer of one action.
+
+    Args:
+        submitted: what was asked.
+        index: its place in its batch; -1 outside one.
+        answer: the dispatcher's decision.
+        finished: the outcome it rests on; None where there was none.
+        arrived_s: when it came into the journal; Unix seconds, like `now`.
+        now: the moment of this answer.
+    """
+    masked = is_masked(answer)
+    shown = None if masked else finished
+    body = AnswerBody(
+        id=submitted.action,
+        state="finished",
+        request_id=submitted.request or None,
+        task=submitted.task or None,
+        batch=submitted.batch or None,
+        trajectory=submitted.trajectory or None,
+        index=index if index >= 0 else None,
+        arrived_at=arrived_s,
+        ended=answer.ended,
+        mask=masked,
+        passed=shown.passed if shown else None,
+        score=_score(submitted, answer, shown),
+        reason=answer.reason,
+        output=msgspec.Raw(finished.output) if finished and finished.output != b"{}" else None,
+        act=_act(answer, max(0.0, now - arrived_s)),
+        stages=reports(answer.acts),
+        cpu_s=finished.cpu_s if finished else 0.0,
+        peak_memory_bytes=finished.peak_memory_bytes if finished else 0,
+        evidence=(finished.evidence or None) if finished else None,
+    )
+    return _encoder.encode(body)
+
+
+def is_masked(answer: Answer) -> bool:
+    """Is it no statement about the sample?"""
+    return answer.ended in OURS or answer.ended == "cancelled"
+
+
+def reports(acts: Iterable[StageAct]) -> list[StageReport]:
+    """What each stage took, as callers read it."""
+    return [
+        StageReport(
+            name=act.name,
+            queue_s=act.queue_s,
+            execution_s=act.execution_s,
+            node=act.node,
+            attempts=act.attempts,
+            units=act.units,
+        )
+        for act in acts
+    ]
+
+
+def _act(answer: Answer, total_s: Seconds) -> Act:
+    """Overhead is what is left, shown as it is; the total is told as the sum of its parts, to the last bit."""
+    queue_s = sum(act.queue_s for act in answer.acts) + answer.queue_s
+    execution_s = sum(act.execution_s for act in answer.acts) + answer.execution_s
+    overhead_s = total_s - queue_s - execution_s
+    return Act(
+        queue_s=queue_s,
+        execution_s=execution_s,
+        overhead_s=overhead_s,
+        total_s=queue_s + execution_s + overhead_s,
+    )
+
+
+def _score(submitted: ActionSubmitted, answer: Answer, finished: Finished | None) -> float | None:
+    if answer.ended != "timeout":
+        return finished.score if finished else None
+    met = answer.acts[-1].name if answer.acts else ""  # the stage whose verdict the timeout is
+    own = next((stage.timeout_score for stage in submitted.stages if stage.name == met), None)
+    return submitted.timeout_score if own is None else own

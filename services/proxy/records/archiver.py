@@ -1,0 +1,215 @@
+"""Moves answers from Valkey to Postgres: those older than a minute, and beyond a fill mark all of them.
+
+Copy, commit, then delete: a crash between any two steps repeats them, and every step may be repeated, also by two
+replicas at once (ADR 0031). The lease is there to save work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from services.proxy.metrics import ARCHIVE_FAILURES, ARCHIVED
+from services.proxy.records.memory import ValkeyMemory
+from services.proxy.settings import ProxySettings
+from shared.bus import archive
+from shared.bus.archive import BatchKey, Result
+from shared.bus.connection import TRANSIENT, ValkeyClock
+from shared.bus.lease import Lease
+from shared.runtime import log
+from shared.runtime.units import Seconds
+from shared.store.answers import Answers
+from shared.store.database import Sessions, transaction
+from shared.store.records import KeptAnswer
+from shared.store.results import FAILURES
+
+_log = log.get(__name__)
+
+LEASE: Final = "archiver:lease"
+LEASE_S: Final[Seconds] = 60.0
+"""Longer than any step: a statement of Postgres ends after 30 s."""
+LOOK_EVERY_S: Final[Seconds] = 1.0
+LONGEST_PAUSE_S: Final[Seconds] = 15.0
+"""Between two tries while Postgres is away or its disk is full."""
+SWEEP_EVERY_S: Final[Seconds] = 15.0
+DELETE_BY_AGE_EVERY_S: Final[Seconds] = 300.0
+AT_ONCE: Final = 1000
+"""Answers of one transaction; some 20 ms of this process."""
+MOST_BYTES: Final = 4 << 20
+"""Of the answers of one transaction, about. Valkey holds them twice while they are read, so a small one gives fewer."""
+MOST_SHARE: Final = 1 / 16
+"""Of Valkey's memory bound."""
+DELETED_AT_ONCE: Final = 5000
+"""Rows of one transaction: 50 ms of Postgres, which nobody waits behind."""
+MARGIN_S: Final[Seconds] = 86_400.0
+"""Rows outlive what they stand for by as much at most, where Valkey has lost the batch they belong to."""
+
+
+class _Named(msgspec.Struct, frozen=True):
+    """The part of a result that its compact id is made of."""
+
+    id: str
+
+
+_named = msgspec.json.Decoder(_Named)
+
+
+def _names(rows: list[Result]) -> list[str]:
+    return [_named.decode(row.answer).id for row in rows]
+
+
+class Archiver:
+    """One replica's archiver; it works while it holds the lease."""
+
+    def __init__(
+        self, redis: Redis, sessions: Sessions, clock: ValkeyClock, memory: ValkeyMemory, settings: ProxySettings
+    ) -> None:
+        self._redis = redis
+        self._sessions = sessions
+        self._clock = clock
+        self._memory = memory
+        self._settings = settings
+        self._lease = Lease(redis, LEASE, LEASE_S)
+        self._swept_s = 0.0
+        self._aged_s = time.monotonic()
+
+    async def run(self) -> None:
+        """Loop. While Postgres or Valkey is away, try again after a pause that grows to `LONGEST_PAUSE_S`."""
+        pause_s = LOOK_EVERY_S
+        while True:
+            try:
+                await self._turn()
+                pause_s = LOOK_EVERY_S
+            except (*FAILURES, *TRANSIENT, ResponseError) as error:
+                ARCHIVE_FAILURES.inc()
+                _log.warning("answers_not_archived", error=str(error) or type(error).__name__, again_in_s=pause_s)
+                pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+            await asyncio.sleep(pause_s)
+
+    async def stop(self) -> None:
+        """Give the lease back."""
+        try:
+            async with asyncio.timeout(1.0):
+                await self._lease.let_go()
+        except (*TRANSIENT, TimeoutError) as error:
+            _log.warning("archiver_lease_kept", error=str(error))
+
+    async def _turn(self) -> None:
+        """Archive what is due; now and then delete what has expired."""
+        moved = 1
+        while moved and await self._lease.hold():
+            began = time.monotonic()
+            moved = await self.archive_due()
+            if not self._presses:
+                await asyncio.sleep(time.monotonic() - began)  # half of the time is the dispatcher's
+        if time.monotonic() - self._swept_s > SWEEP_EVERY_S and await self._lease.hold():
+            self._swept_s = time.monotonic()
+            await self.sweep()
+        if time.monotonic() - self._aged_s > DELETE_BY_AGE_EVERY_S and await self._lease.hold():
+            self._aged_s = time.monotonic()
+            await self.delete_by_age()
+
+    @property
+    def _presses(self) -> bool:
+        return self._memory.now.used_share > self._settings.archive_fill
+
+    @property
+    def _most_bytes(self) -> int:
+        return min(MOST_BYTES, round(self._memory.now.bound_bytes * MOST_SHARE) or MOST_BYTES)
+
+    async def archive_due(self) -> int:
+        """Archive a part of what is due: a page of each of the batches that have waited longest. How many answers."""
+        await self._memory.read()
+        age_s = 0.0 if self._presses else self._settings.archive_after_s
+        until_ms = round((self._clock.unix() - age_s) * 1000)
+        moved = await self._archive_actions(until_ms)
+        for key in await archive.due_batches(self._redis, until_ms, 16):
+            moved += await self._archive_results(key, until_ms)
+        return moved
+
+    async def _archive_actions(self, until_ms: int) -> int:
+        """Answers outside batches. Returns how many index entries have been dealt with."""
+        due = await archive.due_actions(self._redis, until_ms, AT_ONCE, self._most_bytes)
+        gone = [one for one in due if not one.entry]
+        if gone:  # they have expired: Postgres is not needed
+            await archive.archive_actions(self._redis, gone)
+        now = self._clock.unix()
+        alive = {one.action: one for one in due if one.entry}
+        if alive:
+            rows = [
+                KeptAnswer(one.action, "", one.tenant, archive.numeric(one.entry), one.answer, now + one.left_s + 60.0)
+                for one in alive.values()
+            ]
+            await self._keep(rows)
+            await archive.archive_actions(self._redis, list(alive.values()))
+        return len(due)
+
+    async def _archive_results(self, key: BatchKey, until_ms: int) -> int:
+        """A page of a batch, from its oldest result in Valkey on."""
+        rows = await archive.due_results(self._redis, key, until_ms, AT_ONCE, self._most_bytes)
+        if not rows:
+            await archive.archive_results(self._redis, key, [])
+            return 0
+        settings = self._settings
+        expires_at = self._clock.unix() + settings.batch_lifetime_s + settings.keep_batch_s + MARGIN_S
+        actions = _names(rows)
+        await self._keep(
+            [
+                KeptAnswer(action, key.batch, key.tenant, archive.numeric(row.cursor), row.answer, expires_at)
+                for action, row in zip(actions, rows, strict=True)
+            ]
+        )
+        await self._replace(key, rows, actions)
+        return len(rows)
+
+    async def _replace(self, key: BatchKey, rows: list[Result], actions: list[str]) -> None:
+        """Leave compact ids in Valkey in the place of results; nothing where the batch has expired."""
+        lengths = [(action, len(row.answer)) for action, row in zip(actions, rows, strict=True)]
+        await archive.archive_results(self._redis, key, lengths, rows[-1].cursor)
+
+    async def _keep(self, rows: list[KeptAnswer]) -> None:
+        async with transaction(self._sessions) as session:
+            await Answers(session).add(rows)
+        ARCHIVED.inc(len(rows))
+
+    # ---- deletion ----------------------------------------------------------------------------------------------
+
+    async def sweep(self) -> None:
+        """Delete what has expired in Valkey: accounts, and the results of batches."""
+        await archive.expire_kept(self._redis)
+        for key in await archive.expired_batches(self._redis, archive.UNARCHIVED):
+            await self._drop(key)
+        for key in await archive.expired_batches(self._redis, archive.ARCHIVED):
+            if await self._forgotten(key.batch):
+                await archive.release_batch(self._redis, key)
+
+    async def _drop(self, key: BatchKey) -> None:
+        """Free what an expired batch has in Valkey, once the planner has its history. It needs no copy."""
+        async with transaction(self._sessions) as session:
+            if not await Answers(session).has_history(key.batch):
+                return  # it is copied when it is due
+        while rows := await archive.due_results(self._redis, key, None, AT_ONCE, self._most_bytes):
+            await self._replace(key, rows, _names(rows))
+        await archive.archive_results(self._redis, key, [])
+
+    async def _forgotten(self, batch: str) -> bool:
+        """Delete an expired batch's results once the planner has its history. True: none are left."""
+        while True:
+            async with transaction(self._sessions) as session:
+                answers = Answers(session)
+                if not await answers.has_history(batch):
+                    return not await answers.has(batch)  # they go when they are too old for any batch
+                if await answers.forget(batch, DELETED_AT_ONCE) < DELETED_AT_ONCE:
+                    return True
+
+    async def delete_by_age(self) -> None:
+        """Delete answers that have expired, of batches too that Valkey has lost."""
+        gone = DELETED_AT_ONCE
+        while gone == DELETED_AT_ONCE:
+            async with transaction(self._sessions) as session:
+                gone = await Answers(session).expire(DELETED_AT_ONCE)

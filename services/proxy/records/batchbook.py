@@ -1,0 +1,246 @@
+"""Batches: opening, looking, ending; and the workflow each one was opened with."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from pydantic import ValidationError
+from redis.asyncio import Redis
+
+from services.proxy.records import failures
+from services.proxy.records.disk import StoreDisk, short_of_disk
+from services.proxy.records.ids import Ids, random_id
+from services.proxy.records.progress import Progress
+from services.proxy.records.registries import Registries
+from services.proxy.records.store import Store, StoredBatch
+from services.proxy.records.taskbook import TaskBook
+from services.proxy.records.workflows import Workflow
+from shared.api.batches import BatchOpening, BatchView
+from shared.api.requests import RewardRequest
+from shared.api.tasks import Task
+from shared.bus import functions, trajectories
+from shared.bus.connection import ValkeyClock, command, patiently
+from shared.messages.actions import ActionSubmitted
+from shared.messages.batches import BatchOpened
+from shared.messages.targets import COMPLETIONS
+from shared.runtime.errors import UNREADABLE, BadRequest, Conflict, NotFound, unreadable
+from shared.runtime.units import Seconds
+
+MOST_CACHED = 4096
+PATIENCE_S: Seconds = 10.0
+LOOKED_AT = 4096
+"""Newest entries of `completions` that are searched for a batch's T: those of some seven minutes with a hundred open
+batches whose T moves at each review."""
+
+
+class BatchBook:
+    """The batches of the mesh, as this replica sees them."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        store: Store,
+        tasks: TaskBook,
+        clock: ValkeyClock,
+        ids: Ids,
+        registries: Registries,
+        *,
+        disk: StoreDisk,
+        keep_batch_s: Seconds,
+        keep_deleted_s: Seconds = 300.0,
+    ) -> None:
+        """`disk`: while it is short, none is opened."""
+        self._redis = redis
+        self._store = store
+        self._tasks = tasks
+        self._clock = clock
+        self._ids = ids
+        self._registries = registries
+        self._disk = disk
+        self._keep_s = {"sealed": keep_batch_s, "cancelled": keep_deleted_s}
+        self._workflows: dict[str, Workflow] = {}
+        self._reading: dict[str, asyncio.Task[Workflow]] = {}
+
+    async def open(self, tenant: str, task: str, opening: BatchOpening) -> tuple[BatchView, bool]:
+        """Open a batch, once per key. This is the hint that a rollout has begun. Returns (the batch, is it new?).
+
+        Raises:
+            BadRequest: an image comes from a registry that is not allowed.
+            NotFound: no such task.
+            Conflict: the key has opened a batch of another size.
+            Overloaded: the stores' disk is short.
+        """
+        self._registries.check(opening.images)
+        view = await self._tasks.get(tenant, task)
+        declared = Task.model_validate(view.model_dump(include=set(Task.model_fields)))
+        opened = BatchOpened(
+            batch="b" + random_id(),
+            tenant=tenant,
+            task=task,
+            size=opening.size or declared.batch_size,
+            opened_at=self._clock.unix(),
+            stages=[stage.plan() for stage in Workflow.of(tenant, task, declared).stages],
+            max_extra_delay_s=declared.max_extra_delay_s,
+            resources=declared.trainer_resources,
+        )
+        key = f"batchkey:{tenant}:{task}:{opening.key}" if opening.key else ""
+        if (shortage := self._disk.shortage()) is not None and not await self._was_opened(key):
+            raise short_of_disk(shortage)
+        # Without what is left open: a replica of an older version refuses fields it does not know.
+        fields = {"tenant": tenant, "task": task, "workflow": declared.model_dump_json(exclude_none=True)}
+
+        async def attempt() -> functions.Opening:
+            return await functions.open_batch(
+                self._redis, opened, idempotency_key=key, asked=opening.size, fields=fields
+            )
+
+        code, batch = await patiently(attempt, what="opening a batch", patience_s=PATIENCE_S)
+        if code == "conflict":
+            raise Conflict(what=f"key {opening.key!r} opened {batch} with another size; name that, or use a new key")
+        if opening.images:
+            await trajectories.expect(self._redis, opening.images)
+        return await self.view(batch), code == "opened"
+
+    async def _was_opened(self, key: str) -> bool:
+        async def read() -> int:
+            known: int = await command(self._redis, "EXISTS", key)
+            return known
+
+        return bool(key) and await patiently(read, what="looking for a batch", patience_s=PATIENCE_S) == 1
+
+    async def stored(self, batch: str) -> StoredBatch:
+        """A batch as it is kept.
+
+        Raises:
+            NotFound: it was never opened, or has expired.
+        """
+        found = await self._store.batch(batch)
+        if found is None:
+            raise NotFound(kind="batch", name=batch, hint="it was never opened, or its results have expired")
+        return found
+
+    async def view(self, batch: str) -> BatchView:
+        """A batch with its progress, from its stored results. O(results)."""
+        found = await self.stored(batch)
+        progress = Progress()
+        async for rows in self._store.results.pages(batch):
+            for _, answer in rows:
+                progress.add(answer)
+        environments = await failures.environments(self._redis, batch)
+        if found.ended_at is not None:
+            return progress.view(found, None, environments=environments)
+        stuck = (await self._store.stuck()).get(batch, 0)
+        return progress.view(found, await self._expected(found), stuck, environments)
+
+    async def _expected(self, batch: StoredBatch) -> float | None:
+        """T of a running batch: the planner's estimate, else first arrival + the stages' timeouts. Unix seconds."""
+        rows = await command(self._redis, "XREVRANGE", COMPLETIONS.name, "+", "-", "COUNT", LOOKED_AT)
+        for _, fields in rows:
+            try:
+                message = COMPLETIONS.decode(fields[1])
+            except msgspec.MsgspecError:  # of a planner of another version
+                continue
+            if message.batch == batch.id:
+                return message.at
+        if batch.first_at is None:
+            return None
+        stages = _declared(batch).stages
+        return batch.first_at + sum(stage.timeout_s for stage in stages)
+
+    async def end(self, batch: str, state: str) -> BatchView:
+        """Seal or cancel a batch. A cancelled one, and one that has ended and is cancelled, expires soon.
+
+        Raises:
+            NotFound: there is none.
+            Conflict: it is to be sealed, and has ended otherwise.
+        """
+        expires_at_once = not round(self._keep_s[state])
+        shown = await self.view(batch) if expires_at_once else None  # it cannot be read after the call
+
+        async def attempt() -> str | None:
+            return await functions.end_batch(self._redis, batch, state, keep_batch_s=self._keep_s[state])
+
+        now = await patiently(attempt, what="ending a batch", patience_s=PATIENCE_S)
+        if now is None:
+            raise NotFound(kind="batch", name=batch)
+        if now not in (state, "complete") and (state, now) != ("cancelled", "abandoned"):
+            raise Conflict(what=f"batch {batch} is {now} already")
+        if shown is not None and await self._store.batch(batch) is None:
+            return shown.model_copy(update={"state": now, "ended_at": shown.ended_at or self._clock.unix()})
+        return await self.view(batch)
+
+    async def reward(self, tenant: str, request: RewardRequest, default_batch: str | None = None) -> ActionSubmitted:
+        """A reward request as the journal keeps it, with its workflow's stages filled in.
+
+        Raises:
+            BadRequest, NotFound: it does not mean anything, or names a batch or task that is not there.
+        """
+        batch = request.batch or default_batch or ""
+        if not batch and not request.task:
+            raise BadRequest(what="name the `batch` of the request (or, outside any batch, its `task`)")
+        workflow = await self._workflow(batch) if batch else await self._tasks.workflow(tenant, request.task or "")
+        if request.task is not None and request.task != workflow.task:
+            raise BadRequest(what=f"batch {batch} is of task {workflow.task!r}, not {request.task!r}")
+        return ActionSubmitted(
+            action=await self._ids.of(workflow.tenant, workflow.task, batch, request.request_id),
+            tenant=workflow.tenant,
+            task=workflow.task,
+            batch=batch,
+            request=request.request_id or "",
+            stages=workflow.resolve(request.params, request.stage_params),
+            budget_s=workflow.budget_s,
+            priority=request.priority,
+            timeout_score=workflow.timeout_score,
+        )
+
+    async def _workflow(self, batch: str) -> Workflow:
+        """A batch's workflow never changes: read once, by whoever asks first."""
+        known = self._workflows.get(batch)
+        if known is not None:
+            return known
+        reading = self._reading.get(batch)
+        if reading is None:
+            reading = self._reading[batch] = asyncio.create_task(self._read_workflow(batch), name="read workflow")
+            reading.add_done_callback(lambda _: self._reading.pop(batch))
+        return await asyncio.shield(reading)
+
+    async def _read_workflow(self, batch: str) -> Workflow:
+        found = await self.stored(batch)
+        workflow = Workflow.of(found.tenant, found.task, _declared(found))
+        self._workflows[batch] = workflow
+        while len(self._workflows) > MOST_CACHED:
+            del self._workflows[next(iter(self._workflows))]
+        return workflow
+
+
+def _declared(batch: StoredBatch) -> Task:
+    """The task as it stood when the batch was opened.
+
+    Raises:
+        Conflict: it was declared under rules that hold no more.
+    """
+    try:
+        return Task.model_validate_json(batch.workflow)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Conflict(
+            what=f"batch {batch.id} was opened with a workflow that is refused now ({where}: {first['msg']}); "
+            "declare the task again and open another batch"
+        ) from error
+
+
+def decode_reward(text: bytes, what: str = "") -> RewardRequest:
+    """One reward request; `what` names the text in messages.
+
+    Raises:
+        BadRequest: not JSON, or a field that does not fit.
+    """
+    try:
+        return _reward.decode(text)
+    except UNREADABLE as error:
+        raise unreadable(error, what) from error
+
+
+_reward = msgspec.json.Decoder(RewardRequest)

@@ -1,0 +1,48 @@
+"""From an action in a trajectory, as its trainer writes it, to the one stage that the journal keeps."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.api.elasticity import formulated
+from shared.api.trajectories import TrajectoryAction
+from shared.messages.actions import StageWork
+from shared.messages.kinds import ENVIRONMENT_KINDS, ONLY_LOOKS, default_units, pool_of
+from shared.runtime.errors import UNREADABLE, BadRequest, unreadable
+
+_decoders = {kind: msgspec.json.Decoder(params) for kind, params in ENVIRONMENT_KINDS.items()}
+
+
+def stage_of(request: TrajectoryAction, node_class: str) -> StageWork:
+    """What its node is to do.
+
+    Raises:
+        BadRequest: unknown kind, or parameters that do not fit it, or units that cannot be, or no core.
+    """
+    decoder = _decoders.get(request.kind)
+    if decoder is None:
+        raise BadRequest(what=f"unknown kind {request.kind!r}; in a trajectory there are {', '.join(_decoders)}")
+    try:
+        decoder.decode(request.params)
+    except UNREADABLE as error:
+        raise unreadable(error, f"params of {request.kind}") from error
+    units = request.units if request.units is not None else default_units(request.kind)
+    pool = pool_of(units, node_class)
+    try:
+        formulation = formulated(units, request.elasticity, pool)
+    except ValueError as error:
+        raise BadRequest(what=str(error)) from error
+    if formulation.cost.get("cores", (0, 0))[0] < 1:
+        raise BadRequest(what=f"{request.kind} needs a core; its `units` are {dict(formulation.cost)}")
+    return StageWork(
+        name="run",
+        kind=request.kind,
+        pool=pool,
+        cost=formulation.cost,
+        timeout_s=request.timeout_s,
+        params=bytes(request.params),
+        repeatable=request.kind in ONLY_LOOKS,
+        amounts=formulation.amounts,
+        elasticity=formulation.elasticity,
+        duration_s=request.duration_s,
+    )

@@ -1,0 +1,52 @@
+"""Masked answers counted by how they ended: of a batch's requests, and of the actions in its trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from redis.asyncio import Redis
+
+from shared.api.batches import EnvironmentProgress, FailureKind
+from shared.bus.connection import command, patiently
+from shared.runtime.units import Seconds
+
+MOST_REASON: Final = 500
+"""Characters of a reason that a batch's page shows."""
+PATIENCE_S: Final[Seconds] = 5.0
+
+
+def share(count: int, answered: int) -> float:
+    """`count` of `answered`; 0 of none."""
+    return count / answered if answered else 0.0
+
+
+def kinds(masked: Mapping[str, tuple[int, str]], answered: int) -> list[FailureKind]:
+    """How it ended -> (count, newest reason), as a batch's page shows it: most first."""
+    return [
+        FailureKind(ended=ended, count=count, share=share(count, answered), reason=reason)
+        for ended, (count, reason) in sorted(masked.items(), key=lambda item: (-item[1][0], item[0]))
+    ]
+
+
+async def environments(redis: Redis, batch: str) -> EnvironmentProgress | None:
+    """The actions in trajectories that name the batch; None before the first answer. One read of Valkey, O(kinds)."""
+
+    async def read() -> list[bytes]:
+        flat: list[bytes] = await command(redis, "HGETALL", f"environments:{batch}")
+        return flat
+
+    flat = [part.decode() for part in await patiently(read, what="reading a batch", patience_s=PATIENCE_S)]
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    if not fields:
+        return None
+    answered = int(fields["answered"])
+    masked = {
+        ended: (int(fields[f"count:{ended}"]), reason)
+        for field, reason in fields.items()
+        if (ended := field.removeprefix("why:")) != field
+    }
+    count = sum(each for each, _ in masked.values())
+    return EnvironmentProgress(
+        answered=answered, masked=count, masked_share=share(count, answered), failures=kinds(masked, answered)
+    )

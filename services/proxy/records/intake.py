@@ -1,0 +1,147 @@
+"""Intake: from a caller's body to an entry of the journal. Accepted means the entry is on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from redis.asyncio import Redis
+
+from services.proxy.metrics import SUBMITTED
+from services.proxy.records.batching import Batcher
+from services.proxy.records.disk import StoreDisk, short_of_disk
+from services.proxy.records.memory import ValkeyMemory
+from services.proxy.records.workflows import plain_action
+from shared.api.requests import ActionRequest
+from shared.bus import functions
+from shared.bus.connection import patiently
+from shared.bus.functions import Receipt, Submission
+from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
+from shared.runtime.errors import Conflict, NotFound, Overloaded, TreadleError
+from shared.runtime.units import Seconds
+
+NO_TRAJECTORY = "it was never opened, or ended long ago"
+
+
+class Accepted(NamedTuple):
+    """What the journal said."""
+
+    action: str
+    repeated: bool
+    """It was accepted before, with the same body."""
+
+
+def digest_of(stages: Sequence[StageWork], priority: float) -> bytes:
+    """What makes a request what it is; the same id with another digest is a conflict."""
+    digest = blake2b(digest_size=16)
+    for stage in stages:
+        digest.update(f"{stage.name}\x00{stage.kind}\x00{stage.pool}\x00{stage.cost}\x00{stage.timeout_s}\x00".encode())
+        digest.update(stage.params)
+        if stage.amounts or stage.elasticity or stage.duration_s:  # as entries from before these were
+            digest.update(f"\x00{stage.amounts}\x00{stage.elasticity}\x00{stage.duration_s}".encode())
+    digest.update(str(priority).encode())
+    return digest.digest()
+
+
+class Intake:
+    """Journals submissions, many callers a round trip."""
+
+    def __init__(
+        self, redis: Redis, *, max_journal: int, patience_s: Seconds, disk: StoreDisk, memory: ValkeyMemory
+    ) -> None:
+        """`disk`: while it is short, nothing new is accepted; repeats of what was accepted are."""
+        self._redis = redis
+        self._disk = disk
+        self._memory = memory
+        self._max_journal = max_journal
+        self._patience_s = patience_s
+        self._batcher: Batcher[Submission, Receipt] = Batcher(self._flush, most=256)
+        self._counted = {outcome: SUBMITTED.labels(outcome) for outcome in ("accepted", "repeated", "refused")}
+
+    async def submit(self, submitted: ActionSubmitted) -> Accepted:
+        """Journal one action.
+
+        Raises:
+            Conflict: the same id with another body; a batch that takes no more; a trajectory that has ended.
+            NotFound: no such batch or trajectory.
+            Overloaded: a bound is reached; nothing was accepted.
+            Unavailable: Valkey did not come back in time. The action may have been accepted: repeat with the same id.
+        """
+        receipt = await self._batcher.call(
+            Submission(
+                submitted.action,
+                digest_of(submitted.stages, submitted.priority),
+                submitted.batch,
+                ACTIONS.encode(submitted),
+                submitted.trajectory,
+                submitted.tenant,
+            )
+        )
+        if (refusal := refusal_of(receipt, submitted)) is not None:
+            self._counted["refused"].inc()
+            raise refusal
+        repeated = receipt.code == "repeated"
+        self._counted["repeated" if repeated else "accepted"].inc()
+        return Accepted(submitted.action, repeated)
+
+    async def _flush(self, submissions: list[Submission]) -> list[Receipt]:
+        shortage = self._disk.shortage()
+
+        async def attempt() -> list[Receipt]:
+            return await functions.submit(
+                self._redis,
+                submissions,
+                max_journal=0 if shortage else self._max_journal,
+                most_kept=self._memory.most_kept,
+            )
+
+        receipts = await patiently(attempt, what="submitting", patience_s=self._patience_s)
+        if shortage is None:
+            return receipts
+        return [receipt if receipt.code != "journal-full" else Receipt("disk-short", shortage) for receipt in receipts]
+
+
+def refusal_of(receipt: Receipt, submitted: ActionSubmitted) -> TreadleError | None:
+    """What the caller should know when the journal did not take it."""
+    match receipt.code:
+        case "conflict":
+            return Conflict(what=f"request_id {submitted.request!r} was used with another body; use a new one")
+        case "no-batch":
+            return NotFound(kind="batch", name=submitted.batch, hint="it was never opened, or has expired")
+        case "batch-closed":
+            return Conflict(what=f"batch {submitted.batch} is {receipt.entry} and takes no more requests")
+        case "batch-full":
+            return Conflict(what=f"batch {submitted.batch} already has its {receipt.entry} requests")
+        case "no-trajectory":
+            return NotFound(kind="trajectory", name=submitted.trajectory, hint=NO_TRAJECTORY)
+        case "trajectory-ended":
+            state, _, reason = receipt.entry.partition(" ")
+            return Conflict(what=f"trajectory {submitted.trajectory} is {state}: {reason}")
+        case "answer-gone":
+            told = "was answered, and its answer is kept no more; it is not done again"
+            return Conflict(what=f"request_id {submitted.request!r} {told}")
+        case "tenant-full":
+            what = f"the kept answers of tenant {submitted.tenant!r} fill its part of Valkey until they are archived"
+            return Overloaded(what=what, retry_after_s=2.0)
+        case "journal-full":
+            return Overloaded(what="too many unanswered actions", retry_after_s=2.0)
+        case "disk-short":
+            return short_of_disk(receipt.entry)
+    return None
+
+
+def of_action(action: str, tenant: str, request: ActionRequest) -> ActionSubmitted:
+    """A plain action under this id, as the journal keeps it.
+
+    Raises:
+        BadRequest: it does not mean anything.
+    """
+    return ActionSubmitted(
+        action=action,
+        tenant=tenant,
+        request=request.request_id or "",
+        stages=(plain_action(request),),
+        budget_s=request.budget_s,
+        priority=request.priority,
+    )

@@ -1,0 +1,40 @@
+"""Registries that images may come from: container engines call them, as root, from the operator's own network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shared.api.images import is_image_id, registry_of
+from shared.messages.environments import LOCAL
+from shared.runtime.errors import BadRequest
+
+ANY = "*"
+
+
+class Registries:
+    """The operator's list."""
+
+    def __init__(self, allowed: str) -> None:
+        """`allowed`: names by commas, with a port where they have one; `*` allows all."""
+        self._allowed = frozenset(name.strip().lower() for name in allowed.split(",") if name.strip())
+
+    def check(self, images: Iterable[str]) -> None:
+        """Pass images of allowed registries, and `local`.
+
+        Raises:
+            BadRequest: one comes from a registry that the operator has not named, or is an id, which may be any local
+                image.
+        """
+        for image in images:
+            if is_image_id(image) and ANY not in self._allowed:
+                raise BadRequest(
+                    what=f"{image[:20]!r} is an image id, which names no registry: name the image (a digest may follow "
+                    "its name), or allow all with PROXY_IMAGE_REGISTRIES=*"
+                )
+            registry = registry_of(image).lower()
+            if image == LOCAL or ANY in self._allowed or registry in self._allowed:
+                continue
+            known = ", ".join(sorted(self._allowed)) or "none"
+            raise BadRequest(
+                what=f"images may not come from {registry!r}: allowed registries are {known} (PROXY_IMAGE_REGISTRIES)"
+            )

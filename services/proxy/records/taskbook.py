@@ -1,0 +1,125 @@
+"""Tasks, kept in Valkey (durable like the journal) and cached briefly here."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pydantic import ValidationError
+from redis.asyncio import Redis
+
+from services.proxy.records.workflows import Workflow
+from shared.api.tasks import Task, TaskView
+from shared.bus.connection import command, patiently
+from shared.runtime import log
+from shared.runtime.errors import NotFound
+from shared.runtime.units import Seconds
+
+_log = log.get(__name__)
+
+CACHED_S: Seconds = 1.0
+"""So long another replica may still use a task's former version for requests outside batches."""
+MOST_CACHED = 1024
+
+
+class TaskBook:
+    """Tasks by tenant and name."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._cached: dict[tuple[str, str], tuple[Seconds, Workflow]] = {}
+
+    async def put(self, tenant: str, name: str, task: Task) -> TaskView:
+        """Declare a task, or change it. Open batches keep the version they were opened with.
+
+        Raises:
+            BadRequest: nodes would refuse every request of it.
+        """
+        Workflow.of(tenant, name, task).check()
+        key = _key(tenant, name)
+
+        async def write() -> int:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.hincrby(key, "version", 1)
+                pipe.hset(key, "task", task.model_dump_json(exclude_unset=True))
+                pipe.sadd(f"tasks:{tenant}", name)
+                return int((await pipe.execute())[0])
+
+        current = await self._read(tenant, name)
+        if current is not None and current[0] == task:
+            return _view(tenant, name, *current)
+        version = await patiently(write, what="keeping a task", patience_s=10.0)
+        self._cached.pop((tenant, name), None)
+        return _view(tenant, name, task, version)
+
+    async def get(self, tenant: str, name: str) -> TaskView:
+        """One task.
+
+        Raises:
+            NotFound: it was never declared, or deleted.
+        """
+        current = await self._read(tenant, name)
+        if current is None:
+            raise _unknown(name)
+        return _view(tenant, name, *current)
+
+    async def all(self, tenant: str) -> list[TaskView]:
+        """Every task of a tenant, by name."""
+        names = sorted(name.decode() for name in await command(self._redis, "SMEMBERS", f"tasks:{tenant}"))
+        found = [(name, await self._read(tenant, name)) for name in names]
+        return [_view(tenant, name, *current) for name, current in found if current is not None]
+
+    async def delete(self, tenant: str, name: str) -> None:
+        """Forget a task. Its open batches go on.
+
+        Raises:
+            NotFound: there is none.
+        """
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(_key(tenant, name))
+            pipe.srem(f"tasks:{tenant}", name)
+            deleted, _ = await pipe.execute()
+        self._cached.pop((tenant, name), None)
+        if not deleted:
+            raise _unknown(name)
+
+    async def workflow(self, tenant: str, name: str) -> Workflow:
+        """A task's workflow, at most `CACHED_S` old.
+
+        Raises:
+            NotFound: there is no such task.
+        """
+        now = asyncio.get_running_loop().time()
+        cached = self._cached.get((tenant, name))
+        if cached is not None and now - cached[0] < CACHED_S:
+            return cached[1]
+        workflow = Workflow.of(tenant, name, await self.get(tenant, name))
+        self._cached[tenant, name] = (now, workflow)
+        while len(self._cached) > MOST_CACHED:
+            del self._cached[next(iter(self._cached))]
+        return workflow
+
+    async def _read(self, tenant: str, name: str) -> tuple[Task, int] | None:
+        async def read() -> list[bytes | None]:
+            reply: list[bytes | None] = await command(self._redis, "HMGET", _key(tenant, name), "task", "version")
+            return reply
+
+        task, version = await patiently(read, what="reading a task", patience_s=10.0)
+        if task is None or version is None:
+            return None
+        try:
+            return Task.model_validate_json(task), int(version)
+        except ValidationError as error:  # declared under other rules: it can only be declared again, or deleted
+            _log.warning("task_unreadable", tenant=tenant, task=name, error=str(error))
+            return None
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(kind="task", name=name, hint=f"declare it with PUT /v1/tasks/{name}")
+
+
+def _key(tenant: str, name: str) -> str:
+    return f"task:{tenant}:{name}"
+
+
+def _view(tenant: str, name: str, task: Task, version: int) -> TaskView:
+    return TaskView(**dict(task), name=name, tenant=tenant, version=version)

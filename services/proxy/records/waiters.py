@@ -1,0 +1,97 @@
+"""Callers that wait for answers, and readers that follow batches: in-process futures, no polling of the bus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+
+from shared.runtime import log
+from shared.runtime.errors import Unavailable
+from shared.runtime.units import Seconds
+
+_log = log.get(__name__)
+
+Lookup = Callable[[list[str]], Awaitable[dict[str, bytes]]]
+"""Actions -> the answers there are, from the store."""
+
+
+class Waiters:
+    """Who waits for what in this replica.
+
+    The leader resolves answers directly; other replicas are woken by `Answered` and look the answer up. A wake-up that
+    was missed (trimmed stream, restart of Valkey) costs a delay of `recheck_s`, never the answer.
+    """
+
+    def __init__(self, lookup: Lookup, *, recheck_s: Seconds = 5.0) -> None:
+        self._lookup = lookup
+        self._recheck_s = recheck_s
+        self._waiting: dict[str, set[asyncio.Future[bytes]]] = {}
+        self._followed: dict[str, set[asyncio.Event]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def awaits(self, action: str) -> bool:
+        """Somebody here waits for it."""
+        return action in self._waiting
+
+    def waited_for(self) -> list[str]:
+        """Every action somebody waits for."""
+        return list(self._waiting)
+
+    def expect(self, action: str) -> asyncio.Future[bytes]:
+        """A future of the action's answer. Call it before submitting, and `forget` it at the end."""
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(action, set()).add(future)
+        return future
+
+    def forget(self, action: str, future: asyncio.Future[bytes]) -> None:
+        """The caller waits no more."""
+        futures = self._waiting.get(action)
+        if futures is not None:
+            futures.discard(future)
+            if not futures:
+                del self._waiting[action]
+
+    def resolve(self, action: str, answer: bytes) -> None:
+        """Hand the answer to everybody who waits for it."""
+        for future in self._waiting.pop(action, ()):
+            if not future.done():
+                future.set_result(answer)
+
+    def wake(self, batches: Iterable[str]) -> None:
+        """Batches have new results."""
+        for batch in batches:
+            for event in self._followed.get(batch, ()):
+                event.set()
+
+    @asynccontextmanager
+    async def following(self, batch: str) -> AsyncIterator[asyncio.Event]:
+        """An event that is set whenever the batch has new results (and may be set without)."""
+        event = asyncio.Event()
+        self._followed.setdefault(batch, set()).add(event)
+        try:
+            yield event
+        finally:
+            followers = self._followed[batch]
+            followers.discard(event)
+            if not followers:
+                del self._followed[batch]
+
+    async def look_up(self, actions: Iterable[str]) -> None:
+        """Resolve from the store those of these that somebody waits for; while it cannot be read, `recheck` will."""
+        wanted = [action for action in actions if action in self._waiting]
+        try:
+            for start in range(0, len(wanted), 256):
+                for action, answer in (await self._lookup(wanted[start : start + 256])).items():
+                    self.resolve(action, answer)
+        except Unavailable as error:
+            _log.warning("answers_not_looked_up", waiting=len(wanted), error=str(error))
+
+    async def recheck(self) -> None:
+        """Loop: now and then look up everything that is waited for, and wake all followers."""
+        while True:
+            await asyncio.sleep(self._recheck_s)
+            await self.look_up(self.waited_for())
+            self.wake(list(self._followed))

@@ -1,0 +1,184 @@
+"""Workflows made ready: a task's stages with their parameter types, so that a request is resolved in microseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from shared.api.elasticity import Formulation, formulated
+from shared.api.plain import check_plain
+from shared.api.requests import ActionRequest
+from shared.api.tasks import StageTemplate, Task
+from shared.messages.actions import StageWork
+from shared.messages.batches import StagePlan
+from shared.messages.kinds import FREE_FORM, KINDS, Params, default_units, needs_core, pool_of
+from shared.runtime.errors import UNREADABLE, BadRequest, unreadable
+
+_encoder = msgspec.json.Encoder()
+_object = msgspec.json.Decoder(dict[str, Any])
+_decoders = {kind: msgspec.json.Decoder(params) for kind, params in KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage, ready to be filled with a request's parameters."""
+
+    template: StageTemplate
+    params: type[Params]
+    fields: frozenset[str]
+    formulation: Formulation
+    pool: str
+
+    @classmethod
+    def of(cls, template: StageTemplate) -> Stage:
+        return cls(template, KINDS[template.kind], template.fields, template.formulation, template.pool)
+
+    def plan(self) -> StagePlan:
+        """What the planner needs to know of it."""
+        fewest, _ = self.formulation.cost.get(self.pool.partition("@")[0], (0, 0))
+        return StagePlan(
+            name=self.template.name,
+            pool=self.pool,
+            units=fewest,
+            worker_cost=self.template.worker_cost,
+            timeout_s=self.template.timeout_s,
+        )
+
+    def check_core(self, params: Mapping[str, Any]) -> None:
+        """Nodes would refuse it, every time.
+
+        Raises:
+            BadRequest: with these parameters it needs a core, and its units hold none.
+        """
+        cost = self.formulation.cost
+        if not _has_core(cost) and needs_core(self.template.kind, params):
+            raise _coreless(f"stage {self.template.name!r} ({self.template.kind})", cost)
+
+    def fill(self, given: dict[str, Any], own: dict[str, Any]) -> StageWork:
+        """This stage with a request's parameters over its template's.
+
+        Raises:
+            BadRequest: a parameter is missing or does not fit its kind, or it needs a core and has none.
+        """
+        merged = self.template.merged(given, own)
+        try:
+            msgspec.convert(merged, self.params)
+            _check_free_form(merged)
+        except ValueError as error:
+            raise BadRequest(what=f"params of stage {self.template.name!r} ({self.template.kind}): {error}") from error
+        self.check_core(merged)
+        return StageWork(
+            name=self.template.name,
+            kind=self.template.kind,
+            pool=self.pool,
+            cost=self.formulation.cost,
+            timeout_s=self.template.timeout_s,
+            params=_encoder.encode(merged),
+            timeout_score=self.template.timeout_score,
+            amounts=self.formulation.amounts,
+            elasticity=self.formulation.elasticity,
+            duration_s=self.template.duration_s,
+            error_score=self.template.error_score or 0.0,
+            exception_score=self.template.exception_score,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow:
+    """A task's stages, made ready."""
+
+    tenant: str
+    task: str
+    stages: tuple[Stage, ...]
+    budget_s: float
+    timeout_score: float
+
+    @classmethod
+    def of(cls, tenant: str, name: str, task: Task) -> Workflow:
+        stages = tuple(Stage.of(stage) for stage in task.stages)
+        return cls(tenant, name, stages, task.budget_s, task.timeout_score)
+
+    def check(self) -> None:
+        """Is it such that nodes would take its requests?
+
+        Raises:
+            BadRequest: a stage needs a core and has none.
+        """
+        for stage in self.stages:
+            stage.check_core(stage.template.params)
+
+    def resolve(self, params: msgspec.Raw, stage_params: dict[str, msgspec.Raw]) -> tuple[StageWork, ...]:
+        """Every stage with a request's parameters.
+
+        Raises:
+            BadRequest: a parameter or a stage nobody knows, or one that does not fit.
+        """
+        given = _decode_object(params, "params")
+        own = {name: _decode_object(raw, f"stage_params.{name}") for name, raw in stage_params.items()}
+        if unknown := given.keys() - frozenset[str]().union(*(stage.fields for stage in self.stages)):
+            raise BadRequest(what=f"no stage of task {self.task!r} has a parameter {min(unknown)!r}")
+        if unknown := own.keys() - {stage.template.name for stage in self.stages}:
+            raise BadRequest(what=f"task {self.task!r} has no stage {min(unknown)!r}")
+        return tuple(stage.fill(given, own.get(stage.template.name, {})) for stage in self.stages)
+
+
+def _decode_object(raw: msgspec.Raw, name: str) -> dict[str, Any]:
+    try:
+        return _object.decode(raw)
+    except UNREADABLE as error:
+        raise unreadable(error, name) from error
+
+
+def _check_free_form(params: Mapping[str, Any]) -> None:
+    for name in FREE_FORM:
+        if name in params:
+            check_plain(params[name], name)
+
+
+def _has_core(cost: Mapping[str, tuple[int, int]]) -> bool:
+    return cost.get("cores", (0, 0))[0] > 0
+
+
+def _coreless(what: str, cost: Mapping[str, tuple[int, int]]) -> BadRequest:
+    units = {name: fewest for name, (fewest, _) in cost.items()}
+    return BadRequest(what=f"{what} runs in a sandbox and needs a core; its `units` are {units}")
+
+
+def plain_action(request: ActionRequest) -> StageWork:
+    """The one stage of an action outside any batch.
+
+    Raises:
+        BadRequest: unknown kind, or parameters that do not fit it, or it needs a core and has none.
+    """
+    decoder = _decoders.get(request.kind)
+    if decoder is None:
+        raise BadRequest(what=f"unknown kind {request.kind!r}; there are {', '.join(KINDS)}")
+    try:
+        params = decoder.decode(request.params)
+        _check_free_form({name: getattr(params, name, None) for name in FREE_FORM})
+    except UNREADABLE as error:
+        raise unreadable(error, f"params of {request.kind}") from error
+    except ValueError as error:
+        raise BadRequest(what=f"params of {request.kind}: {error}") from error
+    units = request.units if request.units is not None else default_units(request.kind)
+    pool = pool_of(units, request.node_class)
+    try:
+        formulation = formulated(units, request.elasticity, pool)
+    except ValueError as error:
+        raise BadRequest(what=str(error)) from error
+    if not _has_core(formulation.cost) and needs_core(request.kind, msgspec.structs.asdict(params)):
+        raise _coreless(request.kind, formulation.cost)
+    return StageWork(
+        name="run",
+        kind=request.kind,
+        pool=pool,
+        cost=formulation.cost,
+        timeout_s=request.timeout_s,
+        params=bytes(request.params),
+        amounts=formulation.amounts,
+        elasticity=formulation.elasticity,
+        duration_s=request.duration_s,
+    )

@@ -1,1 +1,0 @@
-"""The documented routes beside the hot ones."""

@@ -1,0 +1,174 @@
+"""What waits, pool by pool, and what of it is stuck: no present node could ever take it.
+
+Stuck work is accepted, because nodes may come: it waits for one until its budget ends, and callers should be told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from shared.policy.dispatch.floor import Floor
+from shared.policy.dispatch.life import Life
+from shared.policy.model.formulation import STARTS, Stay, Work
+from shared.policy.resources.pools import BEGINS, Pool
+
+T = TypeVar("T")
+Units = tuple[tuple[str, int], ...]
+
+MOST_TOLD = 1024
+"""Pools, sorts of work in each, and batches that are told of: those where most waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """One sort of work that is stuck in a pool."""
+
+    kind: str
+    units: dict[str, int]
+    waiting: int
+    """How many actions."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolBacklog:
+    """What waits in one pool."""
+
+    name: str
+    waiting: int
+    """How many actions, those that are stuck among them."""
+    lacks: list[Lack] = field(default_factory=list)
+    begins: int = 0
+    """How many of them begin an environment."""
+    held_up: str = ""
+    """Why the first of those does not begin now."""
+
+    @property
+    def stuck(self) -> int:
+        """How many actions."""
+        return sum(lack.waiting for lack in self.lacks)
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """All that waits."""
+
+    pools: list[PoolBacklog] = field(default_factory=list)
+    stuck: dict[str, int] = field(default_factory=dict)
+    """Batch -> how many of its actions are stuck."""
+
+
+def survey(floor: Floor) -> Backlog:
+    """What waits now. O(pools + stuck actions), and O(waiting actions) where a pool has work and no nodes.
+
+    What has become stuck since it came (nodes have gone) is told when its turn comes near.
+    """
+    waiting = {pool.name: sum(lane.waiting for lane in pool.all_lanes()) for pool in floor.pools.values()}
+    sorts: defaultdict[str, Counter[tuple[str, Units]]] = defaultdict(Counter)
+    batches: Counter[str] = Counter()
+    stuck = Counter(
+        (life.work.pool, _kind(life.work, _begun(life)), tuple(life.needs.items()), life.request.batch)
+        for life in _stuck(floor)
+    )
+    for (name, kind, units, batch), count in stuck.items():
+        sorts[name][kind, units] += count
+        if batch:
+            batches[batch] += count
+    pools = [
+        PoolBacklog(
+            name,
+            count,
+            [Lack(kind, dict(units), n) for (kind, units), n in _most(sorts[name])],
+            floor.pools[name].lanes[BEGINS].waiting if BEGINS in floor.pools[name].lanes else 0,
+            why_held_up(floor, floor.pools[name]),
+        )
+        for name, count in _most(Counter(waiting))
+        if count
+    ]
+    return Backlog(pools, dict(_most(batches)))
+
+
+def _most(counted: Counter[T]) -> list[tuple[T, int]]:
+    return counted.most_common(MOST_TOLD)
+
+
+def _stuck(floor: Floor) -> Iterator[Life]:
+    for pool in floor.pools.values():
+        for lane in pool.all_lanes():
+            for action in lane.parked:
+                yield floor.queued[action]
+    deserted = {pool.name for pool in floor.pools.values() if not floor.nodes_of(pool)}
+    if deserted:
+        for life in floor.queued.values():
+            if life.work.pool in deserted:
+                yield life
+
+
+def _begun(life: Life) -> Stay | None:
+    """The environment that it would begin."""
+    return life.request.stay if life.begins else None
+
+
+def _kind(work: Work, begun: Stay | None) -> str:
+    """All that a node has to offer for it: `env.bash` and, where it begins an environment, `runtime.docker`."""
+    return work.kind if begun is None else f"{work.kind} and {begun.kind}"
+
+
+def lacking(kind: str, units: Mapping[str, int], pool: str) -> str:
+    """What the mesh would need to have for such work, in words."""
+    amounts = ", ".join(f"{name}={count}" for name, count in units.items())
+    return f"no node of class {pool.partition('@')[2]!r} offers {kind}" + (f" with {amounts}" if amounts else "")
+
+
+def why_held_up(floor: Floor, pool: Pool) -> str:
+    """Why the next environment of a pool does not begin now, though some node could make it one day; else empty."""
+    lane = pool.lanes.get(BEGINS)
+    head = lane.queue.head() if lane is not None else None
+    if head is None:
+        return ""
+    life = floor.queued[head]
+    nodes = [node for node in floor.nodes_of(pool, lane) if node.ready and life.could_run_on(node)]
+    short = [name for name, count in life.needs.items() if all(node.free(name) < count for node in nodes)]
+    if not nodes:
+        return ""
+    return " and ".join(_SHORT.get(name, f"no {name} are free") for name in short) or "no node has all it needs free"
+
+
+_SHORT = {STARTS: "as many are being made as may be at once", "memory_mb": "the memory for environments is taken"}
+"""Resource -> what it means that too little of it is free."""
+
+
+def why_it_waits_to_begin(work: Work, pools: list[PoolBacklog]) -> str:
+    """Why work that begins an environment waits; empty where the leader has not told that anything does."""
+    for pool in pools:
+        if pool.name == work.pool and pool.held_up:
+            return f"it waits to begin its environment, with {pool.begins} in {pool.name}: {pool.held_up}"
+    return ""
+
+
+def why_it_waited(floor: Floor, life: Life) -> str:
+    """Why an action has not begun before its deadline came."""
+    work, lane = life.work, life.lane
+    if lane is not None and life.request.id in lane.behind:
+        return "its deadline came while it waited for an earlier action of its trajectory"
+    if life.postponed and life.begins:
+        return f"its deadline came while its environment could not be made: {life.postponed}"
+    if lane is not None and lane.node and lane.node not in floor.nodes:
+        return f"its deadline came while {lane.node}, where its environment is, was away"
+    if any(life.could_run_on(node) for node in floor.nodes_of(floor.pool(work.pool))):
+        return f"its deadline came while it waited for {work.pool}"
+    return lacking(_kind(work, _begun(life)), life.needs, work.pool)
+
+
+def why_stuck(work: Work, pools: list[PoolBacklog], stay: Stay | None = None) -> str:
+    """Why this work waits in vain for now; empty where it does not. `stay`: of an action of a trajectory."""
+    needs = [(work.kind, dict(work.units))]
+    if stay is not None:
+        needs.append((_kind(work, stay), stay.begun_by(work.units)))
+    for pool in pools:
+        for lack in pool.lacks if pool.name == work.pool else ():
+            if (lack.kind, lack.units) in needs:
+                return f"{lacking(lack.kind, lack.units, work.pool)} now; it waits for one until its budget ends"
+    return ""

@@ -1,0 +1,327 @@
+"""The dispatcher's state machine: queues + nodes + grants. Stimulus in, commands out.
+
+Laws, held by tests/shared/policy/dispatch/test_dispatch_machine.py over random histories:
+  - every request is answered exactly once, whatever happens to nodes, leaders and clients;
+  - no unit is granted twice: units come back only by the node's word or with the end of its incarnation, also those of
+    an attempt that is not wanted any more;
+  - a verdict (`ok`, `timeout`) is never made up: our failures have names of their own;
+  - what is not repeatable is never executed twice;
+  - a trajectory acts one action at a time, in one environment, and never in a fresh one after that has ended.
+The order of grants is the law of `filling`.
+
+Times are absolute seconds of one monotonic scale, the one of the journal's ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from shared.policy.dispatch.filling import fill, park_stuck
+from shared.policy.dispatch.life import Life
+from shared.policy.dispatch.placing import place_pull
+from shared.policy.dispatch.starts import Starts
+from shared.policy.dispatch.steps import Steps
+from shared.policy.dispatch.trajectories import Home
+from shared.policy.model.formulation import (
+    CloseEnvironment,
+    Command,
+    ForgetTrajectory,
+    PullImage,
+    Request,
+    Revoke,
+    StageAct,
+    TrajectoryEnd,
+)
+from shared.policy.model.reports import Ended, Held, Holding, holds
+from shared.policy.resources.ledger import Node
+
+__all__ = ["Dispatcher", "Ended", "Holding"]
+
+
+@dataclass(slots=True)
+class Dispatcher(Steps):
+    """The leader's mind. Every stimulus takes the time and returns the commands that follow, in order."""
+
+    # ---- requests ----------------------------------------------------------------------------------------------
+
+    def submitted(self, now: float, requests: Iterable[Request]) -> list[Command]:
+        """New entries of the journal, in its order. Ids already known are passed over (a re-read journal).
+
+        One whose start is predicted after its `start_by_s` is refused, unless it can start at once.
+        """
+        late: list[Life] = []
+        lost: list[Command] = []
+        starts = Starts(self.floor, now)
+        for request in requests:
+            if request.id in self.lives:
+                continue
+            life = self.lives[request.id] = Life(request, queued_s=request.arrival[0] / 1000)
+            if request.batch:
+                self._members.setdefault(request.batch, set()).add(request.id)
+            self._deadlines.push(request.deadline_s, request.id)
+            stay = request.stay
+            if stay is not None:
+                self.floor.trajectories.queue_up(stay.trajectory, request.id)
+                if (reason := self.floor.trajectories.ended.get(stay.trajectory)) is not None:
+                    lost.append(self._answer(now, life, "environment-lost", reason))
+                    continue
+            by_s = request.start_by_s
+            if by_s is not None and not starts.by(life, by_s):
+                late.append(life)
+            self.floor.enqueue(life)
+            park_stuck(self.floor, life)
+        commands = [*lost, *fill(self.floor, now)]
+        for life in late:
+            if life.state == "queued":
+                self.floor.dequeue(life)
+                reason = "it would start after its deadline: the pool is busy"
+                commands.append(self._answer(now, life, "expired", reason))
+        return commands + fill(self.floor, now) if late else commands
+
+    def resumed(self, now: float, action: str, stage: int, attempt: int, acts: Iterable[StageAct], node: str) -> None:
+        """What the store says of an unanswered action that a former leader worked on.
+
+        Call it after the action was submitted and before any node is ready. `node`: where its last attempt was granted,
+        "" if nowhere. That node's outcome, inventory or end decides what becomes of it; until then it goes nowhere.
+        """
+        life = self.lives[action]
+        self.floor.dequeue(life)
+        life.enter(stage, attempt)
+        life.acts = list(acts)
+        life.queued_s += sum(act.queue_s + act.execution_s for act in life.acts)
+        self.floor.enqueue(life)
+        if node:
+            self.floor.set_aside(life, node, now)
+
+    def cancelled(self, now: float, action: str, reason: str) -> list[Command]:
+        """Somebody wants it no more. Queued: answered. Granted: revoked, and answered when the node confirms."""
+        return self._cancel(now, [action], reason) + fill(self.floor, now)
+
+    def batch_cancelled(self, now: float, batch: str, reason: str) -> list[Command]:
+        """Cancel all that is left of a batch."""
+        return self._cancel(now, sorted(self._members.get(batch, ())), reason) + fill(self.floor, now)
+
+    def completion_expected(self, batch: str, at_s: float) -> None:
+        """The planner's estimate of T: the batch's queued requests move in the order."""
+        self.floor.rekey(batch, at_s)
+
+    # ---- trajectories ------------------------------------------------------------------------------------------
+
+    def trajectory_closed(self, now: float, trajectory: str) -> list[Command]:
+        """Its trainer wants no more of it: what is unanswered is cancelled, its environment ends."""
+        known = self.floor.trajectories
+        reason = "the trajectory was closed"
+        known.end(trajectory, reason)
+        # The last first: nothing of it is begun on the way.
+        commands = self._cancel(now, list(known.turns.get(trajectory, ()))[::-1], reason)
+        home = known.homes.get(trajectory)
+        if home is None:
+            return [*commands, ForgetTrajectory(trajectory, "closed", reason), *fill(self.floor, now)]
+        home.closing = True
+        if home.node in self.floor.nodes:
+            commands.append(CloseEnvironment(home.node, trajectory))
+        return commands + fill(self.floor, now)
+
+    def environment_made(self, now: float, node: str, incarnation: str, trajectory: str) -> list[Command]:
+        """A node's word that an environment stands, while its first action still executes: another may begin."""
+        known = self.floor.nodes.get(node)
+        if known is None or known.incarnation != incarnation or not self.floor.made(trajectory, node):
+            return []
+        return fill(self.floor, now)
+
+    def environment_ended(
+        self, now: float, node: str, incarnation: str, trajectory: str, ended: TrajectoryEnd, reason: str
+    ) -> list[Command]:
+        """A node's word that an environment is no more. Comes after the outcomes of its actions."""
+        known = self.floor.nodes.get(node)
+        if known is None or known.incarnation != incarnation or self.floor.evicted(node, trajectory):
+            return fill(self.floor, now)
+        home = self.floor.trajectories.homes.get(trajectory)
+        if home is None or home.node != node:
+            return []
+        return self._moved_out(now, trajectory, ended, reason) + fill(self.floor, now)
+
+    def environments_expected(
+        self, now: float, images: Iterable[str], node_class: str, kind: str, units: Mapping[str, int]
+    ) -> list[Command]:
+        """One environment of each of these images will be asked for. An image that is missing where it is predicted to
+        be placed is pulled there.
+
+        Args:
+            now: the time.
+            images: as container engines list them.
+            node_class: of nodes; empty: of any class.
+            kind: what a node must offer to make one.
+            units: what each will hold of its node.
+        """
+        nodes = [node for _, node in sorted(self.floor.nodes.items()) if node_class in ("", node.node_class)]
+        pulls = [(place_pull(nodes, image, kind, units, now), image) for image in images]
+        return [PullImage(node.name, image) for node, image in pulls if node is not None]
+
+    def images_changed(
+        self, now: float, name: str, incarnation: str, here: Iterable[str], gone: Iterable[str]
+    ) -> list[Command]:
+        """A node's word on the images that it has since its last report, and those that it has no more. Actions that
+        were postponed for want of one are queued again.
+        """
+        node = self.floor.nodes.get(name)
+        if node is None or node.incarnation != incarnation:
+            return []
+        came = set(here)
+        node.images.changed(came, gone)
+        return fill(self.floor, now) if came and self.floor.resume(now, came) else []
+
+    def trajectory_placed(self, trajectory: str, node: str, units: Mapping[str, int]) -> None:
+        """What the store says of a placement under a former leader. Call it before any request or node is met.
+
+        That node's inventory, or its staying away, decides what becomes of it.
+        """
+        closing = trajectory in self.floor.trajectories.ended
+        self.floor.trajectories.settle(trajectory, Home(node, units, closing=closing))
+
+    def trajectory_ended(self, trajectory: str, reason: str) -> None:
+        """What the store says of a trajectory that is over. Call it before `trajectory_placed` and any request."""
+        self.floor.trajectories.end(trajectory, reason)
+
+    # ---- nodes -------------------------------------------------------------------------------------------------
+
+    def node_said_hello(self, now: float, node: Node) -> list[Command]:
+        """A node has started, or is met by a new leader. It gets nothing before it has told what it holds.
+
+        Said again in the same incarnation, it may offer more than before.
+        """
+        known = self.floor.nodes.get(node.name)
+        if known is not None and known.incarnation == node.incarnation:
+            known.seen_s = now
+            if node.kinds <= known.kinds:
+                return []
+            known.kinds |= node.kinds
+            self.floor.nodes_changed()
+            return fill(self.floor, now)
+        commands = self._dropped(now, node.name, "it has restarted", booked_only=True)
+        node.seen_s = now
+        self.floor.add_node(node)
+        return [*commands, self._ask(node, now), *fill(self.floor, now)]
+
+    def node_seen(self, now: float, name: str, incarnation: str) -> bool:
+        """A heartbeat. False: no such incarnation is known, so its hello must be read again."""
+        node = self.floor.nodes.get(name)
+        if node is None or node.incarnation != incarnation:
+            return False
+        node.seen_s = now
+        return True
+
+    def node_lost(self, now: float, name: str, why: str) -> list[Command]:
+        """The end of an incarnation: what it held is lost with it."""
+        return self._dropped(now, name, why) + fill(self.floor, now) if name in self.floor.nodes else []
+
+    def inventory_taken(
+        self,
+        now: float,
+        name: str,
+        incarnation: str,
+        held: Held,
+        environments: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> list[Command]:
+        """A node's full account. Held and unanswered: adopted. Held but not ours: revoked. Ours but not held: lost.
+
+        `environments`: trajectory -> what its environment holds there; those that are nobody's are closed.
+        """
+        node = self.floor.nodes.get(name)
+        asked = node.answered() if node is not None and node.incarnation == incarnation else None
+        if node is None or asked is None:
+            return []
+        commands: list[Command] = []
+        for action, holding in held.items():
+            if not self.floor.take_back(now, node, self.lives.get(action), action, holding):
+                commands.append(Revoke(action, name, holding.attempt))
+            elif not holding.waits:
+                self.lives[action].started_s = now - holding.running_s
+        for life in list(self.floor.granted.get(name, {}).values()):
+            if life.serial <= asked and not holds(held, life.request.id, life.stage, life.attempt):
+                self.floor.release(life)
+                commands += self._lost(now, life, "node-lost", f"{name} no longer has it")
+        for action, stray in node.strays_until(asked):
+            if not holds(held, action, stray.stage, stray.attempt):
+                node.stray_ended(action, stray.stage, stray.attempt)
+        node.ready = True
+        end, gone = self.floor.take_stock(node, environments or {}, asked)
+        commands += [CloseEnvironment(name, trajectory) for trajectory in end]
+        for trajectory in gone:
+            commands += self._moved_out(now, trajectory, "lost", f"{name} no longer has its environment")
+        self.floor.nodes_changed()
+        return commands + fill(self.floor, now)
+
+    def targeted(self, now: float, pool: str, units: int) -> list[Command]:
+        """The planner wants so many units of a pool."""
+        self.floor.pool(pool).target = units
+        self.floor.dirty.add(pool)
+        return fill(self.floor, now)
+
+    def planned(self, now: float, lives: bool) -> list[Command]:
+        """Does a planner live? Said now and then; until it is, one is taken to live.
+
+        While none does, targets stay as they are and nothing queues for want of one; when it is back they rule again.
+        """
+        self.floor.planner(lives)
+        return fill(self.floor, now)
+
+    # ---- outcomes ----------------------------------------------------------------------------------------------
+
+    def started(self, now: float, action: str, attempt: int) -> None:
+        """An attempt executes."""
+        life = self.lives.get(action)
+        if life is not None and life.attempt == attempt and life.state == "granted":
+            life.move("running")
+            life.started_s = life.started_s or now
+
+    def finished(self, now: float, ends: Iterable[Ended]) -> list[Command]:
+        """Attempts have ended.
+
+        A verdict on the current stage counts whichever attempt brings it; losses, refusals and cancellations count
+        only for the attempt that is current.
+        """
+        commands: list[Command] = []
+        for end in ends:
+            commands += self._ended(now, end)
+        return commands + fill(self.floor, now)
+
+    def ticked(self, now: float) -> list[Command]:
+        """Time has passed: deadlines, silent nodes, overdue grants, linger windows."""
+        commands: list[Command] = []
+        for action in self._deadlines.due(now):
+            commands += self._deadline(now, action)
+        for node in list(self.floor.nodes.values()):
+            if now - node.seen_s > self.node_lost_s:
+                commands += self._dropped(now, node.name, f"silent for {now - node.seen_s:.0f} s")
+            elif self.floor.is_overdue(node, now, self.overdue_s):
+                commands.append(self._ask(node, now))
+        for life in self.floor.sat(now):
+            commands.append(Revoke(life.request.id, life.node, life.attempt, recall=True))
+            self.floor.disown(life, now)
+            life.move("queued")
+            life.recalls += 1
+            self.floor.enqueue(life)
+        for name in sorted(self.floor.granted.keys() - self.floor.nodes.keys()):
+            for life in list(self.floor.granted[name].values()):
+                if now - life.granted_s > self.node_lost_s:
+                    self.floor.release(life)
+                    commands += self._lost(now, life, "node-lost", f"{name} has not come back")
+        for trajectory, home in list(self.floor.trajectories.away(self.floor.nodes, now, self.home_lost_s)):
+            commands += self._moved_out(now, trajectory, "lost", f"its node {home.node} has not come back")
+        self.floor.resume(now)
+        if now - self._window_s >= self.linger_s:
+            self._window_s = now
+            self.floor.next_window()
+        return commands + fill(self.floor, now)
+
+    def check(self) -> None:
+        """Assert the invariants; tests call it after every step, services never do."""
+        on_nodes = {name for held in self.floor.granted.values() for name in held}
+        assert on_nodes.isdisjoint(self.floor.queued), "on a node and in a queue"
+        assert on_nodes | set(self.floor.queued) == set(self.lives), "neither on a node nor in a queue"
+        assert self._members.keys() == {life.request.batch for life in self.lives.values()} - {""}, (
+            "batches of what is left"
+        )
+        self.floor.check()

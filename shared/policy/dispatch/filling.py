@@ -1,0 +1,307 @@
+"""Who gets what next: shares, the order of pools, the head of each, what may pass it, and when a newcomer would start.
+
+Law: among requests of a pool that fit, the earliest batch of the tenant in turn goes first. A head that does not fit
+has its units blocked on the node where they should be together first; there, only what is predicted to end before
+that moment, or needs none of the head's resources, may be started behind it. Pools go by the keys of their heads, so
+a resource that several pools draw from is blocked for the oldest need. Short heads may be granted ahead (see `ahead`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.policy.dispatch.floor import Floor
+from shared.policy.dispatch.life import Life
+from shared.policy.dispatch.placing import place_home, reservation
+from shared.policy.dispatch.widening import Fresh, busy, patience, widen
+from shared.policy.model.formulation import Command, Grant, SetShare
+from shared.policy.order.lanes import Lane
+from shared.policy.resources.ledger import Node, place, spread
+from shared.policy.resources.pools import BACKFILL_DEPTH, Pool, ZeroQueue
+
+
+@dataclass(slots=True)
+class Blocked:
+    """A head that waits for units, and the reservation that follows from it, made when somebody asks."""
+
+    head: Life
+    nodes: list[Node]
+    """Of its pool."""
+    node: Node | None = None
+    """Where its units should be together first; None if no ready node will ever have them."""
+    until_s: float | None = None
+    """Infinity where it waits for what environments hold."""
+
+    def forbids(self, floor: Floor, node: Node, life: Life, now: float) -> bool:
+        """Would this work, started there now, keep the head waiting?"""
+        if self.until_s is None:
+            self.until_s, self.node = reservation(floor, self.nodes, self.head, now)
+        if node is not self.node or self.head.needs.keys().isdisjoint(life.needs):
+            return False
+        if self.until_s == math.inf:
+            return life.begins
+        return now + floor.expect_at_most(life) > self.until_s
+
+
+@dataclass(slots=True)
+class Filling:
+    """One round: what has been decided so far."""
+
+    floor: Floor
+    now: float
+    commands: list[Command]
+    blocked: list[Blocked] = field(default_factory=list)
+    fresh: list[Fresh] = field(default_factory=list)
+    """Grants of this round, in order: none has left yet."""
+    scales: bool = False
+    """One of them might be granted more than its fewest units."""
+    waits: set[str] = field(default_factory=set)
+    """Nodes for more of whose units what scales waits: the first that does better so decides for all behind it."""
+    busy_s: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    """Node -> of each unit that was taken before this round, seconds until it is predicted free."""
+
+    def forbids(self, node: Node, life: Life) -> bool:
+        """Would this work, started there now, keep a head waiting?"""
+        return any(one.forbids(self.floor, node, life, self.now) for one in self.blocked)
+
+    def too_early(self, node: Node, life: Life) -> bool:
+        """Would it do better to wait for more of this node's units? What scales and starts on the last free unit keeps
+        it to its end, though many might be free in a moment.
+
+        Then it waits as if it needed so many: behind a reservation, which what ends before may use, and whatever scales
+        behind it waits with it. Else so many are held for it in this round, or whoever comes next would take them
+        before `widen` can give them.
+        """
+        free, wanted = node.free(life.resource), life.work.amounts[-1]
+        elastic = self.floor.elastic
+        if free >= wanted or elastic.rule is None or not elastic.patient:
+            return False
+        busy_s = self.busy_s.get(node.name)
+        if busy_s is None:
+            busy_s = self.busy_s[node.name] = busy(self.floor, self.now, node, life.resource, self.granted(node))
+        wanted = patience(self.floor, life, free, busy_s)
+        life.units = {**life.work.units, life.resource: wanted}
+        if wanted > free:
+            self.waits.add(node.name)
+        return wanted > free
+
+    def follows(self, nodes: list[Node], life: Life) -> bool:
+        """Does it wait because others wait for more of these nodes' units? Their reservations are before its own."""
+        waits_itself = life.units is not life.work.units
+        return life.scales and not waits_itself and all(node.name in self.waits for node in nodes if node.ready)
+
+    def granted(self, node: Node) -> set[str]:
+        """Actions that were granted there in this round."""
+        return {one.life.request.id for one in self.fresh if one.node is node}
+
+
+def fill(floor: Floor, now: float) -> list[Command]:
+    """Set shares anew where they may have changed, then grant what fits, pool by pool."""
+    commands: list[Command] = []
+    floor.promote(now)
+    if floor.dirty:
+        for name in sorted(floor.dirty):
+            commands += _share(floor, floor.pools[name])
+        floor.dirty.clear()
+        floor.promote(now)
+    waiting = [(pool, lane) for pool in floor.pools.values() for lane in pool.all_lanes() if lane.queue]
+    filling = Filling(floor, now, commands)
+    if len(waiting) == 1:
+        while _serve(filling, *waiting[0]):
+            pass
+    else:
+        _serve_all(filling, waiting)
+    return widen(floor, now, commands, filling.fresh) if filling.scales else commands
+
+
+def _serve_all(filling: Filling, waiting: list[tuple[Pool, Lane]]) -> None:
+    """Of all lanes' heads always the one that goes first."""
+    heads = [(lane.queue.head_key(), at) for at, (_, lane) in enumerate(waiting)]
+    heapq.heapify(heads)
+    while heads:
+        _, at = heads[0]
+        if _serve(filling, *waiting[at]):
+            heapq.heapreplace(heads, (waiting[at][1].queue.head_key(), at))
+        else:
+            heapq.heappop(heads)
+
+
+def park_stuck(floor: Floor, life: Life) -> None:
+    """Set a newcomer aside if no present node could ever take it: deep in a queue nobody would notice."""
+    lane = life.lane
+    if lane is None or life.request.id in lane.behind:
+        return
+    nodes = floor.nodes_of(floor.pool(life.work.pool), lane)
+    for node in nodes:
+        if life.could_run_on(node):
+            return
+    if nodes:
+        floor.park(lane, life)
+
+
+def _share(floor: Floor, pool: Pool, *, blocked: bool = False) -> list[Command]:
+    """Tell nodes what to own. A pool that was never targeted is owned whole.
+
+    `blocked`: the head of its queue does not fit what is owned.
+    """
+    if pool.target is None:
+        return []
+    resource = pool.resource
+    head = pool.queue.head()
+    life = floor.queued[head] if head is not None else None
+    rule: ZeroQueue = "off"
+    if not floor.planned:
+        rule = "blocked" if blocked or (head is not None and head == pool.feasible) else "on"
+    least = pool.demand.peak if rule == "on" else rule
+    bound = _bound(floor, pool)
+    head_wish = (life.work.kind, life.work.units) if life is not None else ()
+    wish = (pool.target, pool.outside.peak, least, tuple(bound.items()), *head_wish)
+    if wish == pool.settled:
+        return []
+    nodes = [node for node in floor.nodes_of(pool) if node.ready]
+    able = [] if life is None else [node for node in nodes if life.could_run_on(node)]
+    needed = life.pool_units if life is not None and able else 0
+    wanted = pool.wanted(nodes, needed, rule)
+    shares = spread(wanted, nodes, resource, bound)
+    if able and all(shares[node.name] < needed for node in able):  # no node would ever own enough for the head alone
+        host = min(able, key=lambda node: (-node.limit(resource), node.name))  # most already: it does not change
+        shares = spread(wanted, nodes, resource, {**bound, host.name: max(needed, bound.get(host.name, 0))})
+    pool.settled = wish if sum(shares.values()) == wanted else None
+    commands: list[Command] = []
+    for node in nodes:
+        units = shares[node.name]
+        if node.share.get(resource) != units:  # also where it is all there is: a former leader may have said otherwise
+            node.share[resource] = units
+            commands.append(SetShare(node.name, resource, units))
+    return commands
+
+
+def _bound(floor: Floor, pool: Pool) -> dict[str, int]:
+    """Node -> units to own there, because heads of lanes can run nowhere else, or have memory for their stay there."""
+    bound: dict[str, int] = {}
+    for lane in pool.lanes.values():
+        if (head := lane.queue.head()) is None:
+            continue
+        life = floor.queued[head]
+        nodes = [node for node in floor.nodes_of(pool, lane) if node.ready and life.could_run_on(node)]
+        stay = life.request.stay
+        if life.begins and stay is not None:
+            nodes = [node for node in nodes if node.holds(stay.held)]
+        if nodes and not any(node.free(pool.resource) >= life.pool_units for node in nodes):
+            host = min(nodes, key=lambda node: (-node.limit(pool.resource), node.name))
+            bound[host.name] = max(bound.get(host.name, 0), host.used.get(pool.resource, 0) + life.pool_units)
+    return bound
+
+
+def _serve(filling: Filling, pool: Pool, lane: Lane) -> bool:
+    """Grant the head of a lane, or keep its units for it. False: nothing more is to be had there in this round."""
+    floor, resource, head = filling.floor, pool.resource, lane.queue.head()
+    if head is None:
+        return False
+    nodes, life = floor.nodes_of(pool, lane), floor.queued[head]
+    node = _place(filling, pool, nodes, life)
+    if node is not None:
+        _grant(filling, lane, life, node, is_head=True)
+    elif head != lane.feasible and nodes and not any(life.could_run_on(node) for node in nodes):
+        floor.park(lane, life)
+    elif pool.target is not None and _owns_less(nodes, resource) and (shares := _share(floor, pool, blocked=True)):
+        filling.commands += shares
+        floor.promote(filling.now)
+    elif (node := _line(filling, nodes, life)) is not None:
+        _grant(filling, lane, life, node, is_head=True, ahead=True)
+    else:
+        lane.feasible = head
+        if not filling.follows(nodes, life):
+            filling.blocked.append(Blocked(life, nodes))
+        _backfill(filling, pool, lane, nodes)
+        return False
+    return bool(lane.queue)
+
+
+def _owns_less(nodes: list[Node], resource: str) -> bool:
+    """Is there one that owns less than it has?"""
+    return any(node.limit(resource) < node.capacity.get(resource, 0) for node in nodes)
+
+
+def _place(filling: Filling, pool: Pool, nodes: list[Node], life: Life) -> Node | None:
+    if life.scales:
+        life.units = life.work.units  # for how many it waits is seen anew each time
+        if filling.waits:
+            nodes = [node for node in nodes if node.name not in filling.waits]
+    while True:
+        if life.begins:
+            node = place_home(nodes, life, pool.resource, filling.now)
+        else:
+            node = place(nodes, life.request.id, life.work.kind, life.units, pool.resource)
+        if node is None or not (
+            (filling.blocked and filling.forbids(node, life)) or (life.scales and filling.too_early(node, life))
+        ):
+            return node
+        nodes = [other for other in nodes if other is not node]
+
+
+def _line(filling: Filling, nodes: list[Node], life: Life) -> Node | None:
+    """The node in whose line a head that does not fit may stand, if any."""
+    floor = filling.floor
+    if not floor.ahead.short:
+        return None
+    node = floor.ahead.place(nodes, life, floor.expect(life))
+    return None if node is None or filling.forbids(node, life) else node
+
+
+def _backfill(filling: Filling, pool: Pool, lane: Lane, nodes: list[Node]) -> None:
+    """Pass a head that does not fit with what its reservation allows."""
+    floor, resource = filling.floor, pool.resource
+    spare = [node for node in nodes if node.ready and node.free(resource)]
+    if not spare:
+        return
+    most = max(node.free(resource) for node in spare)
+    for life in [floor.queued[name] for name in _behind(lane)]:
+        if life.pool_units > most:
+            continue
+        node = _place(filling, pool, spare if life.pool_units else nodes, life)
+        if node is not None:
+            _grant(filling, lane, life, node, is_head=False)
+            spare = [node for node in spare if node.free(resource)]
+            if not spare:
+                return
+            most = max(node.free(resource) for node in spare)
+        elif not any(life.could_run_on(node) for node in nodes):
+            floor.park(lane, life)
+
+
+def _behind(lane: Lane) -> Iterator[str]:
+    for depth, name in enumerate(lane.queue.mixed()):
+        if depth > BACKFILL_DEPTH:
+            return
+        if depth:
+            yield name
+
+
+def _grant(filling: Filling, lane: Lane, life: Life, node: Node, *, is_head: bool, ahead: bool = False) -> None:
+    floor, request, begins = filling.floor, life.request, life.begins
+    expected_s = life.expected_s if life.work.duration_s is not None else floor.expect(life)
+    charged_s = expected_s * max(1, life.pool_units)
+    lane.queue.charge(request.tenant, charged_s, ends_turn=is_head)
+    floor.unqueue(life)
+    if ahead or not life.scales:
+        life.units, life.expected_s = life.work.units, expected_s
+    else:
+        fewest = life.units is life.work.units  # else it has waited for more
+        life.expected_s = expected_s if fewest else floor.expect(life, life.granted_units)
+    life.move("granted")
+    life.attempt += 1
+    (floor.stand if ahead else floor.occupy)(life, node, filling.now)
+    if begins:
+        floor.move_in(life, node, floor.newest_serial, filling.now)
+    budget = max(0.0, request.deadline_s - filling.now)
+    if not ahead:
+        filling.fresh.append(Fresh(len(filling.commands), life, node, charged_s, is_head))
+        filling.scales = filling.scales or life.scales
+    filling.commands.append(Grant(request.id, node.name, life.attempt, life.stage, life.units, budget, begins))

@@ -1,0 +1,255 @@
+"""The floor where work meets units: who waits in which pool, and who holds what on which node.
+
+Law: a request is in exactly one lane (queued) or on exactly one node (granted, running, cancelling), or answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import isclose
+
+from shared.policy.dispatch.ahead import RECALL_S, Ahead
+from shared.policy.dispatch.growth import Elastic
+from shared.policy.dispatch.housing import Housing
+from shared.policy.dispatch.life import Life
+from shared.policy.elastic.scheduling import Scalable
+from shared.policy.model.reports import Holding
+from shared.policy.resources.ledger import Node, Stray, place
+from shared.policy.resources.pools import Pool
+
+MOST_GONE = 1024
+"""Nodes taken for dead that are remembered."""
+
+
+@dataclass(slots=True)
+class Floor(Housing):
+    """Queues and nodes; `filling` decides who gets what."""
+
+    granted: dict[str, dict[str, Life]] = field(default_factory=dict)
+    """Node -> action -> life: what is granted there."""
+    ahead: Ahead = field(default_factory=Ahead)
+    """What is granted and stands in its node's line."""
+    elastic: Elastic = field(default_factory=Elastic)
+    newest_serial: int = 0
+    """Of the newest grant."""
+    _gone: dict[str, Node] = field(default_factory=dict)
+    """Nodes taken for dead that had questions to answer; the newest incarnation of each name."""
+
+    def enqueue(self, life: Life) -> None:
+        """As `Queues.enqueue`; what scales is made ready for decisions now, as it comes, and not in one of them."""
+        Housing.enqueue(self, life)
+        self.scaled(life)
+
+    def scaled(self, life: Life) -> Scalable | None:
+        """What its stage takes on each amount it may have; None where it does not scale, or nobody knows."""
+        if not life.scales:
+            return None
+        if life.scalable is not None and life.work.duration_s is not None:
+            return life.scalable  # the trainer's word does not change
+        single_s = self.single(life)
+        return None if single_s is None else self.elastic.scalable(life, single_s)
+
+    # ---- nodes -------------------------------------------------------------------------------------------------
+
+    def occupy(self, life: Life, node: Node, now: float) -> None:
+        """Book a life on a node: units taken."""
+        self._onto(life, node, now)
+        self._book(life, node, now)
+
+    def stand(self, life: Life, node: Node, now: float) -> None:
+        """Put a life into a node's line: no units taken before it starts."""
+        self._onto(life, node, now)
+        self.ahead.join(life)
+
+    def started_ahead(self, life: Life, node: Node, now: float) -> None:
+        """A life of a node's line has been started there, or will be at once."""
+        self.ahead.leave(life)
+        self._book(life, node, now)
+
+    def promote(self, now: float) -> None:
+        """Where units are free, book the first of the line: the node has started it by itself."""
+        for name in list(self.ahead.lines):
+            node = self.nodes[name]
+            while (life := self.ahead.first(node)) is not None and node.holds(life.units):
+                self.started_ahead(life, node, now)
+
+    def sat(self, now: float) -> Iterator[Life]:
+        """Lives to be recalled from lines: they have stood for too long, and need not or should not stand there.
+
+        Work that was taken for short and still runs is not waited for any more. Where only such work is left, or where
+        another node could start it, what stands is better off in the queue, where order and deadlines hold.
+        """
+        for name in list(self.ahead.short):
+            for life in self.granted.get(name, {}).values():
+                if life.short and now - life.expected_end_s > RECALL_S:
+                    self.ahead.lasts(life)
+        for life in self.ahead.sat(now):
+            work, pool = life.work, self.pool(life.work.pool)
+            elsewhere = place(self.nodes_of(pool), life.request.id, work.kind, life.units, pool.resource)
+            if elsewhere is not None or life.node not in self.ahead.short:
+                yield life
+
+    def _onto(self, life: Life, node: Node, now: float) -> None:
+        self.newest_serial += 1
+        life.node, life.serial, life.granted_s = node.name, self.newest_serial, now
+        life.expected_end_s = now + life.expected_s
+        self.granted.setdefault(node.name, {})[life.request.id] = life
+
+    def _book(self, life: Life, node: Node, now: float) -> None:
+        node.take(life.units)
+        life.booked, life.expected_end_s = True, now + life.expected_s
+        self.ahead.booked(life)
+
+    def adopt(self, life: Life, node: Node, now: float, *, waits: bool = False) -> None:
+        """A node holds what we had queued (granted under a former leader): from the queue onto the node."""
+        self.unqueue(life)
+        life.move("granted")
+        if life.scales:
+            life.expected_s = self.expect(life, life.granted_units)
+        (self.stand if waits else self.occupy)(life, node, now)
+
+    def set_aside(self, life: Life, node: str, now: float) -> None:
+        """The store says a former leader granted it there, so it may run: only that node can tell."""
+        self.unqueue(life)
+        life.move("granted")
+        life.node, life.granted_s, life.expected_end_s = node, now, now
+        self.granted.setdefault(node, {})[life.request.id] = life
+
+    def release(self, life: Life) -> None:
+        """The node is done with a life: units free."""
+        node = self.nodes.get(life.node)
+        if life.booked and node is not None:
+            node.give_back(life.units)
+        self._off_node(life)
+
+    def disown(self, life: Life, now: float) -> None:
+        """A life leaves a node that still executes it (and is told to stop): its units stay taken until it has."""
+        node = self.nodes.get(life.node)
+        if (life.booked or life.ahead) and node is not None:
+            units = life.units if life.booked else {}
+            node.strays[life.request.id] = Stray(life.stage, life.attempt, units, life.serial, now)
+        self._off_node(life)
+
+    def take_back(self, now: float, node: Node, life: Life | None, action: str, holding: Holding) -> bool:
+        """Make what a node holds ours again, if it is; False: it must be revoked, its units are taken until it has.
+
+        An attempt older than the newest is not taken back: another one may run, and numbers are never used twice.
+        """
+        if life is not None and life.stage == holding.stage and life.attempt <= holding.attempt:
+            since_s = now - holding.running_s
+            if not life.booked:
+                life.units = holding.units or life.units
+            if life.state == "queued":
+                self.adopt(life, node, since_s, waits=holding.waits)
+            elif life.ahead and life.node == node.name and not holding.waits:
+                self.started_ahead(life, node, since_s)
+            elif life.node == node.name and not life.booked and not life.ahead:
+                life.expected_s = self.expect(life, life.granted_units)
+                (self.stand if holding.waits else self.occupy)(life, node, since_s)
+            if life.node == node.name:
+                life.attempt = holding.attempt
+                return True
+        units = holding.units or (life.request.stages[holding.stage].units if life is not None else {})
+        if holding.waits:
+            units = {}
+        known = node.strays.pop(action, None)
+        if known is not None:
+            node.give_back(known.units)
+        node.take(units)
+        node.strays[action] = Stray(holding.stage, holding.attempt, units, 0, now if known is None else known.since_s)
+        return False
+
+    def is_overdue(self, node: Node, now: float, overdue_s: float) -> bool:
+        """Should it be asked (again) what it holds? Not more often than once in `overdue_s`."""
+        if now - node.asked_s < overdue_s:
+            return False
+        return (
+            bool(node.asked)
+            or any(now - stray.since_s > overdue_s for stray in node.strays.values())
+            or any(
+                now - life.granted_s > life.work.timeout_s + overdue_s
+                for life in self.granted.get(node.name, {}).values()
+            )
+        )
+
+    def _off_node(self, life: Life) -> None:
+        del self.granted[life.node][life.request.id]
+        self.ahead.lasts(life)
+        if life.ahead:
+            self.ahead.leave(life)
+        life.node, life.booked = "", False
+        self._left(life)
+
+    def add_node(self, node: Node) -> None:
+        """A node is met. Nothing is granted on it before it is ready."""
+        gone = self._gone.pop(node.name, None)
+        if gone is not None:
+            node.remember(gone)
+        self.nodes[node.name] = node
+        self._by_class.clear()
+        self.node_back(node.name)
+
+    def drop_node(self, name: str, *, booked_only: bool = False) -> list[Life]:
+        """Forget a node. Returns the lives it held, ordered, each released.
+
+        `booked_only`: what is set aside for the word of a node of this name stays so.
+        """
+        node = self.nodes.pop(name, None)
+        if node is not None and node.asked:
+            self._gone[name] = node
+            while len(self._gone) > MOST_GONE:
+                del self._gone[next(iter(self._gone))]
+        known = self.granted.get(name, {}).values()
+        lives = [life for life in known if life.booked or life.ahead or not booked_only]
+        lives.sort(key=lambda life: life.serial)
+        for life in lives:
+            self.release(life)
+        if not self.granted.get(name):
+            self.granted.pop(name, None)
+        self.node_away(name)
+        self.nodes_changed()
+        return lives
+
+    def check(self) -> None:
+        """Assert the invariants; tests call it after every step, services never do."""
+        self.trajectories.check()
+        for pool in self.pools.values():
+            mine = {name for name, life in self.queued.items() if life.work.pool == pool.name}
+            for lane in pool.all_lanes():
+                lane.queue.check()
+                waiting = {*lane.queue, *lane.parked, *lane.behind, *lane.postponed}
+                assert len(waiting) == lane.waiting, f"{pool.name} {lane.name}: in its queue and aside"
+                assert waiting == {name for name in mine if self.queued[name].lane is lane}, f"{lane.name}: its queue"
+                assert lane is pool or waiting, f"{pool.name}: the lane {lane.name} is empty"
+                mine -= waiting
+            assert not mine, f"{pool.name}: its lanes hold what waits for it, not {mine}"
+            self._check_demand(pool)
+        for node in self.nodes.values():
+            lives = [life for life in self.granted.get(node.name, {}).values() if life.booked]
+            self._check_line(node, lives)
+            assert node.strays.keys().isdisjoint(life.request.id for life in lives), f"{node.name}: one action twice"
+            booked = [*(life.units for life in lives), *(stray.units for stray in node.strays.values())]
+            for resource in {*node.capacity, *node.used}:
+                used = sum(units.get(resource, 0) for units in booked) + self.held_by_homes(node.name, resource)
+                assert used == node.used.get(resource, 0), f"{node.name}: ledger of {resource}"
+                assert used <= node.capacity.get(resource, 0), f"{node.name}: more {resource} granted than exist"
+
+    def _check_demand(self, pool: Pool) -> None:
+        queued = [life for life in self.queued.values() if life.work.pool == pool.name]
+        queued_s = sum(life.expected_s * life.pool_units for life in queued)
+        assert isclose(queued_s, pool.queued_s, abs_tol=1e-6), f"{pool.name}: unit-seconds that wait"
+        held = [life for lives in self.granted.values() for life in lives.values() if life.work.pool == pool.name]
+        wanted = [(life.wanted_units, life.request.batch) for life in [*queued, *held]]
+        assert sum(units for units, _ in wanted) == pool.demand.units, f"{pool.name}: units wanted"
+        outside = sum(units for units, batch in wanted if not batch)
+        assert outside == pool.outside.units, f"{pool.name}: units wanted outside batches"
+
+    def _check_line(self, node: Node, booked: list[Life]) -> None:
+        line = self.ahead.lines.get(node.name)
+        stands = {name for name, life in self.granted.get(node.name, {}).items() if life.ahead}
+        assert stands == (line.lives.keys() if line is not None else set()), f"{node.name}: its line"
+        short = sum(life.pool_units for life in booked if life.short)
+        assert short == self.ahead.short.get(node.name, 0), f"{node.name}: units of short work"
+        first = self.ahead.first(node)
+        assert first is None or not node.holds(first.units), f"{node.name}: units are free, and its line waits"

@@ -1,0 +1,50 @@
+"""How units beyond the fewest are given out, and what an action would last on each of its amounts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from shared.policy.dispatch.life import Life
+from shared.policy.elastic.scheduling import Rule, Scalable
+from shared.policy.model.elasticity import Elasticity
+
+_KEPT: Final = 4096
+"""Shapes (what one second on one unit lasts on each amount) that are remembered."""
+_NEWS: Final = 0.05
+"""By which share the duration of a kind may change before what waits is looked at anew."""
+
+
+@dataclass(slots=True)
+class Elastic:
+    """How units beyond the fewest are given out."""
+
+    rule: Rule | None = "priced"
+    """None: nothing is widened."""
+    patient: bool = True
+    """What scales waits where more units will be free so soon that it ends earlier (`elastic.enough`)."""
+    depth: int = 2
+    """Amounts that the first waiting action tries, in estimates (§4.2)."""
+    _shapes: dict[tuple[Elasticity | None, tuple[int, ...]], Scalable] = field(default_factory=dict)
+
+    def scalable(self, life: Life, single_s: float) -> Scalable:
+        """What its stage takes on each of its amounts, if it takes `single_s` on one. Kept with it: asked for often."""
+        kept = life.scalable
+        shape = self._shape(life)
+        first_s = single_s * float(shape.durations_s[0])
+        if kept is None or abs(float(kept.durations_s[0]) - min(first_s, life.work.timeout_s)) > _NEWS * first_s:
+            kept = life.scalable = shape.times(single_s, life.work.timeout_s)
+        return kept
+
+    def _shape(self, life: Life) -> Scalable:
+        amounts, elasticity = life.work.amounts, life.work.elasticity
+        shape = self._shapes.get((elasticity, amounts))
+        if shape is None:
+            if len(self._shapes) >= _KEPT:
+                self._shapes.clear()
+            assert elasticity is not None, f"{life.request.id} does not scale"
+            lasts_s = np.array([elasticity.duration(1.0, amount) for amount in amounts])
+            shape = self._shapes[elasticity, amounts] = Scalable(amounts, lasts_s)
+        return shape

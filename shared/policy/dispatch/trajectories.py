@@ -1,0 +1,110 @@
+"""Where trajectories live: one environment each, on one node, from the first action to the end (ARL-Tangram §5.2).
+
+Laws:
+  - a trajectory acts one action at a time, in the order of their arrival;
+  - what an environment holds of its node is booked there until the node says that it has ended, as units are;
+  - a trajectory that has ended never begins anew: its later actions are answered, not executed in a fresh environment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from shared.policy.model.formulation import Stay
+
+MOST_ENDED = 65_536
+"""Ended trajectories that are remembered: longer than anything of theirs can be under way."""
+
+
+@dataclass(slots=True)
+class Home:
+    """One trajectory's environment, as far as its leader knows."""
+
+    node: str
+    units: Mapping[str, int]
+    """What it holds of its node."""
+    serial: int = 0
+    """Of the grant it begins with; orders it against inventories. 0: a former leader's."""
+    booked: bool = False
+    """Its units are taken on that node. Not so while a node that came back has not told what it still has."""
+    closing: bool = False
+    """Its trainer has closed it, or nobody knows it: the node is told to end it."""
+    away_s: float | None = None
+    """Since when its node has not been heard of."""
+
+
+@dataclass(slots=True)
+class Trajectories:
+    """Homes, turns and ends."""
+
+    homes: dict[str, Home] = field(default_factory=dict)
+    on: dict[str, set[str]] = field(default_factory=dict)
+    """Node -> trajectories at home there."""
+    turns: dict[str, deque[str]] = field(default_factory=dict)
+    """Trajectory -> its unanswered actions by arrival; the first one acts, or waits for units."""
+    ended: dict[str, str] = field(default_factory=dict)
+    """Trajectory -> why it has ended; the newest."""
+    strays: dict[tuple[str, str], Mapping[str, int]] = field(default_factory=dict)
+    """(Node, trajectory) -> units of an environment that stands there though its trajectory does not live there: its
+    node is told to end it."""
+
+    def begins(self, stay: Stay | None) -> bool:
+        """Would an action of it, granted now, begin an environment?"""
+        return stay is not None and stay.trajectory not in self.homes
+
+    def settle(self, trajectory: str, home: Home) -> None:
+        """It lives there from now on."""
+        self.homes[trajectory] = home
+        self.on.setdefault(home.node, set()).add(trajectory)
+
+    def leave(self, trajectory: str) -> Home | None:
+        """It lives nowhere any more. Returns where it did."""
+        home = self.homes.pop(trajectory, None)
+        if home is not None:
+            mine = self.on[home.node]
+            mine.discard(trajectory)
+            if not mine:
+                del self.on[home.node]
+        return home
+
+    def end(self, trajectory: str, reason: str) -> None:
+        """It will never begin anew."""
+        self.ended.pop(trajectory, None)
+        self.ended[trajectory] = reason
+        if len(self.ended) > MOST_ENDED:
+            del self.ended[next(iter(self.ended))]
+
+    def queue_up(self, trajectory: str, action: str) -> bool:
+        """An action has come. Is it its turn?"""
+        turn = self.turns.setdefault(trajectory, deque())
+        turn.append(action)
+        return len(turn) == 1
+
+    def answered(self, trajectory: str, action: str) -> str | None:
+        """An action is over. Returns the one whose turn it is now, if that is news."""
+        turn = self.turns[trajectory]
+        first = turn[0] == action
+        turn.remove(action)
+        if not turn:
+            del self.turns[trajectory]
+            return None
+        return turn[0] if first else None
+
+    def away(self, nodes: Mapping[str, object], now: float, grace_s: float) -> Iterator[tuple[str, Home]]:
+        """Homes whose node has not been heard of for so long."""
+        for node in [node for node in self.on if node not in nodes]:
+            for trajectory in sorted(self.on[node]):
+                home = self.homes[trajectory]
+                if home.away_s is None:
+                    home.away_s = now
+                elif now - home.away_s > grace_s:
+                    yield trajectory, home
+
+    def check(self) -> None:
+        """Assert the invariants; tests call it after every step, services never do."""
+        assert {(home.node, name) for name, home in self.homes.items()} == {
+            (node, name) for node, mine in self.on.items() for name in mine
+        }, "homes by node"
+        assert all(self.turns.values()), "who has no unanswered action has no turn"

@@ -1,0 +1,179 @@
+"""More units for what scales: ARL-Tangram's Algorithm 1 at the end of each round of grants (§4.2), node by node.
+
+A round grants everything at its fewest units, in order: those are the candidates. Before a grant leaves, each node's
+free units are arranged among its candidates that scale, and the last ones are evicted where their units are worth more
+to those before them. Laws:
+  - eviction never changes the order: what is evicted goes back to its place in the queue, nothing that was granted
+    there in this round came after it, and the first candidate stays; so it is the head when units are free next;
+  - growth takes only units that the node owns and nobody was granted;
+  - what does not scale, or whose duration nobody knows, keeps the fewest and is looked at no further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import merge
+from itertools import islice
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.policy.dispatch.floor import Floor
+from shared.policy.dispatch.life import Life
+from shared.policy.elastic.scheduling import LOOKED_AT, Scalable, allot, enough
+from shared.policy.model.formulation import Command, Grant
+from shared.policy.resources.ledger import Node
+
+MOST_BEYOND: Final = 1024
+"""Waiting actions of a node that count at all, beside those that are looked at."""
+
+
+class Fresh(NamedTuple):
+    """A grant of this round."""
+
+    at: int
+    """Its place among the commands."""
+    life: Life
+    node: Node
+    charged_s: float
+    """Unit-seconds its tenant was charged."""
+    was_head: bool
+    """It was its tenant's turn, not passing a head that must wait."""
+
+
+def patience(floor: Floor, life: Life, free: int, busy_s: NDArray[np.float64]) -> int:
+    """For how many units of a node an action that scales had best wait; if they are free it need not wait.
+
+    Args:
+        floor: what is known of durations.
+        life: the action.
+        free: units that are free there.
+        busy_s: of each other unit, seconds until it is predicted free.
+    """
+    scaled = floor.scaled(life)
+    return life.pool_units if scaled is None else enough(scaled, free, busy_s)
+
+
+def widen(floor: Floor, now: float, commands: list[Command], fresh: Sequence[Fresh]) -> list[Command]:
+    """Arrange each node's free units among the grants of this round. Returns the commands that are left."""
+    if floor.elastic.rule is None:
+        return commands
+    places: dict[tuple[str, str], list[Fresh]] = {}
+    for one in fresh:
+        places.setdefault((one.node.name, one.life.resource), []).append(one)
+    evicted: list[Fresh] = []
+    for granted in places.values():
+        evicted += _arrange(floor, now, commands, granted)
+    if not evicted:
+        return commands
+    for one in reversed(evicted):  # the turn is given back to the first of them last
+        _take_back(floor, one)
+    gone = {one.at for one in evicted}
+    return [command for at, command in enumerate(commands) if at not in gone]
+
+
+def _arrange(floor: Floor, now: float, commands: list[Command], granted: Sequence[Fresh]) -> list[Fresh]:
+    """One node's round. Returns what is evicted, and sets the units of the others."""
+    elastic, node, resource = floor.elastic, granted[0].node, granted[0].life.resource
+    known = [(one, floor.scaled(one.life)) for one in granted]
+    candidates = [(one, scaled) for one, scaled in known if scaled is not None]
+    if not candidates or elastic.rule is None:
+        return []
+    behind_rigid = next((at for at, (_, scaled) in enumerate(reversed(known)) if scaled is None), len(known))
+    fewest = sum(one.life.pool_units for one, _ in candidates)
+    free = node.free(resource) + sum(one.life.units[resource] for one, _ in candidates)
+    if free <= fewest and len(candidates) < 2:
+        return []
+    units = allot(
+        [scaled for _, scaled in candidates],
+        free,
+        _waiting(floor, node, granted[0].life),
+        busy(floor, now, node, resource, {one.life.request.id for one, _ in candidates}),
+        evictable=min(len(candidates) - 1, behind_rigid),
+        depth=elastic.depth,
+        rule=elastic.rule,
+    )
+    for (one, _), amount in zip(candidates, units, strict=False):
+        if amount != one.life.units[resource]:
+            _grow(floor, now, commands, one, amount)
+    return [one for one, _ in candidates[len(units) :]]
+
+
+def _grow(floor: Floor, now: float, commands: list[Command], one: Fresh, amount: int) -> None:
+    life, grant = one.life, commands[one.at]
+    one.node.take({life.resource: amount - life.units[life.resource]})
+    life.units = {**life.units, life.resource: amount}
+    floor.ahead.lasts(life)
+    life.expected_s = floor.expect(life, amount)
+    life.expected_end_s = now + life.expected_s
+    assert isinstance(grant, Grant), f"{grant} is no grant"
+    commands[one.at] = grant._replace(units=life.units)
+
+
+def _take_back(floor: Floor, one: Fresh) -> None:
+    """As if it had not been granted. It waits at its old place."""
+    life, stay = one.life, one.life.request.stay
+    home = floor.trajectories.homes.get(stay.trajectory) if stay is not None else None
+    floor.release(life)
+    life.attempt -= 1
+    life.ungranted()
+    if stay is not None and home is not None and home.serial == life.serial:
+        floor.move_out(stay.trajectory)
+    floor.requeue(life)
+    if life.lane is not None:
+        life.lane.queue.refund(life.request.tenant, one.charged_s, turn=one.was_head)
+
+
+def busy(floor: Floor, now: float, node: Node, resource: str, but: set[str]) -> NDArray[np.float64]:
+    """For every unit that is taken, seconds until it is predicted free; without those of the candidates.
+
+    What is overdue is taken to last for as long again: what has outlasted its kind does not end in a moment, and who
+    waited for that would leave free units idle meanwhile.
+    """
+    held = floor.granted.get(node.name, {})
+    lives = [life for name, life in held.items() if life.booked and name not in but]
+    ends = [life.expected_end_s for life in lives]
+    units = [life.units.get(resource, 0) for life in lives]
+    ends += [stray.since_s for stray in node.strays.values()]
+    units += [stray.units.get(resource, 0) for stray in node.strays.values()]
+    return np.abs(np.repeat(np.array(ends, np.float64), units) - now)
+
+
+def _waiting(floor: Floor, node: Node, like: Life) -> list[Scalable]:
+    """What waits for this node, in order: all that is bound to it, and its part of what any node may take.
+
+    The first `LOOKED_AT` are who they are: those at the front stand for its part of all. The
+    rest, `MOST_BEYOND` at most, counts with the mean of all that waits. O(`LOOKED_AT`), however much waits.
+    """
+    pool = floor.pool(like.work.pool)
+    parts, count = len(floor.nodes_of(pool)), 0
+    lanes: list[list[Life]] = []
+    for lane in pool.all_lanes():
+        if lane.queue and lane.node in ("", node.name):
+            mine = len(lane.queue) if lane.node else -(-len(lane.queue) // parts)
+            count += mine
+            lanes.append([floor.queued[name] for name in islice(lane.queue, min(mine, LOOKED_AT))])
+    if not lanes:
+        return []
+    waiting = lanes[0]
+    if len(lanes) > 1:
+        waiting = list(islice(merge(*lanes, key=attrgetter("key")), LOOKED_AT))
+    found = [_estimate(floor, life) for life in waiting]
+    beyond = min(count - len(found), MOST_BEYOND)
+    if beyond > 0:
+        total = sum(lane.waiting for lane in pool.all_lanes())
+        found += [Scalable((1,), np.array([pool.queued_s / total]))] * beyond
+    return found
+
+
+def _estimate(floor: Floor, life: Life) -> Scalable:
+    return floor.scaled(life) or _rigid(floor, life)
+
+
+def _rigid(floor: Floor, life: Life) -> Scalable:
+    """What does not scale, in an estimate. One of its amount; one that takes no units waits for none."""
+    if life.scalable is None:
+        life.scalable = Scalable((max(1, life.pool_units),), np.array([floor.expect(life)]))
+    return life.scalable

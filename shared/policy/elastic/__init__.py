@@ -1,0 +1,1 @@
+"""Elastic scheduling: how many units each of several candidates gets (ARL-Tangram §4.2)."""

@@ -1,0 +1,288 @@
+"""The loops of elastic scheduling: marginal gains, the completion heap, greedy eviction (ARL-Tangram Algorithms 1, 2).
+
+Actions stand in flat rows, candidates first, those who wait behind them: action i has the places `firsts[i]` to
+`firsts[i + 1]` of `units`, `lasts_s` and `costs` (what it lasts; more where units have a price), fewest units first.
+Everything compiled that calls each other lies in this file: numba sees a change in the file of a loop alone.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.policy.elastic.arrange import arrange_counted
+from shared.policy.model.compiling import compiled
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+TOLERANCE: Final = 1e-12
+"""By which share of its costs an action's gains may seem to rise: rounding, not a shape."""
+
+TOLERANCE_S: Final = 1e-6
+"""An eviction that saves less saves nothing: that much may be the rounding of a long sum."""
+
+_NO_TABLE: Final = np.zeros((0, 0), np.int32)
+_NONE: Final = np.uint64(0)
+_ONE: Final = np.uint64(1)
+"""Places in a heap have no sign, see rehearsal.py."""
+
+
+class Rows(NamedTuple):
+    """Actions in flat rows, see above."""
+
+    units: Counts
+    lasts_s: Floats
+    costs: Floats
+    firsts: Counts
+
+
+def evict(
+    rows: Rows, count: int, spare: int, busy_s: Floats, *, evictable: int, depth: int, beyond: tuple[int, float]
+) -> tuple[tuple[int, ...], float]:
+    """Units of each candidate that is kept, and the objective of keeping them: see `elastic.allot`.
+
+    Args:
+        rows: the candidates, then those of the waiting that are looked at.
+        count: how many of them are candidates.
+        spare: units that are free beyond the fewest of all candidates.
+        busy_s: for each unit that is not free, seconds until it is.
+        evictable: candidates that may be evicted at most; less than all.
+        depth: how many of its amounts the first in the queue tries.
+        beyond: how many wait behind those looked at, and the unit-seconds they take.
+    """
+    bounds = rows.firsts[: count + 1]
+    best = _cheapest(rows.costs, bounds)
+    table = _NO_TABLE
+    if not _concave(rows.units, rows.costs, bounds, best):
+        free = spare + int(rows.units[bounds[:-1]].sum())
+        table = arrange_counted(rows.units[: bounds[-1]], rows.costs[: bounds[-1]], bounds, free)
+    chosen, objective_s = _evict(*rows, best, table, spare, busy_s, evictable, depth, *beyond)
+    return tuple(rows.units[bounds[: len(chosen)] + chosen].tolist()), float(objective_s)
+
+
+def grow(rows: Rows, spare: int) -> Counts:
+    """By marginal gains alone: how many units beyond its fewest each action is given.
+
+    Raises:
+        ValueError: that would not be the optimum: some action's gains are not concave over consecutive amounts.
+    """
+    best = _cheapest(rows.costs, rows.firsts)
+    if not _concave(rows.units, rows.costs, rows.firsts, best):
+        raise ValueError("gains are not concave over consecutive amounts")
+    more: Counts = np.zeros(len(best), np.int64)
+    _grow(rows.costs, rows.firsts, best, more, len(best), spare)
+    return more
+
+
+# ---- marginal gains -----------------------------------------------------------------------------------------------
+
+
+@compiled
+def _cheapest(costs, firsts):  # type: ignore[no-untyped-def]
+    """By action its cheapest amount, counted from the fewest: no optimum gives it more."""
+    best = np.zeros(len(firsts) - 1, np.int64)
+    for action in range(len(best)):
+        for place in range(firsts[action], firsts[action + 1]):
+            if costs[place] < costs[firsts[action] + best[action]]:
+                best[action] = place - firsts[action]
+    return best
+
+
+@compiled
+def _concave(units, costs, firsts, best):  # type: ignore[no-untyped-def]
+    """Up to the cheapest amount of each: is every unit allowed, and does none gain more than the one before it?"""
+    for action in range(len(best)):
+        first = firsts[action]
+        gained = np.inf
+        for place in range(first + 1, first + best[action] + 1):
+            gain = costs[place - 1] - costs[place]
+            if units[place] != units[place - 1] + 1 or gain > gained + TOLERANCE * costs[first]:
+                return False
+            gained = gain
+    return True
+
+
+@compiled
+def _grow(costs, firsts, best, more, kept, spare):  # type: ignore[no-untyped-def]
+    """Spend spare units one by one where they gain most, on the first `kept` actions; returns those nobody wants.
+
+    It can go on after others' units were added to the spare ones. Looking at all gains for every unit costs 0.1 us for
+    256 actions; a heap would cost less and be longer.
+    """
+    gains = np.zeros(kept)
+    for action in range(kept):
+        if more[action] < best[action]:
+            place = firsts[action] + more[action]
+            gains[action] = costs[place] - costs[place + 1]
+    while spare:
+        action = int(np.argmax(gains))  # of equals the first
+        if gains[action] <= 0:
+            break
+        more[action] += 1
+        spare -= 1
+        place = firsts[action] + more[action]
+        gains[action] = costs[place] - costs[place + 1] if more[action] < best[action] else 0.0
+    return spare
+
+
+# ---- the completion heap ------------------------------------------------------------------------------------------
+
+
+@compiled
+def _replace(ends_s, size, end_s):  # type: ignore[no-untyped-def]
+    """Put a unit that is free at `end_s` in the place of the one that is free first."""
+    past, at, below = np.uint64(size), _NONE, _ONE
+    while below < past:
+        if below + _ONE < past and ends_s[below + _ONE] < ends_s[below]:
+            below += _ONE
+        if end_s <= ends_s[below]:
+            break
+        ends_s[at] = ends_s[below]
+        at, below = below, below + below + _ONE
+    ends_s[at] = end_s
+
+
+@compiled
+def _push(ends_s, size, end_s):  # type: ignore[no-untyped-def]
+    at = np.uint64(size)
+    while at:
+        above = (at - _ONE) >> _ONE
+        if ends_s[above] <= end_s:
+            break
+        ends_s[at] = ends_s[above]
+        at = above
+    ends_s[at] = end_s
+
+
+@compiled
+def _begin(ends_s, units, lasts_s):  # type: ignore[no-untyped-def]
+    """Let an action have the units that are free first: it starts when all are, and holds all to its end."""
+    size = len(ends_s)
+    for _ in range(units - 1):
+        size -= 1
+        _replace(ends_s, size, ends_s[size])
+    start_s = ends_s[0]
+    _replace(ends_s, size, start_s + lasts_s)
+    for place in range(size, len(ends_s)):
+        _push(ends_s, place, start_s + lasts_s)
+    return start_s
+
+
+@compiled
+def _completions(units, lasts_s, firsts, more, kept, spare, busy_s):  # type: ignore[no-untyped-def]
+    """A heap of when each unit is free once the first `kept` candidates have started; and what is free until then."""
+    held = 0
+    for action in range(kept):
+        held += units[firsts[action] + more[action]]
+    ends_s = np.zeros(spare + held + len(busy_s))
+    size = spare
+    for end_s in busy_s:
+        _push(ends_s, size, max(0.0, end_s))
+        size += 1
+    for action in range(kept):
+        place = firsts[action] + more[action]
+        for _ in range(units[place]):
+            _push(ends_s, size, lasts_s[place])
+            size += 1
+    return ends_s
+
+
+@compiled
+def poured(ends_s, count, work_s):  # type: ignore[no-untyped-def]
+    """When so many actions start, added up, if their work is a liquid that fills the units up from whoever is first.
+
+    At its end the liquid stands at the level where what is below it adds up: found from above, where it would stand
+    if it covered all units. Half of level^2 - end^2 over the units covered is what all drops wait together.
+    """
+    if not count or work_s <= 0.0:
+        return count * ends_s[0] if count else 0.0
+    covered, below_s, level_s = len(ends_s), np.sum(ends_s), np.inf
+    while True:
+        lower_s = (work_s + below_s) / covered
+        if lower_s >= level_s:
+            break
+        level_s, covered, below_s = lower_s, 0, 0.0
+        for end_s in ends_s:
+            if end_s < level_s:
+                covered += 1
+                below_s += end_s
+    waited_s = 0.0
+    for end_s in ends_s:
+        if end_s < level_s:
+            waited_s += (level_s - end_s) * (level_s + end_s) / 2
+    return count * waited_s / work_s
+
+
+@compiled
+def _queued(units, lasts_s, costs, firsts, kept, ends_s, depth, beyond, work_s, enough_s):  # type: ignore[no-untyped-def]
+    """What all behind the first `kept` take: start and cost by list scheduling, the first trying `depth` amounts.
+
+    Of those beyond the rows only the starts count: what they cost is the same whatever is decided here. It stops as
+    soon as it is clear that the sum is not below `enough_s`: nobody starts before the one in front.
+    """
+    count = len(firsts) - 1
+    if kept == count:
+        return poured(ends_s, beyond, work_s)
+    least_s, sure_s = np.inf, 0.0
+    for action in range(kept + 1, count):
+        sure_s += costs[firsts[action]]
+    for tried in range(firsts[kept], min(firsts[kept] + depth, firsts[kept + 1])):
+        if units[tried] > len(ends_s):
+            break
+        heap_s = ends_s.copy()
+        start_s = _begin(heap_s, units[tried], lasts_s[tried])
+        total_s, behind = start_s + costs[tried] + sure_s, count - kept - 1 + beyond
+        for action in range(kept + 1, count):
+            if total_s + behind * start_s >= min(enough_s, least_s):
+                break
+            place = firsts[action]
+            start_s = _begin(heap_s, units[place], lasts_s[place])
+            total_s += start_s
+            behind -= 1
+        total_s += poured(heap_s, beyond, work_s) if behind == beyond else behind * start_s
+        least_s = min(least_s, total_s)
+    return least_s
+
+
+# ---- greedy eviction ----------------------------------------------------------------------------------------------
+
+
+@compiled
+def _read(table, units, firsts, more, kept, free):  # type: ignore[no-untyped-def]
+    """The best allocation of the first `kept` candidates from the DP's table; returns the units nobody wants."""
+    for action in range(kept - 1, -1, -1):
+        more[action] = table[action + 1, free] - 1
+        free -= units[firsts[action] + more[action]]
+    return free
+
+
+@compiled
+def _evict(units, lasts_s, costs, firsts, best, table, spare, busy_s, evictable, depth, beyond, work_s):  # type: ignore[no-untyped-def]
+    """See `evict`: how many units beyond the fewest (as places) each kept candidate is given; the objective."""
+    count = len(best)
+    more, decided, objective_s, kept_best = np.zeros(count, np.int64), np.zeros(count, np.int64), np.inf, count
+    for kept in range(count, count - evictable - 1, -1):
+        if kept < count:
+            spare += units[firsts[kept] + more[kept]]
+        if len(table):
+            for action in range(kept):
+                spare += units[firsts[action] + more[action]]
+            spare = _read(table, units, firsts, more, kept, spare)
+        else:
+            spare = _grow(costs, firsts, best, more, kept, spare)
+        if kept < count and spare >= units[firsts[kept]]:
+            break  # for nobody's good: it would fit
+        total_s = 0.0
+        for action in range(kept):
+            total_s += costs[firsts[action] + more[action]]
+        ends_s = _completions(units, lasts_s, firsts, more, kept, spare, busy_s)
+        enough_s = objective_s - TOLERANCE_S - total_s
+        total_s += _queued(units, lasts_s, costs, firsts, kept, ends_s, depth, beyond, work_s, enough_s)
+        if total_s >= objective_s - TOLERANCE_S:
+            break
+        objective_s, kept_best = total_s, kept
+        decided[:kept] = more[:kept]
+    return decided[:kept_best], objective_s

@@ -1,0 +1,171 @@
+"""Elastic scheduling of one node's units of one resource: who starts now, and on how many (ARL-Tangram §4.2).
+
+Law: of the candidates, who all fit at their fewest units, the last ones may be evicted so that those before them get
+more, as long as each eviction shortens the objective: what the candidates that are kept last, and start + duration, by
+list scheduling at the fewest units, of all who then wait, the evicted ones first (Algorithms 1 and 2). The order is
+never changed, no more than what is free is granted, and what is left over does not fit the first evicted.
+
+Corrected here (docs/algorithms/elastic.md): Algorithm 2 pops from `heap` and pushes on `tmpHeap`, so no waiting action
+ever delays another; its `getDur(d)` takes the number of a try for a number of units; its inner loop runs from 1 to |C|,
+one too far; an action takes one entry of the heap, however many units it needs; and it fails where nobody waits.
+
+Ours is the rule `priced`: the paper's objective sees those who wait, not those who come in a moment, so that a lone
+action takes 32 units for a gain of nothing. A price on unit-seconds stands for them. The paper's rule can be chosen.
+
+Figures of a decision, on one core: 0.1 ms with 16 units free of 256 and 256 waiting; 0.3 ms for 256 candidates, 256
+free units and 1,000 waiting, 1.3 ms where amounts are not consecutive, 2.2 ms where half of them are evicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+
+from shared.policy.elastic import arrange
+from shared.policy.elastic.eviction import Counts, Floats, Rows, evict
+
+LOOKED_AT: Final = 64
+"""Waiting actions that are placed one by one; those behind them count as a liquid (`eviction.poured`).
+
+With 64 to 600 waiting, half of them long, the objective is 0.02 % above that of looking at all, 0.5 % at worst.
+"""
+
+Rule = Literal["paper", "priced"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scalable:
+    """An action as its key resource sees it. Made once an action: decisions read it many times."""
+
+    amounts: tuple[int, ...]
+    """Allowed units, ascending; the first is the fewest."""
+    durations_s: Floats
+    """Seconds on each of them."""
+    units: Counts = field(init=False, repr=False)
+    """`amounts` once more, as decisions read them."""
+    work_s: float = field(init=False, repr=False)
+    """Unit-seconds it takes on the fewest."""
+
+    def __post_init__(self) -> None:
+        units = np.array(self.amounts, np.int64)
+        if not len(units) or units[0] < 1 or (units[1:] <= units[:-1]).any():
+            raise ValueError(f"amounts must ascend from one or more: {self.amounts}")
+        if self.durations_s.shape != units.shape or not (self.durations_s >= 0).all():
+            raise ValueError(f"each amount needs a duration: {self.amounts}, {self.durations_s}")
+        object.__setattr__(self, "units", units)
+        object.__setattr__(self, "work_s", float(units[0] * self.durations_s[0]))
+
+    def times(self, factor: float, most_s: float) -> Scalable:
+        """The same shape, so many times as long, `most_s` at most. A third of the cost of a new one: nothing to check.
+
+        Args:
+            factor: >= 0.
+            most_s: >= 0.
+        """
+        durations_s = np.minimum(self.durations_s * factor, most_s)
+        one = object.__new__(Scalable)
+        for name, value in (("amounts", self.amounts), ("durations_s", durations_s), ("units", self.units)):
+            object.__setattr__(one, name, value)
+        object.__setattr__(one, "work_s", self.amounts[0] * float(durations_s[0]))
+        return one
+
+
+def allot(
+    candidates: Sequence[Scalable],
+    free: int,
+    waiting: Sequence[Scalable],
+    busy_until_s: Sequence[float] | Floats,
+    *,
+    evictable: int,
+    depth: int = 2,
+    rule: Rule = "priced",
+) -> tuple[int, ...]:
+    """Units of each candidate that starts now. Where it is shorter than `candidates`, the last ones are evicted.
+
+    Args:
+        candidates: in order; all of them fit at their fewest units.
+        free: units to share.
+        waiting: those behind, in order.
+        busy_until_s: for each unit that is not free, seconds until it is predicted to be; overdue ones count as 0.
+        evictable: candidates that may be evicted at most; the first never is.
+        depth: how many of its amounts the first of those who wait tries in the estimate (the paper: 2 or 3).
+        rule: whether units have a price.
+
+    Raises:
+        ValueError: the candidates do not fit.
+
+    Of equal gains the first candidate has the unit. Oracle: tests/shared/policy/elastic/elastic_oracle.py.
+    """
+    spare = free - sum(one.amounts[0] for one in candidates)
+    if spare < 0:
+        raise ValueError(f"at their fewest units the candidates need {-spare} more than the {free} that are free")
+    if not candidates:
+        return ()
+    owned = free + len(busy_until_s)
+    looked_at = [one for one in waiting[:LOOKED_AT] if one.amounts[0] <= owned]  # others never start here
+    beyond = [one.work_s for one in waiting[LOOKED_AT:] if one.amounts[0] <= owned]
+    rows = _rows([*candidates, *looked_at], price(owned - spare, owned) if rule == "priced" else 0.0)
+    granted, _ = evict(
+        rows,
+        len(candidates),
+        spare,
+        np.array(busy_until_s, np.float64),  # a copy: loops are compiled for plain arrays
+        evictable=max(0, min(evictable, len(candidates) - 1)),
+        depth=max(1, depth),
+        beyond=(len(beyond), float(sum(beyond))),
+    )
+    return granted
+
+
+def price(busy: int, owned: int) -> float:
+    """Seconds by which a unit held for a second delays those who are yet to come.
+
+    A second of a unit more, every second, raises the load by 1 / owned. Actions that share units elastically are a
+    processor that is shared: at load r there are r / (1 - r) of them, whatever their durations are like. By Little's
+    law that is also the time they spend here in a second, so the unit-second costs its derivative, 1 / (1 - r)^2, over
+    `owned`. The load is taken to be the share of units that are busy. Chance moves that by about 1 / sqrt(owned), and
+    nearer to 1 it is not known: so the price is 1 at most, then a unit must save a second for each it is held.
+
+    Args:
+        busy: units that are, with those who start now at their fewest.
+        owned: all of the node.
+    """
+    idle = max(1.0 - busy / owned, 1.0 / math.sqrt(owned))
+    return 1.0 / (idle * idle * owned)
+
+
+def enough(head: Scalable, free: int, busy_until_s: Sequence[float] | Floats) -> int:
+    """For how many units the head of a queue does best to wait; if they are free it need not wait.
+
+    What starts on the last free unit keeps it to its end, though many might be free in a moment. So among its amounts
+    the one with the least wait + priced duration. Beside Algorithm 1, which starts whatever fits: the caller may hold
+    the head as if that were its fewest. It does not wait for ever: as long as nobody passes it, units only become free.
+    """
+    starts_s = np.concatenate((np.zeros(free), np.maximum(0.0, np.sort(busy_until_s))))
+    owned = len(starts_s)
+    units = head.units[head.units <= owned]
+    if not len(units):
+        return head.amounts[0]
+    busy = min(owned, len(busy_until_s) + head.amounts[0])
+    durations_s = head.durations_s[: len(units)]
+    ends_s = starts_s[units - 1] + durations_s * (1.0 + price(busy, owned) * units)
+    return head.amounts[int(np.argmin(ends_s))]
+
+
+def warm() -> None:
+    """Have what a decision needs compiled: seconds in a process that finds nothing kept, else a blink."""
+    arrange.warm()
+    one = Scalable((1, 2), np.array([2.0, 1.0]))
+    allot([one, one], 3, [one], [1.0], evictable=1)
+
+
+def _rows(actions: Sequence[Scalable], price: float) -> Rows:
+    units = np.concatenate([one.units for one in actions])
+    lasts_s = np.concatenate([one.durations_s for one in actions])
+    firsts = np.zeros(len(actions) + 1, np.int64)
+    np.cumsum([len(one.amounts) for one in actions], out=firsts[1:])
+    return Rows(units, lasts_s, lasts_s * (1.0 + price * units), firsts)

@@ -1,0 +1,111 @@
+"""When each batch could be complete: the EBF keys of its requests (DistRS §5.2, architecture §3)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from shared.policy.model.formulation import Request
+from shared.policy.order.ebf import BOUND_S, EbfKey, expected_completion, reestimate
+from shared.policy.order.estimates import Durations
+
+Place = tuple[str, str, str]
+"""(pool, lane, tenant) of a queue."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    first_s: float
+    expected_s: float
+    waiting: dict[Place, int] = field(default_factory=dict)
+    """Queued requests by where they wait: there the batch moves with the estimate."""
+
+
+@dataclass(slots=True)
+class BatchBook:
+    """Expected completions of the open batches. Bounded: the batch longest untouched is forgotten beyond `most`."""
+
+    bound_s: float = BOUND_S
+    most: int = 10_000
+    _batches: dict[str, _Batch] = field(default_factory=dict)
+    _proposed: dict[str, float] = field(default_factory=dict)
+    """Estimates that came before the first request."""
+
+    def key(self, request: Request, durations: Durations) -> EbfKey:
+        """Where a request stands. Outside a batch: arrival + expected duration of its kind."""
+        arrived_s = request.arrival[0] / 1000
+        if not request.batch:
+            work = request.stages[0]
+            known_s = min(work.timeout_s, durations.known((request.tenant, request.task, work.kind)))
+            return EbfKey(arrived_s + known_s, request.priority, request.arrival)
+        return EbfKey(self._of(request).expected_s, request.priority, request.arrival)
+
+    def first_arrival(self, batch: str, first_s: float, stage_timeouts_s: list[float]) -> None:
+        """What the store knows of a batch that was begun under a former leader. Absolute seconds.
+
+        Call it before its requests are queued; a batch that is known keeps what is known of it.
+        """
+        if batch not in self._batches:
+            self._open(batch, first_s, stage_timeouts_s)
+
+    def waits(self, request: Request, place: Place) -> None:
+        """A request of a batch is queued."""
+        if request.batch:
+            waiting = self._of(request).waiting
+            waiting[place] = waiting.get(place, 0) + 1
+            self._batches[request.batch] = self._batches.pop(request.batch)  # the dict's order is by last use
+
+    def leaves(self, request: Request, place: Place) -> None:
+        """It waits there no more."""
+        if request.batch and (batch := self._batches.get(request.batch)) is not None:
+            left = batch.waiting.get(place, 0) - 1
+            if left > 0:
+                batch.waiting[place] = left
+            else:
+                batch.waiting.pop(place, None)
+
+    def due(self, name: str) -> float:
+        """T of a batch that is known."""
+        return self._batches[name].expected_s
+
+    def expected(self, name: str, at_s: float) -> list[Place]:
+        """A new estimate of a batch's completion. Returns where requests wait whose keys have changed with it.
+
+        The cost does not grow with the number of requests, but with the queues in which they wait: one for each stage's
+        pool, and one for each node that their environments live on.
+        """
+        if not math.isfinite(at_s):
+            return []
+        batch = self._batches.get(name)
+        if batch is None:
+            self._proposed[name] = at_s
+            self._bound(self._proposed)
+            return []
+        before = batch.expected_s
+        batch.expected_s = reestimate(before, at_s, batch.first_s, self.bound_s)
+        return list(batch.waiting) if batch.expected_s != before else []
+
+    def ended(self, name: str) -> None:
+        """Forget a batch."""
+        self._batches.pop(name, None)
+        self._proposed.pop(name, None)
+
+    def _of(self, request: Request) -> _Batch:
+        batch = self._batches.get(request.batch)
+        if batch is None:
+            timeouts = [work.timeout_s for work in request.stages]
+            batch = self._open(request.batch, request.arrival[0] / 1000, timeouts)
+        return batch
+
+    def _open(self, name: str, first_s: float, stage_timeouts_s: list[float]) -> _Batch:
+        expected_s = min(expected_completion(first_s, stage_timeouts_s), first_s + self.bound_s)
+        proposed = self._proposed.pop(name, None)
+        if proposed is not None:
+            expected_s = min(max(proposed, first_s), first_s + self.bound_s)
+        batch = self._batches[name] = _Batch(first_s, expected_s)
+        self._bound(self._batches)
+        return batch
+
+    def _bound(self, book: dict[str, _Batch] | dict[str, float]) -> None:
+        while len(book) > self.most:
+            del book[next(iter(book))]

@@ -1,0 +1,1 @@
+"""Units that nodes offer, and who holds them."""

@@ -1,0 +1,1 @@
+"""The planner: how many units to own, from the history of batches (DistRS §5)."""

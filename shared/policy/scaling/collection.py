@@ -1,0 +1,200 @@
+"""What open batches are expected to need yet: Algorithm 2 of DistRS (§5.2), from history and from what is seen.
+
+A request of an open batch is *future* (has not come), *queuing* at a stage, *running* at one, or answered. What is not
+known of it is drawn from the history: of a queuing one from requests that reached its stage, of a running one from
+those that lasted longer there than it has. Where no such request is known, the timeout is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import numpy as np
+
+from shared.policy.scaling.history import History
+from shared.policy.scaling.listing import Counts, Flags, Floats
+from shared.policy.scaling.workload import ExpectedBatch, Requests, Stage
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a trainer (or the trajectory router) reports of a rollout."""
+
+    generating: int
+    """Samples that will still come."""
+    pace: float = 1.0
+    """Seconds a token takes, against the history's; how much slower this rollout is."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An open batch at one moment. Times are absolute, on the clock of `now`."""
+
+    size: int
+    opened_s: float
+    first_arrival_s: float | None = None
+    arrived: int = 0
+    """Requests that have come, answered ones among them."""
+    queuing: Sequence[Floats] = ()
+    """By stage: (n, 2) of each request that waits for it, when it arrived and when it would have been here had it never
+    queued."""
+    running: Sequence[Floats] = ()
+    """By stage: (n, 3) of each request it executes the same two, and when it began here."""
+    unanswered: int | None = None
+    """Requests that have come and are not answered; None: those that queue and run."""
+    unqueued_end_s: float | None = None
+    """When the last of the answered requests would have been done had none of them ever queued; None: unknown."""
+    looked_s: float | None = None
+    """When the requests stood as `queuing` and `running` say; None: now."""
+    progress: Progress | None = None
+    paced: bool = False
+    """Without a report the pace is taken from the arrivals so far; False: the history's (the paper's)."""
+
+
+CREDIBLE: Final = 8
+"""Arrivals after which the pace that they show weighs as much as the history's."""
+
+
+def collect(now: float, stages: Sequence[Stage], history: History, seen: Seen, random: Random) -> Requests:
+    """The requests of a batch that need something yet (Algorithm 2). Their clock begins now.
+
+    O(n): some 0.3 us a request, and 2 us when a history is drawn from for the first time.
+    """
+    parts = [_future(now, history, seen, random)]
+    for stage, waits in enumerate(seen.queuing):
+        if len(waits):
+            parts.append(_queuing(now, stages, history, stage, waits, random))
+    for stage, runs in enumerate(seen.running):
+        if len(runs):
+            parts.append(_running(now, stages, history, stage, runs, seen.looked_s, random))
+    unseen = (seen.unanswered or 0) - sum(part.size for part in parts[1:])
+    if unseen > 0:  # on their way to the dispatcher, or come since it looked
+        parts.append(_queuing(now, stages, history, 0, np.full((unseen, 2), now), random))
+    return Requests(
+        np.concatenate([part.arrivals_s for part in parts]),
+        np.concatenate([part.ready_s for part in parts]),
+        np.concatenate([part.executions_s for part in parts], axis=1),
+        np.concatenate([part.running for part in parts]),
+        np.concatenate([np.broadcast_to(part.queued_s, part.size) for part in parts]),
+    )
+
+
+def expected(
+    now: float,
+    batch: str,
+    stages: Sequence[Stage],
+    history: History,
+    seen: Seen,
+    max_extra_delay_s: float,
+    random: Random,
+) -> ExpectedBatch:
+    """The batch as SIMULATE takes it.
+
+    T is when the batch's last request, answered or not, would be done had nothing ever queued, so a decision in the
+    midst of a batch grants no delay twice, and d is the batch's own. What is late beyond D already is not waited for
+    again: it gets as much delay as it has.
+    """
+    requests = collect(now, stages, history, seen, random)
+    if not requests.size:
+        return ExpectedBatch(batch, tuple(stages), requests, max_extra_delay_s, 0.0)
+    completion = requests.completion_s
+    if seen.unqueued_end_s is not None:
+        completion = max(completion, seen.unqueued_end_s - now)
+    allowed = max(max_extra_delay_s, requests.soonest_s - completion)
+    return ExpectedBatch(batch, tuple(stages), requests, allowed, completion, declared_delay_s=max_extra_delay_s)
+
+
+def _future(now: float, history: History, seen: Seen, random: Random) -> Requests:
+    """Exactly those that have not come yet; late ones come now."""
+    first = seen.first_arrival_s
+    if first is None:
+        first = max(now, seen.opened_s + history.gap_s)
+    ranks = np.minimum(np.arange(min(seen.arrived, seen.size), seen.size), len(history.arrivals_s) - 1)
+    arrivals = first + history.arrivals_s[ranks]
+    if seen.paced and seen.arrived and seen.first_arrival_s is not None:
+        arrivals = _by_pace(now, history, seen, ranks)
+    if seen.progress is not None:
+        ranks = ranks[: seen.progress.generating]
+        arrivals = _by_progress(now, history, seen, seen.progress, len(ranks))
+    arrivals = np.maximum(arrivals - now, 0.0)
+    return Requests(arrivals, arrivals, history.rows(random, ranks), np.zeros(len(ranks), bool))
+
+
+def _by_pace(now: float, history: History, seen: Seen, ranks: Counts) -> Floats:
+    """When the ranks will come if the rollout goes on as fast or slow as it has been, absolute and ascending.
+
+    Each past batch predicts the time left: its own from the same rank on, times the pace against it. The earliest
+    prediction counts, because work that is put off for arrivals that do not come makes a batch late.
+    """
+    elapsed_s, last = now - seen.opened_s, history.ranked_s.shape[1] - 1
+    came_s, next_s = (history.ranked_s[:, min(rank, last)] for rank in (seen.arrived - 1, seen.arrived))
+    stands_s = np.clip(elapsed_s - history.each_gap_s, came_s, next_s)
+    usual_s = history.each_gap_s + stands_s
+    pace = np.ones(len(usual_s))
+    np.divide(elapsed_s, usual_s, out=pace, where=(usual_s > 0) & (elapsed_s > 0))
+    pace **= seen.arrived / (seen.arrived + CREDIBLE)
+    left_s: Floats = (pace[:, None] * (history.ranked_s[:, ranks] - stands_s[:, None])).min(axis=0, initial=math.inf)
+    return now + left_s
+
+
+def _by_progress(now: float, history: History, seen: Seen, progress: Progress, count: int) -> Floats:
+    """When the samples that are still generated will come: (count,) ascending, absolute.
+
+    In the history's own time this rollout stands at (now - opening) / pace. Of the history's samples those that came
+    later than that are what these will be like, however many they are: their remaining times, evenly chosen.
+    """
+    stands = max(0.0, now - seen.opened_s) / progress.pace - history.gap_s
+    later = history.arrivals_s[history.arrivals_s > stands] - stands
+    if not len(later):
+        later = np.zeros(1)
+    places = (np.arange(count) + 0.5) * len(later) / max(count, 1)
+    places = np.where(np.arange(count) == count - 1, len(later) - 1, places)
+    arrivals: Floats = now + progress.pace * later[places.astype(int)]
+    return arrivals
+
+
+def _queuing(
+    now: float, stages: Sequence[Stage], history: History, stage: int, waits: Floats, random: Random
+) -> Requests:
+    arrivals, unqueued = waits.T
+    rows = _drawn(stages, history, stage, np.full(len(waits), -1.0), random)
+    return _here(arrivals - now, rows, now - unqueued, np.zeros(len(waits), bool))
+
+
+def _running(
+    now: float,
+    stages: Sequence[Stage],
+    history: History,
+    stage: int,
+    runs: Floats,
+    looked_s: float | None,
+    random: Random,
+) -> Requests:
+    """All that is known is that they ran when they were looked at: some have ended since, and are a stage further."""
+    arrivals, unqueued, began = runs.T
+    seen_s, elapsed_s = (np.maximum(at - began, 0.0) for at in (now if looked_s is None else min(looked_s, now), now))
+    rows = _drawn(stages, history, stage, seen_s, random)
+    ended = (rows[:, stage] > seen_s) & (rows[:, stage] <= elapsed_s)
+    rows[:, stage] = np.where(ended, np.nan, np.maximum(rows[:, stage] - elapsed_s, 0.0))
+    left = ~np.isnan(rows).all(axis=1)
+    return _here((arrivals - now)[left], rows[left], (began - unqueued)[left], ~ended[left])
+
+
+def _drawn(stages: Sequence[Stage], history: History, stage: int, longer_than_s: Floats, random: Random) -> Floats:
+    """(n, stages) Times from a stage on; the timeout, and nothing after it, where nobody lasted so long.
+
+    Args:
+        longer_than_s: bounds; below zero where whoever reached the stage will do.
+    """
+    rows, some = history.reached(stage).draw(random, longer_than_s)
+    rows[:, :stage] = np.nan
+    rows[~some, stage] = stages[stage].timeout_s
+    return rows
+
+
+def _here(arrivals_s: Floats, rows: Floats, queued_s: Floats, running: Flags) -> Requests:
+    return Requests(arrivals_s, np.zeros(len(rows)), rows.T, running, np.maximum(queued_s, 0.0))

@@ -1,0 +1,127 @@
+"""An open batch as a planner knows it: how it was opened, what its task did of late, what is seen of it now."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from random import Random
+from typing import Final
+
+import numpy as np
+
+from shared.policy.order.ebf import BOUND_S, reestimate
+from shared.policy.scaling.collection import Progress, Seen, expected
+from shared.policy.scaling.history import History, weighted_median
+from shared.policy.scaling.listing import Floats
+from shared.policy.scaling.outstanding import outstanding
+from shared.policy.scaling.search import ExpectedBatch
+from shared.policy.scaling.stimuli import Progressed, Sight
+from shared.policy.scaling.workload import OpenedBatch, PastBatch
+
+NEWS_S: Final = 0.5
+"""A move of T by less is not published: what is not known of a batch is drawn anew at each review."""
+
+
+@dataclass(slots=True)
+class KnownBatch:
+    """Mutable on purpose: what is known of it grows while it is open."""
+
+    batch: OpenedBatch
+    history: History | None = None
+    """None without one."""
+    earliest_gap_s: float = 0.0
+    """From the hint to the first arrival: the shortest of late."""
+    usual_tokens_per_s: float | None = None
+    sight: Sight | None = None
+    progress: Progress | None = None
+    tokens_per_s: float | None = None
+    """Of this rollout, as last reported."""
+    key_s: float | None = None
+    """T as last published, Unix seconds; None before the first request, and without history."""
+    due_s: float = math.inf
+    """T + D as last expected, Unix seconds; infinite before the first request, and without history."""
+
+    def learn(self, past: Sequence[PastBatch], window: int) -> None:
+        """Expect what its task's batches did of late: those of the same work, and of the size of the last of them."""
+        same = [one for one in past if one.opened.same_work(self.batch)]
+        same = [one for one in same if one.record.size == same[-1].record.size][-window:]
+        gaps = [one.gap_s for one in same]
+        self.history = History([one.record for one in same], gaps) if same else None
+        self.earliest_gap_s = min(gaps, default=0.0)
+        told = [place for place, one in enumerate(same) if one.tokens_per_s]
+        self.usual_tokens_per_s = None
+        if self.history is not None and told:  # of the batches that make the expected arrivals, or it would be no pace
+            paces = np.array([same[place].tokens_per_s for place in told], float)
+            self.usual_tokens_per_s = weighted_median(paces, self.history.weights[told])
+
+    def draws_from(self, pool: str) -> bool:
+        return any(stage.drawn_from == pool for stage in self.batch.stages)
+
+    def report(self, told: Progressed) -> None:
+        """Its trainer has said how far the rollout is; what a sample's length says of the pace is kept."""
+        elapsed = told.at - self.batch.opened_at
+        if told.tokens and elapsed > 0:
+            self.tokens_per_s = told.tokens / elapsed
+        pace = 1.0
+        if self.tokens_per_s and self.usual_tokens_per_s:
+            pace = self.usual_tokens_per_s / self.tokens_per_s
+        self.progress = Progress(told.generating, pace)
+
+    def outstanding(self) -> list[float]:
+        """Unanswered requests by stage (`outstanding.outstanding`)."""
+        size = self.batch.size
+        if size is None and self.history is not None:
+            size = self.history.records[-1].size
+        generating = None if self.progress is None else self.progress.generating
+        return outstanding(self.batch.stages, size, self.sight or Sight(0, 0), generating)
+
+    def move(self, now: float, expected: ExpectedBatch) -> float | None:
+        """T for the dispatcher where a review has moved it: earlier at once, later by bounded steps (`reestimate`)."""
+        first = self.batch.first_arrival_at
+        if first is None or not expected.requests.size:
+            return None
+        proposed, before = now + expected.completion_s, self.key_s
+        self.due_s = proposed + expected.max_extra_delay_s
+        if before is None:
+            self.key_s = min(max(proposed, first), first + BOUND_S)
+            return self.key_s
+        if abs(proposed - before) < NEWS_S:
+            return None
+        self.key_s = reestimate(before, proposed, first, BOUND_S)
+        return self.key_s if self.key_s != before else None
+
+    def latest_starts_s(self, strictness: float) -> list[float]:
+        """By stage: until when a request may wait for it by the timeout-aware rule, Unix seconds."""
+        timeouts = [stage.timeout_s for stage in self.batch.stages]
+        return [self.due_s - strictness * left_s for left_s in accumulate(reversed(timeouts))][::-1]
+
+    def overdue(self, now: float, strictness: float, pool: str) -> int:
+        """Requests that wait for a pool beyond their latest start."""
+        queuing = self.sight.queuing if self.sight else ()
+        stages = zip(self.batch.stages, self.latest_starts_s(strictness), queuing, strict=False)
+        return sum(len(_table(packed, 2)) for stage, at, packed in stages if stage.drawn_from == pool and at < now)
+
+    def expected(self, now: float, random: Random, *, paced: bool = False) -> ExpectedBatch:
+        """What it will need yet, by its history. Its clock begins now: Unix seconds would cost it the microseconds."""
+        batch, history, sight = self.batch, self.history, self.sight or Sight(0, 0)
+        assert history is not None, "asked what is expected of a batch without history"
+        seen = Seen(
+            size=sight.arrived if sight.closed else max(batch.size or history.records[-1].size, sight.arrived),
+            opened_s=batch.opened_at,
+            first_arrival_s=batch.first_arrival_at,
+            arrived=sight.arrived,
+            queuing=[_table(packed, 2) for packed in sight.queuing],
+            running=[_table(packed, 3) for packed in sight.running],
+            unanswered=sight.arrived - sight.answered,
+            unqueued_end_s=sight.unqueued_end_at,
+            looked_s=sight.looked_at,
+            progress=self.progress,
+            paced=paced,
+        )
+        return expected(now, batch.batch, batch.stages, history, seen, batch.max_extra_delay_s, random)
+
+
+def _table(packed: bytes, columns: int) -> Floats:
+    return np.frombuffer(packed, "<f8").reshape(-1, columns)

@@ -1,0 +1,274 @@
+"""List scheduling in virtual time: who runs when, given who waits in which order and how many units there are.
+
+One compiled loop that can stop and go on while units come and go: the replay's virtual mesh (treadle/lab/replay).
+SIMULATE runs the same rules in one go (`rehearsal`). A *visit* is one stage of one request; the visit after `v` in the
+same request is `v + 1`. What waits for a pool stands in a heap by (key, number). A head that does not fit waits,
+and nothing passes it: the real dispatcher may backfill there, so this is the cautious side.
+
+About 0.15 us a visit once compiled (2 s, kept on disk where that can be).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.policy.model.compiling import compiled
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Records = NDArray[np.void]
+
+TOLERANCE_S: Final = 1e-6
+"""Delays below a microsecond are rounding, not queueing."""
+
+GOING: Final = 0
+QUIET: Final = 1
+"""Nothing more happens up to the given moment."""
+BROKEN: Final = 2
+"""A visit that had to wait would start after its limit."""
+COMPLETE: Final = 3
+"""The last visit of a batch has ended."""
+
+SERVED: Final = 0
+"""Place in `Board.progress`: arrivals taken in."""
+RUNNING: Final = 1
+"""Place in `Board.progress`: visits under way."""
+
+VISIT: Final = np.dtype(
+    [
+        ("lasts_s", np.float64),
+        ("limit_s", np.float64),  # one that had to wait must have started by then; infinite where nobody asks
+        ("key", np.float64),  # smaller goes first; then the smaller number
+        ("pool", np.int32),
+        ("units", np.int32),
+        ("owner", np.int32),  # number of its batch
+        ("final", np.int32),  # 1: the last visit of its request
+    ],
+    align=True,
+)
+"""One visit. Records and not columns: what an event touches lies together."""
+
+TIMES: Final = np.dtype([("ready_s", np.float64), ("start_s", np.float64)])
+"""When a visit began to wait (meaningless until then) and when it started (infinite until then)."""
+
+ENTRY: Final = np.dtype([("key", np.float64), ("visit", np.int64)])
+"""One entry of a heap."""
+
+
+class Board(NamedTuple):
+    """The state of one schedule; `advance` changes it in place. Made by `board`."""
+
+    now_s: Floats
+    """One entry: the moment of the last event."""
+    progress: Counts
+    """`SERVED` and `RUNNING`."""
+    free: Counts
+    """By pool; below zero while more runs than is owned."""
+    least_free: Counts
+    """By pool: the fewest there were."""
+    over_unit_s: Floats
+    """By pool: unit-seconds that ran beyond what was owned."""
+    left: Counts
+    """By batch: requests whose last visit has not ended. Filled in by the caller."""
+    complete_s: Floats
+    """By batch: end of its last visit; infinite until then."""
+    times: Records
+    """By visit, `TIMES`."""
+    ends: Records
+    """Heap of what runs, by its end."""
+    queues: Records
+    """(pools, visits) Heaps of what waits, by (key, number)."""
+    waiting: Counts
+    """By pool: how many wait."""
+
+
+def board(batches: int, visits: int, capacity: Counts) -> Board:
+    """An empty board at the beginning of time; `capacity` by pool."""
+    pools = len(capacity)
+    times = np.empty(visits, TIMES)
+    times["start_s"] = np.inf
+    return Board(
+        now_s=np.full(1, -np.inf),
+        progress=np.zeros(2, np.int64),
+        free=capacity.astype(np.int64),
+        least_free=capacity.astype(np.int64),
+        over_unit_s=np.zeros(pools),
+        left=np.zeros(batches, np.int64),
+        complete_s=np.full(batches, np.inf),
+        times=times,
+        ends=np.empty(visits, ENTRY),
+        queues=np.empty((pools, visits), ENTRY),
+        waiting=np.zeros(pools, np.int64),
+    )
+
+
+def advance(
+    visits: Records,
+    board: Board,
+    arrivals_s: Floats,
+    first_visits: Counts,
+    *,
+    until_s: float = math.inf,
+    heed_limits: bool = False,
+    stop_at_complete: bool = False,
+) -> int:
+    """Let time pass up to `until_s` (included), or to the first moment the caller asked to stop at.
+
+    Args:
+        visits: what is to run, `VISIT`.
+        board: where things stand; changed in place. Units may be taken from or added to `free` between calls.
+        arrivals_s: moments at which requests arrive, ascending; those before `progress[SERVED]` have been let in.
+        first_visits: by arrival, the request's first visit.
+        until_s: last moment to look at.
+        heed_limits: stop when the next to go in a pool has waited beyond its limit.
+        stop_at_complete: stop after a moment at which a batch became complete.
+
+    Returns:
+        `QUIET`, `BROKEN` or `COMPLETE`.
+
+    At each moment everything that ends or arrives is taken in first, then units go out in order.
+    """
+    return int(_advance(visits, *board, arrivals_s, first_visits, until_s, heed_limits, stop_at_complete))
+
+
+def begin(visits: Records, board: Board, under_way: Counts) -> None:
+    """Let visits run from `now_s` on, whether there are units for them or not."""
+    board.times["ready_s"][under_way] = board.times["start_s"][under_way] = board.now_s[0]
+    np.subtract.at(board.free, visits["pool"][under_way], visits["units"][under_way])
+    np.minimum(board.least_free, board.free, out=board.least_free)
+    for visit in under_way:
+        _push_end(board.ends, board.progress[RUNNING], board.now_s[0] + visits["lasts_s"][visit], visit)
+        board.progress[RUNNING] += 1
+
+
+@compiled
+def _advance(  # type: ignore[no-untyped-def]  # noqa: C901
+    visits, now_s, progress, free, least_free, over_unit_s, left, complete_s, times, ends, queues, waiting,
+    arrivals_s, first_visits, until_s, heed_limits, stop_at_complete,
+):  # fmt: skip
+    """See `advance`. In one piece on purpose: handing these arrays on to functions takes twice as long (their
+    references are counted). They come one by one, not as a `Board`, since the kept compilation would name that class.
+    """
+    served, running, now, complete = progress[SERVED], progress[RUNNING], now_s[0], False
+    arrival = arrivals_s[served] if served < len(arrivals_s) else np.inf
+    code = GOING
+    while code == GOING:
+        for pool in range(len(free)):
+            while waiting[pool]:
+                number = queues[pool, 0].visit
+                visit = visits[number]
+                if heed_limits and now > visit.limit_s and now > times[number].ready_s + TOLERANCE_S:
+                    code = BROKEN
+                    break
+                if free[pool] < visit.units:
+                    break
+                waiting[pool] -= 1
+                _pop(queues[pool], waiting[pool])
+                free[pool] -= visit.units
+                least_free[pool] = min(least_free[pool], free[pool])
+                times[number].start_s = now
+                _push_end(ends, running, now + visit.lasts_s, number)
+                running += 1
+        if code == BROKEN or (complete and stop_at_complete):
+            code = code or COMPLETE
+            break
+        following = min(arrival, ends[0].key) if running else arrival
+        past = min(following, until_s)
+        for pool in range(len(free)):
+            if free[pool] < 0:
+                over_unit_s[pool] -= free[pool] * (past - now)
+        if past < np.inf:
+            now = past
+        if following > until_s or following == np.inf:
+            code = QUIET
+            break
+        while running and ends[0].key <= now:
+            number = ends[0].visit
+            running -= 1
+            _pop_end(ends, running)
+            visit = visits[number]
+            free[visit.pool] += visit.units
+            if not visit.final:
+                visit = visits[number + 1]
+                times[number + 1].ready_s = now
+                _push(queues[visit.pool], waiting[visit.pool], visit.key, number + 1)
+                waiting[visit.pool] += 1
+                continue
+            left[visit.owner] -= 1
+            if left[visit.owner] == 0:
+                complete_s[visit.owner] = now
+                complete = True
+        while arrival <= now:
+            number = first_visits[served]
+            visit = visits[number]
+            times[number].ready_s = now
+            _push(queues[visit.pool], waiting[visit.pool], visit.key, number)
+            waiting[visit.pool] += 1
+            served += 1
+            arrival = arrivals_s[served] if served < len(arrivals_s) else np.inf
+    progress[SERVED], progress[RUNNING], now_s[0] = served, running, now
+    return code
+
+
+@compiled
+def _push(heap, size, key, visit):  # type: ignore[no-untyped-def]
+    """Add to a binary heap of `size` entries, ordered by (key, visit)."""
+    at = size
+    while at > 0:
+        above = (at - 1) >> 1
+        if heap[above].key < key or (heap[above].key == key and heap[above].visit < visit):
+            break
+        heap[at].key, heap[at].visit = heap[above].key, heap[above].visit
+        at = above
+    heap[at].key, heap[at].visit = key, visit
+
+
+@compiled
+def _pop(heap, size):  # type: ignore[no-untyped-def]
+    """Remove the first entry; `size` is how many remain."""
+    key, visit = heap[size].key, heap[size].visit
+    at, below = 0, 1
+    while below < size:
+        beside = below + 1
+        if beside < size and (
+            heap[beside].key < heap[below].key
+            or (heap[beside].key == heap[below].key and heap[beside].visit < heap[below].visit)
+        ):
+            below = beside
+        if key < heap[below].key or (key == heap[below].key and visit < heap[below].visit):
+            break
+        heap[at].key, heap[at].visit = heap[below].key, heap[below].visit
+        at, below = below, 2 * below + 1
+    heap[at].key, heap[at].visit = key, visit
+
+
+@compiled
+def _push_end(heap, size, key, visit):  # type: ignore[no-untyped-def]
+    """Add to a binary heap of `size` entries, ordered by key: all ends of a moment are taken in together."""
+    at = size
+    while at > 0:
+        above = (at - 1) >> 1
+        if heap[above].key <= key:
+            break
+        heap[at].key, heap[at].visit = heap[above].key, heap[above].visit
+        at = above
+    heap[at].key, heap[at].visit = key, visit
+
+
+@compiled
+def _pop_end(heap, size):  # type: ignore[no-untyped-def]
+    """Remove the first entry; `size` is how many remain. The hole sinks to the bottom, without branches to guess."""
+    at, below = 0, 1
+    while below + 1 < size:
+        below += heap[below + 1].key < heap[below].key
+        heap[at].key, heap[at].visit = heap[below].key, heap[below].visit
+        at, below = below, 2 * below + 1
+    if below < size:
+        heap[at].key, heap[at].visit = heap[below].key, heap[below].visit
+        at = below
+    _push_end(heap, at, heap[size].key, heap[size].visit)

@@ -1,0 +1,220 @@
+"""What SIMULATE is to run, as arrays that do not depend on the number of units: made once, simulated often."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from shared.policy.scaling.listing import TOLERANCE_S, VISIT, Counts, Flags, Floats, Records
+from shared.policy.scaling.rehearsal import most_at_once
+from shared.policy.scaling.workload import ExpectedBatch, Stage
+
+
+class Work(NamedTuple):
+    """What list scheduling runs (shared/policy/scaling/rehearsal.py)."""
+
+    visits: Records
+    arrivals_s: Floats
+    first_visits: Counts
+    under_way: Counts
+    """Visits that run when time begins."""
+    begins_s: float
+
+
+class Load:
+    """Open batches, their requests in EBF order, their visits numbered in that order (so a number is its own key).
+
+    O(n log n) to make, 0.12 us a visit with 16,000 requests and 0.17 us with 100,000.
+
+    Args:
+        batches: open together; their times are on one clock.
+        strictness: of the timeout-aware rule (`simulate`).
+
+    Raises:
+        ValueError: requests have not one row of times for each stage.
+    """
+
+    def __init__(self, batches: Sequence[ExpectedBatch], strictness: float) -> None:
+        if any(len(batch.requests.executions_s) != len(batch.stages) for batch in batches):
+            raise ValueError("a record needs one row of execution times for each stage of its workflow")
+        self.batches = tuple(batches)
+        self.pools = tuple(sorted({stage.drawn_from for batch in batches for stage in batch.stages}))
+        rows = _rows(self.batches)
+        reached = ~np.isnan(rows.lasts.T)
+        took = np.where(reached.T, rows.lasts, 0.0)
+        counts = np.count_nonzero(reached, axis=1)
+        first = np.cumsum(counts) - counts
+        self.stage: Counts = np.nonzero(reached)[1]
+        """By visit."""
+        self.earliest_s: Floats = np.cumsum(np.vstack([rows.ready, took]), axis=0)[:-1].T[reached]
+        """By visit: its start where nothing ever queues, added up as list scheduling does, to the last bit."""
+        owner = np.repeat(rows.owner, counts)
+        steps = (owner, self.stage)
+        stages = [batch.stages for batch in batches]
+        to_come = (took.sum(axis=0) - (np.cumsum(took, axis=0) - took)).T[reached]
+        visits = np.zeros(len(owner), VISIT)
+        visits["lasts_s"] = rows.lasts.T[reached]
+        visits["limit_s"] = _latest(self.batches)[owner] - np.maximum(
+            to_come, strictness * _table(stages, _timeouts_from)[steps]
+        )
+        visits["key"] = np.arange(len(visits))
+        visits["pool"] = _table(stages, lambda some: [self.pools.index(step.drawn_from) for step in some])[steps]
+        visits["units"] = _table(stages, lambda some: [step.units for step in some])[steps]
+        visits["owner"] = owner
+        visits["final"][first + counts - 1] = 1
+        self.visits: Records = visits
+        self.work = self._work(visits, first[~rows.running], first[~rows.running], first[rows.running])
+
+    def _work(self, visits: Records, firsts: Counts, numbers: Counts, under_way: Counts) -> Work:
+        """Some of the visits; of these, `firsts` (here `numbers`) are the first of a request that is to come."""
+        ready = self.earliest_s[firsts]
+        order = np.argsort(ready, kind="stable")
+        begins = float(self.earliest_s.min(initial=math.inf)) if len(self.earliest_s) else 0.0
+        return Work(visits, ready[order], numbers[order], under_way, begins)
+
+    def without(self, pools: frozenset[int]) -> Work:
+        """What remains where some pools have room for everything at once: `spared` says for which that can be done."""
+        gone = self._drawn_from(pools)
+        begun = np.zeros(len(gone), bool)
+        begun[self.work.under_way] = True
+        first = np.ones(len(gone), bool)
+        first[1:] = (self.visits["final"][:-1] == 1) | gone[:-1]
+        kept = ~gone
+        numbers = np.cumsum(kept) - 1
+        firsts = np.flatnonzero(kept & first & ~begun)
+        return self._work(self.visits[kept], firsts, numbers[firsts], numbers[kept & begun])
+
+    def _drawn_from(self, pools: frozenset[int]) -> Flags:
+        """By visit: whether its units come from one of the pools."""
+        among = np.zeros(len(self.pools), bool)
+        among[list(pools)] = True
+        found: Flags = among[self.visits["pool"]]
+        return found
+
+    def spared(self, pools: frozenset[int]) -> frozenset[int]:
+        """Those of the pools whose visits have nobody outside them before them: with room they never queue.
+
+        Not those in which a visit ends as it begins and goes on: in list scheduling what takes units at that moment
+        comes before it, and without the pool it would not.
+        """
+        place = self.visits["pool"]
+        at_once = self.earliest_s + self.visits["lasts_s"] == self.earliest_s
+        pools -= set(place[at_once & (self.visits["final"] == 0)].tolist())
+        follows = np.flatnonzero(self.visits["final"][:-1] == 0) + 1
+        while True:
+            fed = follows[~self._drawn_from(pools)[follows - 1]]
+            fewer = pools - set(place[fed].tolist())
+            if fewer == pools:
+                return pools
+            pools = fewer
+
+    def bound(self, pool: int) -> int:
+        """A number of units below which no allocation does.
+
+        Whoever still waits for something may need every stage of its workflow, whatever is expected of it (Algorithm 1
+        begins at one worker). The widest visit must fit. And what starts after t even without queueing must fit between
+        t and the last T + D, for every t; what runs already has its units whatever is owned.
+        """
+        mine = self.visits["pool"] == pool
+        mine[self.work.under_way] = False
+        name = self.pools[pool]
+        waiting = [stage for batch in self.batches if batch.requests.size for stage in batch.stages]
+        least = max((stage.units for stage in waiting if stage.drawn_from == name), default=0)
+        if not mine.any():
+            return least
+        starts, units = self.earliest_s[mine], self.visits["units"][mine]
+        order = np.argsort(-starts)
+        work = np.cumsum((self.visits["lasts_s"][mine] * units)[order])
+        room = _latest(self.batches).max() - starts[order]
+        asked = float((work / np.maximum(room, TOLERANCE_S)).max())
+        return max(least, int(units.max()), math.ceil(asked - TOLERANCE_S))
+
+    def most(self, pool: int) -> int:
+        """Most units in use at once where nothing ever queues."""
+        mine = self.visits["pool"] == pool
+        starts = self.earliest_s[mine]
+        return peak(starts, starts + self.visits["lasts_s"][mine], self.visits["units"][mine])
+
+    def unit_cost(self, pool: int) -> float:
+        """The dearest worker's cost a unit."""
+        stages = (stage for batch in self.batches for stage in batch.stages if stage.drawn_from == self.pools[pool])
+        return max(stage.worker_cost / max(1, stage.units) for stage in stages)
+
+
+def peak(starts: Floats, ends: Floats, units: Counts | None = None) -> int:
+    """Most visits, or units of theirs, in use at once.
+
+    What ends at a moment is gone before what starts then, unless it started then.
+    """
+    running = np.isfinite(starts)
+    starts, ends = starts[running], ends[running]
+    ends = np.where(ends > starts, ends, np.nextafter(ends, np.inf))
+    if units is not None and (units != 1).any():
+        starts, ends = np.repeat(starts, units[running]), np.repeat(ends, units[running])
+    return most_at_once(np.sort(starts), np.sort(ends))
+
+
+class _Rows(NamedTuple):
+    """One entry a request that needs something, in the dispatcher's order."""
+
+    owner: Counts
+    ready: Floats
+    lasts: Floats
+    """(stages, requests)"""
+    running: Flags
+
+
+def _rows(batches: Sequence[ExpectedBatch]) -> _Rows:
+    """`EbfKey` sorts by T, priority (none here) and arrival id; sorting by columns says the same."""
+    asks = [batch.requests for batch in batches]
+    owner = np.repeat(np.arange(len(asks)), [one.size for one in asks])
+    lasts = np.full((max((len(batch.stages) for batch in batches), default=0), len(owner)), np.nan)
+    begin = 0
+    for one in asks:
+        lasts[: len(one.executions_s), begin : begin + one.size] = one.executions_s
+        begin += one.size
+    ready = np.concatenate([np.empty(0), *(one.ready_s for one in asks)])
+    running = np.concatenate([np.empty(0, bool), *(one.running for one in asks)])
+    order = _order(batches)
+    order = order[~np.isnan(lasts).all(axis=0)[order]]
+    return _Rows(owner[order], ready[order], lasts[:, order], running[order])
+
+
+def _order(batches: Sequence[ExpectedBatch]) -> Counts:
+    """By T, then arrival, then place in the batch. Only batches of one T are mixed: the others' requests stand sorted
+    already, or nearly, where a stable sort is quick.
+    """
+    sizes = [batch.requests.size for batch in batches]
+    begins = np.cumsum([0, *sizes])
+    order = [np.empty(0, np.int64)]
+    by_completion = sorted(range(len(batches)), key=lambda number: batches[number].order_s)
+    for _, group in groupby(by_completion, key=lambda number: batches[number].order_s):
+        mixed = list(group)
+        numbers = np.concatenate([np.arange(begins[number], begins[number + 1]) for number in mixed])
+        place = np.concatenate([np.arange(sizes[number]) for number in mixed])
+        arrival = np.round(np.concatenate([batches[number].requests.arrivals_s for number in mixed]) * 1e6)
+        by_arrival = np.argsort(arrival, kind="stable") if len(mixed) == 1 else np.lexsort((place, arrival))
+        order.append(numbers[by_arrival])
+    return np.concatenate(order)
+
+
+def _latest(batches: Sequence[ExpectedBatch]) -> Floats:
+    """By batch: T + D."""
+    return np.array([batch.completion_s + batch.max_extra_delay_s for batch in batches]) + TOLERANCE_S
+
+
+def _timeouts_from(stages: Sequence[Stage]) -> list[float]:
+    """By stage: the sum of its timeout and of those after it."""
+    return [math.fsum(stage.timeout_s for stage in stages[place:]) for place in range(len(stages))]
+
+
+def _table(stages: Sequence[Sequence[Stage]], column: Callable[[Sequence[Stage]], Sequence[float]]) -> Floats:
+    """(batches, stages): a figure of each stage; 0 where a workflow is shorter."""
+    table = np.zeros((len(stages), max(map(len, stages), default=0)))
+    for number, steps in enumerate(stages):
+        table[number, : len(steps)] = column(steps)
+    return table

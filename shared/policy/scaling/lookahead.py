@@ -1,0 +1,40 @@
+"""How much of a plan is needed soon: what nothing will use before the next look need not be held yet.
+
+The search (shared/policy/scaling/search.py) says how many units a pool may need at some time until the open batches are
+complete; the paper holds them from the first request to the last (DistRS §5.1). But arrivals ramp up over minutes and
+the tail is thin. The schedule that made the plan feasible says how many are in use at every moment of it; held are only
+the most of the next few seconds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shared.policy.scaling.listing import Counts, Floats
+from shared.policy.scaling.search import Plan
+
+
+def needed_within(plan: Plan, until_s: float) -> dict[str, int]:
+    """Most units that a plan's schedule has in use at once before a moment, by pool.
+
+    Args:
+        plan: of batches whose clock begins now.
+        until_s: that moment; infinite: whatever is used at all.
+
+    A sort of what begins until then.
+    """
+    load, starts = plan.load, plan.schedule.starts_s
+    begun = (starts <= until_s) & np.isfinite(starts)
+    return {
+        pool: most_units(starts[mine], load.visits["lasts_s"][mine], load.visits["units"][mine])
+        for pool, mine in ((name, begun & (load.visits["pool"] == number)) for number, name in enumerate(load.pools))
+    }
+
+
+def most_units(starts: Floats, lasts: Floats, units: Counts) -> int:
+    """Most units in use at once. What ends at a moment is gone before what starts then, unless it started then."""
+    at_once = np.where(starts + lasts > starts, starts + lasts, np.nextafter(starts, np.inf))
+    moments = np.concatenate([at_once, starts])
+    changes = np.concatenate([-units.astype(np.int64), units.astype(np.int64)])
+    held = np.cumsum(changes[np.argsort(moments, kind="stable")])
+    return int(held.max(initial=0))

@@ -1,0 +1,57 @@
+"""Outstanding requests of an open batch: the most units that they could use, and the fewest that keep them going."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+
+from shared.policy.scaling.stimuli import Sight
+from shared.policy.scaling.workload import Stage
+
+_QUEUING, _RUNNING = 16, 24
+"""Bytes of a request in `Sight.queuing` and `Sight.running`."""
+
+
+def outstanding(stages: Sequence[Stage], size: int | None, sight: Sight, generating: int | None = None) -> list[float]:
+    """Unanswered requests by the stage at which each stands; those that have not come stand at the first.
+
+    Args:
+        stages: of the workflow, at least one.
+        size: requests of the batch; None: not declared.
+        sight: what the dispatcher sees of the batch.
+        generating: samples that will still come, as the trainer reports; None: no report.
+
+    Returns:
+        A number by stage. The first is infinite while nobody knows how many requests will come.
+    """
+    counts = [0.0] * len(stages)
+    for packed, width in ((sight.queuing, _QUEUING), (sight.running, _RUNNING)):
+        for stage, table in enumerate(packed[: len(stages)]):
+            counts[stage] += len(table) // width
+    unseen = max(0.0, sight.arrived - sight.answered - sum(counts))
+    future = 0.0
+    if not sight.closed:
+        future = math.inf if size is None else float(max(0, size - sight.arrived))
+        if generating is not None:
+            future = min(future, float(generating))
+    counts[0] += unseen + future
+    return counts
+
+
+def most_units(stages: Sequence[Stage], counts: Sequence[float], pool: str) -> float:
+    """Most units of a pool that outstanding requests could hold at once: each is in one stage at a time."""
+    widths = [stage.units if stage.drawn_from == pool else 0 for stage in stages]
+    widest = list(accumulate(reversed(widths), max))[::-1]
+    return sum(count * width for count, width in zip(counts, widest, strict=True) if count and width)
+
+
+def least_units(stages: Sequence[Stage], counts: Sequence[float], pool: str) -> int:
+    """Units for one worker of each stage that an outstanding request may still need, the widest first.
+
+    Fewer requests than stages need as many workers as there are requests.
+    """
+    reached = accumulate(counts)
+    widths = [stage.units for stage, come in zip(stages, reached, strict=True) if come and stage.drawn_from == pool]
+    requests = sum(counts)
+    return sum(sorted(widths, reverse=True)[: len(widths) if math.isinf(requests) else int(requests)])

@@ -1,0 +1,186 @@
+"""List scheduling from beginning to end in one go, for SIMULATE alone: the search runs it some twenty times.
+
+The rules are those of `listing`, which can also stop and go on while units come and go. Here a visit's number is its
+key and nothing changes meanwhile, so less is written down: 0.08 us a visit with 16,000 requests and 0.1 us with
+100,000, half of what the same takes in pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from shared.policy.model.compiling import compiled
+from shared.policy.scaling.listing import TOLERANCE_S, VISIT, Counts, Floats, Records
+
+_TOLERANCE_S: Final = TOLERANCE_S
+_NONE: Final = np.uint64(0)
+_ONE: Final = np.uint64(1)
+"""Places in a heap have no sign: numba would look at each whether it counts from the end, a seventh of the time."""
+
+
+def rehearse(
+    visits: Records, coming: tuple[Floats, Counts, Counts, float], capacity: Counts, enough_s: float
+) -> tuple[Floats, Counts, float]:
+    """The whole schedule, unless it becomes clear before its end that it does not do.
+
+    Args:
+        visits: what is to run, `VISIT`; the smaller number goes first.
+        coming: arrivals, ascending; by arrival the request's first visit; visits under way; when time begins.
+        capacity: units by pool.
+        enough_s: stop as soon as some visit starts so much beyond its limit; infinite: never.
+
+    Returns:
+        By visit its start, infinite where it never starts; by pool the most units in use at once; and the least time
+        from the start of a visit that had to wait to its limit, infinite where none had to, below zero where one is
+        late, minus infinity where one never starts.
+    """
+    starts = np.empty(len(visits))
+    used = np.zeros(len(capacity), np.int64)
+    slack = _rehearse(visits, *coming, capacity, -enough_s, starts, used)
+    return starts, used, float(slack)
+
+
+def most_at_once(starts_s: Floats, ends_s: Floats) -> int:
+    """Most of what starts and ends at these moments, each ascending, that is under way at once; ends come first."""
+    return int(_most_at_once(starts_s, ends_s))
+
+
+def warm() -> None:
+    """Have what a search needs compiled: takes seconds in a process that finds nothing kept, else a blink."""
+    visits = np.zeros(1, VISIT)
+    visits["units"] = visits["final"] = 1
+    coming = np.zeros(1), np.zeros(1, np.int64), np.empty(0, np.int64), 0.0
+    rehearse(visits, coming, np.ones(1, np.int64), math.inf)
+    most_at_once(np.zeros(1), np.ones(1))
+
+
+@compiled
+def _rehearse(  # type: ignore[no-untyped-def]  # noqa: C901
+    visits, arrivals_s, first_visits, under_way, begins_s, capacity, least_slack_s, starts, used
+):
+    """See `rehearse`. A visit that waits has the moment since when in `starts`."""
+    count = len(visits)
+    end_s, ending = np.empty(count), np.empty(count, np.uint32)  # heap of what runs
+    queues, waiting = np.empty(len(capacity) * count, np.uint32), np.zeros(len(capacity), np.int64)
+    free, now, slack, running, served = capacity.copy(), begins_s, np.inf, 0, 0
+    for visit in under_way:
+        starts[visit] = now
+        free[visits[visit].pool] -= visits[visit].units
+        _rise(end_s, ending, running, now + visits[visit].lasts_s, visit)
+        running += 1
+    for pool in range(len(capacity)):
+        used[pool] = max(0, capacity[pool] - free[pool])
+    arrival = arrivals_s[0] if len(arrivals_s) else np.inf
+    while slack >= least_slack_s:
+        for pool in range(len(capacity)):
+            queue = pool * count
+            while waiting[pool] and visits[queues[queue]].units <= free[pool]:
+                visit = queues[queue]
+                if now > starts[visit] + _TOLERANCE_S:
+                    slack = min(slack, visits[visit].limit_s - now)
+                waiting[pool] -= 1
+                _pop(queues, queue, waiting[pool])
+                free[pool] -= visits[visit].units
+                used[pool] = max(used[pool], capacity[pool] - free[pool])
+                starts[visit] = now
+                _rise(end_s, ending, running, now + visits[visit].lasts_s, visit)
+                running += 1
+        now = min(arrival, end_s[0]) if running else arrival
+        if now == np.inf:
+            break
+        while running and end_s[0] <= now:
+            visit = ending[0]
+            running -= 1
+            _sink(end_s, ending, running)
+            free[visits[visit].pool] += visits[visit].units
+            if not visits[visit].final:
+                visit += 1
+                starts[visit] = now
+                pool = visits[visit].pool
+                _push(queues, pool * count, waiting[pool], visit)
+                waiting[pool] += 1
+        while arrival <= now:
+            visit = first_visits[served]
+            starts[visit] = now
+            pool = visits[visit].pool
+            _push(queues, pool * count, waiting[pool], visit)
+            waiting[pool] += 1
+            served += 1
+            arrival = arrivals_s[served] if served < len(arrivals_s) else np.inf
+    for pool in range(len(capacity)):
+        for place in range(pool * count, pool * count + waiting[pool]):
+            slack, visit = -np.inf, queues[place]
+            starts[visit] = np.inf
+            while not visits[visit].final:
+                visit += 1
+                starts[visit] = np.inf
+    return slack
+
+
+@compiled
+def _push(queue, top, place, visit):  # type: ignore[no-untyped-def]
+    """Let a visit rise from a place of the heap that begins at `top`."""
+    first, at = np.uint64(top), np.uint64(place)
+    while at:
+        above = (at - _ONE) >> _ONE
+        if queue[first + above] < visit:
+            break
+        queue[first + at] = queue[first + above]
+        at = above
+    queue[first + at] = visit
+
+
+@compiled
+def _pop(queue, top, size):  # type: ignore[no-untyped-def]
+    """Remove the first entry; `size` is how many remain. The hole sinks to the bottom, without branches to guess."""
+    first, past = np.uint64(top), np.uint64(size)
+    at, below = _NONE, _ONE
+    while below + _ONE < past:
+        below += np.uint64(queue[first + below + _ONE] < queue[first + below])
+        queue[first + at] = queue[first + below]
+        at, below = below, below + below + _ONE
+    if below < past:
+        queue[first + at] = queue[first + below]
+        at = below
+    _push(queue, first, at, queue[first + past])
+
+
+@compiled
+def _rise(end_s, ending, place, key, visit):  # type: ignore[no-untyped-def]
+    """Let a visit rise from a place of the heap of ends."""
+    at = np.uint64(place)
+    while at:
+        above = (at - _ONE) >> _ONE
+        if end_s[above] <= key:
+            break
+        end_s[at], ending[at] = end_s[above], ending[above]
+        at = above
+    end_s[at], ending[at] = key, visit
+
+
+@compiled
+def _sink(end_s, ending, size):  # type: ignore[no-untyped-def]
+    """Remove the first end; `size` is how many remain."""
+    past = np.uint64(size)
+    at, below = _NONE, _ONE
+    while below + _ONE < past:
+        below += np.uint64(end_s[below + _ONE] < end_s[below])
+        end_s[at], ending[at] = end_s[below], ending[below]
+        at, below = below, below + below + _ONE
+    if below < past:
+        end_s[at], ending[at] = end_s[below], ending[below]
+        at = below
+    _rise(end_s, ending, at, end_s[past], ending[past])
+
+
+@compiled
+def _most_at_once(starts_s, ends_s):  # type: ignore[no-untyped-def]
+    most = ended = 0
+    for begun in range(len(starts_s)):
+        while ends_s[ended] <= starts_s[begun]:
+            ended += 1
+        most = max(most, begun + 1 - ended)
+    return most

@@ -1,0 +1,70 @@
+"""Searches for loads that the ceilings cannot serve as strictly as asked.
+
+At full strictness the timeout-aware rule forbids nearly all queueing in the last timeouts of a batch. Few units, long
+timeouts or a batch that is late already make that impossible; then the ceilings of all pools would be held in vain. So
+the strictness is lowered stepwise until the ceilings meet it. Where the expected times alone break D, each batch gets
+the delay that the ceilings lead to: pools that are not to blame are then as small as that delay permits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from shared.policy.scaling.listing import TOLERANCE_S
+from shared.policy.scaling.search import ExpectedBatch, Outcome, Plan, search, simulate
+
+STEPS: Final = (1.0, 0.75, 0.5, 0.25, 0.0)
+"""Parts of the strictness that are tried, in this order."""
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """A plan, and what it was searched for."""
+
+    plan: Plan
+    strictness: float
+    """That the ceilings meet."""
+    part: float = 1.0
+    """Of the strictness that was asked for."""
+    missed: Outcome | None = None
+    """What the ceilings lead to where they break D by the expected times alone; None where they do not."""
+    batches: tuple[ExpectedBatch, ...] = ()
+    """With the delays that were searched for."""
+
+
+def search_relaxed(
+    batches: Sequence[ExpectedBatch],
+    ceilings: Mapping[str, int],
+    *,
+    strictness: float = 1.0,
+    trade: bool = True,
+    near: Mapping[str, int] | None = None,
+) -> Relaxed:
+    """The search (`scaling.search`) at the greatest part of the strictness that the ceilings meet.
+
+    Where a stage can never run because its pool is too small for one worker, the plan is the ceilings.
+
+    Costs a search where the strictness can be met, else two simulations more for each step.
+
+    Raises:
+        ValueError: requests have not one row of times for each stage.
+    """
+    for part in STEPS if strictness else STEPS[:1]:
+        plan = search(batches, ceilings, strictness=part * strictness, trade=trade, near=near)
+        if plan.outcome.feasible:
+            return Relaxed(plan, part * strictness, part, None, tuple(batches))
+    missed = simulate(batches, ceilings, strictness=0.0)
+    if not all(map(math.isfinite, missed.extra_delay_s.values())):
+        return Relaxed(plan, 0.0, 0.0, missed, tuple(batches))
+    late = tuple(
+        replace(
+            batch,
+            max_extra_delay_s=max(batch.max_extra_delay_s, missed.extra_delay_s[batch.batch] + TOLERANCE_S),
+            declared_delay_s=batch.declared_s,
+        )
+        for batch in batches
+    )
+    return Relaxed(search(late, ceilings, strictness=0.0, trade=trade, near=near), 0.0, 0.0, missed, late)

@@ -1,0 +1,148 @@
+"""SIMULATE of DistRS (§5.1 Algorithm 1, §5.2): what a number of units would make of expected batches.
+
+Virtual list scheduling (`rehearsal`). Each stage of a request draws units from one pool; stages may
+share a pool. Whenever units are free the first waiting request in EBF order takes them (with one batch that is FCFS by
+arrival). What runs already keeps its units to its end, even where there are fewer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from shared.policy.scaling.listing import TOLERANCE_S, Floats
+from shared.policy.scaling.load import Load, Work, peak
+from shared.policy.scaling.rehearsal import rehearse
+from shared.policy.scaling.workload import ExpectedBatch
+
+
+class Violation(NamedTuple):
+    """Why an allocation does not do: the first request that queues too long."""
+
+    batch: str
+    stage: str
+    rule: Literal["delay", "timeout"]
+    """`delay`: the batch is late by its expected times; `timeout`: it would be, did the request last its timeouts."""
+    late_s: float
+    """Beyond T + D."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an allocation leads to."""
+
+    violation: Violation | None
+    extra_delay_s: Mapping[str, float]
+    """d by batch; infinite where a stage can never run."""
+    peak_units: Mapping[str, int]
+    """Most units in use at once, by pool."""
+    peak_workers: Mapping[tuple[str, str], int]
+    """Most requests executing at once by (batch, stage): N_j of Algorithm 1 as it was used."""
+    blamed: Mapping[str, str]
+    """By batch that is late: the stage for which its last request waits longest."""
+
+    @property
+    def feasible(self) -> bool:
+        return self.violation is None
+
+
+def simulate(batches: Sequence[ExpectedBatch], units: Mapping[str, int], *, strictness: float = 1.0) -> Outcome:
+    """Run batches on a number of units and say what becomes of them (SIMULATE, to its end).
+
+    Args:
+        batches: open together; their times are on one clock.
+        units: by pool; a pool that is not named has none.
+        strictness: of the timeout-aware rule. A request that has to wait at stage k until ts breaks it when
+            ts + strictness * (T_k + ... + T_M) > T + D. 1 is the paper's, 0 leaves the expected times alone to decide.
+
+    Raises:
+        ValueError: requests have not one row of times for each stage.
+    """
+    load = Load(batches, strictness)
+    return outcome(load, schedule(load.work, [units.get(pool, 0) for pool in load.pools]))
+
+
+class Schedule(NamedTuple):
+    """What list scheduling made of a load."""
+
+    starts_s: Floats
+    """By visit; infinite where it never starts."""
+    used: Sequence[int]
+    """Most units in use at once, by pool."""
+    slack_s: float
+    """Least time left to the limit when a visit that had to wait starts; infinite where none had to. Below zero: it
+    does not do."""
+
+
+def schedule(work: Work, capacity: Sequence[int]) -> Schedule:
+    """The whole schedule, whatever it breaks. About 0.1 us a visit."""
+    return _run(work, capacity, math.inf)
+
+
+def feasible_schedule(work: Work, capacity: Sequence[int]) -> Schedule | None:
+    """The same, or None as soon as a visit has waited too long or where one never starts."""
+    found = _run(work, capacity, 0.0)
+    return found if found.slack_s >= 0 else None
+
+
+def _run(work: Work, capacity: Sequence[int], enough_s: float) -> Schedule:
+    coming = (work.arrivals_s, work.first_visits, work.under_way, work.begins_s)
+    starts, used, slack = rehearse(work.visits, coming, np.array(capacity, np.int64), enough_s)
+    return Schedule(starts, used.tolist(), slack)
+
+
+def outcome(load: Load, found: Schedule) -> Outcome:
+    """What a schedule means for its batches."""
+    visits, starts = load.visits, found.starts_s
+    ends = starts + visits["lasts_s"]
+    delays: dict[str, float] = {}
+    workers: dict[tuple[str, str], int] = {}
+    blamed: dict[str, str] = {}
+    for number, batch in enumerate(load.batches):
+        mine = visits["owner"] == number
+        late = float(ends[mine].max(initial=-math.inf)) - batch.completion_s
+        delays[batch.batch] = late if late > TOLERANCE_S else 0.0
+        if late > TOLERANCE_S:
+            last = int(np.argmax(np.where(mine, ends, -math.inf)))
+            blamed[batch.batch] = batch.stages[_longest_wait(load, starts, last)].name
+        for place, step in enumerate(batch.stages):
+            chosen = mine & (load.stage == place)
+            workers[batch.batch, step.name] = peak(starts[chosen], ends[chosen])
+    used = dict(zip(load.pools, map(int, found.used), strict=True))
+    return Outcome(_first_violation(load, starts), delays, used, workers, blamed)
+
+
+def _longest_wait(load: Load, starts: Floats, last: int) -> int:
+    """The stage for which the request of a visit waits longest up to it; one that never starts waits longest."""
+    first = last
+    while first and not load.visits["final"][first - 1]:
+        first -= 1
+    path = slice(first, last + 1)
+    ready = load.earliest_s[path].copy()
+    ready[1:] = (starts[path] + load.visits["lasts_s"][path])[:-1]
+    waits = np.where(np.isinf(starts[path]), math.inf, starts[path]) - np.where(np.isinf(ready), 0.0, ready)
+    return int(load.stage[first + int(np.argmax(waits))])
+
+
+def _first_violation(load: Load, starts: Floats) -> Violation | None:
+    visits = load.visits
+    ends = starts + visits["lasts_s"]
+    ready = load.earliest_s.copy()
+    follows = np.flatnonzero(visits["final"][:-1] == 0) + 1
+    ready[follows] = ends[follows - 1]
+    broken = np.flatnonzero((starts > visits["limit_s"]) & ~(starts <= ready + TOLERANCE_S))
+    if not len(broken):
+        return None
+    first = int(broken[np.argmin(starts[broken])])
+    batch = load.batches[visits["owner"][first]]
+    last = first + int(np.argmax(visits["final"][first:]))
+    latest = batch.completion_s + batch.max_extra_delay_s
+    by_times = float(starts[first]) + math.fsum(visits["lasts_s"][first : last + 1]) - latest
+    name = batch.stages[load.stage[first]].name
+    if by_times > TOLERANCE_S:
+        return Violation(batch.batch, name, "delay", by_times)
+    return Violation(batch.batch, name, "timeout", float(starts[first] - visits["limit_s"][first]) + TOLERANCE_S)

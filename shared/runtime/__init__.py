@@ -1,0 +1,1 @@
+"""What every process of the mesh runs on: application, background tasks, errors, log, settings."""

@@ -1,0 +1,162 @@
+"""What the supervisor tells everyone else: one JSON file, replaced whole at each change, and one lock.
+
+The lock is the truth about whether a stack is up: the kernel lets go of it however the supervisor ends.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from shared.runtime.identity import Identity
+from shared.runtime.stack_errors import StackError
+
+
+class State(StrEnum):
+    """How a service is."""
+
+    STARTING = "starting"
+    """Its process runs and has not been ready yet."""
+    HEALTHY = "healthy"
+    UNREADY = "unready"
+    """It was ready and does not say so now; it is left to recover."""
+    RESTARTING = "restarting"
+    """It died and is about to be started again."""
+    FAILED = "failed"
+    """It dies again and again; it is tried every 30 s."""
+    GONE = "gone"
+    """Its recorded process does not run: the supervisor has not noticed yet, or cannot write."""
+    STOPPED = "stopped"
+    EXTERNAL = "external"
+    """Somebody else's server, named by TREADLE_REDIS_URL or TREADLE_DATABASE_URL."""
+
+
+class Phase(StrEnum):
+    """How far the stack as a whole is."""
+
+    STARTING = "starting"
+    UP = "up"
+    STOPPING = "stopping"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class ServiceState(msgspec.Struct, frozen=True):
+    """One line of ``treadle status``."""
+
+    name: str
+    pid: int | None
+    url: str
+    state: State
+    started: int | None = None
+    """Start of the process in clock ticks after boot: with the pid it names the process for good."""
+    restarts: int = 0
+    last_end: str = ""
+    """How it ended the last time, for people."""
+
+    @property
+    def identity(self) -> Identity | None:
+        return Identity(self.pid, self.started) if self.pid is not None and self.started is not None else None
+
+    def checked(self) -> "ServiceState":
+        """The same, unless its process is recorded and does not run: then it is gone."""
+        if self.identity is None or self.identity.alive():
+            return self
+        return msgspec.structs.replace(self, state=State.GONE, pid=None, started=None)
+
+
+class StackState(msgspec.Struct, frozen=True):
+    """The whole file ``run/state.json``."""
+
+    pid: int
+    started: int
+    phase: Phase
+    services: tuple[ServiceState, ...] = ()
+    error: str = ""
+    """Why it failed, for people."""
+
+    @property
+    def supervisor(self) -> Identity:
+        return Identity(self.pid, self.started)
+
+    def url(self, name: str) -> str:
+        """The address of the service ``name``.
+
+        Raises:
+            StackError: there is none.
+        """
+        for service in self.services:
+            if service.name == name:
+                return service.url
+        raise StackError(f"this stack has no service {name}: it has {', '.join(s.name for s in self.services)}")
+
+
+def write_state(root: Path, state: StackState) -> None:
+    path = _path(root)
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_bytes(msgspec.json.encode(state))
+    unfinished.replace(path)
+
+
+def read_state(root: Path) -> StackState | None:
+    """What the last supervisor of ``root`` wrote, alive or not; None when there was none.
+
+    Raises:
+        StackError: the file is not readable, or not ours; ``root`` is not a folder.
+    """
+    try:
+        return msgspec.json.decode(_path(root).read_bytes(), type=StackState)
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError as error:
+        raise StackError(f"TREADLE_HOME {root} is not a folder") from error
+    except (OSError, msgspec.MsgspecError) as error:
+        raise StackError(f"cannot read {_path(root)}: {error}. Are you the user who started this stack?") from error
+
+
+def is_supervised(root: Path) -> bool:
+    """Whether a supervisor holds the lock of ``root``."""
+    try:
+        with supervising(root):
+            return False
+    except AlreadySupervised:
+        return True
+    except FileNotFoundError:
+        return False
+
+
+class AlreadySupervised(StackError):
+    """Another supervisor holds this home."""
+
+
+@contextmanager
+def supervising(root: Path) -> Iterator[None]:
+    """Hold the lock of ``root``, whose ``run`` folder exists.
+
+    Raises:
+        AlreadySupervised: somebody else holds it.
+        StackError: the folder belongs to another user, or ``root`` is not a folder.
+    """
+    path = root / "run" / "lock"
+    try:
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except NotADirectoryError as error:
+        raise StackError(f"TREADLE_HOME {root} is not a folder") from error
+    except PermissionError as error:
+        raise StackError(f"cannot open {path}: {error.strerror}. Are you the user who started this stack?") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadySupervised(f"the stack in {root} is already up: see treadle status") from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def _path(root: Path) -> Path:
+    return root / "run" / "state.json"

@@ -1,0 +1,157 @@
+"""A planner's stimulus log: all it was told and all it answered, so that its decisions can be made again elsewhere.
+
+One file: msgpack arrays, each after its length (4 bytes, little-endian). First the header (how the planner plans, its
+seed), then `[now, kind, stimulus, commands]` for each stimulus. `treadle/lab/replay/again.py` makes the
+decisions again; `treadle replay planner FILE` compares.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from shared.policy.scaling.planner import Planner
+from shared.policy.scaling.stimuli import (
+    Command,
+    Ended,
+    FirstCame,
+    Looked,
+    NodesChanged,
+    Opened,
+    Progressed,
+    Restored,
+    Stimulus,
+    Woken,
+)
+from shared.policy.scaling.ways import Ways
+
+KINDS: Mapping[str, type[Stimulus]] = {
+    kind.__name__: kind for kind in (Restored, Opened, FirstCame, Progressed, Ended, Looked, NodesChanged, Woken)
+}
+
+VERSION = 2
+"""Of the log; a change of `Ways`, of a stimulus or of a command makes another one."""
+NAME = "planner"
+"""What the files of a folder begin with."""
+
+_LENGTH = struct.Struct("<I")
+_encoder = msgspec.msgpack.Encoder()
+
+
+class LogError(ValueError):
+    """A file is no stimulus log, or of another version."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """How the planner plans."""
+
+    version: int
+    ways: Ways
+    floors: dict[str, int]
+    ceilings: dict[str, int]
+    seed: int
+
+    def planner(self) -> Planner:
+        """A planner like it."""
+        return Planner(self.ways, self.floors, self.ceilings, self.seed)
+
+
+@dataclass(frozen=True)
+class Told:
+    """One stimulus and what was answered."""
+
+    now: float
+    stimulus: Stimulus
+    commands: list[Any]
+    """As builtins, see `plain`."""
+
+
+def plain(commands: Sequence[Command]) -> list[Any]:
+    """Commands as a log holds them, to compare."""
+    read: list[Any] = msgspec.msgpack.decode(_encoder.encode([[type(one).__name__, one] for one in commands]))
+    return read
+
+
+class StimulusLog:
+    """Writes a log. What would grow it beyond `most_bytes` is not written, nor anything after it."""
+
+    def __init__(self, path: Path, planner: Planner, *, most_bytes: int) -> None:
+        """Begin a new file; one that is there is replaced.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self.full = False
+        self._most = most_bytes
+        self._file: BinaryIO = path.open("wb")
+        self._write(Header(VERSION, planner.ways, dict(planner.floors), dict(planner.ceilings), planner.seed))
+
+    @classmethod
+    def begin(cls, folder: Path, planner: Planner, *, at: float, most_bytes: int, kept: int) -> StimulusLog:
+        """Begin a new file in a folder, named after the moment; of older ones the newest `kept` stay.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        older = sorted(folder.glob(f"{NAME}-*.log"))
+        for path in older[: max(0, len(older) - kept)]:
+            path.unlink()
+        return cls(folder / f"{NAME}-{round(at * 1000)}.log", planner, most_bytes=most_bytes)
+
+    def told(self, now: float, stimulus: Stimulus, commands: Sequence[Command]) -> None:
+        """Keep one stimulus and what was answered."""
+        self._write([now, type(stimulus).__name__, stimulus, [[type(one).__name__, one] for one in commands]])
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, entry: Any) -> None:
+        packed = _encoder.encode(entry)
+        self.full = self.full or self._file.tell() + len(packed) > self._most
+        if not self.full:
+            self._file.write(_LENGTH.pack(len(packed)) + packed)
+            self._file.flush()
+
+
+def read_log(path: Path) -> tuple[Header, Iterator[Told]]:
+    """A log's header, and its stimuli one by one. An entry cut off by a crash ends it.
+
+    Raises:
+        LogError: it is no log of this version.
+        OSError: it cannot be opened.
+    """
+    entries = _entries(path)
+    try:
+        header = msgspec.msgpack.decode(next(entries), type=Header)
+    except (StopIteration, msgspec.MsgspecError) as error:
+        raise LogError(f"{path} is no stimulus log of this version of Treadle") from error
+    if header.version != VERSION:
+        raise LogError(f"{path} is a stimulus log of version {header.version}; this Treadle reads version {VERSION}")
+    return header, _told(path, entries)
+
+
+def _entries(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
+            (length,) = _LENGTH.unpack(head)
+            packed = file.read(length)
+            if len(packed) < length:
+                return
+            yield packed
+
+
+def _told(path: Path, entries: Iterator[bytes]) -> Iterator[Told]:
+    entry = msgspec.msgpack.Decoder(tuple[float, str, msgspec.Raw, list[Any]])
+    for packed in entries:
+        try:
+            now, kind, raw, commands = entry.decode(packed)
+            yield Told(now, msgspec.msgpack.decode(raw, type=KINDS[kind]), commands)
+        except (KeyError, msgspec.MsgspecError) as error:
+            raise LogError(f"{path} holds a stimulus that this version of Treadle does not know: {error}") from error

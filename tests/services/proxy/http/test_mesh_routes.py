@@ -1,0 +1,73 @@
+"""What is read back from streams: entries of another version do not stand in the way."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from services.proxy.http.mesh import _newest, _nodes, _pool
+from shared.api.mesh import NodeView
+from shared.bus.connection import ValkeyClock, command, connect
+from shared.messages.base import ENTRY
+from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
+from shared.messages.targets import TargetSet
+from shared.policy.dispatch.backlog import Lack, PoolBacklog
+
+
+async def test_an_entry_that_cannot_be_read_hides_no_other(redis_url: str) -> None:
+    bye = Bye(node="n", incarnation="1")
+    async with connect(redis_url, name="test") as redis:
+        for payload in (NODES.encode(bye), b'["hello.v1","not what it was"]', b"\xff", NODES.encode(bye)):
+            await command(redis, "XADD", NODES.name, "*", ENTRY, payload)
+        world: Any = SimpleNamespace(redis=redis)
+        assert [message for _, message in await _newest(world, NODES, 10)] == [bye, bye]
+
+
+async def test_a_node_is_shown_with_what_its_last_heartbeat_told(redis_url: str) -> None:
+    hello = Hello(node="n", incarnation="1", node_class="default", capacity={"cores": 2}, kinds=["noop"])
+    beats = [
+        Heartbeat(node="n", incarnation="1", owned={"cores": 1}, used={"cores": 0}, cold_start_s=cold)
+        for cold in ({}, {"cores": 0.25})
+    ]
+    async with connect(redis_url, name="test") as redis:
+        clock = await ValkeyClock.measure(redis)
+        world: Any = SimpleNamespace(redis=redis, clock=clock, settings=SimpleNamespace(node_lost_s=60.0))
+        shown = []
+        said: list[Hello | Heartbeat] = [hello, *beats]
+        for message in said:
+            await command(redis, "XADD", NODES.name, "*", ENTRY, NODES.encode(message))
+            (view,) = await _nodes(world)
+            shown.append((view.owned, view.cold_start_s))
+    assert shown == [({}, {}), ({"cores": 1}, {}), ({"cores": 1}, {"cores": 0.25})]
+
+
+def node(name: str, *, capacity: int, owned: dict[str, int], used: int) -> NodeView:
+    return NodeView(
+        name=name, incarnation="1", node_class="default", state="ready", capacity={"cores": capacity}, owned=owned,
+        used={"cores": used}, owned_unit_s={}, used_unit_s={}, kinds=[], labels={}, last_seen_s=0.0,
+    )  # fmt: skip
+
+
+def test_a_pool_is_what_its_nodes_the_planner_and_the_leader_say() -> None:
+    members = [
+        ("cores", node("a", capacity=4, owned={"cores": 3}, used=1)),
+        ("cores", node("b", capacity=2, owned={}, used=2)),
+    ]
+    target = TargetSet(pool="cores@default", units=5, decided_at=1.0, reason="5 do")
+
+    view = _pool(members, target, PoolBacklog("cores@default", 7), silent=False)
+
+    assert (view.name, view.nodes, view.capacity, view.owned, view.used) == ("cores@default", 2, 6, 5, 3)
+    assert (view.target, view.reason, view.waiting, view.stuck, view.lacks) == (5, "5 do", 7, 0, [])
+
+
+def test_a_pool_without_nodes_says_what_it_lacks() -> None:
+    lacks = [Lack("noop", {"gpus": 1}, 2), Lack("noop", {"gpus": 8}, 1)]
+    view = _pool([], None, PoolBacklog("gpus@default", 3, lacks), silent=True)
+
+    assert (view.nodes, view.capacity, view.target, view.waiting, view.stuck) == (0, 0, None, 3, 3)
+    assert view.reason == "no node is in this pool"
+    assert view.lacks == [
+        "no node of class 'default' offers noop with gpus=1 (2 wait)",
+        "no node of class 'default' offers noop with gpus=8 (1 wait)",
+    ]

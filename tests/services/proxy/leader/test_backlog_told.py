@@ -1,0 +1,163 @@
+"""What waits is told by the leader and read by every replica; an action that is stuck is told why."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from redis.asyncio import Redis
+
+from services.proxy.leader import backlog
+from services.proxy.leader.backlog import reason_of, tell_backlog
+from services.proxy.records.store import Store
+from shared.bus import functions
+from shared.bus.connection import command
+from shared.bus.functions import Advancing, Submission
+from shared.bus.seen import read_seen
+from shared.messages.actions import ACTIONS, ActionSubmitted
+from shared.messages.seen import BatchesSeen, BatchSeen
+from shared.policy.dispatch.backlog import Backlog, Lack, PoolBacklog
+from shared.policy.dispatch.floor import Floor
+from shared.policy.dispatch.life import Life
+from shared.policy.model.formulation import Request, Work
+from tests.services.proxy.mesh import START, StillClock, stage, submitted
+from tests.services.proxy.stores import store_over
+from tests.shared.bus.flaky import Flaky
+from tests.shared.bus.journal import Journal
+from tests.shared.bus.soon import soon
+
+WIDE = stage(cores=999)
+STUCK = [PoolBacklog("cores@default", 3, [Lack("code.run", {"cores": 999}, 1)])]
+WHY = "no node of class 'default' offers code.run with cores=999 now; it waits for one until its budget ends"
+
+
+@pytest.fixture
+def store(valkey: Redis) -> Store:
+    return store_over(valkey)
+
+
+async def submit(journal: Journal, request: ActionSubmitted) -> str:
+    item = Submission(request.action, b"", "", ACTIONS.encode(request))
+    ((_, entry),) = await functions.submit(journal.redis, [item], max_journal=100)
+    return entry
+
+
+async def reason(store: Store, action: str) -> str:
+    stored = await store.action(action)
+    assert stored is not None
+    return await reason_of(store, stored)
+
+
+async def test_before_a_leader_has_spoken_nothing_is_known(store: Store, journal: Journal) -> None:
+    await submit(journal, submitted("a", WIDE))
+
+    assert (await store.pools(), await store.stuck(), await reason(store, "a")) == ([], {}, "")
+
+
+async def test_what_was_told_is_read(store: Store, journal: Journal) -> None:
+    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"b": 1}))
+
+    assert (await store.pools(), await store.stuck()) == (STUCK, {"b": 1})
+
+
+async def test_an_action_that_is_stuck_is_told_why_and_others_are_not(store: Store, journal: Journal) -> None:
+    await submit(journal, submitted("stuck", WIDE))
+    await submit(journal, submitted("fine", stage()))
+    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(STUCK))
+
+    assert (await reason(store, "stuck"), await reason(store, "fine")) == (WHY, "")
+
+
+async def test_the_stage_it_is_in_counts(store: Store, journal: Journal) -> None:
+    await submit(journal, submitted("a", stage("compile"), WIDE))
+    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(STUCK))
+    assert await reason(store, "a") == ""
+
+    await functions.advance(journal.redis, journal.epoch, [Advancing("a", 1, b"[]")])
+    assert await reason(store, "a") == WHY
+
+
+async def test_what_is_answered_meanwhile_is_not_stuck(store: Store, journal: Journal) -> None:
+    entry = await submit(journal, submitted("a", WIDE))
+    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(STUCK))
+    stored = await store.action("a")
+    await journal.finish("a", entry)
+
+    assert stored is not None
+    assert await reason_of(store, stored) == ""
+
+
+# ---- telling -----------------------------------------------------------------------------------------------------
+
+
+def waiting(floor: Floor, name: str, batch: str = "b") -> None:
+    work = Work("run", "code.run", "cores@default", {"cores": 999}, 1.0)
+    floor.enqueue(Life(Request(name, "ada", "t", batch, (1000, 1), (work,), 1e9)))
+
+
+async def test_changes_are_told_until_another_leads(
+    store: Store, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "TOLD_EVERY_S", 0.01)
+    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"former": 1}))
+    floor, flaky = Floor(), Flaky(journal.redis)
+    telling = asyncio.create_task(tell_backlog(flaky, journal.epoch, floor, StillClock()))
+    await soon(lambda: _is(store, {}))
+    flaky.failures = ["before", "after"]
+    waiting(floor, "a")
+    await soon(lambda: _is(store, {"b": 1}))
+    await command(journal.redis, "DEL", "backlog")
+    waiting(floor, "c")
+    await soon(lambda: _is(store, {"b": 2}))
+
+    await functions.resign(journal.redis, "me")
+    await functions.lead(journal.redis, "you", 30.0)
+    waiting(floor, "d")
+    async with asyncio.timeout(20):
+        await telling
+    assert await store.stuck() == {"b": 2}
+    seen = await read_seen(journal.redis)
+    assert seen is not None
+    assert (seen.at, [len(one) for one in seen.batches["b"].queuing]) == (START, [2 * 16])
+
+
+async def test_of_batches_only_changes_are_told_and_first_that_there_are_none(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "TOLD_EVERY_S", 0.01)
+    former = BatchesSeen(1.0, {"gone": BatchSeen([b""], [b""])})
+    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(), former)
+    floor, clock = Floor(), StillClock()
+    telling = asyncio.create_task(tell_backlog(journal.redis, journal.epoch, floor, clock))
+
+    async def seen(*batches: str) -> bool:
+        told = await read_seen(journal.redis)
+        return told is not None and told.batches.keys() == set(batches)
+
+    await soon(seen)
+    clock.now += 1.0
+    waiting(floor, "outside", batch="")
+    await soon(lambda: _waits(store_over(journal.redis), 1))
+    told = await read_seen(journal.redis)
+    assert told == BatchesSeen(START, {}), "what waits outside batches changes nothing of them"
+    waiting(floor, "a")
+    await soon(lambda: seen("b"))
+    floor.dequeue(floor.queued["a"])
+    await soon(seen)
+    telling.cancel()
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x93\x01", b'{"in": "words of another version"}', b"\x81\xa1x\x01"])
+async def test_what_another_version_told_is_nothing_told(store: Store, journal: Journal, raw: bytes) -> None:
+    await command(journal.redis, "HSET", "backlog", "pools", raw, "stuck", raw, "batches", raw)
+
+    assert (await store.pools(), await read_seen(journal.redis)) == ([], None)
+    assert await store.stuck() in ({}, {"x": 1})
+
+
+async def _waits(store: Store, count: int) -> bool:
+    return sum(pool.waiting for pool in await store.pools()) == count
+
+
+async def _is(store: Store, stuck: dict[str, int]) -> bool:
+    return await store.stuck() == stuck

@@ -1,0 +1,249 @@
+"""The leader's writes: in order, repeated whole while Valkey is away, and none after another leader took over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from services.proxy.leader.interpreter import Discard, Forget, Interpreter, Write
+from shared.bus import functions, trajectories
+from shared.bus.connection import command
+from shared.bus.functions import Advancing, Answering, Granting
+from shared.bus.trajectories import Placement, pack
+from shared.messages.environments import EnvironmentSpec
+from tests.shared.bus.flaky import Flaky, When
+from tests.shared.bus.journal import Journal
+from tests.shared.bus.soon import soon
+
+
+class Desk:
+    """An interpreter on a connection that can fail, and what it reported as durable."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.flaky = Flaky(journal.redis)
+        self.reported: list[tuple[str, bool]] = []
+        self.interpreter = Interpreter(self.flaky, journal.epoch, self._answered, keep_batch_s=600.0)
+
+    def _answered(self, answering: Answering, counts: bool) -> None:
+        self.reported.append((answering.action, counts))
+
+    def put(self, *writes: Write) -> None:
+        for write in writes:
+            self.interpreter.put(write)
+
+    async def sent(self) -> list[bytes]:
+        return [fields[1] for _, fields in await command(self.journal.redis, "XRANGE", "grants.n.1", "-", "+")]
+
+    async def all_written(self) -> None:
+        """Until a message has got through that was put when the one before it had: then all flushes before are over."""
+        for name in ("first", "last"):
+            self.put(Granting(name, b"mark"))
+
+            async def came(name: str = name) -> bool:
+                return bool(await command(self.journal.redis, "EXISTS", name))
+
+            await soon(came)
+
+
+@pytest.fixture
+def desk(journal: Journal) -> Desk:
+    return Desk(journal)
+
+
+@asynccontextmanager
+async def running(desk: Desk) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(desk.interpreter.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def to_node(*payloads: bytes) -> list[Write]:
+    return [Granting("grants.n.1", payload) for payload in payloads]
+
+
+def answer(action: str, entry: str, batch: str = "") -> Answering:
+    return Answering(action, entry, batch, f"answer of {action}".encode(), 60)
+
+
+async def test_messages_leave_in_the_order_they_were_put(desk: Desk) -> None:
+    payloads = [b"%d" % number for number in range(1000)]
+    desk.put(*to_node(*payloads[:300]))
+    async with running(desk):
+        desk.put(*to_node(*payloads[300:]))
+        await desk.all_written()
+
+    assert await desk.sent() == payloads
+
+
+async def test_the_order_holds_while_valkey_is_away_and_nothing_is_lost(desk: Desk) -> None:
+    payloads = [b"%d" % number for number in range(600)]
+    desk.flaky.failures = ["before", "after", None, "before", "after"]
+    desk.put(*to_node(*payloads))
+    async with running(desk):
+        await desk.all_written()
+
+    assert list(dict.fromkeys(await desk.sent())) == payloads, "a message may come twice, but never out of turn"
+
+
+async def test_an_answer_is_reported_when_it_is_durable(desk: Desk, journal: Journal) -> None:
+    desk.put(answer("a1", await journal.entry("a1")))
+    async with running(desk):
+        await desk.all_written()
+
+    assert desk.reported == [("a1", True)]
+    assert (await journal.fields("action:a1"))["a"] == b"answer of a1"
+
+
+async def test_an_answer_that_was_given_before_is_reported_as_such(desk: Desk, journal: Journal) -> None:
+    entry = await journal.entry("a1")
+    await journal.finish("a1", entry, answer=b"first")
+    desk.put(answer("a1", entry))
+    async with running(desk):
+        await desk.all_written()
+
+    assert desk.reported == [("a1", False)]
+    assert (await journal.fields("action:a1"))["a"] == b"first"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_an_answer_survives_a_cut_and_is_reported_once(desk: Desk, journal: Journal, when: When) -> None:
+    await journal.open()
+    desk.put(answer("a1", await journal.entry("a1", "b"), "b"))
+    desk.flaky.failures = [when]
+    async with running(desk):
+        await desk.all_written()
+
+    assert desk.reported == [("a1", when == "before")], "after a lost reply only the store knows that it counted"
+    assert await journal.results() == [b"answer of a1"]
+    assert await journal.counts() == ("open", 1, 1)
+
+
+async def test_answers_and_messages_put_together_both_arrive(desk: Desk, journal: Journal) -> None:
+    entry = await journal.entry("a1")
+    await journal.entry("a2")
+    desk.put(*to_node(b"one"), answer("a1", entry), Granting("grants.n.1", b"two", "a2", "1:n"))
+    async with running(desk):
+        await desk.all_written()
+
+    assert await desk.sent() == [b"one", b"two"]
+    assert desk.reported == [("a1", True)]
+    assert (await journal.fields("action:a2"))["g"] == b"1:n"
+
+
+async def test_a_grant_of_the_next_stage_is_marked_after_the_step(desk: Desk, journal: Journal) -> None:
+    await journal.entry("a1")
+    desk.put(Advancing("a1", 1, b"[]"), Granting("grants.n.1", b"stage 1", "a1", "1:n"))
+    async with running(desk):
+        await desk.all_written()
+
+    fields = await journal.fields("action:a1")
+    assert (fields["s"], fields["g"]) == (b"1", b"1:n")
+
+
+async def test_a_wish_to_cancel_is_deleted_only_after_what_came_of_it_is_written(desk: Desk, journal: Journal) -> None:
+    entry = await journal.entry("a1")
+    await functions.cancel(journal.redis, "a1", "asked")
+    ((asked, _),) = await command(journal.redis, "XREVRANGE", "actions", "+", "-", "COUNT", 1)
+    desk.put(answer("a1", entry), Discard(asked.decode()))
+    async with running(desk):
+        await desk.all_written()
+
+    assert [name for name in desk.flaky.sent if name != "send_grants"] == ["answer_actions", "discard"]
+    assert await journal.cancels() == []
+
+
+async def test_who_is_deposed_stops_and_writes_nothing_more(desk: Desk, journal: Journal) -> None:
+    entry = await journal.entry("a1")
+    await functions.resign(journal.redis, "me")
+    await functions.lead(journal.redis, "you", 30.0)
+    desk.put(*to_node(b"late"), answer("a1", entry), Advancing("a1", 1, b"[]"), Discard(entry))
+
+    async with asyncio.timeout(20):
+        await desk.interpreter.run()
+
+    assert desk.interpreter.deposed
+    assert (await desk.sent(), desk.reported, await journal.unanswered()) == ([], [], ["a1"])
+    assert "s" not in await journal.fields("action:a1")
+
+
+async def test_who_is_told_so_by_others_stops_before_the_next_flush(desk: Desk) -> None:
+    desk.interpreter.deposed = True
+    desk.put(*to_node(b"late"))
+
+    async with asyncio.timeout(20):
+        await desk.interpreter.run()
+
+    assert desk.flaky.sent == []
+
+
+def begins(action: str, node: str) -> Granting:
+    """The grant that trajectory t1's environment begins with."""
+    return Granting("grants.n.1", node.encode(), action, f"1:{node}", "t1", pack(Placement(node, {"memory_mb": 64})))
+
+
+async def homes(desk: Desk) -> dict[str, str]:
+    found = [chunk async for chunk in trajectories.read_placements(desk.journal.redis)]
+    return {name: place.node for chunk in found for name, place in chunk.items()}
+
+
+async def test_an_environment_that_was_not_made_may_begin_anew_in_the_same_breath(desk: Desk) -> None:
+    await desk.journal.entry("a1")
+    desk.put(begins("a1", "n"), Forget("t1", "unmade", "no memory"), begins("a1", "m"))
+    async with running(desk):
+        await desk.all_written()
+
+    assert await homes(desk) == {"t1": "m"}
+    assert await desk.sent() == [b"n", b"m"]
+
+
+async def test_what_begins_and_ends_in_one_breath_is_forgotten(desk: Desk) -> None:
+    await desk.journal.entry("a1")
+    desk.put(begins("a1", "n"), Forget("t1", "lost", "it died"))
+    async with running(desk):
+        await desk.all_written()
+
+    assert await homes(desk) == {}
+
+
+async def test_how_a_trajectory_ended_is_written_down(desk: Desk) -> None:
+    await trajectories.open_trajectory(
+        desk.journal.redis, "t1", EnvironmentSpec(), idempotency_key="", digest=b"", most=1, keep_s=60.0,
+        node_class="default", fields={},
+    )  # fmt: skip
+    desk.put(Forget("t1", "expired", "its time is over"))
+    async with running(desk):
+        await desk.all_written()
+
+    fields = await desk.journal.fields("trajectory:t1")
+    assert (fields["state"], fields["reason"]) == (b"expired", b"its time is over")
+
+
+class Dying(Interpreter):
+    """Its process ends before any answer is written."""
+
+    async def _finish(self, answers: list[Answering]) -> list[bool]:
+        raise RuntimeError(f"{len(answers)} answers are not written")
+
+
+async def test_that_a_trajectory_has_ended_is_not_written_before_the_verdict_in_it(journal: Journal) -> None:
+    """A successor that knew the end would answer `environment-lost` without looking for the verdict."""
+    await trajectories.open_trajectory(
+        journal.redis, "t1", EnvironmentSpec(), idempotency_key="", digest=b"", most=1, keep_s=60.0,
+        node_class="default", fields={},
+    )  # fmt: skip
+    entry = await journal.entry("a1")
+    dying = Dying(journal.redis, journal.epoch, lambda _, __: None, keep_batch_s=600.0)
+    for write in (Forget("t1", "expired", "its time is over"), answer("a1", entry)):
+        dying.put(write)
+    with pytest.raises(RuntimeError, match="1 answers"):
+        await dying._flush()
+
+    assert (await journal.fields("trajectory:t1"))["state"] == b"open"
+    assert await journal.unanswered() == ["a1"]

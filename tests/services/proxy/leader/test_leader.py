@@ -1,0 +1,382 @@
+"""The leader between streams and dispatcher: what each entry makes it write."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from services.proxy.leader.leader import Leader
+from shared.bus.functions import Answering, Granting
+from shared.bus.tail import Tail
+from shared.messages.actions import CancelAsked
+from shared.messages.batches import BATCHES, RolloutProgress
+from shared.messages.grants import Granted, InventoryAsked, Revoked, ShareSet
+from shared.messages.nodes import NODES
+from shared.messages.outcomes import Started
+from shared.messages.targets import TARGETS, CompletionExpected, TargetSet
+from tests.services.proxy.mesh import (
+    EPOCH,
+    START,
+    Notes,
+    StillClock,
+    answers,
+    discards,
+    entry,
+    granted,
+    held,
+    hello,
+    inventory,
+    journalled,
+    leader_of,
+    outcome,
+    said,
+    stage,
+    steps,
+    submitted,
+    told,
+)
+
+
+class Term:
+    """A leader with one node of four cores that has told its inventory."""
+
+    def __init__(self) -> None:
+        self.clock = StillClock()
+        self.notes = Notes()
+        self.leader: Leader = leader_of(self.notes, self.clock)
+
+    def take(self, *entries: Any) -> list[Any]:
+        self.leader.take(list(entries))
+        self.leader.dispatcher.check()
+        return self.notes.take()
+
+
+@pytest.fixture
+def term() -> Term:
+    term = Term()
+    term.take(said(hello()), said(inventory()))
+    return term
+
+
+def body(answer: Answering) -> dict[str, Any]:
+    return msgspec.json.decode(answer.answer, type=dict[str, Any])
+
+
+def test_a_node_gets_nothing_before_it_has_told_what_it_holds() -> None:
+    term = Term()
+
+    writes = term.take(journalled(submitted("a")), said(hello()))
+    assert told(writes) == [InventoryAsked(epoch=EPOCH)]
+
+    assert [one.action for one in granted(term.take(said(inventory())))] == ["a"]
+
+
+def test_an_inventory_for_another_leader_does_not_count() -> None:
+    term = Term()
+    term.take(journalled(submitted("a")), said(hello()))
+
+    assert term.take(said(inventory(epoch=EPOCH - 1))) == []
+
+
+def test_a_request_becomes_a_grant_with_everything_the_node_needs(term: Term) -> None:
+    work = stage(cores=2, timeout_s=9.0)
+
+    (write,) = term.take(journalled(submitted("a", work, budget_s=100.0)))
+
+    assert isinstance(write, Granting)
+    assert (write.action, write.mark) == ("a", "1:n")
+    assert granted([write]) == [
+        Granted(
+            action="a", epoch=EPOCH, attempt=1, tenant="ada", stage=0, work="code.run", params=b"{}",
+            units={"cores": 2}, timeout_s=9.0, budget_s=100.0,
+        )
+    ]  # fmt: skip
+
+
+def test_an_entry_that_is_read_again_changes_nothing(term: Term) -> None:
+    first = journalled(submitted("a"))
+    term.take(first)
+
+    assert term.take(first) == []
+
+
+def test_a_verdict_becomes_the_answer_of_its_journal_entry(term: Term) -> None:
+    request = journalled(submitted("a", batch="b"), index=3)
+    term.take(request)
+    term.clock.now += 2.0
+
+    (answer,) = term.take(said(outcome("a", score=0.5, output=b'{"x":1}')))
+
+    assert (answer.action, answer.entry, answer.batch, answer.keep_s) == ("a", request.id, "b", 60)
+    read = body(answer)
+    assert (read["ended"], read["score"], read["index"], read["output"]) == ("ok", 0.5, 3, {"x": 1})
+    assert (read["arrived_at"], read["act"]["total_s"], read["act"]["execution_s"]) == (START, 2.0, 0.5)
+    assert term.leader.unanswered == {}
+
+
+def test_a_repeated_outcome_answers_once(term: Term) -> None:
+    term.take(journalled(submitted("a")))
+
+    assert len(term.take(said(outcome("a")), said(outcome("a")))) == 1
+    assert term.take(said(outcome("a"))) == []
+
+
+def test_of_two_verdicts_in_one_read_the_answer_is_the_first(term: Term) -> None:
+    term.take(journalled(submitted("a")))
+
+    (answer,) = term.take(said(outcome("a", score=0.25)), said(outcome("a", attempt=2, passed=False, score=0.0)))
+
+    assert (body(answer)["passed"], body(answer)["score"]) == (True, 0.25)
+
+
+def test_a_late_repeat_of_an_earlier_stage_does_not_lend_its_score(term: Term) -> None:
+    term.take(journalled(submitted("a", stage("compile"), stage("run"))))
+    term.take(said(outcome("a", stage=0, score=1.0)))
+
+    last, repeat = outcome("a", stage=1, passed=False, score=0.0), outcome("a", stage=0, score=1.0)
+    (answer,) = term.take(said(last), said(repeat))
+
+    assert (body(answer)["passed"], body(answer)["score"]) == (False, 0.0)
+
+
+def test_two_stages_that_end_in_one_read_are_both_counted(term: Term) -> None:
+    term.take(journalled(submitted("a", stage("compile"), stage("run"))))
+
+    writes = term.take(said(outcome("a", stage=0, execution_s=1.0)), said(outcome("a", stage=1, execution_s=2.0)))
+
+    assert [one["execution_s"] for one in body(answers(writes)[0])["stages"]] == [1.0, 2.0]
+    assert answers(writes)[0].unqueued_end_ms == round(1000 * (START + 1.0 + 2.0)), "it arrived, and was executed"
+
+
+def test_a_stage_that_passed_moves_the_request_on_with_what_was_measured(term: Term) -> None:
+    term.take(journalled(submitted("a", stage("compile"), stage("run"))))
+
+    writes = term.take(said(outcome("a", execution_s=1.5)))
+
+    (step,) = steps(writes)
+    assert (step.action, step.stage) == ("a", 1)
+    assert [(one["name"], one["execution_s"]) for one in msgspec.json.decode(step.carried)] == [("compile", 1.5)]
+    assert [(one.stage, one.attempt) for one in granted(writes)] == [(1, 1)]
+    assert writes.index(step) < writes.index(next(one for one in writes if isinstance(one, Granting)))
+
+
+def test_each_write_names_the_outcome_that_it_rests_on_once(term: Term) -> None:
+    term.take(journalled(submitted("a", stage("compile"), stage("run"))), journalled(submitted("b")))
+    compiled, ran, refused = said(outcome("a")), said(outcome("a", stage=1)), said(outcome("b", status="refused"))
+
+    (step,) = steps(term.take(compiled))
+    assert step.outcome == compiled.id
+    assert [one.outcome for one in answers(term.take(ran, refused))] == [ran.id, refused.id]
+
+
+def test_an_answer_without_a_new_outcome_drops_none(term: Term) -> None:
+    term.take(journalled(submitted("a", stage("compile"), stage("run"))))
+    term.take(said(outcome("a")))
+    term.take(journalled(CancelAsked(action="a", reason="asked")))
+
+    (answer,) = answers(term.take(said(outcome("a", stage=1, status="cancelled", passed=None, score=None))))
+
+    assert (body(answer)["ended"], answer.outcome) == ("cancelled", "")
+
+
+def test_a_failed_stage_is_the_end(term: Term) -> None:
+    term.take(journalled(submitted("a", stage("compile"), stage("run"))))
+
+    (answer,) = term.take(said(outcome("a", passed=False, score=0.0)))
+
+    assert (body(answer)["passed"], len(body(answer)["stages"])) == (False, 1)
+
+
+def test_a_timeout_has_the_tasks_score(term: Term) -> None:
+    term.take(journalled(submitted("a")))
+
+    (answer,) = term.take(said(outcome("a", status="timeout", passed=None, score=None)))
+
+    assert (body(answer)["ended"], body(answer)["score"], "mask" in body(answer)) == ("timeout", -1.0, False)
+
+
+def test_what_is_lost_runs_again_and_is_masked_in_the_end(term: Term) -> None:
+    term.take(journalled(submitted("a")))
+    lost: dict[str, Any] = {"status": "lost", "passed": None, "score": None, "reason": "the walls fell"}
+
+    for attempt in (1, 2):
+        writes = term.take(said(outcome("a", attempt=attempt, **lost)))
+        assert [one.attempt for one in granted(writes)] == [attempt + 1]
+    (answer,) = term.take(said(outcome("a", attempt=3, **lost)))
+
+    assert (body(answer)["ended"], body(answer)["mask"], "score" in body(answer)) == ("sandbox-lost", True, False)
+
+
+def test_a_refusal_is_told_and_masked(term: Term) -> None:
+    term.take(journalled(submitted("a")))
+
+    (answer,) = term.take(said(outcome("a", status="refused", passed=None, score=None, reason="no such language")))
+
+    assert (body(answer)["ended"], body(answer)["mask"]) == ("refused", True)
+    assert body(answer)["reason"] == "no such language"
+
+
+def test_a_queued_action_is_cancelled_at_once_and_the_wish_discarded(term: Term) -> None:
+    term.take(journalled(submitted("big", stage(cores=4))), journalled(submitted("a")))
+    wish = journalled(CancelAsked(action="a", reason="not needed"))
+
+    answer, discard = term.take(wish)
+
+    assert (answer.action, body(answer)["ended"], body(answer)["reason"]) == ("a", "cancelled", "not needed")
+    assert discards([discard]) == [wish.id]
+
+
+def test_a_running_action_is_revoked_and_answered_when_the_node_confirms(term: Term) -> None:
+    term.take(journalled(submitted("a")), said(Started(action="a", node="n", epoch=EPOCH, attempt=1)))
+
+    writes = term.take(journalled(CancelAsked(action="a")))
+    assert told(writes) == [Revoked(action="a", epoch=EPOCH, attempt=1)]
+    assert answers(writes) == []
+
+    (answer,) = term.take(said(outcome("a", status="cancelled", passed=None, score=None)))
+    assert body(answer)["ended"] == "cancelled"
+
+
+def test_a_cancelled_batch_takes_its_queued_requests_with_it(term: Term) -> None:
+    term.take(*(journalled(submitted(f"a{number}", stage(cores=4), batch="b")) for number in range(3)))
+
+    writes = term.take(journalled(CancelAsked(batch="b", reason="cancelled")))
+
+    assert sorted(one.action for one in answers(writes)) == ["a1", "a2"]
+    assert [type(one) for one in told(writes)] == [Revoked]
+
+
+def test_a_wish_counts_for_what_was_submitted_before_it_and_not_for_what_came_after(term: Term) -> None:
+    term.take(journalled(submitted("big", stage(cores=4))))
+
+    before, wish, after = [
+        journalled(submitted("a1", batch="b")),
+        journalled(CancelAsked(batch="b")),
+        journalled(submitted("a2", batch="b")),
+    ]
+    writes = term.take(before, wish, after)
+
+    assert [one.action for one in answers(writes)] == ["a1"]
+    assert "a2" in term.leader.unanswered
+
+
+def test_outcomes_before_an_inventory_are_taken_before_it(term: Term) -> None:
+    """Else what has finished would look lost."""
+    term.take(journalled(submitted("a")))
+    term.clock.now += 60.0  # overdue: the leader asks again
+    assert InventoryAsked(epoch=EPOCH) in told(term.take(said(hello(), at=term.clock.now)))
+
+    writes = term.take(said(outcome("a")), said(inventory()))
+
+    assert [body(one)["ended"] for one in answers(writes)] == ["ok"]
+    assert granted(writes) == []
+
+
+def test_what_a_node_holds_and_nobody_wants_is_revoked() -> None:
+    term = Term()
+    term.take(said(hello()))
+
+    assert told(term.take(said(inventory(held("gone", attempt=2))))) == [Revoked(action="gone", epoch=EPOCH, attempt=2)]
+
+
+def test_a_target_is_kept_with_its_reason(term: Term) -> None:
+    target = TargetSet(pool="cores@default", units=2, decided_at=START, reason="quiet")
+
+    term.take(entry(TARGETS, target))
+
+    assert term.leader.reasons == {"cores@default": "quiet"}
+    assert term.leader.dispatcher.floor.pool("cores@default").target == 2
+
+
+def test_an_earlier_expected_completion_goes_first(term: Term) -> None:
+    term.take(
+        journalled(submitted("big", stage(cores=4))),
+        journalled(submitted("late", stage(cores=4, timeout_s=100.0), batch="b1")),
+        journalled(submitted("soon", stage(cores=4, timeout_s=100.0), batch="b2")),
+    )
+
+    term.take(entry(TARGETS, CompletionExpected(batch="b2", at=START + 1)))
+
+    assert [one.action for one in granted(term.take(said(outcome("big"))))] == ["soon"]
+
+
+def test_while_no_planner_lives_the_nodes_own_what_all_work_takes(term: Term) -> None:
+    target = TargetSet(pool="cores@default", units=0, decided_at=START, reason="no batch is open")
+    term.take(entry(TARGETS, target), *(journalled(submitted(name, batch="b")) for name in "abc"))
+    term.leader.planned(lives=True)
+    assert term.notes.take() == []
+
+    term.leader.planned(lives=False)
+
+    writes = term.notes.take()
+    assert told(writes)[0] == ShareSet(epoch=EPOCH, resource="cores", units=3)
+    assert [one.action for one in granted(writes)] == ["b", "c"]
+
+
+def test_what_a_trainer_says_of_its_rollout_is_for_the_planner_alone(term: Term) -> None:
+    reported = RolloutProgress(batch="b", at=START, generating=3, tokens=17.0)
+
+    assert term.take(entry(BATCHES, reported), journalled(submitted("a", batch="b")))
+    assert term.take(entry(BATCHES, reported)) == []
+
+
+class Turns(Tail):
+    """Empty turns, with time passing before each."""
+
+    def __init__(self, reader: Redis, clock: StillClock, *pauses: float) -> None:
+        super().__init__(reader, {NODES: "0"})
+        self._clock = clock
+        self._pauses = pauses
+
+    async def batches(self) -> AsyncIterator[list[Any]]:
+        for pause in self._pauses:
+            self._clock.now += pause
+            yield []
+
+
+@pytest.mark.parametrize(
+    ("pauses", "known"), [((30.0,), True), ((2.5,) * 5, False)], ids=["valkey was away", "the node was silent"]
+)
+async def test_silence_while_valkey_was_away_is_not_the_nodes(
+    term: Term, reader: Redis, pauses: tuple[float, ...], known: bool
+) -> None:
+    await term.leader.run(Turns(reader, term.clock, *pauses))
+
+    assert ("n" in term.leader.dispatcher.floor.nodes) == known
+
+
+async def test_a_deposed_leader_stops_at_its_next_turn(reader: Redis) -> None:
+    term = Term()
+    term.notes.deposed = True
+
+    await term.leader.run(Tail(reader, {NODES: "0"}, block_s=0.01))
+
+    assert term.notes.take() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"stages": ()}, "no stages"),
+        ({"stages": (msgspec.structs.replace(stage(), cost={"slots": (-5, 2)}),)}, "units that cannot be"),
+        ({"stages": (msgspec.structs.replace(stage(), cost={"slots": (2, 1)}),)}, "units that cannot be"),
+        ({"stages": (msgspec.structs.replace(stage(), timeout_s=float("inf")),)}, "no time limit"),
+        ({"budget_s": float("nan")}, "not finite"),
+    ],
+)
+def test_an_entry_that_cannot_be_scheduled_is_answered_and_harms_no_other(
+    term: Term, change: dict[str, Any], why: str
+) -> None:
+    """It would be met again by every leader to come."""
+    poison = msgspec.structs.replace(submitted("poison"), **change)
+
+    writes = term.take(journalled(poison), journalled(submitted("a")))
+
+    (answer,) = answers(writes)
+    assert (answer.action, body(answer)["ended"], body(answer)["mask"]) == ("poison", "refused", True)
+    assert why in body(answer)["reason"]
+    assert [one.action for one in granted(writes)] == ["a"]

@@ -1,0 +1,285 @@
+"""The leader and trajectories: what their entries make it write, to whom, and in which order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.proxy.leader.interpreter import Forget
+from services.proxy.leader.leader import Leader
+from shared.bus.functions import Answering, Granting
+from shared.bus.trajectories import Placement
+from shared.messages.actions import CancelAsked, CloseAsked
+from shared.messages.environments import EnvironmentSpec
+from shared.messages.grants import EnvironmentClosed, ImageWanted
+from shared.messages.outcomes import ImagesChanged
+from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
+from tests.services.proxy.mesh import (
+    EPOCH,
+    SPEC,
+    START,
+    Notes,
+    StillClock,
+    acting,
+    answers,
+    discards,
+    ended,
+    entry,
+    forgotten,
+    granted,
+    hello,
+    inventory,
+    journalled,
+    leader_of,
+    outcome,
+    said,
+    told,
+)
+
+
+class Term:
+    """A leader with one node that can make environments and has told its inventory."""
+
+    def __init__(self, *, memory_mb: int = 4096) -> None:
+        self.clock = StillClock()
+        self.notes = Notes()
+        self.leader: Leader = leader_of(self.notes, self.clock)
+        self.take(said(hello(memory_mb=memory_mb)), said(inventory()))
+
+    def take(self, *entries: Any) -> list[Any]:
+        self.leader.take(list(entries))
+        self.leader.dispatcher.check()
+        return self.notes.take()
+
+
+@pytest.fixture
+def term() -> Term:
+    return Term()
+
+
+def close(trajectory: str = "t1") -> Any:
+    return journalled(CloseAsked(trajectory=trajectory))
+
+
+def body(answer: Answering) -> dict[str, Any]:
+    return msgspec.json.decode(answer.answer, type=dict[str, Any])
+
+
+def ends(writes: list[Any]) -> list[tuple[str, str]]:
+    return [(body(one)["id"], body(one)["ended"]) for one in answers(writes)]
+
+
+def test_the_first_action_brings_its_environment_and_is_written_with_its_place(term: Term) -> None:
+    (write,) = term.take(journalled(acting("a")))
+
+    assert isinstance(write, Granting)
+    assert (write.trajectory, msgspec.msgpack.decode(write.placement, type=Placement)) == (
+        "t1",
+        Placement("n", {"memory_mb": 512}),
+    )
+    (grant,) = granted([write])
+    assert (grant.trajectory, grant.environment, grant.work) == ("t1", SPEC, "env.bash")
+
+
+def test_later_ones_act_in_what_is_there(term: Term) -> None:
+    term.take(journalled(acting("a")))
+    term.take(said(outcome("a")))
+
+    (write,) = term.take(journalled(acting("b")))
+
+    assert (write.trajectory, write.placement) == ("", b"")
+    assert [(one.trajectory, one.environment) for one in granted([write])] == [("t1", None)]
+
+
+def test_actions_of_one_trajectory_go_one_at_a_time_in_their_order(term: Term) -> None:
+    writes = term.take(*(journalled(acting(name)) for name in "abc"), journalled(acting("x", "t2")))
+    assert [one.action for one in granted(writes)] == ["a", "x"]
+
+    assert [one.action for one in granted(term.take(said(outcome("a"))))] == ["b"]
+    assert [one.action for one in granted(term.take(said(outcome("b"))))] == ["c"]
+
+
+def test_an_answer_names_its_trajectory(term: Term) -> None:
+    term.take(journalled(acting("a")))
+
+    (answer,) = answers(term.take(said(outcome("a"))))
+
+    assert body(answer)["trajectory"] == "t1"
+
+
+def test_closing_ends_the_environment_which_is_forgotten_when_its_node_says_so(term: Term) -> None:
+    term.take(journalled(acting("a")), journalled(acting("b")))
+    term.take(said(outcome("a")), said(outcome("b")))
+    closing = close()
+
+    writes = term.take(closing)
+
+    assert told(writes) == [EnvironmentClosed(epoch=EPOCH, trajectory="t1")]
+    assert discards(writes) == [closing.id]
+    assert forgotten(writes) == [], "the node has not said that it is gone"
+    gone = term.take(said(ended(how="closed", reason="closed")))
+    assert [(one.trajectory, one.ended) for one in forgotten(gone)] == [("t1", "closed")]
+
+
+def test_closing_while_one_runs_and_one_waits_answers_both(term: Term) -> None:
+    term.take(journalled(acting("a")), journalled(acting("b")))
+
+    writes = term.take(close())
+    assert ends(writes) == [("b", "cancelled")]
+    assert [type(one).__name__ for one in told(writes)] == ["Revoked", "EnvironmentClosed"]
+
+    assert ends(term.take(said(outcome("a", status="cancelled")))) == [("a", "cancelled")]
+
+
+def test_closing_what_no_action_ever_began_forgets_it_at_once(term: Term) -> None:
+    closing = close()
+
+    writes = term.take(closing)
+
+    assert [one.trajectory for one in forgotten(writes)] == ["t1"]
+    assert (told(writes), discards(writes)) == ([], [closing.id])
+
+
+def test_an_action_that_was_journalled_before_its_trajectory_closed_is_not_begun(term: Term) -> None:
+    writes = term.take(journalled(acting("a")), close(), journalled(acting("b")))
+
+    assert [one.action for one in granted(writes)] in ([], ["a"])
+    assert "b" in dict(ends(writes))
+
+
+def test_an_environment_that_ended_by_itself_is_forgotten_and_what_comes_after_is_lost(term: Term) -> None:
+    term.take(journalled(acting("a")))
+
+    writes = term.take(said(outcome("a")), said(ended()), journalled(acting("b")))
+
+    assert ends(writes) == [("a", "ok"), ("b", "environment-lost")]
+    assert forgotten(writes) == [Forget("t1", "expired", "its time is over")]
+
+
+def test_an_outcome_counts_before_the_end_that_follows_it(term: Term) -> None:
+    term.take(journalled(acting("a")))
+
+    writes = term.take(said(outcome("a", output=b'{"exit_code":0}')), said(ended(how="lost", reason="it died")))
+
+    (answer,) = answers(writes)
+    assert (body(answer)["ended"], body(answer)["output"]) == ("ok", {"exit_code": 0})
+
+
+def test_a_lost_environment_is_told_as_that_and_masked(term: Term) -> None:
+    term.take(journalled(acting("a")))
+    term.take(said(outcome("a")), journalled(acting("b")))
+
+    writes = term.take(said(outcome("b", status="environment-lost", passed=None, reason="it was killed")))
+
+    (answer,) = answers(writes)
+    assert (body(answer)["ended"], body(answer)["mask"], body(answer).get("passed")) == ("environment-lost", True, None)
+
+
+def test_an_attempt_that_could_not_make_it_leaves_the_trajectory_to_begin_anew(term: Term) -> None:
+    term.take(journalled(acting("a")))
+
+    writes = term.take(said(outcome("a", status="lost", passed=None, reason="no memory", environment_stands=False)))
+
+    assert [(one.trajectory, one.ended) for one in forgotten(writes)] == [("t1", "unmade")]
+    again = granted(writes)
+    assert [(one.action, one.attempt, one.environment) for one in again] == [("a", 2, SPEC)]
+
+
+def test_what_it_holds_of_its_node_is_free_when_it_has_ended() -> None:
+    term = Term(memory_mb=600)
+    term.take(journalled(acting("a")), said(outcome("a")))
+
+    assert granted(term.take(journalled(acting("b", "t2")))) == [], "512 of 600 MB are held"
+    assert [one.trajectory for one in granted(term.take(said(ended())))] == ["t2"]
+
+
+def test_an_environment_that_an_image_makes_needs_a_node_that_can(term: Term) -> None:
+    image = EnvironmentSpec(image="python:3.11")
+    assert granted(term.take(journalled(acting("a", spec=image)))) == []
+
+    docker = msgspec.structs.replace(hello("m", memory_mb=4096), runtimes=["docker"])
+    writes = term.take(said(docker), said(inventory(node="m")))
+
+    assert [one.action for one in granted(writes, "m")] == ["a"]
+
+
+def test_an_environment_nobody_asked_for_is_ended(term: Term) -> None:
+    writes = term.take(said(hello("m", memory_mb=4096)), said(inventory(node="m", stays=("t9",))))
+
+    assert EnvironmentClosed(epoch=EPOCH, trajectory="t9") in told(writes, "m")
+
+
+def test_cancelling_one_action_leaves_its_trajectory_open(term: Term) -> None:
+    term.take(journalled(acting("a")), journalled(acting("b")))
+    term.take(journalled(CancelAsked(action="a")))
+
+    writes = term.take(said(outcome("a", status="cancelled", passed=None)))
+
+    assert ends(writes) == [("a", "cancelled")]
+    assert [one.action for one in granted(writes)] == ["b"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        msgspec.structs.replace(acting("a"), environment=None),
+        msgspec.structs.replace(acting("a"), trajectory=""),
+        msgspec.structs.replace(acting("a"), stages=acting("a").stages * 2),
+    ],
+)
+def test_an_entry_that_would_break_every_leader_is_refused(term: Term, wrong: Any) -> None:
+    assert ends(term.take(journalled(wrong))) == [("a", "refused")]
+
+
+# ---- images --------------------------------------------------------------------------------------------------------
+
+
+def expected(*images: str, node_class: str = "default", at: float = START) -> Any:
+    message = EnvironmentsExpected(images=list(images), node_class=node_class, memory_mb=16)
+    return entry(TRAJECTORIES, message, at=at)
+
+
+@pytest.fixture
+def docked(term: Term) -> Term:
+    """With three more nodes that run images, one of another class."""
+    for name, node_class in (("m", "default"), ("o", "default"), ("other", "big")):
+        greeting = msgspec.structs.replace(hello(name, memory_mb=64), runtimes=["docker"], node_class=node_class)
+        term.take(said(greeting), said(inventory(node=name)))
+    return term
+
+
+def pulls(writes: list[Any]) -> list[list[str]]:
+    return [
+        [one.image for one in told(writes, node) if isinstance(one, ImageWanted)] for node in ("n", "m", "o", "other")
+    ]
+
+
+def test_one_node_of_the_class_that_runs_images_is_told_to_pull_one(docked: Term) -> None:
+    assert pulls(docked.take(expected("a:1", "b:2"))) == [[], ["a:1"], ["b:2"], []]
+    assert pulls(docked.take(expected("a:1"), expected("docker.io/library/b:2"))) == [[]] * 4
+
+
+def test_where_no_class_is_named_any_may_be(docked: Term) -> None:
+    assert pulls(docked.take(expected("a:1", "b:1", "c:1", node_class=""))) == [[], ["a:1"], ["b:1"], ["c:1"]]
+
+
+def test_a_node_that_has_the_image_is_known_by_its_inventory_and_its_reports(docked: Term) -> None:
+    changed = ImagesChanged(node="o", incarnation=inventory(node="o").incarnation, here=["a:1", "b:latest"])
+    docked.take(said(changed))
+    assert pulls(docked.take(expected("a:1", "b"))) == [[]] * 4
+    docked.take(said(msgspec.structs.replace(changed, here=[], gone=["a:1"])))
+    assert pulls(docked.take(expected("a:1"))) == [[], ["a:1"], [], []]
+
+
+def test_a_hint_of_long_ago_is_left_alone(docked: Term) -> None:
+    assert pulls(docked.take(expected("a:1", at=START - 61.0))) == [[]] * 4
+
+
+def test_the_first_action_goes_where_its_image_is(docked: Term) -> None:
+    incarnation = inventory(node="o").incarnation
+    docked.take(said(ImagesChanged(node="o", incarnation=incarnation, here=["a:1"])))
+    spec = EnvironmentSpec(image="docker.io/library/a:1", memory_mb=32)
+    (write,) = docked.take(journalled(msgspec.structs.replace(acting("a"), environment=spec)))
+    assert write.stream.startswith("grants.o.")

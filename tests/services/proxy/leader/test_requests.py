@@ -1,0 +1,115 @@
+"""From journal entries to what the dispatcher knows: amounts, stays, and entries that no leader may meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.proxy.leader.requests import to_end, to_granted, to_request, to_stay, to_work, unschedulable
+from shared.messages.environments import EnvironmentSpec
+from shared.policy.model.elasticity import Elasticity
+from shared.policy.model.formulation import Grant, Stay
+from tests.services.proxy.mesh import SPEC, acting, journalled, outcome, stage, submitted
+
+AMDAHL = Elasticity("amdahl", serial=0.1)
+
+
+def cored(fewest: int, most: int, **rest: Any) -> Any:
+    return msgspec.structs.replace(stage(), cost={"cores": (fewest, most)}, **rest)
+
+
+def test_of_a_range_every_amount_may_be_granted() -> None:
+    work = to_work(cored(2, 5, elasticity=AMDAHL, duration_s=3.0))
+
+    assert (dict(work.units), work.amounts, work.elasticity, work.duration_s) == (
+        {"cores": 2},
+        (2, 3, 4, 5),
+        AMDAHL,
+        3.0,
+    )
+
+
+def test_of_a_set_only_its_own() -> None:
+    assert to_work(cored(1, 8, amounts=(1, 2, 8))).amounts == (1, 2, 8)
+
+
+def test_of_a_fixed_amount_there_is_nothing_to_choose() -> None:
+    assert to_work(cored(3, 3)).amounts == ()
+
+
+@pytest.mark.parametrize(
+    ("image", "kind", "pulled"),
+    [("local", "runtime.local", ""), ("docker.io/library/python", "runtime.docker", "python:latest")],
+)
+def test_an_action_of_a_trajectory_stays_where_its_environment_can_be_made(image: str, kind: str, pulled: str) -> None:
+    spec = EnvironmentSpec(image=image, memory_mb=300)
+
+    request = to_request(journalled(acting("a", "t7", spec=spec)))
+
+    assert request.stay == Stay("t7", kind, {"memory_mb": 300}, pulled, starts=1)
+    assert not request.stages[0].repeatable
+
+
+def test_looking_may_be_repeated() -> None:
+    assert to_request(journalled(acting("a", kind="env.read"))).stages[0].repeatable
+
+
+def test_others_stay_nowhere() -> None:
+    assert to_stay(submitted("a")) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"cost": {"cores": (1, 5000)}},
+        {"amounts": (2, 1)},
+        {"amounts": (1, 1, 2)},
+        {"amounts": (2, 4)},
+        {"amounts": (1, 9)},
+        {"duration_s": float("nan")},
+        {"duration_s": 0.0},
+        {"elasticity": Elasticity("amdahl", serial=float("nan"))},
+        {"elasticity": Elasticity("power", exponent=2.0)},
+        {"elasticity": Elasticity("table", ((4, 0.9), (2, 0.9)))},
+        {"elasticity": Elasticity("table", ((0, 0.9),))},
+        {"elasticity": Elasticity("table", ((2, 0.0),))},
+        {"elasticity": Elasticity("table", ((1, 5e-324),))},
+        {"cost": {"cores": (0, 4)}, "elasticity": AMDAHL},
+    ],
+)
+def test_what_cannot_be_scaled_so_is_not_met(wrong: dict[str, Any]) -> None:
+    work = cored(1, 8, **wrong) if "cost" not in wrong else msgspec.structs.replace(stage(), **wrong)
+
+    assert "run" in unschedulable(submitted("a", work))
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        {"amounts": (1, 2, 8)},
+        {"elasticity": AMDAHL, "duration_s": 0.5},
+        {"elasticity": Elasticity("table", ((1, 1.0), (8, 0.5)))},
+        {},
+    ],
+)
+def test_what_can_is(right: dict[str, Any]) -> None:
+    assert unschedulable(submitted("a", cored(1, 8, **right))) == ""
+
+
+def test_a_trajectory_is_told_what_its_environment_is_where_that_begins() -> None:
+    request = acting("a")
+
+    begun, later = (
+        to_granted(7, Grant("a", "n", 1, 0, {"cores": 3}, 9.0, begins=begins), request) for begins in (True, False)
+    )
+
+    assert (begun.environment, later.environment) == (SPEC, None)
+    assert begun.trajectory == later.trajectory == "t1"
+    assert begun.units == {"cores": 3}
+
+
+def test_an_end_says_whether_the_environment_stands() -> None:
+    assert to_end(outcome("a")).environment_stands
+    assert not to_end(outcome("a", status="lost", environment_stands=False)).environment_stands

@@ -1,0 +1,85 @@
+"""Opening batches: the workflow is kept as it was, in words that a replica of an older version reads too."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+from redis.asyncio import Redis
+
+from services.proxy.records.batchbook import BatchBook
+from services.proxy.records.disk import StoreDisk
+from services.proxy.records.ids import Ids
+from services.proxy.records.registries import Registries
+from services.proxy.records.taskbook import TaskBook
+from shared.api.batches import BatchOpening
+from shared.api.tasks import StageTemplate, Task
+from shared.bus.connection import command
+from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
+from tests.services.proxy.mesh import StillClock
+from tests.services.proxy.stores import store_over
+
+SINCE = {"timeout_score", "error_score", "exception_score"}
+"""Fields of a stage that came later, and are refused by who does not know them."""
+
+
+async def kept(valkey: Redis, stage: StageTemplate) -> tuple[Task, Task, bytes]:
+    """A task, and what a batch of it says of it: read, and as it stands."""
+    tasks = TaskBook(valkey)
+    declared = Task(stages=[stage])
+    await tasks.put("ada", "t", declared)
+    store = store_over(valkey)
+    clock = StillClock()
+    book = BatchBook(
+        valkey,
+        store,
+        tasks,
+        clock,
+        await Ids.load(valkey, clock),
+        Registries("docker.io"),
+        disk=StoreDisk([], reserve_bytes=0),
+        keep_batch_s=60.0,
+    )
+    view, _ = await book.open("ada", "t", BatchOpening())
+    assert re.fullmatch("b[0-9a-f]{24}", view.id), "96 random bits"
+    found = await store.batch(view.id)
+    assert found is not None
+    return declared, Task.model_validate_json(found.workflow), found.workflow
+
+
+async def test_a_batch_keeps_the_task_it_was_opened_with(valkey: Redis) -> None:
+    stage = StageTemplate(name="s", kind="code.run", params={"memory_mb": None}, timeout_score=-2.0)
+
+    declared, read, _ = await kept(valkey, stage)
+
+    assert read == declared
+
+
+async def test_what_a_stage_leaves_open_is_not_written(valkey: Redis) -> None:
+    declared, read, raw = await kept(valkey, StageTemplate(name="s", kind="code.run", params={"memory_mb": None}))
+
+    (stage,) = msgspec.json.decode(raw)["stages"]
+    assert (stage.keys() & SINCE, stage["params"]) == (set(), {"memory_mb": None})
+    assert read == declared
+
+
+async def test_images_that_its_trajectories_will_need_are_passed_on(valkey: Redis) -> None:
+    tasks = TaskBook(valkey)
+    await tasks.put("ada", "t", Task(stages=[StageTemplate(name="s", kind="noop")]))
+    clock = StillClock()
+    book = BatchBook(
+        valkey,
+        store_over(valkey),
+        tasks,
+        clock,
+        await Ids.load(valkey, clock),
+        Registries("docker.io"),
+        disk=StoreDisk([], reserve_bytes=0),
+        keep_batch_s=60.0,
+    )
+
+    await book.open("ada", "t", BatchOpening())
+    await book.open("ada", "t", BatchOpening(images=["python:3.11", "b"]))
+
+    rows = await command(valkey, "XRANGE", TRAJECTORIES.name, "-", "+")
+    assert [TRAJECTORIES.decode(fields[1]) for _, fields in rows] == [EnvironmentsExpected(images=["python:3.11", "b"])]

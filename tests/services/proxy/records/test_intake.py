@@ -1,0 +1,183 @@
+"""Digests and what the journal's word means to a caller."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from services.proxy.records.disk import StoreDisk
+from services.proxy.records.ids import random_id
+from services.proxy.records.intake import Accepted, Intake, digest_of, of_action
+from services.proxy.records.memory import ValkeyMemory
+from shared.api.requests import ActionRequest
+from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
+from shared.runtime.errors import BadRequest, Conflict, NotFound, Overloaded, TreadleError
+from tests.shared.bus.flaky import Flaky
+from tests.shared.bus.journal import Journal
+
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,7}", fullmatch=True)
+stages = st.builds(
+    StageWork,
+    name=names,
+    kind=st.sampled_from(["noop", "sleep"]),
+    pool=st.sampled_from(["cores@default", "slots@default"]),
+    cost=st.dictionaries(st.sampled_from(["cores", "slots"]), st.tuples(st.integers(0, 9), st.integers(0, 9))),
+    timeout_s=st.sampled_from([1.0, 10.0]),
+    params=st.dictionaries(names, st.integers(0, 9), max_size=2).map(msgspec.json.encode),
+)
+
+
+@given(st.lists(stages, max_size=3), st.lists(stages, max_size=3), st.sampled_from([0.0, 1.0]))
+def test_requests_have_the_same_digest_only_when_they_are_the_same(
+    one: list[StageWork], other: list[StageWork], priority: float
+) -> None:
+    assert (digest_of(one, priority) == digest_of(other, priority)) == (one == other)
+    assert digest_of(one, priority) != digest_of(one, priority + 1)
+
+
+# ---- submitting ----------------------------------------------------------------------------------------------------
+
+
+def noop(request_id: str | None = None, *, echo: str = "") -> ActionSubmitted:
+    params = msgspec.Raw(msgspec.json.encode({"echo": echo}))
+    return of_action(id_of(request_id), "ada", ActionRequest(kind="noop", params=params, request_id=request_id))
+
+
+def id_of(request_id: str | None, batch: str = "") -> str:
+    """The same for the same request in the same place."""
+    return random_id() if request_id is None else f"r{request_id}{batch}".replace(" ", "")
+
+
+def in_batch(request_id: str, batch: str = "b") -> ActionSubmitted:
+    return msgspec.structs.replace(noop(request_id), action=id_of(request_id, batch), batch=batch)
+
+
+def intake(redis: Redis, *, max_journal: int = 1000, disk: StoreDisk | None = None) -> Intake:
+    return Intake(
+        redis,
+        max_journal=max_journal,
+        patience_s=5.0,
+        disk=disk or StoreDisk((), reserve_bytes=0),
+        memory=ValkeyMemory(redis),
+    )
+
+
+async def test_an_accepted_action_is_in_the_journal_as_it_was_submitted(valkey: Redis, journal: Journal) -> None:
+    submitted = noop("r1", echo="hi")
+
+    assert await intake(valkey).submit(submitted) == Accepted(submitted.action, repeated=False)
+    assert await journal.said(ACTIONS) == [submitted]
+
+
+async def test_a_repeat_is_said_to_be_one(valkey: Redis, journal: Journal) -> None:
+    door = intake(valkey)
+
+    assert [(await door.submit(noop("r1"))).repeated for _ in range(2)] == [False, True]
+    assert len(await journal.unanswered()) == 1
+
+
+async def test_callers_that_come_together_share_round_trips(valkey: Redis, journal: Journal) -> None:
+    flaky = Flaky(valkey)
+    door = intake(flaky)
+
+    accepted = await asyncio.gather(*(door.submit(noop(f"r{number}")) for number in range(600)))
+
+    assert not any(one.repeated for one in accepted)
+    assert await journal.unanswered() == [one.action for one in accepted]
+    assert len(flaky.sent) < 10
+
+
+async def test_a_submission_whose_reply_was_lost_is_journalled_once(valkey: Redis, journal: Journal) -> None:
+    flaky = Flaky(valkey)
+    flaky.failures = ["after", "before"]
+
+    await intake(flaky).submit(noop("r1"))
+
+    assert len(await journal.unanswered()) == 1
+
+
+async def test_the_same_id_with_another_body_is_told_apart(valkey: Redis) -> None:
+    door = intake(valkey)
+    await door.submit(noop("r1", echo="one"))
+
+    with pytest.raises(Conflict, match="'r1' was used with another body"):
+        await door.submit(noop("r1", echo="two"))
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "says"),
+    [
+        ("none", NotFound, "no batch 'none'; it was never opened"),
+        ("sealed", Conflict, "is sealed and takes no more"),
+        ("small", Conflict, "already has its 1 requests"),
+    ],
+)
+async def test_a_batch_that_takes_no_more_says_why(
+    valkey: Redis, journal: Journal, batch: str, error: type[TreadleError], says: str
+) -> None:
+    await journal.open("sealed")
+    await journal.open("small", size=1)
+    await journal.submit("a1", batch="sealed")
+    await journal.submit("a2", batch="small")
+    await journal.end("sealed", "sealed")
+
+    with pytest.raises(error, match=says):
+        await intake(valkey).submit(in_batch("r1", batch))
+
+
+async def test_a_full_journal_says_when_to_come_back(valkey: Redis) -> None:
+    door = intake(valkey, max_journal=1)
+    await door.submit(noop("r1"))
+
+    with pytest.raises(Overloaded) as refusal:
+        await door.submit(noop("r2"))
+    assert refusal.value.retry_after_s > 0
+
+
+async def test_while_the_disk_is_short_nothing_new_is_accepted_and_repeats_are(
+    valkey: Redis, journal: Journal, tmp_path: Path
+) -> None:
+    disk = StoreDisk([tmp_path], reserve_bytes=0)
+    door = intake(valkey, disk=disk)
+    await door.submit(noop("r1"))
+    disk.measure()
+    assert disk.space is not None
+    disk.data_set_bytes = disk.space.total_bytes + 1
+    ends = await asyncio.gather(door.submit(noop("r1")), door.submit(noop("r2")), return_exceptions=True)
+    assert isinstance(ends[0], Accepted)
+    assert ends[0].repeated
+    assert isinstance(ends[1], Overloaded)
+    assert "the disk of the stores" in str(ends[1])
+    assert "MiB free, and new work needs" in str(ends[1])
+    assert len(await journal.unanswered()) == 1
+
+
+async def test_one_refusal_leaves_the_others_of_its_round_trip_alone(valkey: Redis, journal: Journal) -> None:
+    door = intake(valkey)
+    await door.submit(noop("first leaves alone"))
+    ends = await asyncio.gather(
+        *(door.submit(one) for one in (noop("r1"), in_batch("r2", "none"), noop("r3"))), return_exceptions=True
+    )
+
+    assert [type(end) for end in ends] == [Accepted, NotFound, Accepted]
+    assert len(await journal.unanswered()) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "says"),
+    [
+        ("dance", b"{}", "unknown kind 'dance'"),
+        ("noop", b'{"ekko": ""}', "params of noop: .*ekko"),
+        ("sleep", b"{}", "params of sleep: .*seconds"),
+        ("noop", b"[]", "params of noop"),
+    ],
+)
+def test_an_action_that_means_nothing_is_refused_with_what_is_wrong(kind: str, params: bytes, says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        of_action("a1", "ada", ActionRequest(kind=kind, params=msgspec.Raw(params)))

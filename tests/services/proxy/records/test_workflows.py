@@ -1,0 +1,171 @@
+"""From a task's stages and a request's parameters to work, or to what is wrong with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.proxy.records.workflows import Workflow, plain_action
+from shared.api.requests import ActionRequest
+from shared.api.tasks import StageTemplate, Task
+from shared.messages.kinds import KINDS, NEEDS_NO_CORE
+from shared.runtime.errors import BadRequest
+
+
+def workflow(*stages: dict[str, Any]) -> Workflow:
+    templates = [StageTemplate.model_validate({"name": f"s{place}", **stage}) for place, stage in enumerate(stages)]
+    return Workflow.of("ada", "t", Task(stages=templates))
+
+
+def raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def params_of(flow: Workflow, params: Any, **own: Any) -> list[Any]:
+    stages = flow.resolve(raw(params), {name: raw(value) for name, value in own.items()})
+    return [msgspec.json.decode(stage.params) for stage in stages]
+
+
+TWO = workflow({"kind": "code.run"}, {"kind": "code.asserts", "params": {"tests": "assert True", "timeout_s": 3}})
+
+
+def test_a_parameter_goes_to_every_stage_whose_kind_has_it() -> None:
+    assert params_of(TWO, {"code": "x", "stdin": "only the first reads it", "entry_point": "only the second"}) == [
+        {"code": "x", "stdin": "only the first reads it"},
+        {"code": "x", "tests": "assert True", "timeout_s": 3, "entry_point": "only the second"},
+    ]
+
+
+def test_a_request_lies_over_its_template_and_a_stages_own_over_both() -> None:
+    first, second = params_of(TWO, {"code": "x", "timeout_s": 4}, s1={"timeout_s": 5})
+    assert ("timeout_s" in first, second["timeout_s"]) == (False, 5)
+
+    assert params_of(TWO, {"code": "x", "timeout_s": 4})[1]["timeout_s"] == 4
+    assert params_of(TWO, {"code": "x"}, s0={"code": "y"})[0]["code"] == "y"
+
+
+def test_one_request_leaves_no_trace_in_the_next() -> None:
+    params_of(TWO, {"code": "x", "timeout_s": 4}, s1={"tests": "assert False"})
+
+    assert params_of(TWO, {"code": "x"})[1] == {"code": "x", "tests": "assert True", "timeout_s": 3}
+
+
+@pytest.mark.parametrize(
+    ("params", "own", "says"),
+    [
+        ({"code": "x", "kode": "y"}, {}, "no stage of task 't' has a parameter 'kode'"),
+        ({"code": "x"}, {"s9": {}}, "task 't' has no stage 's9'"),
+        ({"code": "x"}, {"s0": {"tests": ""}}, r"params of stage 's0' \(code.run\): .*tests"),
+        ({}, {}, r"params of stage 's0' \(code.run\): .*code"),
+        ({"code": 1}, {}, r"params of stage 's0' .*\$.code"),
+        ({"code": "x", "timeout_s": -1}, {}, r"params of stage 's1' \(code.asserts\): .*timeout_s"),
+        ([], {}, "params: "),
+        ({"code": "x"}, {"s1": []}, "stage_params.s1: "),
+    ],
+)
+def test_what_does_not_fit_is_named(params: Any, own: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        params_of(TWO, params, **own)
+
+
+def test_what_is_no_json_is_named() -> None:
+    with pytest.raises(BadRequest, match="params is not JSON: "):
+        TWO.resolve(msgspec.Raw(b"{nonsense"), {})
+
+
+@given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=4), st.text(max_size=5))
+def test_every_stage_gets_what_its_kind_knows_and_nothing_else(kinds: list[str], code: str) -> None:
+    flow = workflow(*({"kind": kind} for kind in kinds))
+    known = {name for kind in kinds for name in KINDS[kind].__struct_fields__}
+    given_params = {
+        name: value
+        for name, value in {
+            "code": code, "tests": [] if "code.stdio" in kinds else "", "module": "", "solution_str": "",
+            "response": "", "gold": "", "seconds": 0.0,
+        }.items()
+        if name in known
+    }  # fmt: skip
+    if {"code.asserts", "code.stdio"} <= set(kinds):
+        return  # one name, two types: such a task must use stage_params
+
+    resolved = flow.resolve(raw(given_params), {})
+
+    for stage, kind in zip(resolved, kinds, strict=True):
+        params = msgspec.json.decode(stage.params, type=KINDS[kind])
+        assert msgspec.to_builtins(params).items() <= {**given_params, **msgspec.to_builtins(params)}.items()
+        assert msgspec.json.decode(stage.params).keys() == given_params.keys() & set(KINDS[kind].__struct_fields__)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_work_takes_a_core_unless_its_kind_only_waits(kind: str) -> None:
+    (stage,) = workflow({"kind": kind}).stages
+
+    resource = "slots" if kind in NEEDS_NO_CORE else "cores"
+    assert (stage.formulation.cost, stage.pool) == ({resource: (1, 1)}, f"{resource}@default")
+
+
+@pytest.mark.parametrize(
+    ("units", "cost", "pool", "counted"),
+    [
+        ({"cores": 2}, {"cores": (2, 2)}, "cores@big", 2),
+        ({"memory": 4, "cores": [1, 8]}, {"memory": (4, 4), "cores": (1, 8)}, "cores@big", 1),
+        ({"chunks": 2, "memory": 4}, {"chunks": (2, 2), "memory": (4, 4)}, "chunks@big", 2),
+        ({}, {}, "slots@big", 0),
+    ],
+)
+def test_a_stage_queues_where_its_units_say(units: Any, cost: Any, pool: str, counted: int) -> None:
+    (stage,) = workflow({"kind": "code.run", "units": units, "node_class": "big", "timeout_s": 7}).stages
+
+    assert (stage.formulation.cost, stage.pool, stage.plan().units) == (cost, pool, counted)
+    assert stage.plan().timeout_s == 7
+
+
+def test_a_stage_carries_the_score_it_names_for_its_time_limit_and_only_that() -> None:
+    flow = workflow({"kind": "noop", "timeout_score": -2.5}, {"kind": "noop"})
+
+    assert [stage.timeout_score for stage in flow.resolve(raw({}), {})] == [-2.5, None]
+
+
+@pytest.mark.parametrize("units", [{"cores": 0}, {"cores": [0, 4]}, {"slots": 1}, {}])
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_what_runs_in_a_sandbox_needs_a_core(kind: str, units: dict[str, Any]) -> None:
+    flow = workflow({"kind": kind, "units": units})
+
+    if kind in NEEDS_NO_CORE or kind == "answer.match":
+        flow.check()
+    else:
+        with pytest.raises(BadRequest, match="needs a core"):
+            flow.check()
+
+
+def test_matching_needs_a_core_where_it_searches() -> None:
+    given = {"response": "a", "gold": "a"}
+    flow = workflow({"kind": "answer.match", "units": {"slots": 1}})
+    flow.resolve(raw(given), {})
+
+    with pytest.raises(BadRequest, match=r"'s0' \(answer.match\) runs in a sandbox and needs a core"):
+        flow.resolve(raw({**given, "extract": "a"}), {})
+    with pytest.raises(BadRequest, match="needs a core"):
+        workflow({"kind": "answer.match", "units": {"slots": 1}, "params": {"extract": "a"}}).check()
+
+
+@pytest.mark.parametrize("units", [{"cores": 0}, {"gpus": 1}])
+def test_a_plain_action_needs_a_core_as_well(units: dict[str, int]) -> None:
+    body = msgspec.Raw(b'{"code": ""}')
+
+    with pytest.raises(BadRequest, match=r"code\.run runs in a sandbox and needs a core"):
+        plain_action(ActionRequest(kind="code.run", params=body, units=units))
+    plain_action(ActionRequest(kind="noop", units=units))
+
+
+def test_a_plain_action_is_one_stage_with_its_parameters_as_they_came() -> None:
+    body = msgspec.Raw(b'{ "seconds" : 1.0 }')
+
+    stage = plain_action(ActionRequest(kind="sleep", params=body, timeout_s=9, units={"cores": 2}, node_class="big"))
+
+    assert (stage.kind, stage.params, stage.timeout_s) == ("sleep", bytes(body), 9)
+    assert (stage.cost, stage.pool) == ({"cores": (2, 2)}, "cores@big")

@@ -1,0 +1,83 @@
+"""A dispatcher in virtual time on hosts that never fail: who starts when."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.model.formulation import Answer, Command, Grant, Request, SetShare
+from shared.policy.resources.ledger import Node
+
+
+@dataclass(slots=True)
+class Clockwork:
+    """Executes every grant for as long as `lasts` says, then reports it ok."""
+
+    nodes: Iterable[Node]
+    lasts: Callable[[Request], float]
+    dispatcher: Dispatcher = field(default_factory=Dispatcher)
+    now: float = 0.0
+    started: dict[str, float] = field(default_factory=dict)
+    """Action -> when its newest stage was granted, in the order of the grants."""
+    answered: dict[str, str] = field(default_factory=dict)
+    shares: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(node, resource) -> units it was last told to own."""
+    _requests: dict[str, Request] = field(default_factory=dict)
+    _agenda: list[tuple[float, int, Ended | Request]] = field(default_factory=list)
+    _serial: int = 0
+
+    def __post_init__(self) -> None:
+        for node in self.nodes:
+            self.do(self.dispatcher.node_said_hello(self.now, node))
+            self.do(self.dispatcher.inventory_taken(self.now, node.name, node.incarnation, {}))
+
+    def at(self, when: float, event: Ended | Request) -> None:
+        """This happens then."""
+        self._serial += 1
+        heapq.heappush(self._agenda, (when, self._serial, event))
+
+    def submit(self, *requests: Request) -> None:
+        """Now, together."""
+        self._requests.update((request.id, request) for request in requests)
+        self.do(self.dispatcher.submitted(self.now, requests))
+
+    def do(self, commands: Iterable[Command]) -> None:
+        """What the dispatcher wants done is done at once."""
+        for command in commands:
+            match command:
+                case Grant():
+                    self.started.pop(command.action, None)
+                    self.started[command.action] = self.now
+                    lasts = self.lasts(self._requests[command.action])
+                    ended = Ended(
+                        command.action, command.node, command.attempt, command.stage, "ok", True, 0.0, lasts
+                    )  # fmt: skip
+                    self.at(self.now + lasts, ended)
+                case Answer():
+                    self.answered[command.action] = command.ended
+                case SetShare():
+                    self.shares[command.node, command.resource] = command.units
+                case _:
+                    pass
+
+    def run(self, until: float = float("inf")) -> None:
+        """Everything that happens until then, in order."""
+        while self._agenda and self._agenda[0][0] <= until:
+            self.now, _, event = heapq.heappop(self._agenda)
+            if isinstance(event, Request):
+                self.submit(event)
+            else:
+                self.do(self.dispatcher.finished(self.now, [event]))
+            self.dispatcher.check()
+        if until < float("inf"):
+            self.now = until
+
+    def tick(self, when: float) -> None:
+        """Nothing happens until then but what was going to; then the clock is heard."""
+        self.run(when)
+        for name in self.dispatcher.floor.nodes:
+            node = self.dispatcher.floor.nodes[name]
+            assert self.dispatcher.node_seen(when, name, node.incarnation)
+        self.do(self.dispatcher.ticked(when))

@@ -1,0 +1,169 @@
+"""What is on record about a dispatcher's world, and what may never stand there.
+
+It knows nothing of the bookkeeping of the dispatcher: it asserts what a bystander sees to be wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from shared.policy.dispatch.backlog import survey, why_stuck
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.dispatch.standing import standings
+from shared.policy.model.formulation import Answer, Command, Grant, Request, StageAct
+from shared.policy.resources.ledger import Node
+from tests.shared.policy.dispatch.dispatch_hosts import Gone, Host, Inventory
+
+MOST_ATTEMPTS = 3
+
+
+@dataclass(slots=True)
+class Books:
+    """Hosts, store and streams, and the leader of the moment."""
+
+    hosts: dict[str, Host]
+    now: float = 1000.0
+    epoch: int = 0
+    leader: Dispatcher = field(default_factory=Dispatcher)
+    journal: dict[str, Request] = field(default_factory=dict)
+    marks: dict[str, tuple[int, str]] = field(default_factory=dict)
+    steps: dict[str, tuple[int, tuple[StageAct, ...]]] = field(default_factory=dict)
+    carried: dict[tuple[str, int], tuple[StageAct, ...]] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)
+    outcomes: list[Ended | Inventory | Gone] = field(default_factory=list)
+    read: int = 0
+    """How much of `outcomes` the leader has read."""
+    writes: list[tuple[str, Command]] = field(default_factory=list)
+    """What the leader has decided and not yet written, and the incarnation it goes to."""
+    told: dict[str, set[str]] = field(default_factory=dict)
+    """Node -> incarnations whose inventory this leader has taken."""
+    shares: dict[tuple[str, str], int] = field(default_factory=dict)
+    """What this leader last told each incarnation to own: (incarnation, resource) -> units."""
+    sent: set[tuple[str, int, int]] = field(default_factory=set)
+    """(action, stage, attempt) ever sent to a host."""
+    executed: list[tuple[str, int]] = field(default_factory=list)
+    """(action, stage) of every execution that was ever begun."""
+    waited: int = 0
+    """Grants that had to wait in a host's line."""
+    recalled: int = 0
+    """Grants of what had been taken back from a line."""
+    planned: bool = True
+    """A planner lives, as far as its lease says."""
+    starved: int = 0
+    """How often work waited for want of units while no planner lived, and owned all there are."""
+    cancels: set[str] = field(default_factory=set)
+    placements: dict[str, tuple[str, dict[str, int]]] = field(default_factory=dict)
+    """Trajectory -> where the store says that it lives, and what it holds there."""
+    over: dict[str, str] = field(default_factory=dict)
+    """Trajectory -> how the store says that it ended."""
+    began: set[str] = field(default_factory=set)
+    """Trajectories for which an environment was begun that has not been told as unmade."""
+    troubled: set[str] = field(default_factory=set)
+    """Hosts that were ever away, and trajectories whose environment ever ended."""
+    widened: int = 0
+    """Grants of more than the fewest units."""
+    hellos: list[tuple[float, Node]] = field(default_factory=list)
+
+    # ---- decisions and answers ---------------------------------------------------------------------------------
+
+    def _fits_its_work(self, grant: Grant) -> None:
+        """It is granted what it asks for: the fewest, or more of what scales, by an amount that is allowed."""
+        work = self.requests[grant.action].stages[grant.stage]
+        if grant.units != work.units:
+            resource = work.pool.partition("@")[0]
+            assert grant.units[resource] in work.amounts, f"it cannot use so many: {grant}"
+            assert {**grant.units, resource: work.units[resource]} == work.units, f"not what it asks for: {grant}"
+            self.widened += 1
+
+    def _adds_up(self, answer: Answer) -> None:
+        """Queueing and execution are parts of the time that has passed; what was never sent only queued."""
+        passed_s = self.now - self.requests[answer.action].arrival[0] / 1000
+        parts = [part for act in answer.acts for part in (act.queue_s, act.execution_s)]
+        parts += [answer.queue_s, answer.execution_s]
+        told = f"{answer} after {passed_s} s"
+        assert min(parts) >= 0, f"less than no time: {told}"
+        assert sum(parts) <= passed_s + 0.001, f"more time than has passed: {told}"
+        if all(action != answer.action for action, _, _ in self.sent):
+            assert abs(answer.queue_s - passed_s) < 0.001, f"it never left, and its time is not queueing: {told}"
+
+    def judge(self, answer: Answer) -> None:
+        """Is this what the world has seen?"""
+        request = self.requests[answer.action]
+        ends = [one for one in self.outcomes if isinstance(one, Ended) and one.action == answer.action]
+        last = len(request.stages) - 1
+        verdicts = {(end.stage, end.status, end.passed) for end in ends if end.status in ("ok", "timeout")}
+        match answer.ended:
+            case "ok":
+                passed_all = all(any((stage, "ok", p) in verdicts for p in (True, None)) for stage in range(last + 1))
+                failed = any(status == "ok" and passed is False for _, status, passed in verdicts)
+                assert passed_all or failed, f"a verdict was made up: {answer} of {verdicts}"
+            case "timeout":
+                assert any(status == "timeout" for _, status, _ in verdicts), f"a timeout was made up: {answer}"
+            case "cancelled":
+                assert answer.action in self.cancels, f"nobody asked to cancel {answer}"
+            case "expired":
+                late = request.start_by_s is not None
+                assert late or self.now >= request.deadline_s, f"its time has not come: {answer}"
+            case "refused":
+                assert any(end.status == "refused" for end in ends), f"nobody refused {answer}"
+            case "environment-lost":
+                assert request.stay is not None, f"it has no environment: {answer}"
+                assert self.troubled, f"its environment has never been lost: {answer}"
+            case "unknown-outcome":
+                assert any(not stage.repeatable for stage in request.stages), f"it can be repeated: {answer}"
+            case "node-lost" | "sandbox-lost":
+                tried = {key for key in self.sent if key[0] == answer.action}
+                assert any(attempt >= MOST_ATTEMPTS for _, _, attempt in tried), f"given up early: {answer}"
+        stages = [act.name for act in answer.acts]
+        assert stages == [stage.name for stage in request.stages][: len(stages)], f"stages are told in order: {answer}"
+
+    # ---- at any time -------------------------------------------------------------------------------------------
+
+    def check_shares(self) -> None:
+        """Every node that is ready knows what it owns of a pool that the planner scales."""
+        for pool in self.leader.floor.pools.values():
+            if pool.target is not None:
+                nodes = [node for node in self.leader.floor.nodes_of(pool) if node.ready]
+                owned = 0
+                for node in nodes:
+                    told = self.shares.get((node.incarnation, pool.resource))
+                    assert told == node.share.get(pool.resource), f"{node.name} was told {told} of {pool.resource}"
+                    owned += told or 0
+                capacity = sum(node.capacity.get(pool.resource, 0) for node in nodes)
+                assert owned >= min(capacity, pool.target), f"{pool.name} owns less than its target"
+                if not self.planned and pool.queue:
+                    self.starved += 1
+                    assert owned == capacity, f"{pool.name}: work waits for want of a target, and no planner lives"
+
+    def check_backlog(self) -> None:
+        """What is said to wait waits, and what is said to be stuck could run on no node the leader knows."""
+        floor = self.leader.floor
+        told = survey(floor)
+        waiting = Counter(life.work.pool for life in floor.queued.values())
+        assert {pool.name: pool.waiting for pool in told.pools} == waiting
+        stuck = [life for life in floor.queued.values() if why_stuck(life.work, told.pools, life.request.stay)]
+        for life in stuck:
+            nodes = floor.nodes_of(floor.pool(life.work.pool))
+            assert not any(life.could_run_on(node) for node in nodes), f"not stuck: {life}"
+        assert sum(pool.stuck for pool in told.pools) <= len(stuck)
+        assert sum(told.stuck.values()) <= sum(pool.stuck for pool in told.pools)
+        if not floor.nodes:
+            assert len(stuck) == sum(waiting.values()), "all is stuck where there are no nodes"
+
+    def check_standings(self) -> None:
+        """Every unanswered request of a batch stands in one place, and runs where it has units."""
+        told = standings(self.leader.floor)
+        lives = [life for life in self.leader.lives.values() if life.request.batch]
+        assert told.keys() == {life.request.batch for life in lives}
+        for name, batch in told.items():
+            mine = [life for life in lives if life.request.batch == name]
+            for stage, (queuing, running) in enumerate(zip(batch.queuing, batch.running, strict=True)):
+                here = [life for life in mine if life.stage == stage]
+                waits = [life for life in here if not life.booked and life.state != "cancelling"]
+                assert sorted(queuing[::2]) == sorted(life.request.arrival[0] / 1000 for life in waits)
+                assert len(running) == 3 * sum(life.booked for life in here)
+                for arrived_s, began_s in zip(running[::3], running[2::3], strict=True):
+                    assert arrived_s <= began_s + 0.001, f"{name}: it began before it came"
+                    assert began_s <= self.now, f"{name}: it has not begun yet"

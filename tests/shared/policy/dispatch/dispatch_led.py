@@ -1,0 +1,146 @@
+"""The leader of a dispatcher's world: what it reads, decides and writes, and what its death takes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.model.formulation import (
+    Advance,
+    Answer,
+    AskInventory,
+    CloseEnvironment,
+    Command,
+    ForgetTrajectory,
+    Grant,
+    Revoke,
+    SetShare,
+)
+from shared.policy.resources.ledger import Node
+from tests.shared.policy.dispatch.dispatch_books import MOST_ATTEMPTS, Books
+from tests.shared.policy.dispatch.dispatch_hosts import Gone
+
+NODE_LOST_S = 10.0
+
+
+@dataclass(slots=True)
+class Led(Books):
+    """A world as its leader meets it."""
+
+    def take_over(self) -> None:
+        """The leader is gone with what it had not written; another one rebuilds its mind from the store."""
+        self.epoch += 1
+        self.writes, self.told, self.shares = [], {}, {}
+        self.leader = Dispatcher(max_attempts=MOST_ATTEMPTS, node_lost_s=NODE_LOST_S)
+        self.do(self.leader.planned(self.now, self.planned))
+        for trajectory, ended in self.over.items():
+            self.leader.trajectory_ended(trajectory, ended)
+        for trajectory, (host, units) in self.placements.items():
+            self.leader.trajectory_placed(trajectory, host, units)
+        self.do(self.leader.submitted(self.now, self.journal.values()))
+        for action in list(self.journal):
+            if action in self.leader.lives and (action in self.marks or action in self.steps):
+                stage, acts = self.steps.get(action, (0, ()))
+                attempt, host = self.marks.get(action, (0, ""))
+                self.leader.resumed(self.now, action, stage, attempt, acts, host)
+        for at, hello in self.hellos:
+            if self.now - at < NODE_LOST_S:
+                fresh = Node(hello.name, hello.incarnation, hello.node_class, hello.capacity, hello.kinds)
+                fresh.lines_up = hello.lines_up
+                self.do(self.leader.node_said_hello(self.now, fresh))
+        self.read = 0
+        self.lead_reads(len(self.outcomes))
+
+    def lead_reads(self, most: int) -> None:
+        """The leader reads on: runs of outcomes together, as its shell does."""
+        entries = self.outcomes[self.read : self.read + most]
+        self.read += len(entries)
+        ends: list[Ended] = []
+        for entry in entries:
+            if isinstance(entry, Ended):
+                ends.append(entry)
+                continue
+            self.do(self.leader.finished(self.now, ends))
+            ends = []
+            if isinstance(entry, Gone):
+                gone = (entry.node, entry.incarnation, entry.trajectory, entry.ended, "so be it")
+                self.do(self.leader.environment_ended(self.now, *gone))
+                continue
+            if entry.epoch == self.epoch:
+                self.told.setdefault(entry.node, set()).add(entry.incarnation)
+                account = (entry.held, entry.environments)
+                self.do(self.leader.inventory_taken(self.now, entry.node, entry.incarnation, *account))
+        self.do(self.leader.finished(self.now, ends))
+
+    def do(self, commands: Iterable[Command]) -> None:
+        """The leader's decisions, on their way to be written; looked at as they are made."""
+        for command in commands:
+            if isinstance(command, Grant):
+                node = self.leader.floor.nodes[command.node]
+                assert node.incarnation in self.told.get(node.name, ()), f"{node.name} has not told what it holds"
+                recalls = self.leader.lives[command.action].recalls
+                self.recalled += recalls > 0
+                assert 1 <= command.attempt <= MOST_ATTEMPTS + recalls, f"attempts are bounded: {command}"
+                self._fits_its_work(command)
+            if isinstance(command, SetShare):
+                node = self.hosts[command.node].hello()
+                assert 0 <= command.units <= node.capacity[command.resource], f"not to be owned: {command}"
+                self.shares[node.incarnation, command.resource] = command.units
+            if isinstance(command, Advance):
+                self.carried[command.action, command.stage] = tuple(self.leader.lives[command.action].acts)
+            if isinstance(command, Answer):
+                self._adds_up(command)
+            to = "" if isinstance(command, Answer | Advance | ForgetTrajectory) else self.address(command.node)
+            self.writes.append((to, command))
+
+    def address(self, name: str) -> str:
+        """The incarnation that the leader knows under this name; where it has none, the newest that said hello."""
+        node = self.leader.floor.nodes.get(name)
+        return node.incarnation if node is not None else self.hosts[name].incarnation
+
+    def write(self, most: int) -> None:
+        """The oldest decisions become durable, one after the other."""
+        for _ in range(min(most, len(self.writes))):
+            incarnation, command = self.writes.pop(0)
+            match command:
+                case Answer():
+                    self._answer(command)
+                case Advance():
+                    self.steps[command.action] = (command.stage, self.carried[command.action, command.stage])
+                    self.marks.pop(command.action, None)
+                case Grant():
+                    assert (command.action, command.stage, command.attempt) not in self.sent, f"sent twice: {command}"
+                    self.sent.add((command.action, command.stage, command.attempt))
+                    self.marks[command.action] = (command.attempt, command.node)
+                    stay = self.requests[command.action].stay
+                    if command.begins and stay is not None:
+                        self.placements[stay.trajectory] = (command.node, dict(stay.units))
+                    self._send(incarnation, command)
+                case ForgetTrajectory():
+                    self.placements.pop(command.trajectory, None)
+                    if command.ended != "unmade":
+                        self.over.setdefault(command.trajectory, command.ended)
+                case _:
+                    self._send(incarnation, command)
+
+    def tear(self) -> None:
+        """The leader dies over a write: its answers are gone, though what it sent in the same breath has arrived."""
+        writes, self.writes = self.writes, []
+        for kinds in (ForgetTrajectory, Advance, (Grant, Revoke, AskInventory, SetShare, CloseEnvironment)):
+            self.writes = [one for one in writes if isinstance(one[1], kinds)]
+            self.write(len(self.writes))
+        self.take_over()
+
+    def _send(self, incarnation: str, message: Command) -> None:
+        for host in self.hosts.values():
+            if host.incarnation == incarnation:
+                host.inbox.append((self.epoch, message))
+
+    def _answer(self, answer: Answer) -> None:
+        assert answer.action not in self.answers, f"answered twice: {self.answers[answer.action]}, {answer}"
+        del self.journal[answer.action]
+        self.marks.pop(answer.action, None)
+        self.steps.pop(answer.action, None)
+        self.answers[answer.action] = answer
+        self.judge(answer)

@@ -1,0 +1,233 @@
+"""The world around a dispatcher, reduced to what can go wrong in it.
+
+Hosts run what reaches them, lose messages with their lives, and report late; a store keeps marks and answers; leaders
+die with what they had not written (`dispatch_led`). What is wrong in it says `dispatch_books`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shared.policy.dispatch.dispatcher import Ended
+from shared.policy.model.formulation import AskInventory, CloseEnvironment, Grant, Request, Revoke, TrajectoryEnd
+from tests.shared.policy.dispatch.dispatch_hosts import Gone, Host, Inventory, Run
+from tests.shared.policy.dispatch.dispatch_led import Led
+
+
+@dataclass(slots=True)
+class World(Led):
+    """Hosts that are at work, and time that passes."""
+
+    def __post_init__(self) -> None:
+        for host in self.hosts.values():
+            self.hellos.append((self.now, host.hello()))
+        self.take_over()
+
+    # ---- hosts -------------------------------------------------------------------------------------------------
+
+    def deliver(self, host: Host, most: int) -> None:
+        """A host reads the next messages that were sent to it."""
+        for _ in range(min(most, len(host.inbox)) if host.alive else 0):
+            epoch, message = host.inbox.pop(0)
+            match message:
+                case Grant() if not self._has_its_home(host, message):
+                    self._tell(host, Run(message, self.now), "environment-lost")
+                case CloseEnvironment():
+                    self.close_home(host, message.trajectory)
+                case Grant():
+                    begun = host.take(message, self.now)
+                    self.waited += message.action in host.line
+                    self._begun(begun)
+                case Revoke() if message.action in host.line:
+                    if host.line[message.action].grant.attempt == message.attempt:
+                        run = host.line.pop(message.action).waited(self.now)
+                        self._tell(host, run, "lost" if message.recall else "cancelled")
+                        self._begun(host.advance(self.now))
+                case Revoke():
+                    known = host.runs.get(message.action)
+                    if known is not None and known.grant.attempt == message.attempt and not message.recall:
+                        known.revoked = True
+                case AskInventory():
+                    account = (host.held(self.now), dict(host.environments))
+                    self.outcomes.append(Inventory(host.name, host.incarnation, epoch, *account))
+                case _:
+                    pass
+
+    def _has_its_home(self, host: Host, grant: Grant) -> bool:
+        stay = self.requests[grant.action].stay
+        if stay is None:
+            return True
+        acting = [run for run in host.runs.values() if self._trajectory(run) == stay.trajectory and not run.revoked]
+        assert not acting, f"two actions at once in one environment: {acting}, {grant}"
+        if grant.begins and stay.trajectory not in host.environments:
+            assert stay.trajectory not in self.began, f"a fresh environment in the midst of a trajectory: {grant}"
+            assert stay.kind in host.kinds, f"{host.name} cannot make it: {grant}"
+            self.began.add(stay.trajectory)
+            host.environments[stay.trajectory] = dict(stay.units)
+        return stay.trajectory in host.environments
+
+    def _trajectory(self, run: Run) -> str:
+        stay = self.requests[run.grant.action].stay
+        return stay.trajectory if stay is not None else ""
+
+    def close_home(self, host: Host, trajectory: str, ended: TrajectoryEnd = "closed") -> None:
+        """An environment ends: first what acts in it, then it; then its end is told, also where there was none."""
+        for run in [run for run in host.runs.values() if self._trajectory(run) == trajectory]:
+            self.end(host, run, "cancelled" if ended == "closed" or run.revoked else "lost")
+        self.troubled.add(trajectory)
+        host.environments.pop(trajectory, None)
+        self.outcomes.append(Gone(host.name, host.incarnation, trajectory, ended))
+
+    def close(self, trajectory: str) -> None:
+        """Its trainer closes a trajectory."""
+        self.troubled.add(trajectory)
+        self.over.setdefault(trajectory, "closed")
+        self.cancels |= {name for name, one in self.journal.items() if one.stay and one.stay.trajectory == trajectory}
+        self.do(self.leader.trajectory_closed(self.now, trajectory))
+
+    def _begun(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            grant = run.grant
+            self.executed.append((grant.action, grant.stage))
+            stage = self.requests[grant.action].stages[grant.stage]
+            again = self.executed.count((grant.action, grant.stage)) > 1
+            assert stage.repeatable or not again, f"executed twice: {grant}"
+            for earlier in range(grant.stage):
+                assert self._passed(grant.action, earlier), f"stage {earlier} has not passed: {grant}"
+
+    def _passed(self, action: str, stage: int) -> bool:
+        return any(
+            isinstance(end, Ended)
+            and (end.action, end.stage, end.status) == (action, stage, "ok")
+            and end.passed is not False
+            for end in self.outcomes
+        )
+
+    def end(self, host: Host, run: Run, status: str, passed: bool | None = None, *, stands: bool = True) -> None:
+        """An execution ends; its units are free before it is told. Not `stands`: its environment was not made."""
+        del host.runs[run.grant.action]
+        if not stands and run.grant.begins:
+            del host.environments[self._trajectory(run)]
+            self.began.discard(self._trajectory(run))
+            self.executed.remove((run.grant.action, run.grant.stage))
+            self.troubled.add("unmade")  # whose outcome may be trimmed
+            self._begun(host.advance(self.now))
+            self._tell(host, run, status, passed, stands=False)
+            return
+        self._begun(host.advance(self.now))
+        self._tell(host, run, status, passed)
+
+    def _tell(self, host: Host, run: Run, status: str, passed: bool | None = None, *, stands: bool = True) -> None:
+        grant, lasted_s = run.grant, self.now - run.since
+        self.outcomes.append(
+            Ended(
+                grant.action,
+                host.name,
+                grant.attempt,
+                grant.stage,
+                status,
+                passed,
+                run.queue_s,
+                lasted_s,
+                "so be it",
+                stands,
+            )
+        )
+
+    def stop(self, host: Host, *, orderly: bool) -> None:
+        """A host goes: in good order it tells of everything, otherwise not even that."""
+        if orderly:
+            for run in host.line.values():
+                self._tell(host, run.waited(self.now), "lost")
+            host.line.clear()
+            for run in list(host.runs.values()):
+                self.end(host, run, "cancelled" if run.revoked else "lost")
+            for trajectory in list(host.environments):
+                self.close_home(host, trajectory, "lost")
+            if host.name in self.leader.floor.nodes:
+                node = self.leader.floor.nodes[host.name]
+                if node.incarnation == host.incarnation:
+                    self.do(self.leader.node_lost(self.now, host.name, "it has stopped"))
+        self.troubled.add(host.name)
+        host.alive = False
+        host.inbox.clear()
+        host.runs.clear()
+        host.line.clear()
+
+    def start(self, host: Host, *, survive: bool = False) -> None:
+        """A host comes (back), in a new life. Some environments outlive its process."""
+        if not survive:
+            host.environments.clear()
+        host.inbox.clear()
+        host.runs.clear()
+        host.line.clear()
+        host.life += 1
+        host.alive = host.heard = True
+        self.hellos.append((self.now, host.hello()))
+        self.do(self.leader.node_said_hello(self.now, host.hello()))
+
+    def beat(self) -> None:
+        """Heartbeats of all that are heard."""
+        for host in self.hosts.values():
+            known = self.leader.node_seen(self.now, host.name, host.incarnation) if host.alive and host.heard else True
+            if not known:
+                self.do(self.leader.node_said_hello(self.now, host.hello()))
+
+    def pass_time(self, seconds: float) -> None:
+        """Nobody does anything for so long, but hearts beat."""
+        self.now += seconds
+        self.beat()
+        self.do(self.leader.ticked(self.now))
+
+    def submit(self, request: Request) -> None:
+        self.requests[request.id] = self.journal[request.id] = request
+        self.do(self.leader.submitted(self.now, [request]))
+
+    # ---- the end of a history ----------------------------------------------------------------------------------
+
+    def settle(self, rounds: int) -> None:
+        """Everything that is under way arrives; executions go well."""
+        for _ in range(rounds):
+            self.write(len(self.writes))
+            for host in self.hosts.values():
+                self.deliver(host, len(host.inbox))
+                for run in list(host.runs.values()):
+                    self.end(host, run, "cancelled" if run.revoked else "ok", None if run.revoked else True)
+            self.lead_reads(len(self.outcomes))
+
+    def quiesce(self) -> None:
+        """The world heals: whatever can be answered is answered, and nothing is left anywhere."""
+        for host in self.hosts.values():
+            host.heard = True
+            if not host.alive:
+                self.start(host)
+        for _ in range(3 * len(self.journal) + 20):
+            self.settle(2)
+            self.pass_time(5.0)
+        self.settle(2)
+        for trajectory in sorted({one.stay.trajectory for one in self.requests.values() if one.stay}):
+            self.close(trajectory)  # their memory is others' to use
+        for _ in range(3 * len(self.journal) + 3):
+            self.settle(2)
+            self.pass_time(5.0)
+        for name, request in self.journal.items():
+            stage = self.leader.lives[name].work
+            able = any(host.hello().could_ever(stage.kind, stage.units) for host in self.hosts.values())
+            assert not able, f"it waits though a host could take it: {request}"
+        self.pass_time(2e6)
+        self.settle(2)
+        assert self.answers.keys() == self.requests.keys(), "all are answered"
+        assert not self.leader.lives
+        for node in self.leader.floor.nodes.values():
+            assert not any(node.used.values()), f"units of {node.name} are still taken: {node.used}"
+            assert not node.strays
+        assert not self.placements, f"closed, and still placed: {self.placements}"
+        known = self.leader.floor.trajectories
+        assert not known.homes
+        assert not known.turns
+        assert not known.strays
+        for pool in self.leader.floor.pools.values():
+            assert not pool.queue
+            assert not pool.parked
+            assert pool.demand.units == pool.outside.units == 0

@@ -1,0 +1,41 @@
+"""A leader and what it hears, step by step."""
+
+from __future__ import annotations
+
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended, Holding
+from shared.policy.model.formulation import AskInventory, Command, Grant, Request
+from tests.shared.policy.strategies import node
+
+
+def leading(*names: str, cores: int = 4) -> Dispatcher:
+    """A leader that has taken the (empty) inventories of these nodes."""
+    dispatcher = Dispatcher()
+    for name in names:
+        meet(dispatcher, name, cores=cores)
+    return dispatcher
+
+
+def meet(
+    dispatcher: Dispatcher, name: str, held: dict[str, Holding] | None = None, *, life: str = "1", cores: int = 4
+) -> list[Command]:
+    asked = dispatcher.node_said_hello(0.0, node(name, {"cores": cores}, incarnation=life))
+    assert AskInventory(name) in asked
+    return dispatcher.inventory_taken(0.0, name, life, held or {})
+
+
+def ended(grant: Grant, status: str = "ok", *, passed: bool | None = None) -> Ended:
+    return Ended(grant.action, grant.node, grant.attempt, grant.stage, status, passed, 0.0, 2.0, "told")
+
+
+def submit(dispatcher: Dispatcher, *requests: Request) -> list[Grant]:
+    return [one for one in dispatcher.submitted(0.0, requests) if isinstance(one, Grant)]
+
+
+def report(dispatcher: Dispatcher, *ends: Ended) -> list[Command]:
+    commands = dispatcher.finished(1.0, ends)
+    dispatcher.check()
+    return commands
+
+
+def beat(dispatcher: Dispatcher, now: float) -> None:
+    assert all(dispatcher.node_seen(now, name, "1") for name in dispatcher.floor.nodes)

@@ -1,0 +1,292 @@
+"""Short work granted ahead: what may stand in a node's line, in which order, and how it comes out again."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.policy.dispatch.ahead import HORIZON_S, MOST, RECALL_S
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended, Holding
+from shared.policy.model.formulation import Answer, Command, Grant, Request, Revoke, Work
+from tests.shared.policy.strategies import CORES, node, request, work
+
+SHORT_S = HORIZON_S / 4
+
+
+def short_work(*names: str, cores: int = 2, lines_up: bool = True, lasts_s: float = SHORT_S) -> Dispatcher:
+    """A leader of nodes of two cores, who has seen work of kind `run` last so long."""
+    dispatcher = Dispatcher()
+    for name in names or ("n",):
+        meet(dispatcher, name, cores=cores, lines_up=lines_up)
+    (grant,) = grants(dispatcher.submitted(0.0, [request("known")]))
+    dispatcher.finished(0.0, [end(grant, lasts_s)])
+    return dispatcher
+
+
+def meet(
+    dispatcher: Dispatcher,
+    name: str,
+    held: dict[str, Holding] | None = None,
+    *,
+    cores: int = 2,
+    life: str = "1",
+    lines_up: bool = True,
+) -> list[Command]:
+    met = node(name, {"cores": cores}, incarnation=life, kinds="run judge")
+    met.lines_up = frozenset({"cores"} if lines_up else {"slots"})
+    dispatcher.node_said_hello(0.0, met)
+    commands = dispatcher.inventory_taken(0.0, name, life, held or {})
+    dispatcher.check()
+    return commands
+
+
+def end(grant: Grant, lasted_s: float = SHORT_S, status: str = "ok") -> Ended:
+    return Ended(grant.action, grant.node, grant.attempt, grant.stage, status, True, 0.0, lasted_s)
+
+
+def grants(commands: list[Command]) -> list[Grant]:
+    return [command for command in commands if isinstance(command, Grant)]
+
+
+def many(count: int, *stages: Work, first: int = 0, batch: str = "") -> list[Request]:
+    return [request(f"r{first + number}", *stages, seq=first + number, batch=batch) for number in range(count)]
+
+
+def submit(dispatcher: Dispatcher, *requests: Request, now: float = 0.0) -> list[Grant]:
+    commands = dispatcher.submitted(now, requests)
+    dispatcher.check()
+    return grants(commands)
+
+
+def line(dispatcher: Dispatcher, name: str = "n") -> list[str]:
+    standing = dispatcher.floor.ahead.lines.get(name)
+    return list(standing.lives) if standing is not None else []
+
+
+# ---- what may stand ------------------------------------------------------------------------------------------------
+
+
+def test_short_work_is_granted_beyond_the_units_there_are_in_the_order_of_the_queue() -> None:
+    dispatcher = short_work()
+    granted = submit(dispatcher, *many(20))
+    # Two run. Eight fit into the horizon: four times a quarter of it for each of the two units.
+    assert [grant.action for grant in granted] == [f"r{number}" for number in range(10)]
+    assert line(dispatcher) == [f"r{number}" for number in range(2, 10)]
+    assert dispatcher.floor.nodes["n"].used == {"cores": 2}
+
+
+def test_a_line_is_bounded_however_short_the_work_is() -> None:
+    dispatcher = short_work(lasts_s=1e-6)
+    assert len(submit(dispatcher, *many(100))) == 2 + 2 * MOST
+
+
+@pytest.mark.parametrize(
+    ("lasts_s", "lines_up", "stage"),
+    [
+        (SHORT_S, False, work()),
+        (HORIZON_S * 1.01, True, work()),
+        (SHORT_S, True, work(repeatable=False)),
+        (SHORT_S, True, work(kind="judge")),
+        (SHORT_S, True, work(CORES, {"cores": 2})),
+        (SHORT_S, True, work(CORES, {"cores": 1, "memory": 0})),
+    ],
+    ids=["no line", "too long", "not repeatable", "never seen", "two units", "two resources"],
+)
+def test_nothing_else_is(lasts_s: float, lines_up: bool, stage: Work) -> None:
+    dispatcher = short_work(lines_up=lines_up, lasts_s=lasts_s)
+    submit(dispatcher, *many(2))
+    assert submit(dispatcher, *many(5, stage, first=2)) == []
+
+
+def test_nobody_stands_behind_long_work() -> None:
+    dispatcher = short_work()
+    submit(dispatcher, request("long-1", work(kind="judge")), request("long-2", work(kind="judge")))
+    assert submit(dispatcher, *many(3)) == []
+
+
+def test_half_as_many_stand_where_half_of_the_units_are_held_by_long_work() -> None:
+    dispatcher = short_work()
+    submit(dispatcher, request("long", work(kind="judge")))
+    assert len(submit(dispatcher, *many(20))) == 1 + 4
+
+
+def test_nobody_stands_behind_work_that_was_taken_for_short_and_is_not() -> None:
+    dispatcher = short_work()
+    submit(dispatcher, *many(2))
+    late = SHORT_S + RECALL_S + 0.01
+    dispatcher.ticked(late)
+    assert submit(dispatcher, *many(3, first=2), now=late) == []
+
+
+def test_only_the_head_of_the_queue_is_granted_ahead() -> None:
+    dispatcher = short_work()
+    submit(dispatcher, *many(2))
+    big = request("big", work(CORES, {"cores": 2}), seq=2)
+    assert submit(dispatcher, big, *many(5, first=3)) == [], "they would keep the head waiting"
+
+
+def test_the_earliest_batch_stands_first() -> None:
+    dispatcher = short_work()
+    submit(dispatcher, *many(2))
+    dispatcher.floor.batches.expected("late", 100.0)
+    dispatcher.floor.batches.expected("early", 50.0)
+    submit(dispatcher, *many(4, first=2, batch="late"), *many(4, first=6, batch="early"))
+    assert line(dispatcher)[:4] == ["r6", "r7", "r8", "r9"]
+
+
+def test_the_shortest_line_is_chosen() -> None:
+    dispatcher = short_work("a", "b")
+    submit(dispatcher, *many(4 + 6))
+    assert (len(line(dispatcher, "a")), len(line(dispatcher, "b"))) == (3, 3)
+
+
+# ---- how it comes out ----------------------------------------------------------------------------------------------
+
+
+def test_where_a_unit_is_free_the_first_of_the_line_holds_it_before_anything_is_granted() -> None:
+    dispatcher = short_work()
+    granted = submit(dispatcher, *many(20))
+    commands = dispatcher.finished(0.01, [end(granted[0]), end(granted[1])])
+    dispatcher.check()
+    assert line(dispatcher) == [f"r{number}" for number in range(4, 12)]
+    assert dispatcher.floor.nodes["n"].used == {"cores": 2}
+    assert [grant.action for grant in grants(commands)] == ["r10", "r11"]
+
+
+def test_all_are_answered_whatever_the_order_of_their_ends() -> None:
+    dispatcher = short_work()
+    granted = submit(dispatcher, *many(30))
+    answered: list[str] = []
+    while granted:
+        commands = dispatcher.finished(0.01, [end(grant) for grant in reversed(granted)])
+        dispatcher.check()
+        answered += [command.action for command in commands if isinstance(command, Answer)]
+        granted = grants(commands)
+    assert sorted(answered) == sorted(f"r{number}" for number in range(30))
+    assert not dispatcher.floor.nodes["n"].used["cores"]
+    assert dispatcher.floor.ahead.short == {}
+
+
+def test_who_cancels_what_stands_hears_of_it_when_the_node_has_confirmed() -> None:
+    dispatcher = short_work()
+    granted = submit(dispatcher, *many(4))
+    assert dispatcher.cancelled(0.0, "r2", "no longer wanted") == [Revoke("r2", "n", 1)]
+    (answer,) = dispatcher.finished(0.0, [end(granted[2], 0.0, "cancelled")])
+    dispatcher.check()
+    assert isinstance(answer, Answer)
+    assert (answer.ended, line(dispatcher)) == ("cancelled", ["r3"])
+
+
+def test_what_sits_behind_work_that_turned_out_to_be_long_is_queued_again() -> None:
+    dispatcher = short_work("a")
+    submit(dispatcher, *many(4))
+    assert dispatcher.ticked(SHORT_S + RECALL_S) == [], "it may still be short"
+    commands = dispatcher.ticked(SHORT_S + RECALL_S + 0.01)
+    dispatcher.check()
+    assert commands == [Revoke("r2", "a", 1, recall=True), Revoke("r3", "a", 1, recall=True)]
+    assert {dispatcher.lives[name].state for name in ("r2", "r3")} == {"queued"}
+
+
+def test_what_sits_is_recalled_when_another_node_could_start_it() -> None:
+    dispatcher = short_work("a")
+    granted = submit(dispatcher, *many(4))
+    late = SHORT_S + RECALL_S - 0.001
+    assert dispatcher.ticked(late) == [], "nobody else could"
+    meet(dispatcher, "b")
+    dispatcher.node_seen(late, "a", "1")
+    commands = dispatcher.ticked(late)
+    dispatcher.check()
+    assert [one for one in commands if isinstance(one, Revoke)] == [
+        Revoke("r2", "a", 1, recall=True),
+        Revoke("r3", "a", 1, recall=True),
+    ]
+    assert [(grant.action, grant.node, grant.attempt) for grant in grants(commands)] == [("r2", "b", 2), ("r3", "b", 2)]
+    # What had begun before the recall came: its verdict counts, and the other attempt is stopped.
+    answer, revoke = dispatcher.finished(late, [end(granted[2])])[::-1]
+    assert isinstance(answer, Answer)
+    assert revoke == Revoke("r2", "b", 2)
+    dispatcher.check()
+
+
+def test_a_recall_is_no_failed_attempt() -> None:
+    dispatcher = short_work("a")
+    submit(dispatcher, *many(3))
+    meet(dispatcher, "b")
+    recalled = grants(dispatcher.ticked(RECALL_S + 0.1))[0]
+    for _ in range(2):
+        commands = dispatcher.finished(1.0, [end(recalled, status="lost")])
+        (recalled,) = grants(commands)
+    assert recalled.attempt == 4
+    (answer,) = (one for one in dispatcher.finished(1.0, [end(recalled, status="lost")]) if isinstance(one, Answer))
+    assert (answer.ended, answer.reason.endswith("3 attempts")) == ("sandbox-lost", True)
+
+
+def test_work_that_may_not_be_repeated_is_never_recalled() -> None:
+    """It can stand in a line all the same: under a former leader its cores were taken by what stood before it."""
+    dispatcher = short_work("a")
+    submit(dispatcher, *many(2))
+    once = request("once", work(repeatable=False), seq=9)
+    submit(dispatcher, once)
+    dispatcher.resumed(0.0, "once", 0, 1, [], "b")
+    meet(dispatcher, "b", {"once": Holding(0, 1, 0.0, {"cores": 1}, waits=True)})
+    assert not any(isinstance(one, Revoke) for one in dispatcher.ticked(5.0))
+
+
+# ---- leaders and nodes come and go ---------------------------------------------------------------------------------
+
+
+def test_a_new_leader_finds_the_line_as_it_is() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.submitted(0.0, many(4))
+    for number in range(4):
+        dispatcher.resumed(0.0, f"r{number}", 0, 1, [], "n")
+    held = {f"r{number}": Holding(0, 1, 1.0, {"cores": 1}, waits=number > 1) for number in range(4)}
+    assert meet(dispatcher, "n", held) == []
+    assert line(dispatcher) == ["r2", "r3"]
+    assert dispatcher.floor.nodes["n"].used == {"cores": 2}
+
+
+def test_a_stray_in_the_line_holds_no_units() -> None:
+    dispatcher = short_work()
+    assert meet(dispatcher, "m", {"whose": Holding(0, 1, 0.0, {"cores": 1}, waits=True)}) == [Revoke("whose", "m", 1)]
+    assert not any(dispatcher.floor.nodes["m"].used.values())
+
+
+def test_what_the_node_has_started_meanwhile_is_booked() -> None:
+    dispatcher = short_work(cores=3)
+    submit(dispatcher, *many(4))
+    assert line(dispatcher) == ["r3"]
+    dispatcher.floor.nodes["n"].ask(dispatcher.floor.newest_serial, 0.0)
+    held = {f"r{number}": Holding(0, 1, 0.1, {"cores": 1}) for number in (1, 2, 3)}
+    dispatcher.inventory_taken(0.2, "n", "1", held)
+    dispatcher.check()
+    assert dispatcher.lives["r3"].booked
+    assert line(dispatcher) == ["r0"], "its outcome was trimmed: it runs again"
+
+
+def test_what_stood_on_a_lost_node_runs_elsewhere() -> None:
+    dispatcher = short_work("a")
+    submit(dispatcher, *many(4))
+    meet(dispatcher, "b", cores=4)
+    moved = grants(dispatcher.node_lost(0.1, "a", "gone"))
+    dispatcher.check()
+    assert sorted(grant.action for grant in moved) == ["r0", "r1", "r2", "r3"]
+    assert {grant.node for grant in moved} == {"b"}
+
+
+def test_a_newcomers_start_is_predicted_behind_the_line() -> None:
+    dispatcher = short_work()
+    submit(dispatcher, *many(10))
+    refused = request("late", start_by_s=SHORT_S, seq=99)
+    (answer,) = (one for one in dispatcher.submitted(0.0, [refused]) if isinstance(one, Answer))
+    assert answer.ended == "expired"
+
+
+def test_work_that_takes_nothing_comes_and_goes_as_it_likes() -> None:
+    dispatcher = short_work()
+    free = work(units={"cores": 0})
+    granted = submit(dispatcher, *many(6, free))
+    assert len(granted) == 6
+    for grant in granted:
+        dispatcher.finished(1.0, [end(grant)])
+        dispatcher.check()
+    assert dispatcher.lives == {}

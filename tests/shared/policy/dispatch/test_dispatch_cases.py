@@ -1,0 +1,138 @@
+"""Single histories without losses: stages, cancelling, the steps of a life."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.policy.dispatch.life import InvalidTransition, Life
+from shared.policy.model.formulation import Advance, Answer, Grant, Revoke
+from tests.shared.policy.dispatch.leading import beat, ended, leading, report, submit
+from tests.shared.policy.strategies import CORES, request, work
+
+THREE = (work(name="compile"), work(name="run"), work(name="judge"))
+
+
+# ---- stages ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_walks_through_its_stages_and_is_answered_with_all_of_them() -> None:
+    dispatcher = leading("n")
+    (grant,) = submit(dispatcher, request("r", *THREE))
+    for stage in (1, 2):
+        advance, following = report(dispatcher, ended(grant, passed=True))
+        assert advance == Advance("r", stage)
+        assert isinstance(following, Grant)
+        grant = following
+    (answer,) = report(dispatcher, ended(grant, passed=True))
+    assert isinstance(answer, Answer)
+    assert (answer.ended, [act.name for act in answer.acts]) == ("ok", ["compile", "run", "judge"])
+    assert [act.execution_s for act in answer.acts] == [2.0, 2.0, 2.0]
+    assert dispatcher.lives == {}
+
+
+@pytest.mark.parametrize(("status", "passed", "as_what"), [("ok", False, "ok"), ("timeout", None, "timeout")])
+def test_a_stage_that_fails_ends_the_request(status: str, passed: bool | None, as_what: str) -> None:
+    dispatcher = leading("n")
+    (grant,) = submit(dispatcher, request("r", *THREE))
+    (answer,) = report(dispatcher, ended(grant, status, passed=passed))
+    assert isinstance(answer, Answer)
+    assert (answer.ended, len(answer.acts)) == (as_what, 1)
+
+
+def test_an_outcome_of_an_earlier_stage_changes_nothing() -> None:
+    dispatcher = leading("n")
+    (grant,) = submit(dispatcher, request("r", *THREE))
+    report(dispatcher, ended(grant))
+    assert report(dispatcher, ended(grant), ended(grant, "lost")) == []
+
+
+def test_ids_that_are_known_are_passed_over() -> None:
+    dispatcher = leading("n", cores=1)
+    assert len(submit(dispatcher, request("r"), request("r"))) == 1
+    assert submit(dispatcher, request("r")) == []
+    assert len(dispatcher.lives) == 1
+
+
+# ---- cancelling ------------------------------------------------------------------------------------------------------
+
+
+def test_what_waits_is_cancelled_at_once_and_what_is_granted_when_its_node_confirms() -> None:
+    dispatcher = leading("n", cores=1)
+    (grant,) = submit(dispatcher, request("running"), request("waiting", seq=1))
+    (answer,) = dispatcher.cancelled(1.0, "waiting", "enough")
+    assert answer == Answer("waiting", "cancelled", "enough", (), queue_s=1.0)
+    assert dispatcher.cancelled(1.0, "running", "enough") == [Revoke("running", "n", 1)]
+    assert dispatcher.cancelled(1.0, "running", "enough") == []
+    cut = Answer("running", "cancelled", "enough", (), queue_s=0.0, execution_s=2.0)
+    assert report(dispatcher, ended(grant, "cancelled")) == [cut]
+    assert dispatcher.cancelled(1.0, "running", "enough") == []
+
+
+def test_a_cancel_that_comes_too_late_returns_the_result() -> None:
+    dispatcher = leading("n")
+    (grant,) = submit(dispatcher, request("r"))
+    dispatcher.cancelled(1.0, "r", "enough")
+    (answer,) = report(dispatcher, ended(grant, passed=True))
+    assert isinstance(answer, Answer)
+    assert answer.ended == "ok"
+
+
+def test_a_stage_that_passes_while_its_request_is_cancelled_is_no_verdict_on_the_whole() -> None:
+    """It compiled; that is not `ok` of compile, run and judge."""
+    dispatcher = leading("n")
+    (grant,) = submit(dispatcher, request("r", *THREE))
+    dispatcher.cancelled(1.0, "r", "enough")
+    (answer,) = report(dispatcher, ended(grant, passed=True))
+    assert isinstance(answer, Answer)
+    assert (answer.ended, answer.reason, len(answer.acts)) == ("cancelled", "enough", 1)
+
+
+def test_nothing_of_a_batch_is_granted_while_it_is_cancelled() -> None:
+    """The head is wide; once it is gone those behind it would fit, but they are next."""
+    dispatcher = leading("n", cores=2)
+    submit(dispatcher, request("other", work(timeout_s=1000.0)))
+    wide = request("b-0", work(CORES, {"cores": 2}), batch="b")
+    narrow = [request(f"b-{at}", work(timeout_s=1e4), seq=at, batch="b") for at in range(1, 4)]
+    assert submit(dispatcher, wide, *narrow) == []
+    commands = dispatcher.batch_cancelled(1.0, "b", "enough")
+    assert [type(one) for one in commands] == [Answer] * 4
+    dispatcher.check()
+
+
+def test_a_deadline_ends_waiting_and_running_work() -> None:
+    dispatcher = leading("n", cores=1)
+    alien = request("alien", work(kind="cobol"), seq=2, deadline_s=5.0)
+    (grant,) = submit(dispatcher, request("running", deadline_s=5.0), request("waiting", seq=1, deadline_s=5.0), alien)
+    beat(dispatcher, 5.0)
+    commands = dispatcher.ticked(5.0)
+    reasons = {one.action: one.reason for one in commands if isinstance(one, Answer)}
+    assert reasons == {
+        "waiting": "its deadline came while it waited for cores@cpu",
+        "alien": "no node of class 'cpu' offers cobol with cores=1",
+    }
+    assert Revoke("running", "n", 1) in commands
+    (answer,) = report(dispatcher, ended(grant, "cancelled"))
+    assert isinstance(answer, Answer)
+    assert (answer.ended, answer.reason) == ("expired", "its deadline came while it ran")
+
+
+# ---- lives -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_the_table_does_not_have_tells_the_story() -> None:
+    life = Life(request("r"))
+    life.move("granted")
+    life.move("cancelling")
+    with pytest.raises(InvalidTransition, match="r: queued -> granted -> cancelling -> queued"):
+        life.move("queued")
+    assert life.state == "cancelling"
+
+
+def test_only_the_current_attempt_is_said_to_run() -> None:
+    dispatcher = leading("n")
+    submit(dispatcher, request("r"))
+    dispatcher.started(0.0, "r", 2)
+    dispatcher.started(0.0, "unknown", 1)
+    before = dispatcher.lives["r"].state
+    dispatcher.started(0.0, "r", 1)
+    assert (before, dispatcher.lives["r"].state) == ("granted", "running")

@@ -1,0 +1,245 @@
+"""Who may pass whom, where lanes, tenants, memory and overdue work meet: histories that once let the wrong one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended, Holding
+from shared.policy.dispatch.starts import Starts
+from shared.policy.model.elasticity import Elasticity
+from shared.policy.model.formulation import Answer, Command, Grant, Request, SetShare, Stay, Work
+from shared.policy.resources.ledger import Node
+from tests.shared.policy.strategies import node, request, work
+
+KINDS = frozenset({"run", "act", "runtime.local"})
+NEARLY_LINEAR = Elasticity("amdahl", serial=0.02)
+BUSY = replace(work(units={"cores": 3}, timeout_s=60.0), duration_s=50.0)
+TOOL = replace(work(kind="act", timeout_s=60.0), duration_s=1.0)
+
+
+def leading(cores: int, memory: int = 100, names: Iterable[str] = ("a",)) -> Dispatcher:
+    dispatcher = Dispatcher()
+    for name in names:
+        capacity = {"cores": cores, "memory_mb": memory}
+        dispatcher.node_said_hello(0.0, Node(name, "1", "cpu", capacity, KINDS))
+        dispatcher.inventory_taken(0.0, name, "1", {})
+    return dispatcher
+
+
+def act(name: str, trajectory: str, at_s: float, *, memory: int = 1, done: Work = TOOL, tenant: str = "ada") -> Request:
+    made = request(name, done, at_s=at_s, tenant=tenant)
+    return replace(made, stay=Stay(trajectory, "runtime.local", {"memory_mb": memory}))
+
+
+def scaled(most: int, seconds: float | None, kind: str = "run") -> Work:
+    amounts = tuple(range(1, most + 1))
+    return replace(work(kind=kind, timeout_s=600.0), amounts=amounts, elasticity=NEARLY_LINEAR, duration_s=seconds)
+
+
+def granted(dispatcher: Dispatcher, commands: Iterable[Command]) -> list[Grant]:
+    dispatcher.check()
+    return [one for one in commands if isinstance(one, Grant)]
+
+
+def end(dispatcher: Dispatcher, now: float, grant: Grant, seconds: float = 1.0) -> list[Command]:
+    return dispatcher.finished(now, [Ended(grant.action, grant.node, grant.attempt, 0, "ok", True, 0.0, seconds)])
+
+
+def settled(dispatcher: Dispatcher, count: int) -> None:
+    """So many trajectories, t0 and on, each with an environment that rests."""
+    for at in range(count):
+        (first,) = granted(dispatcher, dispatcher.submitted(0.0, [act(f"first{at}", f"t{at}", 0.0)]))
+        end(dispatcher, 0.0, first)
+
+
+def test_the_order_of_a_pool_holds_over_its_lanes() -> None:
+    dispatcher = leading(4)
+    settled(dispatcher, 4)
+    (busy,) = granted(dispatcher, dispatcher.submitted(1.0, [request("busy", work(units={"cores": 4}), at_s=1.0)]))
+    bound = [act(f"bound{at}", f"t{at}", at_s) for at, at_s in enumerate((2.0, 90.0, 91.0, 92.0))]
+    plain = [request(f"plain{at}", at_s=3.0, seq=at) for at in range(3)]
+    dispatcher.submitted(93.0, [*bound, *plain])
+    now_free = granted(dispatcher, end(dispatcher, 100.0, busy))
+    assert [one.action for one in now_free] == ["bound0", "plain0", "plain1", "plain2"]
+
+
+def test_small_environments_do_not_pass_a_large_one_for_ever() -> None:
+    dispatcher = leading(64)
+    small = [act(f"s{at}", f"s{at}", 0.0, memory=20) for at in range(4)]
+    begun = granted(dispatcher, dispatcher.submitted(0.0, small))
+    assert len(begun) == 4
+    assert granted(dispatcher, dispatcher.submitted(1.0, [act("large", "large", 1.0, memory=60)])) == []
+    assert granted(dispatcher, dispatcher.submitted(2.0, [act("new", "new", 2.0, memory=20)])) == []
+    started = []
+    for at, one in enumerate(begun[:3]):
+        now = 3.0 + at
+        end(dispatcher, now, one)
+        dispatcher.trajectory_closed(now, one.action)
+        started += granted(dispatcher, dispatcher.environment_ended(now, "a", "1", one.action, "closed", ""))
+    assert [one.action for one in started] == ["large", "new"]
+
+
+def test_memory_that_a_large_environment_waits_for_is_kept_on_one_node_alone() -> None:
+    dispatcher = leading(64, names=("a", "b"))
+    granted(dispatcher, dispatcher.submitted(0.0, [act(f"s{at}", f"s{at}", 0.0, memory=50) for at in range(2)]))
+    assert granted(dispatcher, dispatcher.submitted(1.0, [act("large", "large", 1.0, memory=60)])) == []
+    (new,) = granted(dispatcher, dispatcher.submitted(2.0, [act("new", "new", 2.0, memory=20)]))
+    assert new.node == "b"
+    settled_there = granted(dispatcher, dispatcher.submitted(3.0, [request("plain", at_s=3.0)]))
+    assert len(settled_there) == 1  # what begins no environment is not held up anywhere
+
+
+def test_what_fits_of_one_tenant_is_seen_behind_any_number_of_another_that_does_not() -> None:
+    dispatcher = leading(4)
+    (busy,) = granted(dispatcher, dispatcher.submitted(0.0, [request("busy", BUSY)]))
+    wide = [request(f"wide{at}", work(units={"cores": 4}), at_s=1.0, seq=at) for at in range(200)]
+    dispatcher.submitted(1.0, wide)
+    short = replace(work(timeout_s=1.0), duration_s=0.01)
+    (small,) = granted(dispatcher, dispatcher.submitted(2.0, [request("small", short, at_s=2.0, tenant="bob")]))
+    assert (busy.action, small.action) == ("busy", "small")
+
+
+@pytest.mark.parametrize("overdue", [1, 8])
+def test_nothing_waits_for_the_units_of_what_is_long_overdue(overdue: int) -> None:
+    """It was to take a second and has taken a hundred; what scales starts on the units that are free."""
+    dispatcher = leading(32)
+    dispatcher.submitted(
+        0.0, [request(f"r{at}", replace(work(timeout_s=3600.0), duration_s=1.0)) for at in range(overdue)]
+    )
+    (wide,) = granted(dispatcher, dispatcher.submitted(100.0, [request("wide", scaled(32, 60.0), at_s=100.0)]))
+    assert wide.units["cores"] == 32 - overdue
+
+
+def test_of_two_that_wait_for_more_of_a_node_one_keeps_its_units() -> None:
+    """The second one's reservation would begin now, for units that the first one waits for already."""
+    dispatcher = leading(32)
+    settled(dispatcher, 5)
+    dispatcher.submitted(0.0, [request("busy", replace(work(units={"cores": 28}, timeout_s=60.0), duration_s=10.0))])
+    assert granted(dispatcher, dispatcher.submitted(1.0, [request("first", scaled(32, 300.0), at_s=1.0)])) == []
+    second = act("second", "t0", 2.0, done=scaled(32, 300.0, "act"))
+    assert granted(dispatcher, dispatcher.submitted(2.0, [second])) == []
+    tools = [act(f"tool{at}", f"t{at}", 3.0) for at in range(1, 5)]
+    assert len(granted(dispatcher, dispatcher.submitted(3.0, tools))) == 4
+
+
+def test_who_is_evicted_keeps_the_turn() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.floor.elastic.patient = False
+    dispatcher.floor.elastic.rule = "paper"
+    whole = replace(work(timeout_s=6000.0), amounts=(1, 2, 3, 4), elasticity=Elasticity("power", exponent=1.0))
+    three = [request("abc"[at], replace(whole, duration_s=10.0), tenant=f"t{at}", seq=at) for at in range(3)]
+    big = request("big", replace(work(units={"cores": 4}, timeout_s=60.0), duration_s=5.0), tenant="t9", seq=9)
+    dispatcher.submitted(0.0, [*three, big])
+    dispatcher.node_said_hello(0.0, node("n", {"cores": 4}))
+    first = granted(dispatcher, dispatcher.inventory_taken(0.0, "n", "1", {}))
+    order = [one.action for one in first]
+    assert order != ["a", "b", "c"]  # one was evicted
+    for now, grant in enumerate(first, start=1):
+        order += [one.action for one in granted(dispatcher, end(dispatcher, float(now), grant))]
+    assert order == ["a", "b", "c"]
+
+
+def test_what_begins_an_environment_needs_its_own_memory_beside_it() -> None:
+    dispatcher = leading(4, memory=100)
+    own = replace(work(units={"cores": 1, "memory_mb": 60}, kind="act"), duration_s=1.0)
+    assert granted(dispatcher, dispatcher.submitted(0.0, [act("too much", "t", 0.0, memory=50, done=own)])) == []
+    (fits,) = granted(dispatcher, dispatcher.submitted(0.0, [act("fits", "u", 0.0, memory=40, done=own)]))
+    assert fits.action == "fits"
+
+
+def test_the_spread_of_what_scales_is_that_on_its_fewest_units() -> None:
+    dispatcher = leading(16)
+    for seconds in (700.0, 900.0, 800.0):
+        dispatcher.floor.durations.seen(("ada", "t", "run scaled"), seconds)
+    four = replace(work(units={"cores": 4}, timeout_s=600.0), amounts=(4, 8), elasticity=NEARLY_LINEAR)
+    dispatcher.submitted(0.0, [request("r", four)])
+    life = dispatcher.lives["r"]
+    single_s, spread_s = dispatcher.floor.single(life), dispatcher.floor.durations.spread(life.duration_key)
+    assert single_s is not None
+    assert spread_s is not None
+    assert dispatcher.floor.expect_at_most(life) == pytest.approx(NEARLY_LINEAR.duration(single_s + spread_s, 4))
+
+
+def test_while_no_planner_lives_a_full_node_does_not_change_what_others_own() -> None:
+    dispatcher = leading(4, names=("a", "b", "c"))
+    settled(dispatcher, 15)
+    dispatcher.targeted(0.0, "cores@cpu", 4)
+    dispatcher.planned(0.0, lives=False)
+    long = replace(work(kind="act", timeout_s=600.0), duration_s=500.0)
+    here = [name for name, home in sorted(dispatcher.floor.trajectories.homes.items()) if home.node == "a"]
+    assert len(here) == 5
+    dispatcher.submitted(40.0, [act(f"acts in {name}", name, 40.0, done=long) for name in here])
+    for now in (50.0, 60.0, 70.0, 80.0):
+        for name in dispatcher.floor.nodes:
+            dispatcher.node_seen(now, name, "1")
+        dispatcher.ticked(now)
+    assert len(dispatcher.floor.queued) == 1
+    for at in range(4):
+        commands = dispatcher.submitted(81.0 + at, [request(f"r{at}", at_s=81.0 + at, batch="b")])
+        (grant,) = granted(dispatcher, commands)
+        commands += end(dispatcher, 81.5 + at, grant)
+        assert not any(isinstance(one, SetShare) for one in commands)
+
+
+def test_pools_that_nobody_wants_anything_of_are_forgotten() -> None:
+    dispatcher = leading(4)
+    strange = [request(f"r{at}", work("cores@nowhere" + str(at)), deadline_s=5.0, seq=at) for at in range(50)]
+    dispatcher.submitted(0.0, strange)
+    assert len(dispatcher.floor.pools) >= 50
+    for now in (6.0, 17.0, 28.0, 39.0):
+        dispatcher.node_seen(now, "a", "1")
+        dispatcher.ticked(now)
+        dispatcher.check()
+    assert not any("nowhere" in name for name in dispatcher.floor.pools)
+
+
+# ---- a new leader ----------------------------------------------------------------------------------------------------
+
+
+def widened() -> tuple[Dispatcher, Request, Grant, float]:
+    """A new leader that knows of a grant on many cores what the store says, and how long it lasts there."""
+    old = leading(16)
+    asked = request("r", scaled(16, None))
+    old.floor.durations.seen(("ada", "t", "run scaled"), 320.0)
+    (grant,) = granted(old, old.submitted(0.0, [asked]))
+    assert grant.units["cores"] > 4
+    new = Dispatcher()
+    new.submitted(0.0, [asked])
+    new.resumed(0.0, "r", 0, grant.attempt, [], grant.node)
+    new.node_said_hello(0.0, Node("a", "1", "cpu", {"cores": 16, "memory_mb": 100}, KINDS))
+    return new, asked, grant, NEARLY_LINEAR.duration(320.0, grant.units["cores"])
+
+
+def test_what_was_widened_is_expected_to_end_as_wide_as_it_is() -> None:
+    new, _, grant, lasts_s = widened()
+    new.floor.durations.seen(("ada", "t", "run scaled"), 320.0)
+    new.inventory_taken(0.0, "a", "1", {"r": Holding(0, grant.attempt, 0.0, grant.units)})
+    assert new.lives["r"].expected_end_s == pytest.approx(lasts_s)
+
+
+def test_what_ended_before_the_nodes_account_is_learned_as_wide_as_it_was() -> None:
+    new, _, grant, lasts_s = widened()
+    ended = Ended("r", "a", grant.attempt, 0, "ok", True, 0.0, lasts_s, units=grant.units)
+    (answer,) = [one for one in new.finished(40.0, [ended]) if isinstance(one, Answer)]
+    assert answer.acts[0].units == grant.units["cores"]
+    assert new.floor.durations.single(("ada", "t", "run scaled")) == pytest.approx(320.0)
+
+
+# ---- refusing what would start too late ------------------------------------------------------------------------------
+
+
+def test_newcomers_of_one_sort_share_the_count_of_what_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatcher = leading(4)
+    counted: list[str] = []
+    count = Starts._count
+
+    def noting(self: Starts, resource: str, nodes: list[Node]) -> object:
+        counted.append(resource)
+        return count(self, resource, nodes)
+
+    monkeypatch.setattr(Starts, "_count", noting)
+    dispatcher.submitted(0.0, [request(f"r{at}", seq=at, start_by_s=5.0) for at in range(20)])
+    assert counted == ["cores"]

@@ -1,0 +1,296 @@
+"""Single histories of loss: attempts, nodes, units of what is not wanted, inventories, new leaders.
+
+Most are turns that random histories have found to matter.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended, Holding
+from shared.policy.model.formulation import Advance, Answer, AskInventory, Grant, Revoke, StageAct
+from tests.shared.policy.dispatch.leading import beat, ended, leading, meet, report, submit
+from tests.shared.policy.strategies import node, request, work
+
+# ---- losses ----------------------------------------------------------------------------------------------------------
+
+
+def test_lost_attempts_are_repeated_within_bounds() -> None:
+    dispatcher = leading("n")
+    (grant,) = submit(dispatcher, request("r"))
+    for attempt in (2, 3):
+        (again,) = report(dispatcher, ended(grant, "lost"))
+        assert isinstance(again, Grant)
+        assert again.attempt == attempt
+        grant = again
+    (answer,) = report(dispatcher, ended(grant, "lost"))
+    assert isinstance(answer, Answer)
+    assert (answer.ended, answer.reason) == ("sandbox-lost", "told; 3 attempts")
+
+
+def test_what_is_not_repeatable_ends_with_its_fate_unknown() -> None:
+    dispatcher = leading("n", "m")
+    (grant,) = submit(dispatcher, request("r", work(repeatable=False)))
+    (answer,) = dispatcher.node_lost(1.0, grant.node, "burnt")
+    assert isinstance(answer, Answer)
+    assert answer.ended == "unknown-outcome"
+
+
+def test_a_restarted_node_has_lost_what_it_held() -> None:
+    dispatcher = leading("n")
+    submit(dispatcher, request("r"))
+    assert dispatcher.node_said_hello(1.0, node("n", incarnation="2")) == [AskInventory("n")]
+    (grant,) = dispatcher.inventory_taken(1.0, "n", "2", {})
+    assert isinstance(grant, Grant)
+    assert grant.attempt == 2
+
+
+def test_a_second_hello_of_the_same_life_changes_nothing() -> None:
+    dispatcher = leading("n")
+    submit(dispatcher, request("r"))
+    assert dispatcher.node_said_hello(1.0, node("n")) == []
+    assert dispatcher.lives["r"].state == "granted"
+
+
+def test_a_node_that_offers_more_in_the_same_life_gets_what_waited_for_it() -> None:
+    dispatcher = leading("n")
+    assert submit(dispatcher, request("r", work(kind="act"))) == []
+    (grant,) = dispatcher.node_said_hello(1.0, node("n", kinds="run act"))
+    assert isinstance(grant, Grant)
+    assert (grant.action, grant.node) == ("r", "n")
+    assert dispatcher.node_said_hello(2.0, node("n")) == []  # an old word, read late, takes nothing back
+    dispatcher.check()
+
+
+def test_nodes_that_fall_silent_together_are_granted_nothing_on_the_way() -> None:
+    """The work of the first to be missed must not be sent to the second, which is as dead."""
+    dispatcher = leading("m", "n", cores=2)
+    submit(dispatcher, request("r"), request("s", work(repeatable=False), seq=1))
+    commands = dispatcher.ticked(11.0)
+    dispatcher.check()
+    assert [type(one) for one in commands] == [Answer]
+    assert dispatcher.lives["r"].attempt == 1
+
+
+def test_a_node_taken_for_dead_gets_its_work_back() -> None:
+    dispatcher = leading("n")
+    (grant,) = submit(dispatcher, request("r"))
+    dispatcher.node_lost(1.0, "n", "silent")
+    assert not dispatcher.node_seen(2.0, "n", "1")
+    assert meet(dispatcher, "n", {"r": Holding(0, 1, 2.0)}) == []
+    (answer,) = report(dispatcher, ended(grant))
+    assert isinstance(answer, Answer)
+    assert answer.ended == "ok"
+
+
+def test_a_verdict_counts_whichever_attempt_brings_it() -> None:
+    dispatcher = leading("n", "m", cores=1)
+    (first,) = submit(dispatcher, request("r"))
+    (second,) = dispatcher.node_lost(1.0, first.node, "silent")
+    assert isinstance(second, Grant)
+    assert second.node != first.node
+    revoke, answer = report(dispatcher, ended(first))
+    assert revoke == Revoke("r", second.node, 2)
+    assert isinstance(answer, Answer)
+    assert answer.ended == "ok"
+
+
+@pytest.mark.parametrize("status", ["lost", "refused", "cancelled"])
+def test_anything_but_a_verdict_counts_for_the_current_attempt_alone(status: str) -> None:
+    dispatcher = leading("n", "m", cores=1)
+    (first,) = submit(dispatcher, request("r"))
+    dispatcher.node_lost(1.0, first.node, "silent")
+    assert report(dispatcher, ended(first, status)) == []
+
+
+# ---- units of what is not wanted any more ----------------------------------------------------------------------------
+
+
+def overtaken() -> tuple[Dispatcher, Grant, Grant]:
+    """Attempt 1 was thought lost and has brought the verdict; attempt 2 still executes on the only core there is."""
+    dispatcher = leading("n", cores=1)
+    (first,) = submit(dispatcher, request("r"))
+    dispatcher.node_lost(1.0, "n", "silent")
+    (second,) = meet(dispatcher, "m", cores=1)
+    assert isinstance(second, Grant)
+    report(dispatcher, ended(first))
+    return dispatcher, first, second
+
+
+def test_an_overtaken_attempt_keeps_its_units_until_its_node_confirms() -> None:
+    dispatcher, _, second = overtaken()
+    assert submit(dispatcher, request("next")) == [], "the core is still taken"
+    (grant,) = report(dispatcher, ended(second, "cancelled"))
+    assert isinstance(grant, Grant)
+    assert grant.action == "next"
+
+
+def test_an_inventory_without_an_overtaken_attempt_frees_its_units() -> None:
+    dispatcher, _, _ = overtaken()
+    submit(dispatcher, request("next", work(timeout_s=100.0)))
+    assert dispatcher.node_seen(17.0, "m", "1")
+    assert dispatcher.ticked(17.0) == [AskInventory("m")]
+    (grant,) = dispatcher.inventory_taken(17.0, "m", "1", {})
+    assert isinstance(grant, Grant)
+    dispatcher.check()
+
+
+def test_what_a_node_holds_of_others_takes_its_units_until_it_has_ended() -> None:
+    """An answered action still executes there, as a new leader finds: no core of it is granted before it is gone."""
+    dispatcher = Dispatcher()
+    submit(dispatcher, request("r"))
+    assert meet(dispatcher, "n", {"gone": Holding(0, 2, 9.0, {"cores": 1})}, cores=1) == [Revoke("gone", "n", 2)]
+    dispatcher.check()
+    (grant,) = report(dispatcher, Ended("gone", "n", 2, 0, "cancelled"))
+    assert isinstance(grant, Grant)
+
+
+def test_an_action_never_holds_a_node_twice() -> None:
+    """Its next stage goes elsewhere, or waits, while an overtaken attempt of it is not yet gone."""
+    dispatcher = leading("n", cores=4)
+    (first,) = submit(dispatcher, request("r", work(name="compile"), work(name="run")))
+    dispatcher.node_lost(1.0, "n", "silent")
+    (second,) = meet(dispatcher, "m", cores=4)
+    assert isinstance(second, Grant)
+    revoke, advance = report(dispatcher, ended(first))
+    assert (revoke, advance) == (Revoke("r", "m", 2), Advance("r", 1))
+    (grant,) = report(dispatcher, ended(second, "cancelled"))
+    assert isinstance(grant, Grant)
+    assert (grant.node, grant.stage, grant.attempt) == ("m", 1, 1)
+
+
+# ---- inventories -----------------------------------------------------------------------------------------------------
+
+
+def test_an_inventory_nobody_asked_for_changes_nothing() -> None:
+    dispatcher = leading("n")
+    submit(dispatcher, request("r"))
+    assert dispatcher.inventory_taken(1.0, "n", "1", {}) == []
+    assert dispatcher.lives["r"].state == "granted"
+
+
+def test_an_answer_to_an_earlier_question_does_not_lose_what_was_granted_since() -> None:
+    """Asked at 15.1 s, granted at 16, asked again at 30.2; the first answer, older than the grant, comes then."""
+    dispatcher = leading("n", cores=4)
+    submit(dispatcher, request("stuck", work(timeout_s=0.0)))
+    beat(dispatcher, 15.1)
+    assert dispatcher.ticked(15.1) == [AskInventory("n")]
+    (grant,) = dispatcher.submitted(16.0, [request("r", work(timeout_s=100.0))])
+    beat(dispatcher, 30.2)
+    assert dispatcher.ticked(30.2) == [AskInventory("n")]
+    assert dispatcher.inventory_taken(30.3, "n", "1", {"stuck": Holding(0, 1, 30.0)}) == []
+    assert dispatcher.lives["r"].state == "granted", "it is under way to the node"
+    (again,) = dispatcher.inventory_taken(30.4, "n", "1", {"stuck": Holding(0, 1, 30.0)})
+    assert isinstance(grant, Grant)
+    assert isinstance(again, Grant)
+    assert again.attempt == 2
+
+
+def test_an_answer_from_before_a_silence_does_not_speak_of_what_was_granted_since() -> None:
+    """Asked at 15.1 s, granted `r` at 16, silent, met again at 40: first comes the answer of 15.1, without `r`."""
+    dispatcher = leading("n", cores=4)
+    stuck = {"stuck": Holding(0, 1, 30.0)}
+    submit(dispatcher, request("stuck", work(timeout_s=0.0)))
+    beat(dispatcher, 15.1)
+    dispatcher.ticked(15.1)
+    dispatcher.submitted(16.0, [request("r", work(timeout_s=100.0))])
+    dispatcher.ticked(30.0)
+    assert not dispatcher.node_seen(40.0, "n", "1")
+    assert dispatcher.node_said_hello(40.0, node("n")) == [AskInventory("n")]
+    assert dispatcher.inventory_taken(40.1, "n", "1", stuck) == []
+    assert dispatcher.inventory_taken(40.2, "n", "1", {**stuck, "r": Holding(0, 1, 24.0)}) == []
+    assert {name: (life.state, life.attempt) for name, life in dispatcher.lives.items()} == {
+        "stuck": ("granted", 1),
+        "r": ("granted", 1),
+    }
+    dispatcher.check()
+
+
+def test_a_grant_without_outcome_is_asked_after_and_tried_again() -> None:
+    dispatcher = leading("n")
+    submit(dispatcher, request("r", work(timeout_s=5.0)))
+    for now in (10.0, 20.0):
+        beat(dispatcher, now)
+        assert dispatcher.ticked(now) == []
+    beat(dispatcher, 20.1)
+    assert dispatcher.ticked(20.1) == [AskInventory("n")]
+    assert dispatcher.ticked(20.2) == []
+    (grant,) = dispatcher.inventory_taken(20.3, "n", "1", {})
+    assert isinstance(grant, Grant)
+    assert grant.attempt == 2
+
+
+# ---- a new leader ----------------------------------------------------------------------------------------------------
+
+
+def resumed(stage: int, attempt: int, where: str, *, repeatable: bool = True) -> Dispatcher:
+    dispatcher = Dispatcher()
+    stages = tuple(work(name=name, repeatable=repeatable) for name in ("compile", "run"))
+    submit(dispatcher, request("r", *stages))
+    acts = [StageAct("compile", 0.0, 1.0, "n", 1, 1)][:stage]
+    dispatcher.resumed(0.0, "r", stage, attempt, acts, where)
+    dispatcher.check()
+    return dispatcher
+
+
+def test_a_new_leader_gives_marked_work_to_nobody_before_its_node_has_spoken() -> None:
+    dispatcher = resumed(1, 1, "n")
+    assert meet(dispatcher, "m") == [], "it may run on n"
+    assert meet(dispatcher, "n", {"r": Holding(1, 1, 3.0)}) == []
+    (answer,) = report(dispatcher, Ended("r", "n", 1, 1, "ok", True))
+    assert isinstance(answer, Answer)
+    assert [act.name for act in answer.acts] == ["compile", "run"]
+
+
+def test_a_new_leader_tries_again_what_its_node_no_longer_has() -> None:
+    dispatcher = resumed(1, 1, "n")
+    (grant,) = meet(dispatcher, "n")
+    assert isinstance(grant, Grant)
+    assert (grant.stage, grant.attempt) == (1, 2)
+
+
+@pytest.mark.parametrize(("repeatable", "fate"), [(True, "node-lost"), (False, "unknown-outcome")])
+def test_attempts_stay_bounded_over_leaders(repeatable: bool, fate: str) -> None:
+    dispatcher = resumed(0, 3, "n", repeatable=repeatable)
+    meet(dispatcher, "m")
+    (answer,) = meet(dispatcher, "n")
+    assert isinstance(answer, Answer)
+    assert answer.ended == fate
+
+
+def test_marked_work_of_a_node_that_does_not_come_back_runs_elsewhere() -> None:
+    dispatcher = resumed(0, 1, "n")
+    meet(dispatcher, "m")
+    beat(dispatcher, 9.0)
+    assert dispatcher.ticked(9.0) == []
+    beat(dispatcher, 11.0)
+    (grant,) = dispatcher.ticked(11.0)
+    assert isinstance(grant, Grant)
+    assert (grant.node, grant.attempt) == ("m", 2)
+
+
+def test_hellos_of_two_lives_read_together_do_not_lose_what_the_newer_one_holds() -> None:
+    """A new leader reads both; the mark names the node, and the grant was to its second life."""
+    dispatcher = resumed(0, 1, "n", repeatable=False)
+    dispatcher.node_said_hello(0.0, node("n", incarnation="1"))
+    assert dispatcher.node_said_hello(0.0, node("n", incarnation="2")) == [AskInventory("n")]
+    assert dispatcher.inventory_taken(0.0, "n", "1", {}) == []
+    assert dispatcher.inventory_taken(0.0, "n", "2", {"r": Holding(0, 1, 3.0)}) == []
+    assert dispatcher.lives["r"].booked
+
+
+def test_an_older_attempt_is_not_taken_back() -> None:
+    """Attempt 2 was granted to m; what n still executes is revoked, and its core is not granted meanwhile."""
+    dispatcher = resumed(0, 2, "m")
+    assert meet(dispatcher, "n", {"r": Holding(0, 1, 9.0)}, cores=1) == [Revoke("r", "n", 1)]
+    assert submit(dispatcher, request("other")) == []
+
+
+@pytest.mark.parametrize(("deadline_s", "fate"), [(0.5, "expired"), (1e6, "cancelled")])
+def test_a_cancellation_that_a_former_leader_asked_for_is_answered_by_its_cause(deadline_s: float, fate: str) -> None:
+    dispatcher = Dispatcher()
+    submit(dispatcher, request("r", deadline_s=deadline_s))
+    dispatcher.resumed(0.0, "r", 0, 1, [], "n")
+    (answer,) = report(dispatcher, Ended("r", "n", 1, 0, "cancelled"))
+    assert isinstance(answer, Answer)
+    assert answer.ended == fate

@@ -1,0 +1,137 @@
+"""Long, dense histories by weighted chance: what the shrinking machine reaches seldom, under the same laws.
+
+Each seed is a history of its own; together they must have seen every way to be answered, or they prove too little.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from tests.shared.policy.dispatch.test_dispatch_machine import POOLS, Mesh
+from tests.shared.policy.strategies import COSTS, work
+
+STEPS = 250
+SEEDS = 100
+
+WEIGHTS = {
+    "submit": 30, "grants_arrive": 40, "end": 60, "read": 40, "deliver": 10, "write": 10, "pass_time": 12, "started": 4,
+    "cancel": 6, "cancel_batch": 1, "target": 3, "planner": 3, "estimate": 3, "stop_host": 3, "start_hosts": 6,
+    "cut_off_or_rejoin": 2, "take_over": 4, "trim": 2,
+}  # fmt: skip
+
+
+def drafts(rng: random.Random) -> list[dict[str, Any]]:
+    return [
+        {
+            "stages": tuple(
+                work(pool, units, kind=rng.choice(["run", "run", "run", "judge"]), timeout_s=rng.choice([1.0, 5.0]),
+                     repeatable=rng.random() < 0.8)
+                for pool, units in rng.choices(COSTS, k=rng.choice([1, 2, 3]))
+            ),
+            "batch": rng.choice(["", "b1", "b2"]),
+            "tenant": rng.choice(["ada", "bob"]),
+            "patience_s": rng.choice([20.0, 1e6, 1e6]),
+            "start_within_s": rng.choice([None, None, None, 0.5, 10.0]),
+            "priority": rng.choice([0.0, 1.0]),
+        }
+        for _ in range(rng.randint(1, 5))
+    ]  # fmt: skip
+
+
+def endings(rng: random.Random) -> list[tuple[int, tuple[str, bool | None]]]:
+    common = [("ok", True)] * 9 + [("lost", None)] * 6
+    rare: list[tuple[str, bool | None]] = [("ok", None), ("ok", False), ("timeout", None), ("refused", None)]
+    return [(rng.randrange(8), rng.choice([*common, *rare])) for _ in range(3)]
+
+
+ARGUMENTS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
+    "submit": lambda rng: {"drafts": drafts(rng)},
+    "end": lambda rng: {"ends": endings(rng)},
+    "deliver": lambda rng: {"pick": rng.randrange(8), "most": rng.randint(1, 6)},
+    "read": lambda rng: {"most": rng.randint(1, 6)},
+    "write": lambda rng: {"most": rng.choice([1, 4, 100])},
+    "pass_time": lambda rng: {"seconds": rng.choice([0.1, 1.0, 1.0, 6.0, 16.0])},
+    "cancel": lambda rng: {"pick": rng.randrange(8)},
+    "cancel_batch": lambda rng: {"batch": rng.choice(["b1", "b2"])},
+    "target": lambda rng: {"pool": rng.choice(POOLS), "units": rng.randrange(10)},
+    "estimate": lambda rng: {"batch": rng.choice(["b1", "b2"]), "ahead_s": rng.uniform(0, 100)},
+    "planner": lambda rng: {"lives": rng.random() < 0.5},
+    "stop_host": lambda rng: {
+        "pick": rng.randrange(8),
+        "orderly": rng.random() < 0.5,
+        "returns": rng.random() < 0.7,
+        "survive": rng.random() < 0.5,
+    },
+    "cut_off_or_rejoin": lambda rng: {"pick": rng.randrange(8)},
+    "started": lambda rng: {"pick": rng.randrange(8)},
+    "trim": lambda rng: {"pick": rng.randrange(8)},
+}
+
+
+def rush(rng: random.Random) -> list[dict[str, Any]]:
+    """Many small ones, as far as they are: most can be granted ahead."""
+    return [
+        {**draft, "stages": (work(kind=rng.choice(["run", "judge"])),)} if rng.random() < 0.9 else draft
+        for draft in drafts(rng) + drafts(rng)
+    ]
+
+
+RUSH: dict[str, Callable[[random.Random], dict[str, Any]]] = {
+    **ARGUMENTS,
+    "submit": lambda rng: {"drafts": rush(rng)},
+    "pass_time": lambda rng: {"seconds": rng.choice([0.001, 0.01, 0.1, 0.3, 3.0])},
+}
+
+
+def possible(rule: str, mesh: Mesh) -> bool:
+    world = mesh.world
+    match rule:
+        case "end":
+            return any(host.runs for host in world.hosts.values())
+        case "cancel":
+            return bool(world.journal)
+        case "trim":
+            return world.read < len(world.outcomes)
+        case _:
+            return True
+
+
+def history(seed: int, arguments: dict[str, Callable[[random.Random], dict[str, Any]]]) -> Counter[str]:
+    """One history; what it has seen."""
+    rng = random.Random(seed)
+    mesh = Mesh()
+    mesh.begin()
+    for _ in range(STEPS):
+        (rule,) = rng.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))
+        if possible(rule, mesh):
+            getattr(mesh, rule)(**(arguments[rule](rng) if rule in arguments else {}))
+            mesh.the_books_are_in_order()
+    mesh.teardown()
+    world = mesh.world
+    seen: Counter[str] = Counter(answer.ended for answer in world.answers.values())
+    for answer in world.answers.values():
+        seen["early exit"] += answer.ended == "ok" and len(answer.acts) < len(world.requests[answer.action].stages)
+        seen["cancelled between stages"] += answer.ended == "cancelled" and len(answer.acts) > 0
+        seen["repeated"] += any(act.attempts > 1 for act in answer.acts)
+    seen["granted ahead"] = world.waited
+    seen["recalled"] = world.recalled
+    seen["waited without a planner"] = world.starved
+    return seen
+
+
+def test_long_histories_keep_the_laws_and_see_everything() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        seen += history(seed, RUSH if seed % 2 else ARGUMENTS)
+    everything = {"ok", "timeout", "cancelled", "expired", "refused", "sandbox-lost", "node-lost", "unknown-outcome"}
+    assert everything | {
+        "early exit",
+        "cancelled between stages",
+        "repeated",
+        "granted ahead",
+        "recalled",
+        "waited without a planner",
+    } <= {name for name, count in seen.items() if count}, seen

@@ -1,0 +1,280 @@
+"""What nodes are told to own, and what is refused at the door because it would start too late."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.model.formulation import Answer, Grant, Request, SetShare
+from shared.policy.model.reports import Ended
+from shared.policy.resources.ledger import Node
+from tests.shared.policy.dispatch.clockwork import Clockwork
+from tests.shared.policy.strategies import CORES, node, request, work
+
+
+def owned(clockwork: Clockwork) -> int:
+    return sum(units for (_, resource), units in clockwork.shares.items() if resource == "cores")
+
+
+def nodes(*cores: int) -> list[Node]:
+    return [node(f"n{at}", {"cores": count}) for at, count in enumerate(cores)]
+
+
+# ---- shares ----------------------------------------------------------------------------------------------------------
+
+
+def test_before_the_planner_speaks_everything_is_used_and_nobody_is_told() -> None:
+    clockwork = Clockwork(nodes(2, 2), lambda _: 1.0)
+    clockwork.submit(*(request(f"a{at}", seq=at) for at in range(6)))
+    assert len(clockwork.started) == 4
+    assert clockwork.shares == {}
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.lists(st.integers(0, 30), min_size=1, max_size=5))
+def test_shares_add_up_to_the_target_within_what_runs_and_what_there_is(cores: list[int], targets: list[int]) -> None:
+    clockwork = Clockwork(nodes(*cores), lambda _: 1.0)
+    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(200)))
+    for target in targets:
+        clockwork.do(clockwork.dispatcher.targeted(clockwork.now, CORES, target))
+        used = sum(one.used.get("cores", 0) for one in clockwork.dispatcher.floor.nodes.values())
+        assert owned(clockwork) == min(sum(cores), max(target, used, 1))
+        assert used <= owned(clockwork)
+        clockwork.run(clockwork.now + 1.0)
+
+
+def test_with_a_target_no_more_than_it_is_executed() -> None:
+    clockwork = Clockwork(nodes(4, 4), lambda _: 1.0)
+    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 3))
+    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(10)))
+    assert len(clockwork.started) == 3
+    clockwork.run()
+    assert sorted(clockwork.started.values()) == [0.0] * 3 + [1.0] * 3 + [2.0] * 3 + [3.0]
+
+
+def test_a_target_of_nothing_delays_but_never_starves() -> None:
+    clockwork = Clockwork(nodes(4), lambda _: 1.0)
+    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 0))
+    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(3)))
+    clockwork.run()
+    assert sorted(clockwork.started.values()) == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("target", [0, 4, 5])
+def test_a_head_that_is_wider_than_every_even_share_gets_a_share_that_holds_it(target: int) -> None:
+    """Two nodes of four cores share the target evenly; a request for all four of one node must run all the same."""
+    clockwork = Clockwork(nodes(4, 4), lambda _: 1.0)
+    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, target))
+    clockwork.submit(request("wide", work(CORES, {"cores": 4}), batch="b"))
+    clockwork.run()
+    assert clockwork.answered == {"wide": "ok"}
+
+
+def test_work_outside_batches_grows_the_share_at_once_and_shrinks_it_after_the_linger() -> None:
+    dispatcher = Dispatcher(linger_s=10.0)
+    clockwork = Clockwork(nodes(8), lambda _: 1.0, dispatcher)
+    clockwork.do(dispatcher.targeted(0.0, CORES, 2))
+    assert owned(clockwork) == 2
+    clockwork.submit(*(request(f"a{at}", seq=at) for at in range(4)))
+    assert owned(clockwork) == 6
+    assert len(clockwork.started) == 4
+    clockwork.tick(5.0)
+    assert len(clockwork.answered) == 4
+    assert owned(clockwork) == 6, "it lingers: the next call finds it warm"
+    clockwork.tick(10.0)
+    clockwork.tick(19.0)
+    assert owned(clockwork) == 6, "at least one window after the work has gone"
+    clockwork.tick(20.0)
+    assert owned(clockwork) == 2
+
+
+def test_a_node_that_is_met_is_told_its_share_even_when_it_is_all_it_has() -> None:
+    """A former leader may have told it otherwise."""
+    clockwork = Clockwork(nodes(4), lambda _: 1.0)
+    commands = clockwork.dispatcher.targeted(0.0, CORES, 9)
+    assert commands == [SetShare("n0", "cores", 4)]
+    assert clockwork.dispatcher.targeted(0.0, CORES, 9) == []
+
+
+def test_a_node_that_joins_takes_its_part_of_the_target() -> None:
+    clockwork = Clockwork(nodes(4), lambda _: 1.0)
+    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 4))
+    joining = node("n1", {"cores": 4})
+    clockwork.do(clockwork.dispatcher.node_said_hello(0.0, joining))
+    assert clockwork.shares == {("n0", "cores"): 4}
+    clockwork.do(clockwork.dispatcher.inventory_taken(0.0, "n1", joining.incarnation, {}))
+    assert clockwork.shares == {("n0", "cores"): 2, ("n1", "cores"): 2}
+
+
+# ---- without a planner -----------------------------------------------------------------------------------------------
+
+
+widths = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["", "b"])), min_size=1, max_size=12)
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(0, 9), widths)
+def test_while_no_planner_lives_nothing_queues_for_want_of_a_target(
+    cores: list[int], target: int, jobs: list[tuple[int, str]]
+) -> None:
+    """Whatever the target, work starts when it would where everything is owned."""
+
+    def starts(target: int | None) -> dict[str, float]:
+        clockwork = Clockwork(nodes(*cores), lambda _: 1.0)
+        if target is not None:
+            clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, target))
+            clockwork.do(clockwork.dispatcher.planned(0.0, lives=False))
+        for at, (units, batch) in enumerate(jobs):
+            clockwork.at(at / 4, request(f"r{at}", work(CORES, {"cores": units}), seq=at, at_s=at / 4, batch=batch))
+        clockwork.run()
+        return clockwork.started
+
+    waits = any(units > max(cores) for units, _ in jobs)
+    if len(cores) == 1 and not waits:
+        assert starts(target) == starts(None)
+    else:  # on several nodes, shares decide which of them work is packed on
+        assert starts(target).keys() == starts(None).keys()
+
+
+def test_without_a_planner_a_batch_runs_on_all_its_work_takes_and_then_on_its_target_again() -> None:
+    clockwork = Clockwork(nodes(4, 4), lambda _: 1.0)
+    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 1))
+    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(5)))
+    assert (len(clockwork.started), owned(clockwork)) == (1, 1)
+    clockwork.do(clockwork.dispatcher.planned(0.0, lives=False))
+    assert (len(clockwork.started), owned(clockwork)) == (5, 5)
+    clockwork.submit(*(request(f"c{at}", seq=9 + at, batch="b") for at in range(9)))
+    assert (len(clockwork.started), owned(clockwork)) == (8, 8)
+    clockwork.run()
+    assert sorted(clockwork.started.values()) == [0.0] * 8 + [1.0] * 6
+    clockwork.do(clockwork.dispatcher.planned(clockwork.now, lives=True))
+    assert owned(clockwork) == 1, "targets rule again"
+
+
+def test_without_a_planner_units_go_when_their_work_has_gone_for_a_while() -> None:
+    dispatcher = Dispatcher(linger_s=10.0)
+    clockwork = Clockwork(nodes(8), lambda _: 1.0, dispatcher)
+    clockwork.do(dispatcher.targeted(0.0, CORES, 2))
+    clockwork.do(dispatcher.planned(0.0, lives=False))
+    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(5)))
+    clockwork.tick(9.0)
+    assert (len(clockwork.answered), owned(clockwork)) == (5, 5), "the next ones find them warm"
+    clockwork.tick(10.0)
+    clockwork.tick(20.0)
+    assert owned(clockwork) == 2, "the target stays what it was"
+
+
+def test_before_a_planner_has_ever_spoken_its_silence_changes_nothing() -> None:
+    clockwork = Clockwork(nodes(2), lambda _: 1.0)
+    clockwork.do(clockwork.dispatcher.planned(0.0, lives=False))
+    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(3)))
+    assert (len(clockwork.started), clockwork.shares) == (2, {})
+
+
+def test_a_head_that_the_even_spread_has_no_room_for_gets_all_there_is() -> None:
+    """One core of each node is busy, so of five units wanted none has four; with all of them owned one node does."""
+    clockwork = Clockwork(nodes(4, 5), lambda _: 10.0)
+    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 0))
+    clockwork.do(clockwork.dispatcher.planned(0.0, lives=False))
+    clockwork.submit(request("a", batch="b"), request("b", seq=1, batch="b"))
+    clockwork.submit(request("wide", work(CORES, {"cores": 4}), seq=2, batch="b"))
+    assert set(clockwork.started) == {"a", "b", "wide"}
+    assert owned(clockwork) == 9
+
+
+# ---- admission -------------------------------------------------------------------------------------------------------
+
+
+def ready(cores: int) -> Dispatcher:
+    clockwork = Clockwork(nodes(cores), lambda _: 1.0)
+    return clockwork.dispatcher
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(st.integers(1, 6), max_size=8),
+    st.integers(1, 6),
+    st.floats(-5.0, 5.0),
+    st.booleans(),
+)
+def test_what_could_start_at_once_is_never_refused(
+    cores: int, before: list[int], units: int, start_by_s: float, in_batch: bool
+) -> None:
+    """Whatever waits already: if the newcomer is granted by the same step when nobody asks when, it is not refused."""
+
+    def fate(start_by: float | None) -> str:
+        dispatcher = ready(cores)
+        for at, count in enumerate(before):
+            dispatcher.submitted(0.0, [request(f"b{at}", work(CORES, {"cores": count}), seq=at, batch="b")])
+        newcomer = request("new", work(CORES, {"cores": units}, timeout_s=1.0), seq=99, start_by_s=start_by,
+                           batch="n" if in_batch else "")  # fmt: skip
+        commands = dispatcher.submitted(0.0, [newcomer])
+        dispatcher.check()
+        return next((type(one).__name__ for one in commands if isinstance(one, Grant | Answer)
+                     and one.action == "new"), "queued")  # fmt: skip
+
+    freely, asking = fate(None), fate(start_by_s)
+    assert freely in ("Grant", "queued")
+    assert asking == "Grant" if freely == "Grant" else asking in ("Answer", "queued")
+
+
+def test_a_newcomer_is_refused_when_the_backlog_says_that_it_would_start_too_late() -> None:
+    """Two cores, ten requests of an expected 1 s each: the last starts after 4 s, so a newcomer after 5 s."""
+    dispatcher = ready(2)
+    dispatcher.submitted(0.0, [request(f"a{at}", seq=at) for at in range(10)])
+    (refused,) = dispatcher.submitted(0.0, [request("hasty", work(timeout_s=20.0), seq=10, start_by_s=4.9)])
+    assert isinstance(refused, Answer)
+    assert (refused.action, refused.ended) == ("hasty", "expired")
+    assert dispatcher.submitted(0.0, [request("patient", work(timeout_s=20.0), seq=11, start_by_s=5.1)]) == []
+    assert set(dispatcher.lives) == {f"a{at}" for at in range(10)} | {"patient"}
+    dispatcher.check()
+
+
+def test_one_burst_of_slow_programs_does_not_close_the_pool_to_those_after_it() -> None:
+    """Programs of a task met their limit of 20 s; its next hundred wait for two cores, and have 60 s to start."""
+    dispatcher = ready(2)
+    for at in range(20):
+        now = 20.0 * at
+        (grant,) = dispatcher.submitted(now, [request(f"slow{at}", work(timeout_s=20.0), at_s=now, seq=at)])
+        assert isinstance(grant, Grant)
+        met = Ended(grant.action, grant.node, grant.attempt, 0, "timeout", None, 0.0, 20.0, "")
+        dispatcher.finished(now + 20.0, [met])
+    now = 400.0
+
+    def newcomer(name: str, seq: int) -> Request:
+        return request(name, work(timeout_s=20.0), at_s=now, seq=seq, start_by_s=now + 60.0)
+
+    commands = dispatcher.submitted(now, [newcomer(f"next{at}", 100 + at) for at in range(40)])
+    assert [one for one in commands if isinstance(one, Answer)] == []
+    declared = replace(work(timeout_s=20.0), duration_s=20.0)
+    dispatcher.submitted(now, [request(f"long{at}", declared, at_s=now, seq=200 + at) for at in range(6)])
+    (refused,) = dispatcher.submitted(now, [newcomer("hasty", 300)])
+    assert isinstance(refused, Answer), "six that are declared to take 20 s each are ahead"
+
+
+def test_only_what_goes_first_delays_a_newcomer() -> None:
+    """A thousand requests of a batch that is expected later do not make an urgent one too late."""
+    dispatcher = ready(1)
+    dispatcher.submitted(0.0, [request(f"b{at}", work(timeout_s=100.0), seq=at, batch="b") for at in range(1000)])
+    assert dispatcher.submitted(0.0, [request("urgent", work(timeout_s=1.0), seq=1000, start_by_s=15.0)]) == []
+    assert "urgent" in dispatcher.lives
+
+
+def test_a_refusal_lets_those_behind_it_pass() -> None:
+    """A wide newcomer that is refused leaves no reservation behind."""
+    dispatcher = ready(2)
+    dispatcher.submitted(0.0, [request("running", work(timeout_s=1000.0))])
+    wide = request("wide", work(CORES, {"cores": 2}, timeout_s=0.1), seq=1, start_by_s=1.0)
+    narrow = request("narrow", work(timeout_s=5000.0), seq=2)
+    commands = dispatcher.submitted(0.0, [wide, narrow])
+    assert [type(one) for one in commands] == [Answer, Grant]
+
+
+def test_a_new_leader_refuses_nothing_before_a_node_has_spoken() -> None:
+    """What it reads from the journal may run already, begun in time under its predecessor."""
+    dispatcher = Dispatcher()
+    assert dispatcher.submitted(100.0, [request("running", start_by_s=10.0)]) == []
+    dispatcher.resumed(100.0, "running", 0, 1, [], "n0")
+    assert dispatcher.lives["running"].state == "granted"

@@ -1,0 +1,259 @@
+"""Trajectories at the dispatcher: where they live, when they act, how they end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended, Holding
+from shared.policy.model.formulation import (
+    Answer,
+    CloseEnvironment,
+    Command,
+    ForgetTrajectory,
+    Grant,
+    Request,
+    Revoke,
+    Stay,
+    TrajectoryEnd,
+)
+from shared.policy.resources.ledger import Node
+from tests.shared.policy.strategies import request, work
+
+KINDS = frozenset({"run", "act", "runtime.local"})
+
+
+def host(name: str, cores: int = 4, memory: int = 100) -> Node:
+    return Node(name, "1", "cpu", {"cores": cores, "memory_mb": memory}, KINDS)
+
+
+def meet(dispatcher: Dispatcher, *nodes: Node, now: float = 0.0) -> None:
+    for node in nodes:
+        dispatcher.node_said_hello(now, node)
+        dispatcher.inventory_taken(now, node.name, node.incarnation, {})
+
+
+def leading(*nodes: Node) -> Dispatcher:
+    dispatcher = Dispatcher()
+    meet(dispatcher, *nodes)
+    return dispatcher
+
+
+def act(name: str, trajectory: str = "t", *, memory: int = 10, cores: int = 1, seq: int = 0, **more: bool) -> Request:
+    one = request(name, work(units={"cores": cores}, kind="act", repeatable=more.get("repeatable", False)), seq=seq)
+    return replace(one, stay=Stay(trajectory, "runtime.local", {"memory_mb": memory}))
+
+
+def submit(dispatcher: Dispatcher, *requests: Request, now: float = 0.0) -> list[Command]:
+    commands = dispatcher.submitted(now, requests)
+    dispatcher.check()
+    return commands
+
+
+def end(dispatcher: Dispatcher, grant: Command, status: str = "ok", now: float = 1.0, **more: bool) -> list[Command]:
+    assert isinstance(grant, Grant)
+    stands = more.get("stands", True)
+    ended = Ended(grant.action, grant.node, grant.attempt, 0, status, True, 0.0, 0.5, "", stands)
+    commands = dispatcher.finished(now, [ended])
+    dispatcher.check()
+    return commands
+
+
+def grants(commands: list[Command]) -> list[tuple[str, str, bool]]:
+    return [(one.action, one.node, one.begins) for one in commands if isinstance(one, Grant)]
+
+
+def answers(commands: list[Command]) -> dict[str, str]:
+    return {one.action: one.ended for one in commands if isinstance(one, Answer)}
+
+
+def test_the_first_action_goes_where_the_least_share_of_memory_is_taken() -> None:
+    dispatcher = leading(host("a", cores=16, memory=100), host("b", cores=4, memory=1000))
+    assert grants(submit(dispatcher, act("r0", "t0", memory=50))) == [("r0", "b", True)]
+    assert grants(submit(dispatcher, act("r1", "t1", memory=40, seq=1))) == [("r1", "b", True)]
+    assert grants(submit(dispatcher, act("r2", "t2", memory=1, seq=2))) == [("r2", "a", True)]
+
+
+def test_later_actions_go_where_the_environment_is_one_at_a_time_in_order() -> None:
+    dispatcher = leading(host("a"), host("b"))
+    (first,) = submit(dispatcher, act("r0"), act("r1", seq=1), act("r2", seq=2))
+    assert grants([first]) == [("r0", "a", True)]
+    (_, second) = end(dispatcher, first)
+    assert grants([second]) == [("r1", "a", False)]
+    (_, third) = end(dispatcher, second)
+    assert grants([third]) == [("r2", "a", False)]
+
+
+def test_an_action_of_a_busy_node_s_environment_waits_though_another_node_is_free() -> None:
+    dispatcher = leading(host("a", cores=1), host("b", cores=1, memory=50))
+    (first,) = submit(dispatcher, act("r0"))
+    end(dispatcher, first)
+    (other,) = submit(dispatcher, replace(request("long", work(kind="run"), seq=1)))
+    assert isinstance(other, Grant)
+    node = other.node
+    more = submit(dispatcher, act("r1", seq=2))
+    assert grants(more) == ([] if node == "a" else [("r1", "a", False)])
+
+
+def test_memory_is_held_until_the_node_says_that_the_environment_has_ended() -> None:
+    dispatcher = leading(host("a", memory=20))
+    (first,) = submit(dispatcher, act("r0", "t0", memory=20))
+    end(dispatcher, first)
+    assert submit(dispatcher, act("r1", "t1", memory=5, seq=1)) == []
+    closing = dispatcher.trajectory_closed(2.0, "t0")
+    assert closing == [CloseEnvironment("a", "t0")]
+    commands = dispatcher.environment_ended(3.0, "a", "1", "t0", "closed", "")
+    assert grants(commands) == [("r1", "a", True)]
+    assert ForgetTrajectory("t0", "closed", "the trajectory was closed") in commands
+
+
+def test_what_waits_for_memory_holds_nothing_else_up() -> None:
+    dispatcher = leading(host("a", memory=20))
+    (first,) = submit(dispatcher, act("r0", "t0", memory=20))
+    end(dispatcher, first)
+    begins = [act(f"b{at}", f"s{at}", memory=5, seq=1 + at) for at in range(200)]
+    assert submit(dispatcher, *begins) == []
+    assert grants(submit(dispatcher, request("plain", seq=300))) == [("plain", "a", False)]
+    assert grants(submit(dispatcher, act("r1", "t0", seq=301))) == [("r1", "a", False)]
+
+
+def test_closing_cancels_what_waits_and_revokes_what_acts() -> None:
+    dispatcher = leading(host("a"))
+    (first,) = submit(dispatcher, act("r0"), act("r1", seq=1))
+    commands = dispatcher.trajectory_closed(1.0, "t")
+    assert answers(commands) == {"r1": "cancelled"}
+    assert [type(one) for one in commands[1:]] == [Revoke, CloseEnvironment]
+    assert answers(end(dispatcher, first, "cancelled")) == {"r0": "cancelled"}
+    dispatcher.environment_ended(2.0, "a", "1", "t", "closed", "")
+    assert answers(submit(dispatcher, act("late", seq=2))) == {"late": "environment-lost"}
+    assert dispatcher.floor.nodes["a"].used == {"cores": 0, "memory_mb": 0}
+
+
+def test_an_environment_that_could_not_be_made_may_begin_anew_elsewhere() -> None:
+    dispatcher = leading(host("a", memory=101), host("b"))
+    (first,) = submit(dispatcher, act("r0"))
+    assert grants([first]) == [("r0", "a", True)]
+    commands = end(dispatcher, first, "lost", stands=False)
+    assert ForgetTrajectory("t", "unmade", "") in commands
+    ((action, _, begins),) = grants(commands)
+    assert (action, begins) == ("r0", True)
+
+
+def test_an_action_that_was_lost_in_an_environment_is_not_repeated_and_the_next_one_goes_on() -> None:
+    dispatcher = leading(host("a"))
+    (first,) = submit(dispatcher, act("r0"), act("r1", seq=1))
+    commands = end(dispatcher, first, "lost")
+    assert answers(commands) == {"r0": "unknown-outcome"}
+    assert grants(commands) == [("r1", "a", False)]
+
+
+def test_with_its_environment_everything_that_waits_for_it_is_lost() -> None:
+    dispatcher = leading(host("a"))
+    (first,) = submit(dispatcher, act("r0"), act("r1", seq=1), act("r2", seq=2))
+    commands = dispatcher.environment_ended(1.0, "a", "1", "t", "lost", "its container was killed")
+    assert answers(commands) == {"r1": "environment-lost", "r2": "environment-lost"}
+    assert ForgetTrajectory("t", "lost", "its container was killed") in commands
+    assert answers(end(dispatcher, first, "lost")) == {"r0": "environment-lost"}
+
+
+def test_a_node_that_comes_back_with_an_environment_goes_on_with_it_and_without_it_says_so() -> None:
+    dispatcher = leading(host("a"))
+    for name in ("kept", "gone"):
+        (first,) = submit(dispatcher, act(f"{name}0", name))
+        end(dispatcher, first)
+    again = replace_incarnation(host("a"), "2")
+    dispatcher.node_said_hello(2.0, again)
+    assert submit(dispatcher, act("kept1", "kept", seq=2), act("gone1", "gone", seq=3), now=2.0) == []
+    commands = dispatcher.inventory_taken(2.0, "a", "2", {}, {"kept": {"memory_mb": 10}})
+    dispatcher.check()
+    assert answers(commands) == {"gone1": "environment-lost"}
+    assert grants(commands) == [("kept1", "a", False)]
+    assert dispatcher.floor.nodes["a"].used["memory_mb"] == 10
+
+
+def test_environments_of_a_node_that_stays_away_are_lost_after_a_while_and_not_before() -> None:
+    dispatcher = leading(host("a"))
+    (first,) = submit(dispatcher, act("r0"))
+    end(dispatcher, first)
+    dispatcher.node_lost(5.0, "a", "silent")
+    assert submit(dispatcher, act("r1", seq=1), now=5.0) == []
+    assert dispatcher.ticked(6.0) == []
+    assert dispatcher.ticked(6.0 + dispatcher.home_lost_s) == []
+    assert answers(dispatcher.ticked(6.1 + dispatcher.home_lost_s)) == {"r1": "environment-lost"}
+
+
+def test_an_environment_that_nobody_knows_is_closed_and_its_memory_taken_until_then() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.node_said_hello(0.0, host("a", memory=20))
+    commands = dispatcher.inventory_taken(0.0, "a", "1", {}, {"stray": {"memory_mb": 15}})
+    assert commands == [CloseEnvironment("a", "stray")]
+    assert submit(dispatcher, act("r0")) == []
+    assert grants(dispatcher.environment_ended(1.0, "a", "1", "stray", "closed", "")) == [("r0", "a", True)]
+
+
+def test_a_new_leader_goes_on_where_the_store_says_that_a_trajectory_lives() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.trajectory_ended("over", "it was idle")
+    dispatcher.trajectory_placed("t", "b", {"memory_mb": 10})
+    assert answers(submit(dispatcher, act("r1"), act("late", "over", seq=1))) == {"late": "environment-lost"}
+    dispatcher.node_said_hello(0.0, host("a"))
+    assert dispatcher.inventory_taken(0.0, "a", "1", {}, {}) == []
+    dispatcher.node_said_hello(0.0, host("b"))
+    assert grants(dispatcher.inventory_taken(0.0, "b", "1", {}, {"t": {"memory_mb": 10}})) == [("r1", "b", False)]
+
+
+def test_cores_are_owned_on_the_node_where_a_trajectory_lives_even_when_the_planner_wants_none() -> None:
+    dispatcher = leading(host("a"), host("b", memory=101))
+    (first,) = submit(dispatcher, act("r0"))
+    assert grants([first]) == [("r0", "b", True)]
+    end(dispatcher, first)
+    dispatcher.targeted(2.0, "cores@cpu", 0)
+    for now in (20.0, 40.0, 60.0):  # linger windows
+        assert all(dispatcher.node_seen(now, name, "1") for name in ("a", "b"))
+        dispatcher.ticked(now)
+    assert dispatcher.floor.nodes["b"].limit("cores") == 0
+    assert grants(submit(dispatcher, act("r1", seq=1), now=61.0)) == [("r1", "b", False)]
+
+
+def replace_incarnation(node: Node, incarnation: str) -> Node:
+    return Node(node.name, incarnation, node.node_class, node.capacity, node.kinds)
+
+
+def test_a_leader_that_died_over_an_answer_had_granted_the_next_action_and_both_are_answered() -> None:
+    """A grant and the answer before it leave in one breath: the one may be durable, the other not."""
+    dispatcher = Dispatcher()
+    dispatcher.trajectory_placed("t", "a", {"memory_mb": 10})
+    submit(dispatcher, act("r0"), act("r1", seq=1))
+    for name in ("r0", "r1"):
+        dispatcher.resumed(1.0, name, 0, 1, (), "a")
+    dispatcher.node_said_hello(1.0, host("a"))
+    first, second = (Ended(name, "a", 1, 0, "ok", True, 0.0, 0.5) for name in ("r0", "r1"))
+    assert answers(dispatcher.finished(1.0, [first])) == {"r0": "ok"}
+    dispatcher.check()
+    held = {"r1": Holding(0, 1, 0.1, {"cores": 1})}
+    dispatcher.inventory_taken(1.0, "a", "1", held, {"t": {"memory_mb": 10}})
+    dispatcher.check()
+    assert answers(dispatcher.finished(2.0, [second])) == {"r1": "ok"}
+    dispatcher.check()
+
+
+@pytest.mark.parametrize("first", ["outcome", "end"])
+@pytest.mark.parametrize("how", ["expired", "lost", "closed"])
+def test_how_an_environment_ended_does_not_depend_on_which_report_is_read_first(first: str, how: TrajectoryEnd) -> None:
+    dispatcher = leading(host("a"))
+    (grant,) = submit(dispatcher, act("r0"), act("r1", seq=1))
+    assert isinstance(grant, Grant)
+    cut = Ended("r0", "a", grant.attempt, 0, "environment-lost", reason="why", environment_ended=how)
+
+    def outcome() -> list[Command]:
+        return dispatcher.finished(5.0, [cut])
+
+    def end_of_environment() -> list[Command]:
+        return dispatcher.environment_ended(5.0, "a", "1", "t", how, "why")
+
+    steps = [outcome, end_of_environment] if first == "outcome" else [end_of_environment, outcome]
+    commands = [command for step in steps for command in step()]
+    dispatcher.check()
+    assert [one for one in commands if isinstance(one, ForgetTrajectory)] == [ForgetTrajectory("t", how, "why")]
+    assert answers(commands) == {"r0": "environment-lost", "r1": "environment-lost"}

@@ -1,0 +1,192 @@
+"""Units beyond the fewest, as the dispatcher gives them out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.model.elasticity import Elasticity
+from shared.policy.model.formulation import Command, Grant, Request, Work
+from shared.policy.resources.ledger import Node
+from tests.shared.policy.strategies import request, work
+
+NEARLY_LINEAR = Elasticity("amdahl", serial=0.01)
+LEARNED_BETWEEN = [(1, 1.0, 0.0), (1, 1.0, 0.0), (1, 0.5, 0.0), *[(2, 1.0, 0.0)] * 4, (1, 1.0, 0.0)]
+"""Between the submission and the eviction of the seventh it becomes known how long work of its kind takes."""
+
+
+def leading(cores: int, *names: str, rule: str | None = "priced") -> Dispatcher:
+    dispatcher = Dispatcher()
+    assert rule in (None, "paper", "priced")
+    dispatcher.floor.elastic.rule = rule  # type: ignore[assignment]  # mypy does not narrow to literals by `in`
+    for name in names or ("n",):
+        dispatcher.node_said_hello(0.0, Node(name, "1", "cpu", {"cores": cores}, frozenset({"run"})))
+        dispatcher.inventory_taken(0.0, name, "1", {})
+    return dispatcher
+
+
+def scaled(most: int = 8, seconds: float | None = 8.0, elasticity: Elasticity = NEARLY_LINEAR) -> Work:
+    amounts = tuple(range(1, most + 1))
+    return replace(work(timeout_s=1000.0), amounts=amounts, elasticity=elasticity, duration_s=seconds)
+
+
+def submit(dispatcher: Dispatcher, *requests: Request, now: float = 0.0) -> dict[str, int]:
+    return granted(dispatcher, dispatcher.submitted(now, requests))
+
+
+def granted(dispatcher: Dispatcher, commands: list[Command]) -> dict[str, int]:
+    dispatcher.check()
+    return {one.action: one.units["cores"] for one in commands if isinstance(one, Grant)}
+
+
+def end(dispatcher: Dispatcher, action: str, seconds: float, now: float = 1.0) -> dict[str, int]:
+    life = dispatcher.lives[action]
+    ended = Ended(action, life.node, life.attempt, life.stage, "ok", True, 0.0, seconds)
+    return granted(dispatcher, dispatcher.finished(now, [ended]))
+
+
+def test_alone_it_is_granted_what_helps() -> None:
+    assert submit(leading(8), request("r", scaled())) == {"r": 8}
+    assert submit(leading(4), request("r", scaled())) == {"r": 4}
+
+
+def test_what_does_not_help_is_not_granted() -> None:
+    assert submit(leading(8), request("r", scaled(elasticity=Elasticity("amdahl", serial=1.0)))) == {"r": 1}
+
+
+def test_only_amounts_that_are_allowed_are_granted() -> None:
+    assert submit(leading(7), request("r", replace(scaled(), amounts=(1, 2, 4, 8)))) == {"r": 4}
+
+
+def test_without_a_known_duration_the_fewest_is_granted_and_with_history_more() -> None:
+    dispatcher = leading(8)
+    assert submit(dispatcher, request("r0", scaled(seconds=None))) == {"r0": 1}
+    end(dispatcher, "r0", 10.0)
+    assert submit(dispatcher, request("r1", scaled(seconds=None), seq=1), now=2.0) == {"r1": 8}
+
+
+def test_what_is_learned_is_the_duration_on_one_unit_whatever_was_granted() -> None:
+    dispatcher = leading(8)
+    submit(dispatcher, request("r0", scaled()))
+    life = dispatcher.lives["r0"]
+    end(dispatcher, "r0", NEARLY_LINEAR.duration(5.0, 8))
+    assert abs((dispatcher.floor.durations.known(life.duration_key)) - 5.0) < 1e-9
+
+
+def test_without_elastic_scheduling_nothing_is_widened() -> None:
+    assert submit(leading(8, rule=None), request("r", scaled())) == {"r": 1}
+
+
+def test_equal_work_shares_a_node_evenly() -> None:
+    assert submit(leading(8), request("a", scaled(), seq=0), request("b", scaled(), seq=1)) == {"a": 4, "b": 4}
+
+
+def test_growth_takes_only_what_a_node_owns() -> None:
+    dispatcher = leading(8)
+    dispatcher.targeted(0.0, "cores@cpu", 3)
+    assert submit(dispatcher, request("r", scaled(), batch="b")) == {"r": 3}
+
+
+def test_outside_batches_units_are_owned_for_all_it_could_use() -> None:
+    dispatcher = leading(8)
+    dispatcher.targeted(0.0, "cores@cpu", 0)
+    assert submit(dispatcher, request("r", scaled(most=6))) == {"r": 6}
+
+
+def test_the_first_is_never_evicted_and_what_is_goes_first_when_units_are_free() -> None:
+    """Two long actions on two cores: together they end at 8, one after the other at 4 and 8."""
+    dispatcher = leading(2, rule="paper")
+    assert submit(dispatcher, request("a", scaled(2), seq=0), request("b", scaled(2), seq=1)) == {"a": 2}
+    assert submit(dispatcher, request("c", scaled(2), seq=2), now=0.5) == {}
+    assert list(end(dispatcher, "a", 4.0)) == ["b"]
+
+
+def test_what_came_after_work_that_does_not_scale_is_not_sent_behind_it() -> None:
+    """Evicting `b` would let the later `rigid` pass it on this node."""
+    dispatcher = leading(3, rule="paper")
+    rigid = request("rigid", work(), seq=2)
+    assert submit(dispatcher, request("a", scaled(2), seq=0), request("b", scaled(2), seq=1), rigid) == {
+        "a": 1,
+        "b": 1,
+        "rigid": 1,
+    }
+
+
+def busy_until_soon(*, seconds: float, batch: str = "") -> Dispatcher:
+    """A node of eight cores, seven of which end after so many seconds."""
+    dispatcher = leading(8)
+    rigid = replace(work(units={"cores": 7}, timeout_s=1000.0), duration_s=seconds)
+    assert submit(dispatcher, request("rigid", rigid, batch=batch)) == {"rigid": 7}
+    return dispatcher
+
+
+def test_it_does_not_start_on_one_core_where_many_are_free_in_a_moment() -> None:
+    dispatcher = busy_until_soon(seconds=1.0)
+    assert submit(dispatcher, request("r", scaled(seconds=100.0), seq=1)) == {}
+    assert end(dispatcher, "rigid", 1.0) == {"r": 8}
+
+
+def test_it_starts_on_one_core_where_nothing_ends_soon() -> None:
+    dispatcher = busy_until_soon(seconds=900.0)
+    assert submit(dispatcher, request("r", scaled(seconds=100.0), seq=1)) == {"r": 1}
+
+
+def test_while_it_waits_what_ends_before_may_use_the_core_and_what_does_not_may_not() -> None:
+    dispatcher = busy_until_soon(seconds=1.0)
+    short, long = (request(name, replace(work(), duration_s=s), seq=at) for at, (name, s) in
+                   enumerate([("short", 0.5), ("long", 5.0)], 2))  # fmt: skip
+    assert submit(dispatcher, request("r", scaled(seconds=100.0), seq=1), long, short) == {"short": 1}
+
+
+def test_what_it_had_best_have_is_not_taken_by_who_comes_behind_it_in_the_same_round() -> None:
+    """Seven of eight cores are free, four of which are its best; many actions of one core wait behind it."""
+    dispatcher = leading(8)
+    rigid = replace(work(timeout_s=1000.0), duration_s=900.0)
+    behind = [request(f"rigid{at}", rigid, seq=at + 2) for at in range(20)]
+    found = submit(dispatcher, request("first", rigid), request("r", scaled(seconds=100.0), seq=1), *behind)
+    assert found["r"] > 1
+    assert sum(found.values()) == 8
+
+
+def test_it_waits_for_no_more_than_is_owned() -> None:
+    """It waited for eight cores; then two are all there are."""
+    dispatcher = busy_until_soon(seconds=1.0, batch="b")
+    assert submit(dispatcher, request("r", scaled(seconds=100.0), batch="b", seq=1)) == {}
+    dispatcher.targeted(0.5, "cores@cpu", 2)
+    assert end(dispatcher, "rigid", 1.0) == {"r": 2}
+
+
+@example(jobs=LEARNED_BETWEEN, cores=5, rule="paper", nodes=1, patient=False)
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.floats(0.1, 100), st.floats(0, 1)), min_size=1, max_size=12),
+    st.integers(1, 8),
+    st.sampled_from(["paper", "priced"]),
+    st.integers(1, 2),
+    st.booleans(),
+)
+def test_everything_is_executed_in_order_and_no_unit_is_granted_twice(
+    jobs: list[tuple[int, float, float]], cores: int, rule: str, nodes: int, patient: bool
+) -> None:
+    """What waits by its own choice may be passed by what ends before; nothing else is."""
+    dispatcher = leading(cores, *[f"n{at}" for at in range(nodes)], rule=rule)
+    dispatcher.floor.elastic.patient = patient
+    requests = [
+        request(f"r{at}", scaled(most, seconds, Elasticity("amdahl", serial=serial)), seq=at)
+        for at, (most, seconds, serial) in enumerate(jobs)
+    ]
+    begun = list(submit(dispatcher, *requests))
+    now, left = 0.0, [*begun]
+    while left:
+        first = min(left, key=lambda name: dispatcher.lives[name].expected_end_s)
+        life = dispatcher.lives[first]
+        now = life.expected_end_s
+        left.remove(first)
+        more = list(end(dispatcher, first, life.expected_s, now))
+        begun += more
+        left += more
+    assert sorted(begun) == sorted(one.id for one in requests)
+    if nodes == 1 and not patient:
+        assert begun == [one.id for one in requests]

@@ -1,0 +1,136 @@
+"""Beginnings are limited apart from what runs: a rush of them neither starves what acts nor loses its own order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.policy.dispatch.backlog import survey, why_it_waits_to_begin
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.model.formulation import STARTS, Command, Grant, Request, Stay
+from shared.policy.resources.ledger import Node
+from tests.shared.policy.dispatch.test_dispatch_trajectories import act, host, leading, submit
+
+MEMORY = "memory_mb"
+
+
+def starting(name: str, trajectory: str, seq: int, memory: int = 1) -> Request:
+    return replace(act(name, trajectory, seq=seq), stay=Stay(trajectory, "runtime.local", {MEMORY: memory}, starts=1))
+
+
+def limited(cores: int = 4, starts: int = 1, memory: int = 1000) -> Node:
+    node = host("a", cores, memory)
+    return replace(node, capacity={**node.capacity, STARTS: starts})
+
+
+def granted(commands: list[Command]) -> list[Grant]:
+    return [one for one in commands if isinstance(one, Grant)]
+
+
+def finish(leader: Dispatcher, grant: Grant, now: float) -> list[Grant]:
+    found = leader.finished(now, [Ended(grant.action, grant.node, grant.attempt, 0, "ok", True, 0.0, 0.1)])
+    leader.check()
+    return granted(found)
+
+
+def test_what_runs_is_granted_at_once_while_many_wait_to_begin() -> None:
+    leader = leading(limited(cores=2, starts=1))
+    (first,) = granted(submit(leader, starting("first", "t", 0)))
+    (begun,) = [*finish(leader, first, 1.0), *granted(submit(leader, starting("b0", "u0", 1), now=1.0))]
+    assert submit(leader, *(starting(f"b{n}", f"u{n}", n + 1) for n in range(1, 500)), now=1.0) == []
+    (runs,) = granted(submit(leader, starting("later", "t", 1000), now=2.0))
+    assert (runs.action, runs.begins) == ("later", False), "an older beginning does not keep its core"
+    (second,) = finish(leader, begun, 3.0)
+    assert (second.action, second.begins) == ("b1", True)
+
+
+def test_a_beginning_gets_its_core_in_its_turn_although_others_run_on_and_on() -> None:
+    """While it lacks a start nothing is kept for it; while it lacks a core its turn comes by age."""
+    leader = leading(limited(cores=1, starts=1))
+    (first,) = granted(submit(leader, starting("first", "t", 0)))
+    assert finish(leader, first, 1.0) == []
+    (runs,) = granted(submit(leader, starting("r1", "t", 1), now=1.0))
+    assert submit(leader, starting("begins", "u", 2), starting("r2", "t", 3), now=1.1) == []
+    (begins,) = finish(leader, runs, 2.0)
+    assert begins.action == "begins"
+
+
+def test_the_next_begins_as_soon_as_one_stands_although_its_first_action_goes_on() -> None:
+    leader = leading(limited(cores=3, starts=1))
+    (first,) = granted(submit(leader, starting("a1", "t", 0), starting("a2", "u", 1)))
+    assert leader.environment_made(1.0, "a", "another life", "t") == []
+    assert leader.environment_made(1.0, "a", "1", "unknown") == []
+    (second,) = granted(leader.environment_made(1.0, "a", "1", "t"))
+    leader.check()
+    assert (first.action, second.action) == ("a1", "a2")
+    assert leader.environment_made(1.0, "a", "1", "t") == [], "told twice, counted once"
+    assert finish(leader, first, 2.0) == []
+    assert leader.floor.nodes["a"].free(STARTS) == 0
+    finish(leader, second, 3.0)
+    assert leader.floor.nodes["a"].free(STARTS) == 1
+
+
+def test_who_waits_to_begin_is_told_why() -> None:
+    leader = leading(limited(cores=4, starts=1, memory=3))
+    (first,) = granted(submit(leader, *(starting(f"a{n}", f"t{n}", n, memory=2) for n in range(3))))
+    work = leader.lives["a2"].work
+
+    def why() -> str:
+        return why_it_waits_to_begin(work, survey(leader.floor).pools)
+
+    assert why() == (
+        "it waits to begin its environment, with 2 in cores@cpu: "
+        "the memory for environments is taken and as many are being made as may be at once"
+    )
+    finish(leader, first, 1.0)
+    assert why() == "it waits to begin its environment, with 2 in cores@cpu: the memory for environments is taken"
+
+
+def test_a_new_leader_counts_what_is_being_made_by_the_nodes_inventory() -> None:
+    leader = Dispatcher()
+    leader.trajectory_placed("t", "a", {MEMORY: 1})
+    leader.node_said_hello(0.0, limited(starts=1))
+    leader.inventory_taken(0.0, "a", "1", {}, {"t": {MEMORY: 1, STARTS: 1}})
+    leader.check()
+    assert submit(leader, starting("a2", "u", 1)) == []
+    assert [one.action for one in granted(leader.environment_made(1.0, "a", "1", "t"))] == ["a2"]
+
+
+@given(st.lists(st.sampled_from(["begin", "run", "made", "finish", "unmade"]), max_size=60), st.integers(1, 3))
+def test_never_more_begin_at_once_than_may_and_none_is_lost(steps: list[str], starts: int) -> None:
+    leader = leading(limited(cores=4, starts=starts))
+    running: list[Grant] = []
+    making: list[str] = []
+    trajectories: list[str] = []
+    for number, what in enumerate(steps):
+        now, found = float(number), list[Command]()
+        if what == "begin":
+            trajectories.append(f"t{number}")
+            found = submit(leader, starting(f"b{number}", f"t{number}", number), now=now)
+        elif what == "run" and trajectories:
+            found = submit(leader, starting(f"r{number}", trajectories[-1], number), now=now)
+        elif what == "made" and making:
+            found = leader.environment_made(now, "a", "1", making.pop(0))
+        elif what in ("finish", "unmade") and running:
+            grant = running.pop(0)
+            trajectory = _trajectory(leader, grant)
+            fails = what == "unmade" and trajectory in making
+            if trajectory in making:
+                making.remove(trajectory)
+            ended = Ended(grant.action, "a", grant.attempt, 0, "refused" if fails else "ok", True)
+            found = leader.finished(now, [replace(ended, environment_stands=not fails)])
+        leader.check()
+        for grant in granted(found):
+            running.append(grant)
+            if grant.begins:
+                making.append(_trajectory(leader, grant))
+        assert len(making) <= starts
+        assert leader.floor.nodes["a"].used.get(STARTS, 0) == len(making)
+
+
+def _trajectory(leader: Dispatcher, grant: Grant) -> str:
+    stay = leader.lives[grant.action].request.stay
+    assert stay is not None
+    return stay.trajectory

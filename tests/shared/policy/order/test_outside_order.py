@@ -1,0 +1,33 @@
+"""Work outside batches goes in the order it came, also while a kind's duration is being learned."""
+
+from __future__ import annotations
+
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.model.formulation import Grant, Request, Work
+from shared.policy.resources.ledger import Node
+
+WORK = Work("run", "code.run", "cores@default", {"cores": 1}, 60.0)
+
+
+def request(name: str, at_ms: int) -> Request:
+    return Request(name, "default", "", "", (at_ms, 0), (WORK,), at_ms / 1000 + 100)
+
+
+def test_the_first_requests_of_an_unseen_kind_are_not_overtaken_by_later_ones() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.node_said_hello(0.0, Node("n", "i", "default", {"cores": 1}, frozenset({"code.run"})))
+    dispatcher.inventory_taken(0.0, "n", "i", {})
+    granted = []
+    arriving = [request(f"r{number:02}", 1000 + number) for number in range(40)]
+    commands = dispatcher.submitted(1.1, arriving[:10])
+    later = iter(arriving[10:])
+    now = 1.1
+    while grants := [command for command in commands if isinstance(command, Grant)]:
+        granted += [grant.action for grant in grants]
+        now += 0.02
+        ends = [Ended(grant.action, "n", grant.attempt, 0, "ok", execution_s=0.02) for grant in grants]
+        commands = dispatcher.finished(now, ends)
+        if (newcomer := next(later, None)) is not None:
+            commands += dispatcher.submitted(now, [newcomer])
+    assert granted == sorted(granted)
+    assert len(granted) == 40

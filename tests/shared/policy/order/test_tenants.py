@@ -1,0 +1,184 @@
+"""The fair queue: order inside a tenant, turns between tenants, and what idleness is worth."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shared.policy.order.ebf import EbfKey
+from shared.policy.order.tenants import LEAST_CHARGE_S, FairQueue
+
+TENANTS = ("ada", "bob", "cyd")
+tenants = st.sampled_from(TENANTS)
+
+
+def key(at: float, arrival: int = 0) -> EbfKey:
+    return EbfKey(at, 0.0, (0, arrival))
+
+
+class Fair(RuleBasedStateMachine):
+    """Against lists: who waits, in which order, and how much each tenant was granted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = FairQueue(weights={"bob": 2.0})
+        self.waiting: dict[str, list[tuple[EbfKey, str]]] = {name: [] for name in TENANTS}
+        self.count = 0
+
+    @rule(tenant=tenants, at=st.integers(0, 5))
+    def push(self, tenant: str, at: int) -> None:
+        self.count += 1
+        self.queue.push(tenant, key(at, self.count), f"a{self.count}")
+        self.waiting[tenant].append((key(at, self.count), f"a{self.count}"))
+
+    @rule(tenant=tenants, batch=st.sampled_from(["b1", "b2"]), at=st.integers(0, 5))
+    def push_into_a_batch(self, tenant: str, batch: str, at: int) -> None:
+        self.move(tenant, batch, at)
+        self.count += 1
+        self.queue.push(tenant, key(at, self.count), f"{batch} {self.count}", batch)
+        self.waiting[tenant].append((key(at, self.count), f"{batch} {self.count}"))
+
+    def grant(self, action: str, unit_s: float, *, is_head: bool) -> None:
+        tenant = self.tenant_of(action)
+        self.queue.charge(tenant, unit_s, ends_turn=is_head)
+        assert self.queue.remove(tenant, action)
+        self.waiting[tenant] = [one for one in self.waiting[tenant] if one[1] != action]
+
+    @precondition(lambda self: any(self.waiting.values()))
+    @rule(unit_s=st.floats(0, 10))
+    def grant_head(self, unit_s: float) -> None:
+        head = self.queue.head()
+        assert head is not None
+        self.grant(head, unit_s, is_head=True)
+
+    @precondition(lambda self: any(self.waiting.values()))
+    @rule(unit_s=st.floats(0, 10), which=st.integers(0, 9))
+    def pass_the_head(self, unit_s: float, which: int) -> None:
+        order = list(self.queue)
+        chosen, head = order[which % len(order)], order[0]
+        if chosen != head:
+            self.grant(chosen, unit_s, is_head=False)
+            assert self.tenant_of(self.queue.head()) == self.tenant_of(head), "the turn is kept"
+
+    def tenant_of(self, action: str | None) -> str:
+        return next(name for name in TENANTS if action in [one for _, one in self.waiting[name]])
+
+    @rule(tenant=tenants, batch=st.sampled_from(["b1", "b2"]), at=st.integers(0, 5))
+    def move(self, tenant: str, batch: str, at: int) -> None:
+        self.queue.move(tenant, batch, at)
+        self.waiting[tenant] = [
+            (EbfKey(at, 0.0, old.arrival) if action.startswith(batch) else old, action)
+            for old, action in self.waiting[tenant]
+        ]
+
+    @rule(tenant=tenants)
+    def remove_a_stranger(self, tenant: str) -> None:
+        assert not self.queue.remove(tenant, "stranger")
+
+    @invariant()
+    def the_order_is_by_tenant_and_in_each_earliest_first(self) -> None:
+        self.queue.check()
+        order = list(self.queue)
+        assert len(order) == len(self.queue) == sum(map(len, self.waiting.values()))
+        for name in TENANTS:
+            lane = [action for _, action in sorted(self.waiting[name])]
+            assert [action for action in order if action in lane] == lane
+        assert self.queue.head() == (order[0] if order else None)
+        if order:
+            assert self.queue.head_key() == min(self.waiting[self.tenant_of(order[0])])[0]
+
+
+TestFair = Fair.TestCase
+
+
+def test_the_head_of_nobody_is_none() -> None:
+    queue = FairQueue()
+    assert queue.head() is None
+    assert list(queue) == []
+    with pytest.raises(IndexError, match="nobody waits"):
+        queue.head_key()
+
+
+@given(st.lists(st.tuples(tenants, st.floats(0.0, 5.0)), min_size=1, max_size=80))
+def test_the_one_furthest_behind_is_served(costs: list[tuple[str, float]]) -> None:
+    """While all have work, used over weight differs by one grant at most: whoever is ahead got there by its last."""
+    queue = FairQueue(weights={"ada": 0.5, "cyd": 3.0})
+    weight = {"ada": 0.5, "bob": 1.0, "cyd": 3.0}
+    owner = {}
+    for at, (_, _) in enumerate(costs):
+        for name in TENANTS:
+            owner[f"{name}{at}"] = name
+            queue.push(name, key(at), f"{name}{at}")
+    used = dict.fromkeys(TENANTS, 0.0)
+    worst = 0.0
+    for _, unit_s in costs:
+        head = queue.head()
+        assert head is not None
+        name = owner[head]
+        queue.charge(name, unit_s)
+        queue.remove(name, head)
+        used[name] += max(unit_s, LEAST_CHARGE_S) / weight[name]
+        worst = max(worst, max(unit_s, LEAST_CHARGE_S) / weight[name])
+        assert max(used.values()) - min(used.values()) <= worst + 1e-9
+
+
+def test_work_that_takes_no_time_does_not_keep_others_waiting() -> None:
+    queue = FairQueue()
+    for at in range(3):
+        queue.push("ada", key(0.0, at), f"a{at}")
+    queue.push("bob", key(0.0), "b")
+    served = []
+    for _ in range(2):
+        head = queue.head()
+        assert head is not None
+        tenant = "ada" if head.startswith("a") else "bob"
+        queue.charge(tenant, 0.0)
+        queue.remove(tenant, head)
+        served.append(head)
+    assert served == ["a0", "b"]
+
+
+def test_idleness_is_not_saved_up() -> None:
+    """Bob comes after Ada has used 100 s: he starts level with her, not with a hundred seconds to catch up."""
+    queue = FairQueue()
+    for at in range(200):
+        queue.push("ada", key(0.0, at), f"ada{at}")
+    for at in range(100):
+        queue.charge("ada", 1.0)
+        queue.remove("ada", f"ada{at}")
+    for at in range(100):
+        queue.push("bob", key(0.0, at), f"bob{at}")
+    served = []
+    for _ in range(20):
+        head = queue.head()
+        assert head is not None
+        tenant = head[:3]
+        queue.charge(tenant, 1.0)
+        queue.remove(tenant, head)
+        served.append(tenant)
+    assert served.count("bob") == 10
+
+
+def test_a_tenant_cannot_win_by_leaving_and_coming_back() -> None:
+    """What it has used is kept while others wait."""
+    queue = FairQueue()
+    queue.push("ada", key(0.0), "a0")
+    queue.push("bob", key(0.0), "b0")
+    queue.charge("ada", 50.0)
+    queue.remove("ada", "a0")
+    queue.push("ada", key(0.0, 1), "a1")
+    assert queue.head() == "b0"
+
+
+@given(st.lists(st.integers(0, 9), max_size=20), st.integers(0, 9), st.integers(0, 9))
+def test_ahead_is_what_the_tenant_has_before_a_key(keys: list[int], mine: int, most: int) -> None:
+    queue = FairQueue()
+    for at, one in enumerate(keys):
+        queue.push("ada", key(one, at), f"a{at}")
+        queue.push("bob", key(0.0, at), f"b{at}")
+    newcomer = key(mine, len(keys))
+    before = [f"a{at}" for _, at in sorted((one, at) for at, one in enumerate(keys)) if keys[at] <= mine]
+    assert list(queue.ahead("ada", newcomer, most=most)) == before[:most]
+    assert list(queue.ahead("cyd", newcomer)) == []

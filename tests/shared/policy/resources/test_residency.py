@@ -1,0 +1,262 @@
+"""Images on nodes: environments go where their image is, and pulls where environments will go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.dispatch.life import Life
+from shared.policy.dispatch.placing import place_home, place_pull
+from shared.policy.model.formulation import Answer, ForgetTrajectory, Grant, PullImage, Stay
+from shared.policy.resources.ledger import Node
+from shared.policy.resources.residency import ABSENT, COMING, COMING_S, HERE, MOST_COMING, Residency
+from tests.shared.policy.dispatch.test_dispatch_trajectories import act, end, grants, host, leading, meet, submit
+from tests.shared.policy.strategies import request, work
+
+MEMORY = "memory_mb"
+DOCKER = "runtime.docker"
+
+
+def engine(name: str, *images: str, cores: int = 4, memory: int = 100, used: int = 0) -> Node:
+    node = host(name, cores, memory)
+    node.kinds |= {DOCKER}
+    node.images.changed(images, ())
+    node.used[MEMORY] = used
+    node.ready = True
+    return node
+
+
+def beginning(image: str, memory: int = 10, cores: int = 1) -> Life:
+    one = request("a", work(units={"cores": cores}, kind="act"))
+    life = Life(replace(one, stay=Stay("t", DOCKER, {MEMORY: memory}, image)))
+    life.begins = True
+    return life
+
+
+def expect(leader: Dispatcher, *images: str, now: float = 0.0, memory: int = 10) -> list[tuple[str, str]]:
+    commands = leader.environments_expected(now, images, "cpu", DOCKER, {MEMORY: memory})
+    return [(one.node, one.image) for one in commands if isinstance(one, PullImage)]
+
+
+# ---- placement -----------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_has_the_image_goes_before_one_with_more_memory() -> None:
+    nodes = [engine("a"), engine("b", "python:3", used=80)]
+    chosen = place_home(nodes, beginning("python:3"), "cores", 0.0)
+    assert chosen is nodes[1]
+
+
+def test_where_the_memory_is_taken_the_image_does_not_help() -> None:
+    nodes = [engine("a"), engine("b", "python:3", used=95)]
+    assert place_home(nodes, beginning("python:3"), "cores", 0.0) is nodes[0]
+
+
+node_states = st.lists(
+    st.tuples(
+        st.sampled_from([HERE, COMING, ABSENT]),
+        st.integers(0, 100),
+        st.integers(0, 4),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def nodes_of(states: list[tuple[int, int, int, bool]]) -> list[Node]:
+    nodes = []
+    for number, (rank, used, busy, ready) in enumerate(states):
+        node = engine(f"n{number}", *(["i:1"] if rank == HERE else []), used=used)
+        node.used["cores"], node.ready = busy, ready
+        if rank == COMING:
+            node.images.expect("i:1", {}, 0.0)
+        nodes.append(node)
+    return nodes
+
+
+@given(node_states, st.integers(1, 100), st.integers(1, 4))
+def test_of_all_that_fit_the_best_image_then_the_most_memory_then_the_most_cores(
+    states: list[tuple[int, int, int, bool]], memory: int, cores: int
+) -> None:
+    """Oracle: sort all that fit."""
+    nodes = nodes_of(states)
+    fitting = [
+        (rank, used + memory, busy, number)
+        for number, (rank, used, busy, ready) in enumerate(states)
+        if ready and used + memory <= 100 and busy + cores <= 4
+    ]
+    chosen = place_home(nodes, beginning("i:1", memory, cores), "cores", 0.0)
+    assert (chosen.name if chosen else None) == (f"n{min(fitting)[3]}" if fitting else None)
+
+
+@given(node_states, st.integers(1, 100))
+def test_one_node_pulls_at_most_and_it_is_the_one_where_an_empty_mesh_would_place_it(
+    states: list[tuple[int, int, int, bool]], memory: int
+) -> None:
+    """Oracle: `place_home` where every core is free."""
+    nodes = nodes_of(states)
+    for node in nodes:
+        node.used["cores"] = 0
+    home = place_home(nodes, beginning("i:1", memory), "cores", 0.0)
+    has = [node.images.rank("i:1", 0.0) for node in nodes]
+    pulls = place_pull(nodes, "i:1", DOCKER, {MEMORY: memory}, 0.0)
+    wanted = home if home is not None and has[nodes.index(home)] == ABSENT else None
+    assert pulls is wanted
+    assert place_pull(nodes, "i:1", DOCKER, {MEMORY: 0}, 0.0) is None or pulls is None
+
+
+# ---- what is expected ----------------------------------------------------------------------------------------------
+
+
+def test_of_two_equal_nodes_one_pulls_and_the_group_follows_it() -> None:
+    leader = leading(engine("a"), engine("b"))
+    assert expect(leader, "i:1") == [("a", "i:1")]
+    assert [expect(leader, "i:1") for _ in range(8)] == [[]] * 8, "the others of its group find it there"
+
+
+def test_images_spread_over_nodes_as_their_environments_will() -> None:
+    leader = leading(engine("a"), engine("b"))
+    told = [node for n in range(10) for node, _ in expect(leader, f"i:{n}")]
+    assert (told.count("a"), told.count("b")) == (5, 5)
+
+
+def test_a_group_that_outgrows_its_node_is_pulled_for_elsewhere_as_well() -> None:
+    leader = leading(engine("a"), engine("b"))
+    told = [pull for _ in range(21) for pull in expect(leader, "i:1")]
+    assert told == [("a", "i:1"), ("b", "i:1")], "ten environments fit on each, and nobody pulls for the last"
+
+
+def test_a_node_that_has_it_is_not_told_and_one_that_lost_it_is() -> None:
+    leader = leading(engine("a", "i:1"), engine("b"))
+    assert expect(leader, "i:1") == []
+    leader.images_changed(0.0, "a", "another life", (), ["i:1"])
+    assert expect(leader, "i:1") == []
+    leader.images_changed(0.0, "a", "1", (), ["i:1"])
+    assert expect(leader, "i:1") == [("a", "i:1")] or expect(leader, "i:1") == []
+    assert leader.floor.nodes["a"].images.rank("i:1", 0.0) != HERE
+
+
+def test_a_promise_that_nobody_comes_for_expires() -> None:
+    leader = leading(engine("a"))
+    assert expect(leader, "i:1") == [("a", "i:1")]
+    assert expect(leader, "i:1", now=COMING_S - 1) == []
+    assert expect(leader, "i:1", now=2 * COMING_S) == [("a", "i:1")]
+
+
+def test_nodes_without_an_engine_or_of_another_class_are_not_told() -> None:
+    leader = leading(host("a"), replace(engine("b"), node_class="gpu"))
+    assert expect(leader, "i:1") == []
+    commands = leader.environments_expected(0.0, ["i:1"], "", DOCKER, {MEMORY: 10})
+    assert commands == [PullImage("b", "i:1")]
+
+
+def test_what_is_promised_is_bounded_and_goes_with_its_beginning() -> None:
+    images = Residency()
+    for n in range(MOST_COMING + 10):
+        images.expect(f"i:{n}", {MEMORY: 1}, 0.0)
+    assert len(images.coming) == MOST_COMING
+    images.begun("i:100", {MEMORY: 1}, 0.0)
+    assert images.promised(MEMORY, 0.0) == MOST_COMING - 1
+    images.changed(["i:100"], [])
+    assert images.rank("i:100", 2 * COMING_S) == HERE
+
+
+def test_an_environment_that_began_without_a_hint_draws_its_group_to_its_node() -> None:
+    leader = leading(engine("a"), engine("b", used=0))
+    first, second = (replace(act(name, name), stay=Stay(name, DOCKER, {MEMORY: 10}, "i:1")) for name in ("one", "two"))
+    (grant,) = submit(leader, first)
+    assert grants(submit(leader, replace(second, arrival=(0, 1)))) == [("two", grant.node, True)]  # type: ignore[union-attr]
+
+
+def test_a_node_that_could_not_make_one_comes_last_for_a_while() -> None:
+    leader = leading(engine("a", memory=200), engine("b"))
+    one = replace(act("one", "one"), stay=Stay("one", DOCKER, {MEMORY: 10}, "i:1"))
+    (grant,) = submit(leader, one)
+    assert isinstance(grant, Grant)
+    assert grant.node == "a"
+    again = [command for command in end(leader, grant, "lost", stands=False) if isinstance(command, Grant)]
+    assert [one.node for one in again] == ["b"]
+    assert leader.floor.nodes["a"].images.rank("i:1", 100.0) == ABSENT
+
+
+# ---- postponed -----------------------------------------------------------------------------------------------------
+
+
+def postponed(leader: Dispatcher, grant: Grant, now: float, in_s: float) -> list[object]:
+    told = Ended(
+        grant.action, grant.node, grant.attempt, 0, "postponed", environment_stands=False, reason="r", retry_in_s=in_s
+    )
+    commands = leader.finished(now, [told])
+    leader.check()
+    return list(commands)
+
+
+def test_a_postponed_environment_waits_aside_says_why_and_counts_no_attempt() -> None:
+    leader = leading(host("a", cores=1))
+    (grant,) = submit(leader, act("x"))
+    for attempt in range(1, 8):
+        assert isinstance(grant, Grant)
+        assert grant.attempt == attempt
+        now = attempt * 100.0
+        assert leader.node_seen(now, "a", "1")
+        assert postponed(leader, grant, now, 50.0) == [ForgetTrajectory("t", "unmade", "r")]
+        assert grants(submit(leader, act(f"other{attempt}", f"u{attempt}", seq=attempt), now=now)) != [], (
+            "it holds nothing while it waits"
+        )
+        end(leader, Grant(f"other{attempt}", "a", 1, 0, {"cores": 1}, 0.0), now=now)
+        assert leader.node_seen(now + 49.0, "a", "1")
+        assert leader.ticked(now + 49.0) == []
+        assert leader.node_seen(now + 50.0, "a", "1")
+        (grant,) = leader.ticked(now + 50.0)
+        leader.check()
+
+
+def test_one_whose_deadline_comes_meanwhile_expires_with_the_reason() -> None:
+    leader = leading(host("a"))
+    (grant,) = submit(leader, replace(act("x"), deadline_s=30.0))
+    assert isinstance(grant, Grant)
+    postponed(leader, grant, 1.0, 500.0)
+    assert leader.node_seen(29.0, "a", "1")
+    (answer,) = leader.ticked(31.0)
+    assert isinstance(answer, Answer)
+    assert (answer.ended, answer.reason) == (
+        "expired",
+        "its deadline came while its environment could not be made: r",
+    )
+    leader.check()
+
+
+def test_one_that_is_closed_meanwhile_is_answered_at_once() -> None:
+    leader = leading(host("a"))
+    (grant,) = submit(leader, act("x"))
+    assert isinstance(grant, Grant)
+    postponed(leader, grant, 1.0, 500.0)
+    commands = leader.trajectory_closed(2.0, "t")
+    assert [one.ended for one in commands if isinstance(one, Answer)] == ["cancelled"]
+    leader.check()
+
+
+def test_a_node_that_comes_does_not_shorten_a_postponement() -> None:
+    leader = leading(host("a"))
+    (grant,) = submit(leader, act("x"))
+    assert isinstance(grant, Grant)
+    postponed(leader, grant, 1.0, 500.0)
+    meet(leader, host("b"), now=2.0)
+    leader.check()
+    assert leader.floor.granted.get("b", {}) == {}
+
+
+def test_one_that_waits_for_its_image_is_granted_as_soon_as_a_node_has_it() -> None:
+    leader = leading(engine("a"))
+    (grant,) = submit(leader, replace(act("x"), stay=Stay("t", DOCKER, {MEMORY: 10}, "i:1")))
+    assert isinstance(grant, Grant)
+    postponed(leader, grant, 1.0, 500.0)
+    assert leader.images_changed(2.0, "a", "1", ["other:1"], ()) == []
+    (again,) = leader.images_changed(3.0, "a", "1", ["i:1"], ())
+    leader.check()
+    assert isinstance(again, Grant)
+    assert (again.action, again.begins) == ("x", True)

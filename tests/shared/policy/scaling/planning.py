@@ -1,0 +1,97 @@
+"""A planner told things in short, and what is said to it: batches of four requests that draw from one pool."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from shared.policy.scaling.planner import Planner
+from shared.policy.scaling.stimuli import (
+    Command,
+    Ended,
+    FirstCame,
+    Looked,
+    NodesChanged,
+    Opened,
+    PublishTarget,
+    Sight,
+    Woken,
+)
+from shared.policy.scaling.ways import Ways
+from shared.policy.scaling.workload import BatchRecord, OpenedBatch, PastBatch, Stage
+
+POOL = "cores@default"
+RUN = (Stage("run", 1.0, 10.0, POOL),)
+NOW = 1_763_700_000.0
+
+
+def opened(
+    batch: str, task: str = "code", *, size: int | None = 4, delay_s: float = 2.0, at: float = NOW
+) -> OpenedBatch:
+    return OpenedBatch(batch, "ada", task, size, RUN, delay_s, 64.0, at)
+
+
+def past(
+    executions: Sequence[float] = (4.0,) * 4,
+    arrivals: Sequence[float] = (0.0,) * 4,
+    *,
+    task: str = "code",
+    gap_s: float = 0.0,
+    size: int | None = 4,
+    tokens_per_s: float | None = None,
+) -> PastBatch:
+    before = replace(opened("before", task, size=size, at=NOW - 100), first_arrival_at=NOW - 100 + gap_s)
+    return PastBatch(before, BatchRecord(tuple(arrivals), (tuple(executions),)), tokens_per_s)
+
+
+class Told:
+    """A planner, told things in short."""
+
+    def __init__(
+        self,
+        *,
+        cores: int | None = 8,
+        floors: dict[str, int] | None = None,
+        ceilings: dict[str, int] | None = None,
+        cold_start_s: float = 0.0,
+        **ways: Any,
+    ) -> None:
+        ways = {"strictness": 0.0, "hold_s": 0.0, "ahead_s": math.inf, **ways}
+        self.planner = Planner(Ways(**ways), floors or {}, ceilings or {})
+        self.cold_start_s = cold_start_s
+        if cores is not None:
+            self.has(cores)
+
+    def has(self, cores: int, now: float = NOW) -> list[Command]:
+        return self.planner.handle(now, NodesChanged({POOL: cores}, {POOL: self.cold_start_s}))
+
+    def open(self, batch: OpenedBatch, *before: PastBatch, now: float = NOW) -> list[Command]:
+        return self.planner.handle(now, Opened(batch, before))
+
+    def first(self, batch: str, at: float = NOW) -> list[Command]:
+        return self.planner.handle(at, FirstCame(batch, at))
+
+    def end(self, batch: str, *before: PastBatch, now: float = NOW) -> list[Command]:
+        return self.planner.handle(now, Ended(batch, before))
+
+    def look(self, now: float, **sights: Sight) -> None:
+        assert self.planner.handle(now, Looked(sights)) == []
+
+    def wake(self) -> list[Command]:
+        return self.planner.handle(self.planner.wake_s(), Woken())
+
+
+def target(commands: Sequence[Command]) -> PublishTarget:
+    (only,) = [command for command in commands if isinstance(command, PublishTarget)]
+    return only
+
+
+def sight(arrived: int, answered: int, queuing: Sequence[float] = (), running: Sequence[float] = ()) -> Sight:
+    """`queuing`: arrivals of those that wait; `running`: when those that run came and began."""
+    waits = np.array([(at, at) for at in queuing])
+    runs = np.array([(at, at, at) for at in running])
+    return Sight(arrived, answered, (waits.tobytes(),), (runs.tobytes(),))

@@ -1,0 +1,106 @@
+"""List scheduling in one go is list scheduling in pieces; and its loops are compiled wherever it is imported."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.policy.scaling.listing import QUIET, TOLERANCE_S, Board, advance, begin, board
+from shared.policy.scaling.load import Load, Work, peak
+from shared.policy.scaling.rehearsal import warm
+from shared.policy.scaling.search import ExpectedBatch
+from shared.policy.scaling.simulation import feasible_schedule, schedule
+from tests.shared.policy.scaling.scaling_oracle import amid, strictnesses, three_pool_units
+
+POLICY = Path(__file__).parents[4] / "shared" / "policy"
+
+
+def in_pieces(work: Work, capacity: Sequence[int]) -> Board:
+    state = board(int(work.visits["owner"].max(initial=-1)) + 1, len(work.visits), np.array(capacity))
+    state.now_s[0] = work.begins_s
+    begin(work.visits, state, work.under_way)
+    assert advance(work.visits, state, work.arrivals_s, work.first_visits) == QUIET
+    return state
+
+
+def least_slack(work: Work, state: Board) -> float:
+    waited = state.times["start_s"] > state.times["ready_s"] + TOLERANCE_S
+    late = (work.visits["limit_s"] - state.times["start_s"])[waited & np.isfinite(state.times["start_s"])]
+    return -math.inf if state.waiting.any() else float(late.min(initial=math.inf))
+
+
+@given(amid(shortest=0), three_pool_units, strictnesses, st.sampled_from([0, 1]))
+@settings(deadline=None, max_examples=200)
+def test_in_one_go_it_is_the_schedule_in_pieces(
+    open_batches: list[ExpectedBatch], units: dict[str, int], strictness: float, fewer: int
+) -> None:
+    load = Load(open_batches, strictness)
+    capacity = [units[pool] - fewer for pool in load.pools]
+    found, state = schedule(load.work, capacity), in_pieces(load.work, capacity)
+    assert found.starts_s.tolist() == state.times["start_s"].tolist()
+    assert found.used == (np.array(capacity) - state.least_free).tolist()
+    assert found.slack_s == least_slack(load.work, state)
+    assert (feasible_schedule(load.work, capacity) is None) == (found.slack_s < 0)
+
+
+@given(amid(), strictnesses)
+@settings(deadline=None)
+def test_what_no_queue_would_use_is_read_off_the_expected_times(
+    open_batches: list[ExpectedBatch], strictness: float
+) -> None:
+    load = Load(open_batches, strictness)
+    assert [load.most(pool) for pool in range(len(load.pools))] == schedule(load.work, [100] * len(load.pools)).used
+
+
+moments = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(1, 3)), max_size=8)
+
+
+@given(moments)
+def test_most_at_once_is_what_a_count_at_every_start_says(drawn: list[tuple[int, int, int]]) -> None:
+    starts, lasts, units = np.array(drawn, float).reshape(-1, 3).T
+    ends = np.where(lasts > 0, starts + lasts, starts + 0.5)
+    counts = [int(units[(starts <= at) & (ends > at)].sum()) for at in starts]
+    assert peak(starts, starts + lasts, units.astype(int)) == max(counts, default=0)
+
+
+def test_warming_can_be_done_again() -> None:
+    warm()
+    warm()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The policy alone. Its caches are files, so nothing can be kept in them: root, too, writes no file into a file."""
+    copy = tmp_path / "checkout"
+    shutil.copytree(POLICY, copy / "shared" / "policy", ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "shared" / "__init__.py").touch()
+    (copy / "shared" / "policy" / "__pycache__").touch()
+    (tmp_path / "home").touch()
+    return copy
+
+
+def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(checkout: Path) -> None:
+    where = {"HOME": str(checkout.parent / "home"), "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
+    hidden = {name: value for name, value in os.environ.items() if name.startswith("LD_")}
+    tried = "from shared.policy import rehearsal; rehearsal.warm(); print(rehearsal.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", tried],
+        cwd=checkout.parent,
+        env={**hidden, **where},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(checkout))

@@ -1,0 +1,250 @@
+"""The client against a proxy of a few lines that breaks on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer, unused_port
+
+from shared.api.requests import RewardRequest
+from shared.api.tasks import Task
+from shared.runtime.errors import BadRequest, DeadlineMissed, NotFound, Overloaded, TreadleError, Unavailable
+from treadle.client.patience import Patience
+from treadle.client.problems import Unexpected
+from treadle.client.rest import Client
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+QUICK = Patience(total_s=20, first_pause_s=0.001, longest_pause_s=0.01)
+TOTAL = 9
+LINES = [
+    json.dumps({"cursor": f"{n}-0", "id": f"r{n}", "state": "finished", "request_id": str(n)}).encode() + b"\n"
+    for n in range(TOTAL)
+]
+
+
+def problem(error: TreadleError) -> web.Response:
+    return web.json_response(error.problem(), status=error.status, content_type="application/problem+json")
+
+
+class FakeProxy:
+    """A batch of nine answered requests, sent in ways that a test chooses call by call."""
+
+    def __init__(self) -> None:
+        self.afters: list[str] = []
+        self.follows: list[bool] = []
+        self.manners: list[str] = []
+        """How the next calls for results go: cut, silent, short, away; then whole."""
+        self.bulks: list[list[str]] = []
+        """request_ids of each bulk call."""
+        self.bulk_replies: list[Any] = []
+        self.ends_at_call: float = 0
+        """The batch has ended when so many calls for results have been made."""
+        self.tenants: set[str | None] = set()
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/v1/batches/{batch}/results", self.results)
+        app.router.add_get("/v1/batches/{batch}", self.batch)
+        app.router.add_post("/v1/rewards/bulk", self.bulk)
+        app.router.add_put("/v1/tasks/{task}", self.task)
+        app.router.add_get("/v1/tasks/{task}", self.no_task)
+        app.router.add_get("/healthz", self.health)
+        return app
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def batch(self, request: web.Request) -> web.Response:
+        view = {"id": "b", "task": "t", "tenant": "default", "state": "open", "size": TOTAL, "submitted": TOTAL}
+        times = {"opened_at": 0, "first_arrival_at": 0, "expected_completion_at": None, "extra_delay_s": None}
+        rest: dict[str, Any] = {
+            "answered": TOTAL,
+            "ended_at": 1.0 if len(self.afters) >= self.ends_at_call else None,
+            "overhead_s": None,
+            "stages": [],
+        }
+        return web.json_response({**view, **times, **rest})
+
+    async def results(self, request: web.Request) -> web.StreamResponse:
+        after = request.query["after"]
+        self.afters.append(after)
+        self.follows.append(request.query["follow"] == "true")
+        manner = self.manners.pop(0) if self.manners else "whole"
+        if manner == "away":
+            return problem(Unavailable(what="away", retry_after_s=0.0))
+        lines = LINES[int(after.partition("-")[0]) + 1 if after else 0 :]
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if manner == "whole":
+            await response.write(b"".join(lines))
+            return response
+        await response.write(b"".join(lines[:2]) + (lines[2][:9] if lines[2:] else b""))
+        if manner == "silent":
+            await asyncio.sleep(60)
+        if manner == "cut":
+            await asyncio.sleep(0.02)  # what was written reaches the reader before the end of the connection does
+            assert request.transport is not None
+            request.transport.abort()
+        return response
+
+    async def bulk(self, request: web.Request) -> web.Response:
+        self.tenants.add(request.headers.get("treadle-tenant"))
+        body = (await request.read()).splitlines()
+        self.bulks.append([json.loads(line)["request_id"] for line in body])
+        if not self.bulk_replies:
+            return web.json_response({"accepted": len(body), "repeated": 0, "rejected": []})
+        reply = self.bulk_replies.pop(0)
+        if isinstance(reply, TreadleError):
+            return problem(reply)
+        if reply == "cut":
+            assert request.transport is not None
+            request.transport.abort()
+        return web.json_response(reply)
+
+    async def task(self, request: web.Request) -> web.Response:
+        return web.json_response({**await request.json(), "name": "t", "tenant": "default", "version": 1})
+
+    async def no_task(self, request: web.Request) -> web.Response:
+        return problem(NotFound(kind="task", name=request.match_info["task"]))
+
+
+@pytest.fixture
+async def proxy() -> FakeProxy:
+    return FakeProxy()
+
+
+@pytest.fixture
+async def client(proxy: FakeProxy) -> AsyncIterator[Client]:
+    async with serving(proxy.app()) as url, Client.connect(url, tenant="me", patience=QUICK, silence_s=0.3) as client:
+        yield client
+
+
+@asynccontextmanager
+async def serving(app: web.Application) -> AsyncIterator[str]:
+    async with TestServer(app, shutdown_timeout=0.1) as server:
+        yield str(server.make_url("/"))
+
+
+async def read(client: Client, **options: Any) -> list[str | None]:
+    return [result.request_id async for page in client.results("b", **options) for result in page]
+
+
+ALL = [str(number) for number in range(TOTAL)]
+
+
+@pytest.mark.parametrize("manner", ["cut", "silent", "short", "away"])
+async def test_results_come_once_each_however_the_connection_breaks(
+    client: Client, proxy: FakeProxy, manner: str
+) -> None:
+    proxy.manners = [manner, manner, "whole"]
+    proxy.ends_at_call = 3
+    async with asyncio.timeout(30):
+        assert await read(client) == ALL
+    expected = ["", "", ""] if manner == "away" else ["", "1-0", "3-0"]
+    assert proxy.afters[:3] == expected
+
+
+async def test_a_break_after_the_end_is_mended_too(client: Client, proxy: FakeProxy) -> None:
+    """The batch ends between two connections: what came last is read without following, and that may break as well."""
+    proxy.manners = ["short", "cut", "silent", "away", "whole"]
+    async with asyncio.timeout(30):
+        assert await read(client) == ALL
+    assert proxy.follows == [True, False, False, False, False]
+
+
+async def test_reading_goes_on_after_a_cursor(client: Client) -> None:
+    assert await read(client, after="6-0") == ["7", "8"]
+
+
+async def test_a_batch_that_stays_silent_is_given_up(client: Client, proxy: FakeProxy) -> None:
+    proxy.ends_at_call = math.inf
+    with pytest.raises(DeadlineMissed, match="after='8-0'"):
+        async with asyncio.timeout(30):
+            await read(client, quiet_s=0.2)
+
+
+async def test_no_such_batch_is_said_at_once(client: Client, proxy: FakeProxy) -> None:
+    async def gone(request: web.Request) -> web.Response:
+        return problem(NotFound(kind="batch", name="b"))
+
+    app = web.Application()
+    app.router.add_get("/v1/batches/{batch}/results", gone)
+    async with serving(app) as url, Client.connect(url, patience=QUICK) as other:
+        with pytest.raises(NotFound, match="no batch 'b'"):
+            await read(other)
+
+
+def requests(count: int) -> list[RewardRequest]:
+    return [RewardRequest(request_id=str(number)) for number in range(count)]
+
+
+async def test_what_is_refused_for_want_of_room_is_sent_again_and_only_that(client: Client, proxy: FakeProxy) -> None:
+    full = Overloaded(what="full", retry_after_s=0.0).problem()
+    odd = BadRequest(what="odd").problem()
+    rejected = [{"line": 2, "request_id": "1", "problem": full}, {"line": 3, "request_id": "2", "problem": odd}]
+    again = [{"line": 1, "request_id": "1", "problem": full}]
+    proxy.bulk_replies = [
+        {"accepted": 2, "repeated": 0, "rejected": rejected},
+        {"accepted": 0, "repeated": 0, "rejected": again},
+    ]
+    taken: list[int] = []
+    receipt = await client.submit("b", requests(4), taken=taken.append)
+    assert proxy.bulks == [["0", "1", "2", "3"], ["1"], ["1"]]
+    assert (receipt.accepted, [(each.line, each.problem["what"]) for each in receipt.rejected]) == (3, [(3, "odd")])
+    assert sum(taken) == 3
+    assert proxy.tenants == {"me"}
+
+
+async def test_a_call_without_its_answer_is_made_again(client: Client, proxy: FakeProxy) -> None:
+    proxy.bulk_replies = [
+        "cut",
+        Unavailable(what="away", retry_after_s=0.0),
+        {"accepted": 1, "repeated": 2, "rejected": []},
+    ]
+    receipt = await client.submit("b", requests(3))
+    assert (receipt.accepted, receipt.repeated, receipt.rejected) == (1, 2, [])
+    assert proxy.bulks == [["0", "1", "2"]] * 3
+
+
+async def test_many_requests_travel_in_chunks(client: Client, proxy: FakeProxy) -> None:
+    receipt = await client.submit("b", requests(1100))
+    assert receipt.accepted == 1100
+    assert [len(bulk) for bulk in proxy.bulks] == [512, 512, 76]
+
+
+async def test_a_request_that_cannot_be_sent_again_is_not_sent_at_all(client: Client, proxy: FakeProxy) -> None:
+    with pytest.raises(AssertionError, match="request_id"):
+        await client.submit("b", [RewardRequest()])
+    assert proxy.bulks == []
+
+
+async def test_tasks_come_back_as_they_are(client: Client) -> None:
+    task = Task.model_validate({"stages": [{"name": "run", "kind": "noop"}], "batch_size": 3})
+    view = await client.put_task("t", task)
+    assert (view.version, view.batch_size, view.stages) == (1, 3, task.stages)
+    with pytest.raises(NotFound, match="no task 'u'"):
+        await client.task("u")
+
+
+async def test_a_probe_asks_once() -> None:
+    async with Client.connect(f"http://127.0.0.1:{unused_port()}") as nobody:
+        with pytest.raises(Unavailable):
+            await nobody.probe()
+
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(text="<html>It works!")
+
+    app = web.Application()
+    app.router.add_get("/healthz", page)
+    async with serving(app) as url, Client.connect(url) as other:
+        with pytest.raises(Unexpected, match="is it the address of Treadle's proxy"):
+            await other.probe()
+    async with serving(FakeProxy().app()) as url, Client.connect(url) as treadle:
+        await treadle.probe()

@@ -1,0 +1,134 @@
+"""The client's trajectories against a door of a few lines that breaks on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from shared.api.trajectories import TrajectoryRequest
+from shared.messages.environments import EnvironmentSpec
+from shared.runtime.errors import Conflict, NotFound, Overloaded, TreadleError
+from treadle.client.patience import Patience
+from treadle.client.problems import Unexpected
+from treadle.client.rest import Client
+
+QUICK = Patience(total_s=20, first_pause_s=0.001, longest_pause_s=0.01)
+NAME = "t0123456789abcdef"
+VIEW: dict[str, Any] = {
+    "id": NAME, "state": "open", "reason": "", "tenant": "default", "task": None, "group": "", "request_id": None,
+    "node_class": "default", "node": None, "environment": {}, "opened_at": 1.0, "active_at": 1.0, "ended_at": None,
+}  # fmt: skip
+
+
+class FakeDoor:
+    """Answers what the test says next, and keeps what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, dict[str, str], Any]] = []
+        self.replies: list[tuple[int, Any] | TreadleError] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        raw = await request.read()
+        body = msgspec.json.decode(raw) if raw else None
+        self.asked.append((request.method, request.path, dict(request.query), body))
+        reply = self.replies.pop(0)
+        if isinstance(reply, TreadleError):
+            return web.json_response(
+                reply.problem(), status=reply.status, headers=reply.headers(), content_type="application/problem+json"
+            )
+        return web.json_response(reply[1], status=reply[0])
+
+
+@pytest.fixture
+def fake() -> FakeDoor:
+    return FakeDoor()
+
+
+@pytest.fixture
+async def client(fake: FakeDoor) -> AsyncIterator[Client]:
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", fake.answer)
+    async with (
+        asyncio.timeout(30),
+        TestServer(app) as server,
+        Client.connect(f"http://127.0.0.1:{server.port}", patience=QUICK) as client,
+    ):
+        yield client
+
+
+async def test_a_trajectory_is_opened_under_a_name_that_makes_tries_harmless(client: Client, fake: FakeDoor) -> None:
+    fake.replies = [Overloaded(what="full", retry_after_s=0.001), (201, VIEW)]
+
+    view = await client.trajectories.open(TrajectoryRequest(environment=EnvironmentSpec(image="a", memory_mb=64)))
+
+    first, second = fake.asked
+    assert (view.id, view.state, first) == (NAME, "open", second)
+    assert first[:2] == ("POST", "/v1/trajectories")
+    assert first[3]["environment"] == {"image": "a", "memory_mb": 64}
+    assert first[3]["request_id"]
+
+
+async def test_a_name_of_the_callers_own_is_kept(client: Client, fake: FakeDoor) -> None:
+    fake.replies = [(200, VIEW)]
+
+    await client.trajectories.open(TrajectoryRequest(request_id="mine"))
+
+    assert fake.asked[0][3]["request_id"] == "mine"
+
+
+async def test_an_action_is_waited_for_until_it_has_an_answer(client: Client, fake: FakeDoor) -> None:
+    standing = {"id": "a" * 12, "state": "queued"}
+    done = {**standing, "state": "finished", "ended": "ok", "passed": True, "output": {"exit_code": 0}}
+    fake.replies = [(202, standing), (202, {**standing, "state": "granted"}), (200, done)]
+
+    answer = await client.trajectories.act(NAME, "env.bash", {"line": "true"}, timeout_s=5.0, units={"cores": [1, 4]})
+
+    assert (answer.ended, answer.passed, msgspec.json.decode(answer.output)) == ("ok", True, {"exit_code": 0})
+    posted, *polled = fake.asked
+    assert posted[:2] == ("POST", f"/v1/trajectories/{NAME}/actions")
+    assert posted[3]["params"] == {"line": "true"}
+    assert (posted[3]["timeout_s"], posted[3]["units"]) == (5.0, {"cores": [1, 4]})
+    assert [one[:2] for one in polled] == [("GET", "/v1/actions/" + "a" * 12)] * 2
+    assert all(float(one[2]["wait"]) > 0 for one in fake.asked)
+
+
+async def test_an_action_is_sent_again_under_the_same_name(client: Client, fake: FakeDoor) -> None:
+    done = {"id": "a" * 12, "state": "finished", "ended": "ok"}
+    fake.replies = [Overloaded(what="full", retry_after_s=0.001), (200, done), (200, done)]
+
+    await client.trajectories.act(NAME, "env.list")
+    await client.trajectories.act(NAME, "env.list")
+
+    first, again, other = (one[3]["request_id"] for one in fake.asked)
+    assert first == again != other
+
+
+async def test_one_that_has_ended_says_how(client: Client, fake: FakeDoor) -> None:
+    fake.replies = [Conflict(what="trajectory t is lost: it was killed")]
+
+    with pytest.raises(Conflict, match="it was killed"):
+        await client.trajectories.act(NAME, "env.list")
+
+
+async def test_one_is_looked_at_and_closed(client: Client, fake: FakeDoor) -> None:
+    closed = {**VIEW, "state": "closed", "reason": "its trainer has closed it", "ended_at": 2.0}
+    fake.replies = [(200, VIEW), (200, closed), NotFound(kind="trajectory", name=NAME)]
+
+    assert (await client.trajectories.view(NAME)).state == "open"
+    assert (await client.trajectories.close(NAME)).state == "closed"
+    with pytest.raises(NotFound):
+        await client.trajectories.close(NAME)
+    assert [one[0] for one in fake.asked] == ["GET", "DELETE", "DELETE"]
+
+
+async def test_what_is_no_trajectory_is_unexpected(client: Client, fake: FakeDoor) -> None:
+    fake.replies = [(200, {"hello": "world"})]
+
+    with pytest.raises(Unexpected, match=NAME):
+        await client.trajectories.view(NAME)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.treadle.grading.answers import answer
+from treadle.grading.agreement import agrees, compare
+from treadle.grading.format import Expected
+from treadle.grading.verdicts import verdict_of
+
+FAILED, ERROR = b'{"verdict":"failed"}', b'{"verdict":"error"}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "verdict"),
+    [
+        ({"passed": True}, "passed"),
+        ({"passed": False}, "failed"),
+        ({"passed": False, "output": FAILED}, "failed"),
+        ({"passed": False, "output": ERROR}, "error"),
+        ({"passed": False, "output": b'[{"verdict":"error"}]'}, "failed"),
+        ({"passed": True, "output": ERROR}, "passed"),
+        ({"passed": None, "score": 0.3}, "scored"),
+        ({"passed": None, "ended": "timeout"}, "timeout"),
+        ({"passed": True, "ended": "timeout", "mask": True}, "masked"),
+        ({"passed": None, "ended": "node-lost"}, "masked"),
+        ({"passed": None, "ended": "cancelled", "mask": True}, "masked"),
+    ],
+)
+def test_an_answer_is_one_word(fields: dict[str, Any], verdict: str) -> None:
+    assert verdict_of(answer("a", **fields)) == verdict
+
+
+@pytest.mark.parametrize(
+    ("expected", "output", "agreed"),
+    [
+        ("failed", FAILED, True),
+        ("error", FAILED, False),
+        ("error", b"null", True),  # the kind does not tell them apart
+        ("timeout", b"null", False),
+        ("passed", b"null", False),
+        (False, ERROR, True),
+        (True, ERROR, False),
+    ],
+)
+def test_a_failing_answer_against_what_was_recorded(expected: Expected, output: bytes, agreed: bool) -> None:
+    assert agrees(expected, answer("a", passed=False, output=output)) is agreed
+
+
+def test_a_masked_answer_is_no_disagreement_and_no_agreement() -> None:
+    answers = [
+        answer("right"),
+        answer("coarse", passed=False, output=FAILED),
+        answer("wrong", passed=False),
+        answer("lost", ended="node-lost", mask=True),
+        answer("nobody asked"),
+    ]
+    agreement = compare({"right": "passed", "coarse": "error", "wrong": True, "lost": "passed"}, answers)
+    assert (agreement.compared, agreement.agreed_on_passed, agreement.agreed, agreement.masked) == (3, 2, 1, 1)
+    assert [(each.id, each.expected, each.got) for each in agreement.disagreements] == [
+        ("coarse", "error", "failed"),
+        ("wrong", True, "failed"),
+    ]

@@ -1,0 +1,35 @@
+"""A peer plays a round when told to, and is gone with all it started."""
+
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from treadle.lab.bench.errors import BenchError
+from treadle.lab.bench.peers.process import running_peer
+from treadle.lab.bench.peers.together import running_peers
+
+
+async def test_a_peer_plays_rounds_until_its_input_ends() -> None:
+    async with running_peer(Path(sys.executable), "idle", {}) as peer:
+        played = await peer.round(callers=2, seconds=0.05)
+        batch = await peer.batch(1000)
+        process = psutil.Process(peer.pid)
+    assert played.calls >= 2
+    assert (batch.calls, batch.p50_s, batch.p99_s) == (1000, batch.elapsed_s, batch.elapsed_s)
+    assert not process.is_running()
+
+
+async def test_a_peer_that_ends_early_is_said_to_have_ended() -> None:
+    with pytest.raises(BenchError, match="absent ended"):
+        async with running_peer(Path(sys.executable), "absent", {}):
+            pass
+
+
+async def test_peers_that_cannot_start_are_left_out_with_the_reason() -> None:
+    told: list[str] = []
+    async with running_peers(Path(sys.executable), "unix:///nowhere", told.append) as (peers, skipped):
+        assert peers == {}
+    assert [one.name for one in skipped] == ["dramatiq", "ray"]
+    assert told == ["starting dramatiq", "starting ray"]

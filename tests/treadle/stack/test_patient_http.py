@@ -1,0 +1,114 @@
+"""Callers who say too much before they say what they want, or stop in the middle of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvicorn
+
+from treadle.stack import patient_http
+from treadle.stack.patient_http import MOST_HEAD_BYTES, PatientHttp
+
+Speak = Callable[..., Awaitable[bytes]]
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with the length of the body; takes its time before it reads where the path says so."""
+    if scope["path"] == "/slow":
+        await asyncio.sleep(1.5)
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+    body = str(size).encode()
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture
+async def speak(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Speak]:
+    """Send parts, a moment between them, and read until the server ends the connection."""
+    monkeypatch.setattr(patient_http, "PATIENCE_S", 0.5)
+    config = uvicorn.Config(app, port=0, http=PatientHttp, lifespan="off", log_config=None, timeout_keep_alive=1)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110  # uvicorn sets a flag
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+
+    async def speak(*parts: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            async with asyncio.timeout(20):
+                for part in parts:
+                    writer.write(part)
+                    await writer.drain()
+                    await asyncio.sleep(0.05)
+                return await reader.read()
+        except ConnectionError:
+            return b"reset"
+        finally:
+            writer.close()
+
+    yield speak
+    server.should_exit = True
+    await serving
+
+
+async def test_a_whole_request_is_answered_however_it_is_cut(speak: Speak) -> None:
+    answer = await speak(b"POST / HT", b"TP/1.1\r\nhost: x\r\ncontent-le", b"ngth: 5\r\n\r\nhe", b"llo")
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"5")
+
+
+async def test_a_large_body_is_no_large_head(speak: Speak) -> None:
+    size = 4 * MOST_HEAD_BYTES
+    head = f"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n".encode()
+    assert (await speak(head, b"x" * size)).endswith(str(size).encode())
+
+
+async def test_who_waits_for_us_in_the_middle_is_not_left(speak: Speak) -> None:
+    size = 16 * MOST_HEAD_BYTES
+    head = f"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n".encode()
+    assert (await speak(head, b"x" * size)).endswith(str(size).encode())
+
+
+@pytest.mark.parametrize("begin", [b"GET /", b"GET / HTTP/1.1\r\nhost: x\r\nx: ", b"GET / HTTP/1.1\r\n"])
+async def test_a_head_without_end_is_refused(speak: Speak, begin: bytes) -> None:
+    more = b"x: y\r\n" * 5000 if begin.endswith(b"\n") else b"a" * 30_000
+    answer = await speak(begin, *[more] * 6)
+    assert answer == b"reset" or answer.startswith(b"HTTP/1.1 431")
+
+
+def head_of(total: int) -> bytes:
+    """A head of `total` bytes as they are counted: path, names, values, and four more a header line."""
+    filler = "x" * (total - len("/") - len("host") - len("y") - 4 - len("a") - 4)
+    return f"GET / HTTP/1.1\r\nhost: y\r\na: {filler}\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+@pytest.mark.parametrize(("total", "status"), [(MOST_HEAD_BYTES, 200), (MOST_HEAD_BYTES + 1, 431), (140_000, 431)])
+async def test_a_head_may_have_so_much_however_it_comes(speak: Speak, total: int, status: int, pieces: int) -> None:
+    head = head_of(total)
+    step = -(-len(head) // pieces)
+    answer = await speak(*(head[at : at + step] for at in range(0, len(head), step)))
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode()) or (answer == b"reset" and status == 431)
+
+
+async def test_many_small_headers_and_trailers_count_alike(speak: Speak) -> None:
+    many = b"a: b\r\n" * (MOST_HEAD_BYTES // 6 + 1)
+    assert (await speak(b"GET / HTTP/1.1\r\nhost: y\r\n" + many + b"\r\n")).startswith(b"HTTP/1.1 431 ")
+    chunked = b"POST / HTTP/1.1\r\nhost: y\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+    assert b" 200 " in (await speak(chunked + b"a: b\r\n\r\n"))
+    assert b" 200 " not in (await speak(chunked + many + b"\r\n"))
+
+
+@pytest.mark.parametrize("half", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhe"])
+async def test_who_stops_in_the_middle_is_left(speak: Speak, half: bytes) -> None:
+    began = asyncio.get_running_loop().time()
+    assert b"200" not in await speak(half)
+    assert asyncio.get_running_loop().time() - began < 10

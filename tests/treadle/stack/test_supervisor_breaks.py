@@ -1,0 +1,50 @@
+"""A supervisor whose own task breaks ends visibly, with everything it started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from shared.runtime.stack_state import Phase, read_state
+
+BREAKS = """
+import asyncio, sys
+from datetime import timedelta
+from pathlib import Path
+from treadle.stack.home import open_home
+from treadle.stack.logs import LogBook
+from treadle.stack.plan import Plan, Unit
+from treadle.stack.process import Launch
+from treadle.stack.supervisor import supervise
+
+asked = 0
+
+async def probe(pid):
+    global asked
+    asked += 1
+    if asked > 1:
+        raise ZeroDivisionError(f"watching {pid}")
+
+home = open_home(Path(sys.argv[1]))
+sleeper = Unit(Launch("sleeper", ("sleep", "300"), {"PATH": "/usr/bin:/bin"}), "none", probe)
+prepare = Launch("prepare", ("true",), {"PATH": "/usr/bin:/bin"})
+plan = Plan(home, (sleeper,), (), prepare, (), timedelta(seconds=30), 1 << 20)
+import treadle.stack.keeper
+treadle.stack.keeper.HEALTHY_PROBE_S = 0.1
+sys.exit(asyncio.run(supervise(plan, LogBook(home.log, limit_bytes=1 << 20))))
+"""
+
+
+def test_a_broken_keeper_ends_the_stack_and_is_named(stack_home: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BREAKS, str(stack_home)], timeout=60, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 1, done
+    state = read_state(stack_home)
+    assert state is not None
+    assert state.phase is Phase.FAILED
+    assert state.error.startswith("the supervisor broke (keep sleeper): ZeroDivisionError: watching ")
+    assert "ZeroDivisionError" in (stack_home / "log" / "treadle.log").read_text()
+    watched = int(state.error.rpartition(" ")[2])
+    assert not Path(f"/proc/{watched}").exists()

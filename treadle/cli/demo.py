@@ -1,0 +1,151 @@
+"""``treadle demo``."""
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from shared.api.mesh import NodeList
+from shared.runtime.settings import TreadleSettings, load
+from shared.runtime.stack_state import ServiceState, State
+from treadle.cli.grade import DISAGREES, WRONG, Failure, answering, failing
+from treadle.cli.up import Home
+from treadle.client.door import find_door
+from treadle.client.rest import Client
+from treadle.grading.demonstration import Demonstration, Plan, demonstrate
+from treadle.grading.humaneval import PackageMissing
+from treadle.grading.progress import ProgressBar
+from treadle.grading.render import counted, show
+from treadle.stack.operate import start_detached
+from treadle.stack.services import PROXY
+
+PROBLEMS, GROUP_SIZE, GENERATIONS = 164, 8, 2000
+QUICK_PROBLEMS, QUICK_GENERATIONS = 12, 40
+
+
+def register(app: typer.Typer) -> None:
+    app.command("demo")(demo)
+
+
+def demo(
+    group_size: Annotated[
+        int, typer.Option(min=1, max=64, help="Programs a problem: 1 reference + mutants.")
+    ] = GROUP_SIZE,
+    generations: Annotated[int, typer.Option(min=0, help="Recorded generations to grade as well.")] = GENERATIONS,
+    timeout: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds a program may run.")] = 3.0,
+    seed: Annotated[int, typer.Option(help="Decides mutants and sample.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_PROBLEMS} problems and few generations.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    url: Annotated[str | None, typer.Option(help="The proxy. [default: the stack that is up, or a new one]")] = None,
+    home: Home = None,
+) -> None:
+    """Grade HumanEval's 164 reference solutions and seeded mutants of them on a stack of your own.
+
+    Starts a stack when none is up and leaves it running, so that the next demo starts at once. Where the data folder
+    (TREADLE_DATA, by default ../shared/data) has recorded generations of models, a sample of them is graded as well
+    and compared with their recorded verdicts.
+
+    Exit status: 0 all as it should be; 1 a reference does not pass or a verdict differs; 2 a part is missing;
+    3 no stack answers.
+    """
+    console = Console(stderr=as_json)
+    with failing("demo"):
+        plan = Plan(
+            problems=QUICK_PROBLEMS if quick else PROBLEMS,
+            group_size=group_size,
+            generations=min(generations, QUICK_GENERATIONS) if quick else generations,
+            timeout_s=timeout,
+            seed=seed,
+            key=uuid.uuid4().hex[:12],
+            data=load(TreadleSettings).data,
+        )
+        door = _door(url, home, console)
+        found = asyncio.run(_run(door, plan, console))
+    if as_json:
+        typer.echo(msgspec.json.encode(found).decode())
+    else:
+        _show(found, plan, console)
+        console.print(
+            f"\nThe stack is still up: {door}. Look around: {door}/v1/batches. Stop it: treadle down", soft_wrap=True
+        )
+    raise typer.Exit(0 if found.as_it_should_be else DISAGREES)
+
+
+def _door(url: str | None, home: Path | None, console: Console) -> str:
+    """The proxy's address; a stack is started where there is none."""
+    door = find_door(os.environ, url, home)
+    if door is not None:
+        console.print(f"Using the stack at {door}")
+        return door
+    if home is not None:
+        os.environ["TREADLE_HOME"] = str(home)
+    console.print("No stack is up: starting one (the first time also makes its databases)")
+    started = time.monotonic()
+
+    def changed(service: ServiceState) -> None:
+        if service.state is not State.STARTING:
+            console.print(f"  {service.name:<16} {service.state}", highlight=False)
+
+    door = start_detached(os.environ, changed).url(PROXY)
+    console.print(f"Up in {time.monotonic() - started:.1f} s at {door}")
+    return door
+
+
+async def _run(door: str, plan: Plan, console: Console) -> Demonstration:
+    async with Client.connect(door) as client:
+        await answering(client)
+        for line in _hosts(await client.nodes()):
+            console.print(line, highlight=False)
+        try:
+            return await demonstrate(client, plan, lambda title, lines: ProgressBar(console, lines, title))
+        except PackageMissing as error:
+            raise Failure(str(error), WRONG) from error
+
+
+def _hosts(nodes: NodeList) -> Iterator[str]:
+    for node in nodes.nodes:
+        if node.state == "ready":
+            cores, rung = node.capacity.get("cores", 0), node.labels.get("sandbox", "?")
+            yield f"Node {node.name}: {cores} cores, programs run behind sandbox rung {rung}"
+
+
+def _show(found: Demonstration, plan: Plan, console: Console) -> None:
+    mutants = found.mutants
+    console.rule("HumanEval: references and mutants")
+    show(mutants.report, console)
+    if found.generations is not None:
+        console.rule("Recorded generations of models")
+        show(found.generations, console)
+    console.rule("In short")
+    for line in _summary(found, plan):
+        console.print(line)
+
+
+def _summary(found: Demonstration, plan: Plan) -> Iterator[str]:
+    mutants = found.mutants
+    counts = mutants.report.rewards.verdicts
+    whole = mutants.references_passed == mutants.problems
+    mark = "[green]✓[/]" if whole else "[red]✗[/]"
+    yield f"{mark} {mutants.references_passed} of {mutants.problems} reference solutions pass"
+    for id_ in mutants.references_not_passed:
+        yield f"  [red]does not pass: {id_}[/]"
+    caught = mutants.mutants - mutants.survivors
+    yield (
+        f"[green]✓[/] {caught:,} of {mutants.mutants:,} mutants caught, {mutants.survivors:,} survived their tests; "
+        f"{counted(counts['timeout'], 'program')} did not end within {plan.timeout_s:g} s"
+    )
+    if found.generations is None:
+        yield f"- no recorded generations graded: {found.generations_absent}"
+    elif (agreement := found.generations.agreement) is not None:
+        mark = "[green]✓[/]" if not agreement.disagreements else "[red]✗[/]"
+        yield f"{mark} {agreement.agreed:,} of {agreement.compared:,} recorded verdicts of model generations confirmed"
+    reports = [report for report in (mutants.report, found.generations) if report is not None]
+    programs, seconds = sum(r.rewards.requests for r in reports), sum(r.elapsed_s for r in reports)
+    yield f"[green]✓[/] {programs:,} programs in {seconds:.1f} s, each in walls of its own, each answered once"

@@ -1,0 +1,29 @@
+"""``treadle down``."""
+
+import os
+
+import typer
+
+from shared.runtime.stack_errors import StackError
+from treadle.cli.up import Home
+from treadle.stack.home import home_path
+from treadle.stack.operate import take_down
+
+
+def register(app: typer.Typer) -> None:
+    app.command("down")(down)
+
+
+def down(home: Home = None) -> None:
+    """Stop the stack: services, then the servers; nothing stays behind.
+
+    HTTP calls under way may end (10 s), programs that run are cut, and what still lives after STACK_GRACE (15 s) is
+    killed. Accepted work is kept: what waited or was cut runs, from its start, after the next treadle up.
+    """
+    root = home.absolute() if home else home_path(os.environ)
+    try:
+        stopped = take_down(root)
+    except StackError as error:
+        typer.echo(f"treadle down: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo("the stack is down" if stopped else f"no stack is up in {root}")

@@ -1,0 +1,254 @@
+"""``treadle grade``."""
+
+import asyncio
+import os
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from shared.api.tasks import Task
+from shared.runtime.errors import TreadleError, Unavailable
+from shared.runtime.settings import WrongSetting
+from shared.runtime.stack_errors import StackError
+from treadle.cli.up import Home
+from treadle.client.door import find_door
+from treadle.client.rest import Client
+from treadle.grading.format import GradingFile, Line, read_file
+from treadle.grading.intake import Checked, check_file
+from treadle.grading.job import Job, declared, run_job, workflow_of
+from treadle.grading.out import OutFile
+from treadle.grading.progress import ProgressBar
+from treadle.grading.render import show
+from treadle.grading.report import Report
+from treadle.grading.session import GradedBatch
+
+DISAGREES, WRONG, NOT_UP, NO_VERDICT, NOT_WRITTEN, INTERRUPTED = 1, 2, 3, 4, 5, 130
+"""Exit statuses; `grade` says when."""
+COMPLAINTS_SHOWN = 20
+
+
+class Failure(Exception):
+    """Ends the command with a message and a status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command was called with."""
+
+    file: Path
+    task: str | None
+    kind: str | None
+    out: Path | None
+    expect: str
+    batch_size: int | None
+    skip_bad: bool
+    key: str
+    tenant: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """What the command found."""
+
+    report: Report
+    lines: Sequence[Line]
+    batches: Sequence[GradedBatch]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("grade")(grade)
+
+
+def grade(
+    file: Annotated[Path, typer.Argument(help="JSON Lines, gzipped or not.", exists=True, dir_okay=False)],
+    task: Annotated[str | None, typer.Option(help="Task to grade under. [default: the file's, or its name]")] = None,
+    kind: Annotated[str | None, typer.Option(help="Declare the task as one stage of this kind.")] = None,
+    url: Annotated[str | None, typer.Option(help="The proxy. [default: TREADLE_URL, or the stack that is up]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write each line's answer to this file, as JSON Lines.")] = None,
+    expect: Annotated[str, typer.Option(help="Field with the recorded verdict: expect, or one of meta.")] = "expect",
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Requests of a batch. [default: all]")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines out instead of stopping.")] = False,
+    key: Annotated[str | None, typer.Option(help="Names the run: the same again takes up what broke off.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Who pays. [default: the default tenant]")] = None,
+    home: Home = None,
+) -> None:
+    """Grade the programs or answers in FILE and report rewards, times and resources.
+
+    A line: {"id": "p1/0", "params": {...}, "group": "p1", "stage_params": {...}, "priority": 0, "expect": "passed",
+    "meta": {...}}; only id is always needed. The first line may be a header that declares the task:
+    {"treadle": 1, "task": "name", "workflow": {"stages": [{"name": "run", "kind": "code.asserts"}]}}.
+    docs/grade.md has it all. The file is checked whole before anything is submitted.
+
+    Exit status: 0 graded; 1 a recorded verdict disagrees; 2 the file or an option is wrong; 3 no stack answers;
+    4 some lines got no verdict; 5 reported, but --out could not be written; 130 interrupted.
+    """
+    options = Options(file, task, kind, out, expect, batch_size, skip_bad, key or uuid.uuid4().hex[:12], tenant)
+    with failing("grade"), _out(options) as answers:
+        graded = asyncio.run(grade_file(options, url, home))
+        try:
+            _print(graded.report, as_json)
+        finally:  # what goes wrong with one of the two does not cost the other
+            _write(options, answers, graded)
+    raise typer.Exit(status_of(graded.report))
+
+
+def _out(options: Options) -> AbstractContextManager[OutFile | None]:
+    """The file of --out, if there is one.
+
+    Raises:
+        Failure: it cannot be written.
+    """
+    if options.out is None:
+        return nullcontext()
+    try:
+        if options.out.exists() and options.out.samefile(options.file):
+            raise Failure(f"--out {options.out} is the file to grade: name another; nothing was submitted", WRONG)
+        return OutFile(options.out)
+    except OSError as error:
+        why = f"cannot write --out {options.out} ({error.strerror})"
+        raise Failure(f"{why}: name a file that can be written; nothing was submitted", WRONG) from error
+
+
+def _print(report: Report, as_json: bool) -> None:
+    if as_json:
+        typer.echo(msgspec.json.encode(report).decode())
+    else:
+        show(report, Console())
+
+
+def _write(options: Options, answers: OutFile | None, graded: Graded) -> None:
+    if answers is None:
+        return
+    try:
+        answers.write(graded.lines, graded.batches)
+    except OSError as error:
+        why = f"not all answers could be written to {options.out} ({error.strerror})"
+        help_ = f"the same command with --key {options.key} and another --out writes them and runs nothing again"
+        raise Failure(f"{why}; {help_}", NOT_WRITTEN) from error
+
+
+@contextmanager
+def failing(command: str) -> Iterator[None]:
+    """Turns what went wrong into one line on stderr and an exit status."""
+    try:
+        yield
+    except (Failure, StackError, TreadleError, WrongSetting) as error:
+        typer.echo(f"treadle {command}: {error}", err=True)
+        away = isinstance(error, (StackError, Unavailable))
+        raise typer.Exit(error.status if isinstance(error, Failure) else NOT_UP if away else WRONG) from error
+    except KeyboardInterrupt:
+        typer.echo(f"treadle {command}: interrupted; the batch was cancelled", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def status_of(report: Report) -> int:
+    """The exit status a report stands for."""
+    if report.agreement is not None and report.agreement.disagreements:
+        return DISAGREES
+    complete = not (report.rewards.verdicts["masked"] or report.rejected or report.unanswered)
+    return 0 if complete else NO_VERDICT
+
+
+async def grade_file(options: Options, url: str | None, home: Path | None) -> Graded:
+    """Check, submit, follow, sum up.
+
+    Raises:
+        Failure, StackError, TreadleError: it could not be done; the message says what to do.
+    """
+    found, workflow = _read(options)
+    name = options.task or found.task or _slug(options.file)
+    checked = _sound(options, check_file(found, workflow, options.expect))
+    async with Client.connect(_door(url, home), tenant=options.tenant) as client:
+        await answering(client)
+        if workflow is None:
+            workflow = await declared(client, name)
+            checked = _sound(options, check_file(found, workflow, options.expect))
+        else:
+            await client.put_task(name, workflow)
+        job = Job(name, workflow, checked.lines, options.key, options.batch_size, checked.expected)
+        with _resumable(options.key), ProgressBar(Console(stderr=True), len(job.lines), name) as bar:
+            report, batches = await run_job(client, job, bar)
+    return Graded(report, job.lines, batches)
+
+
+async def answering(client: Client) -> None:
+    """Make sure that somebody is there, at once: what follows is patient.
+
+    Raises:
+        Failure: nobody is.
+    """
+    try:
+        await client.probe()
+    except Unavailable as error:
+        raise Failure(f"no stack answers at {client.url}: start one with treadle up --detach", NOT_UP) from error
+
+
+def _read(options: Options) -> tuple[GradingFile, Task | None]:
+    try:
+        found = read_file(options.file)
+    except OSError as error:
+        raise Failure(f"cannot read {options.file}: {error}", WRONG) from error
+    if options.kind is None:
+        return found, found.workflow
+    if found.workflow is not None:
+        raise Failure(f"{options.file} has a workflow in its header: leave out --kind", WRONG)
+    try:
+        return found, workflow_of(options.kind)
+    except ValueError as error:
+        raise Failure(str(error), WRONG) from error
+
+
+def _sound(options: Options, checked: Checked) -> Checked:
+    """The checked file, if it may be submitted.
+
+    Raises:
+        Failure: it may not; the complaints have been printed.
+    """
+    for complaint in checked.complaints[:COMPLAINTS_SHOWN]:
+        typer.echo(f"{options.file}: {complaint}", err=True)
+    if (more := len(checked.complaints) - COMPLAINTS_SHOWN) > 0:
+        typer.echo(f"{options.file}: and {more} more", err=True)
+    if checked.fatal:
+        raise Failure("the header is wrong; nothing was submitted", WRONG)
+    if checked.complaints and not options.skip_bad:
+        raise Failure("nothing was submitted: mend these lines, or leave them out with --skip-bad", WRONG)
+    if not checked.lines:
+        raise Failure(f"{options.file} has no line to grade", WRONG)
+    return checked
+
+
+def _door(url: str | None, home: Path | None) -> str:
+    door = find_door(os.environ, url, home)
+    if door is None:
+        raise Failure("no stack is up: start one with treadle up --detach, or name a proxy with --url", NOT_UP)
+    if not door.startswith(("http://", "https://")):
+        raise Failure(f"{door!r} is no address: write it as http://127.0.0.1:8700", WRONG)
+    return door
+
+
+@contextmanager
+def _resumable(key: str) -> Iterator[None]:
+    try:
+        yield
+    except TreadleError:
+        typer.echo(f"the batch goes on without us; read it, and submit the rest, with --key {key}", err=True)
+        raise
+
+
+def _slug(file: Path) -> str:
+    """A task's name from a file's: `runs/step 7.jsonl.gz` is `step-7`."""
+    stem = file.name.partition(".")[0]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:64] or "grade"

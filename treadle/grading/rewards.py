@@ -1,0 +1,80 @@
+"""Rewards of a batch, and of each group as GRPO compares them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from shared.api.requests import Answer
+from treadle.grading.verdicts import VERDICTS, verdict_of
+
+
+class GroupRewards(msgspec.Struct, frozen=True):
+    """Samples of one prompt."""
+
+    group: str
+    requests: int
+    scored: int
+    """With a score: what is masked takes no part."""
+    mean: float | None
+    std: float | None
+    """Of the whole group (not of a sample). 0: every advantage is 0, the group teaches nothing."""
+
+
+class Rewards(msgspec.Struct, frozen=True):
+    """Rewards of all requests."""
+
+    requests: int
+    scored: int
+    mean: float | None
+    verdicts: dict[str, int]
+    """Each of `VERDICTS` with its count; they sum up to `requests`, less what was not answered."""
+    groups: list[GroupRewards]
+    """In the order of the file; empty where lines name none."""
+    telling_groups: int
+    """Groups whose rewards differ: only these move a policy (an advantage is reward less group mean)."""
+
+
+def rewards_of(answers: Sequence[Answer], groups: Mapping[str, str]) -> Rewards:
+    """Sum rewards up.
+
+    Args:
+        answers: finished ones.
+        groups: request_id -> group, in the order in which groups shall be told. Requests outside it have no group.
+    """
+    by_group: dict[str, list[Answer]] = {group: [] for group in groups.values()}
+    for answer in answers:
+        if (group := groups.get(answer.request_id or "")) is not None:
+            by_group[group].append(answer)
+    summed = [_group(group, members) for group, members in by_group.items()]
+    scores = _scores(answers)
+    counts = Counter(verdict_of(answer) for answer in answers)
+    return Rewards(
+        requests=len(answers),
+        scored=len(scores),
+        mean=_mean(scores),
+        verdicts={verdict: counts[verdict] for verdict in VERDICTS},
+        groups=summed,
+        telling_groups=sum(1 for group in summed if group.std),
+    )
+
+
+def _group(group: str, members: Sequence[Answer]) -> GroupRewards:
+    scores = _scores(members)
+    mean = _mean(scores)
+    std = None
+    if mean is not None:
+        alike = min(scores) == max(scores)  # rounding must not make a group tell
+        std = 0.0 if alike else math.sqrt(math.fsum((score - mean) ** 2 for score in scores) / len(scores))
+    return GroupRewards(group=group, requests=len(members), scored=len(scores), mean=mean, std=std)
+
+
+def _scores(answers: Iterable[Answer]) -> list[float]:
+    return [answer.score for answer in answers if answer.score is not None and not answer.mask]
+
+
+def _mean(scores: Sequence[float]) -> float | None:
+    return math.fsum(scores) / len(scores) if scores else None

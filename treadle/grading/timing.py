@@ -1,0 +1,91 @@
+"""How times are spread, and the extra delay of a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from shared.api.requests import Answer
+from shared.runtime.units import Seconds
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Seconds: mean, median, 99th percentile (both by nearest rank: a value that was measured) and largest."""
+
+    mean: Seconds
+    p50: Seconds
+    p99: Seconds
+    max: Seconds
+
+
+class Acts(msgspec.Struct, frozen=True):
+    """Action completion times of answers, part by part: total = queueing + execution + overhead."""
+
+    queueing: Spread | None
+    execution: Spread | None
+    overhead: Spread | None
+    total: Spread | None
+
+
+class StageActs(msgspec.Struct, frozen=True):
+    """One stage of the workflow; overhead is not told apart by stage."""
+
+    name: str
+    finished: int
+    queueing: Spread | None
+    execution: Spread | None
+
+
+def spread_of(values: Sequence[float]) -> Spread | None:
+    """How values are spread; None of nothing. O(n log n)."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return Spread(
+        mean=math.fsum(ordered) / len(ordered),
+        p50=nearest_rank(ordered, 0.50),
+        p99=nearest_rank(ordered, 0.99),
+        max=ordered[-1],
+    )
+
+
+def nearest_rank(ordered: Sequence[float], share: float) -> float:
+    """The smallest of the ascending values that at least `share` of them do not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def acts_of(answers: Sequence[Answer]) -> Acts:
+    """Of all answers that ran."""
+    acts = [answer.act for answer in answers if answer.act is not None and answer.stages]
+    return Acts(
+        queueing=spread_of([act.queue_s for act in acts]),
+        execution=spread_of([act.execution_s for act in acts]),
+        overhead=spread_of([act.overhead_s for act in acts]),
+        total=spread_of([act.total_s for act in acts]),
+    )
+
+
+def stage_acts(answers: Iterable[Answer], stages: Iterable[str]) -> list[StageActs]:
+    """Of each of these stages, in their order."""
+    queueing: dict[str, list[float]] = {name: [] for name in stages}
+    execution: dict[str, list[float]] = {name: [] for name in queueing}
+    for stage in (stage for answer in answers for stage in answer.stages):
+        queueing[stage.name].append(stage.queue_s)
+        execution[stage.name].append(stage.execution_s)
+    return [
+        StageActs(name, len(values), queueing=spread_of(queueing[name]), execution=spread_of(values))
+        for name, values in execution.items()
+    ]
+
+
+def extra_delay_s(answers: Iterable[Answer]) -> Seconds:
+    """d: how much later the batch was complete than the earliest possible T (DistRS §5.1, equations 1 and 2).
+
+    T = max over requests of arrival + summed execution. The mesh's overhead is in d, besides queueing. 0 of nothing.
+    """
+    ran = [(answer.arrived_at, answer.act) for answer in answers if answer.act is not None and answer.stages]
+    ideal = max((arrived + act.execution_s for arrived, act in ran), default=0.0)
+    actual = max((arrived + act.total_s for arrived, act in ran), default=0.0)
+    return actual - ideal

@@ -1,0 +1,1 @@
+"""Research parts: replays, evaluations of papers, traces, the bench."""

@@ -1,0 +1,72 @@
+"""Reward requests by the thousand: one call in, results followed out."""
+
+from functools import partial
+from time import perf_counter
+
+from treadle.lab.bench.bench import MESH, Bench
+from treadle.lab.bench.closed_loop import Round
+from treadle.lab.bench.contest import medians, play, ratio
+from treadle.lab.bench.errors import BenchError
+from treadle.lab.bench.figures import Figure, at_least, figure
+from treadle.lab.bench.mesh import Client, client
+from treadle.lab.bench.recorded import DRAMATIQ_RATE
+
+OF_DRAMATIQ = 5.0
+AT_ONCE = "dramatiq, all at once"
+
+
+async def in_bulk(bench: Bench) -> list[Figure]:
+    """A batch submitted in one call; the clock stops when its last result has been read."""
+    sizes, meter = bench.sizes, bench.meter()
+    async with client(bench.mesh) as http:
+        await http.declare_task()
+        try:
+            await batch_round(http, min(sizes.bulk, 512))  # a batch of a workflow that was seen before, as a trainer's
+            ours = meter.over(partial(batch_round, http, sizes.bulk))
+            contestants = bench.against(ours, "dramatiq")
+            if (dramatiq := bench.peers.get("dramatiq")) is not None:
+                contestants[AT_ONCE] = dramatiq.meter.over(partial(dramatiq.batch, sizes.bulk))
+            played = medians(await play(contestants, sizes.rounds, bench.tell))
+        finally:
+            await http.forget_task()
+    own, peer = played[MESH], played.get("dramatiq")
+    target = None if peer else at_least(OF_DRAMATIQ * DRAMATIQ_RATE, "5x dramatiq as recorded")
+    made = [figure("bulk.rate", f"actions in bulk, {sizes.bulk:,} a batch", own.rate, "/s", target)]
+    if peer:
+        beside = ratio(own.rate, peer.rate)
+        made.append(figure("bulk.rate/dramatiq", "bulk rate over dramatiq's", beside, "x", at_least(OF_DRAMATIQ)))
+        made += _at_once(own, played[AT_ONCE])
+    return [*made, *meter.figures("bulk")]
+
+
+def _at_once(own: Round, peer: Round) -> list[Figure]:
+    """Beside dramatiq's closed loop: the same number of its tasks, all sent before the first result is awaited."""
+    beside = ratio(own.rate, peer.rate)
+    return [
+        figure("bulk.dramatiq.rate", f"dramatiq, {peer.calls:,} sent, then collected", peer.rate, "/s"),
+        figure("bulk.rate/dramatiq.bulk", "bulk rate over that", beside, "x"),
+    ]
+
+
+async def batch_round(http: Client, size: int) -> Round:
+    """One batch as a round of one call per request; its latencies are those of the whole batch.
+
+    Raises:
+        BenchError: not every request was accepted, or answered with `ok`.
+    """
+    lines = b"\n".join(b'{"request_id":"r%d"}' % number for number in range(size))
+    batch = await http.open_batch(size)
+    started = perf_counter()
+    accepted = await http.submit_all(batch, lines)
+    if accepted != size:
+        raise BenchError(f"{accepted:,} of {size:,} reward requests were accepted")
+    answered = ok = 0
+    tail = b""
+    async for piece in http.follow(batch):
+        *whole, tail = (tail + piece).split(b"\n")
+        answered += len(whole)
+        ok += sum(b'"ended":"ok"' in line for line in whole)
+    took = perf_counter() - started
+    if not (ok == answered == size):
+        raise BenchError(f"of {size:,} reward requests {answered:,} were answered, {ok:,} of them ok")
+    return Round(size, took, took, took)

@@ -1,0 +1,43 @@
+"""Systems under the same load in turn."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from treadle.lab.bench.closed_loop import Round, median_round
+
+Contestant = Callable[[], Awaitable[Round]]
+"""Plays one round."""
+
+
+async def play(
+    contestants: Mapping[str, Contestant], rounds: int, tell: Callable[[str], None]
+) -> dict[str, Sequence[Round]]:
+    """Each contestant's rounds, played in turn: first every first round, then every second one, and so on.
+
+    Args:
+        tell: hears of each round.
+    """
+    played: dict[str, list[Round]] = {name: [] for name in contestants}
+    for number in range(1, rounds + 1):
+        for name, contestant in contestants.items():
+            one = await contestant()
+            played[name].append(one)
+            tell(
+                f"  round {number} of {rounds}, {name}: {one.rate:,.0f}/s, "
+                f"p50 {one.p50_s * 1e3:.1f} ms, p99 {one.p99_s * 1e3:.1f} ms"
+            )
+    return {name: tuple(these) for name, these in played.items()}
+
+
+def medians(played: Mapping[str, Sequence[Round]]) -> dict[str, Round]:
+    return {name: median_round(rounds) for name, rounds in played.items()}
+
+
+def ratio(ours: float, theirs: float) -> float:
+    """``ours / theirs``.
+
+    Raises:
+        ValueError: theirs is nothing to be compared with.
+    """
+    if not theirs > 0:
+        raise ValueError(f"cannot compare {ours} with {theirs}")
+    return ours / theirs

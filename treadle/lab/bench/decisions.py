@@ -1,0 +1,158 @@
+"""How long the leader takes to decide who gets which cores, with many elastic actions waiting on big nodes.
+
+The dispatcher itself, in virtual time, in this process: what a decision costs is processor time, and nothing else.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from time import perf_counter
+
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.model.elasticity import Elasticity
+from shared.policy.model.formulation import Command, Grant, Request, Work
+from shared.policy.resources.ledger import Node
+from treadle.lab.bench.bench import Bench
+from treadle.lab.bench.figures import Figure, at_most, figure
+
+NODES, CORES, WAITING = 5, 256, 1280
+"""ARL-Tangram §6.3: five nodes of 256 cores, a batch of 1,280."""
+AT_ONCE = 16
+"""Cores that are freed at once in a steady state."""
+ROUNDS = 300
+TIMES = 7
+"""All cores are freed at once so often."""
+_SCALES = tuple(Elasticity("amdahl", serial=serial) for serial in (0.01, 0.03, 0.05, 0.1))
+
+
+class Crowd:
+    """A dispatcher, nodes that report ends when they are asked to, and work that never ends coming."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.dispatcher = Dispatcher()
+        self.now = 1000.0
+        self.running: dict[str, Grant] = {}
+        self._made = 0
+
+    def requests(self, count: int, *, scales: bool = True) -> list[Request]:
+        """So many actions outside batches: long-tailed, as reward actions are; 1 to 32 cores where they scale."""
+        made = []
+        for _ in range(count):
+            self._made += 1
+            lasts_s = min(self.rng.lognormvariate(3.0, 1.0), 600.0)
+            amounts, elasticity = (tuple(range(1, 33)), self.rng.choice(_SCALES)) if scales else ((), None)
+            work = Work("test", "run", "cores@cpu", {"cores": 1}, 3600.0, True, amounts, elasticity, lasts_s)
+            arrival = (round(self.now * 1000), self._made)
+            made.append(Request(f"a{self._made}", "t", "coder", "", arrival, (work,), self.now + 1e6))
+        return made
+
+    def submit(self, count: int) -> None:
+        """So many more."""
+        self.follow(self.dispatcher.submitted(self.now, self.requests(count)))
+
+    def meet_nodes(self, cores: int = CORES) -> float:
+        """Nodes come and tell that they hold nothing. Returns the seconds of the last account, which frees them all."""
+        nodes = [Node(f"n{at}", "1", "cpu", {"cores": cores}, frozenset({"run"})) for at in range(NODES)]
+        for node in nodes:
+            self.follow(self.dispatcher.node_said_hello(self.now, node))
+        for node in nodes:  # as one event: one account after the other would decide node by node
+            node.answered()
+            node.ready = True
+        self.dispatcher.floor.nodes_changed()
+        return self.decide([])
+
+    def follow(self, commands: Iterable[Command]) -> None:
+        """Note what is granted."""
+        for command in commands:
+            if isinstance(command, Grant):
+                self.running[command.action] = command
+
+    def free(self, node: str, cores: int) -> list[Ended]:
+        """Ends of what runs on a node, the next to end first, until so many cores are free."""
+        held = self.dispatcher.floor.granted[node]
+        ends: list[Ended] = []
+        for action in sorted(held, key=lambda name: held[name].expected_end_s):
+            if cores <= 0:
+                break
+            grant, life = self.running.pop(action), held[action]
+            cores -= grant.units["cores"]
+            ends.append(Ended(action, node, grant.attempt, 0, "ok", True, 0.0, life.expected_s))
+        return ends
+
+    def decide(self, ends: list[Ended]) -> float:
+        """Seconds that the dispatcher takes over these ends."""
+        began = perf_counter()
+        commands = self.dispatcher.finished(self.now, ends)
+        took_s = perf_counter() - began
+        self.follow(commands)
+        return took_s
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """The leader freezes what is there at its start; collecting this process's own memory is no part of a decision."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def all_free(seed: int) -> float:
+    """Seconds of the decision where 1,280 actions wait and every core is free at once."""
+    crowd = Crowd(seed)
+    crowd.submit(WAITING)
+    with _uncollected():
+        return crowd.meet_nodes()
+
+
+def steady(seed: int) -> list[float]:
+    """Seconds of decisions where some cores of a node become free and as much waits as before."""
+    crowd = Crowd(seed)
+    crowd.submit(WAITING)
+    crowd.meet_nodes()
+    crowd.submit(WAITING)
+    taken: list[float] = []
+    with _uncollected():
+        for number in range(ROUNDS):
+            crowd.now += 0.1
+            ends = crowd.free(f"n{number % NODES}", AT_ONCE)
+            taken.append(crowd.decide(ends))
+            crowd.submit(len(ends))
+    return taken
+
+
+def rigid(seed: int) -> list[float]:
+    """Seconds of a decision where one core is free and what waits first does not scale, 1,280 elastic behind it."""
+    crowd = Crowd(seed)
+    crowd.submit(WAITING)
+    crowd.meet_nodes()
+    crowd.submit(WAITING)
+    crowd.now -= 100.0  # they came before all others
+    first = crowd.requests(ROUNDS + 1, scales=False)
+    crowd.now += 100.0
+    crowd.follow(crowd.dispatcher.submitted(crowd.now, first))
+    taken: list[float] = []
+    with _uncollected():
+        for number in range(ROUNDS):
+            crowd.now += 0.1
+            taken.append(crowd.decide(crowd.free(f"n{number % NODES}", 1)))
+    return taken
+
+
+async def decisions(bench: Bench) -> list[Figure]:
+    """Decisions with 1,280 elastic actions waiting on five nodes of 256 cores."""
+    bench.tell(f"  {WAITING} elastic actions, {NODES} nodes of {CORES} cores")
+    all_free(0)  # compiles, or reads what was compiled
+    whole = median(all_free(seed) for seed in range(1, TIMES + 1))
+    return [
+        figure("decisions.steady.p50", f"{AT_ONCE} cores become free", median(steady(1)) * 1e3, "ms", at_most(2)),
+        figure("decisions.all", "all cores are free at once", whole * 1e3, "ms", at_most(20)),
+        figure("decisions.rigid.p50", "what waits next does not scale", median(rigid(1)) * 1e3, "ms", at_most(0.1)),
+    ]

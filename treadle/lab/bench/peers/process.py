@@ -1,0 +1,111 @@
+"""A peer as a process that plays rounds: a line of JSON in, a line of JSON out."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from treadle.lab.bench.closed_loop import Round
+from treadle.lab.bench.cpu_meter import CpuMeter
+from treadle.lab.bench.errors import BenchError
+
+START_TIMEOUT_S = 90.0
+ROUND_SLACK_S = 60.0
+STOP_TIMEOUT_S = 20.0
+CHECKOUT = Path(__file__).parents[4]
+"""Where the peer finds ``treadle.lab.bench.closed_loop``: all are driven by the same loop."""
+
+
+class PeerProcess:
+    """A peer that is up and warm."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.meter = CpuMeter({name: process.pid})
+        """Of its rounds: its client, its workers and what else it starts; not the server it keeps its queue in."""
+        self.pid = process.pid
+        self._process = process
+
+    async def round(self, callers: int, seconds: float) -> Round:
+        """One round of its empty task.
+
+        Raises:
+            BenchError: it failed, or did not answer in time.
+        """
+        return await self._play({"callers": callers, "seconds": seconds}, seconds + ROUND_SLACK_S)
+
+    async def batch(self, count: int) -> Round:
+        """So many of its empty tasks, all sent before the first result is awaited.
+
+        Raises:
+            BenchError: it failed, or did not answer in time.
+        """
+        return await self._play({"batch": count}, ROUND_SLACK_S)
+
+    async def _play(self, asked: Mapping[str, float], timeout_s: float) -> Round:
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(asked) + b"\n")
+        return msgspec.json.decode(await self._line(timeout_s), type=Round)
+
+    async def ready(self) -> None:
+        """Wait until it can play."""
+        await self._line(START_TIMEOUT_S)
+
+    async def _line(self, timeout_s: float) -> bytes:
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            raise BenchError(f"{self.name} did not answer in {timeout_s:.0f} s") from None
+        if not line:
+            raise BenchError(
+                f"{self.name} ended; run it alone to see why: python -m treadle.lab.bench.peers.{self.name}_peer"
+            )
+        return line
+
+
+@asynccontextmanager
+async def running_peer(python: Path, name: str, environ: Mapping[str, str]) -> AsyncIterator[PeerProcess]:
+    """The peer of the module ``treadle.lab.bench.peers.<name>_peer``, with all it starts gone at the end.
+
+    Raises:
+        BenchError: it did not become ready.
+    """
+    process = await asyncio.create_subprocess_exec(
+        python,
+        "-m",
+        f"treadle.lab.bench.peers.{name}_peer",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        cwd=CHECKOUT,
+        env={"PATH": f"{python.parent}:/usr/bin:/bin", "HOME": os.environ.get("HOME", "/tmp"), **environ},
+        start_new_session=True,
+    )
+    peer = PeerProcess(name, process)
+    try:
+        await peer.ready()
+        yield peer
+    finally:
+        await _stop(process)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """Close its input, which tells it to end; then kill what is left of its process group."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,50 @@
+"""The peer's side of the talk with the bench; runs under the peers' interpreter, so standard library alone."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from time import perf_counter
+
+from treadle.lab.bench.closed_loop import Round, closed_loop
+
+WARM_UP_S = 0.5
+
+
+Batch = Callable[[int], Awaitable[object]]
+"""Sends so many calls, all before the first result is awaited, and collects their results."""
+
+
+async def serve_rounds(call: Callable[[], Awaitable[object]], batch: Batch, channel: int) -> None:
+    """Report readiness, then play one round for each line of standard input until it ends.
+
+    A line is `{"callers", "seconds"}` for a closed loop, or `{"batch"}` for so many calls at once.
+    """
+    await closed_loop(call, callers=64, seconds=WARM_UP_S)
+    _say(channel, {})
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        asked = json.loads(line)
+        played = await (at_once(batch, asked["batch"]) if "batch" in asked else closed_loop(call, **asked))
+        _say(channel, asdict(played))
+
+
+async def at_once(batch: Batch, count: int) -> Round:
+    """A batch as a round of one call for each; its latencies are those of the whole batch."""
+    began = perf_counter()
+    await batch(count)
+    took = perf_counter() - began
+    return Round(count, took, took, took)
+
+
+def own_channel() -> int:
+    """Standard output as a descriptor for us alone; what the peer's libraries print goes to standard error."""
+    channel = os.dup(1)
+    os.dup2(2, 1)
+    return channel
+
+
+def _say(channel: int, answer: dict[str, float]) -> None:
+    os.write(channel, json.dumps(answer).encode() + b"\n")

@@ -1,0 +1,185 @@
+"""The planner at work: a scaled-down workload of DistRS on a mesh of its own, and its decisions made again.
+
+Two things are checked. What the planner decided must follow from what it was told: its stimulus log is replayed. And
+what the mesh holds must be what the same planner would hold in virtual time, for the same requests.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from treadle.lab.bench.bench import Bench
+from treadle.lab.bench.errors import BenchError
+from treadle.lab.bench.figures import Figure, at_least, figure
+from treadle.lab.bench.mesh import Client, Mesh, client
+from treadle.lab.bench.sizes import Scaling
+from treadle.lab.bench.trainers import RESOURCE, Trainer, together, workflow
+from treadle.lab.evaluations.decided import Comparison, compared, newest_log
+from treadle.lab.replay.distrs.evaluation import Run, run
+from treadle.lab.replay.distrs.generate import ITERATIONS, generate
+from treadle.lab.replay.distrs.planned import Planned
+from treadle.lab.replay.distrs.trace import RewardTrace, quicker
+from treadle.stack.services import PROXY
+from treadle.testing.servers import temporary_home
+from treadle.testing.stack import running_stack
+
+SEED = 1
+"""Of the workload and of the planner's chances."""
+SLOTS = 512
+"""Of the node: more than all requests of two batches."""
+HEARTBEAT_S = 0.25
+"""How old what the node says of its units may be."""
+REVIEW_S, AHEAD_S, HOLD_S = 1.0, 2.0, 0.5
+"""How the planner plans: as it may be set at the quickest, for its defaults are made for batches of minutes."""
+LET_GO_S = 20.0
+"""So long may the mesh take to hold nothing, once nothing is open."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Unit-seconds of the nodes, up to a moment."""
+
+    owned: float
+    used: float
+
+
+@dataclass(frozen=True)
+class Lived:
+    """What came of the workload on the mesh."""
+
+    held: Held
+    """From the end of the first batches to the end of all."""
+    delays_s: list[float]
+    """Extra delay of each batch that had history."""
+    decided: Comparison
+
+
+async def scaling(bench: Bench) -> list[Figure]:
+    """Tasks in a closed loop as DistRS §3 describes them, all seconds divided; stages sleep and take no core.
+
+    The first batch of a task has no history: everything is held for it, and it counts for nothing. In virtual time each
+    stage has a pool of its own, where the mesh's stages share their slots: that is worth about a hundredth.
+
+    It starts a stack of its own, blocking: children are bound to the thread that starts them, and nothing else goes on.
+    """
+    sizes = bench.sizes.scaling
+    trace = workload(sizes)
+    with temporary_home() as root:
+        logs = root.parent / "stimuli"
+        with scaled_mesh(root, logs) as mesh:
+            bench.tell(f"  {sizes.tasks} tasks, {sizes.batches} batches each, {sizes.requests} requests a batch")
+            async with client(mesh) as http:
+                held, delays_s = await live(http, trace)
+        lived = Lived(held, delays_s, compared(newest_log(logs)))
+    bench.tell(f"  {lived.decided.verdict()}")
+    ways, seed = lived.decided.header.ways, lived.decided.header.seed
+    return scaling_figures(lived, run(trace, Planned("treadle", trace, ways, seed)))
+
+
+def workload(sizes: Scaling) -> RewardTrace:
+    """The batches in the middle of DistRS's training, quicker. Each request takes all stages, for a sleep never fails:
+    what it did not reach takes it 0 s.
+    """
+    chance = np.random.default_rng(SEED)
+    whole = generate(chance, architecture="colocated", tasks=sizes.tasks, iterations=ITERATIONS, size=sizes.requests)
+    quick = quicker(whole, sizes.times, sizes.batches)
+    tasks = [
+        replace(task, batches=tuple(replace(one, executions_s=np.nan_to_num(one.executions_s)) for one in task.batches))
+        for task in quick.tasks
+    ]
+    return replace(quick, tasks=tuple(tasks))
+
+
+@contextmanager
+def scaled_mesh(root: Path, logs: Path) -> Iterator[Mesh]:
+    """A stack whose planner looks often, and writes down what it is told.
+
+    Raises:
+        StackError: it did not come up.
+    """
+    environ = {
+        "CPU_MANAGER_NODE": "bench",
+        "CPU_MANAGER_SLOTS": str(SLOTS),
+        "CPU_MANAGER_HEARTBEAT_S": str(HEARTBEAT_S),
+        "SCALING_PLANNER_STIMULUS_LOGS": str(logs),
+        "SCALING_PLANNER_SEED": str(SEED),
+        "SCALING_PLANNER_REVIEW_S": str(REVIEW_S),
+        "SCALING_PLANNER_AHEAD_S": str(AHEAD_S),
+        "SCALING_PLANNER_HOLD_S": str(HOLD_S),
+    }
+    with running_stack(root, environ=environ) as stack:
+        yield Mesh(stack.urls[PROXY])
+
+
+async def live(http: Client, trace: RewardTrace) -> tuple[Held, list[float]]:
+    """Run the workload; what was held and worked on once each task had history, and those batches' extra delays.
+
+    Raises:
+        BenchError: a batch is not complete, or the mesh keeps what nobody needs.
+    """
+    for task in trace.tasks:
+        await http.declare_task(task.task, workflow(trace.stages, trace.max_extra_delay_s))
+    trainers = [Trainer(http, task, trace.stages) for task in trace.tasks]
+    await together(trainer.train(0, 1) for trainer in trainers)
+    before = await _let_go(http)
+    apart_s = [task.batches[0].gap_s for task in trace.tasks]  # as they began, and as they go on in virtual time
+    await together(
+        trainer.train(1, len(trainer.traced.batches), wait_s) for trainer, wait_s in zip(trainers, apart_s, strict=True)
+    )
+    after = await _let_go(http)
+    delays_s = [await _delay_s(http, batch) for trainer in trainers for batch in trainer.done[1:]]
+    return Held(after.owned - before.owned, after.used - before.used), delays_s
+
+
+async def _let_go(http: Client) -> Held:
+    """Wait until no unit is held; what was until then."""
+    deadline = perf_counter() + LET_GO_S
+    while True:
+        nodes = await http.nodes()
+        owned = sum(node.owned.get(RESOURCE, SLOTS) for node in nodes)
+        if nodes and not owned:
+            return Held(
+                sum(node.owned_unit_s[RESOURCE] for node in nodes), sum(node.used_unit_s[RESOURCE] for node in nodes)
+            )
+        if perf_counter() > deadline:
+            raise BenchError(f"{owned:,} {RESOURCE} are still held {LET_GO_S:.0f} s after the last batch ended")
+        await asyncio.sleep(HEARTBEAT_S / 2)
+
+
+async def _delay_s(http: Client, batch: str) -> float:
+    found = await http.look_at(batch)
+    if found.state != "complete" or found.extra_delay_s is None:
+        raise BenchError(f"batch {batch} is {found.state}, with {found.answered:,} answers, not complete")
+    return found.extra_delay_s
+
+
+def scaling_figures(lived: Lived, virtual: Run) -> list[Figure]:
+    made, held = lived.decided, lived.held
+    what = f"of {made.stimuli:,} stimuli, decided the same again"
+    if made.differences:
+        what += f"; first otherwise: {made.differences[0].sentence()}"
+    held_then, executed_then = float(virtual.worker_s.sum()), float(virtual.busy_s.sum())
+    ratio, ratio_then = held.owned / held.used, held_then / executed_then
+    batches = f"{len(lived.delays_s)} batches"
+    return [
+        figure("scaling.same", what, 100.0 * made.same_share, "%", at_least(100.0)),
+        figure("scaling.decisions", "decisions: targets and expected completions", made.decisions, ""),
+        figure(
+            "scaling.delay", f"mean extra delay, {batches} with history", 1e3 * float(np.mean(lived.delays_s)), "ms"
+        ),
+        figure("scaling.virtual.delay", "the same in virtual time", 1e3 * virtual.mean_delay_s, "ms"),
+        figure(
+            "scaling.normalised", f"held over executed ({held.owned:,.0f} over {held.used:,.0f} slot-s)", ratio, "x"
+        ),
+        figure(
+            "scaling.virtual.normalised",
+            f"the same in virtual time ({held_then:,.0f} over {executed_then:,.0f})",
+            ratio_then,
+            "x",
+        ),
+    ]

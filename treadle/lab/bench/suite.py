@@ -1,0 +1,81 @@
+"""The measurements by name, and a run over some of them."""
+
+import os
+import platform
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from time import perf_counter
+
+import aiohttp
+
+from treadle.lab.bench.actions import one_caller, single_actions, sleeping
+from treadle.lab.bench.bench import Bench
+from treadle.lab.bench.bulk import in_bulk
+from treadle.lab.bench.decisions import decisions
+from treadle.lab.bench.environments import acting, episodes, idle, overhead
+from treadle.lab.bench.errors import BenchError
+from treadle.lab.bench.figures import Figure, Machine, Report, Skipped
+from treadle.lab.bench.programs import graded_programs
+from treadle.lab.bench.rest import at_rest, history
+from treadle.lab.bench.results import archived_results
+from treadle.lab.bench.scaling import scaling
+from treadle.lab.bench.starts import starts
+from treadle.lab.bench.takeover import take_over
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One thing that is measured, with the figures that come of it."""
+
+    run: Callable[[Bench], Awaitable[list[Figure]]]
+    summary: str
+    own_only: bool = False
+    """It looks into processes and servers, so it needs a stack of our own."""
+
+
+MEASUREMENTS: dict[str, Measurement] = {
+    "rest": Measurement(at_rest, "a stack at rest: CPU and memory", own_only=True),
+    "single": Measurement(single_actions, "single empty actions, many callers"),
+    "one": Measurement(one_caller, "single empty actions, one caller"),
+    "bulk": Measurement(in_bulk, "reward requests in bulk"),
+    "programs": Measurement(graded_programs, "graded Python programs"),
+    "sleep": Measurement(sleeping, "one-second actions"),
+    "history": Measurement(history, "batch histories", own_only=True),
+    "results": Measurement(archived_results, "results beyond Valkey's memory, read again", own_only=True),
+    "takeover": Measurement(take_over, "a leader is killed with a full journal", own_only=True),
+    "scaling": Measurement(scaling, "a scaled-down DistRS workload that the planner scales for", own_only=True),
+    "decisions": Measurement(decisions, "who gets which cores: 1,280 elastic actions on five nodes of 256 cores"),
+    "acting": Measurement(acting, "`true` in a live environment"),
+    "episodes": Measurement(episodes, "24 environments with 50 actions each, every answer checked"),
+    "overhead": Measurement(overhead, "what the mesh adds to actions in environments (ARL-Tangram, Table 1)"),
+    "starts": Measurement(starts, "1,000 environments asked for at once on one node", own_only=True),
+    "idle": Measurement(idle, "200 idle environments with a busy loop left in each", own_only=True),
+}
+"""In the order they run: rest first, while nothing has happened yet."""
+
+BROKEN = (BenchError, aiohttp.ClientError, OSError, TimeoutError)
+"""What a measurement may meet without taking the others with it."""
+
+
+async def run_all(bench: Bench, names: Iterable[str], skipped: Iterable[Skipped] = ()) -> Report:
+    """Take the measurements ``names``, one after the other.
+
+    Args:
+        skipped: what is known to be missing already.
+    """
+    machine = Machine(os.cpu_count() or 1, platform.python_version(), os.getloadavg()[0])
+    figures: list[Figure] = []
+    left_out, failed = list(skipped), []
+    started = perf_counter()
+    for name in names:
+        measurement = MEASUREMENTS[name]
+        if measurement.own_only and not bench.mesh.pids:
+            left_out.append(Skipped(name, "looks into processes and servers: it needs a stack of its own (no --url)"))
+            continue
+        bench.tell(f"{name}: {measurement.summary}")
+        try:
+            figures += await measurement.run(bench)
+        except BROKEN as error:
+            failed.append(Skipped(name, f"{type(error).__name__}: {error}"))
+            bench.tell(f"  failed: {error}")
+    return Report(machine=machine, took_s=perf_counter() - started, figures=figures, skipped=left_out, failed=failed)

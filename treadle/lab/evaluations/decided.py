@@ -1,0 +1,218 @@
+"""A planner's decisions beside the same decisions made again from its stimulus log, for programs and for people."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from shared.policy.scaling.stimuli import Ended, FirstCame, Opened, Progressed
+from shared.store.stimulus_log import NAME, Header, LogError, plain, read_log
+from treadle.lab.replay.again import Decided, decide_again
+
+KEPT = 100
+"""Differences that are kept: the first ones say most, for those after them may follow from them."""
+SHOWN = 5
+"""Of these, in the table for people."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One command of a log."""
+
+    at_s: float
+    """After the log's first stimulus."""
+    because: str
+    pool: str
+    units: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One stimulus that is answered otherwise now."""
+
+    stimulus: int
+    """Its number in the log, from 1."""
+    at_s: float
+    told: str
+    then: list[Any]
+    again: list[Any]
+
+    def sides(self) -> tuple[list[str], list[str]]:
+        """What was answered and what is, a line a command, with all there is where the short form says the same."""
+        then, again = ([_answer(one) for one in side] for side in (self.then, self.again))
+        if then == again:
+            then, again = ([json.dumps(one) for one in side] for side in (self.then, self.again))
+        return then, again
+
+    def sentence(self) -> str:
+        """The same in one line."""
+        then, again = (" and ".join(side) or "nothing" for side in self.sides())
+        return f"stimulus {self.stimulus:,} ({self.told}, after {self.at_s:.2f} s): then {then}; now {again}"
+
+
+@dataclass
+class Comparison:
+    """A whole log, made again. Memory is bounded by `last` decisions and `KEPT` differences."""
+
+    header: Header
+    last: int | None
+    """Decisions that are kept; None: all."""
+    stimuli: int = 0
+    decisions: int = 0
+    """Commands: targets and expected completions."""
+    different: int = 0
+    """Stimuli that are answered otherwise now."""
+    differences: list[Difference] = field(default_factory=list)
+    lines: deque[Decision] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.lines = deque(maxlen=self.last)
+
+    @property
+    def same(self) -> bool:
+        return not self.different
+
+    @property
+    def same_share(self) -> float:
+        """Of the stimuli; 1 where there is none."""
+        return 1.0 - self.different / self.stimuli if self.stimuli else 1.0
+
+    def verdict(self) -> str:
+        """In one line."""
+        others = "1 stimulus is" if self.different == 1 else f"{self.different:,} stimuli are"
+        found = "all the same" if self.same else f"{others} answered otherwise now"
+        return f"{self.stimuli:,} stimuli, {self.decisions:,} decisions: {found}"
+
+    def document(self) -> dict[str, Any]:
+        """As `treadle replay planner --json` prints it."""
+        differences = [
+            {"stimulus": one.stimulus, "at_s": one.at_s, "told": one.told, "then": one.then, "again": one.again}
+            for one in self.differences
+        ]
+        return {
+            "stimuli": self.stimuli,
+            "decisions": self.decisions,
+            "same": self.same,
+            "differences": differences,
+        }
+
+
+def newest_log(folder: Path) -> Path:
+    """The log that a planner began last.
+
+    Raises:
+        LogError: the folder holds none.
+    """
+    logs = list(folder.glob(f"{NAME}-*.log"))
+    if not logs:
+        raise LogError(f"{folder} holds no stimulus log: set SCALING_PLANNER_STIMULUS_LOGS to it, run the planner")
+    return max(logs, key=lambda path: (len(path.name), path.name))  # named after the moment, in milliseconds
+
+
+def compared(path: Path, last: int | None = 0) -> Comparison:
+    """Make every decision of a log again.
+
+    Args:
+        path: of the log.
+        last: decisions to keep; None: all.
+
+    Raises:
+        LogError: it is no log of this version.
+        OSError: it cannot be read.
+    """
+    header, log = read_log(path)
+    made = Comparison(header, last)
+    began = None
+    for decided in decide_again(header.planner(), log, plain):
+        began = decided.now if began is None else began
+        made.stimuli += 1
+        made.decisions += len(decided.then)
+        made.lines.extend(_decisions(decided, began))
+        if not decided.same:
+            made.different += 1
+            if len(made.differences) < KEPT:
+                after_s, told = decided.now - began, _told(decided)
+                made.differences.append(Difference(made.stimuli, after_s, told, decided.then, decided.again))
+    return made
+
+
+def show(made: Comparison, console: Console) -> None:
+    """Print the decisions that were kept, the verdict, and the first differences side by side."""
+    if made.lines:
+        console.print(_decisions_table(made))
+    console.print(made.verdict(), markup=False)
+    if made.differences:
+        console.print(_differences_table(made))
+
+
+def _decisions_table(made: Comparison) -> Table:
+    several = len(made.lines) < made.decisions
+    title = f"The last {len(made.lines):,} of {made.decisions:,} decisions" if several else "Decisions"
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    table.add_column("after, s", justify="right", no_wrap=True)
+    table.add_column("event")
+    table.add_column("pool")
+    table.add_column("units", justify="right", no_wrap=True)
+    table.add_column("why", ratio=1)
+    for one in made.lines:
+        table.add_row(f"{one.at_s:,.2f}", one.because, one.pool, one.units, one.why)
+    return table
+
+
+def _differences_table(made: Comparison) -> Table:
+    shown = made.differences[:SHOWN]
+    title = f"The first {len(shown):,} of {made.different:,} differences" if len(shown) < made.different else None
+    table = Table(title=title or "Differences", title_justify="left", pad_edge=False)
+    table.add_column("stimulus", justify="right", no_wrap=True)
+    table.add_column("after, s", justify="right", no_wrap=True)
+    table.add_column("told")
+    table.add_column("answered then", ratio=1)
+    table.add_column("answered now", ratio=1)
+    for one in shown:
+        for number, (then, again) in enumerate(zip_longest(*one.sides(), fillvalue="–")):
+            first = (f"{one.stimulus:,}", f"{one.at_s:,.2f}", one.told) if number == 0 else ("", "", "")
+            table.add_row(*first, then, again)
+        table.add_section()
+    return table
+
+
+def _decisions(decided: Decided, began: float) -> Iterator[Decision]:
+    for name, one in decided.then:
+        at_s = decided.now - began
+        if name == "PublishTarget":
+            reason = one["reason"]
+            yield Decision(at_s, reason["event"], one["pool"], _change(one), f"{reason['why']}: {reason['summary']}")
+        else:
+            yield Decision(at_s, _told(decided), "", "", f"T of batch {one['batch']}: after {one['at'] - began:,.2f} s")
+
+
+def _answer(command: Sequence[Any]) -> str:
+    """One command of a log in a few words."""
+    name, one = command
+    if name == "PublishTarget":
+        return f"{one['pool']} {_change(one)}: {one['reason']['summary']}"
+    return f"T of batch {one['batch']}: {one['at']!r}"
+
+
+def _change(one: dict[str, Any]) -> str:
+    before = "?" if one["previous"] is None else f"{one['previous']:,}"
+    return f"{before} → {one['units']:,}"
+
+
+def _told(decided: Decided) -> str:
+    """A stimulus in a few words."""
+    match decided.stimulus:
+        case Opened(batch):
+            return f"Opened {batch.batch}"
+        case FirstCame(batch=batch) | Progressed(batch=batch) | Ended(batch=batch):
+            return f"{type(decided.stimulus).__name__} {batch}"
+    return type(decided.stimulus).__name__

@@ -1,0 +1,171 @@
+"""What is run: each system at each place of the figures, and a sweep over what is not known of the control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from treadle.lab.evaluations.pool import Tell, run_jobs
+from treadle.lab.replay.tangram.assumptions import CLUSTER, Cluster, PodRules
+from treadle.lab.replay.tangram.evaluation import (
+    CONTRASTS,
+    CREATIONS_PER_S,
+    LARGEST,
+    OURS,
+    PODS_NAME,
+    RESERVING,
+    SIZE,
+    SWEPT,
+    SWEPT_WIDTHS,
+    SYSTEMS,
+    TIMEOUTS_S,
+    WIDTHS,
+    Place,
+    places,
+    pods_of,
+    replay,
+)
+from treadle.lab.replay.tangram.measures import Run
+from treadle.lab.replay.tangram.recorded import Recording, resample
+from treadle.lab.replay.tangram.trace import Batch
+from treadle.lab.replay.tangram.workload import generate
+
+AVERAGED: int = 768
+"""Trajectories that a figure averages over at least, where batches are smaller."""
+QUICK: int = 8
+"""By which `--quick` divides batches, cores and the control plane's rate."""
+WEIGHTS: Mapping[str, float] = {OURS: 1.0, "Algorithm 1": 2.0, "DoP 4": 1.2, "DoP 16": 11.0, "fewest cores": 0.5}
+"""How long a system takes, as measured, where cores are short; those that reserve take a tenth."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Where batches come from."""
+
+    seed: int = 1
+    scale: int = 1
+    """Batches, cores of a node and the control plane are so many times smaller."""
+    recordings: tuple[Recording, ...] = ()
+    """Resampled with generated rewards; empty: all is generated."""
+    given: Batch = ()
+    """A trace of one's own, which is one batch as it stands; empty: none."""
+
+    def batches(self, size: int) -> list[Batch]:
+        """Batches of one size, all out of the largest one; of a small size several, so that chance weighs less."""
+        if self.given:
+            return [self.given]
+        rng, most, count = np.random.default_rng(self.seed), LARGEST // self.scale, max(1, size // self.scale)
+        all_of_them = resample(rng, most, self.recordings) if self.recordings else generate(rng, most)
+        enough = max(count, AVERAGED // self.scale)
+        return [all_of_them[first : first + count] for first in range(0, enough - count + 1, count)]
+
+    def cluster(self, nodes: int) -> Cluster:
+        """So many nodes, at this scale."""
+        return replace(
+            CLUSTER, nodes=nodes, cores=CLUSTER.cores // self.scale, memory_mb=CLUSTER.memory_mb // self.scale
+        )
+
+    def rules(self, rules: PodRules) -> PodRules:
+        """A control plane at this scale."""
+        return replace(rules, creations_per_s=rules.creations_per_s / self.scale)
+
+
+@dataclass(frozen=True)
+class SystemJob:
+    """One system at one place."""
+
+    system: str
+    place: Place
+    workload: Workload
+
+    @property
+    def name(self) -> str:
+        return f"{self.system}, {self.place.size:,} on {self.place.nodes} nodes"
+
+    @property
+    def weight(self) -> float:
+        """By system, and where cores are short."""
+        short = self.place.size * CLUSTER.nodes / self.place.nodes >= SIZE
+        return 0.1 if self.system in RESERVING else WEIGHTS[self.system] if short else 0.7
+
+    def __call__(self) -> Run:
+        rules = self.workload.rules(RESERVING[self.system]) if self.system in RESERVING else None
+        cluster = self.workload.cluster(self.place.nodes)
+        batches = self.workload.batches(self.place.size)
+        return Run.together([replay(self.system, batch, cluster, rules=rules) for batch in batches])
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """What the paper does not tell of its baseline."""
+
+    creations_per_s: float
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """Pods under another control plane."""
+
+    plane: ControlPlane
+    place: Place
+    width: int
+    workload: Workload
+    weight: float = 0.1
+
+    @property
+    def name(self) -> str:
+        return f"{pods_of(self.width)}, {self.plane.creations_per_s:g} a second, {self.plane.timeout_s:g} s"
+
+    def __call__(self) -> Run:
+        rate, timeout_s = self.plane.creations_per_s, self.plane.timeout_s
+        rules = replace(RESERVING[pods_of(self.width)], creations_per_s=rate, timeout_s=timeout_s)
+        rules = self.workload.rules(rules)
+        cluster = self.workload.cluster(self.place.nodes)
+        batches = self.workload.batches(self.place.size)
+        return Run.together([replay(PODS_NAME, batch, cluster, rules=rules) for batch in batches])
+
+
+@dataclass
+class Outcomes:
+    """All that was replayed."""
+
+    runs: dict[Place, dict[str, Run]] = field(default_factory=dict)
+    """By place, then system."""
+    sweep: dict[tuple[Place, int, ControlPlane], Run] = field(default_factory=dict)
+    """By place, width and control plane."""
+
+
+Jobs = Sequence[SystemJob | SweepJob]
+
+
+def evaluation(workload: Workload) -> Jobs:
+    """§6.3 and §6.4."""
+    jobs = [
+        SystemJob(system, place, workload)
+        for place in places()
+        for system in (*(pods_of(width) for width in WIDTHS), OURS, *CONTRASTS.get(place, ()))
+    ]
+    planes = [ControlPlane(rate, timeout_s) for rate in CREATIONS_PER_S for timeout_s in TIMEOUTS_S]
+    swept = [(plane, place, width) for place in SWEPT for width in SWEPT_WIDTHS for plane in planes]
+    return [*jobs, *(SweepJob(*one, workload) for one in swept)]
+
+
+def given(workload: Workload, nodes: int) -> Jobs:
+    """All systems over a trace of one's own."""
+    place = Place(len(workload.given), nodes)
+    return [SystemJob(system, place, workload) for system in (*RESERVING, *SYSTEMS)]
+
+
+def run_all(jobs: Jobs, processes: int, tell: Tell) -> Outcomes:
+    """Run them (`run_jobs`)."""
+    outcomes = Outcomes()
+    runs: list[Run] = run_jobs(jobs, processes, tell)
+    for job, run in zip(jobs, runs, strict=True):
+        if isinstance(job, SweepJob):
+            outcomes.sweep[job.place, job.width, job.plane] = run
+        else:
+            outcomes.runs.setdefault(job.place, {})[job.system] = run
+    return outcomes

@@ -1,0 +1,136 @@
+"""What comes out: each figure of the paper beside what was reproduced, and the document of `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from treadle.lab.evaluations.distrs.report import Figure
+from treadle.lab.evaluations.tangram.jobs import Outcomes, Workload
+from treadle.lab.replay.tangram.assumptions import CLUSTER, OVERHEADS, PODS, told
+from treadle.lab.replay.tangram.evaluation import (
+    LARGEST,
+    NODES,
+    OURS,
+    PAPER_ABLATION,
+    PAPER_GROWTH,
+    PAPER_PARTS,
+    PAPER_PHASES,
+    PAPER_RATIO,
+    PODS_NAME,
+    SIZE,
+    SIZES,
+    Place,
+    pods_of,
+)
+from treadle.lab.replay.tangram.measures import ENVIRONMENT, PARTS, REWARD, Run
+from treadle.lab.replay.tangram.workload import ASSUMED
+
+ALL_NODES = CLUSTER.nodes
+COMPARED = (PODS_NAME, pods_of(1))
+"""Wherever the paper compares with its baseline."""
+
+
+class Swept(NamedTuple):
+    """Pods under one control plane."""
+
+    place: Place
+    width: int
+    creations_per_s: float
+    timeout_s: float
+    ratio: float
+    """ACT against ours."""
+    retries: int
+    """Pods asked for again."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """One evaluation."""
+
+    workload: Workload
+    outcomes: Outcomes
+
+    @property
+    def figures(self) -> list[Figure]:
+        """Beside the paper; of a trace of one's own there are none."""
+        return [] if self.workload.given else list(self._figures())
+
+    def _figures(self) -> Iterator[Figure]:
+        for size in SIZES:
+            yield from self._ratios(f"batch {size:,}, 1,280 cores", Place(size, ALL_NODES))
+        largest, smallest = (self._act_s(OURS, Place(size, ALL_NODES)) for size in (LARGEST, SIZES[0]))
+        yield Figure(
+            f"8(a): ACT, ours, batch {LARGEST:,} / {SIZES[0]}", "x", None, largest / smallest, f"{PAPER_GROWTH}×"
+        )
+        for nodes in NODES:
+            cores = nodes * CLUSTER.cores
+            yield from self._ratios(f"{cores:,} cores, batch {SIZE:,}", Place(SIZE, nodes))
+        for (system, place), paper in PAPER_ABLATION.items():
+            where = f"batch {place.size:,}, {place.nodes * CLUSTER.cores:,} cores"
+            ratio = self._act_s(system, place) / self._act_s(OURS, place)
+            yield Figure(f"9: ACT, {system} / elastic, {where}", "x", paper, ratio)
+        place = Place(SIZE, ALL_NODES)
+        for name, phase, paper in zip(("environment", "reward"), (ENVIRONMENT, REWARD), PAPER_PHASES, strict=True):
+            ours_s = self._run(OURS, place).phase_s(phase)
+            for system in COMPARED:
+                ratio = self._run(system, place).phase_s(phase) / ours_s
+                yield Figure(f"7: {name} seconds, {system} / ours, batch {SIZE:,}", "x", paper, ratio)
+        unit_s = self._act_s(OURS, place)
+        for size, papers in PAPER_PARTS.items():
+            parts_s = self._run(OURS, Place(size, ALL_NODES)).parts_s
+            for part, said, ours_s in zip(PARTS, papers, parts_s, strict=True):
+                yield Figure(f"Table 1: {part}, batch {size:,}, of ACT at {SIZE:,}", "x", said, ours_s / unit_s)
+
+    def _run(self, system: str, place: Place) -> Run:
+        return self.outcomes.runs[place][system]
+
+    def _act_s(self, system: str, place: Place) -> float:
+        return self._run(system, place).act_s
+
+    def _ratios(self, where: str, place: Place) -> Iterator[Figure]:
+        paper = PAPER_RATIO.get(place)
+        for system in COMPARED:
+            ratio = self.against_ours(system, place)
+            yield Figure(f"8(a): ACT, {system} / ours, {where}", "x", paper, ratio, "" if paper else "drawn")
+
+    def against_ours(self, system: str, place: Place) -> float:
+        """ACT of a system against ours."""
+        return self._act_s(system, place) / self._act_s(OURS, place)
+
+    def swept(self) -> Iterator[Swept]:
+        """The sweep, in the order in which it was run."""
+        for (place, width, plane), run in self.outcomes.sweep.items():
+            ours_s = self._act_s(OURS, place)
+            yield Swept(place, width, plane.creations_per_s, plane.timeout_s, run.act_s / ours_s, run.retries)
+
+    def document(self) -> dict[str, Any]:
+        """What `--json` prints; of a trace of one's own there is neither a figure nor a sweep."""
+        return {
+            "seed": self.workload.seed,
+            "scale": self.workload.scale,
+            "runs": [
+                {"batch": place.size, "nodes": place.nodes, **run.document()}
+                for place, runs in self.outcomes.runs.items()
+                for run in runs.values()
+            ],
+            "figures": [
+                {"figure": one.figure, "unit": one.unit, "paper": one.paper, "reproduced": one.reproduced}
+                for one in self.figures
+            ],
+            "sweep": [
+                {
+                    "batch": one.place.size, "nodes": one.place.nodes, "width": one.width,
+                    "control_plane": f"{one.creations_per_s:g} pods/s", "timeout_s": one.timeout_s,
+                    "ratio": one.ratio, "retries": one.retries,
+                }
+                for one in self.swept()
+            ],
+            "assumed": {
+                group: {name: value for name, value, _ in told(of)}
+                for group, of in (
+                    ("workload", ASSUMED), ("cluster", CLUSTER), ("overheads", OVERHEADS), ("pods", PODS)
+                )
+            },
+        }  # fmt: skip

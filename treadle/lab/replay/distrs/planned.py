@@ -1,0 +1,123 @@
+"""The live planner (`shared.policy.scaling`) at work in the virtual mesh: the same object, told what happens there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from shared.policy.scaling.listing import Counts
+from shared.policy.scaling.planner import Planner
+from shared.policy.scaling.stimuli import (
+    Command,
+    Ended,
+    ExpectCompletion,
+    FirstCame,
+    Looked,
+    NodesChanged,
+    Opened,
+    Progressed,
+    PublishTarget,
+    Sight,
+    Woken,
+)
+from shared.policy.scaling.ways import Ways
+from shared.policy.scaling.workload import OpenedBatch, PastBatch, Stage
+from treadle.lab.replay.distrs.policy import Decision, Event, Glance
+from treadle.lab.replay.distrs.trace import RewardTrace
+
+_PLENTY = 2**31
+"""Units that exist of every pool; what a planner may hold of them is as much as could run at once."""
+
+
+@dataclass
+class Planned:
+    """A planner as a policy of the virtual mesh, where every stage has a pool of its own without bound.
+
+    Args:
+        name: of the policy.
+        trace: whose workflow, D and cold starts hold; of its first batches the pace is taken, too.
+        ways: how it plans.
+        seed: of its chances.
+    """
+
+    name: str
+    trace: RewardTrace
+    ways: Ways
+    seed: int
+    knows_all: bool = False
+    dedicated: bool = False
+    by_arrival: bool = False
+    _planner: Planner = field(init=False)
+    _numbers: dict[str, int] = field(init=False)
+    """Pool to its number."""
+    _ceilings: dict[str, int] = field(default_factory=dict)
+    _open: dict[str, Glance] = field(default_factory=dict)
+    _tokens_per_s: dict[tuple[int, int], float | None] = field(default_factory=dict)
+    """By task and batch, as last reported."""
+
+    def __post_init__(self) -> None:
+        self._planner = Planner(self.ways, ceilings=self._ceilings, seed=self.seed)
+        pools = [stage.drawn_from for stage in self._stages]
+        self._numbers = {pool: number for number, pool in enumerate(pools)}
+        cold_starts_s = dict(zip(pools, self.trace.cold_starts_s, strict=True))
+        self._planner.handle(0.0, NodesChanged(dict.fromkeys(pools, _PLENTY), cold_starts_s))
+
+    @property
+    def _stages(self) -> tuple[Stage, ...]:
+        return self.trace.stages
+
+    def decide(self, now: float, event: Event, open_batches: Sequence[Glance], busy: Counts) -> Decision:  # noqa: ARG002
+        current = {f"{one.task}:{one.index}": one for one in open_batches}
+        room = sum(glance.seen.size for glance in open_batches)
+        self._ceilings.update({pool: max(room, self._planner.targets.get(pool, 0)) for pool in self._numbers})
+        looked = Looked({name: _sight(one) for name, one in current.items()})
+        commands: list[Command] = self._planner.handle(now, looked)
+        for name, glance in self._open.items():
+            if name not in current:
+                self._tokens_per_s[glance.task, glance.index] = self._planner.tokens_per_s(name)
+                commands += self._planner.handle(now, Ended(name))
+        for name, glance in current.items():
+            before = self._open.get(name)
+            if before is None:
+                commands += self._planner.handle(now, Opened(self._opened(name, glance), self._past(glance)))
+            if glance.report is not None:
+                commands += self._planner.handle(now, Progressed(name, now, *glance.report))
+            first = glance.seen.first_arrival_s
+            if first is not None and (before is None or before.seen.first_arrival_s is None):
+                commands += self._planner.handle(now, FirstCame(name, first))
+        if event == "again":
+            commands += self._planner.handle(now, Woken())
+        self._open = current
+        targets = {self._numbers[one.pool]: one.units for one in commands if isinstance(one, PublishTarget)}
+        due_s = {
+            (current[one.batch].task, current[one.batch].index): one.at
+            for one in commands
+            if isinstance(one, ExpectCompletion) and one.batch in current
+        }
+        return Decision(targets, min(self._planner.wake_s(), self._planner.look_s(now)), due_s)
+
+    def _opened(self, name: str, glance: Glance) -> OpenedBatch:
+        seen, most_late_s = glance.seen, self.trace.max_extra_delay_s
+        return OpenedBatch(name, "", str(glance.task), seen.size, self._stages, most_late_s, 1.0, seen.opened_s)
+
+    def _past(self, glance: Glance) -> tuple[PastBatch, ...]:
+        first = max(0, len(glance.past) - self.ways.window)
+        if (glance.task, 0) not in self._tokens_per_s:  # it was over before anybody could ask
+            self._tokens_per_s[glance.task, 0] = self.trace.tasks[glance.task].batches[0].tokens_per_s
+        opened = replace(self._opened("before", glance), opened_at=0.0)
+        return tuple(
+            PastBatch(
+                replace(opened, size=glance.past[index].size, first_arrival_at=glance.gaps_s[index]),
+                glance.past[index],
+                self._tokens_per_s.get((glance.task, index)),
+            )
+            for index in range(first, len(glance.past))
+        )
+
+
+def _sight(glance: Glance) -> Sight:
+    seen = glance.seen
+    here = sum(map(len, [*seen.queuing, *seen.running]))
+    queuing = tuple(table.tobytes() for table in seen.queuing)
+    running = tuple(table.tobytes() for table in seen.running)
+    return Sight(seen.arrived, seen.arrived - here, queuing, running, unqueued_end_at=seen.unqueued_end_s)

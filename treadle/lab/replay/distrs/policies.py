@@ -1,0 +1,135 @@
+"""The policies that the evaluation compares (DistRS §6.1), the paper's and ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from shared.policy.scaling.listing import Counts
+from shared.policy.scaling.load import Load
+from shared.policy.scaling.search import ExpectedBatch, search
+from shared.policy.scaling.simulation import schedule
+from shared.policy.scaling.ways import PAPER, Ways
+from shared.policy.scaling.workload import BatchRecord, Stage, repeating
+from treadle.lab.replay.distrs.planned import Planned
+from treadle.lab.replay.distrs.policy import Decision, Event, Glance, Policy
+from treadle.lab.replay.distrs.trace import RewardTrace
+
+_ENDLESS = 2**40
+
+
+@dataclass
+class ZeroQueue:
+    """ZQ-Dedicated (§6.1): for each task alone, what its last batch would have needed for nothing to queue.
+
+    One worker at least of each stage: the last batch may not have come so far. Batches of a task that are open together
+    (open loop) may all be at their widest at once, so theirs are added up.
+    """
+
+    stages: tuple[Stage, ...]
+    name: str = "zq-dedicated"
+    dedicated: bool = True
+    by_arrival: bool = False
+    knows_all: bool = False
+    _widths: dict[int, tuple[BatchRecord, list[int]]] = field(default_factory=dict)
+    """By task: its last batch, and the workers of each stage that it used at once."""
+
+    def decide(self, now: float, event: Event, open_batches: Sequence[Glance], busy: Counts) -> Decision:  # noqa: ARG002
+        targets = dict.fromkeys(range(len(busy)), 0)
+        for glance in open_batches:
+            if glance.seen.first_arrival_s is not None:
+                for number, width in enumerate(self._width(glance)):
+                    targets[glance.task * len(self.stages) + number] += width
+        return Decision(targets)
+
+    def _width(self, glance: Glance) -> list[int]:
+        last, width = self._widths.get(glance.task, (None, []))
+        if last is not glance.past[-1]:
+            load = Load([repeating("last", self.stages, glance.past[-1], 0.0)], 0.0)
+            used = dict(zip(load.pools, schedule(load.work, [_ENDLESS] * len(load.pools)).used, strict=True))
+            width = [max(1, used[stage.drawn_from]) for stage in self.stages]
+            self._widths[glance.task] = (glance.past[-1], width)
+        return width
+
+
+@dataclass
+class Autoscaler:
+    """Utilisation-driven, by the rule of Kubernetes' horizontal pod autoscaler with its defaults.
+
+    Every 15 s: desired = ceil(held * utilisation / 0.8), unless within a tenth; at most doubled, or 4 more; down to the
+    largest of the last five minutes; one at least.
+    """
+
+    stages: tuple[Stage, ...]
+    name: str = "autoscaler"
+    dedicated: bool = False
+    by_arrival: bool = True
+    knows_all: bool = False
+    goal: float = 0.8
+    every_s: float = 15.0
+    window_s: float = 300.0
+    _held: list[int] = field(default_factory=list)
+    _wishes: list[tuple[float, list[int]]] = field(default_factory=list)
+    _next_s: float = -math.inf
+
+    def decide(self, now: float, event: Event, open_batches: Sequence[Glance], busy: Counts) -> Decision:  # noqa: ARG002
+        if not self._held:
+            self._held = [1] * len(busy)
+        if now < self._next_s:
+            return Decision({}, self._next_s)
+        self._next_s = now + self.every_s
+        wishes = []
+        for held, used in zip(self._held, busy, strict=True):
+            ratio = min(int(used), held) / held / self.goal
+            wish = held if abs(ratio - 1) <= 0.1 else math.ceil(held * ratio)
+            wishes.append(max(1, min(wish, max(2 * held, held + 4))))
+        self._wishes = [one for one in self._wishes if now - one[0] < self.window_s] + [(now, wishes)]
+        self._held = [
+            max(wish, min(held, max(past[pool] for _, past in self._wishes)))
+            for pool, (wish, held) in enumerate(zip(wishes, self._held, strict=True))
+        ]
+        return Decision(dict(enumerate(self._held)), self._next_s)
+
+
+@dataclass
+class Ideal:
+    """Algorithm 1 at batch boundaries, over what open batches will really need."""
+
+    stages: tuple[Stage, ...]
+    max_extra_delay_s: float
+    name: str = "ideal"
+    dedicated: bool = False
+    by_arrival: bool = False
+    knows_all: bool = True
+
+    def decide(self, now: float, event: Event, open_batches: Sequence[Glance], busy: Counts) -> Decision:  # noqa: ARG002
+        if event == "opened":
+            return Decision({})
+        active = [one for one in open_batches if one.seen.first_arrival_s is not None]
+        ceilings = {stage.drawn_from: sum(one.seen.size for one in active) for stage in self.stages}
+        plan = search([self._truth(one) for one in active], ceilings, strictness=0.0, trade=False)
+        return Decision({number: plan.units.get(stage.drawn_from, 0) for number, stage in enumerate(self.stages)})
+
+    def _truth(self, glance: Glance) -> ExpectedBatch:
+        assert glance.truth is not None, "the world tells only a policy that knows all"
+        completion = max(glance.truth.completion_s, 0.0)
+        name = f"{glance.task}:{glance.index}"
+        return ExpectedBatch(name, self.stages, glance.truth, self.max_extra_delay_s, completion)
+
+
+HISTORY = replace(PAPER, strictness=0.0)
+"""The paper's history-based variant (§6.3): no timeout-aware rule."""
+OURS = Ways(explains=False)
+
+
+def lineup(trace: RewardTrace, seed: int) -> list[Policy]:
+    """The policies of the evaluation, each with chances of its own."""
+    return [
+        ZeroQueue(trace.stages),
+        Planned("history", trace, HISTORY, seed),
+        Autoscaler(trace.stages),
+        Planned("distrs", trace, PAPER, seed),
+        Planned("treadle", trace, OURS, seed),
+        Ideal(trace.stages, trace.max_extra_delay_s),
+    ]

@@ -1,0 +1,309 @@
+"""A mesh in virtual time: training tasks in a closed loop, pools that grow and shrink, requests in EBF order.
+
+The same list scheduling as SIMULATE's (`shared.policy.scaling.listing`) runs here over what really happens. A policy
+is asked at a batch's opening (the hint), at its first arrival, at its completion, and whenever it asked to be asked
+again; it answers with targets. What a decision adds can be used a cold start later; shrinking never ends what runs
+(`pools`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from shared.policy.scaling.collection import Seen
+from shared.policy.scaling.listing import COMPLETE, SERVED, VISIT, Counts, Flags, Floats, advance, board
+from shared.policy.scaling.workload import BatchRecord, Requests
+from treadle.lab.replay.distrs.policy import Event, Glance, Policy, Report
+from treadle.lab.replay.distrs.pools import Pools
+from treadle.lab.replay.distrs.trace import RewardTrace, TracedBatch
+
+MOST_LOOKS = 100_000
+"""That a policy asks for on end while a batch is open and none opens, begins to arrive or is complete: a day of looks,
+one a second."""
+_WARMED = "warmed"
+"""A pool's units can be used from now on; nobody is asked."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A batch that is complete."""
+
+    task: int
+    index: int
+    extra_delay_s: float
+    """d: later than its arrivals and executions alone ask for."""
+    opened_s: float
+    complete_s: float
+
+
+@dataclass
+class Ledger:
+    """What a run cost and delayed."""
+
+    unit_s: Floats
+    """By pool: unit-seconds held."""
+    busy_s: Floats
+    """By stage: unit-seconds executed."""
+    done: list[Done] = field(default_factory=list)
+    held: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
+    """(moment, targets by pool) at each change."""
+
+
+@dataclass
+class _Lane:
+    """A place for one open batch: its visits stand at `base` and after it."""
+
+    number: int
+    base: int
+    task: int = 0
+    batch: TracedBatch | None = None
+    index: int = 0
+    opened_s: float = 0.0
+    stage: Counts = field(default_factory=lambda: np.empty(0, np.int64))
+    """By visit."""
+    request: Counts = field(default_factory=lambda: np.empty(0, np.int64))
+    """By visit."""
+    before_s: Floats = field(default_factory=lambda: np.empty(0))
+    """By visit: what the stages before it took."""
+    arrivals_s: Floats = field(default_factory=lambda: np.empty(0))
+    """Absolute."""
+
+
+class World:
+    """One run of a trace under a policy.
+
+    The first batch of each task is taken for its history and not run: without history there is no policy to compare. It
+    is over as it would begin, so tasks that begin apart stay apart.
+
+    Args:
+        trace: what happens.
+        policy: decides how many workers there are.
+    """
+
+    def __init__(self, trace: RewardTrace, policy: Policy) -> None:
+        self._trace, self._policy = trace, policy
+        self._stages = len(trace.stages)
+        sets = len(trace.tasks) if policy.dedicated else 1
+        pools = self._stages * sets
+        overlapping = any(batch.start_s is not None for task in trace.tasks for batch in task.batches)
+        lanes = sum(len(task.batches) for task in trace.tasks) if overlapping else len(trace.tasks)
+        room = self._stages * max((batch.size for task in trace.tasks for batch in task.batches), default=1)
+        self._visits = np.zeros(lanes * room, VISIT)
+        self._visits["limit_s"], self._visits["units"] = np.inf, 1
+        self._board = board(lanes, lanes * room, np.zeros(pools, np.int64))
+        self._board.now_s[0] = 0.0
+        self._free = [_Lane(number, number * room) for number in range(lanes)]
+        self._open: list[_Lane] = []
+        self._arrivals_s, self._firsts = np.empty(0), np.empty(0, np.int64)
+        self._events: list[tuple[float, int, Event, _Lane | int]] = []
+        self._serials = count()
+        self._again_s = math.inf
+        self._looks = 0
+        self._pools = Pools(self._board.free, trace.cold_starts_s * sets)
+        self._records = [[record_of(task.batches[0])] for task in trace.tasks]
+        self._gaps = [[float(task.batches[0].arrivals_s[0])] for task in trace.tasks]
+        self.ledger = Ledger(self._pools.unit_s, np.zeros(self._stages))
+
+    def run(self) -> Ledger:
+        """From time 0 until the last batch is complete."""
+        for task, traced in enumerate(self._trace.tasks):
+            for index, batch in enumerate(traced.batches[1:], 1):
+                if batch.start_s is not None:
+                    self._push(batch.start_s, f"start {index}", task)
+            self._follow(task, 0, traced.batches[0].start_s or traced.batches[0].gap_s)
+        coming = sum(len(traced.batches) - 1 for traced in self._trace.tasks)
+        while len(self.ledger.done) < coming:
+            until = self._events[0][0] if self._events else math.inf
+            code = advance(
+                self._visits, self._board, self._arrivals_s, self._firsts, until_s=until, stop_at_complete=True
+            )
+            if code == COMPLETE:
+                for lane in [lane for lane in self._open if math.isfinite(self._board.complete_s[lane.number])]:
+                    self._board.complete_s[lane.number] = np.inf
+                    self._push(max(self._now, float(lane.arrivals_s[-1])), "complete", lane)
+                continue
+            if not self._events:
+                raise RuntimeError(f"{self._policy.name} holds no worker for what waits, and asks for no other look")
+            self._handle(*heapq.heappop(self._events)[2:])
+        self._pools.account(self._now)
+        self.ledger.unit_s += self._board.over_unit_s
+        return self.ledger
+
+    @property
+    def _now(self) -> float:
+        return float(self._board.now_s[0])
+
+    def _push(self, at: float, event: Event, subject: _Lane | int) -> None:
+        heapq.heappush(self._events, (at, next(self._serials), event, subject))
+
+    def _follow(self, task: int, index: int, over_s: float) -> None:
+        """Let the batch start that comes its gap after this one, which was over at a moment; others have their own."""
+        batches = self._trace.tasks[task].batches
+        if index + 1 < len(batches) and batches[index + 1].start_s is None:
+            self._push(over_s + batches[index + 1].gap_s, f"start {index + 1}", task)
+
+    def _handle(self, event: Event, subject: _Lane | int) -> None:
+        if isinstance(subject, int):
+            if event == _WARMED:
+                self._pools.warmed(self._now, subject)
+                return
+            if event != "again":
+                self._begin(subject, int(event.split()[1]))
+                event = "opened"
+            elif self._now != self._again_s:
+                return  # it has asked for another moment since
+        elif event == "complete":
+            self._end(subject)
+        self._ask(event)
+
+    def _begin(self, task: int, index: int) -> None:
+        lane, batch = self._free.pop(), self._trace.tasks[task].batches[index]
+        lane.task, lane.index, lane.batch, lane.opened_s = task, index, batch, self._now
+        lane.arrivals_s = lane.opened_s + batch.arrivals_s
+        reached = ~np.isnan(batch.executions_s.T)
+        lane.request, lane.stage = np.nonzero(reached)
+        took = np.nan_to_num(batch.executions_s.T)
+        lane.before_s = (np.cumsum(took, axis=1) - took)[reached]
+        some = reached.any(axis=1)
+        firsts = lane.base + (np.cumsum(reached.sum(axis=1)) - reached.sum(axis=1))[some]
+        place = slice(lane.base, lane.base + len(lane.stage))
+        visits = self._visits[place]
+        visits["lasts_s"] = batch.executions_s.T[reached]
+        visits["pool"] = lane.stage + (task * self._stages if self._policy.dedicated else 0)
+        visits["owner"] = lane.number
+        visits["final"] = np.append(lane.request[1:] != lane.request[:-1], True)[: len(visits)]
+        visits["key"] = lane.arrivals_s[lane.request] if self._policy.by_arrival else self._due(lane)
+        self._board.times[place] = (np.inf, np.inf)
+        self._board.left[lane.number] = len(firsts)
+        self._let_come(lane.arrivals_s[some], firsts)
+        self._open.append(lane)
+        self.ledger.busy_s += np.nansum(batch.executions_s, axis=1)
+        self._push(float(lane.arrivals_s[0]), "arrived", lane)
+        if not len(firsts):
+            self._push(float(lane.arrivals_s[-1]), "complete", lane)
+
+    def _due(self, lane: _Lane) -> float:
+        """T as the dispatcher would know it when the first request comes; the ideal one knows."""
+        assert lane.batch is not None
+        if self._policy.knows_all:
+            return lane.opened_s + lane.batch.ideal_span_s
+        return float(lane.arrivals_s[0]) + self._records[lane.task][-1].span_s
+
+    def _let_come(self, arrivals_s: Floats, firsts: Counts) -> None:
+        served = self._board.progress[SERVED]
+        coming = np.concatenate([self._arrivals_s[served:], arrivals_s])
+        order = np.argsort(coming, kind="stable")
+        self._arrivals_s, self._firsts = coming[order], np.concatenate([self._firsts[served:], firsts])[order]
+        self._board.progress[SERVED] = 0
+
+    def _end(self, lane: _Lane) -> None:
+        assert lane.batch is not None
+        late = self._now - (lane.opened_s + lane.batch.ideal_span_s)
+        self.ledger.done.append(Done(lane.task, lane.index, max(0.0, late), lane.opened_s, self._now))
+        self._records[lane.task].append(record_of(lane.batch))
+        self._gaps[lane.task].append(float(lane.batch.arrivals_s[0]))
+        self._open.remove(lane)
+        self._free.append(lane)
+        self._follow(lane.task, lane.index, self._now)
+
+    # ---- the policy --------------------------------------------------------------------------------------------------
+
+    def _ask(self, event: Event) -> None:
+        """Let the policy decide.
+
+        Raises:
+            RuntimeError: it looks again and again at open batches, and nothing comes of it.
+        """
+        self._looks = self._looks + 1 if event == "again" and self._open else 0
+        if self._looks > MOST_LOOKS:
+            raise RuntimeError(
+                f"{self._policy.name} has looked {MOST_LOOKS:,} times, and holds no worker for what waits"
+            )
+        glances = [self._glance(lane) for lane in self._open]
+        decision = self._policy.decide(self._now, event, glances, self._pools.busy)
+        if decision.again_s < math.inf and decision.again_s != self._again_s:
+            self._push(decision.again_s, "again", 0)
+        self._again_s = decision.again_s
+        self._rekey(decision.due_s)
+        self._pools.account(self._now)
+        for pool, units in decision.targets.items():
+            usable_s = self._pools.set(self._now, pool, units)
+            if usable_s < math.inf:
+                self._push(usable_s, _WARMED, pool)
+        self.ledger.held.append((self._now, tuple(int(units) for units in self._pools.targets)))
+
+    def _rekey(self, due_s: Mapping[tuple[int, int], float]) -> None:
+        """Move what waits, and what will, to the places of new completion times."""
+        moved = [lane for lane in self._open if (lane.task, lane.index) in due_s and not self._policy.by_arrival]
+        for lane in moved:
+            self._visits["key"][lane.base : lane.base + len(lane.stage)] = due_s[lane.task, lane.index]
+        for pool, waiting in enumerate(self._board.waiting) if moved else ():
+            queue = self._board.queues[pool, :waiting]
+            queue["key"] = self._visits["key"][queue["visit"]]
+            queue[:] = queue[np.lexsort((queue["visit"], queue["key"]))]  # what is in order is a heap
+
+    def _glance(self, lane: _Lane) -> Glance:
+        assert lane.batch is not None
+        now, place = self._now, slice(lane.base, lane.base + len(lane.stage))
+        ready, starts = self._board.times["ready_s"][place], self._board.times["start_s"][place]
+        runs = starts + self._visits["lasts_s"][place] > now
+        runs &= np.isfinite(starts)
+        waits = np.isfinite(ready) & ~np.isfinite(starts)
+        came = lane.arrivals_s[lane.request]
+        unqueued = lane.arrivals_s[lane.request] + lane.before_s
+        answered = np.isfinite(starts) & ~runs & (self._visits["final"][place] == 1)
+        unqueued_ends = (unqueued + self._visits["lasts_s"][place])[answered]
+        arrived = int(np.searchsorted(lane.arrivals_s, now, side="right"))
+        seen = Seen(
+            size=lane.batch.size,
+            opened_s=lane.opened_s,
+            first_arrival_s=float(lane.arrivals_s[0]) if arrived else None,
+            arrived=arrived,
+            queuing=[
+                np.column_stack([came[mine], unqueued[mine]])
+                for mine in (waits & (lane.stage == stage) for stage in range(self._stages))
+            ],
+            running=[
+                np.column_stack([came[mine], unqueued[mine], starts[mine]])
+                for mine in (runs & (lane.stage == stage) for stage in range(self._stages))
+            ],
+            unqueued_end_s=float(unqueued_ends.max()) if len(unqueued_ends) else None,
+        )
+        truth = self._truth(lane, runs, np.isfinite(starts) & ~runs) if self._policy.knows_all else None
+        report, past = self._report(lane, arrived), self._records[lane.task]
+        return Glance(lane.task, lane.index, seen, report, past, self._gaps[lane.task], truth)
+
+    def _truth(self, lane: _Lane, runs: Flags, gone: Flags) -> Requests:
+        assert lane.batch is not None
+        executions = lane.batch.executions_s.copy()
+        executions[lane.stage[gone], lane.request[gone]] = np.nan
+        place = slice(lane.base, lane.base + len(lane.stage))
+        ends = self._board.times["start_s"][place] + self._visits["lasts_s"][place]
+        executions[lane.stage[runs], lane.request[runs]] = ends[runs] - self._now
+        running = np.zeros(lane.batch.size, bool)
+        running[lane.request[runs]] = True
+        coming = np.maximum(lane.arrivals_s - self._now, 0.0)
+        left = ~np.isnan(executions).all(axis=0) | (coming > 0)
+        return Requests((lane.arrivals_s - self._now)[left], coming[left], executions[:, left], running[left])
+
+    def _report(self, lane: _Lane, arrived: int) -> Report | None:
+        """A sample's tokens come evenly from the rollout's beginning to its arrival."""
+        assert lane.batch is not None
+        if lane.batch.lengths is None or arrived == lane.batch.size:
+            return None
+        lengths, arrivals = lane.batch.lengths[arrived:], lane.batch.arrivals_s[arrived:]
+        known = (lengths > 0) & (arrivals > 0)
+        so_far = lengths[known] * (self._now - lane.opened_s) / arrivals[known]
+        return Report(lane.batch.size - arrived, float(np.median(so_far)) if known.any() else None)
+
+
+def record_of(batch: TracedBatch) -> BatchRecord:
+    """A traced batch as the store would keep it."""
+    arrivals = batch.arrivals_s - batch.arrivals_s[0]
+    return BatchRecord(tuple(arrivals.tolist()), tuple(tuple(row) for row in batch.executions_s.tolist()))

@@ -1,0 +1,110 @@
+"""The experiments of ARL-Tangram §6.3 and §6.4 on CPUs: which systems, at which batch sizes, on how many cores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from treadle.lab.replay.tangram.assumptions import CLUSTER, OVERHEADS, PODS, Cluster, Overheads, PodRules
+from treadle.lab.replay.tangram.measures import Run
+from treadle.lab.replay.tangram.pods import PodWorld
+from treadle.lab.replay.tangram.trace import Batch
+from treadle.lab.replay.tangram.world import System, World
+
+SIZES: Final = (128, 256, 512, 768, 1024, 1280, 1536)
+"""§6.3, Figure 8(a) left: trajectories of a batch."""
+SIZE: Final = 1280
+"""§6.3, Figure 8(a) right: of the batch, where the cores vary."""
+NODES: Final = (3, 4, 5)
+"""The same: 768 to 1,280 cores in nodes of 256."""
+LARGEST: Final = max(SIZES)
+
+PODS_NAME: Final = "pods"
+OURS: Final = "treadle"
+SYSTEMS: Mapping[str, System] = {
+    OURS: System(OURS),
+    "Algorithm 1": System("Algorithm 1", "paper"),
+    "DoP 4": System("DoP 4", dop=4),
+    "DoP 16": System("DoP 16", dop=16),
+    "fewest cores": System("fewest cores", None),
+}
+"""By the mesh's own dispatcher: our rule, the paper's (§4.2), fixed DoP (§6.4), and one core for everything."""
+WIDTHS: Final = (1, 2, PODS.width, 8)
+"""Processes of a test suite in a pod. Data sets run it in one (§5.2); the baseline's own number is not published."""
+
+
+def pods_of(width: int) -> str:
+    """The name of pods whose test suites run so wide."""
+    return PODS_NAME if width == PODS.width else f"pods, DoP {width}"
+
+
+RESERVING: Mapping[str, PodRules] = {
+    **{pods_of(width): replace(PODS, width=width) for width in WIDTHS},
+    "core for life": replace(PODS, request=1.0, limit=1, width=1),
+}
+"""Resources held by trajectories: the paper's baseline at each width, and with a whole core reserved for each
+trajectory's life (§2.3)."""
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Where an experiment stands in Figures 8(a) and 9."""
+
+    size: int
+    """Trajectories of a batch."""
+    nodes: int
+
+
+PAPER_RATIO: Mapping[Place, float] = {
+    Place(128, 5): 3.1, Place(LARGEST, 5): 27.7, Place(SIZE, 3): 1.89, Place(SIZE, 5): 4.33
+}  # fmt: skip
+"""§6.3: ACT of the baseline against ARL-Tangram's; the other points are only drawn."""
+PAPER_ABLATION: Mapping[tuple[str, Place], float] = {
+    ("DoP 4", Place(256, 5)): 2.0, ("DoP 16", Place(SIZE, 5)): 3.0, ("DoP 4", Place(SIZE, 3)): 1.8
+}  # fmt: skip
+"""§6.4, Figure 9: ACT of a fixed DoP against the elastic one's. The last is for "1x CPU cores", taken to be 768."""
+PAPER_GROWTH: Final = "< 2"
+"""§6.3: ACT with the largest batch against the smallest."""
+PAPER_PHASES: Final = (9.0, 2.8)
+"""§6.2, Figure 7: baseline against ARL-Tangram, environment and reward, at a batch of 1,280."""
+PAPER_PARTS: Mapping[int, tuple[float, float, float]] = {SIZE: (0.015, 0.975, 0.024), LARGEST: (0.428, 1.206, 0.036)}
+"""§6.4, Table 1: queueing, execution and overhead by batch size, normalised."""
+
+CREATIONS_PER_S: Final = (5.0, 10.0, 20.0)
+TIMEOUTS_S: Final = (30.0, 60.0, 120.0, 300.0)
+"""What the sweep over the unpublished control plane tries, each with each."""
+SWEPT: Final = (Place(128, 5), Place(SIZE, 5), Place(LARGEST, 5), Place(SIZE, 3))
+"""Where it is tried: wherever the paper gives a number."""
+SWEPT_WIDTHS: Final = (1, PODS.width)
+
+CONTRASTS: Mapping[Place, tuple[str, ...]] = {
+    Place(256, 5): ("Algorithm 1", "DoP 4", "DoP 16"),
+    Place(SIZE, 5): ("Algorithm 1", "DoP 4", "DoP 16", "fewest cores", "core for life"),
+    Place(LARGEST, 5): ("DoP 4", "core for life"),
+    Place(SIZE, 3): ("Algorithm 1", "DoP 4"),
+}
+"""Beside pods of each width and ours, which are run everywhere."""
+
+
+def places() -> list[Place]:
+    """Of all experiments, each once."""
+    return [Place(size, CLUSTER.nodes) for size in SIZES] + [
+        Place(SIZE, nodes) for nodes in NODES if nodes != CLUSTER.nodes
+    ]
+
+
+def replay(
+    system: str, batch: Batch, cluster: Cluster, overheads: Overheads = OVERHEADS, rules: PodRules | None = None
+) -> Run:
+    """One batch under one system.
+
+    Args:
+        rules: of a system that reserves, instead of its own.
+
+    Raises:
+        WrongWorld: a policy did what no node could follow.
+    """
+    if system in RESERVING:
+        return PodWorld(system, batch, cluster, rules or RESERVING[system]).run()
+    return World(SYSTEMS[system], batch, cluster, overheads).run()

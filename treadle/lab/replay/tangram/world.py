@@ -1,0 +1,213 @@
+"""The mesh in virtual time: the leader's own dispatcher, told what nodes would tell it (ARL-Tangram §4.2, §5.2).
+
+Trajectories begin together and go on by themselves: think, submit an action, wait for its answer, think. A node takes
+what it is granted at once and is done when the work is, so all that is decided is decided by `shared/policy`, by the
+same objects that serve live. The world checks each grant as a node does: cores that are not free are an error.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
+from typing import Final, Literal
+
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.elastic.scheduling import Rule
+from shared.policy.model.formulation import Answer, CloseEnvironment, Command, Grant, Request, Stay, Work
+from shared.policy.resources.ledger import Node
+from treadle.lab.replay.tangram.assumptions import Cluster, Overheads
+from treadle.lab.replay.tangram.measures import ENVIRONMENT, EXECUTION, OVERHEAD, QUEUEING, REWARD, Run
+from treadle.lab.replay.tangram.trace import Batch, Step
+
+Event = Literal["act", "end", "tick"]
+
+NODE_CLASS: Final = "default"
+CORES: Final = "cores"
+MEMORY: Final = "memory_mb"
+RUNTIME: Final = "runtime.docker"
+INCARNATION: Final = "1"
+TICK_S: Final = 1.0
+"""The leader looks at the time so often."""
+PATIENCE_S: Final = 1e7
+"""Nobody's deadline ends in a replay."""
+
+
+class WrongWorld(AssertionError):
+    """A policy did what no node could follow, or gave an answer that none of its nodes has given."""
+
+
+@dataclass(frozen=True)
+class System:
+    """What decides how many cores an action gets."""
+
+    name: str
+    rule: Rule | None = "priced"
+    """Of elastic actions: ours, or the paper's Algorithm 1; None: they take the fewest cores."""
+    dop: int | None = None
+    """Elastic actions take so many cores, never more or fewer (§6.4)."""
+    depth: int = 2
+    """§6.1: of the approximated objective."""
+
+    def work(self, step: Step, timeout_s: float) -> Work:
+        """A step as the dispatcher is asked for it."""
+        units, amounts = step.least, tuple[int, ...]()
+        if step.is_elastic and self.dop is not None:
+            units = max(step.least, min(step.most, self.dop))
+        elif step.is_elastic:
+            amounts = tuple(range(step.least, step.most + 1))
+        return Work(
+            step.kind, step.kind, f"{CORES}@{NODE_CLASS}", {CORES: units}, timeout_s, False,
+            amounts, step.elasticity if amounts else None, step.profile_s,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Acting:
+    """A trajectory on its way."""
+
+    number: int
+    step: int = 0
+    asked_s: float = 0.0
+    granted_s: float = 0.0
+    units: int = 0
+    node: str = ""
+    attempt: int = 0
+    executes_s: float = 0.0
+    adds_s: float = 0.0
+    """What the system adds."""
+
+
+class World:
+    """One batch, all of whose trajectories begin at 0, under one system."""
+
+    def __init__(self, system: System, batch: Batch, cluster: Cluster, overheads: Overheads) -> None:
+        self._system, self._batch, self._overheads = system, batch, overheads
+        self._run = Run.of(system.name, cluster.all_cores, batch)
+        self._events: list[tuple[float, int, Event, int]] = []
+        self._serials = count()
+        self._acting = [_Acting(number) for number in range(len(batch))]
+        self._by_action: dict[str, _Acting] = {}
+        steps = [step for trajectory in batch for step in trajectory.steps]
+        self._timeouts = {kind: _limit(step.work_s for step in steps if step.kind == kind) for kind in _kinds(steps)}
+        self._free = {f"node-{number}": cluster.cores for number in range(cluster.nodes)}
+        self.dispatcher = Dispatcher()
+        self.dispatcher.floor.elastic.rule = system.rule
+        self.dispatcher.floor.elastic.depth = system.depth
+        for name in self._free:
+            capacity = {CORES: cluster.cores, MEMORY: cluster.memory_mb}
+            node = Node(name, INCARNATION, NODE_CLASS, capacity, frozenset({RUNTIME, *self._timeouts}))
+            self.dispatcher.node_said_hello(0.0, node)
+            self.dispatcher.inventory_taken(0.0, name, INCARNATION, {})
+
+    def run(self) -> Run:
+        """Until the last trajectory has its reward.
+
+        Raises:
+            WrongWorld: the dispatcher granted what is not there, or left somebody waiting for ever.
+        """
+        going = sum(self._think(0.0, acting) for acting in self._acting)
+        self._push(TICK_S, "tick")
+        while going:
+            now, _, event, number = heapq.heappop(self._events)
+            if event == "act":
+                self._obey(now, self._submit(now, self._acting[number]))
+            elif event == "end":
+                going -= not self._end(now, self._acting[number])
+            elif not self._events:
+                raise WrongWorld(f"{going} trajectories wait, and nothing will ever happen")
+            else:
+                self._tick(now)
+        return self._run
+
+    def _push(self, at_s: float, event: Event, number: int = 0) -> None:
+        heapq.heappush(self._events, (at_s, next(self._serials), event, number))
+
+    def _think(self, now: float, acting: _Acting) -> bool:
+        """Is there a next step? Then it thinks."""
+        trajectory = self._batch[acting.number]
+        if acting.step < len(trajectory.steps):
+            self._push(now + trajectory.steps[acting.step].think_s, "act", acting.number)
+            return True
+        self._run.done_s[acting.number] = now
+        return False
+
+    def _submit(self, now: float, acting: _Acting) -> list[Command]:
+        trajectory = self._batch[acting.number]
+        step = trajectory.steps[acting.step]
+        action = f"{acting.number}.{acting.step}"
+        acting.asked_s = now
+        self._by_action[action] = acting
+        stay = Stay(trajectory.name, RUNTIME, {MEMORY: self._overheads.memory_mb})
+        work = self._system.work(step, self._timeouts[step.kind])
+        arrival = (int(now * 1000), next(self._serials))
+        request = Request(action, "tenant", "task", "", arrival, (work,), now + PATIENCE_S, stay=stay)
+        return self.dispatcher.submitted(now, [request])
+
+    def _tick(self, now: float) -> None:
+        for name in self._free:
+            self.dispatcher.node_seen(now, name, INCARNATION)
+        self._obey(now, self.dispatcher.ticked(now))
+        self._push(now + TICK_S, "tick")
+
+    def _obey(self, now: float, commands: Iterable[Command]) -> None:
+        """Do as nodes do."""
+        left = deque(commands)
+        while left:
+            command = left.popleft()
+            if isinstance(command, Grant):
+                self._begin(now, command)
+            elif isinstance(command, CloseEnvironment):
+                left += self.dispatcher.environment_ended(
+                    now, command.node, INCARNATION, command.trajectory, "closed", ""
+                )
+            elif isinstance(command, Answer) and command.ended != "ok":
+                raise WrongWorld(f"{command.action} was answered {command.ended}: {command.reason}")
+
+    def _begin(self, now: float, grant: Grant) -> None:
+        acting = self._by_action[grant.action]
+        step = self._batch[acting.number].steps[acting.step]
+        acting.units = grant.units[CORES]
+        self._free[grant.node] -= acting.units
+        if self._free[grant.node] < 0:
+            raise WrongWorld(f"{grant.action} was granted {acting.units} cores that {grant.node} has not free")
+        acting.node, acting.attempt, acting.granted_s = grant.node, grant.attempt, now
+        acting.executes_s = step.seconds(acting.units)
+        acting.adds_s = self._overheads.action_s + (self._overheads.begin_s if grant.begins else 0.0)
+        self.dispatcher.started(now, grant.action, grant.attempt)
+        self._push(now + acting.adds_s + acting.executes_s, "end", acting.number)
+
+    def _end(self, now: float, acting: _Acting) -> bool:
+        """An action is over. Does its trajectory go on?"""
+        trajectory = self._batch[acting.number]
+        action = f"{acting.number}.{acting.step}"
+        self._account(acting, trajectory.steps[acting.step])
+        self._free[acting.node] += acting.units
+        del self._by_action[action]
+        ended = Ended(action, acting.node, acting.attempt, 0, "ok", None, 0.0, acting.executes_s)
+        self._obey(now, self.dispatcher.finished(now, [ended]))
+        acting.step += 1
+        goes_on = self._think(now, acting)
+        if not goes_on:
+            self._obey(now, self.dispatcher.trajectory_closed(now, trajectory.name))
+        return goes_on
+
+    def _account(self, acting: _Acting, step: Step) -> None:
+        spent_s = self._run.spent_s[acting.number, REWARD if step.is_elastic else ENVIRONMENT]
+        spent_s[QUEUEING] += acting.granted_s - acting.asked_s
+        spent_s[EXECUTION] += acting.executes_s
+        spent_s[OVERHEAD] += acting.adds_s
+        self._run.core_s += acting.units * (acting.executes_s + acting.adds_s)
+        if step.is_elastic:
+            self._run.widths.append(acting.units)
+
+
+def _kinds(steps: Iterable[Step]) -> list[str]:
+    return sorted({step.kind for step in steps})
+
+
+def _limit(works_s: Iterable[float]) -> float:
+    """A timeout that none of them meets."""
+    return 1.0 + 2.0 * max(works_s)

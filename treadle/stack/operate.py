@@ -1,0 +1,278 @@
+"""What ``treadle up``, ``down`` and ``status`` do, without the terminal."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace as replaced
+from pathlib import Path
+from typing import TextIO
+from urllib.parse import urlsplit
+
+from msgspec.structs import replace
+
+from shared.runtime.identity import Identity
+from shared.runtime.settings import TreadleSettings, WrongSetting, load
+from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import (
+    AlreadySupervised,
+    Phase,
+    ServiceState,
+    StackState,
+    is_supervised,
+    read_state,
+    supervising,
+)
+from treadle.stack.append_only import Scan, repair
+from treadle.stack.home import Home, home_path, open_home
+from treadle.stack.leftovers import remove_containers
+from treadle.stack.logs import LogBook
+from treadle.stack.plan import plan_stack
+from treadle.stack.services import PROXY, ServiceSpec, chosen_services
+from treadle.stack.settings import StackSettings
+from treadle.stack.supervisor import supervise
+from treadle.stack.sweep import sweep
+
+DOWN_TIMEOUT_S = 90.0
+POLL_S = 0.05
+
+
+def run_stack(environ: Mapping[str, str], view: TextIO | None) -> int:
+    """Bring the stack of ``environ`` up, watch it until a signal, take it down; the exit status. Blocks.
+
+    Raises:
+        AlreadySupervised: it is up already.
+        StackError: the home, the cluster or a port cannot be had; it is up already on another port than asked for.
+    """
+    home = open_home(home_path(environ))
+    with _only_stack(home.root, environ):
+        if (earlier := read_state(home.root)) is not None:
+            sweep(earlier)
+        settings, services = _decided(environ)
+        plan = plan_stack(home, settings, environ, services)
+        width = max(len(unit.name) for unit in (*plan.servers, *plan.services)) + 1
+        logs = LogBook(home.log, limit_bytes=plan.log_bytes, view=view, width=width)
+        try:
+            return asyncio.run(supervise(plan, logs))
+        finally:
+            logs.close()
+            remove_containers(home.root)
+
+
+def start_detached(environ: Mapping[str, str], changed: Callable[[ServiceState], None]) -> StackState:
+    """Start a supervisor that outlives this process and wait until its stack is up.
+
+    Args:
+        changed: hears of each service that changed its state meanwhile.
+    Raises:
+        AlreadySupervised: it is up already.
+        StackError: it did not come up, or is up already on another port than asked for; the message says why.
+    """
+    home = open_home(home_path(environ))
+    with _only_stack(home.root, environ):
+        pass  # the supervisor takes the lock itself
+    _decided(environ)  # said here rather than by a supervisor that ends at once
+    printed = home.log / "supervisor.log"
+    with printed.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "treadle.stack"],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return await_up(process, home.root, printed, changed)
+
+
+def await_up(
+    supervisor: subprocess.Popen[bytes], root: Path, printed: Path, changed: Callable[[ServiceState], None]
+) -> StackState:
+    """Wait until the stack that ``supervisor`` starts on ``root`` is up; it bounds its own time.
+
+    Args:
+        printed: the file that gets what the supervisor itself prints.
+        changed: hears of each service that changed its state meanwhile.
+    Raises:
+        StackError: it did not come up; the message says why.
+    """
+    known: dict[str, ServiceState] = {}
+    while (status := supervisor.poll()) is None:
+        state = read_state(root)
+        if state is not None and state.pid == supervisor.pid:
+            _tell_changes(known, state, changed)
+            if state.phase is Phase.UP:
+                return state
+        time.sleep(POLL_S)
+    state = read_state(root)
+    if state is not None and state.pid == supervisor.pid and state.error:
+        raise StackError(state.error)
+    raise StackError(f"the supervisor ended with status {status}:\n{printed.read_text(errors='replace')}".rstrip())
+
+
+def take_down(root: Path) -> bool:
+    """Stop the stack of ``root`` and sweep what an earlier one left; whether there was anything to stop.
+
+    Raises:
+        StackError: it is somebody else's, or does not end.
+    """
+    state = read_state(root)
+    if state is None:
+        return False
+    if not is_supervised(root):
+        swept = sweep(state)
+        return remove_containers(root) or bool(swept)
+    supervisor = state.supervisor
+    try:
+        os.kill(supervisor.pid, signal.SIGTERM)
+    except PermissionError as error:
+        raise StackError(f"the stack in {root} was started by another user (pid {supervisor.pid})") from error
+    except ProcessLookupError:
+        pass
+    if not _ends(supervisor, DOWN_TIMEOUT_S):
+        os.kill(supervisor.pid, signal.SIGKILL)
+        _ends(supervisor, DOWN_TIMEOUT_S)
+    sweep(read_state(root) or state)
+    remove_containers(root)
+    return True
+
+
+def repair_store(environ: Mapping[str, str]) -> tuple[Scan, Path | None]:
+    """Repair the embedded Valkey's file; its scan, and the copy of a file that was damaged.
+
+    Raises:
+        StackError: no stack has run in the home, the stack is up, or the file cannot be repaired.
+    """
+    home = _used_home(environ)
+    try:
+        with supervising(home.root):
+            if (earlier := read_state(home.root)) is not None:
+                sweep(earlier)
+            return repair(home)
+    except AlreadySupervised:
+        raise StackError(f"the stack in {home.root} is up: stop it first (treadle down)") from None
+
+
+def upgrade_stack(environ: Mapping[str, str], *, check: bool) -> list[str]:
+    """Start the servers alone, bring their data to this release, stop them; a line for each store and step.
+
+    Raises:
+        StackError: no stack has run in the home, the stack is up, a server does not start, or the data cannot be
+            upgraded; the message says why.
+    """
+    home = _used_home(environ)
+    try:
+        with supervising(home.root):
+            if (earlier := read_state(home.root)) is not None:
+                sweep(earlier)
+            settings, _ = _decided(environ)
+            plan = plan_stack(home, settings, environ, ())
+            arguments = ("--report", *(("--check",) if check else ()))
+            prepare = replaced(plan.prepare, argv=(*plan.prepare.argv, *arguments))
+            plan = replaced(plan, prepare=prepare)
+            logs = LogBook(home.log, limit_bytes=plan.log_bytes)
+            try:
+                failed = asyncio.run(supervise(plan, logs, prepare_only=True))
+            finally:
+                logs.close()
+    except AlreadySupervised:
+        raise StackError(f"the stack in {home.root} is up: stop it first (treadle down)") from None
+    if failed:
+        state = read_state(home.root)
+        raise StackError(state.error if state is not None else "the servers did not start")
+    return logs.tail("prepare")
+
+
+def current_state(root: Path) -> StackState | None:
+    """How the stack of ``root`` is, each recorded process checked to run; None when none is up."""
+    state = read_state(root) if is_supervised(root) else None
+    return state and replace(state, services=tuple(service.checked() for service in state.services))
+
+
+@contextmanager
+def _only_stack(root: Path, environ: Mapping[str, str]) -> Iterator[None]:
+    """Hold the lock of ``root``.
+
+    Raises:
+        AlreadySupervised: a stack is up there.
+        StackError: a stack is up there, and its proxy does not listen on the port that ``environ`` names.
+    """
+    with ExitStack() as held:
+        try:
+            held.enter_context(supervising(root))
+        except AlreadySupervised:
+            if (other := _other_port(root, environ)) is not None:
+                raise StackError(other) from None
+            raise
+        yield
+
+
+def _other_port(root: Path, environ: Mapping[str, str]) -> str | None:
+    """What differs where ``PROXY_PORT`` is set to another port than that of the running proxy; 0 takes any port."""
+    asked, state = environ.get(f"{PROXY.upper()}_PORT", ""), read_state(root)
+    if not asked.isdecimal() or int(asked) == 0 or state is None or not state.supervisor.alive():
+        return None
+    url = next((service.url for service in state.services if service.name == PROXY), None)
+    if url is None or urlsplit(url).port == int(asked):
+        return None
+    return (
+        f"the stack in {root} is already up and listens on {url}, not on port {asked}. Stop it first (treadle down), "
+        "or start a second stack with another --home"
+    )
+
+
+def _used_home(environ: Mapping[str, str]) -> Home:
+    """The home of ``environ``, which `treadle up` has made: a misspelt path must not become a new home.
+
+    Raises:
+        StackError: no stack has run there; nothing was created.
+    """
+    root = home_path(environ)
+    servers = {"valkey": "TREADLE_REDIS_URL", "postgres": "TREADLE_DATABASE_URL"}
+    folders = [root / name for name, foreign in servers.items() if not environ.get(foreign)]
+    try:
+        is_file = root.exists() and not root.is_dir()
+        unused = bool(folders) and not is_file and not any(folder.is_dir() for folder in folders)
+    except PermissionError:
+        unused = False  # `open_home` names the folder that is closed
+    if unused:
+        raise StackError(f"no stack has run in TREADLE_HOME {root}: there is no data. Is the path misspelt?")
+    return open_home(root)
+
+
+def _decided(environ: Mapping[str, str]) -> tuple[StackSettings, tuple[ServiceSpec, ...]]:
+    """What the environment says of the stack, and the services that it shall run.
+
+    Raises:
+        StackError: a setting is misspelt, or not a value of its kind; the message says which.
+    """
+    try:
+        load(TreadleSettings)
+        settings = load(StackSettings)
+    except WrongSetting as error:
+        raise StackError(str(error)) from error
+    services = chosen_services(settings.services)
+    for service in services:
+        service.address(environ)
+    return settings, services
+
+
+def _tell_changes(known: dict[str, ServiceState], state: StackState, changed: Callable[[ServiceState], None]) -> None:
+    for service in state.services:
+        before = known.get(service.name)
+        if before is None or before.state is not service.state:
+            known[service.name] = service
+            changed(service)
+
+
+def _ends(process: Identity, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while process.alive():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True

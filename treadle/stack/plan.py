@@ -1,0 +1,145 @@
+"""From settings to the processes of a stack: values only, nothing is started here."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from treadle.stack.compiled_code import cache_setting
+from treadle.stack.door import Door
+from treadle.stack.home import Home
+from treadle.stack.postgres import initialise_postgres, postgres_answers, postgres_launch, postgres_url
+from treadle.stack.probes import Probe, check_probe, service_probe
+from treadle.stack.process import Launch
+from treadle.stack.services import ServiceSpec
+from treadle.stack.settings import StackSettings
+from treadle.stack.valkey import MEBIBYTE, valkey_answers, valkey_launch, valkey_socket, valkey_url
+
+STORE_PAUSE_S = 5.0
+"""Longest pause before a store is started again: everything waits for it, and it starts in a tenth of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A process that is to be kept alive."""
+
+    launch: Launch
+    url: str
+    probe: Probe
+    longest_pause_s: float = 30.0
+    """Before it is started again after it died."""
+    door: Door | None = None
+    """What it listens on; its descriptor is the last argument of the command."""
+
+    @property
+    def name(self) -> str:
+        return self.launch.name
+
+
+@dataclass(frozen=True, slots=True)
+class External:
+    """Somebody else's server, used instead of ours."""
+
+    name: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All of a stack, in the order in which it starts: servers, preparation, services."""
+
+    home: Home
+    servers: tuple[Unit, ...]
+    externals: tuple[External, ...]
+    prepare: Launch
+    """Runs once the servers answer, and must end well: migrations, the check of a foreign server."""
+    services: tuple[Unit, ...]
+    start_timeout: timedelta
+    log_bytes: int
+
+
+def plan_stack(
+    home: Home,
+    settings: StackSettings,
+    environ: Mapping[str, str],
+    services: Sequence[ServiceSpec],
+) -> Plan:
+    """What to run for ``services``. Makes the database cluster if there is none and opens the services' ports.
+
+    Args:
+        environ: what every service inherits; ``TREADLE_REDIS_URL`` and ``TREADLE_DATABASE_URL`` in it name servers
+            that are used instead of the embedded ones.
+    Raises:
+        StackError: the cluster cannot be made, or a port is taken.
+    """
+    redis_url, database_url = environ.get("TREADLE_REDIS_URL"), environ.get("TREADLE_DATABASE_URL")
+    servers, externals = [], []
+    if database_url:
+        externals.append(External("postgres", without_password(database_url)))
+    else:
+        initialise_postgres(home)
+        servers.append(_postgres(home))
+    if redis_url:
+        externals.append(External("valkey", without_password(redis_url)))
+    else:
+        servers.append(_valkey(home, settings))
+    shared = {
+        **environ,
+        **cache_setting(environ, home.cache),
+        "TREADLE_HOME": str(home.root),
+        "TREADLE_REDIS_URL": redis_url or valkey_url(home),
+        "TREADLE_DATABASE_URL": database_url or postgres_url(home),
+        "PYTHONUNBUFFERED": "1",
+    }
+    own = [str(folder) for folder, url in ((home.valkey, redis_url), (home.postgres, database_url)) if not url]
+    shared.setdefault("TREADLE_STORE_PATHS", os.pathsep.join(own))
+    grace_s = settings.grace.total_seconds()
+    foreign = ("--foreign-redis",) if redis_url else ()
+    return Plan(
+        home=home,
+        servers=tuple(servers),
+        externals=tuple(externals),
+        prepare=_python("prepare", shared, "treadle.stack.prepare", *foreign),
+        services=tuple(_service(spec, shared, grace_s) for spec in services),
+        start_timeout=settings.start_timeout,
+        log_bytes=settings.log_mib * MEBIBYTE,
+    )
+
+
+def _postgres(home: Home) -> Unit:
+    probe = check_probe(partial(postgres_answers, home), "it does not take connections yet")
+    return Unit(postgres_launch(home), postgres_url(home), probe, STORE_PAUSE_S)
+
+
+def _valkey(home: Home, settings: StackSettings) -> Unit:
+    def answers(_: int) -> bool:
+        return valkey_answers(valkey_socket(home))
+
+    launch = valkey_launch(home, maxmemory_bytes=settings.valkey_maxmemory_mib * MEBIBYTE)
+    return Unit(launch, valkey_url(home), check_probe(answers, "it does not answer PING yet"), STORE_PAUSE_S)
+
+
+def _service(spec: ServiceSpec, shared: Mapping[str, str], grace_s: float) -> Unit:
+    door = Door(*spec.address(shared))
+    door.open()
+    prefix = spec.name.upper()
+    env = {**shared, f"{prefix}_HOST": door.host, f"{prefix}_PORT": str(door.port)}
+    launch = _python(spec.name, env, "treadle.stack.serve", spec.name, spec.factory, "--fd")
+    launch = replace(launch, grace_s=grace_s)
+    return Unit(launch, door.url, service_probe(door.host, door.port), door=door)
+
+
+def _python(name: str, env: Mapping[str, str], module: str, *arguments: str) -> Launch:
+    return Launch(name, (sys.executable, "-m", module, *arguments), env, cwd=Path.cwd())
+
+
+def without_password(url: str) -> str:
+    """``url`` as it may be shown."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}").geturl()

@@ -1,0 +1,41 @@
+"""Publishing the state of a stack, also on a full disk: what cannot be written now is written as soon as it can."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from shared.runtime.stack_state import StackState, write_state
+
+AGAIN_S = 1.0
+
+
+class Publisher:
+    """Writes ``run/state.json``. Readers check each recorded process, so an old file misleads nobody for long."""
+
+    def __init__(self, root: Path, say: Callable[[str], None]) -> None:
+        """``say``: takes a line of the supervisor's log."""
+        self._root = root
+        self._say = say
+        self._latest: StackState | None = None
+        self._again: asyncio.TimerHandle | None = None
+
+    def publish(self, state: StackState) -> None:
+        """Write ``state``, or try again every second until it, or a later one, is written. Raises nothing."""
+        self._latest = state
+        was_late = self._again is not None
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        try:
+            write_state(self._root, state)
+        except OSError as error:
+            if not was_late:
+                self._say(f"the state cannot be written: {error}. It is tried again every second")
+            self._again = asyncio.get_running_loop().call_later(AGAIN_S, self._write_latest)
+            return
+        if was_late:
+            self._say("the state is written again")
+
+    def _write_latest(self) -> None:
+        if self._latest is not None:
+            self.publish(self._latest)

@@ -1,0 +1,111 @@
+"""The process of one service: ``python -m treadle.stack.serve NAME MODULE:FACTORY [--fd N]``.
+
+uvicorn on uvloop and httptools, without an access log (metrics count requests), on the socket inherited from the
+supervisor or on the address of the service's settings.
+"""
+
+import argparse
+import asyncio
+import gc
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+
+from shared.bus.connection import connect, patiently
+from shared.bus.schema import WrongSchema, check_schema
+from shared.runtime import log
+from shared.runtime.errors import Unavailable
+from shared.runtime.settings import TreadleSettings, WrongSetting, load
+from treadle.stack.hosts import HostCheck
+from treadle.stack.patient_http import PatientHttp
+
+# Start-up garbage is frozen out of the collector's sight; then young objects are looked at every 20,000 allocations
+# (CPython's 700 costs a collection every few requests) and old ones rarely: what a request leaves is freed by
+# reference counts.
+GC_THRESHOLDS = (20_000, 10, 50)
+STORE_PATIENCE_S = 30.0
+"""For a Valkey that starts, or loads its file, together with the service."""
+DRAIN_S = 10
+"""How long a stopping service may finish its requests; less than the supervisor's grace (STACK_GRACE)."""
+
+
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+
+
+def serve(factory: Callable[[], Any], *, descriptor: int | None, host: str, port: int, prefix: str) -> None:
+    """Run the app until a signal; on the inherited socket ``descriptor``, else on ``host`` and ``port``.
+
+    ``prefix``: of the service's settings, such as ``PROXY``.
+    """
+    setting = f"{prefix}_ALLOWED_HOSTS"
+    allowed = os.environ.get(setting, "").split(",")
+    config = uvicorn.Config(
+        lambda: HostCheck(factory(), allowed, setting=setting),
+        factory=True,
+        host=host,
+        port=port,
+        loop="uvloop",
+        http=PatientHttp,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=DRAIN_S,
+    )
+    sockets = [socket.socket(fileno=descriptor)] if descriptor is not None else None
+    _Server(config).run(sockets)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m treadle.stack.serve", description=__doc__)
+    parser.add_argument("name", help="the service, as in its settings' prefix: proxy, cpu_manager ...")
+    parser.add_argument("factory", help="module:callable that makes the app")
+    parser.add_argument("--fd", type=int, default=None, help="an inherited listening socket")
+    chosen = parser.parse_args()
+    try:
+        _serve(chosen.name, chosen.factory, chosen.fd)
+    except (WrongSetting, WrongSchema, Unavailable) as error:  # for a person, not a crash: no traceback
+        sys.exit(str(error))
+
+
+async def _check_store(redis_url: str) -> None:
+    """Before the service reads or writes anything.
+
+    Raises:
+        WrongSchema: the data in Valkey is not of this release.
+        Unavailable: Valkey does not answer.
+    """
+    async with connect(redis_url, name="schema") as redis:
+        await patiently(lambda: check_schema(redis), what="reading the schema", patience_s=STORE_PATIENCE_S)
+
+
+def _serve(name: str, factory: str, descriptor: int | None) -> None:
+    settings = load(TreadleSettings)
+    log.configure(name, level=settings.log_level, json=settings.log_json)
+    asyncio.run(_check_store(settings.redis_url))
+    module, _, attribute = factory.partition(":")
+    prefix = name.upper()
+    serve(
+        getattr(importlib.import_module(module), attribute),
+        descriptor=descriptor,
+        host=os.environ.get(f"{prefix}_HOST", "127.0.0.1"),
+        port=int(os.environ.get(f"{prefix}_PORT", "0")),
+        prefix=prefix,
+    )
+
+
+if __name__ == "__main__":
+    main()

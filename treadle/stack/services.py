@@ -1,0 +1,58 @@
+"""Which services a stack runs. A service joins by a line in this table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shared.runtime.stack_errors import StackError
+
+PROXY = "proxy"
+PROXY_PORT = 8700
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """A FastAPI app that runs as a process of its own."""
+
+    name: str
+    factory: str
+    """``module:callable`` that makes the app from the environment alone."""
+    port: int = 0
+    """Where it listens unless ``<NAME>_PORT`` says otherwise; 0: any free port, found in ``treadle status``."""
+    host: str = "127.0.0.1"
+
+    def address(self, environ: Mapping[str, str]) -> tuple[str, int]:
+        """Host and port after ``<NAME>_HOST`` and ``<NAME>_PORT``.
+
+        Raises:
+            StackError: the port is no port.
+        """
+        prefix = self.name.upper()
+        port = environ.get(f"{prefix}_PORT", str(self.port))
+        if not (port.isdecimal() and int(port) < 1 << 16):
+            raise StackError(f"{prefix}_PORT is {port!r}; it must be a number from 0 (any free port) to 65535")
+        return environ.get(f"{prefix}_HOST", self.host), int(port)
+
+
+SERVICES = (
+    ServiceSpec(PROXY, "services.proxy.app:create_app", PROXY_PORT),
+    ServiceSpec("scaling_planner", "services.scaling_planner.app:create_app"),
+    ServiceSpec("cpu_manager", "services.cpu_manager.app:create_app"),
+)
+
+
+def chosen_services(names: str) -> tuple[ServiceSpec, ...]:
+    """The services that ``STACK_SERVICES`` names (``cpu_manager`` for a node that only executes); all when empty.
+
+    Raises:
+        StackError: a name is not in the table and brings no factory.
+    """
+    if not names:
+        return SERVICES
+    known = {spec.name: spec for spec in SERVICES}
+    chosen = []
+    for entry in names.split(","):
+        name, _, factory = entry.strip().partition("=")
+        if not factory and name not in known:
+            raise StackError(f"STACK_SERVICES names {name!r}; there are {', '.join(known)} (or name=module:callable)")
+        chosen.append(ServiceSpec(name, factory) if factory else known[name])
+    return tuple(chosen)

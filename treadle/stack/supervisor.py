@@ -1,0 +1,227 @@
+"""Brings a stack up, keeps it up, takes it down. One asyncio loop, one thread that starts processes.
+
+Nothing survives the supervisor. In good order: services first, then the servers they speak to, each asked, then
+killed. Orphans of its children become its own (it is a *subreaper*): those of a service that has died are killed then,
+all others at the end. Should it be killed itself, the kernel signals its children, and the next ``treadle up`` or
+``down`` sweeps what is recorded in ``run/state.json``.
+"""
+
+import asyncio
+import os
+import signal
+import traceback
+from collections.abc import Coroutine, Sequence
+from itertools import groupby
+
+from shared.runtime.identity import identify
+from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import Phase, ServiceState, StackState, State
+from treadle.stack.append_only import explanation
+from treadle.stack.backoff import Backoff
+from treadle.stack.child import Child
+from treadle.stack.keeper import Keeper
+from treadle.stack.logs import LogBook
+from treadle.stack.orphans import Orphans
+from treadle.stack.plan import Plan, Unit
+from treadle.stack.process import adopt_orphans
+from treadle.stack.publishing import Publisher
+
+PREPARE_TIMEOUT_S = 300.0
+LAST_SWEEPS = 200
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Supervisor:
+    """One run of a stack, from ``run`` to the end of its last process."""
+
+    def __init__(self, plan: Plan, logs: LogBook, *, prepare_only: bool = False) -> None:
+        """`prepare_only`: stop when the stores are prepared and what the plan starts is up."""
+        self._plan = plan
+        self._prepare_only = prepare_only
+        self._logs = logs
+        self._keepers: list[Keeper] = []
+        self._tasks: dict[Keeper, asyncio.Task[None]] = {}
+        self._prepare: Child | None = None
+        self._phase = Phase.STARTING
+        self._error = ""
+        self._asked_to_stop = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._me = identify(os.getpid())
+        self._orphans = Orphans()
+        self._publisher = Publisher(plan.home.root, self._say)
+
+    async def run(self) -> int:
+        """Up, until a stop signal, then down; the exit status: 0, or 1 when it did not come up or broke.
+
+        The caller holds the lock of the home and has swept what an earlier supervisor left.
+        """
+        adopt_orphans()
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._on_stop_signal, number)
+        loop.add_signal_handler(signal.SIGCHLD, self._on_child_ended)
+        try:
+            await self._until_asked(self._bring_up())
+            if self._phase is Phase.UP and not self._prepare_only:
+                await self._asked_to_stop.wait()
+        except StackError as error:
+            self._fail(f"the stack did not come up: {error}")
+        finally:
+            await self._take_down()
+        return 1 if self._error else 0
+
+    async def _until_asked(self, bringing_up: Coroutine[None, None, None]) -> None:
+        up = asyncio.create_task(bringing_up, name="bring up")
+        asked = asyncio.ensure_future(self._asked_to_stop.wait())
+        await asyncio.wait([up, asked], return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if up.done():
+            up.result()
+        else:
+            up.cancel()
+            await asyncio.wait([up])
+
+    async def _bring_up(self) -> None:
+        await self._start(self._plan.servers)
+        await self._prepare_stores()
+        await self._start(self._plan.services)
+        self._phase = Phase.UP
+        self._publish()
+        doors = ", ".join(f"{unit.name} {unit.url}" for unit in self._plan.services)
+        self._say(f"the stack is up: {doors}. Ctrl-C or treadle down stops it")
+
+    async def _start(self, units: Sequence[Unit]) -> None:
+        keepers = [
+            Keeper(unit, note=self._logs.line, changed=self._publish, backoff=Backoff(longest_s=unit.longest_pause_s))
+            for unit in units
+        ]
+        self._keepers += keepers
+        for keeper in keepers:
+            self._tasks[keeper] = asyncio.create_task(keeper.run(), name=f"keep {keeper.name}")
+            self._tasks[keeper].add_done_callback(self._on_keeper_ended)
+        timeout_s = self._plan.start_timeout.total_seconds()
+        for keeper in keepers:
+            try:
+                await keeper.ready(timeout_s)
+            except StackError as error:
+                why = explanation(keeper.name, self._logs.tail(keeper.name))
+                words = self._words_of_the_troubled(keeper)
+                raise StackError("\n".join([str(error), *([why] if why else []), *words])) from error
+
+    async def _prepare_stores(self) -> None:
+        child = self._prepare = Child(self._plan.prepare, lambda line: self._logs.line("prepare", line))
+        try:
+            async with asyncio.timeout(PREPARE_TIMEOUT_S):
+                await child.ended.wait()
+        except TimeoutError:
+            raise StackError(f"the migration did not end in {PREPARE_TIMEOUT_S:.0f} s") from None
+        finally:
+            if not child.ended.is_set():
+                await child.stop(self._urgent)
+            child.release()
+            self._prepare = None
+        if not child.succeeded:
+            lines = self._last_lines("prepare")
+            raise StackError(f"the stores could not be prepared ({child.how_it_ended()})\n{lines}")
+
+    async def _take_down(self) -> None:
+        if self._phase is not Phase.FAILED:
+            self._phase = Phase.STOPPING
+        self._publish()
+        services = {unit.name for unit in self._plan.services}
+        for group in (services, {unit.name for unit in self._plan.servers}):
+            await self._stop([keeper for keeper in self._keepers if keeper.name in group])
+        await self._bury_orphans()
+        for unit in self._plan.services:
+            if unit.door:
+                unit.door.close()
+        if self._phase is Phase.STOPPING:
+            self._phase = Phase.STOPPED
+        self._publish()
+        self._say("the stack is down")
+
+    async def _stop(self, keepers: list[Keeper]) -> None:
+        for keeper in keepers:
+            keeper.stop()
+            if self._urgent.is_set():
+                keeper.hurry()
+        if keepers:
+            await asyncio.wait([self._tasks[keeper] for keeper in keepers])
+
+    def _on_stop_signal(self, number: signal.Signals) -> None:
+        if self._asked_to_stop.is_set():
+            self._say("asked again: no more grace")
+            self._urgent.set()
+            for keeper in self._keepers:
+                keeper.hurry()
+            return
+        self._say(f"stopping ({number.name}); once more to kill")
+        self._asked_to_stop.set()
+
+    def _on_child_ended(self) -> None:
+        """SIGCHLD: a child has ended, or was only stopped or continued."""
+        dead = {keeper.name for keeper in self._keepers if keeper.reap()}
+        if self._prepare is not None:
+            self._prepare.reap()
+        living = {name: pid for name, pid in self._started().items() if name not in dead}
+        if (delay_s := self._orphans.settle(living, dead)) is not None:
+            asyncio.get_running_loop().call_later(delay_s, self._orphans.kill_due)
+
+    def _started(self) -> dict[str, int]:
+        started = {keeper.name: keeper.pid for keeper in self._keepers if keeper.pid is not None}
+        return started if self._prepare is None else {**started, "prepare": self._prepare.pid}
+
+    async def _bury_orphans(self) -> None:
+        for _ in range(LAST_SWEEPS):  # each may bring up the children of those it killed
+            if not self._orphans.kill_all(self._started().values()):
+                return
+            await asyncio.sleep(0.01)
+
+    def _on_keeper_ended(self, task: asyncio.Task[None]) -> None:
+        """A keeper that breaks would leave its service unwatched: the stack ends, and says why."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._say("".join(traceback.format_exception(error)).rstrip())
+            self._fail(f"the supervisor broke ({task.get_name()}): {type(error).__name__}: {error}")
+            self._asked_to_stop.set()
+
+    def _fail(self, why: str) -> None:
+        self._error = why
+        self._phase = Phase.FAILED
+        self._say(why)
+
+    def _words_of_the_troubled(self, late: Keeper) -> list[str]:
+        """The last lines of ``late``, and of each that died meanwhile: it may be what ``late`` was waiting for."""
+        died = [keeper for keeper in self._keepers if keeper.state.last_end and keeper is not late]
+        return [self._last_lines(late.name)] + [
+            f"{keeper.name} has died {keeper.state.restarts} times meanwhile; {self._last_lines(keeper.name)}"
+            for keeper in died
+        ]
+
+    def _last_lines(self, name: str) -> str:
+        once = [line for line, _ in groupby(self._logs.tail(name))]  # each of five starts may have said the same
+        lines = "\n".join(f"    {line}" for line in once[-15:])
+        return f"last lines of {self._logs.path(name)}:\n{lines}" if lines else f"it printed nothing ({name})"
+
+    def _say(self, text: str) -> None:
+        for line in text.splitlines():
+            self._logs.line("treadle", line)
+
+    def _publish(self) -> None:
+        if self._me is None:
+            return
+        running = {keeper.name: keeper.state for keeper in self._keepers}
+        waiting = [
+            ServiceState(unit.name, None, unit.url, State.STARTING if self._phase is Phase.STARTING else State.STOPPED)
+            for unit in (*self._plan.servers, *self._plan.services)
+        ]
+        external = [ServiceState(other.name, None, other.url, State.EXTERNAL) for other in self._plan.externals]
+        services = (*external, *(running.get(service.name, service) for service in waiting))
+        self._publisher.publish(StackState(self._me.pid, self._me.started, self._phase, services, self._error))
+
+
+async def supervise(plan: Plan, logs: LogBook, *, prepare_only: bool = False) -> int:
+    """Run the stack in this process until a stop signal; the exit status. Call from the main thread.
+
+    `prepare_only`: until it is up.
+    """
+    return await Supervisor(plan, logs, prepare_only=prepare_only).run()

@@ -1,0 +1,61 @@
+"""After a supervisor that could not clean up: end what it left, and nothing else."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from shared.runtime.identity import Identity, identify
+from shared.runtime.stack_state import StackState
+
+SETTLE_S = 10.0
+
+
+def sweep(state: StackState) -> list[int]:
+    """Kill every process of the services in ``state`` that still runs; the pids.
+
+    The kernel has told most of them already (``Launch.death_signal``). A recorded pid is trusted only with its start
+    time. With it go its descendants (PostgreSQL's lead sessions of their own) and its session: each service leads one,
+    and its number is not given away while a member lives.
+    Returns when they are gone; after 10 s at most.
+    """
+    recorded = [service.identity for service in state.services]
+    left = {found for leader in recorded if leader is not None for found in _session(leader)}
+    for process in left:
+        if process.alive():
+            os.kill(process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + SETTLE_S
+    while any(process.alive() for process in left) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return sorted(process.pid for process in left)
+
+
+def _session(leader: Identity) -> Iterator[Identity]:
+    if leader.alive():
+        yield leader
+        yield from _descendants(leader)
+    elif identify(leader.pid) is not None:
+        return  # the number belongs to somebody else now, so the session had ended
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (member := _member(int(entry.name), leader)):
+            yield member
+
+
+def _descendants(leader: Identity) -> Iterator[Identity]:
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(leader.pid).children(recursive=True):
+            if (found := identify(child.pid)) is not None:
+                yield found
+
+
+def _member(pid: int, leader: Identity) -> Identity | None:
+    try:
+        inside = os.getsid(pid) == leader.pid
+    except (ProcessLookupError, PermissionError):
+        return None
+    found = identify(pid) if inside else None
+    return found if found is not None and found.started >= leader.started else None

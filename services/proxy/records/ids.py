@@ -7,7 +7,7 @@ only the store holds.
 from __future__ import annotations
 
 import os
-import secrets
+from collections.abc import Iterator
 from hashlib import blake2b
 
 from redis.asyncio import Redis
@@ -18,15 +18,28 @@ from shared.bus.functions import IdKey
 from shared.runtime.units import Seconds
 
 ID_BYTES = 12
+DRAWN = 256
 KEY_BYTES = 32
 OLDER_S: Seconds = 7 * 86_400.0
 """A store from before the key: its ids are looked for so long. Batches and their results live for two days."""
 PATIENCE_S: Seconds = 10.0
 
 
+def _drawn() -> Iterator[str]:
+    while True:
+        bits = os.urandom(ID_BYTES * DRAWN)
+        yield from (bits[at : at + ID_BYTES].hex() for at in range(0, len(bits), ID_BYTES))
+
+
+_ids = _drawn()
+
+
 def random_id() -> str:
-    """Of an action without a request id, and behind a letter of batches and trajectories: 96 random bits."""
-    return secrets.token_hex(ID_BYTES)
+    """Of an action without a request id, and behind a letter of batches and trajectories: 96 random bits.
+
+    Drawn from the kernel many at a time: one at a time is 3 % of an action.
+    """
+    return next(_ids)
 
 
 class Ids:

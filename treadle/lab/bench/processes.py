@@ -8,7 +8,8 @@ SUPERVISOR = "treadle"
 CLIENT = "client"
 """The bench itself. It has started everything else, so like the supervisor it stands for itself alone."""
 SANDBOXES = "sandboxes"
-"""Interpreters and programs in sandboxes: they leave the service that starts them, and the supervisor adopts them."""
+"""Interpreters and programs in sandboxes."""
+MANAGER = "cpu_manager"
 
 
 def tree(pid: int) -> list[psutil.Process]:
@@ -32,17 +33,23 @@ def cpu_s(processes: Iterable[psutil.Process]) -> float:
 def cpu_by_service(pids: Mapping[str, int]) -> dict[str, float]:
     """CPU seconds so far of each service with its descendants; to 0.01 s each.
 
-    Where the supervisor is among them it stands for itself alone, and what it has adopted is ``sandboxes``.
+    The CPU manager stands for itself alone; its descendants are ``sandboxes``. So does the supervisor, and so are the
+    processes that it has adopted.
     """
     services = {name: tree(pid) for name, pid in pids.items() if name not in (SUPERVISOR, CLIENT)}
     used = {name: cpu_s(processes) for name, processes in services.items()}
+    if processes := services.get(MANAGER):
+        with_sandboxes = used[MANAGER]
+        used[MANAGER], _ = _times(processes[0])
+        used[SANDBOXES] = with_sandboxes - used[MANAGER]
     if CLIENT in pids:
         used[CLIENT], _ = _times(psutil.Process(pids[CLIENT]))
     if SUPERVISOR in pids and (everyone := tree(pids[SUPERVISOR])):
         known = {process.pid for processes in services.values() for process in processes}
         own, ended = _times(everyone[0])
         used[SUPERVISOR] = own
-        used[SANDBOXES] = ended + cpu_s(process for process in everyone[1:] if process.pid not in known)
+        adopted = cpu_s(process for process in everyone[1:] if process.pid not in known)
+        used[SANDBOXES] = used.get(SANDBOXES, 0.0) + ended + adopted
     return used
 
 

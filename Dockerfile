@@ -22,7 +22,7 @@ COPY services services
 COPY shared shared
 # Compiled once, here: the planner's loops too, which else take it some seconds at its first start.
 RUN /opt/venv/bin/python -m compileall -q services shared \
-    && /opt/venv/bin/python -c "from shared.policy.elastic import scheduling; from shared.policy.scaling import rehearsal; scheduling.warm(); rehearsal.warm()"
+    && /opt/venv/bin/python -c "from shared.policy.elastic import scheduling; from shared.policy.scaling import simulation_kernel; scheduling.warm(); simulation_kernel.warm()"
 
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
 # `treadle up` in one container is a whole stack; compose runs one service each.

@@ -1,7 +1,7 @@
 """Executing grants: each becomes a task on cores of its own, and exactly one outcome.
 
 A grant that finds its cores taken waits for them (the leader grants short work ahead, see
-`shared.policy.dispatch.ahead`). What acts in an environment is never granted ahead, so it passes those that wait
+`shared.policy.dispatch.prefetch`). What acts in an environment is never granted ahead, so it passes those that wait
 wherever cores are free.
 """
 

@@ -1,4 +1,4 @@
-"""The proxy as a process: its world is made and buried in one lifespan."""
+"""The proxy as a process: its state is created and closed in one lifespan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from services.proxy.leader.leadership import Leadership
 from services.proxy.leader.replicas import renew
 from services.proxy.metrics import WAITING
 from services.proxy.records.archiver import Archiver
-from services.proxy.records.batchbook import BatchBook
+from services.proxy.records.batch_service import BatchService
 from services.proxy.records.disk import MEBIBYTE, StoreDisk, store_paths
 from services.proxy.records.disk_watch import watch_disk
 from services.proxy.records.ids import Ids
@@ -33,11 +33,11 @@ from services.proxy.records.memory import ValkeyMemory
 from services.proxy.records.registries import Registries
 from services.proxy.records.rollouts import Rollouts
 from services.proxy.records.store import Store
-from services.proxy.records.taskbook import TaskBook
-from services.proxy.records.trajectorybook import TrajectoryBook
+from services.proxy.records.task_registry import TaskRegistry
+from services.proxy.records.trajectory_service import TrajectoryService
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
-from services.proxy.world import World
+from services.proxy.state import ProxyState
 from shared.bus import functions
 from shared.bus.connection import TRANSIENT, ValkeyClock, connect, patiently
 from shared.policy.elastic import scheduling
@@ -60,7 +60,7 @@ pooled resources, and answers each exactly once. Errors are problem+json (RFC 94
 class State(TypedDict):
     """What the lifespan yields."""
 
-    world: World
+    proxy: ProxyState
 
 
 def create_app(settings: ProxySettings | None = None) -> FastAPI:
@@ -93,11 +93,11 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
             waiters = Waiters(store.answers)
             WAITING.set_function(lambda: len(waiters))
             health = Health(redis, store, sessions, disk, clock, node_lost_s=settings.node_lost_s)
-            task_book = TaskBook(redis)
+            task_book = TaskRegistry(redis)
             leadership = Leadership(redis, reader, waiters, settings, background)
             retries = Retries(redis, background, settings)
             held = HeldCalls(settings, retries)
-            world = World(
+            proxy = ProxyState(
                 settings=settings,
                 redis=redis,
                 clock=clock,
@@ -114,7 +114,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
                 waiters=waiters,
                 store=store,
                 tasks=task_book,
-                batches=BatchBook(
+                batches=BatchService(
                     redis,
                     store,
                     task_book,
@@ -126,7 +126,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
                     keep_deleted_s=settings.keep_deleted_s,
                 ),
                 rollouts=Rollouts(redis, clock),
-                trajectories=TrajectoryBook(
+                trajectories=TrajectoryService(
                     redis, ids, registries, most=settings.max_trajectories, keep_s=settings.keep_trajectory_s, disk=disk
                 ),
                 leadership=leadership,
@@ -134,7 +134,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
                 retries=retries,
                 held=held,
             )
-            app.state.world = world
+            app.state.proxy = proxy
             background.start(leadership.run(), name="leadership")
             background.start(waiters.recheck(), name="recheck")
             background.start(renew(redis, held.replica), name="lease of this replica")
@@ -144,7 +144,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
             background.start(watch_restarts(settings.treadle.home), name="restarts")
             background.start(memory.watch(), name="memory")
             background.start(archiver.run(), name="archiver")
-            yield State(world=world)
+            yield State(proxy=proxy)
             await archiver.stop()
             await leadership.stop()
 
@@ -162,5 +162,5 @@ async def _on_valkey_away(_: Request, error: Exception) -> Response:
 
 
 async def _ready(app: FastAPI) -> str | None:
-    world: World = app.state.world
-    return await world.health.unready()
+    proxy: ProxyState = app.state.proxy
+    return await proxy.health.unready()

@@ -23,7 +23,7 @@ from shared.messages.batches import BATCHES
 from shared.messages.nodes import NODES
 from shared.messages.targets import PLANNER_LEASE
 from shared.policy.scaling.planner import Planner
-from shared.policy.scaling.rehearsal import warm
+from shared.policy.scaling.simulation_kernel import warm
 from shared.runtime import log
 from shared.runtime.app import build_app
 from shared.runtime.background import Background

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from shared.policy.scaling.ways import Ways
+from shared.policy.scaling.config import PlannerConfig
 from shared.runtime.settings import ServiceSettings
 
 
@@ -59,9 +59,9 @@ class ScalingPlannerSettings(ServiceSettings):
     """How often that is done."""
 
     @property
-    def ways(self) -> Ways:
+    def ways(self) -> PlannerConfig:
         """How the planner plans."""
-        return Ways(
+        return PlannerConfig(
             strictness=self.strictness,
             window=self.window,
             trade=self.trade,

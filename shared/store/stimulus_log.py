@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from shared.policy.scaling.config import PlannerConfig
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.stimuli import (
     Command,
@@ -28,14 +29,13 @@ from shared.policy.scaling.stimuli import (
     Stimulus,
     Woken,
 )
-from shared.policy.scaling.ways import Ways
 
 KINDS: Mapping[str, type[Stimulus]] = {
     kind.__name__: kind for kind in (Restored, Opened, FirstCame, Progressed, Ended, Looked, NodesChanged, Woken)
 }
 
 VERSION = 2
-"""Of the log; a change of `Ways`, of a stimulus or of a command makes another one."""
+"""Of the log; a change of `PlannerConfig`, of a stimulus or of a command makes another one."""
 NAME = "planner"
 """What the files of a folder begin with."""
 
@@ -52,7 +52,7 @@ class Header:
     """How the planner plans."""
 
     version: int
-    ways: Ways
+    ways: PlannerConfig
     floors: dict[str, int]
     ceilings: dict[str, int]
     seed: int

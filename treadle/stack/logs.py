@@ -10,7 +10,7 @@ REMEMBERED_LINES = 40
 LONGEST_LINE = 16 << 10
 
 
-class LogBook:
+class ServiceLogs:
     """Writes lines to ``<folder>/<name>.log`` and, where there is a terminal, to it."""
 
     def __init__(self, folder: Path, *, limit_bytes: int, view: TextIO | None = None, width: int = 16) -> None:

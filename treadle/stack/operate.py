@@ -30,7 +30,7 @@ from shared.runtime.stack_state import (
 from treadle.stack.append_only import Scan, repair
 from treadle.stack.home import Home, home_path, open_home
 from treadle.stack.leftovers import remove_containers
-from treadle.stack.logs import LogBook
+from treadle.stack.logs import ServiceLogs
 from treadle.stack.plan import plan_stack
 from treadle.stack.services import PROXY, ServiceSpec, chosen_services
 from treadle.stack.settings import StackSettings
@@ -55,7 +55,7 @@ def run_stack(environ: Mapping[str, str], view: TextIO | None) -> int:
         settings, services = _decided(environ)
         plan = plan_stack(home, settings, environ, services)
         width = max(len(unit.name) for unit in (*plan.servers, *plan.services)) + 1
-        logs = LogBook(home.log, limit_bytes=plan.log_bytes, view=view, width=width)
+        logs = ServiceLogs(home.log, limit_bytes=plan.log_bytes, view=view, width=width)
         try:
             return asyncio.run(supervise(plan, logs))
         finally:
@@ -174,7 +174,7 @@ def upgrade_stack(environ: Mapping[str, str], *, check: bool) -> list[str]:
             arguments = ("--report", *(("--check",) if check else ()))
             prepare = replaced(plan.prepare, argv=(*plan.prepare.argv, *arguments))
             plan = replaced(plan, prepare=prepare)
-            logs = LogBook(home.log, limit_bytes=plan.log_bytes)
+            logs = ServiceLogs(home.log, limit_bytes=plan.log_bytes)
             try:
                 failed = asyncio.run(supervise(plan, logs, prepare_only=True))
             finally:

@@ -10,8 +10,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from treadle.stack.compiled_code import cache_setting
-from treadle.stack.door import Door
 from treadle.stack.home import Home
+from treadle.stack.listen_socket import ListenSocket
 from treadle.stack.postgres import initialise_postgres, postgres_answers, postgres_launch, postgres_url
 from treadle.stack.probes import Probe, check_probe, service_probe
 from treadle.stack.process import Launch
@@ -32,7 +32,7 @@ class Unit:
     probe: Probe
     longest_pause_s: float = 30.0
     """Before it is started again after it died."""
-    door: Door | None = None
+    door: ListenSocket | None = None
     """What it listens on; its descriptor is the last argument of the command."""
 
     @property
@@ -124,7 +124,7 @@ def _valkey(home: Home, settings: StackSettings) -> Unit:
 
 
 def _service(spec: ServiceSpec, shared: Mapping[str, str], grace_s: float) -> Unit:
-    door = Door(*spec.address(shared))
+    door = ListenSocket(*spec.address(shared))
     door.open()
     prefix = spec.name.upper()
     env = {**shared, f"{prefix}_HOST": door.host, f"{prefix}_PORT": str(door.port)}

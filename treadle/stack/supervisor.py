@@ -19,12 +19,12 @@ from shared.runtime.stack_state import Phase, ServiceState, StackState, State
 from treadle.stack.append_only import explanation
 from treadle.stack.backoff import Backoff
 from treadle.stack.child import Child
-from treadle.stack.keeper import Keeper
-from treadle.stack.logs import LogBook
+from treadle.stack.logs import ServiceLogs
 from treadle.stack.orphans import Orphans
 from treadle.stack.plan import Plan, Unit
 from treadle.stack.process import adopt_orphans
 from treadle.stack.publishing import Publisher
+from treadle.stack.service_runner import ServiceRunner
 
 PREPARE_TIMEOUT_S = 300.0
 LAST_SWEEPS = 200
@@ -34,13 +34,13 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Supervisor:
     """One run of a stack, from ``run`` to the end of its last process."""
 
-    def __init__(self, plan: Plan, logs: LogBook, *, prepare_only: bool = False) -> None:
+    def __init__(self, plan: Plan, logs: ServiceLogs, *, prepare_only: bool = False) -> None:
         """`prepare_only`: stop when the stores are prepared and what the plan starts is up."""
         self._plan = plan
         self._prepare_only = prepare_only
         self._logs = logs
-        self._keepers: list[Keeper] = []
-        self._tasks: dict[Keeper, asyncio.Task[None]] = {}
+        self._keepers: list[ServiceRunner] = []
+        self._tasks: dict[ServiceRunner, asyncio.Task[None]] = {}
         self._prepare: Child | None = None
         self._phase = Phase.STARTING
         self._error = ""
@@ -92,20 +92,22 @@ class Supervisor:
 
     async def _start(self, units: Sequence[Unit]) -> None:
         keepers = [
-            Keeper(unit, note=self._logs.line, changed=self._publish, backoff=Backoff(longest_s=unit.longest_pause_s))
+            ServiceRunner(
+                unit, note=self._logs.line, changed=self._publish, backoff=Backoff(longest_s=unit.longest_pause_s)
+            )
             for unit in units
         ]
         self._keepers += keepers
         for keeper in keepers:
             self._tasks[keeper] = asyncio.create_task(keeper.run(), name=f"keep {keeper.name}")
-            self._tasks[keeper].add_done_callback(self._on_keeper_ended)
+            self._tasks[keeper].add_done_callback(self._on_runner_ended)
         timeout_s = self._plan.start_timeout.total_seconds()
         for keeper in keepers:
             try:
                 await keeper.ready(timeout_s)
             except StackError as error:
                 why = explanation(keeper.name, self._logs.tail(keeper.name))
-                words = self._words_of_the_troubled(keeper)
+                words = self._failure_messages(keeper)
                 raise StackError("\n".join([str(error), *([why] if why else []), *words])) from error
 
     async def _prepare_stores(self) -> None:
@@ -131,7 +133,7 @@ class Supervisor:
         services = {unit.name for unit in self._plan.services}
         for group in (services, {unit.name for unit in self._plan.servers}):
             await self._stop([keeper for keeper in self._keepers if keeper.name in group])
-        await self._bury_orphans()
+        await self._reap_orphans()
         for unit in self._plan.services:
             if unit.door:
                 unit.door.close()
@@ -140,7 +142,7 @@ class Supervisor:
         self._publish()
         self._say("the stack is down")
 
-    async def _stop(self, keepers: list[Keeper]) -> None:
+    async def _stop(self, keepers: list[ServiceRunner]) -> None:
         for keeper in keepers:
             keeper.stop()
             if self._urgent.is_set():
@@ -171,13 +173,13 @@ class Supervisor:
         started = {keeper.name: keeper.pid for keeper in self._keepers if keeper.pid is not None}
         return started if self._prepare is None else {**started, "prepare": self._prepare.pid}
 
-    async def _bury_orphans(self) -> None:
+    async def _reap_orphans(self) -> None:
         for _ in range(LAST_SWEEPS):  # each may bring up the children of those it killed
             if not self._orphans.kill_all(self._started().values()):
                 return
             await asyncio.sleep(0.01)
 
-    def _on_keeper_ended(self, task: asyncio.Task[None]) -> None:
+    def _on_runner_ended(self, task: asyncio.Task[None]) -> None:
         """A keeper that breaks would leave its service unwatched: the stack ends, and says why."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._say("".join(traceback.format_exception(error)).rstrip())
@@ -189,7 +191,7 @@ class Supervisor:
         self._phase = Phase.FAILED
         self._say(why)
 
-    def _words_of_the_troubled(self, late: Keeper) -> list[str]:
+    def _failure_messages(self, late: ServiceRunner) -> list[str]:
         """The last lines of ``late``, and of each that died meanwhile: it may be what ``late`` was waiting for."""
         died = [keeper for keeper in self._keepers if keeper.state.last_end and keeper is not late]
         return [self._last_lines(late.name)] + [
@@ -219,7 +221,7 @@ class Supervisor:
         self._publisher.publish(StackState(self._me.pid, self._me.started, self._phase, services, self._error))
 
 
-async def supervise(plan: Plan, logs: LogBook, *, prepare_only: bool = False) -> int:
+async def supervise(plan: Plan, logs: ServiceLogs, *, prepare_only: bool = False) -> int:
     """Run the stack in this process until a stop signal; the exit status. Call from the main thread.
 
     `prepare_only`: until it is up.

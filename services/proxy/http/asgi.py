@@ -18,7 +18,7 @@ from redis.exceptions import OutOfMemoryError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.proxy.http.deadline import answer_in_time, read_deadline
-from services.proxy.world import DEFAULT_TENANT, World, world_of
+from services.proxy.state import DEFAULT_TENANT, ProxyState, state_of
 from shared.bus.connection import MEMORY_FULL, TRANSIENT
 from shared.runtime import log
 from shared.runtime.app import PROBLEM_JSON, unknown_query
@@ -52,14 +52,14 @@ class Streamed(NamedTuple):
 class Call:
     """One request on a hot route."""
 
-    __slots__ = ("_receive", "_scope", "at_end", "path_args", "world")
+    __slots__ = ("_receive", "_scope", "at_end", "path_args", "proxy")
 
     def __init__(self, scope: Scope, receive: Receive, path_args: tuple[str, ...]) -> None:
         self._scope = scope
         self._receive = receive
         self.path_args = path_args
         """What the path's placeholders matched."""
-        self.world: World = world_of(scope["state"])
+        self.proxy: ProxyState = state_of(scope["state"])
         self.at_end = ExitStack()
         """Closed when the reply has been sent, or cannot be."""
 
@@ -103,8 +103,8 @@ class Call:
 
     def _count(self, chunk: bytes) -> None:
         if chunk:
-            self.world.bodies.take(len(chunk))
-            self.at_end.callback(self.world.bodies.give_back, len(chunk))
+            self.proxy.bodies.take(len(chunk))
+            self.at_end.callback(self.proxy.bodies.give_back, len(chunk))
 
     async def _next(self) -> Message:
         message = await self._receive()
@@ -134,7 +134,7 @@ class Call:
         raw = query.get("wait")
         if raw is None:
             return 0.0
-        most = self.world.settings.max_wait_s
+        most = self.proxy.settings.max_wait_s
         try:
             wait = float(raw)
         except ValueError:
@@ -227,7 +227,7 @@ class HotPath:
             await self._app(scope, receive, send)
             return None
         try:
-            await answer_in_time(world_of(scope["state"]), self._app, scope, receive, send)
+            await answer_in_time(state_of(scope["state"]), self._app, scope, receive, send)
         except Unavailable as error:
             return problem_reply(error)
         return None
@@ -267,7 +267,7 @@ async def _bounded(call: Call, scope: Scope, receive: Receive) -> tuple[Reply | 
     if scope["method"] not in ("PUT", "POST", "PATCH"):
         return None, receive
     try:
-        waiting = [await call.body(call.world.settings.max_body_bytes)]
+        waiting = [await call.body(call.proxy.settings.max_body_bytes)]
     except TreadleError as error:
         return problem_reply(error), receive
 
@@ -281,7 +281,7 @@ async def _answer(handler: Handler, call: Call) -> Reply | Streamed:
     try:
         if call.method != "GET":
             return await handler(call)
-        async with read_deadline(call.world, wait_s=call.asked_wait_s()):
+        async with read_deadline(call.proxy, wait_s=call.asked_wait_s()):
             return await handler(call)
     except TreadleError as error:
         return problem_reply(error)

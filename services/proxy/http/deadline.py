@@ -14,7 +14,7 @@ from typing import Final
 from redis.asyncio import Redis
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.proxy.world import World
+from services.proxy.state import ProxyState
 from shared.bus.wire import PipelinedRedis
 from shared.runtime.errors import Unavailable
 from shared.runtime.units import Seconds
@@ -50,34 +50,34 @@ class ReadDeadline:
 
 
 @asynccontextmanager
-async def read_deadline(world: World, *, wait_s: Seconds = 0.0) -> AsyncIterator[ReadDeadline]:
+async def read_deadline(proxy: ProxyState, *, wait_s: Seconds = 0.0) -> AsyncIterator[ReadDeadline]:
     """Bound a block that reads from Valkey.
 
     Args:
-        world: whose connection is watched; the lease and the measurement of the disk ask for something every second.
+        proxy: whose connection is watched; the lease and the measurement of the disk ask for something every second.
         wait_s: the caller has asked to wait so long: silence counts from then on.
     Raises:
         Unavailable: Valkey was silent for `read_deadline_s`.
     """
-    deadline = ReadDeadline(world.redis, world.settings.read_deadline_s, wait_s)
+    deadline = ReadDeadline(proxy.redis, proxy.settings.read_deadline_s, wait_s)
     try:
         async with deadline.limit:
             yield deadline
     except TimeoutError as error:
         if not deadline.limit.expired():
             raise
-        raise Unavailable(what=f"Valkey has not answered for {world.settings.read_deadline_s:g} s") from error
+        raise Unavailable(what=f"Valkey has not answered for {proxy.settings.read_deadline_s:g} s") from error
     finally:
         deadline.lift()
 
 
-async def answer_in_time(world: World, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+async def answer_in_time(proxy: ProxyState, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     """Call `app` for a read. Once its answer has begun there is no deadline: who follows a batch waits on purpose.
 
     Raises:
         Unavailable: Valkey was silent, and nothing has been sent yet.
     """
-    async with read_deadline(world) as deadline:
+    async with read_deadline(proxy) as deadline:
 
         async def begin(message: Message) -> None:
             deadline.lift()

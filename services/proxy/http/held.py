@@ -26,7 +26,7 @@ from services.proxy.leader.replicas import PROXY_GONE
 from services.proxy.metrics import HELD, RESUBMITTED, RUN_CODE
 from services.proxy.records.ids import random_id
 from services.proxy.settings import ProxySettings
-from services.proxy.world import World
+from services.proxy.state import ProxyState
 from shared.bus.connection import TRANSIENT
 from shared.messages.actions import ActionSubmitted
 from shared.runtime import log
@@ -118,14 +118,14 @@ class _Held:
     def __init__(
         self, call: Call, submitted: ActionSubmitted, settings: ProxySettings, retries: Retries, compose: Compose
     ) -> None:
-        self._world: World = call.world
+        self._proxy: ProxyState = call.proxy
         self._submitted = msgspec.structs.replace(submitted, budget_s=settings.hold_s, start_within_s=None)
         self._settings = settings
         self._retries = retries
         self._compose = compose
         self._loop = asyncio.get_running_loop()
         self._until = self._loop.time() + settings.hold_s
-        self._answer = self._world.waiters.expect(self._submitted.action)
+        self._answer = self._proxy.waiters.expect(self._submitted.action)
         self._gone = asyncio.create_task(call.gone(), name="held caller")
         self._serving: asyncio.Task[Reply] | None = None
         self._replied = False
@@ -133,7 +133,7 @@ class _Held:
     async def submit(self) -> None:
         """Raises what `Intake.submit` raises; the caller is not held then."""
         try:
-            await self._world.intake.submit(self._submitted)
+            await self._proxy.intake.submit(self._submitted)
         except Overloaded:
             self._replied = True  # nothing was accepted; after any other error something may have been
             raise
@@ -183,7 +183,7 @@ class _Held:
         self._gone.cancel()
         if self._serving is not None and not self._serving.cancel() and not self._serving.cancelled():
             self._serving.exception()  # retrieved here: its caller may have gone before
-        self._world.waiters.forget(self._submitted.action, self._answer)
+        self._proxy.waiters.forget(self._submitted.action, self._answer)
         if not self._replied:
             self._retries.cancel(self._submitted.action, "its caller has gone")
 
@@ -214,19 +214,19 @@ class _Held:
             if self._answer.done():
                 return self._answer.result()
             with suppress(Unavailable, Overloaded, OutOfMemoryError, *TRANSIENT):
-                if await self._world.store.action(self._submitted.action) is None and not self._answer.done():
+                if await self._proxy.store.action(self._submitted.action) is None and not self._answer.done():
                     return None
 
     async def _submit_again(self) -> None:
         """The same work under a new id, with what is left of the hold; a store that refuses is asked again."""
         RESUBMITTED.inc()
-        self._world.waiters.forget(self._submitted.action, self._answer)
+        self._proxy.waiters.forget(self._submitted.action, self._answer)
         action, left_s = random_id(), max(1.0, self._until - self._loop.time())
         self._submitted = msgspec.structs.replace(self._submitted, action=action, budget_s=left_s)
-        self._answer = self._world.waiters.expect(action)
+        self._answer = self._proxy.waiters.expect(action)
         while True:
             try:
-                await self._world.intake.submit(self._submitted)
+                await self._proxy.intake.submit(self._submitted)
             except (TreadleError, OutOfMemoryError, *TRANSIENT) as error:
                 _log.warning("held_call_not_submitted_again", error=str(error))
                 await asyncio.sleep(LONGEST_PAUSE_S)

@@ -12,7 +12,7 @@ from redis.exceptions import OutOfMemoryError
 from services.proxy.http.asgi import Call, HotRoute, Reply
 from services.proxy.http.deadline import read_deadline
 from services.proxy.leader.backlog import reason_of
-from services.proxy.records.batchbook import decode_reward
+from services.proxy.records.batch_service import decode_reward
 from services.proxy.records.intake import Accepted, of_action
 from services.proxy.records.store import Stored
 from shared.api.requests import ActionRequest, Answer, BulkReceipt, Rejection, RewardRequest
@@ -36,13 +36,13 @@ BULK_AT_ONCE = 512
 async def post_action(call: Call) -> Reply:
     """POST /v1/actions: one action outside any batch."""
     wait_s = call.wait_s(call.query("wait"))
-    body = await call.body(call.world.settings.max_body_bytes)
+    body = await call.body(call.proxy.settings.max_body_bytes)
     try:
         request = _action.decode(body)
     except UNREADABLE as error:
         raise unreadable(error) from error
     tenant = call.tenant()
-    action = await call.world.ids.of(tenant, "", "", request.request_id)
+    action = await call.proxy.ids.of(tenant, "", "", request.request_id)
     return await submit_and_wait(call, of_action(action, tenant, request), wait_s)
 
 
@@ -50,29 +50,29 @@ async def post_reward(call: Call) -> Reply:
     """POST /v1/rewards: one reward request."""
     query = call.query("wait", "batch")
     wait_s = call.wait_s(query)
-    request = decode_reward(await call.body(call.world.settings.max_body_bytes))
-    submitted = await call.world.batches.reward(call.tenant(), request, query.get("batch"))
+    request = decode_reward(await call.body(call.proxy.settings.max_body_bytes))
+    submitted = await call.proxy.batches.reward(call.tenant(), request, query.get("batch"))
     return await submit_and_wait(call, submitted, wait_s)
 
 
 async def submit_and_wait(call: Call, submitted: ActionSubmitted, wait_s: float) -> Reply:
     """Journal an action. 200 with its answer where that came within `wait_s`, else 202 with where it stands."""
-    world = call.world
+    proxy = call.proxy
     if not wait_s:
-        accepted = await world.intake.submit(submitted)
+        accepted = await proxy.intake.submit(submitted)
         return await _standing(call, accepted, submitted.trajectory)
-    if len(world.waiters) >= world.settings.max_waiting:
+    if len(proxy.waiters) >= proxy.settings.max_waiting:
         raise Overloaded(what="too many long polls here; submit without `wait` and ask later")
-    future = world.waiters.expect(submitted.action)
+    future = proxy.waiters.expect(submitted.action)
     try:
-        accepted = await world.intake.submit(submitted)
+        accepted = await proxy.intake.submit(submitted)
         if accepted.repeated:
-            stored = await world.store.action(submitted.action)
+            stored = await proxy.store.action(submitted.action)
             if stored is not None and stored.answer is not None:
                 return Reply(200, stored.answer)
         return await _wait(call, accepted.action, future, wait_s)
     finally:
-        world.waiters.forget(submitted.action, future)
+        proxy.waiters.forget(submitted.action, future)
 
 
 async def _wait(call: Call, action: str, future: asyncio.Future[bytes], wait_s: float) -> Reply:
@@ -80,7 +80,7 @@ async def _wait(call: Call, action: str, future: asyncio.Future[bytes], wait_s: 
         async with asyncio.timeout(wait_s):
             return Reply(200, await future)
     except TimeoutError:
-        async with read_deadline(call.world):
+        async with read_deadline(call.proxy):
             return await _state(call, action)
 
 
@@ -94,7 +94,7 @@ async def _state(call: Call, action: str) -> Reply:
     stored = await _stored(call, action)
     if stored.answer is not None:
         return Reply(200, stored.answer)
-    reason = await reason_of(call.world.store, stored)
+    reason = await reason_of(call.proxy.store, stored)
     state: Literal["queued", "granted"] = "granted" if stored.state == "granted" and not reason else "queued"
     batch, trajectory = stored.batch or None, stored.trajectory or None
     answer = Answer(id=action, state=state, batch=batch, trajectory=trajectory, reason=reason)
@@ -102,7 +102,7 @@ async def _state(call: Call, action: str) -> Reply:
 
 
 async def _stored(call: Call, action: str) -> Stored:
-    stored = await call.world.store.action(action)
+    stored = await call.proxy.store.action(action)
     if stored is None:
         raise NotFound(kind="action", name=action, hint="it was never accepted, or its answer has expired")
     return stored
@@ -114,12 +114,12 @@ async def get_action(call: Call) -> Reply:
     wait_s = call.wait_s(call.query("wait"))
     if not wait_s:
         return await _state(call, action)
-    future = call.world.waiters.expect(action)
+    future = call.proxy.waiters.expect(action)
     try:
         stored = await _stored(call, action)
         return Reply(200, stored.answer) if stored.answer is not None else await _wait(call, action, future, wait_s)
     finally:
-        call.world.waiters.forget(action, future)
+        call.proxy.waiters.forget(action, future)
 
 
 async def delete_action(call: Call) -> Reply:
@@ -128,9 +128,9 @@ async def delete_action(call: Call) -> Reply:
     action = _named(call)
 
     async def attempt() -> str:
-        return await functions.cancel(call.world.redis, action, "a caller asked")
+        return await functions.cancel(call.proxy.redis, action, "a caller asked")
 
-    asked = await patiently(attempt, what="cancelling", patience_s=call.world.settings.submit_patience_s)
+    asked = await patiently(attempt, what="cancelling", patience_s=call.proxy.settings.submit_patience_s)
     if asked == "unknown":
         _log.debug("cancel_unknown", action=action)  # its answer may be archived
     return await _state(call, action)
@@ -147,7 +147,7 @@ async def post_bulk(call: Call) -> Reply:
     """POST /v1/rewards/bulk: NDJSON, one reward request a line. Good lines are accepted whatever the others are."""
     query = call.query("batch")
     batch, tenant = query.get("batch"), call.tenant()
-    lines = (await call.body(call.world.settings.max_bulk_bytes)).removeprefix(BYTE_ORDER_MARK).split(b"\n")
+    lines = (await call.body(call.proxy.settings.max_bulk_bytes)).removeprefix(BYTE_ORDER_MARK).split(b"\n")
     receipt = BulkReceipt(accepted=0, repeated=0, rejected=[])
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
@@ -176,7 +176,7 @@ async def _one_line(call: Call, tenant: str, batch: str | None, number: int, lin
     request: RewardRequest | None = None
     try:
         request = decode_reward(line, "the line")
-        return await call.world.intake.submit(await call.world.batches.reward(tenant, request, batch))
+        return await call.proxy.intake.submit(await call.proxy.batches.reward(tenant, request, batch))
     except TreadleError as error:
         problem = error.problem()
     except (OutOfMemoryError, *TRANSIENT):

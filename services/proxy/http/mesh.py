@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from services.proxy.world import TheWorld, World
+from services.proxy.state import CurrentState, ProxyState
 from shared.api.mesh import HealthView, NodeList, NodeView, PlanList, PlanView, PoolList, PoolView
 from shared.bus.connection import command
 from shared.messages.base import Topic
@@ -31,21 +31,21 @@ LACKS_SHOWN = 16
 """Of a pool; the most wanted."""
 
 
-async def _newest(world: World, topic: Topic[Any], count: int) -> list[tuple[float, Any]]:
+async def _newest(proxy: ProxyState, topic: Topic[Any], count: int) -> list[tuple[float, Any]]:
     """(when, message), newest first; entries of another version of ours, which cannot be read, are passed over."""
     newest: list[tuple[float, Any]] = []
-    for row, fields in await command(world.redis, "XREVRANGE", topic.name, "+", "-", "COUNT", count):
+    for row, fields in await command(proxy.redis, "XREVRANGE", topic.name, "+", "-", "COUNT", count):
         with contextlib.suppress(ValueError):
             newest.append((int(row.partition(b"-")[0]) / 1000, topic.decode(fields[1])))
     return newest
 
 
-async def _nodes(world: World) -> list[NodeView]:
+async def _nodes(proxy: ProxyState) -> list[NodeView]:
     hellos: dict[str, Hello] = {}
     beats: dict[tuple[str, str], Heartbeat] = {}
     gone: set[tuple[str, str]] = set()
     seen: dict[str, float] = {}
-    for at, message in await _newest(world, NODES, LOOKED_AT):
+    for at, message in await _newest(proxy, NODES, LOOKED_AT):
         seen.setdefault(message.node, at)
         match message:
             case Hello():
@@ -54,13 +54,13 @@ async def _nodes(world: World) -> list[NodeView]:
                 beats.setdefault((message.node, message.incarnation), message)
             case Bye():
                 gone.add((message.node, message.incarnation))
-    now = world.clock.unix()
+    now = proxy.clock.unix()
     views = []
     for name, hello in sorted(hellos.items()):
         key = (name, hello.incarnation)
         beat = beats.get(key)
         silent_s = now - seen[name]
-        state = "gone" if key in gone else "silent" if silent_s > world.settings.node_lost_s else "ready"
+        state = "gone" if key in gone else "silent" if silent_s > proxy.settings.node_lost_s else "ready"
         views.append(
             NodeView(
                 name=name,
@@ -83,27 +83,27 @@ async def _nodes(world: World) -> list[NodeView]:
 
 
 @router.get("/nodes", summary="Executing hosts", responses=problem_responses(422, 503))
-async def list_nodes(world: TheWorld) -> NodeList:
-    return NodeList(nodes=await _nodes(world))
+async def list_nodes(proxy: CurrentState) -> NodeList:
+    return NodeList(nodes=await _nodes(proxy))
 
 
 @router.get("/pools", summary="Pools of units", responses=problem_responses(422, 503))
-async def list_pools(world: TheWorld) -> PoolList:
+async def list_pools(proxy: CurrentState) -> PoolList:
     """Owned and used units are the nodes' own words, at most a heartbeat old; what waits is the leader's, as recent.
 
     A pool that has no node is shown while something waits in it.
     """
     members: dict[str, list[tuple[str, NodeView]]] = defaultdict(list)
-    for node in await _nodes(world):
+    for node in await _nodes(proxy):
         if node.state == "ready":
             for resource in node.capacity:
                 members[f"{resource}@{node.node_class}"].append((resource, node))
     targets: dict[str, TargetSet] = {}
-    for _, message in await _newest(world, TARGETS, LOOKED_AT):
+    for _, message in await _newest(proxy, TARGETS, LOOKED_AT):
         if isinstance(message, TargetSet):
             targets.setdefault(message.pool, message)
-    backlog = {pool.name: pool for pool in await world.store.pools()}
-    health = world.health.view()
+    backlog = {pool.name: pool for pool in await proxy.store.pools()}
+    health = proxy.health.view()
     silent = health.planner is False
     names = sorted(members.keys() | targets.keys() | backlog.keys())
     return PoolList(
@@ -151,16 +151,16 @@ def _pool(
 
 
 @router.get("/health", summary="Stores, leader, planner, disk", responses=problem_responses(422))
-async def get_health(world: TheWorld) -> HealthView:
+async def get_health(proxy: CurrentState) -> HealthView:
     """From this replica's memory, so it answers while Valkey and Postgres are away."""
-    return world.health.view()
+    return proxy.health.view()
 
 
 @router.get("/plans", summary="The planner's decisions, newest first", responses=problem_responses(422, 503))
 async def list_plans(
-    world: TheWorld, limit: Annotated[int, Query(ge=1, le=1000, description="At most so many.")] = 100
+    proxy: CurrentState, limit: Annotated[int, Query(ge=1, le=1000, description="At most so many.")] = 100
 ) -> PlanList:
-    decided = [m for _, m in await _newest(world, TARGETS, LOOKED_AT) if isinstance(m, TargetSet)]
+    decided = [m for _, m in await _newest(proxy, TARGETS, LOOKED_AT) if isinstance(m, TargetSet)]
     plans: list[PlanView] = []
     for position, message in enumerate(decided[:limit]):
         previous = next((m.units for m in decided[position + 1 :] if m.pool == message.pool), None)

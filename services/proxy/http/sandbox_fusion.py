@@ -18,7 +18,7 @@ from services.proxy.http.asgi import NAME, Call, HotRoute, Reply, Streamed
 from services.proxy.metrics import RUN_CODE
 from services.proxy.records.ids import random_id
 from services.proxy.records.intake import digest_of
-from services.proxy.world import DEFAULT_TENANT
+from services.proxy.state import DEFAULT_TENANT
 from shared.api.requests import Act
 from shared.bus.connection import TRANSIENT
 from shared.messages.actions import ActionSubmitted, StageWork
@@ -72,14 +72,14 @@ LANGUAGES = frozenset(
 async def post_run_code(call: Call) -> Reply | Streamed:
     """POST /run_code and POST /t/{tenant}/{task}/run_code."""
     tenant, task = call.path_args or (DEFAULT_TENANT, "")
-    world, settings = call.world, call.world.settings
+    proxy, settings = call.proxy, call.proxy.settings
     try:
         request = _request.decode(await call.body(settings.max_body_bytes))
         _check(tenant, task, request.language)
         budget_s = request.compile_timeout + request.run_timeout + settings.run_code_margin_s
         submitted = _submission(tenant, task, request, budget_s, settings.run_code_join_s)
-        if world.held.holds(call):
-            return await world.held.serve(call, submitted, _reply, _failure)
+        if proxy.held.holds(call):
+            return await proxy.held.serve(call, submitted, _reply, _failure)
         return await _serve(call, submitted, budget_s)
     except UNREADABLE as error:
         raise unreadable(error) from error
@@ -101,24 +101,24 @@ def _check(tenant: str, task: str, language: str) -> None:
 
 async def _serve(call: Call, submitted: ActionSubmitted, budget_s: float) -> Reply:
     """Join what an earlier call left behind, or submit, and wait for the answer; all of it within the budget."""
-    world, digest = call.world, _digest(submitted)
+    proxy, digest = call.proxy, _digest(submitted)
     action = submitted.action
     try:
         async with asyncio.timeout(budget_s):
-            joined = await world.retries.join(digest)
+            joined = await proxy.retries.join(digest)
             action = joined or action
             raw = await _answer_of(call, submitted, joined)
     except TimeoutError:
         RUN_CODE.labels("late").inc()
-        await world.retries.leave(digest, action)
+        await proxy.retries.leave(digest, action)
         raise DeadlineMissed(what="no answer within compile_timeout + run_timeout + margin; retry to join it") from None
     except asyncio.CancelledError:  # the server stops, and has waited long enough
         RUN_CODE.labels("stopped").inc()
-        await world.retries.leave_and_stop(digest, action)
+        await proxy.retries.leave_and_stop(digest, action)
         raise DeadlineMissed(what="this proxy is stopping; retry to join the action") from None
     if raw is None:
         RUN_CODE.labels("disconnected").inc()
-        world.retries.cancel(action, "its caller has gone")
+        proxy.retries.cancel(action, "its caller has gone")
         return Reply(200, b"")
     RUN_CODE.labels("answered").inc()
     return _reply(raw)
@@ -132,20 +132,20 @@ def _digest(submitted: ActionSubmitted) -> str:
 
 async def _answer_of(call: Call, submitted: ActionSubmitted, joined: str | None) -> bytes | None:
     """The action's answer; None where the caller has gone first."""
-    world, action = call.world, joined or submitted.action
-    future = world.waiters.expect(action)
+    proxy, action = call.proxy, joined or submitted.action
+    future = proxy.waiters.expect(action)
     gone: asyncio.Future[None] = asyncio.create_task(call.gone(), name="caller")
     first: set[asyncio.Future[Any]] = {future, gone}
     try:
         if joined is None:
-            await world.intake.submit(submitted)
+            await proxy.intake.submit(submitted)
         else:
-            await world.waiters.look_up([action])
+            await proxy.waiters.look_up([action])
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         return future.result() if future.done() else None
     finally:
         gone.cancel()
-        world.waiters.forget(action, future)
+        proxy.waiters.forget(action, future)
 
 
 def _submission(tenant: str, task: str, request: RunCode, budget_s: float, join_s: float) -> ActionSubmitted:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from services.proxy.world import Tenant, TheWorld
+from services.proxy.state import CurrentState, Tenant
 from shared.api.batches import BatchOpening, BatchView
 from shared.api.tasks import Task, TaskList, TaskView
 from shared.runtime.app import problem_responses
@@ -17,25 +17,25 @@ TaskName = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 @router.get("", summary="All tasks", responses=problem_responses(422, 503))
-async def list_tasks(world: TheWorld, tenant: Tenant) -> TaskList:
-    return TaskList(tasks=await world.tasks.all(tenant))
+async def list_tasks(proxy: CurrentState, tenant: Tenant) -> TaskList:
+    return TaskList(tasks=await proxy.tasks.all(tenant))
 
 
 @router.put("/{task}", summary="Declare or change a task", responses=problem_responses(413, 422, 503))
-async def put_task(task: TaskName, body: Task, world: TheWorld, tenant: Tenant) -> TaskView:
+async def put_task(task: TaskName, body: Task, proxy: CurrentState, tenant: Tenant) -> TaskView:
     """Open batches keep the version they were opened with. Declaring the same again changes nothing."""
-    return await world.tasks.put(tenant, task, body)
+    return await proxy.tasks.put(tenant, task, body)
 
 
 @router.get("/{task}", summary="One task", responses=problem_responses(404, 422, 503))
-async def get_task(task: TaskName, world: TheWorld, tenant: Tenant) -> TaskView:
-    return await world.tasks.get(tenant, task)
+async def get_task(task: TaskName, proxy: CurrentState, tenant: Tenant) -> TaskView:
+    return await proxy.tasks.get(tenant, task)
 
 
 @router.delete("/{task}", status_code=204, summary="Forget a task", responses=problem_responses(404, 422, 503))
-async def delete_task(task: TaskName, world: TheWorld, tenant: Tenant) -> Response:
+async def delete_task(task: TaskName, proxy: CurrentState, tenant: Tenant) -> Response:
     """Its open batches go on."""
-    await world.tasks.delete(tenant, task)
+    await proxy.tasks.delete(tenant, task)
     return Response(status_code=204)
 
 
@@ -49,12 +49,12 @@ async def delete_task(task: TaskName, world: TheWorld, tenant: Tenant) -> Respon
     },
 )
 async def open_batch(
-    task: TaskName, world: TheWorld, tenant: Tenant, response: Response, body: BatchOpening | None = None
+    task: TaskName, proxy: CurrentState, tenant: Tenant, response: Response, body: BatchOpening | None = None
 ) -> BatchView:
     """This is the hint that a rollout has begun: units are warmed up for what will come.
 
     Opening again with the same `key` returns the same batch; with the same `key` and another size it is a conflict.
     """
-    view, is_new = await world.batches.open(tenant, task, body or BatchOpening())
+    view, is_new = await proxy.batches.open(tenant, task, body or BatchOpening())
     response.status_code = 201 if is_new else 200
     return view

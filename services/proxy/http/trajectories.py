@@ -9,7 +9,7 @@ import msgspec
 
 from services.proxy.http.asgi import Call, HotRoute, Reply
 from services.proxy.http.hot import submit_and_wait
-from services.proxy.records.trajectorybook import unknown
+from services.proxy.records.trajectory_service import unknown
 from shared.api.trajectories import TrajectoryAction, TrajectoryList, TrajectoryRequest, TrajectoryState
 from shared.runtime.errors import UNREADABLE, BadRequest, unreadable
 
@@ -25,12 +25,12 @@ MOST_LISTED = 1000
 async def post_trajectory(call: Call) -> Reply:
     """POST /v1/trajectories: open one."""
     call.query()
-    body = await call.body(call.world.settings.max_body_bytes)
+    body = await call.body(call.proxy.settings.max_body_bytes)
     try:
         request = _request.decode(body)
     except UNREADABLE as error:
         raise unreadable(error) from error
-    view, is_new = await call.world.trajectories.open(call.tenant(), request)
+    view, is_new = await call.proxy.trajectories.open(call.tenant(), request)
     return Reply(201 if is_new else 200, _encoder.encode(view))
 
 
@@ -42,32 +42,32 @@ async def list_trajectories(call: Call) -> Reply:
         raise BadRequest(what=f"`state` is one of {', '.join(STATES)}, not {state[:64]!r}")
     if not re.fullmatch("[0-9]{1,4}", limit) or not 1 <= int(limit) <= MOST_LISTED:
         raise BadRequest(what=f"`limit` is a number from 1 to {MOST_LISTED}, not {limit[:64]!r}")
-    views = await call.world.trajectories.all(state, int(limit))
+    views = await call.proxy.trajectories.all(state, int(limit))
     return Reply(200, _encoder.encode(TrajectoryList(trajectories=views)))
 
 
 async def get_trajectory(call: Call) -> Reply:
     """GET /v1/trajectories/{trajectory}: how it stands."""
     call.query()
-    return Reply(200, _encoder.encode(await call.world.trajectories.view(named(call))))
+    return Reply(200, _encoder.encode(await call.proxy.trajectories.view(named(call))))
 
 
 async def delete_trajectory(call: Call) -> Reply:
     """DELETE /v1/trajectories/{trajectory}: end it. Ending it again changes nothing."""
     call.query()
-    return Reply(200, _encoder.encode(await call.world.trajectories.close(named(call))))
+    return Reply(200, _encoder.encode(await call.proxy.trajectories.close(named(call))))
 
 
 async def post_trajectory_action(call: Call) -> Reply:
     """POST /v1/trajectories/{trajectory}/actions: act in its environment."""
     trajectory = named(call)
     wait_s = call.wait_s(call.query("wait"))
-    body = await call.body(call.world.settings.max_body_bytes)
+    body = await call.body(call.proxy.settings.max_body_bytes)
     try:
         request = _action.decode(body)
     except UNREADABLE as error:
         raise unreadable(error) from error
-    return await submit_and_wait(call, await call.world.trajectories.action(trajectory, request), wait_s)
+    return await submit_and_wait(call, await call.proxy.trajectories.action(trajectory, request), wait_s)
 
 
 def named(call: Call) -> str:

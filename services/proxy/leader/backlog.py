@@ -15,8 +15,8 @@ from shared.bus.connection import TRANSIENT, ValkeyClock
 from shared.bus.functions import Deposed
 from shared.messages.seen import LOOKS_EVERY_S, BatchesSeen, BatchSeen, pack
 from shared.policy.dispatch.backlog import Backlog, survey, why_it_waits_to_begin, why_stuck
-from shared.policy.dispatch.floor import Floor
-from shared.policy.dispatch.standing import standings
+from shared.policy.dispatch.batch_snapshots import batch_snapshots
+from shared.policy.dispatch.cluster_state import ClusterState
 from shared.runtime import log
 from shared.runtime.units import Epoch, Seconds
 
@@ -27,7 +27,7 @@ LEISURE = 50
 """A survey of very many stuck actions takes at most one part in so many of the leader's time."""
 
 
-async def tell_backlog(redis: Redis, epoch: Epoch, floor: Floor, clock: ValkeyClock) -> None:
+async def tell_backlog(redis: Redis, epoch: Epoch, floor: ClusterState, clock: ValkeyClock) -> None:
     """Loop: write down what waits and how batches stand, whenever it has changed, until another leader has taken over.
 
     With 16,000 unanswered requests of batches a turn takes the leader 2.6 ms (7 ms where the core is shared) and writes
@@ -65,10 +65,10 @@ def _publish(backlog: Backlog) -> None:
             gauge.labels(name).set(count)
 
 
-def _seen(floor: Floor) -> dict[str, BatchSeen]:
+def _seen(floor: ClusterState) -> dict[str, BatchSeen]:
     return {
         name: BatchSeen([pack(times) for times in batch.queuing], [pack(times) for times in batch.running])
-        for name, batch in standings(floor).items()
+        for name, batch in batch_snapshots(floor).items()
     }
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from services.proxy.leader.images import expect
 from services.proxy.leader.interpreter import Discard, Forget, Interpreter
-from services.proxy.leader.nodes import NodeBook
+from services.proxy.leader.nodes import NodeRegistry
 from services.proxy.leader.requests import to_end, to_granted, to_request, unschedulable
 from services.proxy.metrics import ACT, ANSWERED, QUEUEING
 from services.proxy.records.answering import compose, is_masked, reports
@@ -41,7 +41,7 @@ from shared.messages.outcomes import (
 )
 from shared.messages.targets import COMPLETIONS, TARGETS, CompletionExpected, TargetSet
 from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended, Holding
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended, HeldGrant
 from shared.policy.model.formulation import (
     Advance,
     Answer,
@@ -91,7 +91,7 @@ class Leader:
         self._interpreter = interpreter
         self._clock = clock
         self._keep_s = keep_s
-        self.nodes = NodeBook()
+        self.nodes = NodeRegistry()
         self.reasons: dict[str, str] = {}
         """Pool -> why its target is what it is."""
         self.unanswered: dict[str, Unanswered] = {}
@@ -192,7 +192,7 @@ class Leader:
             self._do(self.dispatcher.environment_ended(now, *end))
         elif said.epoch == self._epoch:
             held = {
-                one.action: Holding(one.stage, one.attempt, one.running_s, one.units, one.waits) for one in said.held
+                one.action: HeldGrant(one.stage, one.attempt, one.running_s, one.units, one.waits) for one in said.held
             }
             environments = {one.trajectory: one.units for one in said.environments}
             self._do(self.dispatcher.images_changed(now, said.node, said.incarnation, said.images, ()))

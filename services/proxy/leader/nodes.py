@@ -19,7 +19,7 @@ UNLIMITED = 1 << 20
 """Beginnings at once on a node that names no limit."""
 
 
-class NodeBook:
+class NodeRegistry:
     """Hellos by node name, the newest incarnation of each."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from shared.messages.environments import LOCAL, MEMORY
 from shared.messages.grants import Granted
 from shared.messages.outcomes import Finished
 from shared.policy.model.elasticity import LEAST_EFFICIENCY, Elasticity
-from shared.policy.model.formulation import Grant, Request, Stay, Work
+from shared.policy.model.formulation import EnvironmentNeed, Grant, Request, Work
 from shared.policy.model.reports import Ended
 from shared.runtime.units import Epoch
 
@@ -49,15 +49,15 @@ def to_work(stage: StageWork) -> Work:
     )
 
 
-def to_stay(submitted: ActionSubmitted) -> Stay | None:
+def to_stay(submitted: ActionSubmitted) -> EnvironmentNeed | None:
     """The environment it needs; None of an action of no trajectory."""
     spec = submitted.environment
     if spec is None:
         return None
     units = {MEMORY: spec.memory_mb}
     if spec.image == LOCAL:
-        return Stay(submitted.trajectory, runtime_kind("local"), units, starts=1)
-    return Stay(submitted.trajectory, runtime_kind("docker"), units, familiar(spec.image), starts=1)
+        return EnvironmentNeed(submitted.trajectory, runtime_kind("local"), units, starts=1)
+    return EnvironmentNeed(submitted.trajectory, runtime_kind("docker"), units, familiar(spec.image), starts=1)
 
 
 def unschedulable(submitted: ActionSubmitted) -> str:

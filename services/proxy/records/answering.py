@@ -10,7 +10,7 @@ from shared.api.requests import Act, StageReport
 from shared.api.requests import Answer as AnswerBody
 from shared.messages.actions import ActionSubmitted
 from shared.messages.outcomes import Finished
-from shared.policy.model.formulation import OURS, Answer, StageAct
+from shared.policy.model.formulation import INFRASTRUCTURE_FAILURES, Answer, StageAct
 from shared.runtime.units import Seconds
 
 _encoder = msgspec.json.Encoder()
@@ -57,7 +57,7 @@ def compose(
 
 def is_masked(answer: Answer) -> bool:
     """Is it no statement about the sample?"""
-    return answer.ended in OURS or answer.ended == "cancelled"
+    return answer.ended in INFRASTRUCTURE_FAILURES or answer.ended == "cancelled"
 
 
 def reports(acts: Iterable[StageAct]) -> list[StageReport]:

@@ -42,7 +42,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ActionStatus:
     """A trajectory's environment."""
 
     unmade: str
@@ -122,7 +122,7 @@ class Store:
             return message if isinstance(message, ActionSubmitted) else None
         return None
 
-    async def standing(self, trajectory: str) -> Standing:
+    async def standing(self, trajectory: str) -> ActionStatus:
         """How a trajectory's environment stands."""
 
         async def read() -> list[bytes | None]:
@@ -131,7 +131,7 @@ class Store:
             return fields
 
         state, reason, node = await patiently(read, what="reading a trajectory", patience_s=PATIENCE_S)
-        return Standing(reason.decode() if state == b"open" and reason else "", node is not None)
+        return ActionStatus(reason.decode() if state == b"open" and reason else "", node is not None)
 
     async def pools(self) -> list[PoolBacklog]:
         """Where something waits, most first, as the leader last told."""

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from shared.policy.dispatch.floor import Floor
-from shared.policy.dispatch.life import Life
-from shared.policy.model.formulation import STARTS, Stay, Work
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.model.formulation import STARTS, EnvironmentNeed, Work
 from shared.policy.resources.pools import BEGINS, Pool
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class Backlog:
     """Batch -> how many of its actions are stuck."""
 
 
-def survey(floor: Floor) -> Backlog:
+def survey(floor: ClusterState) -> Backlog:
     """What waits now. O(pools + stuck actions), and O(waiting actions) where a pool has work and no nodes.
 
     What has become stuck since it came (nodes have gone) is told when its turn comes near.
@@ -94,7 +94,7 @@ def _most(counted: Counter[T]) -> list[tuple[T, int]]:
     return counted.most_common(MOST_TOLD)
 
 
-def _stuck(floor: Floor) -> Iterator[Life]:
+def _stuck(floor: ClusterState) -> Iterator[ActionState]:
     for pool in floor.pools.values():
         for lane in pool.all_lanes():
             for action in lane.parked:
@@ -106,12 +106,12 @@ def _stuck(floor: Floor) -> Iterator[Life]:
                 yield life
 
 
-def _begun(life: Life) -> Stay | None:
+def _begun(life: ActionState) -> EnvironmentNeed | None:
     """The environment that it would begin."""
     return life.request.stay if life.begins else None
 
 
-def _kind(work: Work, begun: Stay | None) -> str:
+def _kind(work: Work, begun: EnvironmentNeed | None) -> str:
     """All that a node has to offer for it: `env.bash` and, where it begins an environment, `runtime.docker`."""
     return work.kind if begun is None else f"{work.kind} and {begun.kind}"
 
@@ -122,7 +122,7 @@ def lacking(kind: str, units: Mapping[str, int], pool: str) -> str:
     return f"no node of class {pool.partition('@')[2]!r} offers {kind}" + (f" with {amounts}" if amounts else "")
 
 
-def why_held_up(floor: Floor, pool: Pool) -> str:
+def why_held_up(floor: ClusterState, pool: Pool) -> str:
     """Why the next environment of a pool does not begin now, though some node could make it one day; else empty."""
     lane = pool.lanes.get(BEGINS)
     head = lane.queue.head() if lane is not None else None
@@ -148,7 +148,7 @@ def why_it_waits_to_begin(work: Work, pools: list[PoolBacklog]) -> str:
     return ""
 
 
-def why_it_waited(floor: Floor, life: Life) -> str:
+def why_it_waited(floor: ClusterState, life: ActionState) -> str:
     """Why an action has not begun before its deadline came."""
     work, lane = life.work, life.lane
     if lane is not None and life.request.id in lane.behind:
@@ -162,7 +162,7 @@ def why_it_waited(floor: Floor, life: Life) -> str:
     return lacking(_kind(work, _begun(life)), life.needs, work.pool)
 
 
-def why_stuck(work: Work, pools: list[PoolBacklog], stay: Stay | None = None) -> str:
+def why_stuck(work: Work, pools: list[PoolBacklog], stay: EnvironmentNeed | None = None) -> str:
     """Why this work waits in vain for now; empty where it does not. `stay`: of an action of a trajectory."""
     needs = [(work.kind, dict(work.units))]
     if stay is not None:

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shared.policy.dispatch.filling import fill, park_stuck
-from shared.policy.dispatch.life import Life
-from shared.policy.dispatch.placing import place_pull
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.placement import place_pull
+from shared.policy.dispatch.scheduling_round import park_stuck, schedule
 from shared.policy.dispatch.starts import Starts
 from shared.policy.dispatch.steps import Steps
-from shared.policy.dispatch.trajectories import Home
+from shared.policy.dispatch.trajectories import Placement
 from shared.policy.model.formulation import (
     CloseEnvironment,
     Command,
@@ -33,10 +33,10 @@ from shared.policy.model.formulation import (
     StageAct,
     TrajectoryEnd,
 )
-from shared.policy.model.reports import Ended, Held, Holding, holds
+from shared.policy.model.reports import Ended, HeldGrant, HeldGrants, holds
 from shared.policy.resources.ledger import Node
 
-__all__ = ["Dispatcher", "Ended", "Holding"]
+__all__ = ["Dispatcher", "Ended", "HeldGrant"]
 
 
 @dataclass(slots=True)
@@ -50,13 +50,13 @@ class Dispatcher(Steps):
 
         One whose start is predicted after its `start_by_s` is refused, unless it can start at once.
         """
-        late: list[Life] = []
+        late: list[ActionState] = []
         lost: list[Command] = []
         starts = Starts(self.floor, now)
         for request in requests:
             if request.id in self.lives:
                 continue
-            life = self.lives[request.id] = Life(request, queued_s=request.arrival[0] / 1000)
+            life = self.lives[request.id] = ActionState(request, queued_s=request.arrival[0] / 1000)
             if request.batch:
                 self._members.setdefault(request.batch, set()).add(request.id)
             self._deadlines.push(request.deadline_s, request.id)
@@ -71,13 +71,13 @@ class Dispatcher(Steps):
                 late.append(life)
             self.floor.enqueue(life)
             park_stuck(self.floor, life)
-        commands = [*lost, *fill(self.floor, now)]
+        commands = [*lost, *schedule(self.floor, now)]
         for life in late:
             if life.state == "queued":
                 self.floor.dequeue(life)
                 reason = "it would start after its deadline: the pool is busy"
                 commands.append(self._answer(now, life, "expired", reason))
-        return commands + fill(self.floor, now) if late else commands
+        return commands + schedule(self.floor, now) if late else commands
 
     def resumed(self, now: float, action: str, stage: int, attempt: int, acts: Iterable[StageAct], node: str) -> None:
         """What the store says of an unanswered action that a former leader worked on.
@@ -92,15 +92,15 @@ class Dispatcher(Steps):
         life.queued_s += sum(act.queue_s + act.execution_s for act in life.acts)
         self.floor.enqueue(life)
         if node:
-            self.floor.set_aside(life, node, now)
+            self.floor.await_node(life, node, now)
 
     def cancelled(self, now: float, action: str, reason: str) -> list[Command]:
         """Somebody wants it no more. Queued: answered. Granted: revoked, and answered when the node confirms."""
-        return self._cancel(now, [action], reason) + fill(self.floor, now)
+        return self._cancel(now, [action], reason) + schedule(self.floor, now)
 
     def batch_cancelled(self, now: float, batch: str, reason: str) -> list[Command]:
         """Cancel all that is left of a batch."""
-        return self._cancel(now, sorted(self._members.get(batch, ())), reason) + fill(self.floor, now)
+        return self._cancel(now, sorted(self._members.get(batch, ())), reason) + schedule(self.floor, now)
 
     def completion_expected(self, batch: str, at_s: float) -> None:
         """The planner's estimate of T: the batch's queued requests move in the order."""
@@ -117,18 +117,18 @@ class Dispatcher(Steps):
         commands = self._cancel(now, list(known.turns.get(trajectory, ()))[::-1], reason)
         home = known.homes.get(trajectory)
         if home is None:
-            return [*commands, ForgetTrajectory(trajectory, "closed", reason), *fill(self.floor, now)]
+            return [*commands, ForgetTrajectory(trajectory, "closed", reason), *schedule(self.floor, now)]
         home.closing = True
         if home.node in self.floor.nodes:
             commands.append(CloseEnvironment(home.node, trajectory))
-        return commands + fill(self.floor, now)
+        return commands + schedule(self.floor, now)
 
     def environment_made(self, now: float, node: str, incarnation: str, trajectory: str) -> list[Command]:
         """A node's word that an environment stands, while its first action still executes: another may begin."""
         known = self.floor.nodes.get(node)
         if known is None or known.incarnation != incarnation or not self.floor.made(trajectory, node):
             return []
-        return fill(self.floor, now)
+        return schedule(self.floor, now)
 
     def environment_ended(
         self, now: float, node: str, incarnation: str, trajectory: str, ended: TrajectoryEnd, reason: str
@@ -136,11 +136,11 @@ class Dispatcher(Steps):
         """A node's word that an environment is no more. Comes after the outcomes of its actions."""
         known = self.floor.nodes.get(node)
         if known is None or known.incarnation != incarnation or self.floor.evicted(node, trajectory):
-            return fill(self.floor, now)
+            return schedule(self.floor, now)
         home = self.floor.trajectories.homes.get(trajectory)
         if home is None or home.node != node:
             return []
-        return self._moved_out(now, trajectory, ended, reason) + fill(self.floor, now)
+        return self._moved_out(now, trajectory, ended, reason) + schedule(self.floor, now)
 
     def environments_expected(
         self, now: float, images: Iterable[str], node_class: str, kind: str, units: Mapping[str, int]
@@ -170,7 +170,7 @@ class Dispatcher(Steps):
             return []
         came = set(here)
         node.images.changed(came, gone)
-        return fill(self.floor, now) if came and self.floor.resume(now, came) else []
+        return schedule(self.floor, now) if came and self.floor.resume(now, came) else []
 
     def trajectory_placed(self, trajectory: str, node: str, units: Mapping[str, int]) -> None:
         """What the store says of a placement under a former leader. Call it before any request or node is met.
@@ -178,7 +178,7 @@ class Dispatcher(Steps):
         That node's inventory, or its staying away, decides what becomes of it.
         """
         closing = trajectory in self.floor.trajectories.ended
-        self.floor.trajectories.settle(trajectory, Home(node, units, closing=closing))
+        self.floor.trajectories.settle(trajectory, Placement(node, units, closing=closing))
 
     def trajectory_ended(self, trajectory: str, reason: str) -> None:
         """What the store says of a trajectory that is over. Call it before `trajectory_placed` and any request."""
@@ -198,11 +198,11 @@ class Dispatcher(Steps):
                 return []
             known.kinds |= node.kinds
             self.floor.nodes_changed()
-            return fill(self.floor, now)
+            return schedule(self.floor, now)
         commands = self._dropped(now, node.name, "it has restarted", booked_only=True)
         node.seen_s = now
         self.floor.add_node(node)
-        return [*commands, self._ask(node, now), *fill(self.floor, now)]
+        return [*commands, self._ask(node, now), *schedule(self.floor, now)]
 
     def node_seen(self, now: float, name: str, incarnation: str) -> bool:
         """A heartbeat. False: no such incarnation is known, so its hello must be read again."""
@@ -214,14 +214,14 @@ class Dispatcher(Steps):
 
     def node_lost(self, now: float, name: str, why: str) -> list[Command]:
         """The end of an incarnation: what it held is lost with it."""
-        return self._dropped(now, name, why) + fill(self.floor, now) if name in self.floor.nodes else []
+        return self._dropped(now, name, why) + schedule(self.floor, now) if name in self.floor.nodes else []
 
     def inventory_taken(
         self,
         now: float,
         name: str,
         incarnation: str,
-        held: Held,
+        held: HeldGrants,
         environments: Mapping[str, Mapping[str, int]] | None = None,
     ) -> list[Command]:
         """A node's full account. Held and unanswered: adopted. Held but not ours: revoked. Ours but not held: lost.
@@ -234,7 +234,7 @@ class Dispatcher(Steps):
             return []
         commands: list[Command] = []
         for action, holding in held.items():
-            if not self.floor.take_back(now, node, self.lives.get(action), action, holding):
+            if not self.floor.reconcile(now, node, self.lives.get(action), action, holding):
                 commands.append(Revoke(action, name, holding.attempt))
             elif not holding.waits:
                 self.lives[action].started_s = now - holding.running_s
@@ -242,22 +242,22 @@ class Dispatcher(Steps):
             if life.serial <= asked and not holds(held, life.request.id, life.stage, life.attempt):
                 self.floor.release(life)
                 commands += self._lost(now, life, "node-lost", f"{name} no longer has it")
-        for action, stray in node.strays_until(asked):
+        for action, stray in node.orphans_until(asked):
             if not holds(held, action, stray.stage, stray.attempt):
-                node.stray_ended(action, stray.stage, stray.attempt)
+                node.orphan_ended(action, stray.stage, stray.attempt)
         node.ready = True
         end, gone = self.floor.take_stock(node, environments or {}, asked)
         commands += [CloseEnvironment(name, trajectory) for trajectory in end]
         for trajectory in gone:
             commands += self._moved_out(now, trajectory, "lost", f"{name} no longer has its environment")
         self.floor.nodes_changed()
-        return commands + fill(self.floor, now)
+        return commands + schedule(self.floor, now)
 
     def targeted(self, now: float, pool: str, units: int) -> list[Command]:
         """The planner wants so many units of a pool."""
         self.floor.pool(pool).target = units
         self.floor.dirty.add(pool)
-        return fill(self.floor, now)
+        return schedule(self.floor, now)
 
     def planned(self, now: float, lives: bool) -> list[Command]:
         """Does a planner live? Said now and then; until it is, one is taken to live.
@@ -265,7 +265,7 @@ class Dispatcher(Steps):
         While none does, targets stay as they are and nothing queues for want of one; when it is back they rule again.
         """
         self.floor.planner(lives)
-        return fill(self.floor, now)
+        return schedule(self.floor, now)
 
     # ---- outcomes ----------------------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class Dispatcher(Steps):
         commands: list[Command] = []
         for end in ends:
             commands += self._ended(now, end)
-        return commands + fill(self.floor, now)
+        return commands + schedule(self.floor, now)
 
     def ticked(self, now: float) -> list[Command]:
         """Time has passed: deadlines, silent nodes, overdue grants, linger windows."""
@@ -297,9 +297,9 @@ class Dispatcher(Steps):
                 commands += self._dropped(now, node.name, f"silent for {now - node.seen_s:.0f} s")
             elif self.floor.is_overdue(node, now, self.overdue_s):
                 commands.append(self._ask(node, now))
-        for life in self.floor.sat(now):
+        for life in self.floor.stale_prefetched(now):
             commands.append(Revoke(life.request.id, life.node, life.attempt, recall=True))
-            self.floor.disown(life, now)
+            self.floor.orphan(life, now)
             life.move("queued")
             life.recalls += 1
             self.floor.enqueue(life)
@@ -314,7 +314,7 @@ class Dispatcher(Steps):
         if now - self._window_s >= self.linger_s:
             self._window_s = now
             self.floor.next_window()
-        return commands + fill(self.floor, now)
+        return commands + schedule(self.floor, now)
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""

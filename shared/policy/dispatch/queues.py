@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from shared.policy.dispatch.life import Life
+from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.trajectories import Trajectories
-from shared.policy.order.batches import BatchBook
+from shared.policy.order.batches import BatchRegistry
 from shared.policy.order.estimates import Durations
 from shared.policy.order.lanes import Lane
 from shared.policy.resources.ledger import Node
@@ -18,12 +18,12 @@ from shared.policy.resources.pools import Pool
 class Queues:
     """Waiting work by pool and lane, and the nodes it waits for."""
 
-    batches: BatchBook = field(default_factory=BatchBook)
+    batches: BatchRegistry = field(default_factory=BatchRegistry)
     durations: Durations = field(default_factory=Durations)
     nodes: dict[str, Node] = field(default_factory=dict)
     pools: dict[str, Pool] = field(default_factory=dict)
     trajectories: Trajectories = field(default_factory=Trajectories)
-    queued: dict[str, Life] = field(default_factory=dict)
+    queued: dict[str, ActionState] = field(default_factory=dict)
     dirty: set[str] = field(default_factory=set)
     """Pools whose shares may have to change; only those that the planner scales."""
     planned: bool = True
@@ -49,7 +49,7 @@ class Queues:
             self._by_class[pool.node_class] = nodes
         return nodes
 
-    def expect(self, life: Life, units: int | None = None) -> float:
+    def expect(self, life: ActionState, units: int | None = None) -> float:
         """Seconds its stage is expected to take on so many units of its pool's resource; None: on the fewest.
 
         By the trainer's word, else by what was seen of its kind; never more than the timeout.
@@ -64,7 +64,7 @@ class Queues:
             return self.durations.expect(life.duration_key, work.timeout_s)
         return min(work.timeout_s, work.elasticity.duration(single_s, life.pool_units if units is None else units))
 
-    def expect_at_most(self, life: Life) -> float:
+    def expect_at_most(self, life: ActionState) -> float:
         """Seconds it will as a rule not take longer than, on the fewest units: with the spread of its kind."""
         expected_s, work = self.expect(life), life.work
         spread_s = self.durations.spread(life.duration_key) if work.duration_s is None else None
@@ -74,13 +74,13 @@ class Queues:
             spread_s = work.elasticity.duration(spread_s, life.pool_units)
         return min(work.timeout_s, expected_s + spread_s)
 
-    def single(self, life: Life) -> float | None:
+    def single(self, life: ActionState) -> float | None:
         """Seconds its stage takes on one unit; None where nobody knows."""
         if life.work.duration_s is not None:
             return life.work.duration_s
         return self.durations.single(life.duration_key)
 
-    def learn(self, life: Life, seconds: float) -> None:
+    def learn(self, life: ActionState, seconds: float) -> None:
         """Its stage has taken so long on the units it was granted."""
         elasticity = life.work.elasticity
         if life.scales and elasticity is not None:
@@ -89,12 +89,12 @@ class Queues:
 
     # ---- queues ------------------------------------------------------------------------------------------------
 
-    def enqueue(self, life: Life) -> None:
+    def enqueue(self, life: ActionState) -> None:
         """Queue a life's current stage, unless an earlier action of its trajectory is still unanswered."""
         life.key = self.batches.key(life.request, self.durations)
         self.requeue(life)
 
-    def requeue(self, life: Life) -> None:
+    def requeue(self, life: ActionState) -> None:
         """Queue it at the place that it had. Were its key made anew, what was learned since could let others pass."""
         request = life.request
         pool = self.pool(life.work.pool)
@@ -112,19 +112,19 @@ class Queues:
         if pool.target is not None:
             self.dirty.add(pool.name)
 
-    def _push(self, lane: Lane, life: Life) -> None:
+    def _push(self, lane: Lane, life: ActionState) -> None:
         """Into the order of a lane; of a batch with the T that it has by now."""
         request = life.request
         if request.batch:
             life.key = self.batches.key(request, self.durations)
         lane.queue.push(request.tenant, life.key, request.id, request.batch)
 
-    def dequeue(self, life: Life) -> None:
+    def dequeue(self, life: ActionState) -> None:
         """Take a queued life out of its queue for good (answered, or about to be queued elsewhere)."""
         self.unqueue(life)
         self._left(life)
 
-    def unqueue(self, life: Life) -> None:
+    def unqueue(self, life: ActionState) -> None:
         """Take a queued life out of its queue because it is on a node from now on."""
         request, lane = life.request, life.lane
         assert lane is not None, f"{request.id} waits nowhere"
@@ -138,12 +138,12 @@ class Queues:
             self.batches.leaves(request, (pool.name, lane.name, request.tenant))
         del self.queued[request.id]
 
-    def park(self, lane: Lane, life: Life) -> None:
+    def park(self, lane: Lane, life: ActionState) -> None:
         """No node could ever take it: it waits aside, until nodes change or its deadline comes."""
         lane.queue.remove(life.request.tenant, life.request.id)
         lane.parked.add(life.request.id)
 
-    def postpone(self, life: Life, until_s: float) -> None:
+    def postpone(self, life: ActionState, until_s: float) -> None:
         """Let what has just been queued wait aside until then: its node cannot do it before."""
         lane = life.lane
         assert lane is not None, f"{life.request.id} waits nowhere"
@@ -181,14 +181,14 @@ class Queues:
                 self.dequeue(life)
                 self.enqueue(life)
 
-    def _lane_of(self, pool: Pool, life: Life) -> Lane:
+    def _lane_of(self, pool: Pool, life: ActionState) -> Lane:
         stay = life.request.stay
         life.begins = self.trajectories.begins(stay)
         if stay is None:
             return pool
         return pool.lane(None if life.begins else self.trajectories.homes[stay.trajectory].node)
 
-    def _left(self, life: Life) -> None:
+    def _left(self, life: ActionState) -> None:
         pool = self.pool(life.work.pool)
         pool.note(-life.wanted_units, outside=not life.request.batch)
         if pool.target is not None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shared.policy.dispatch.floor import Floor
-from shared.policy.dispatch.life import Life
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.order.estimates import UNKNOWN_FRACTION
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Pool
@@ -30,11 +30,11 @@ class Granted(NamedTuple):
 class Starts:
     """Predictions of one moment, in which nothing is granted: that is counted once for all newcomers of a sort."""
 
-    floor: Floor
+    floor: ClusterState
     now: float
     _granted: dict[tuple[str, str, tuple[tuple[str, int], ...]], Granted] = field(default_factory=dict)
 
-    def by(self, life: Life, by_s: float) -> bool:
+    def by(self, life: ActionState, by_s: float) -> bool:
         """Is a newcomer predicted to start by then? True while no node has said what it holds: nothing is known.
 
         O(granted) for the first of its sort; where it would not be in time behind all that waits, as `predict`.
@@ -44,7 +44,7 @@ class Starts:
         in_time = self.now <= by_s and granted.left_s + pool.queued_s <= (by_s - self.now) * granted.capacity
         return not granted.capacity or in_time or self.predict(life, by_s) <= by_s
 
-    def predict(self, life: Life, by_s: float = float("inf")) -> float:
+    def predict(self, life: ActionState, by_s: float = float("inf")) -> float:
         """When a newcomer would start if it were queued now, absolute seconds; optimistic about later arrivals.
 
         Work that would go before it, by `_hopeful_s`, over the units of its pool; minus infinity where no node has
@@ -64,7 +64,7 @@ class Starts:
                 break
         return self.now + ahead_s / capacity if busy > capacity else self.now
 
-    def _of(self, pool: Pool, life: Life) -> Granted:
+    def _of(self, pool: Pool, life: ActionState) -> Granted:
         sort = (pool.name, life.work.kind, tuple(life.needs.items()))
         granted = self._granted.get(sort)
         if granted is None:
@@ -80,7 +80,7 @@ class Starts:
         return Granted(capacity, used, left_s)
 
 
-def _hopeful_s(life: Life) -> float:
+def _hopeful_s(life: ActionState) -> float:
     """Seconds that queued work counts with: its declared duration, or the law of this module."""
     if life.work.duration_s is not None:
         return life.expected_s

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.backlog import why_it_waited
+from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.deadlines import Deadlines
-from shared.policy.dispatch.floor import Floor
-from shared.policy.dispatch.life import Life
 from shared.policy.model.formulation import (
     Advance,
     Answer,
     AskInventory,
     Command,
     EndedAs,
+    EnvironmentNeed,
     ForgetTrajectory,
     Revoke,
-    Stay,
     TrajectoryEnd,
 )
 from shared.policy.model.reports import Ended
@@ -40,8 +40,8 @@ class Steps:
     """So long after its timeout a grant without outcome makes the leader ask the node what it holds."""
     home_lost_s: float = 60.0
     """Environments of a node that has been away for so long are taken for lost; until then it may bring them back."""
-    floor: Floor = field(default_factory=Floor)
-    lives: dict[str, Life] = field(default_factory=dict)
+    floor: ClusterState = field(default_factory=ClusterState)
+    lives: dict[str, ActionState] = field(default_factory=dict)
     """Every unanswered action."""
     _deadlines: Deadlines = field(default_factory=Deadlines)
     _members: dict[str, set[str]] = field(default_factory=dict)
@@ -72,8 +72,8 @@ class Steps:
 
     def _ended(self, now: float, end: Ended) -> list[Command]:
         node = self.floor.nodes.get(end.node)
-        if node is not None and node.strays:
-            node.stray_ended(end.action, end.stage, end.attempt)
+        if node is not None and node.orphans:
+            node.orphan_ended(end.action, end.stage, end.attempt)
         life = self.lives.get(end.action)
         if life is None or end.stage != life.stage:
             return []
@@ -94,10 +94,10 @@ class Steps:
             self.floor.dequeue(life)
         else:
             commands.append(Revoke(end.action, life.node, life.attempt))
-            self.floor.disown(life, now)
+            self.floor.orphan(life, now)
         return commands + (self._scored(now, life, end) if end.is_verdict else self._unscored(now, life, end))
 
-    def _scored(self, now: float, life: Life, end: Ended) -> list[Command]:
+    def _scored(self, now: float, life: ActionState, end: Ended) -> list[Command]:
         """The stage has a verdict: on to the next one, or answered (early exit of a failed stage)."""
         if not life.begins:  # else its time is that of making an environment as well
             self.floor.learn(life, end.execution_s)
@@ -112,7 +112,7 @@ class Steps:
         self.floor.enqueue(life)
         return [Advance(life.request.id, life.stage)]
 
-    def _unscored(self, now: float, life: Life, end: Ended) -> list[Command]:
+    def _unscored(self, now: float, life: ActionState, end: Ended) -> list[Command]:
         if end.status == "cancelled" and life.state != "cancelling":  # a former leader has asked for it
             late = life.request.deadline_s <= now
             return [self._answer(now, life, "expired" if late else "cancelled", end.reason, end)]
@@ -128,7 +128,7 @@ class Steps:
             return self._postponed(now, life, end)
         return self._lost(now, life, "sandbox-lost", end.reason, end)
 
-    def _lost(self, now: float, life: Life, ended: EndedAs, why: str, end: Ended | None = None) -> list[Command]:
+    def _lost(self, now: float, life: ActionState, ended: EndedAs, why: str, end: Ended | None = None) -> list[Command]:
         """An attempt is gone and its units are free: try again, or say what is known."""
         if life.state == "cancelling":
             return [self._answer(now, life, life.cancel_as, life.cancel_reason, end)]
@@ -143,7 +143,7 @@ class Steps:
         self.floor.enqueue(life)
         return []
 
-    def _postponed(self, now: float, life: Life, end: Ended) -> list[Command]:
+    def _postponed(self, now: float, life: ActionState, end: Ended) -> list[Command]:
         """Its environment cannot be made before a while. That is no failed attempt, so only its deadline bounds it."""
         ended = self.floor.trajectories.ended.get(life.request.stay.trajectory) if life.request.stay else None
         if ended is not None:
@@ -165,7 +165,7 @@ class Steps:
 
     # ---- trajectories ------------------------------------------------------------------------------------------
 
-    def _unmade(self, now: float, stay: Stay, end: Ended) -> list[Command]:
+    def _unmade(self, now: float, stay: EnvironmentNeed, end: Ended) -> list[Command]:
         """The attempt that was to make its environment could not: it lives nowhere, and may begin anew."""
         trajectory, node = stay.trajectory, self.floor.nodes.get(end.node)
         if node is not None and end.status == "lost" and stay.image:
@@ -201,7 +201,7 @@ class Steps:
         node.ask(self.floor.newest_serial, now)
         return AskInventory(node.name)
 
-    def _answer(self, now: float, life: Life, ended: EndedAs, reason: str, end: Ended | None = None) -> Answer:
+    def _answer(self, now: float, life: ActionState, ended: EndedAs, reason: str, end: Ended | None = None) -> Answer:
         queue_s, execution_s = life.spent(now, end)
         life.move("finished")
         request = life.request

@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from shared.policy.model.formulation import Stay
+from shared.policy.model.formulation import EnvironmentNeed
 
 MOST_ENDED = 65_536
 """Ended trajectories that are remembered: longer than anything of theirs can be under way."""
 
 
 @dataclass(slots=True)
-class Home:
+class Placement:
     """One trajectory's environment, as far as its leader knows."""
 
     node: str
@@ -39,27 +39,27 @@ class Home:
 class Trajectories:
     """Homes, turns and ends."""
 
-    homes: dict[str, Home] = field(default_factory=dict)
+    homes: dict[str, Placement] = field(default_factory=dict)
     on: dict[str, set[str]] = field(default_factory=dict)
     """Node -> trajectories at home there."""
     turns: dict[str, deque[str]] = field(default_factory=dict)
     """Trajectory -> its unanswered actions by arrival; the first one acts, or waits for units."""
     ended: dict[str, str] = field(default_factory=dict)
     """Trajectory -> why it has ended; the newest."""
-    strays: dict[tuple[str, str], Mapping[str, int]] = field(default_factory=dict)
+    orphans: dict[tuple[str, str], Mapping[str, int]] = field(default_factory=dict)
     """(Node, trajectory) -> units of an environment that stands there though its trajectory does not live there: its
     node is told to end it."""
 
-    def begins(self, stay: Stay | None) -> bool:
+    def begins(self, stay: EnvironmentNeed | None) -> bool:
         """Would an action of it, granted now, begin an environment?"""
         return stay is not None and stay.trajectory not in self.homes
 
-    def settle(self, trajectory: str, home: Home) -> None:
+    def settle(self, trajectory: str, home: Placement) -> None:
         """It lives there from now on."""
         self.homes[trajectory] = home
         self.on.setdefault(home.node, set()).add(trajectory)
 
-    def leave(self, trajectory: str) -> Home | None:
+    def leave(self, trajectory: str) -> Placement | None:
         """It lives nowhere any more. Returns where it did."""
         home = self.homes.pop(trajectory, None)
         if home is not None:
@@ -92,7 +92,7 @@ class Trajectories:
             return None
         return turn[0] if first else None
 
-    def away(self, nodes: Mapping[str, object], now: float, grace_s: float) -> Iterator[tuple[str, Home]]:
+    def away(self, nodes: Mapping[str, object], now: float, grace_s: float) -> Iterator[tuple[str, Placement]]:
         """Homes whose node has not been heard of for so long."""
         for node in [node for node in self.on if node not in nodes]:
             for trajectory in sorted(self.on[node]):

@@ -36,7 +36,7 @@ EndedAs = Literal[
 TrajectoryEnd = Literal["closed", "expired", "lost"]
 """How a trajectory ended: by its trainer's word; by a lifetime of its own; or with its environment, which is ours."""
 
-OURS: frozenset[EndedAs] = frozenset(
+INFRASTRUCTURE_FAILURES: frozenset[EndedAs] = frozenset(
     {"expired", "refused", "sandbox-lost", "node-lost", "unknown-outcome", "environment-lost"}
 )
 """Endings that say nothing about the work: a trainer masks them out."""
@@ -68,7 +68,7 @@ STARTS = "starts"
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class EnvironmentNeed:
     """The environment a trajectory's actions need: one of one node, from its first action to its end (§5.2)."""
 
     trajectory: str
@@ -108,7 +108,7 @@ class Request:
     start_by_s: float | None = None
     """Absolute: refuse at once when the start is predicted later than this."""
     priority: float = 0.0
-    stay: Stay | None = None
+    stay: EnvironmentNeed | None = None
     """Of an action of a trajectory: where it must run."""
 
 

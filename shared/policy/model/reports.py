@@ -39,7 +39,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class HeldGrant:
     """One grant a node still executes or has in its line, as its inventory tells it."""
 
     stage: int
@@ -51,11 +51,11 @@ class Holding:
     """It stands in the node's line and holds none yet."""
 
 
-Held = Mapping[str, Holding]
+HeldGrants = Mapping[str, HeldGrant]
 """Action -> what a node executes of it: a full account."""
 
 
-def holds(held: Held, action: str, stage: int, attempt: int) -> bool:
+def holds(held: HeldGrants, action: str, stage: int, attempt: int) -> bool:
     """Is this attempt among them?"""
     holding = held.get(action)
     return holding is not None and (holding.stage, holding.attempt) == (stage, attempt)

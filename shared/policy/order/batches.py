@@ -22,7 +22,7 @@ class _Batch:
 
 
 @dataclass(slots=True)
-class BatchBook:
+class BatchRegistry:
     """Expected completions of the open batches. Bounded: the batch longest untouched is forgotten beyond `most`."""
 
     bound_s: float = BOUND_S

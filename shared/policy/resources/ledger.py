@@ -15,7 +15,7 @@ from shared.policy.resources.residency import Residency
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
+class Orphan:
     """An attempt that a node was told to stop and has not yet confirmed: nobody waits for it, its units are taken."""
 
     stage: int
@@ -39,7 +39,7 @@ class Node:
     share: dict[str, int] = field(default_factory=dict)
     """Units it was told to own, for resources that are scaled; others are owned whole."""
     used: dict[str, int] = field(default_factory=dict)
-    strays: dict[str, Stray] = field(default_factory=dict)
+    orphans: dict[str, Orphan] = field(default_factory=dict)
     """Action -> what is left of it here. A node never holds two attempts of one action."""
     lines_up: frozenset[str] = frozenset()
     """Resources: what it is granted of them beyond its free units it starts by itself, in order, when they are free."""
@@ -81,7 +81,7 @@ class Node:
 
     def takes(self, action: str, kind: str) -> bool:
         """Can it take this now, if it has the units?"""
-        return self.ready and kind in self.kinds and action not in self.strays
+        return self.ready and kind in self.kinds and action not in self.orphans
 
     def could_ever(self, kind: str, units: Mapping[str, int]) -> bool:
         """Could it take this when it owned everything and were empty?"""
@@ -103,16 +103,16 @@ class Node:
 
     # ---- strays ------------------------------------------------------------------------------------------------
 
-    def stray_ended(self, action: str, stage: int, attempt: int) -> None:
+    def orphan_ended(self, action: str, stage: int, attempt: int) -> None:
         """An attempt is over; if it was a stray its units are free."""
-        stray = self.strays.get(action)
+        stray = self.orphans.get(action)
         if stray is not None and (stray.stage, stray.attempt) == (stage, attempt):
-            del self.strays[action]
+            del self.orphans[action]
             self.give_back(stray.units)
 
-    def strays_until(self, serial: int) -> Iterator[tuple[str, Stray]]:
+    def orphans_until(self, serial: int) -> Iterator[tuple[str, Orphan]]:
         """Those an inventory asked at this serial must list if they are still there."""
-        for action, stray in list(self.strays.items()):
+        for action, stray in list(self.orphans.items()):
             if stray.serial <= serial:
                 yield action, stray
 
@@ -148,7 +148,7 @@ def place(nodes: Iterable[Node], action: str, kind: str, units: Mapping[str, int
     for node in nodes:
         share = node.share.get(resource)  # as `free` has it: without a call, asked once a node for every grant
         free = (node.capacity.get(resource, 0) if share is None else share) - node.used.get(resource, 0)
-        if free <= most or not node.ready or kind not in node.kinds or action in node.strays:
+        if free <= most or not node.ready or kind not in node.kinds or action in node.orphans:
             continue
         if alone or node.holds(units):
             best, most = node, free

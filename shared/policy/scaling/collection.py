@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from shared.policy.scaling.history import History
-from shared.policy.scaling.listing import Counts, Flags, Floats
+from shared.policy.scaling.list_scheduling import Counts, Flags, Floats
 from shared.policy.scaling.workload import ExpectedBatch, Requests, Stage
 
 

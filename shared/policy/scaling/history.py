@@ -15,7 +15,7 @@ from random import Random
 
 import numpy as np
 
-from shared.policy.scaling.listing import Counts, Flags, Floats
+from shared.policy.scaling.list_scheduling import Counts, Flags, Floats
 from shared.policy.scaling.workload import BatchRecord
 
 WINDOW = 5

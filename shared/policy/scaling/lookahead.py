@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.policy.scaling.listing import Counts, Floats
+from shared.policy.scaling.list_scheduling import Counts, Floats
 from shared.policy.scaling.search import Plan
 
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from shared.policy.scaling import reasons
-from shared.policy.scaling.known import KnownBatch
+from shared.policy.scaling.config import PlannerConfig
 from shared.policy.scaling.lookahead import needed_within
+from shared.policy.scaling.open_batch import OpenBatchState
 from shared.policy.scaling.reasons import Reason
 from shared.policy.scaling.relaxing import Relaxed, search_relaxed
 from shared.policy.scaling.search import ExpectedBatch, Plan, Stage, simulate
@@ -38,7 +39,6 @@ from shared.policy.scaling.stimuli import (
     Stimulus,
     Woken,
 )
-from shared.policy.scaling.ways import Ways
 from shared.policy.scaling.wishes import Wish, wished
 from shared.policy.scaling.workload import OpenedBatch
 
@@ -47,7 +47,7 @@ from shared.policy.scaling.workload import OpenedBatch
 class Planner:
     """Open batches, what their tasks did of late, what pools can hold. Memory is bounded by the open batches."""
 
-    ways: Ways = field(default_factory=Ways)
+    ways: PlannerConfig = field(default_factory=PlannerConfig)
     floors: Mapping[str, int] = field(default_factory=dict)
     ceilings: Mapping[str, int] = field(default_factory=dict)
     """Set by hand; a pool holds no more than its nodes have anyway."""
@@ -55,7 +55,7 @@ class Planner:
     targets: dict[str, int] = field(default_factory=dict)
     """As decided last, by pool."""
     _random: Random = field(init=False)
-    _open: dict[str, KnownBatch] = field(default_factory=dict)
+    _open: dict[str, OpenBatchState] = field(default_factory=dict)
     _capacity: dict[str, int] = field(default_factory=dict)
     _cold_start_s: dict[str, float] = field(default_factory=dict)
     _steady: dict[str, Steady] = field(default_factory=dict)
@@ -157,7 +157,7 @@ class Planner:
         batch = stimulus.batch
         known = self._open.get(batch.batch)
         if known is None:
-            known = self._open[batch.batch] = KnownBatch(batch)
+            known = self._open[batch.batch] = OpenBatchState(batch)
         known.learn(stimulus.past, self.ways.window)  # where it is told again, what came meanwhile stays known
         if stimulus.restored or not self._wants(known, now):
             return []
@@ -222,7 +222,7 @@ class Planner:
             commands.append(PublishTarget(pool, previous, units, reason))
         return commands
 
-    def _expected(self, now: float, wanting: Sequence[KnownBatch]) -> tuple[list[Command], list[ExpectedBatch]]:
+    def _expected(self, now: float, wanting: Sequence[OpenBatchState]) -> tuple[list[Command], list[ExpectedBatch]]:
         """Expectations of the batches with history, in the dispatcher's order, and where that has changed."""
         commands: list[Command] = []
         batches = []
@@ -280,11 +280,11 @@ class Planner:
     def _hold_s(self, pool: str) -> float:
         return max(self.ways.hold_s, self._cold_start_s.get(pool, 0.0)) if self.ways.hold_s else 0.0
 
-    def _wants(self, known: KnownBatch, now: float) -> bool:
+    def _wants(self, known: OpenBatchState, now: float) -> bool:
         """Its requests come, or will so soon that its pools are to be warmed up."""
         return known.batch.first_arrival_at is not None or now >= self._warm_s(known)
 
-    def _warm_s(self, known: KnownBatch) -> float:
+    def _warm_s(self, known: OpenBatchState) -> float:
         """When a batch begins to want units, unless its first request comes before. Without history: at once."""
         if known.history is not None and not self.ways.hints:
             return math.inf

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from shared.policy.scaling.listing import TOLERANCE_S
+from shared.policy.scaling.list_scheduling import TOLERANCE_S
 from shared.policy.scaling.search import ExpectedBatch, Outcome
 
 Why = Literal["searched", "ceiling", "no-history", "idle"]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shared.policy.scaling.listing import TOLERANCE_S
+from shared.policy.scaling.list_scheduling import TOLERANCE_S
 from shared.policy.scaling.search import ExpectedBatch, Outcome, Plan, search, simulate
 
 STEPS: Final = (1.0, 0.75, 0.5, 0.25, 0.0)

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shared.policy.scaling.load import Load, Work
 from shared.policy.scaling.simulation import (
     Outcome,
     Schedule,
@@ -30,6 +29,7 @@ from shared.policy.scaling.simulation import (
     schedule,
     simulate,
 )
+from shared.policy.scaling.simulation_input import SimulationInput, Work
 from shared.policy.scaling.workload import UNREACHED, BatchRecord, ExpectedBatch, Requests, Stage, repeating
 
 __all__ = [
@@ -68,7 +68,7 @@ class Plan:
     """How often SIMULATE ran."""
     sequential: Mapping[str, int]
     """By pool: what Algorithm 1 alone found, before trading."""
-    load: Load = field(repr=False, compare=False)
+    load: SimulationInput = field(repr=False, compare=False)
     """What was searched for."""
     schedule: Schedule = field(repr=False, compare=False)
     """Of the load on `units`."""
@@ -101,7 +101,7 @@ def search(
     take 34 ms and 23 simulations, 100,000 take 0.31 s and 27 (`search_load`), where no trade pays. One that
     does (without the timeout-aware rule) makes it 0.1 s and 0.75 s, 58 simulations each, and the plan 1 to 6 % cheaper.
     """
-    load = Load(batches, strictness)
+    load = SimulationInput(batches, strictness)
     at_most = [ceilings.get(pool, 0) for pool in load.pools]
     trials = _Trials(load, at_most)
     if not trials.feasible(at_most):
@@ -123,7 +123,7 @@ def _plan(trials: _Trials, units: Sequence[int], sequential: Sequence[int]) -> P
     return Plan(_named(load, units), outcome(load, whole), trials.count, _named(load, sequential), load, whole)
 
 
-def _named(load: Load, units: Sequence[int]) -> dict[str, int]:
+def _named(load: SimulationInput, units: Sequence[int]) -> dict[str, int]:
     return dict(zip(load.pools, units, strict=True))
 
 
@@ -134,7 +134,7 @@ class _Trials:
     passes through them arrives at the next pool at known times.
     """
 
-    def __init__(self, load: Load, ceilings: Sequence[int]) -> None:
+    def __init__(self, load: SimulationInput, ceilings: Sequence[int]) -> None:
         self.load = load
         self.bounds = [min(load.bound(pool), most) for pool, most in enumerate(ceilings)]
         """Never above the ceilings: whether these do is for a simulation to say."""

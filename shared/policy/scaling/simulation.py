@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from shared.policy.scaling.listing import TOLERANCE_S, Floats
-from shared.policy.scaling.load import Load, Work, peak
-from shared.policy.scaling.rehearsal import rehearse
+from shared.policy.scaling.list_scheduling import TOLERANCE_S, Floats
+from shared.policy.scaling.simulation_input import SimulationInput, Work, peak
+from shared.policy.scaling.simulation_kernel import run_to_end
 from shared.policy.scaling.workload import ExpectedBatch
 
 
@@ -62,7 +62,7 @@ def simulate(batches: Sequence[ExpectedBatch], units: Mapping[str, int], *, stri
     Raises:
         ValueError: requests have not one row of times for each stage.
     """
-    load = Load(batches, strictness)
+    load = SimulationInput(batches, strictness)
     return outcome(load, schedule(load.work, [units.get(pool, 0) for pool in load.pools]))
 
 
@@ -91,11 +91,11 @@ def feasible_schedule(work: Work, capacity: Sequence[int]) -> Schedule | None:
 
 def _run(work: Work, capacity: Sequence[int], enough_s: float) -> Schedule:
     coming = (work.arrivals_s, work.first_visits, work.under_way, work.begins_s)
-    starts, used, slack = rehearse(work.visits, coming, np.array(capacity, np.int64), enough_s)
+    starts, used, slack = run_to_end(work.visits, coming, np.array(capacity, np.int64), enough_s)
     return Schedule(starts, used.tolist(), slack)
 
 
-def outcome(load: Load, found: Schedule) -> Outcome:
+def outcome(load: SimulationInput, found: Schedule) -> Outcome:
     """What a schedule means for its batches."""
     visits, starts = load.visits, found.starts_s
     ends = starts + visits["lasts_s"]
@@ -116,7 +116,7 @@ def outcome(load: Load, found: Schedule) -> Outcome:
     return Outcome(_first_violation(load, starts), delays, used, workers, blamed)
 
 
-def _longest_wait(load: Load, starts: Floats, last: int) -> int:
+def _longest_wait(load: SimulationInput, starts: Floats, last: int) -> int:
     """The stage for which the request of a visit waits longest up to it; one that never starts waits longest."""
     first = last
     while first and not load.visits["final"][first - 1]:
@@ -128,7 +128,7 @@ def _longest_wait(load: Load, starts: Floats, last: int) -> int:
     return int(load.stage[first + int(np.argmax(waits))])
 
 
-def _first_violation(load: Load, starts: Floats) -> Violation | None:
+def _first_violation(load: SimulationInput, starts: Floats) -> Violation | None:
     visits = load.visits
     ends = starts + visits["lasts_s"]
     ready = load.earliest_s.copy()

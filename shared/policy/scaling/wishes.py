@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shared.policy.scaling.known import KnownBatch
+from shared.policy.scaling.open_batch import OpenBatchState
 from shared.policy.scaling.outstanding import least_units, most_units
 from shared.policy.scaling.search import Plan
 
@@ -29,7 +29,7 @@ class Wish(NamedTuple):
         return max(self.soon + self.unknown, self.least)
 
 
-def wished(pool: str, wanting: Sequence[KnownBatch], plan: Plan, soon: Mapping[str, int], ceiling: int) -> Wish:
+def wished(pool: str, wanting: Sequence[OpenBatchState], plan: Plan, soon: Mapping[str, int], ceiling: int) -> Wish:
     """Units of a pool.
 
     Args:

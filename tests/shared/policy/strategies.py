@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from shared.policy.model.elasticity import Elasticity
-from shared.policy.model.formulation import Request, Stay, Work
+from shared.policy.model.formulation import EnvironmentNeed, Request, Work
 from shared.policy.resources.ledger import Node
 
 CORES = "cores@cpu"
@@ -69,7 +69,7 @@ COSTS: tuple[tuple[str, Mapping[str, int]], ...] = (
 SCALED = replace(work(timeout_s=5.0), amounts=(1, 2, 3), elasticity=Elasticity("amdahl", serial=0.1), duration_s=3.0)
 """A stage that more cores would shorten."""
 
-STAYS = tuple(Stay(f"t{size}", "runtime", {"memory": size}) for size in (1, 2, 4, 20))
+STAYS = tuple(EnvironmentNeed(f"t{size}", "runtime", {"memory": size}) for size in (1, 2, 4, 20))
 """Trajectories' environments; the last one needs more memory than any node has."""
 
 acts = st.fixed_dictionaries(

@@ -12,8 +12,8 @@ from treadle.testing.servers import clean_environment
 
 WARM = """
 from shared.policy.elastic import arrange, eviction, scheduling
-from shared.policy.scaling import rehearsal
-scheduling.warm(); rehearsal.warm()
+from shared.policy.scaling import simulation_kernel
+scheduling.warm(); simulation_kernel.warm()
 loops = [loop for module in (arrange, eviction, rehearsal) for loop in vars(module).values() if hasattr(loop, "stats")]
 print(sum(sum(loop.stats.cache_hits.values()) for loop in loops))
 print(sum(sum(loop.stats.cache_misses.values()) for loop in loops))
@@ -51,7 +51,7 @@ def test_the_choice_of_the_operator_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", ["scripts/setup", "Dockerfile"])
 def test_loops_are_compiled_when_the_environment_is_made(script: str) -> None:
     command = (
-        "from shared.policy.elastic import scheduling; from shared.policy.scaling import rehearsal; "
-        "scheduling.warm(); rehearsal.warm()"
+        "from shared.policy.elastic import scheduling; from shared.policy.scaling import simulation_kernel; "
+        "scheduling.warm(); simulation_kernel.warm()"
     )
     assert command in Path(script).read_text()

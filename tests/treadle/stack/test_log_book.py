@@ -4,12 +4,12 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.stack.logs import LONGEST_LINE, LineSplitter, LogBook
+from treadle.stack.logs import LONGEST_LINE, LineSplitter, ServiceLogs
 
 
 def test_the_view_names_the_service_and_the_file_holds_the_bare_line(tmp_path: Path) -> None:
     view = io.StringIO()
-    book = LogBook(tmp_path, limit_bytes=1000, view=view, width=6)
+    book = ServiceLogs(tmp_path, limit_bytes=1000, view=view, width=6)
     book.line("proxy", "batch_opened")
     book.close()
     assert view.getvalue() == "proxy | batch_opened\n"
@@ -17,7 +17,7 @@ def test_the_view_names_the_service_and_the_file_holds_the_bare_line(tmp_path: P
 
 
 def test_a_full_file_is_set_aside_once(tmp_path: Path) -> None:
-    book = LogBook(tmp_path, limit_bytes=100)
+    book = ServiceLogs(tmp_path, limit_bytes=100)
     for number in range(60):
         book.line("proxy", f"line {number:04d}")
     book.close()
@@ -27,7 +27,7 @@ def test_a_full_file_is_set_aside_once(tmp_path: Path) -> None:
 
 
 def test_the_last_lines_are_remembered(tmp_path: Path) -> None:
-    book = LogBook(tmp_path, limit_bytes=10_000)
+    book = ServiceLogs(tmp_path, limit_bytes=10_000)
     for number in range(100):
         book.line("proxy", str(number))
     book.close()

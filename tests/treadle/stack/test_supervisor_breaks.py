@@ -30,8 +30,8 @@ home = open_home(Path(sys.argv[1]))
 sleeper = Unit(Launch("sleeper", ("sleep", "300"), {"PATH": "/usr/bin:/bin"}), "none", probe)
 prepare = Launch("prepare", ("true",), {"PATH": "/usr/bin:/bin"})
 plan = Plan(home, (sleeper,), (), prepare, (), timedelta(seconds=30), 1 << 20)
-import treadle.stack.keeper
-treadle.stack.keeper.HEALTHY_PROBE_S = 0.1
+import treadle.stack.service_runner
+treadle.stack.service_runner.HEALTHY_PROBE_S = 0.1
 sys.exit(asyncio.run(supervise(plan, LogBook(home.log, limit_bytes=1 << 20))))
 """
 

@@ -46,7 +46,7 @@ async def body(call: Call, decode: Callable[[bytes], T]) -> T:
         BadRequest: it does not mean anything.
     """
     try:
-        return decode(await call.body(call.world.settings.max_body_bytes))
+        return decode(await call.body(call.proxy.settings.max_body_bytes))
     except UNREADABLE as error:
         raise unreadable(error) from error
 
@@ -73,7 +73,7 @@ async def act(
         Conflict, NotFound: the trajectory has ended, or there is none.
     """
     asked = request_id(call)
-    budget_s = timeout_s + call.world.settings.max_wait_s
+    budget_s = timeout_s + call.proxy.settings.max_wait_s
     request = TrajectoryAction(
         kind=kind,
         params=msgspec.Raw(_encoder.encode(params)),
@@ -81,7 +81,7 @@ async def act(
         timeout_s=timeout_s,
         budget_s=budget_s,
     )
-    submitted = await call.world.trajectories.action(trajectory, request)
+    submitted = await call.proxy.trajectories.action(trajectory, request)
     reply = await submit_and_wait(call, submitted, budget_s + MARGIN_S)
     if reply.status != 200:
         raise Unavailable(what=f"{kind} has no answer yet; ask GET /v1/actions/{submitted.action}")

@@ -92,7 +92,7 @@ async def write_file(call: Call, trajectory: str) -> dict[str, Any]:
 
 async def upload(call: Call, trajectory: str) -> dict[str, Any]:
     """A file, or a directory as a zip archive."""
-    most = call.world.settings.max_body_bytes
+    most = call.proxy.settings.max_body_bytes
     form = decode_upload(call.header(b"content-type") or "", await call.body(most))
     if form.unzip:
         archive = await asyncio.to_thread(_archive, form.content, most)

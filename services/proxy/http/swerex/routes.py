@@ -36,15 +36,15 @@ def _route(verb: str, run: Verb, method: str = "POST") -> HotRoute:
 
 async def is_alive(call: Call, trajectory: str) -> dict[str, Any]:
     """Is it open? Nothing is made for this."""
-    view = await call.world.trajectories.view(trajectory)
+    view = await call.proxy.trajectories.view(trajectory)
     alive = view.state == "open"
     return {"is_alive": alive, "message": "" if alive else f"trajectory {trajectory} is {view.state}: {view.reason}"}
 
 
 async def close(call: Call, trajectory: str) -> dict[str, Any]:
     """The client wants no more of it: the trajectory is closed."""
-    await call.body(call.world.settings.max_body_bytes)
-    await call.world.trajectories.close(trajectory)
+    await call.body(call.proxy.settings.max_body_bytes)
+    await call.proxy.trajectories.close(trajectory)
     return {}
 
 

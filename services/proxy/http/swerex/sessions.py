@@ -66,8 +66,8 @@ async def _claim(call: Call, trajectory: str, session: str) -> None:
 
 
 async def _kept_s(call: Call, trajectory: str) -> int:
-    opened = await call.world.trajectories.opened(trajectory)
-    return math.ceil(opened.environment.lifetime_s + call.world.settings.keep_trajectory_s)
+    opened = await call.proxy.trajectories.opened(trajectory)
+    return math.ceil(opened.environment.lifetime_s + call.proxy.settings.keep_trajectory_s)
 
 
 async def close_session(call: Call, trajectory: str) -> dict[str, Any]:
@@ -161,9 +161,9 @@ def _key(trajectory: str) -> str:
 
 async def _ask(call: Call, *words: Any) -> Any:
     async def attempt() -> Any:
-        return await command(call.world.redis, *words)
+        return await command(call.proxy.redis, *words)
 
-    return await patiently(attempt, what="keeping sessions", patience_s=call.world.settings.submit_patience_s)
+    return await patiently(attempt, what="keeping sessions", patience_s=call.proxy.settings.submit_patience_s)
 
 
 def _observation(output: str, exit_code: int | None) -> dict[str, Any]:

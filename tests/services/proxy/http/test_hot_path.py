@@ -62,9 +62,9 @@ async def asked(
         sent.append(message)
 
     settings = ProxySettings.model_validate({"max_wait_s": 60.0, "read_deadline_s": 0.2})
-    world = SimpleNamespace(settings=settings, redis=Redis(), bodies=Bodies(1 << 20))  # it has never replied
+    proxy = SimpleNamespace(settings=settings, redis=Redis(), bodies=Bodies(1 << 20))  # it has never replied
     scope = {
-        "type": "http", "method": method, "path": path, "query_string": query.encode(), "state": {"world": world},
+        "type": "http", "method": method, "path": path, "query_string": query.encode(), "state": {"proxy": proxy},
         "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
     }  # fmt: skip
     async with asyncio.timeout(20):
@@ -182,8 +182,8 @@ async def test_what_lies_behind_gets_whole_bodies_of_bounded_size() -> None:
         async def send(message: Message) -> None:
             sent.append(message)
 
-        world = SimpleNamespace(settings=ProxySettings.model_validate({"max_body_bytes": 100}), bodies=Bodies(1 << 20))
-        scope: Scope = {"type": "http", "method": "PUT", "path": "/behind", "state": {"world": world}}
+        proxy = SimpleNamespace(settings=ProxySettings.model_validate({"max_body_bytes": 100}), bodies=Bodies(1 << 20))
+        scope: Scope = {"type": "http", "method": "PUT", "path": "/behind", "state": {"proxy": proxy}}
         await HotPath(echo, ROUTES)(scope, receive, send)
         return sent[0]["status"], sent[1]["body"]
 
@@ -302,9 +302,9 @@ async def test_a_body_that_was_cut_short_is_never_taken_for_whole(path: str) -> 
     async def send(message: Message) -> None:
         sent.append(message)
 
-    world = SimpleNamespace(settings=ProxySettings.model_validate({}), bodies=Bodies(1 << 20))
+    proxy = SimpleNamespace(settings=ProxySettings.model_validate({}), bodies=Bodies(1 << 20))
     scope = {
-        "type": "http", "method": "POST", "path": path, "query_string": b"", "state": {"world": world}, "headers": [],
+        "type": "http", "method": "POST", "path": path, "query_string": b"", "state": {"proxy": proxy}, "headers": [],
     }  # fmt: skip
     await HotPath(behind, ROUTES)(scope, receive, send)
 

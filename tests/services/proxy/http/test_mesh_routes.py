@@ -19,8 +19,8 @@ async def test_an_entry_that_cannot_be_read_hides_no_other(redis_url: str) -> No
     async with connect(redis_url, name="test") as redis:
         for payload in (NODES.encode(bye), b'["hello.v1","not what it was"]', b"\xff", NODES.encode(bye)):
             await command(redis, "XADD", NODES.name, "*", ENTRY, payload)
-        world: Any = SimpleNamespace(redis=redis)
-        assert [message for _, message in await _newest(world, NODES, 10)] == [bye, bye]
+        proxy: Any = SimpleNamespace(redis=redis)
+        assert [message for _, message in await _newest(proxy, NODES, 10)] == [bye, bye]
 
 
 async def test_a_node_is_shown_with_what_its_last_heartbeat_told(redis_url: str) -> None:
@@ -31,12 +31,12 @@ async def test_a_node_is_shown_with_what_its_last_heartbeat_told(redis_url: str)
     ]
     async with connect(redis_url, name="test") as redis:
         clock = await ValkeyClock.measure(redis)
-        world: Any = SimpleNamespace(redis=redis, clock=clock, settings=SimpleNamespace(node_lost_s=60.0))
+        proxy: Any = SimpleNamespace(redis=redis, clock=clock, settings=SimpleNamespace(node_lost_s=60.0))
         shown = []
         said: list[Hello | Heartbeat] = [hello, *beats]
         for message in said:
             await command(redis, "XADD", NODES.name, "*", ENTRY, NODES.encode(message))
-            (view,) = await _nodes(world)
+            (view,) = await _nodes(proxy)
             shown.append((view.owned, view.cold_start_s))
     assert shown == [({}, {}), ({"cores": 1}, {}), ({"cores": 1}, {"cores": 0.25})]
 

@@ -16,9 +16,9 @@ from shared.bus.functions import Advancing, Submission
 from shared.bus.seen import read_seen
 from shared.messages.actions import ACTIONS, ActionSubmitted
 from shared.messages.seen import BatchesSeen, BatchSeen
+from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.backlog import Backlog, Lack, PoolBacklog
-from shared.policy.dispatch.floor import Floor
-from shared.policy.dispatch.life import Life
+from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.model.formulation import Request, Work
 from tests.services.proxy.mesh import START, StillClock, stage, submitted
 from tests.services.proxy.stores import store_over
@@ -90,9 +90,9 @@ async def test_what_is_answered_meanwhile_is_not_stuck(store: Store, journal: Jo
 # ---- telling -----------------------------------------------------------------------------------------------------
 
 
-def waiting(floor: Floor, name: str, batch: str = "b") -> None:
+def waiting(floor: ClusterState, name: str, batch: str = "b") -> None:
     work = Work("run", "code.run", "cores@default", {"cores": 999}, 1.0)
-    floor.enqueue(Life(Request(name, "ada", "t", batch, (1000, 1), (work,), 1e9)))
+    floor.enqueue(ActionState(Request(name, "ada", "t", batch, (1000, 1), (work,), 1e9)))
 
 
 async def test_changes_are_told_until_another_leads(
@@ -100,7 +100,7 @@ async def test_changes_are_told_until_another_leads(
 ) -> None:
     monkeypatch.setattr(backlog, "TOLD_EVERY_S", 0.01)
     await functions.tell_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"former": 1}))
-    floor, flaky = Floor(), Flaky(journal.redis)
+    floor, flaky = ClusterState(), Flaky(journal.redis)
     telling = asyncio.create_task(tell_backlog(flaky, journal.epoch, floor, StillClock()))
     await soon(lambda: _is(store, {}))
     flaky.failures = ["before", "after"]
@@ -127,7 +127,7 @@ async def test_of_batches_only_changes_are_told_and_first_that_there_are_none(
     monkeypatch.setattr(backlog, "TOLD_EVERY_S", 0.01)
     former = BatchesSeen(1.0, {"gone": BatchSeen([b""], [b""])})
     await functions.tell_backlog(journal.redis, journal.epoch, Backlog(), former)
-    floor, clock = Floor(), StillClock()
+    floor, clock = ClusterState(), StillClock()
     telling = asyncio.create_task(tell_backlog(journal.redis, journal.epoch, floor, clock))
 
     async def seen(*batches: str) -> bool:

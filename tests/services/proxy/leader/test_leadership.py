@@ -26,11 +26,11 @@ async def test_a_take_over_that_outlasts_the_lease_still_leads(
 ) -> None:
     taken = 0
 
-    async def slow(*world: Any) -> Any:
+    async def slow(*proxy: Any) -> Any:
         nonlocal taken
         taken += 1
         await asyncio.sleep(3 * LEASE_S)
-        return await take_over(*world)
+        return await take_over(*proxy)
 
     monkeypatch.setattr(leadership, "take_over", slow)
     settings = ProxySettings.model_validate({"lease_s": LEASE_S})

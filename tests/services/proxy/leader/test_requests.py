@@ -10,7 +10,7 @@ import pytest
 from services.proxy.leader.requests import to_end, to_granted, to_request, to_stay, to_work, unschedulable
 from shared.messages.environments import EnvironmentSpec
 from shared.policy.model.elasticity import Elasticity
-from shared.policy.model.formulation import Grant, Stay
+from shared.policy.model.formulation import EnvironmentNeed, Grant
 from tests.services.proxy.mesh import SPEC, acting, journalled, outcome, stage, submitted
 
 AMDAHL = Elasticity("amdahl", serial=0.1)
@@ -48,7 +48,7 @@ def test_an_action_of_a_trajectory_stays_where_its_environment_can_be_made(image
 
     request = to_request(journalled(acting("a", "t7", spec=spec)))
 
-    assert request.stay == Stay("t7", kind, {"memory_mb": 300}, pulled, starts=1)
+    assert request.stay == EnvironmentNeed("t7", kind, {"memory_mb": 300}, pulled, starts=1)
     assert not request.stages[0].repeatable
 
 

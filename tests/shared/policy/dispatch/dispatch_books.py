@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from shared.policy.dispatch.backlog import survey, why_stuck
+from shared.policy.dispatch.batch_snapshots import batch_snapshots
 from shared.policy.dispatch.dispatcher import Dispatcher, Ended
-from shared.policy.dispatch.standing import standings
 from shared.policy.model.formulation import Answer, Command, Grant, Request, StageAct
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.dispatch.dispatch_hosts import Gone, Host, Inventory
@@ -154,7 +154,7 @@ class Books:
 
     def check_standings(self) -> None:
         """Every unanswered request of a batch stands in one place, and runs where it has units."""
-        told = standings(self.leader.floor)
+        told = batch_snapshots(self.leader.floor)
         lives = [life for life in self.leader.lives.values() if life.request.batch]
         assert told.keys() == {life.request.batch for life in lives}
         for name, batch in told.items():

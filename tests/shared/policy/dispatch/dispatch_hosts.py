@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shared.policy.model.formulation import Command, Grant, TrajectoryEnd
-from shared.policy.model.reports import Holding
+from shared.policy.model.reports import HeldGrant
 from shared.policy.resources.ledger import Node
 
 
@@ -29,7 +29,7 @@ class Inventory:
     node: str
     incarnation: str
     epoch: int
-    held: dict[str, Holding]
+    held: dict[str, HeldGrant]
     environments: dict[str, dict[str, int]]
 
 
@@ -95,12 +95,12 @@ class Host:
             begun.append(self.runs[run.grant.action])
         return begun
 
-    def held(self, now: float) -> dict[str, Holding]:
+    def held(self, now: float) -> dict[str, HeldGrant]:
         """Its inventory."""
 
-        def holding(run: Run, *, waits: bool) -> Holding:
+        def holding(run: Run, *, waits: bool) -> HeldGrant:
             grant = run.grant
-            return Holding(grant.stage, grant.attempt, 0.0 if waits else now - run.since, grant.units, waits)
+            return HeldGrant(grant.stage, grant.attempt, 0.0 if waits else now - run.since, grant.units, waits)
 
         held = {action: holding(run, waits=False) for action, run in self.runs.items()}
         return held | {action: holding(run, waits=True) for action, run in self.line.items()}

@@ -221,12 +221,12 @@ class World(Led):
         assert not self.leader.lives
         for node in self.leader.floor.nodes.values():
             assert not any(node.used.values()), f"units of {node.name} are still taken: {node.used}"
-            assert not node.strays
+            assert not node.orphans
         assert not self.placements, f"closed, and still placed: {self.placements}"
         known = self.leader.floor.trajectories
         assert not known.homes
         assert not known.turns
-        assert not known.strays
+        assert not known.orphans
         for pool in self.leader.floor.pools.values():
             assert not pool.queue
             assert not pool.parked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended, Holding
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended, HeldGrant
 from shared.policy.model.formulation import AskInventory, Command, Grant, Request
 from tests.shared.policy.strategies import node
 
@@ -16,7 +16,7 @@ def leading(*names: str, cores: int = 4) -> Dispatcher:
 
 
 def meet(
-    dispatcher: Dispatcher, name: str, held: dict[str, Holding] | None = None, *, life: str = "1", cores: int = 4
+    dispatcher: Dispatcher, name: str, held: dict[str, HeldGrant] | None = None, *, life: str = "1", cores: int = 4
 ) -> list[Command]:
     asked = dispatcher.node_said_hello(0.0, node(name, {"cores": cores}, incarnation=life))
     assert AskInventory(name) in asked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.policy.dispatch.life import InvalidTransition, Life
+from shared.policy.dispatch.action_state import ActionState, InvalidTransition
 from shared.policy.model.formulation import Advance, Answer, Grant, Revoke
 from tests.shared.policy.dispatch.leading import beat, ended, leading, report, submit
 from tests.shared.policy.strategies import CORES, request, work
@@ -120,7 +120,7 @@ def test_a_deadline_ends_waiting_and_running_work() -> None:
 
 
 def test_a_step_that_the_table_does_not_have_tells_the_story() -> None:
-    life = Life(request("r"))
+    life = ActionState(request("r"))
     life.move("granted")
     life.move("cancelling")
     with pytest.raises(InvalidTransition, match="r: queued -> granted -> cancelling -> queued"):

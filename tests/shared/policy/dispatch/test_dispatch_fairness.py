@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended, Holding
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended, HeldGrant
 from shared.policy.dispatch.starts import Starts
 from shared.policy.model.elasticity import Elasticity
-from shared.policy.model.formulation import Answer, Command, Grant, Request, SetShare, Stay, Work
+from shared.policy.model.formulation import Answer, Command, EnvironmentNeed, Grant, Request, SetShare, Work
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.strategies import node, request, work
 
@@ -31,7 +31,7 @@ def leading(cores: int, memory: int = 100, names: Iterable[str] = ("a",)) -> Dis
 
 def act(name: str, trajectory: str, at_s: float, *, memory: int = 1, done: Work = TOOL, tenant: str = "ada") -> Request:
     made = request(name, done, at_s=at_s, tenant=tenant)
-    return replace(made, stay=Stay(trajectory, "runtime.local", {"memory_mb": memory}))
+    return replace(made, stay=EnvironmentNeed(trajectory, "runtime.local", {"memory_mb": memory}))
 
 
 def scaled(most: int, seconds: float | None, kind: str = "run") -> Work:
@@ -216,7 +216,7 @@ def widened() -> tuple[Dispatcher, Request, Grant, float]:
 def test_what_was_widened_is_expected_to_end_as_wide_as_it_is() -> None:
     new, _, grant, lasts_s = widened()
     new.floor.durations.seen(("ada", "t", "run scaled"), 320.0)
-    new.inventory_taken(0.0, "a", "1", {"r": Holding(0, grant.attempt, 0.0, grant.units)})
+    new.inventory_taken(0.0, "a", "1", {"r": HeldGrant(0, grant.attempt, 0.0, grant.units)})
     assert new.lives["r"].expected_end_s == pytest.approx(lasts_s)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended, Holding
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended, HeldGrant
 from shared.policy.model.formulation import Advance, Answer, AskInventory, Grant, Revoke, StageAct
 from tests.shared.policy.dispatch.leading import beat, ended, leading, meet, report, submit
 from tests.shared.policy.strategies import node, request, work
@@ -77,7 +77,7 @@ def test_a_node_taken_for_dead_gets_its_work_back() -> None:
     (grant,) = submit(dispatcher, request("r"))
     dispatcher.node_lost(1.0, "n", "silent")
     assert not dispatcher.node_seen(2.0, "n", "1")
-    assert meet(dispatcher, "n", {"r": Holding(0, 1, 2.0)}) == []
+    assert meet(dispatcher, "n", {"r": HeldGrant(0, 1, 2.0)}) == []
     (answer,) = report(dispatcher, ended(grant))
     assert isinstance(answer, Answer)
     assert answer.ended == "ok"
@@ -139,7 +139,7 @@ def test_what_a_node_holds_of_others_takes_its_units_until_it_has_ended() -> Non
     """An answered action still executes there, as a new leader finds: no core of it is granted before it is gone."""
     dispatcher = Dispatcher()
     submit(dispatcher, request("r"))
-    assert meet(dispatcher, "n", {"gone": Holding(0, 2, 9.0, {"cores": 1})}, cores=1) == [Revoke("gone", "n", 2)]
+    assert meet(dispatcher, "n", {"gone": HeldGrant(0, 2, 9.0, {"cores": 1})}, cores=1) == [Revoke("gone", "n", 2)]
     dispatcher.check()
     (grant,) = report(dispatcher, Ended("gone", "n", 2, 0, "cancelled"))
     assert isinstance(grant, Grant)
@@ -178,9 +178,9 @@ def test_an_answer_to_an_earlier_question_does_not_lose_what_was_granted_since()
     (grant,) = dispatcher.submitted(16.0, [request("r", work(timeout_s=100.0))])
     beat(dispatcher, 30.2)
     assert dispatcher.ticked(30.2) == [AskInventory("n")]
-    assert dispatcher.inventory_taken(30.3, "n", "1", {"stuck": Holding(0, 1, 30.0)}) == []
+    assert dispatcher.inventory_taken(30.3, "n", "1", {"stuck": HeldGrant(0, 1, 30.0)}) == []
     assert dispatcher.lives["r"].state == "granted", "it is under way to the node"
-    (again,) = dispatcher.inventory_taken(30.4, "n", "1", {"stuck": Holding(0, 1, 30.0)})
+    (again,) = dispatcher.inventory_taken(30.4, "n", "1", {"stuck": HeldGrant(0, 1, 30.0)})
     assert isinstance(grant, Grant)
     assert isinstance(again, Grant)
     assert again.attempt == 2
@@ -189,7 +189,7 @@ def test_an_answer_to_an_earlier_question_does_not_lose_what_was_granted_since()
 def test_an_answer_from_before_a_silence_does_not_speak_of_what_was_granted_since() -> None:
     """Asked at 15.1 s, granted `r` at 16, silent, met again at 40: first comes the answer of 15.1, without `r`."""
     dispatcher = leading("n", cores=4)
-    stuck = {"stuck": Holding(0, 1, 30.0)}
+    stuck = {"stuck": HeldGrant(0, 1, 30.0)}
     submit(dispatcher, request("stuck", work(timeout_s=0.0)))
     beat(dispatcher, 15.1)
     dispatcher.ticked(15.1)
@@ -198,7 +198,7 @@ def test_an_answer_from_before_a_silence_does_not_speak_of_what_was_granted_sinc
     assert not dispatcher.node_seen(40.0, "n", "1")
     assert dispatcher.node_said_hello(40.0, node("n")) == [AskInventory("n")]
     assert dispatcher.inventory_taken(40.1, "n", "1", stuck) == []
-    assert dispatcher.inventory_taken(40.2, "n", "1", {**stuck, "r": Holding(0, 1, 24.0)}) == []
+    assert dispatcher.inventory_taken(40.2, "n", "1", {**stuck, "r": HeldGrant(0, 1, 24.0)}) == []
     assert {name: (life.state, life.attempt) for name, life in dispatcher.lives.items()} == {
         "stuck": ("granted", 1),
         "r": ("granted", 1),
@@ -236,7 +236,7 @@ def resumed(stage: int, attempt: int, where: str, *, repeatable: bool = True) ->
 def test_a_new_leader_gives_marked_work_to_nobody_before_its_node_has_spoken() -> None:
     dispatcher = resumed(1, 1, "n")
     assert meet(dispatcher, "m") == [], "it may run on n"
-    assert meet(dispatcher, "n", {"r": Holding(1, 1, 3.0)}) == []
+    assert meet(dispatcher, "n", {"r": HeldGrant(1, 1, 3.0)}) == []
     (answer,) = report(dispatcher, Ended("r", "n", 1, 1, "ok", True))
     assert isinstance(answer, Answer)
     assert [act.name for act in answer.acts] == ["compile", "run"]
@@ -275,14 +275,14 @@ def test_hellos_of_two_lives_read_together_do_not_lose_what_the_newer_one_holds(
     dispatcher.node_said_hello(0.0, node("n", incarnation="1"))
     assert dispatcher.node_said_hello(0.0, node("n", incarnation="2")) == [AskInventory("n")]
     assert dispatcher.inventory_taken(0.0, "n", "1", {}) == []
-    assert dispatcher.inventory_taken(0.0, "n", "2", {"r": Holding(0, 1, 3.0)}) == []
+    assert dispatcher.inventory_taken(0.0, "n", "2", {"r": HeldGrant(0, 1, 3.0)}) == []
     assert dispatcher.lives["r"].booked
 
 
 def test_an_older_attempt_is_not_taken_back() -> None:
     """Attempt 2 was granted to m; what n still executes is revoked, and its core is not granted meanwhile."""
     dispatcher = resumed(0, 2, "m")
-    assert meet(dispatcher, "n", {"r": Holding(0, 1, 9.0)}, cores=1) == [Revoke("r", "n", 1)]
+    assert meet(dispatcher, "n", {"r": HeldGrant(0, 1, 9.0)}, cores=1) == [Revoke("r", "n", 1)]
     assert submit(dispatcher, request("other")) == []
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shared.policy.model.formulation import Grant, Request, Stay, TrajectoryEnd
+from shared.policy.model.formulation import EnvironmentNeed, Grant, Request, TrajectoryEnd
 from tests.shared.policy import strategies
 from tests.shared.policy.dispatch.dispatch_hosts import Host
 from tests.shared.policy.dispatch.dispatch_world import World
@@ -87,7 +87,7 @@ class Mesh(RuleBasedStateMachine):
             world.submit(Request(name, "ada", "t", "", arrival, stages, deadline_s, stay=draft["stay"]))
 
     @rule(stay=st.sampled_from(strategies.STAYS))
-    def close(self, stay: Stay) -> None:
+    def close(self, stay: EnvironmentNeed) -> None:
         self.world.close(stay.trajectory)
 
     @precondition(lambda self: any(host.environments for host in self.world.hosts.values()))

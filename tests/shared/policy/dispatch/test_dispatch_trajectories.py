@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended, Holding
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended, HeldGrant
 from shared.policy.model.formulation import (
     Answer,
     CloseEnvironment,
     Command,
+    EnvironmentNeed,
     ForgetTrajectory,
     Grant,
     Request,
     Revoke,
-    Stay,
     TrajectoryEnd,
 )
 from shared.policy.resources.ledger import Node
@@ -42,7 +42,7 @@ def leading(*nodes: Node) -> Dispatcher:
 
 def act(name: str, trajectory: str = "t", *, memory: int = 10, cores: int = 1, seq: int = 0, **more: bool) -> Request:
     one = request(name, work(units={"cores": cores}, kind="act", repeatable=more.get("repeatable", False)), seq=seq)
-    return replace(one, stay=Stay(trajectory, "runtime.local", {"memory_mb": memory}))
+    return replace(one, stay=EnvironmentNeed(trajectory, "runtime.local", {"memory_mb": memory}))
 
 
 def submit(dispatcher: Dispatcher, *requests: Request, now: float = 0.0) -> list[Command]:
@@ -231,7 +231,7 @@ def test_a_leader_that_died_over_an_answer_had_granted_the_next_action_and_both_
     first, second = (Ended(name, "a", 1, 0, "ok", True, 0.0, 0.5) for name in ("r0", "r1"))
     assert answers(dispatcher.finished(1.0, [first])) == {"r0": "ok"}
     dispatcher.check()
-    held = {"r1": Holding(0, 1, 0.1, {"cores": 1})}
+    held = {"r1": HeldGrant(0, 1, 0.1, {"cores": 1})}
     dispatcher.inventory_taken(1.0, "a", "1", held, {"t": {"memory_mb": 10}})
     dispatcher.check()
     assert answers(dispatcher.finished(2.0, [second])) == {"r1": "ok"}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shared.policy.dispatch.backlog import survey, why_it_waits_to_begin
 from shared.policy.dispatch.dispatcher import Dispatcher, Ended
-from shared.policy.model.formulation import STARTS, Command, Grant, Request, Stay
+from shared.policy.model.formulation import STARTS, Command, EnvironmentNeed, Grant, Request
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.dispatch.test_dispatch_trajectories import act, host, leading, submit
 
@@ -17,7 +17,9 @@ MEMORY = "memory_mb"
 
 
 def starting(name: str, trajectory: str, seq: int, memory: int = 1) -> Request:
-    return replace(act(name, trajectory, seq=seq), stay=Stay(trajectory, "runtime.local", {MEMORY: memory}, starts=1))
+    return replace(
+        act(name, trajectory, seq=seq), stay=EnvironmentNeed(trajectory, "runtime.local", {MEMORY: memory}, starts=1)
+    )
 
 
 def limited(cores: int = 4, starts: int = 1, memory: int = 1000) -> Node:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.policy.model.formulation import Request
-from shared.policy.order.batches import BatchBook
+from shared.policy.order.batches import BatchRegistry
 from shared.policy.order.ebf import EbfKey
 from shared.policy.order.estimates import UNKNOWN_FRACTION, Durations
 from tests.shared.policy.strategies import request, work
@@ -17,12 +17,12 @@ from tests.shared.policy.strategies import request, work
 HERE, THERE = ("cores@default", "cores@default", "ada"), ("cores@default", "=n1", "ada")
 
 
-def key(book: BatchBook, one: Request) -> EbfKey:
+def key(book: BatchRegistry, one: Request) -> EbfKey:
     return book.key(one, Durations())
 
 
 def test_a_batch_is_expected_after_its_first_arrival_and_all_its_timeouts() -> None:
-    book = BatchBook()
+    book = BatchRegistry()
     stages = (work(timeout_s=10.0), work(timeout_s=30.0))
     assert key(book, request("first", *stages, at_s=5.0, batch="b")) == EbfKey(45.0, 0.0, (5000, 0))
     assert key(book, request("later", *stages, at_s=9.0, seq=3, batch="b", priority=2.0)) == EbfKey(
@@ -31,7 +31,7 @@ def test_a_batch_is_expected_after_its_first_arrival_and_all_its_timeouts() -> N
 
 
 def test_outside_a_batch_the_arrival_counts_and_the_duration_once_it_is_known() -> None:
-    book, durations = BatchBook(), Durations()
+    book, durations = BatchRegistry(), Durations()
     alone = request("a", work(timeout_s=10.0), at_s=5.0)
     assert book.key(alone, durations).expected_completion_s == 5.0
     durations.seen(("ada", "t", "run"), 4.0)
@@ -40,7 +40,7 @@ def test_outside_a_batch_the_arrival_counts_and_the_duration_once_it_is_known() 
 
 @given(st.floats(0, 1e4), st.lists(st.floats(0, 1e9) | st.just(math.inf) | st.just(math.nan), max_size=5))
 def test_an_expected_completion_stays_finite_and_bounded(arrived_s: float, estimates: list[float]) -> None:
-    book = BatchBook(bound_s=100.0)
+    book = BatchRegistry(bound_s=100.0)
     one = request("a", work(timeout_s=1e6), at_s=arrived_s, batch="b")
     for estimate in estimates[:2]:
         book.expected("b", estimate)
@@ -51,7 +51,7 @@ def test_an_expected_completion_stays_finite_and_bounded(arrived_s: float, estim
 
 
 def test_an_estimate_names_the_queues_in_which_the_batch_waits() -> None:
-    book = BatchBook()
+    book = BatchRegistry()
     first, second, gone = (request(name, batch="b", seq=at) for at, name in enumerate(("first", "second", "gone")))
     alone = request("alone")
     for one, place in ((first, HERE), (second, HERE), (gone, THERE), (alone, HERE)):
@@ -65,7 +65,7 @@ def test_an_estimate_names_the_queues_in_which_the_batch_waits() -> None:
 
 
 def test_an_estimate_that_came_before_the_first_request_is_used_once() -> None:
-    book = BatchBook()
+    book = BatchRegistry()
     assert book.expected("b", 7.0) == []
     assert key(book, request("a", at_s=2.0, batch="b")).expected_completion_s == 7.0
     book.ended("b")
@@ -73,7 +73,7 @@ def test_an_estimate_that_came_before_the_first_request_is_used_once() -> None:
 
 
 def test_the_first_arrival_under_a_former_leader_counts_and_does_not_undo_what_is_known() -> None:
-    book = BatchBook()
+    book = BatchRegistry()
     book.first_arrival("b", 1.0, [10.0])
     late = request("late", at_s=500.0, batch="b")
     book.waits(late, HERE)
@@ -84,7 +84,7 @@ def test_the_first_arrival_under_a_former_leader_counts_and_does_not_undo_what_i
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_the_book_is_bounded_and_forgets_the_batch_longest_untouched(most: int) -> None:
-    book = BatchBook(most=most)
+    book = BatchRegistry(most=most)
     for at in range(most):
         book.waits(request(f"a{at}", batch=f"b{at}"), HERE)
     book.expected("b0", 2.0)

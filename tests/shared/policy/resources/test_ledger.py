@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.policy.resources.ledger import Node, Stray, place, spread
+from shared.policy.resources.ledger import Node, Orphan, place, spread
 from shared.policy.resources.pools import Pool, ZeroQueue, reserve
 from tests.shared.policy.strategies import CORES, node
 
@@ -108,7 +108,7 @@ def test_a_node_that_does_not_fit_is_not_taken(unfit: Node) -> None:
 
 def test_an_action_is_not_placed_where_it_is_a_stray() -> None:
     host = ready("n", 4)
-    host.strays["r"] = Stray(0, 1, {"cores": 1}, 1, 0.0)
+    host.orphans["r"] = Orphan(0, 1, {"cores": 1}, 1, 0.0)
     assert place([host], "r", "run", {"cores": 1}, "cores") is None
     assert place([host], "other", "run", {"cores": 1}, "cores") is host
 
@@ -138,19 +138,19 @@ def test_units_that_were_never_taken_cannot_come_back() -> None:
 def test_a_stray_ends_by_its_own_attempt_alone() -> None:
     host = node("n")
     host.take({"cores": 2})
-    host.strays["r"] = Stray(1, 2, {"cores": 2}, 7, 0.0)
+    host.orphans["r"] = Orphan(1, 2, {"cores": 2}, 7, 0.0)
     for stage, attempt in ((1, 1), (0, 2)):
-        host.stray_ended("r", stage, attempt)
+        host.orphan_ended("r", stage, attempt)
         assert host.used == {"cores": 2}
-    host.stray_ended("r", 1, 2)
-    host.stray_ended("r", 1, 2)
+    host.orphan_ended("r", 1, 2)
+    host.orphan_ended("r", 1, 2)
     assert host.used == {"cores": 0}
 
 
 def test_an_inventory_must_list_the_strays_older_than_its_question() -> None:
     host = node("n")
-    host.strays.update(old=Stray(0, 1, {}, 3, 0.0), new=Stray(0, 1, {}, 5, 0.0))
-    assert [action for action, _ in host.strays_until(4)] == ["old"]
+    host.orphans.update(old=Orphan(0, 1, {}, 3, 0.0), new=Orphan(0, 1, {}, 5, 0.0))
+    assert [action for action, _ in host.orphans_until(4)] == ["old"]
 
 
 @given(st.lists(st.one_of(st.just("ask"), st.just("answer"), st.just("lost answer")), max_size=30))

@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.dispatcher import Dispatcher, Ended
-from shared.policy.dispatch.life import Life
-from shared.policy.dispatch.placing import place_home, place_pull
-from shared.policy.model.formulation import Answer, ForgetTrajectory, Grant, PullImage, Stay
+from shared.policy.dispatch.placement import place_environment, place_pull
+from shared.policy.model.formulation import Answer, EnvironmentNeed, ForgetTrajectory, Grant, PullImage
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.residency import ABSENT, COMING, COMING_S, HERE, MOST_COMING, Residency
 from tests.shared.policy.dispatch.test_dispatch_trajectories import act, end, grants, host, leading, meet, submit
@@ -29,9 +29,9 @@ def engine(name: str, *images: str, cores: int = 4, memory: int = 100, used: int
     return node
 
 
-def beginning(image: str, memory: int = 10, cores: int = 1) -> Life:
+def beginning(image: str, memory: int = 10, cores: int = 1) -> ActionState:
     one = request("a", work(units={"cores": cores}, kind="act"))
-    life = Life(replace(one, stay=Stay("t", DOCKER, {MEMORY: memory}, image)))
+    life = ActionState(replace(one, stay=EnvironmentNeed("t", DOCKER, {MEMORY: memory}, image)))
     life.begins = True
     return life
 
@@ -46,13 +46,13 @@ def expect(leader: Dispatcher, *images: str, now: float = 0.0, memory: int = 10)
 
 def test_a_node_that_has_the_image_goes_before_one_with_more_memory() -> None:
     nodes = [engine("a"), engine("b", "python:3", used=80)]
-    chosen = place_home(nodes, beginning("python:3"), "cores", 0.0)
+    chosen = place_environment(nodes, beginning("python:3"), "cores", 0.0)
     assert chosen is nodes[1]
 
 
 def test_where_the_memory_is_taken_the_image_does_not_help() -> None:
     nodes = [engine("a"), engine("b", "python:3", used=95)]
-    assert place_home(nodes, beginning("python:3"), "cores", 0.0) is nodes[0]
+    assert place_environment(nodes, beginning("python:3"), "cores", 0.0) is nodes[0]
 
 
 node_states = st.lists(
@@ -89,7 +89,7 @@ def test_of_all_that_fit_the_best_image_then_the_most_memory_then_the_most_cores
         for number, (rank, used, busy, ready) in enumerate(states)
         if ready and used + memory <= 100 and busy + cores <= 4
     ]
-    chosen = place_home(nodes, beginning("i:1", memory, cores), "cores", 0.0)
+    chosen = place_environment(nodes, beginning("i:1", memory, cores), "cores", 0.0)
     assert (chosen.name if chosen else None) == (f"n{min(fitting)[3]}" if fitting else None)
 
 
@@ -97,11 +97,11 @@ def test_of_all_that_fit_the_best_image_then_the_most_memory_then_the_most_cores
 def test_one_node_pulls_at_most_and_it_is_the_one_where_an_empty_mesh_would_place_it(
     states: list[tuple[int, int, int, bool]], memory: int
 ) -> None:
-    """Oracle: `place_home` where every core is free."""
+    """Oracle: `place_environment` where every core is free."""
     nodes = nodes_of(states)
     for node in nodes:
         node.used["cores"] = 0
-    home = place_home(nodes, beginning("i:1", memory), "cores", 0.0)
+    home = place_environment(nodes, beginning("i:1", memory), "cores", 0.0)
     has = [node.images.rank("i:1", 0.0) for node in nodes]
     pulls = place_pull(nodes, "i:1", DOCKER, {MEMORY: memory}, 0.0)
     wanted = home if home is not None and has[nodes.index(home)] == ABSENT else None
@@ -167,14 +167,16 @@ def test_what_is_promised_is_bounded_and_goes_with_its_beginning() -> None:
 
 def test_an_environment_that_began_without_a_hint_draws_its_group_to_its_node() -> None:
     leader = leading(engine("a"), engine("b", used=0))
-    first, second = (replace(act(name, name), stay=Stay(name, DOCKER, {MEMORY: 10}, "i:1")) for name in ("one", "two"))
+    first, second = (
+        replace(act(name, name), stay=EnvironmentNeed(name, DOCKER, {MEMORY: 10}, "i:1")) for name in ("one", "two")
+    )
     (grant,) = submit(leader, first)
     assert grants(submit(leader, replace(second, arrival=(0, 1)))) == [("two", grant.node, True)]  # type: ignore[union-attr]
 
 
 def test_a_node_that_could_not_make_one_comes_last_for_a_while() -> None:
     leader = leading(engine("a", memory=200), engine("b"))
-    one = replace(act("one", "one"), stay=Stay("one", DOCKER, {MEMORY: 10}, "i:1"))
+    one = replace(act("one", "one"), stay=EnvironmentNeed("one", DOCKER, {MEMORY: 10}, "i:1"))
     (grant,) = submit(leader, one)
     assert isinstance(grant, Grant)
     assert grant.node == "a"
@@ -252,7 +254,7 @@ def test_a_node_that_comes_does_not_shorten_a_postponement() -> None:
 
 def test_one_that_waits_for_its_image_is_granted_as_soon_as_a_node_has_it() -> None:
     leader = leading(engine("a"))
-    (grant,) = submit(leader, replace(act("x"), stay=Stay("t", DOCKER, {MEMORY: 10}, "i:1")))
+    (grant,) = submit(leader, replace(act("x"), stay=EnvironmentNeed("t", DOCKER, {MEMORY: 10}, "i:1")))
     assert isinstance(grant, Grant)
     postponed(leader, grant, 1.0, 500.0)
     assert leader.images_changed(2.0, "a", "1", ["other:1"], ()) == []

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from shared.policy.scaling.config import PlannerConfig
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.stimuli import (
     Command,
@@ -21,7 +22,6 @@ from shared.policy.scaling.stimuli import (
     Sight,
     Woken,
 )
-from shared.policy.scaling.ways import Ways
 from shared.policy.scaling.workload import BatchRecord, OpenedBatch, PastBatch, Stage
 
 POOL = "cores@default"
@@ -61,7 +61,7 @@ class Told:
         **ways: Any,
     ) -> None:
         ways = {"strictness": 0.0, "hold_s": 0.0, "ahead_s": math.inf, **ways}
-        self.planner = Planner(Ways(**ways), floors or {}, ceilings or {})
+        self.planner = Planner(PlannerConfig(**ways), floors or {}, ceilings or {})
         self.cold_start_s = cold_start_s
         if cores is not None:
             self.has(cores)

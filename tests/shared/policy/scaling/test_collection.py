@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shared.policy.scaling.collection import Progress, Seen, collect, expected
 from shared.policy.scaling.history import DECAY, WINDOW, History
-from shared.policy.scaling.listing import Floats
+from shared.policy.scaling.list_scheduling import Floats
 from shared.policy.scaling.workload import UNREACHED, BatchRecord, Requests, Stage
 
 STAGES = (Stage("compile", 4.0, 120.0), Stage("run", 40.0, 60.0))

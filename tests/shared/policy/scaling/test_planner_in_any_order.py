@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from shared.policy.scaling.config import PlannerConfig
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.stimuli import (
     Ended,
@@ -17,7 +18,6 @@ from shared.policy.scaling.stimuli import (
     Sight,
     Woken,
 )
-from shared.policy.scaling.ways import Ways
 from tests.shared.policy.scaling.planning import NOW, POOL, opened, past, sight
 
 
@@ -26,7 +26,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.planner = Planner(Ways(), floors={POOL: 1}, ceilings={POOL: 6})
+        self.planner = Planner(PlannerConfig(), floors={POOL: 1}, ceilings={POOL: 6})
         self.now = NOW
         self.batches: list[str] = []
         self.serial = 0

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shared.policy.order.ebf import BOUND_S
+from shared.policy.scaling.config import PlannerConfig
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.stimuli import (
     Command,
@@ -21,7 +22,6 @@ from shared.policy.scaling.stimuli import (
     PublishTarget,
     Sight,
 )
-from shared.policy.scaling.ways import Ways
 from shared.policy.scaling.workload import BatchRecord, OpenedBatch, PastBatch, Stage
 from tests.shared.policy.scaling.planning import NOW, Told, opened, past, sight, target
 
@@ -87,7 +87,7 @@ def workflow(cores: int, gpus: int, delay_s: float) -> list[Command]:
     batch = OpenedBatch("b7", "ada", "code", 8, STAGES, delay_s, 1.0, NOW)
     record = BatchRecord((0.0,) * 8, ((4.0,) * 8, (4.0,) * 8))
     before = PastBatch(replace(batch, batch="before", opened_at=NOW - 100, first_arrival_at=NOW - 100), record)
-    planner = Planner(Ways(hold_s=0.0, ahead_s=math.inf))
+    planner = Planner(PlannerConfig(hold_s=0.0, ahead_s=math.inf))
     planner.handle(NOW, NodesChanged({"cores@default": cores, "gpus@default": gpus}, {}))
     opening = planner.handle(NOW, Opened(batch, (before,)))
     return opening + planner.handle(NOW, FirstCame("b7", NOW))

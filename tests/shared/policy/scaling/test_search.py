@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.policy.scaling.load import Load
 from shared.policy.scaling.search import (
     UNREACHED,
     BatchRecord,
@@ -23,6 +22,7 @@ from shared.policy.scaling.search import (
     simulate,
 )
 from shared.policy.scaling.simulation import feasible_schedule, schedule
+from shared.policy.scaling.simulation_input import SimulationInput
 from tests.shared.policy.scaling.scaling_oracle import (
     Oracle,
     amid,
@@ -41,7 +41,7 @@ PLENTY = {"cpu": 100, "gpu": 100, "io": 100}
 
 def among(open_batches: Sequence[ExpectedBatch], pools: Mapping[str, int]) -> dict[str, int]:
     """Only the pools that the batches draw from."""
-    return {pool: pools[pool] for pool in Load(open_batches, 0.0).pools}
+    return {pool: pools[pool] for pool in SimulationInput(open_batches, 0.0).pools}
 
 
 def cheapest(open_batches: Sequence[ExpectedBatch], ceilings: Mapping[str, int], strictness: float) -> float | None:
@@ -125,7 +125,7 @@ def test_with_one_stage_the_plan_is_the_cheapest_there_is(
 @given(amid(units=1, stages=1, most=1), st.integers(1, 6))
 @settings(deadline=None)
 def test_with_one_stage_a_unit_more_never_lengthens_a_batch(open_batches: list[ExpectedBatch], units: int) -> None:
-    (pool,) = Load(open_batches, 0.0).pools
+    (pool,) = SimulationInput(open_batches, 0.0).pools
     fewer, more = (simulate(open_batches, {pool: count}).extra_delay_s["b0"] for count in (units, units + 1))
     assert more <= fewer
 
@@ -194,7 +194,7 @@ def in_seconds_of(unit_s: float, open_batches: Sequence[ExpectedBatch]) -> list[
 def test_leaving_out_pools_with_room_changes_nothing(
     open_batches: list[ExpectedBatch], unit_s: float, pools: dict[str, int], strictness: float, data: st.DataObject
 ) -> None:
-    load = Load(in_seconds_of(unit_s, open_batches), strictness)
+    load = SimulationInput(in_seconds_of(unit_s, open_batches), strictness)
     most = schedule(load.work, [100] * len(load.pools)).used
     roomy = data.draw(st.frozensets(st.sampled_from(range(len(load.pools)))))
     units = [most[number] if number in roomy else pools[pool] for number, pool in enumerate(load.pools)]
@@ -234,14 +234,14 @@ def test_an_execution_that_takes_no_time_is_not_passed_over() -> None:
 def test_times_are_added_up_as_list_scheduling_adds_them() -> None:
     """0.1 + 0.2 + 0.3 s from a start: another sum of them is another moment, and ties fall otherwise."""
     stages = tuple(Stage(name, 1.0, 9.0) for name in ("a", "b", "c"))
-    load = Load([repeating("b", stages, BatchRecord((0.0,), ((0.2,), (0.3,), (1.0,))), 0.0, 0.1)], 0.0)
+    load = SimulationInput([repeating("b", stages, BatchRecord((0.0,), ((0.2,), (0.3,), (1.0,))), 0.0, 0.1)], 0.0)
     assert load.earliest_s.tolist() == schedule(load.work, [1, 1, 1]).starts_s.tolist()
 
 
 @given(batches(stages=3), strictnesses)
 @settings(deadline=None)
 def test_what_is_spared_would_never_queue(open_batches: list[ExpectedBatch], strictness: float) -> None:
-    load = Load(open_batches, strictness)
+    load = SimulationInput(open_batches, strictness)
     spared = load.spared(frozenset(range(len(load.pools))))
     assert spared == frozenset(range(len(load.pools)))  # nobody stands outside all pools
     assert len(load.without(spared).visits) == 0

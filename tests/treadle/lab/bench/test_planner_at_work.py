@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shared.policy.scaling.ways import Ways
+from shared.policy.scaling.config import PlannerConfig
 from shared.store.stimulus_log import VERSION, Header
 from treadle.lab.bench.bench import Bench
 from treadle.lab.bench.figures import Figure
@@ -38,7 +38,7 @@ async def test_a_live_planner_decides_what_its_log_decides_again() -> None:
 
 
 def test_a_decision_that_differs_fails_its_figure_and_is_named() -> None:
-    comparison = Comparison(Header(VERSION, Ways(), {}, {}, 1), 0, stimuli=4, decisions=2, different=1)
+    comparison = Comparison(Header(VERSION, PlannerConfig(), {}, {}, 1), 0, stimuli=4, decisions=2, different=1)
     comparison.differences.append(Difference(3, 1.5, "Woken", [], [["ExpectCompletion", {"batch": "b", "at": 2.0}]]))
     made = by_name(scaling_figures(Lived(Held(3.0, 2.0), [0.1], comparison), virtual()))
     assert made["scaling.same"].value == 75.0
@@ -71,7 +71,7 @@ def test_each_request_sleeps_through_every_stage(sizes: Scaling) -> None:
 
 def virtual() -> Run:
     trace = workload(replace(SMALL, batches=2))
-    return run(trace, Planned("treadle", trace, Ways(), 1))
+    return run(trace, Planned("treadle", trace, PlannerConfig(), 1))
 
 
 def by_name(figures: list[Figure]) -> dict[str, Figure]:

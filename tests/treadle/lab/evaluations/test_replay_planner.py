@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from shared.policy.scaling.config import PlannerConfig
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.stimuli import (
     Command,
@@ -20,7 +21,6 @@ from shared.policy.scaling.stimuli import (
     Stimulus,
     Woken,
 )
-from shared.policy.scaling.ways import Ways
 from shared.policy.scaling.workload import BatchRecord, OpenedBatch, PastBatch, Stage
 from shared.store import stimulus_log as planning
 from shared.store.stimulus_log import LogError, StimulusLog, read_log
@@ -46,7 +46,7 @@ again at the review, as its requests are late."""
 
 def written(path: Path, *, seed: int = 0, tampered: int | None = None) -> Path:
     """The log of the story; one answer of it may say that a unit more was asked for."""
-    planner = Planner(Ways(hold_s=0.0), seed=seed)
+    planner = Planner(PlannerConfig(hold_s=0.0), seed=seed)
     log = StimulusLog(path, planner, most_bytes=1 << 20)
     for number, (after, stimulus) in enumerate(STORY):
         commands: list[Command] = planner.handle(NOW + after, stimulus)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from shared.policy.scaling.listing import Counts
+from shared.policy.scaling.list_scheduling import Counts
 from shared.policy.scaling.workload import UNREACHED, Stage
 from treadle.lab.replay.distrs.policy import Decision, Event, Glance
 from treadle.lab.replay.distrs.trace import RewardTrace, TracedBatch, TracedTask

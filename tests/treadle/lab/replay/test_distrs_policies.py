@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from shared.policy.scaling.collection import Seen
-from shared.policy.scaling.listing import Counts
-from shared.policy.scaling.ways import PAPER
+from shared.policy.scaling.config import PAPER
+from shared.policy.scaling.list_scheduling import Counts
 from shared.policy.scaling.workload import UNREACHED, BatchRecord
 from treadle.lab.replay.distrs.evaluation import APART_S, Fixed, Run, run
 from treadle.lab.replay.distrs.generate import STAGES, WINDOW_S, Architecture, generate

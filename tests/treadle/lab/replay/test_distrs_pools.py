@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.policy.scaling.listing import Counts
+from shared.policy.scaling.list_scheduling import Counts
 from tests.treadle.lab.replay.mesh import STAGES, Recorded, Scripted, scripts, traced_batches, traces
 from tests.treadle.lab.replay.test_distrs_world import batch
 from treadle.lab.replay.distrs.pools import Pools

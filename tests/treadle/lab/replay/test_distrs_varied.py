@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.policy.scaling.ways import Ways
+from shared.policy.scaling.config import PlannerConfig
 from treadle.lab.replay.distrs.evaluation import Run, run
 from treadle.lab.replay.distrs.planned import Planned
 from treadle.lab.replay.distrs.trace import RewardTrace
@@ -17,7 +17,7 @@ def drawn(seed: int, **sizes: int) -> RewardTrace:
 
 def planned(seed: int, **sizes: int) -> Run:
     trace = drawn(seed, **sizes)
-    return run(trace, Planned("treadle", trace, Ways(explains=False), seed))
+    return run(trace, Planned("treadle", trace, PlannerConfig(explains=False), seed))
 
 
 def test_a_batch_that_is_unlike_its_past_is_not_minutes_late() -> None:

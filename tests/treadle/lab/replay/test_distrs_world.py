@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shared.policy.scaling.listing import Counts
+from shared.policy.scaling.list_scheduling import Counts
 from shared.policy.scaling.workload import ExpectedBatch, repeating
 from tests.shared.policy.scaling.scaling_oracle import Oracle
 from tests.treadle.lab.replay.mesh import STAGES, Ran, Recorded, Scripted, held, scripts, traces

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from shared.policy.scaling.listing import Floats
+from shared.policy.scaling.list_scheduling import Floats
 from treadle.lab.evaluations.distrs.jobs import ALONE, ARCHITECTURES, GIVEN, POLICIES
 from treadle.lab.evaluations.distrs.report import Report
 from treadle.lab.replay.distrs.evaluation import APART_S, PAPER, PAPER_SEARCH_S, PAPER_SINGLE_S, Run, dearest

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shared.policy.scaling.ways import PAPER, Ways
+from shared.policy.scaling.config import PAPER, PlannerConfig
 from treadle.lab.replay.distrs.generate import SPREAD, TOKEN_NOISE, generate
 from treadle.lab.replay.distrs.planned import Planned
 from treadle.lab.replay.distrs.policies import OURS
@@ -53,7 +53,7 @@ CONDITIONS: Mapping[str, Condition] = {
     f"cold start {COLD_START_S:.0f} s, even lengths": Condition(cold_start_s=COLD_START_S, spread=EVEN_SPREAD),
 }
 
-_VARIANTS: Mapping[str, Ways] = {
+_VARIANTS: Mapping[str, PlannerConfig] = {
     "distrs": PAPER,
     "treadle": OURS,
     "treadle without progress": replace(OURS, progress=False),

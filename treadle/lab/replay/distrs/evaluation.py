@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from shared.policy.scaling.listing import Counts, Floats
-from shared.policy.scaling.load import Load
+from shared.policy.scaling.list_scheduling import Counts, Floats
 from shared.policy.scaling.simulation import schedule
+from shared.policy.scaling.simulation_input import SimulationInput
 from shared.policy.scaling.workload import Stage, repeating
 from treadle.lab.replay.distrs.policy import Decision, Event, Glance, Policy
 from treadle.lab.replay.distrs.trace import RewardTrace, TracedTask
@@ -151,7 +151,7 @@ def order_matters(trace: RewardTrace, steps: int = ORDER_STEPS) -> OrderCurve:
     )
     both = replace(trace, tasks=twice, cold_starts_s=())
     plenty = [batch.size * 2] * len(trace.stages)
-    load = Load([repeating(str(at), trace.stages, record_of(batch), 0.0, at) for at in (0.0, APART_S)], 0.0)
+    load = SimulationInput([repeating(str(at), trace.stages, record_of(batch), 0.0, at) for at in (0.0, APART_S)], 0.0)
     widest = schedule(load.work, plenty).used[load.pools.index(trace.stages[dear].drawn_from)]
     parts = np.concatenate([np.linspace(0.25, 0.55, steps - 4), np.linspace(0.65, 1.1, 4)])
     workers = np.unique(np.maximum(1, np.ceil(widest * parts)).astype(int)).tolist()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from shared.policy.scaling.listing import Counts
+from shared.policy.scaling.config import PlannerConfig
+from shared.policy.scaling.list_scheduling import Counts
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.stimuli import (
     Command,
@@ -20,7 +21,6 @@ from shared.policy.scaling.stimuli import (
     Sight,
     Woken,
 )
-from shared.policy.scaling.ways import Ways
 from shared.policy.scaling.workload import OpenedBatch, PastBatch, Stage
 from treadle.lab.replay.distrs.policy import Decision, Event, Glance
 from treadle.lab.replay.distrs.trace import RewardTrace
@@ -42,7 +42,7 @@ class Planned:
 
     name: str
     trace: RewardTrace
-    ways: Ways
+    ways: PlannerConfig
     seed: int
     knows_all: bool = False
     dedicated: bool = False

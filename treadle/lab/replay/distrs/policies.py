@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from shared.policy.scaling.listing import Counts
-from shared.policy.scaling.load import Load
+from shared.policy.scaling.config import PAPER, PlannerConfig
+from shared.policy.scaling.list_scheduling import Counts
 from shared.policy.scaling.search import ExpectedBatch, search
 from shared.policy.scaling.simulation import schedule
-from shared.policy.scaling.ways import PAPER, Ways
+from shared.policy.scaling.simulation_input import SimulationInput
 from shared.policy.scaling.workload import BatchRecord, Stage, repeating
 from treadle.lab.replay.distrs.planned import Planned
 from treadle.lab.replay.distrs.policy import Decision, Event, Glance, Policy
@@ -46,7 +46,7 @@ class ZeroQueue:
     def _width(self, glance: Glance) -> list[int]:
         last, width = self._widths.get(glance.task, (None, []))
         if last is not glance.past[-1]:
-            load = Load([repeating("last", self.stages, glance.past[-1], 0.0)], 0.0)
+            load = SimulationInput([repeating("last", self.stages, glance.past[-1], 0.0)], 0.0)
             used = dict(zip(load.pools, schedule(load.work, [_ENDLESS] * len(load.pools)).used, strict=True))
             width = [max(1, used[stage.drawn_from]) for stage in self.stages]
             self._widths[glance.task] = (glance.past[-1], width)
@@ -120,7 +120,7 @@ class Ideal:
 
 HISTORY = replace(PAPER, strictness=0.0)
 """The paper's history-based variant (§6.3): no timeout-aware rule."""
-OURS = Ways(explains=False)
+OURS = PlannerConfig(explains=False)
 
 
 def lineup(trace: RewardTrace, seed: int) -> list[Policy]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from shared.policy.scaling.collection import Seen
-from shared.policy.scaling.listing import Counts
+from shared.policy.scaling.list_scheduling import Counts
 from shared.policy.scaling.workload import BatchRecord, Requests
 
 Event = str

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shared.policy.scaling.listing import Counts, Floats
+from shared.policy.scaling.list_scheduling import Counts, Floats
 
 
 @dataclass

@@ -1,9 +1,8 @@
 """A mesh in virtual time: training tasks in a closed loop, pools that grow and shrink, requests in EBF order.
 
-The same list scheduling as SIMULATE's (`shared.policy.scaling.listing`) runs here over what really happens. A policy
-is asked at a batch's opening (the hint), at its first arrival, at its completion, and whenever it asked to be asked
-again; it answers with targets. What a decision adds can be used a cold start later; shrinking never ends what runs
-(`pools`).
+The same list scheduling as SIMULATE's (`list_scheduling`) runs here over what really happens. A policy is asked at a
+batch's opening (the hint), at its first arrival, at its completion, and whenever it asked to be asked again; it answers
+with targets. What a decision adds can be used a cold start later; shrinking never ends what runs (`pools`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from itertools import count
 import numpy as np
 
 from shared.policy.scaling.collection import Seen
-from shared.policy.scaling.listing import COMPLETE, SERVED, VISIT, Counts, Flags, Floats, advance, board
+from shared.policy.scaling.list_scheduling import COMPLETE, SERVED, VISIT, Counts, Flags, Floats, advance, board
 from shared.policy.scaling.workload import BatchRecord, Requests
 from treadle.lab.replay.distrs.policy import Event, Glance, Policy, Report
 from treadle.lab.replay.distrs.pools import Pools

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from shared.policy.dispatch.dispatcher import Dispatcher, Ended
 from shared.policy.elastic.scheduling import Rule
-from shared.policy.model.formulation import Answer, CloseEnvironment, Command, Grant, Request, Stay, Work
+from shared.policy.model.formulation import Answer, CloseEnvironment, Command, EnvironmentNeed, Grant, Request, Work
 from shared.policy.resources.ledger import Node
 from treadle.lab.replay.tangram.assumptions import Cluster, Overheads
 from treadle.lab.replay.tangram.measures import ENVIRONMENT, EXECUTION, OVERHEAD, QUEUEING, REWARD, Run
@@ -140,7 +140,7 @@ class World:
         action = f"{acting.number}.{acting.step}"
         acting.asked_s = now
         self._by_action[action] = acting
-        stay = Stay(trajectory.name, RUNTIME, {MEMORY: self._overheads.memory_mb})
+        stay = EnvironmentNeed(trajectory.name, RUNTIME, {MEMORY: self._overheads.memory_mb})
         work = self._system.work(step, self._timeouts[step.kind])
         arrival = (int(now * 1000), next(self._serials))
         request = Request(action, "tenant", "task", "", arrival, (work,), now + PATIENCE_S, stay=stay)

@@ -21,7 +21,7 @@ CACHED_S: Seconds = 1.0
 MOST_CACHED = 1024
 
 
-class TaskBook:
+class TaskRegistry:
     """Tasks by tenant and name."""
 
     def __init__(self, redis: Redis) -> None:

@@ -6,27 +6,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.deadlines import COMPACT_ABOVE, Deadlines
-from shared.policy.dispatch.filling import fill
-from shared.policy.dispatch.floor import Floor
-from shared.policy.dispatch.life import Life
+from shared.policy.dispatch.scheduling_round import schedule
 from shared.policy.dispatch.starts import Starts
 from shared.policy.model.formulation import Grant
-from shared.policy.model.reports import Holding
+from shared.policy.model.reports import HeldGrant
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.strategies import CORES, SLOTS, node, request, work
 
 
-def floor_with(*nodes: Node) -> Floor:
-    floor = Floor()
+def floor_with(*nodes: Node) -> ClusterState:
+    floor = ClusterState()
     for one in nodes:
         one.ready = True
         floor.add_node(one)
     return floor
 
 
-def queue(floor: Floor, name: str, cores: int = 1, *, timeout_s: float = 10.0, at: int = 0, batch: str = "") -> Life:
-    life = Life(request(name, work(CORES, {"cores": cores}, timeout_s=timeout_s), seq=at, batch=batch))
+def queue(
+    floor: ClusterState, name: str, cores: int = 1, *, timeout_s: float = 10.0, at: int = 0, batch: str = ""
+) -> ActionState:
+    life = ActionState(request(name, work(CORES, {"cores": cores}, timeout_s=timeout_s), seq=at, batch=batch))
     floor.enqueue(life)
     return life
 
@@ -46,7 +48,7 @@ def test_a_life_goes_from_queue_to_node_and_away_and_leaves_nothing() -> None:
     floor = floor_with(node("n"))
     life = queue(floor, "r", 2)
     floor.check()
-    assert [type(one) for one in fill(floor, 1.0)] == [Grant]
+    assert [type(one) for one in schedule(floor, 1.0)] == [Grant]
     floor.check()
     assert floor.nodes["n"].used == {"cores": 2}
     floor.release(life)
@@ -57,28 +59,33 @@ def test_a_life_goes_from_queue_to_node_and_away_and_leaves_nothing() -> None:
 def test_a_disowned_life_leaves_its_units_behind_and_a_dropped_node_takes_them_along() -> None:
     floor = floor_with(node("n"))
     life = queue(floor, "r", 3)
-    fill(floor, 1.0)
-    floor.disown(life, 2.0)
+    schedule(floor, 1.0)
+    floor.orphan(life, 2.0)
     floor.check()
     assert floor.nodes["n"].used == {"cores": 3}
-    assert floor.nodes["n"].strays["r"].units == {"cores": 3}
+    assert floor.nodes["n"].orphans["r"].units == {"cores": 3}
     assert floor.drop_node("n") == []
     floor.check()
 
 
 @pytest.mark.parametrize(
     ("holding", "taken"),
-    [(Holding(0, 2, 1.0), True), (Holding(0, 3, 1.0), True), (Holding(0, 1, 1.0), False), (Holding(1, 2, 1.0), False)],
+    [
+        (HeldGrant(0, 2, 1.0), True),
+        (HeldGrant(0, 3, 1.0), True),
+        (HeldGrant(0, 1, 1.0), False),
+        (HeldGrant(1, 2, 1.0), False),
+    ],
     ids=["same attempt", "newer attempt", "older attempt", "other stage"],
 )
-def test_a_node_keeps_what_it_holds_of_the_newest_attempt(holding: Holding, taken: bool) -> None:
+def test_a_node_keeps_what_it_holds_of_the_newest_attempt(holding: HeldGrant, taken: bool) -> None:
     floor = floor_with(node("n"))
-    life = Life(request("r", work(), work(units={"cores": 3})), attempt=2)
+    life = ActionState(request("r", work(), work(units={"cores": 3})), attempt=2)
     floor.enqueue(life)
-    assert floor.take_back(5.0, floor.nodes["n"], life, "r", holding) is taken
+    assert floor.reconcile(5.0, floor.nodes["n"], life, "r", holding) is taken
     assert (life.state, life.booked) == (("granted", True) if taken else ("queued", False))
     assert floor.nodes["n"].used == {"cores": 3 if holding.stage == 1 else 1}, "either way its units are taken"
-    assert ("r" in floor.nodes["n"].strays) is not taken
+    assert ("r" in floor.nodes["n"].orphans) is not taken
 
 
 # ---- parking ---------------------------------------------------------------------------------------------------------
@@ -88,7 +95,7 @@ def test_what_no_node_can_take_is_parked_until_nodes_change() -> None:
     floor = floor_with(node("n", {"cores": 4}))
     wide = queue(floor, "wide", 5, batch="b")
     queue(floor, "narrow", 1, at=1)
-    commands = fill(floor, 1.0)
+    commands = schedule(floor, 1.0)
     assert [one.action for one in commands if isinstance(one, Grant)] == ["narrow"]
     assert floor.pool(CORES).parked == {"wide"}
     floor.check()
@@ -98,35 +105,35 @@ def test_what_no_node_can_take_is_parked_until_nodes_change() -> None:
     floor.add_node(wider)
     floor.nodes_changed()
     assert floor.pool(CORES).parked == set()
-    assert [one.action for one in fill(floor, 2.0) if isinstance(one, Grant)] == ["wide"]
+    assert [one.action for one in schedule(floor, 2.0) if isinstance(one, Grant)] == ["wide"]
     assert wide.node == "w"
 
 
 def test_what_is_parked_can_be_taken_out() -> None:
     floor = floor_with(node("n", {"cores": 4}))
     wide = queue(floor, "wide", 5)
-    fill(floor, 1.0)
+    schedule(floor, 1.0)
     floor.dequeue(wide)
     floor.check()
     assert floor.queued == {}
 
 
 def test_without_any_node_nothing_is_parked() -> None:
-    floor = Floor()
+    floor = ClusterState()
     queue(floor, "r")
-    assert fill(floor, 1.0) == []
+    assert schedule(floor, 1.0) == []
     assert floor.pool(CORES).parked == set()
 
 
 # ---- the predicted start ---------------------------------------------------------------------------------------------
 
 
-def newcomer(cores: int = 1) -> Life:
-    return Life(request("new", work(CORES, {"cores": cores}, timeout_s=10.0), at_s=100.0))
+def newcomer(cores: int = 1) -> ActionState:
+    return ActionState(request("new", work(CORES, {"cores": cores}, timeout_s=10.0), at_s=100.0))
 
 
 def test_nothing_is_known_before_a_node_has_spoken() -> None:
-    floor = Floor()
+    floor = ClusterState()
     floor.add_node(node("n"))
     assert Starts(floor, 1.0).predict(newcomer()) == float("-inf")
     assert Starts(floor, 1.0).by(newcomer(), 0.0)
@@ -141,7 +148,7 @@ def test_a_newcomer_starts_after_the_work_before_it_over_the_units_there_are(
     fitting = [count for count in before if count <= cores]
     for at, count in enumerate(fitting):
         queue(floor, f"r{at}", count, at=at)
-    fill(floor, 1.0)
+    schedule(floor, 1.0)
     predicted = Starts(floor, 1.0).predict(newcomer(units))
     if units > cores:
         assert predicted == float("-inf"), "no node will ever take it: its deadline decides"
@@ -156,7 +163,7 @@ def test_counting_only_as_far_as_asked_changes_no_verdict(cores: int, before: li
     floor = floor_with(node("n", {"cores": cores}))
     for at, count in enumerate(before):
         queue(floor, f"r{at}", min(count, cores), at=at)
-    fill(floor, 1.0)
+    schedule(floor, 1.0)
     in_full = Starts(floor, 1.0).predict(newcomer())
     assert (Starts(floor, 1.0).predict(newcomer(), by_s) > by_s) == (in_full > by_s)
     assert Starts(floor, 1.0).by(newcomer(), by_s) == (in_full <= by_s)
@@ -164,9 +171,9 @@ def test_counting_only_as_far_as_asked_changes_no_verdict(cores: int, before: li
 
 def test_other_pools_on_the_same_units_are_seen() -> None:
     floor = floor_with(node("n", {"cores": 1, "slots": 1}))
-    life = Life(request("r", work(SLOTS, {"slots": 1, "cores": 1}, timeout_s=100.0)))
+    life = ActionState(request("r", work(SLOTS, {"slots": 1, "cores": 1}, timeout_s=100.0)))
     floor.enqueue(life)
-    fill(floor, 1.0)
+    schedule(floor, 1.0)
     assert Starts(floor, 1.0).predict(newcomer()) == pytest.approx(11.0)
 
 

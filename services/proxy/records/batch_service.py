@@ -14,7 +14,7 @@ from services.proxy.records.ids import Ids, random_id
 from services.proxy.records.progress import Progress
 from services.proxy.records.registries import Registries
 from services.proxy.records.store import Store, StoredBatch
-from services.proxy.records.taskbook import TaskBook
+from services.proxy.records.task_registry import TaskRegistry
 from services.proxy.records.workflows import Workflow
 from shared.api.batches import BatchOpening, BatchView
 from shared.api.requests import RewardRequest
@@ -34,14 +34,14 @@ LOOKED_AT = 4096
 batches whose T moves at each review."""
 
 
-class BatchBook:
+class BatchService:
     """The batches of the mesh, as this replica sees them."""
 
     def __init__(
         self,
         redis: Redis,
         store: Store,
-        tasks: TaskBook,
+        tasks: TaskRegistry,
         clock: ValkeyClock,
         ids: Ids,
         registries: Registries,

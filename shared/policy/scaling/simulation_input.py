@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shared.policy.scaling.listing import TOLERANCE_S, VISIT, Counts, Flags, Floats, Records
-from shared.policy.scaling.rehearsal import most_at_once
+from shared.policy.scaling.list_scheduling import TOLERANCE_S, VISIT, Counts, Flags, Floats, Records
+from shared.policy.scaling.simulation_kernel import most_at_once
 from shared.policy.scaling.workload import ExpectedBatch, Stage
 
 
 class Work(NamedTuple):
-    """What list scheduling runs (shared/policy/scaling/rehearsal.py)."""
+    """What list scheduling runs (shared/policy/scaling/simulation_kernel.py)."""
 
     visits: Records
     arrivals_s: Floats
@@ -25,7 +25,7 @@ class Work(NamedTuple):
     begins_s: float
 
 
-class Load:
+class SimulationInput:
     """Open batches, their requests in EBF order, their visits numbered in that order (so a number is its own key).
 
     O(n log n) to make, 0.12 us a visit with 16,000 requests and 0.17 us with 100,000.

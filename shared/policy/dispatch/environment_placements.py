@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.policy.dispatch.life import Life
+from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.queues import Queues
-from shared.policy.dispatch.trajectories import Home
+from shared.policy.dispatch.trajectories import Placement
 from shared.policy.model.formulation import STARTS
 from shared.policy.resources.ledger import Node
 
 
 @dataclass(slots=True)
-class Housing(Queues):
+class EnvironmentPlacements(Queues):
     """Queues, and the homes of trajectories."""
 
-    def move_in(self, life: Life, node: Node, serial: int, now: float) -> None:
+    def move_in(self, life: ActionState, node: Node, serial: int, now: float) -> None:
         """An action that begins its trajectory's environment is granted there."""
         stay = life.request.stay
         assert stay is not None, f"{life.request.id} has no trajectory"
         node.take(stay.held)
         node.images.begun(stay.image, stay.units, now)
-        self.trajectories.settle(stay.trajectory, Home(node.name, stay.held, serial, booked=True))
+        self.trajectories.settle(stay.trajectory, Placement(node.name, stay.held, serial, booked=True))
         self.move(stay.trajectory)
 
     def made(self, trajectory: str, node: str) -> bool:
@@ -35,7 +35,7 @@ class Housing(Queues):
         home.units = {name: count for name, count in home.units.items() if name != STARTS}
         return True
 
-    def move_out(self, trajectory: str) -> Home | None:
+    def move_out(self, trajectory: str) -> Placement | None:
         """Its environment is no more, and what it held is free. Returns where it was."""
         home = self.trajectories.leave(trajectory)
         if home is not None and home.booked:
@@ -45,7 +45,7 @@ class Housing(Queues):
 
     def evicted(self, node: str, trajectory: str) -> bool:
         """An environment that should not have been there is no more. False: none of that kind was known."""
-        units = self.trajectories.strays.pop((node, trajectory), None)
+        units = self.trajectories.orphans.pop((node, trajectory), None)
         if units is not None and node in self.nodes:
             self.nodes[node].give_back(units)
         return units is not None
@@ -61,9 +61,9 @@ class Housing(Queues):
         for trajectory, units in sorted(environments.items()):
             home = known.homes.get(trajectory)
             if home is None or home.node != node.name:
-                if (node.name, trajectory) not in known.strays:
+                if (node.name, trajectory) not in known.orphans:
                     node.take(units)
-                    known.strays[node.name, trajectory] = units
+                    known.orphans[node.name, trajectory] = units
                 end.append(trajectory)
                 continue
             if not home.booked:
@@ -76,7 +76,7 @@ class Housing(Queues):
                 end.append(trajectory)
         mine = sorted(known.on.get(node.name, ()))
         lost = [name for name in mine if name not in environments and known.homes[name].serial <= asked]
-        for name, trajectory in [key for key in known.strays if key[0] == node.name and key[1] not in environments]:
+        for name, trajectory in [key for key in known.orphans if key[0] == node.name and key[1] not in environments]:
             self.evicted(name, trajectory)
         return end, lost
 
@@ -84,8 +84,8 @@ class Housing(Queues):
         """A node is not heard of any more: what stood there may stand yet, and is booked nowhere."""
         for trajectory in self.trajectories.on.get(name, ()):
             self.trajectories.homes[trajectory].booked = False
-        for key in [key for key in self.trajectories.strays if key[0] == name]:
-            del self.trajectories.strays[key]
+        for key in [key for key in self.trajectories.orphans if key[0] == name]:
+            del self.trajectories.orphans[key]
 
     def node_back(self, name: str) -> None:
         """A node of this name is met (again); its inventory will tell what it still has."""
@@ -97,5 +97,5 @@ class Housing(Queues):
         known = self.trajectories
         homes = [known.homes[name] for name in known.on.get(node, ())]
         held = [home.units for home in homes if home.booked]
-        held += [units for (name, _), units in known.strays.items() if name == node]
+        held += [units for (name, _), units in known.orphans.items() if name == node]
         return sum(units.get(resource, 0) for units in held)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.policy.scaling.listing import (
+from shared.policy.scaling.list_scheduling import (
     BROKEN,
     COMPLETE,
     QUIET,

@@ -11,14 +11,14 @@ from redis.asyncio import Redis
 from services.proxy.health import Health
 from services.proxy.http.bodies import Bodies
 from services.proxy.leader.leadership import Leadership
-from services.proxy.records.batchbook import BatchBook
+from services.proxy.records.batch_service import BatchService
 from services.proxy.records.disk import StoreDisk
 from services.proxy.records.ids import Ids
 from services.proxy.records.intake import Intake
 from services.proxy.records.rollouts import Rollouts
 from services.proxy.records.store import Store
-from services.proxy.records.taskbook import TaskBook
-from services.proxy.records.trajectorybook import TrajectoryBook
+from services.proxy.records.task_registry import TaskRegistry
+from services.proxy.records.trajectory_service import TrajectoryService
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
 from shared.bus.connection import ValkeyClock
@@ -32,7 +32,7 @@ DEFAULT_TENANT = "default"
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class ProxyState:
     """One replica's parts."""
 
     settings: ProxySettings
@@ -44,24 +44,24 @@ class World:
     disk: StoreDisk
     waiters: Waiters
     store: Store
-    tasks: TaskBook
-    batches: BatchBook
+    tasks: TaskRegistry
+    batches: BatchService
     rollouts: Rollouts
-    trajectories: TrajectoryBook
+    trajectories: TrajectoryService
     leadership: Leadership
     bodies: Bodies
     retries: Retries
     held: HeldCalls
 
 
-def world_of(state: Any) -> World:
-    """The world in a scope's state."""
-    world: World = state["world"]
-    return world
+def state_of(state: Any) -> ProxyState:
+    """The proxy's state in a scope."""
+    proxy: ProxyState = state["proxy"]
+    return proxy
 
 
-def _world(request: Request) -> World:
-    return world_of(request.scope["state"])
+def _proxy(request: Request) -> ProxyState:
+    return state_of(request.scope["state"])
 
 
 def _tenant(
@@ -70,5 +70,5 @@ def _tenant(
     return treadle_tenant
 
 
-TheWorld = Annotated[World, Depends(_world)]
+CurrentState = Annotated[ProxyState, Depends(_proxy)]
 Tenant = Annotated[str, Depends(_tenant)]

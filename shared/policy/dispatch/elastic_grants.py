@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.policy.dispatch.floor import Floor
-from shared.policy.dispatch.life import Life
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.elastic.scheduling import LOOKED_AT, Scalable, allot, enough
 from shared.policy.model.formulation import Command, Grant
 from shared.policy.resources.ledger import Node
@@ -35,7 +35,7 @@ class Fresh(NamedTuple):
 
     at: int
     """Its place among the commands."""
-    life: Life
+    life: ActionState
     node: Node
     charged_s: float
     """Unit-seconds its tenant was charged."""
@@ -43,7 +43,7 @@ class Fresh(NamedTuple):
     """It was its tenant's turn, not passing a head that must wait."""
 
 
-def patience(floor: Floor, life: Life, free: int, busy_s: NDArray[np.float64]) -> int:
+def units_worth_waiting_for(floor: ClusterState, life: ActionState, free: int, busy_s: NDArray[np.float64]) -> int:
     """For how many units of a node an action that scales had best wait; if they are free it need not wait.
 
     Args:
@@ -56,7 +56,9 @@ def patience(floor: Floor, life: Life, free: int, busy_s: NDArray[np.float64]) -
     return life.pool_units if scaled is None else enough(scaled, free, busy_s)
 
 
-def widen(floor: Floor, now: float, commands: list[Command], fresh: Sequence[Fresh]) -> list[Command]:
+def grant_elastic_units(
+    floor: ClusterState, now: float, commands: list[Command], fresh: Sequence[Fresh]
+) -> list[Command]:
     """Arrange each node's free units among the grants of this round. Returns the commands that are left."""
     if floor.elastic.rule is None:
         return commands
@@ -74,7 +76,7 @@ def widen(floor: Floor, now: float, commands: list[Command], fresh: Sequence[Fre
     return [command for at, command in enumerate(commands) if at not in gone]
 
 
-def _arrange(floor: Floor, now: float, commands: list[Command], granted: Sequence[Fresh]) -> list[Fresh]:
+def _arrange(floor: ClusterState, now: float, commands: list[Command], granted: Sequence[Fresh]) -> list[Fresh]:
     """One node's round. Returns what is evicted, and sets the units of the others."""
     elastic, node, resource = floor.elastic, granted[0].node, granted[0].life.resource
     known = [(one, floor.scaled(one.life)) for one in granted]
@@ -101,7 +103,7 @@ def _arrange(floor: Floor, now: float, commands: list[Command], granted: Sequenc
     return [one for one, _ in candidates[len(units) :]]
 
 
-def _grow(floor: Floor, now: float, commands: list[Command], one: Fresh, amount: int) -> None:
+def _grow(floor: ClusterState, now: float, commands: list[Command], one: Fresh, amount: int) -> None:
     life, grant = one.life, commands[one.at]
     one.node.take({life.resource: amount - life.units[life.resource]})
     life.units = {**life.units, life.resource: amount}
@@ -112,7 +114,7 @@ def _grow(floor: Floor, now: float, commands: list[Command], one: Fresh, amount:
     commands[one.at] = grant._replace(units=life.units)
 
 
-def _take_back(floor: Floor, one: Fresh) -> None:
+def _take_back(floor: ClusterState, one: Fresh) -> None:
     """As if it had not been granted. It waits at its old place."""
     life, stay = one.life, one.life.request.stay
     home = floor.trajectories.homes.get(stay.trajectory) if stay is not None else None
@@ -126,7 +128,7 @@ def _take_back(floor: Floor, one: Fresh) -> None:
         life.lane.queue.refund(life.request.tenant, one.charged_s, turn=one.was_head)
 
 
-def busy(floor: Floor, now: float, node: Node, resource: str, but: set[str]) -> NDArray[np.float64]:
+def busy(floor: ClusterState, now: float, node: Node, resource: str, but: set[str]) -> NDArray[np.float64]:
     """For every unit that is taken, seconds until it is predicted free; without those of the candidates.
 
     What is overdue is taken to last for as long again: what has outlasted its kind does not end in a moment, and who
@@ -136,12 +138,12 @@ def busy(floor: Floor, now: float, node: Node, resource: str, but: set[str]) -> 
     lives = [life for name, life in held.items() if life.booked and name not in but]
     ends = [life.expected_end_s for life in lives]
     units = [life.units.get(resource, 0) for life in lives]
-    ends += [stray.since_s for stray in node.strays.values()]
-    units += [stray.units.get(resource, 0) for stray in node.strays.values()]
+    ends += [stray.since_s for stray in node.orphans.values()]
+    units += [stray.units.get(resource, 0) for stray in node.orphans.values()]
     return np.abs(np.repeat(np.array(ends, np.float64), units) - now)
 
 
-def _waiting(floor: Floor, node: Node, like: Life) -> list[Scalable]:
+def _waiting(floor: ClusterState, node: Node, like: ActionState) -> list[Scalable]:
     """What waits for this node, in order: all that is bound to it, and its part of what any node may take.
 
     The first `LOOKED_AT` are who they are: those at the front stand for its part of all. The
@@ -149,7 +151,7 @@ def _waiting(floor: Floor, node: Node, like: Life) -> list[Scalable]:
     """
     pool = floor.pool(like.work.pool)
     parts, count = len(floor.nodes_of(pool)), 0
-    lanes: list[list[Life]] = []
+    lanes: list[list[ActionState]] = []
     for lane in pool.all_lanes():
         if lane.queue and lane.node in ("", node.name):
             mine = len(lane.queue) if lane.node else -(-len(lane.queue) // parts)
@@ -168,11 +170,11 @@ def _waiting(floor: Floor, node: Node, like: Life) -> list[Scalable]:
     return found
 
 
-def _estimate(floor: Floor, life: Life) -> Scalable:
+def _estimate(floor: ClusterState, life: ActionState) -> Scalable:
     return floor.scaled(life) or _rigid(floor, life)
 
 
-def _rigid(floor: Floor, life: Life) -> Scalable:
+def _rigid(floor: ClusterState, life: ActionState) -> Scalable:
     """What does not scale, in an estimate. One of its amount; one that takes no units waits for none."""
     if life.scalable is None:
         life.scalable = Scalable((max(1, life.pool_units),), np.array([floor.expect(life)]))

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.policy.dispatch.floor import Floor
-from shared.policy.dispatch.life import Life
-from shared.policy.dispatch.placing import place_home, reservation
-from shared.policy.dispatch.widening import Fresh, busy, patience, widen
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.dispatch.elastic_grants import Fresh, busy, grant_elastic_units, units_worth_waiting_for
+from shared.policy.dispatch.placement import place_environment, reservation
 from shared.policy.model.formulation import Command, Grant, SetShare
 from shared.policy.order.lanes import Lane
 from shared.policy.resources.ledger import Node, place, spread
@@ -30,7 +30,7 @@ from shared.policy.resources.pools import BACKFILL_DEPTH, Pool, ZeroQueue
 class Blocked:
     """A head that waits for units, and the reservation that follows from it, made when somebody asks."""
 
-    head: Life
+    head: ActionState
     nodes: list[Node]
     """Of its pool."""
     node: Node | None = None
@@ -38,7 +38,7 @@ class Blocked:
     until_s: float | None = None
     """Infinity where it waits for what environments hold."""
 
-    def forbids(self, floor: Floor, node: Node, life: Life, now: float) -> bool:
+    def forbids(self, floor: ClusterState, node: Node, life: ActionState, now: float) -> bool:
         """Would this work, started there now, keep the head waiting?"""
         if self.until_s is None:
             self.until_s, self.node = reservation(floor, self.nodes, self.head, now)
@@ -50,10 +50,10 @@ class Blocked:
 
 
 @dataclass(slots=True)
-class Filling:
+class SchedulingRound:
     """One round: what has been decided so far."""
 
-    floor: Floor
+    floor: ClusterState
     now: float
     commands: list[Command]
     blocked: list[Blocked] = field(default_factory=list)
@@ -66,17 +66,17 @@ class Filling:
     busy_s: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     """Node -> of each unit that was taken before this round, seconds until it is predicted free."""
 
-    def forbids(self, node: Node, life: Life) -> bool:
+    def forbids(self, node: Node, life: ActionState) -> bool:
         """Would this work, started there now, keep a head waiting?"""
         return any(one.forbids(self.floor, node, life, self.now) for one in self.blocked)
 
-    def too_early(self, node: Node, life: Life) -> bool:
+    def too_early(self, node: Node, life: ActionState) -> bool:
         """Would it do better to wait for more of this node's units? What scales and starts on the last free unit keeps
         it to its end, though many might be free in a moment.
 
         Then it waits as if it needed so many: behind a reservation, which what ends before may use, and whatever scales
         behind it waits with it. Else so many are held for it in this round, or whoever comes next would take them
-        before `widen` can give them.
+        before `grant_elastic_units` can give them.
         """
         free, wanted = node.free(life.resource), life.work.amounts[-1]
         elastic = self.floor.elastic
@@ -85,13 +85,13 @@ class Filling:
         busy_s = self.busy_s.get(node.name)
         if busy_s is None:
             busy_s = self.busy_s[node.name] = busy(self.floor, self.now, node, life.resource, self.granted(node))
-        wanted = patience(self.floor, life, free, busy_s)
+        wanted = units_worth_waiting_for(self.floor, life, free, busy_s)
         life.units = {**life.work.units, life.resource: wanted}
         if wanted > free:
             self.waits.add(node.name)
         return wanted > free
 
-    def follows(self, nodes: list[Node], life: Life) -> bool:
+    def follows(self, nodes: list[Node], life: ActionState) -> bool:
         """Does it wait because others wait for more of these nodes' units? Their reservations are before its own."""
         waits_itself = life.units is not life.work.units
         return life.scales and not waits_itself and all(node.name in self.waits for node in nodes if node.ready)
@@ -101,7 +101,7 @@ class Filling:
         return {one.life.request.id for one in self.fresh if one.node is node}
 
 
-def fill(floor: Floor, now: float) -> list[Command]:
+def schedule(floor: ClusterState, now: float) -> list[Command]:
     """Set shares anew where they may have changed, then grant what fits, pool by pool."""
     commands: list[Command] = []
     floor.promote(now)
@@ -111,16 +111,16 @@ def fill(floor: Floor, now: float) -> list[Command]:
         floor.dirty.clear()
         floor.promote(now)
     waiting = [(pool, lane) for pool in floor.pools.values() for lane in pool.all_lanes() if lane.queue]
-    filling = Filling(floor, now, commands)
+    filling = SchedulingRound(floor, now, commands)
     if len(waiting) == 1:
         while _serve(filling, *waiting[0]):
             pass
     else:
         _serve_all(filling, waiting)
-    return widen(floor, now, commands, filling.fresh) if filling.scales else commands
+    return grant_elastic_units(floor, now, commands, filling.fresh) if filling.scales else commands
 
 
-def _serve_all(filling: Filling, waiting: list[tuple[Pool, Lane]]) -> None:
+def _serve_all(filling: SchedulingRound, waiting: list[tuple[Pool, Lane]]) -> None:
     """Of all lanes' heads always the one that goes first."""
     heads = [(lane.queue.head_key(), at) for at, (_, lane) in enumerate(waiting)]
     heapq.heapify(heads)
@@ -132,7 +132,7 @@ def _serve_all(filling: Filling, waiting: list[tuple[Pool, Lane]]) -> None:
             heapq.heappop(heads)
 
 
-def park_stuck(floor: Floor, life: Life) -> None:
+def park_stuck(floor: ClusterState, life: ActionState) -> None:
     """Set a newcomer aside if no present node could ever take it: deep in a queue nobody would notice."""
     lane = life.lane
     if lane is None or life.request.id in lane.behind:
@@ -145,7 +145,7 @@ def park_stuck(floor: Floor, life: Life) -> None:
         floor.park(lane, life)
 
 
-def _share(floor: Floor, pool: Pool, *, blocked: bool = False) -> list[Command]:
+def _share(floor: ClusterState, pool: Pool, *, blocked: bool = False) -> list[Command]:
     """Tell nodes what to own. A pool that was never targeted is owned whole.
 
     `blocked`: the head of its queue does not fit what is owned.
@@ -182,7 +182,7 @@ def _share(floor: Floor, pool: Pool, *, blocked: bool = False) -> list[Command]:
     return commands
 
 
-def _bound(floor: Floor, pool: Pool) -> dict[str, int]:
+def _bound(floor: ClusterState, pool: Pool) -> dict[str, int]:
     """Node -> units to own there, because heads of lanes can run nowhere else, or have memory for their stay there."""
     bound: dict[str, int] = {}
     for lane in pool.lanes.values():
@@ -199,7 +199,7 @@ def _bound(floor: Floor, pool: Pool) -> dict[str, int]:
     return bound
 
 
-def _serve(filling: Filling, pool: Pool, lane: Lane) -> bool:
+def _serve(filling: SchedulingRound, pool: Pool, lane: Lane) -> bool:
     """Grant the head of a lane, or keep its units for it. False: nothing more is to be had there in this round."""
     floor, resource, head = filling.floor, pool.resource, lane.queue.head()
     if head is None:
@@ -229,14 +229,14 @@ def _owns_less(nodes: list[Node], resource: str) -> bool:
     return any(node.limit(resource) < node.capacity.get(resource, 0) for node in nodes)
 
 
-def _place(filling: Filling, pool: Pool, nodes: list[Node], life: Life) -> Node | None:
+def _place(filling: SchedulingRound, pool: Pool, nodes: list[Node], life: ActionState) -> Node | None:
     if life.scales:
         life.units = life.work.units  # for how many it waits is seen anew each time
         if filling.waits:
             nodes = [node for node in nodes if node.name not in filling.waits]
     while True:
         if life.begins:
-            node = place_home(nodes, life, pool.resource, filling.now)
+            node = place_environment(nodes, life, pool.resource, filling.now)
         else:
             node = place(nodes, life.request.id, life.work.kind, life.units, pool.resource)
         if node is None or not (
@@ -246,7 +246,7 @@ def _place(filling: Filling, pool: Pool, nodes: list[Node], life: Life) -> Node 
         nodes = [other for other in nodes if other is not node]
 
 
-def _line(filling: Filling, nodes: list[Node], life: Life) -> Node | None:
+def _line(filling: SchedulingRound, nodes: list[Node], life: ActionState) -> Node | None:
     """The node in whose line a head that does not fit may stand, if any."""
     floor = filling.floor
     if not floor.ahead.short:
@@ -255,7 +255,7 @@ def _line(filling: Filling, nodes: list[Node], life: Life) -> Node | None:
     return None if node is None or filling.forbids(node, life) else node
 
 
-def _backfill(filling: Filling, pool: Pool, lane: Lane, nodes: list[Node]) -> None:
+def _backfill(filling: SchedulingRound, pool: Pool, lane: Lane, nodes: list[Node]) -> None:
     """Pass a head that does not fit with what its reservation allows."""
     floor, resource = filling.floor, pool.resource
     spare = [node for node in nodes if node.ready and node.free(resource)]
@@ -284,7 +284,9 @@ def _behind(lane: Lane) -> Iterator[str]:
             yield name
 
 
-def _grant(filling: Filling, lane: Lane, life: Life, node: Node, *, is_head: bool, ahead: bool = False) -> None:
+def _grant(
+    filling: SchedulingRound, lane: Lane, life: ActionState, node: Node, *, is_head: bool, ahead: bool = False
+) -> None:
     floor, request, begins = filling.floor, life.request, life.begins
     expected_s = life.expected_s if life.work.duration_s is not None else floor.expect(life)
     charged_s = expected_s * max(1, life.pool_units)
@@ -297,7 +299,7 @@ def _grant(filling: Filling, lane: Lane, life: Life, node: Node, *, is_head: boo
         life.expected_s = expected_s if fewest else floor.expect(life, life.granted_units)
     life.move("granted")
     life.attempt += 1
-    (floor.stand if ahead else floor.occupy)(life, node, filling.now)
+    (floor.stand if ahead else floor.assign)(life, node, filling.now)
     if begins:
         floor.move_in(life, node, floor.newest_serial, filling.now)
     budget = max(0.0, request.deadline_s - filling.now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from services.proxy.records.taskbook import TaskBook
+from services.proxy.records.task_registry import TaskRegistry
 from shared.api.tasks import StageTemplate, Task
 from shared.runtime.errors import BadRequest, NotFound
 from tests.shared.bus.soon import soon
@@ -16,11 +16,11 @@ def task(*kinds: str, **rest: float) -> Task:
 
 
 @pytest.fixture
-def book(valkey: Redis) -> TaskBook:
-    return TaskBook(valkey)
+def book(valkey: Redis) -> TaskRegistry:
+    return TaskRegistry(valkey)
 
 
-async def test_a_task_is_kept_as_it_was_declared(book: TaskBook) -> None:
+async def test_a_task_is_kept_as_it_was_declared(book: TaskRegistry) -> None:
     declared = task("noop", "sleep", budget_s=12.5)
 
     view = await book.put("ada", "t", declared)
@@ -30,7 +30,7 @@ async def test_a_task_is_kept_as_it_was_declared(book: TaskBook) -> None:
     assert await book.get("ada", "t") == view
 
 
-async def test_a_task_that_nodes_would_always_refuse_is_refused(book: TaskBook) -> None:
+async def test_a_task_that_nodes_would_always_refuse_is_refused(book: TaskRegistry) -> None:
     coreless = Task(stages=[StageTemplate(name="run", kind="code.run", units={"cores": 0})])
 
     with pytest.raises(BadRequest, match="needs a core"):
@@ -38,26 +38,26 @@ async def test_a_task_that_nodes_would_always_refuse_is_refused(book: TaskBook) 
     assert await book.all("ada") == []
 
 
-async def test_the_version_counts_changes_and_not_repeats(book: TaskBook) -> None:
+async def test_the_version_counts_changes_and_not_repeats(book: TaskRegistry) -> None:
     versions = [(await book.put("ada", "t", one)).version for one in (task("noop"), task("noop"), task("sleep"))]
 
     assert versions == [1, 1, 2]
 
 
-async def test_saying_a_default_aloud_is_no_change(book: TaskBook) -> None:
+async def test_saying_a_default_aloud_is_no_change(book: TaskRegistry) -> None:
     await book.put("ada", "t", task("noop"))
 
     assert (await book.put("ada", "t", task("noop", timeout_score=0.0))).version == 1
 
 
-async def test_going_back_to_an_earlier_form_is_a_change(book: TaskBook) -> None:
+async def test_going_back_to_an_earlier_form_is_a_change(book: TaskRegistry) -> None:
     for one in (task("noop"), task("sleep"), task("noop")):
         await book.put("ada", "t", one)
 
     assert (await book.get("ada", "t")).version == 3
 
 
-async def test_tenants_do_not_see_each_others_tasks(book: TaskBook) -> None:
+async def test_tenants_do_not_see_each_others_tasks(book: TaskRegistry) -> None:
     await book.put("ada", "t", task("noop"))
 
     assert await book.all("bob") == []
@@ -65,14 +65,14 @@ async def test_tenants_do_not_see_each_others_tasks(book: TaskBook) -> None:
         await book.get("bob", "t")
 
 
-async def test_all_tasks_come_by_name(book: TaskBook) -> None:
+async def test_all_tasks_come_by_name(book: TaskRegistry) -> None:
     for name in ("t2", "t1"):
         await book.put("ada", name, task("noop"))
 
     assert [view.name for view in await book.all("ada")] == ["t1", "t2"]
 
 
-async def test_a_deleted_task_is_gone_for_everybody(book: TaskBook) -> None:
+async def test_a_deleted_task_is_gone_for_everybody(book: TaskRegistry) -> None:
     await book.put("ada", "t", task("noop"))
     await book.workflow("ada", "t")
 
@@ -84,7 +84,7 @@ async def test_a_deleted_task_is_gone_for_everybody(book: TaskBook) -> None:
             await asked("ada", "t")
 
 
-async def test_a_workflow_is_the_task_made_ready(book: TaskBook) -> None:
+async def test_a_workflow_is_the_task_made_ready(book: TaskRegistry) -> None:
     await book.put("ada", "t", task("noop", "sleep", budget_s=12.5))
 
     workflow = await book.workflow("ada", "t")
@@ -93,9 +93,9 @@ async def test_a_workflow_is_the_task_made_ready(book: TaskBook) -> None:
     assert (workflow.tenant, workflow.task, workflow.budget_s) == ("ada", "t", 12.5)
 
 
-async def test_a_change_counts_at_once_where_it_was_made_and_soon_everywhere(book: TaskBook, valkey: Redis) -> None:
+async def test_a_change_counts_at_once_where_it_was_made_and_soon_everywhere(book: TaskRegistry, valkey: Redis) -> None:
     await book.put("ada", "t", task("noop"))
-    elsewhere = TaskBook(valkey)
+    elsewhere = TaskRegistry(valkey)
     for each in (book, elsewhere):
         await each.workflow("ada", "t")
 
@@ -109,7 +109,7 @@ async def test_a_change_counts_at_once_where_it_was_made_and_soon_everywhere(boo
 
 
 async def test_a_task_that_cannot_be_read_any_more_hides_no_other_and_can_be_replaced(
-    book: TaskBook, valkey: Redis
+    book: TaskRegistry, valkey: Redis
 ) -> None:
     await book.put("ada", "good", task("noop"))
     for name in ("bad", "worse"):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from shared.policy.dispatch.floor import Floor
-from shared.policy.dispatch.life import Life
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import reserve
 from shared.policy.resources.residency import ABSENT, share
 
 
-def place_home(nodes: Iterable[Node], life: Life, resource: str, now: float) -> Node | None:
+def place_environment(nodes: Iterable[Node], life: ActionState, resource: str, now: float) -> Node | None:
     """Return the node where a trajectory's environment begins, of those that have the cores now and the memory for the
     whole trajectory (ARL-Tangram §5.2).
 
@@ -34,9 +34,9 @@ def place_home(nodes: Iterable[Node], life: Life, resource: str, now: float) -> 
 def place_pull(nodes: Iterable[Node], image: str, kind: str, units: Mapping[str, int], now: float) -> Node | None:
     """Return the node that shall pull an image whose environments are expected; None where none needs to.
 
-    It is the node where one of them is predicted to be placed: the order of `place_home`, with the memory that other
-    expected environments will hold counted as taken. So an image that fits nowhere is pulled nowhere. The prediction is
-    remembered at the node. O(nodes * promises).
+    It is the node where one of them is predicted to be placed: the order of `place_environment`, with the memory that
+    other expected environments will hold counted as taken. So an image that fits nowhere is pulled nowhere. The
+    prediction is remembered at the node. O(nodes * promises).
     """
     best, key = None, (math.inf, math.inf)
     for node in nodes:
@@ -55,7 +55,7 @@ def place_pull(nodes: Iterable[Node], image: str, kind: str, units: Mapping[str,
     return best if key[0] >= ABSENT else None
 
 
-def reservation(floor: Floor, nodes: list[Node], head: Life, now: float) -> tuple[float, Node | None]:
+def reservation(floor: ClusterState, nodes: list[Node], head: ActionState, now: float) -> tuple[float, Node | None]:
     """The node that is predicted to have the head's units together first, and when; infinity and none if none will.
 
     Nobody knows when environments end, or when one that is being made will stand. Where the head waits for what they
@@ -69,7 +69,7 @@ def reservation(floor: Floor, nodes: list[Node], head: Life, now: float) -> tupl
         if node.ready and head.could_run_on(node):
             held = floor.granted.get(node.name, {}).values()
             ends = [(life.expected_end_s, life.units) for life in held if life.booked]
-            ends += [(now, stray.units) for stray in node.strays.values()]
+            ends += [(now, stray.units) for stray in node.orphans.values()]
             until_s = reserve(now, needed, {name: node.free(name) for name in needed}, ends)
             lacks = 0.0 if stay is None else _taken(node, stay.units)
             if (until_s, lacks) < key:

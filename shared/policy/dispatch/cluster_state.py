@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import isclose
 
-from shared.policy.dispatch.ahead import RECALL_S, Ahead
-from shared.policy.dispatch.growth import Elastic
-from shared.policy.dispatch.housing import Housing
-from shared.policy.dispatch.life import Life
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.elastic_units import ElasticGrants
+from shared.policy.dispatch.environment_placements import EnvironmentPlacements
+from shared.policy.dispatch.prefetch import RECALL_S, Prefetch
 from shared.policy.elastic.scheduling import Scalable
-from shared.policy.model.reports import Holding
-from shared.policy.resources.ledger import Node, Stray, place
+from shared.policy.model.reports import HeldGrant
+from shared.policy.resources.ledger import Node, Orphan, place
 from shared.policy.resources.pools import Pool
 
 MOST_GONE = 1024
@@ -23,25 +23,25 @@ MOST_GONE = 1024
 
 
 @dataclass(slots=True)
-class Floor(Housing):
+class ClusterState(EnvironmentPlacements):
     """Queues and nodes; `filling` decides who gets what."""
 
-    granted: dict[str, dict[str, Life]] = field(default_factory=dict)
+    granted: dict[str, dict[str, ActionState]] = field(default_factory=dict)
     """Node -> action -> life: what is granted there."""
-    ahead: Ahead = field(default_factory=Ahead)
+    ahead: Prefetch = field(default_factory=Prefetch)
     """What is granted and stands in its node's line."""
-    elastic: Elastic = field(default_factory=Elastic)
+    elastic: ElasticGrants = field(default_factory=ElasticGrants)
     newest_serial: int = 0
     """Of the newest grant."""
     _gone: dict[str, Node] = field(default_factory=dict)
     """Nodes taken for dead that had questions to answer; the newest incarnation of each name."""
 
-    def enqueue(self, life: Life) -> None:
+    def enqueue(self, life: ActionState) -> None:
         """As `Queues.enqueue`; what scales is made ready for decisions now, as it comes, and not in one of them."""
-        Housing.enqueue(self, life)
+        EnvironmentPlacements.enqueue(self, life)
         self.scaled(life)
 
-    def scaled(self, life: Life) -> Scalable | None:
+    def scaled(self, life: ActionState) -> Scalable | None:
         """What its stage takes on each amount it may have; None where it does not scale, or nobody knows."""
         if not life.scales:
             return None
@@ -52,17 +52,17 @@ class Floor(Housing):
 
     # ---- nodes -------------------------------------------------------------------------------------------------
 
-    def occupy(self, life: Life, node: Node, now: float) -> None:
+    def assign(self, life: ActionState, node: Node, now: float) -> None:
         """Book a life on a node: units taken."""
         self._onto(life, node, now)
         self._book(life, node, now)
 
-    def stand(self, life: Life, node: Node, now: float) -> None:
+    def stand(self, life: ActionState, node: Node, now: float) -> None:
         """Put a life into a node's line: no units taken before it starts."""
         self._onto(life, node, now)
         self.ahead.join(life)
 
-    def started_ahead(self, life: Life, node: Node, now: float) -> None:
+    def started_ahead(self, life: ActionState, node: Node, now: float) -> None:
         """A life of a node's line has been started there, or will be at once."""
         self.ahead.leave(life)
         self._book(life, node, now)
@@ -74,7 +74,7 @@ class Floor(Housing):
             while (life := self.ahead.first(node)) is not None and node.holds(life.units):
                 self.started_ahead(life, node, now)
 
-    def sat(self, now: float) -> Iterator[Life]:
+    def stale_prefetched(self, now: float) -> Iterator[ActionState]:
         """Lives to be recalled from lines: they have stood for too long, and need not or should not stand there.
 
         Work that was taken for short and still runs is not waited for any more. Where only such work is left, or where
@@ -84,54 +84,54 @@ class Floor(Housing):
             for life in self.granted.get(name, {}).values():
                 if life.short and now - life.expected_end_s > RECALL_S:
                     self.ahead.lasts(life)
-        for life in self.ahead.sat(now):
+        for life in self.ahead.stale_prefetched(now):
             work, pool = life.work, self.pool(life.work.pool)
             elsewhere = place(self.nodes_of(pool), life.request.id, work.kind, life.units, pool.resource)
             if elsewhere is not None or life.node not in self.ahead.short:
                 yield life
 
-    def _onto(self, life: Life, node: Node, now: float) -> None:
+    def _onto(self, life: ActionState, node: Node, now: float) -> None:
         self.newest_serial += 1
         life.node, life.serial, life.granted_s = node.name, self.newest_serial, now
         life.expected_end_s = now + life.expected_s
         self.granted.setdefault(node.name, {})[life.request.id] = life
 
-    def _book(self, life: Life, node: Node, now: float) -> None:
+    def _book(self, life: ActionState, node: Node, now: float) -> None:
         node.take(life.units)
         life.booked, life.expected_end_s = True, now + life.expected_s
         self.ahead.booked(life)
 
-    def adopt(self, life: Life, node: Node, now: float, *, waits: bool = False) -> None:
+    def adopt(self, life: ActionState, node: Node, now: float, *, waits: bool = False) -> None:
         """A node holds what we had queued (granted under a former leader): from the queue onto the node."""
         self.unqueue(life)
         life.move("granted")
         if life.scales:
             life.expected_s = self.expect(life, life.granted_units)
-        (self.stand if waits else self.occupy)(life, node, now)
+        (self.stand if waits else self.assign)(life, node, now)
 
-    def set_aside(self, life: Life, node: str, now: float) -> None:
+    def await_node(self, life: ActionState, node: str, now: float) -> None:
         """The store says a former leader granted it there, so it may run: only that node can tell."""
         self.unqueue(life)
         life.move("granted")
         life.node, life.granted_s, life.expected_end_s = node, now, now
         self.granted.setdefault(node, {})[life.request.id] = life
 
-    def release(self, life: Life) -> None:
+    def release(self, life: ActionState) -> None:
         """The node is done with a life: units free."""
         node = self.nodes.get(life.node)
         if life.booked and node is not None:
             node.give_back(life.units)
         self._off_node(life)
 
-    def disown(self, life: Life, now: float) -> None:
+    def orphan(self, life: ActionState, now: float) -> None:
         """A life leaves a node that still executes it (and is told to stop): its units stay taken until it has."""
         node = self.nodes.get(life.node)
         if (life.booked or life.ahead) and node is not None:
             units = life.units if life.booked else {}
-            node.strays[life.request.id] = Stray(life.stage, life.attempt, units, life.serial, now)
+            node.orphans[life.request.id] = Orphan(life.stage, life.attempt, units, life.serial, now)
         self._off_node(life)
 
-    def take_back(self, now: float, node: Node, life: Life | None, action: str, holding: Holding) -> bool:
+    def reconcile(self, now: float, node: Node, life: ActionState | None, action: str, holding: HeldGrant) -> bool:
         """Make what a node holds ours again, if it is; False: it must be revoked, its units are taken until it has.
 
         An attempt older than the newest is not taken back: another one may run, and numbers are never used twice.
@@ -146,18 +146,18 @@ class Floor(Housing):
                 self.started_ahead(life, node, since_s)
             elif life.node == node.name and not life.booked and not life.ahead:
                 life.expected_s = self.expect(life, life.granted_units)
-                (self.stand if holding.waits else self.occupy)(life, node, since_s)
+                (self.stand if holding.waits else self.assign)(life, node, since_s)
             if life.node == node.name:
                 life.attempt = holding.attempt
                 return True
         units = holding.units or (life.request.stages[holding.stage].units if life is not None else {})
         if holding.waits:
             units = {}
-        known = node.strays.pop(action, None)
+        known = node.orphans.pop(action, None)
         if known is not None:
             node.give_back(known.units)
         node.take(units)
-        node.strays[action] = Stray(holding.stage, holding.attempt, units, 0, now if known is None else known.since_s)
+        node.orphans[action] = Orphan(holding.stage, holding.attempt, units, 0, now if known is None else known.since_s)
         return False
 
     def is_overdue(self, node: Node, now: float, overdue_s: float) -> bool:
@@ -166,14 +166,14 @@ class Floor(Housing):
             return False
         return (
             bool(node.asked)
-            or any(now - stray.since_s > overdue_s for stray in node.strays.values())
+            or any(now - stray.since_s > overdue_s for stray in node.orphans.values())
             or any(
                 now - life.granted_s > life.work.timeout_s + overdue_s
                 for life in self.granted.get(node.name, {}).values()
             )
         )
 
-    def _off_node(self, life: Life) -> None:
+    def _off_node(self, life: ActionState) -> None:
         del self.granted[life.node][life.request.id]
         self.ahead.lasts(life)
         if life.ahead:
@@ -190,7 +190,7 @@ class Floor(Housing):
         self._by_class.clear()
         self.node_back(node.name)
 
-    def drop_node(self, name: str, *, booked_only: bool = False) -> list[Life]:
+    def drop_node(self, name: str, *, booked_only: bool = False) -> list[ActionState]:
         """Forget a node. Returns the lives it held, ordered, each released.
 
         `booked_only`: what is set aside for the word of a node of this name stays so.
@@ -228,8 +228,8 @@ class Floor(Housing):
         for node in self.nodes.values():
             lives = [life for life in self.granted.get(node.name, {}).values() if life.booked]
             self._check_line(node, lives)
-            assert node.strays.keys().isdisjoint(life.request.id for life in lives), f"{node.name}: one action twice"
-            booked = [*(life.units for life in lives), *(stray.units for stray in node.strays.values())]
+            assert node.orphans.keys().isdisjoint(life.request.id for life in lives), f"{node.name}: one action twice"
+            booked = [*(life.units for life in lives), *(stray.units for stray in node.orphans.values())]
             for resource in {*node.capacity, *node.used}:
                 used = sum(units.get(resource, 0) for units in booked) + self.held_by_homes(node.name, resource)
                 assert used == node.used.get(resource, 0), f"{node.name}: ledger of {resource}"
@@ -245,7 +245,7 @@ class Floor(Housing):
         outside = sum(units for units, batch in wanted if not batch)
         assert outside == pool.outside.units, f"{pool.name}: units wanted outside batches"
 
-    def _check_line(self, node: Node, booked: list[Life]) -> None:
+    def _check_line(self, node: Node, booked: list[ActionState]) -> None:
         line = self.ahead.lines.get(node.name)
         stands = {name for name, life in self.granted.get(node.name, {}).items() if life.ahead}
         assert stands == (line.lives.keys() if line is not None else set()), f"{node.name}: its line"

@@ -18,7 +18,7 @@ class InvalidTransition(AssertionError):
 
 
 @dataclass(slots=True)
-class Life:
+class ActionState:
     """One action from journal to answer. Times are absolute seconds."""
 
     request: Request

@@ -9,7 +9,7 @@ from shared.policy.scaling.history import WINDOW
 
 
 @dataclass(frozen=True)
-class Ways:
+class PlannerConfig:
     """How a planner plans. The defaults are ours; `PAPER` plans as DistRS does."""
 
     strictness: float = 1.0
@@ -37,7 +37,7 @@ class Ways:
     """Simulate what one unit less would do, for the reason's sake."""
 
 
-PAPER = Ways(
+PAPER = PlannerConfig(
     window=1,
     trade=False,
     progress=False,

@@ -11,7 +11,7 @@ from shared.runtime.stack_errors import StackError
 BACKLOG = 2048  # uvicorn's own default
 
 
-class Door:
+class ListenSocket:
     """An address to listen on; port 0 becomes a free one at the first opening and stays it."""
 
     def __init__(self, host: str, port: int) -> None:

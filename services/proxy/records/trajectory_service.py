@@ -42,7 +42,7 @@ class Opened(NamedTuple):
     environment: EnvironmentSpec
 
 
-class TrajectoryBook:
+class TrajectoryService:
     """The trajectories of the mesh, as this replica sees them."""
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.proxy.leader import nodes
-from services.proxy.leader.nodes import NodeBook
+from services.proxy.leader.nodes import NodeRegistry
 from shared.messages.base import Message
 from shared.messages.grants import grants_topic
 from shared.messages.nodes import Bye, Heartbeat
@@ -24,7 +24,7 @@ class Meeting:
     """A book and the dispatcher it talks to."""
 
     def __init__(self) -> None:
-        self.book = NodeBook()
+        self.book = NodeRegistry()
         self.dispatcher = Dispatcher(node_lost_s=10.0)
 
     def hear(self, message: Message, *, at: float = START, now: float = START) -> list[Command]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.policy.dispatch.ahead import HORIZON_S, MOST, RECALL_S
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended, Holding
+from shared.policy.dispatch.dispatcher import Dispatcher, Ended, HeldGrant
+from shared.policy.dispatch.prefetch import HORIZON_S, MOST, RECALL_S
 from shared.policy.model.formulation import Answer, Command, Grant, Request, Revoke, Work
 from tests.shared.policy.strategies import CORES, node, request, work
 
@@ -25,7 +25,7 @@ def short_work(*names: str, cores: int = 2, lines_up: bool = True, lasts_s: floa
 def meet(
     dispatcher: Dispatcher,
     name: str,
-    held: dict[str, Holding] | None = None,
+    held: dict[str, HeldGrant] | None = None,
     *,
     cores: int = 2,
     life: str = "1",
@@ -227,7 +227,7 @@ def test_work_that_may_not_be_repeated_is_never_recalled() -> None:
     once = request("once", work(repeatable=False), seq=9)
     submit(dispatcher, once)
     dispatcher.resumed(0.0, "once", 0, 1, [], "b")
-    meet(dispatcher, "b", {"once": Holding(0, 1, 0.0, {"cores": 1}, waits=True)})
+    meet(dispatcher, "b", {"once": HeldGrant(0, 1, 0.0, {"cores": 1}, waits=True)})
     assert not any(isinstance(one, Revoke) for one in dispatcher.ticked(5.0))
 
 
@@ -239,7 +239,7 @@ def test_a_new_leader_finds_the_line_as_it_is() -> None:
     dispatcher.submitted(0.0, many(4))
     for number in range(4):
         dispatcher.resumed(0.0, f"r{number}", 0, 1, [], "n")
-    held = {f"r{number}": Holding(0, 1, 1.0, {"cores": 1}, waits=number > 1) for number in range(4)}
+    held = {f"r{number}": HeldGrant(0, 1, 1.0, {"cores": 1}, waits=number > 1) for number in range(4)}
     assert meet(dispatcher, "n", held) == []
     assert line(dispatcher) == ["r2", "r3"]
     assert dispatcher.floor.nodes["n"].used == {"cores": 2}
@@ -247,7 +247,7 @@ def test_a_new_leader_finds_the_line_as_it_is() -> None:
 
 def test_a_stray_in_the_line_holds_no_units() -> None:
     dispatcher = short_work()
-    assert meet(dispatcher, "m", {"whose": Holding(0, 1, 0.0, {"cores": 1}, waits=True)}) == [Revoke("whose", "m", 1)]
+    assert meet(dispatcher, "m", {"whose": HeldGrant(0, 1, 0.0, {"cores": 1}, waits=True)}) == [Revoke("whose", "m", 1)]
     assert not any(dispatcher.floor.nodes["m"].used.values())
 
 
@@ -256,7 +256,7 @@ def test_what_the_node_has_started_meanwhile_is_booked() -> None:
     submit(dispatcher, *many(4))
     assert line(dispatcher) == ["r3"]
     dispatcher.floor.nodes["n"].ask(dispatcher.floor.newest_serial, 0.0)
-    held = {f"r{number}": Holding(0, 1, 0.1, {"cores": 1}) for number in (1, 2, 3)}
+    held = {f"r{number}": HeldGrant(0, 1, 0.1, {"cores": 1}) for number in (1, 2, 3)}
     dispatcher.inventory_taken(0.2, "n", "1", held)
     dispatcher.check()
     assert dispatcher.lives["r3"].booked

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from shared.policy.model.compiling import compiled
-from shared.policy.scaling.listing import TOLERANCE_S, VISIT, Counts, Floats, Records
+from shared.policy.scaling.list_scheduling import TOLERANCE_S, VISIT, Counts, Floats, Records
 
 _TOLERANCE_S: Final = TOLERANCE_S
 _NONE: Final = np.uint64(0)
@@ -21,7 +21,7 @@ _ONE: Final = np.uint64(1)
 """Places in a heap have no sign: numba would look at each whether it counts from the end, a seventh of the time."""
 
 
-def rehearse(
+def run_to_end(
     visits: Records, coming: tuple[Floats, Counts, Counts, float], capacity: Counts, enough_s: float
 ) -> tuple[Floats, Counts, float]:
     """The whole schedule, unless it becomes clear before its end that it does not do.
@@ -53,7 +53,7 @@ def warm() -> None:
     visits = np.zeros(1, VISIT)
     visits["units"] = visits["final"] = 1
     coming = np.zeros(1), np.zeros(1, np.int64), np.empty(0, np.int64), 0.0
-    rehearse(visits, coming, np.ones(1, np.int64), math.inf)
+    run_to_end(visits, coming, np.ones(1, np.int64), math.inf)
     most_at_once(np.zeros(1), np.ones(1))
 
 
@@ -61,7 +61,7 @@ def warm() -> None:
 def _rehearse(  # type: ignore[no-untyped-def]  # noqa: C901
     visits, arrivals_s, first_visits, under_way, begins_s, capacity, least_slack_s, starts, used
 ):
-    """See `rehearse`. A visit that waits has the moment since when in `starts`."""
+    """See `run_to_end`. A visit that waits has the moment since when in `starts`."""
     count = len(visits)
     end_s, ending = np.empty(count), np.empty(count, np.uint32)  # heap of what runs
     queues, waiting = np.empty(len(capacity) * count, np.uint32), np.zeros(len(capacity), np.int64)

@@ -14,7 +14,7 @@ import numpy as np
 from shared.policy.order.ebf import BOUND_S, reestimate
 from shared.policy.scaling.collection import Progress, Seen, expected
 from shared.policy.scaling.history import History, weighted_median
-from shared.policy.scaling.listing import Floats
+from shared.policy.scaling.list_scheduling import Floats
 from shared.policy.scaling.outstanding import outstanding
 from shared.policy.scaling.search import ExpectedBatch
 from shared.policy.scaling.stimuli import Progressed, Sight
@@ -25,7 +25,7 @@ NEWS_S: Final = 0.5
 
 
 @dataclass(slots=True)
-class KnownBatch:
+class OpenBatchState:
     """Mutable on purpose: what is known of it grows while it is open."""
 
     batch: OpenedBatch

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.policy.scaling.listing import QUIET, TOLERANCE_S, Board, advance, begin, board
-from shared.policy.scaling.load import Load, Work, peak
-from shared.policy.scaling.rehearsal import warm
+from shared.policy.scaling.list_scheduling import QUIET, TOLERANCE_S, Board, advance, begin, board
 from shared.policy.scaling.search import ExpectedBatch
 from shared.policy.scaling.simulation import feasible_schedule, schedule
+from shared.policy.scaling.simulation_input import SimulationInput, Work, peak
+from shared.policy.scaling.simulation_kernel import warm
 from tests.shared.policy.scaling.scaling_oracle import amid, strictnesses, three_pool_units
 
 POLICY = Path(__file__).parents[4] / "shared" / "policy"
@@ -44,7 +44,7 @@ def least_slack(work: Work, state: Board) -> float:
 def test_in_one_go_it_is_the_schedule_in_pieces(
     open_batches: list[ExpectedBatch], units: dict[str, int], strictness: float, fewer: int
 ) -> None:
-    load = Load(open_batches, strictness)
+    load = SimulationInput(open_batches, strictness)
     capacity = [units[pool] - fewer for pool in load.pools]
     found, state = schedule(load.work, capacity), in_pieces(load.work, capacity)
     assert found.starts_s.tolist() == state.times["start_s"].tolist()
@@ -58,7 +58,7 @@ def test_in_one_go_it_is_the_schedule_in_pieces(
 def test_what_no_queue_would_use_is_read_off_the_expected_times(
     open_batches: list[ExpectedBatch], strictness: float
 ) -> None:
-    load = Load(open_batches, strictness)
+    load = SimulationInput(open_batches, strictness)
     assert [load.most(pool) for pool in range(len(load.pools))] == schedule(load.work, [100] * len(load.pools)).used
 
 
@@ -92,7 +92,7 @@ def checkout(tmp_path: Path) -> Path:
 def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(checkout: Path) -> None:
     where = {"HOME": str(checkout.parent / "home"), "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
     hidden = {name: value for name, value in os.environ.items() if name.startswith("LD_")}
-    tried = "from shared.policy.scaling import rehearsal; rehearsal.warm(); print(rehearsal.__file__)"
+    tried = "from shared.policy.scaling import simulation_kernel; simulation_kernel.warm(); print(simulation_kernel.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", tried],
         cwd=checkout.parent,

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from shared.policy.dispatch.life import Life
+from shared.policy.dispatch.action_state import ActionState
 from shared.policy.resources.ledger import Node
 
 HORIZON_S: Final = 0.02
@@ -30,30 +30,30 @@ RECALL_S: Final = 0.2
 
 
 @dataclass(slots=True)
-class Line:
+class NodeQueue:
     """What one node was granted ahead, in the order in which it will start it."""
 
-    lives: dict[str, Life] = field(default_factory=dict)
+    lives: dict[str, ActionState] = field(default_factory=dict)
     expected_s: float = 0.0
     """Unit-seconds of it, but for rounding."""
 
 
 @dataclass(slots=True)
-class Ahead:
+class Prefetch:
     """The lines of all nodes, and the units on each that short work holds."""
 
-    lines: dict[str, Line] = field(default_factory=dict)
+    lines: dict[str, NodeQueue] = field(default_factory=dict)
     """Node -> its line; none where nothing stands."""
     short: dict[str, int] = field(default_factory=dict)
     """Node -> units that short work holds."""
 
-    def booked(self, life: Life) -> None:
+    def booked(self, life: ActionState) -> None:
         """It holds units of its node from now on."""
         if life.expected_s <= HORIZON_S and life.pool_units:
             life.short = True
             self.short[life.node] = self.short.get(life.node, 0) + life.pool_units
 
-    def lasts(self, life: Life) -> None:
+    def lasts(self, life: ActionState) -> None:
         """It is not short, whatever was expected; or it has ended."""
         if life.short:
             life.short = False
@@ -61,14 +61,14 @@ class Ahead:
             if not self.short[life.node]:
                 del self.short[life.node]
 
-    def join(self, life: Life) -> None:
+    def join(self, life: ActionState) -> None:
         """It stands in the line of its node."""
-        line = self.lines.setdefault(life.node, Line())
+        line = self.lines.setdefault(life.node, NodeQueue())
         line.lives[life.request.id] = life
         line.expected_s += life.expected_s
         life.ahead = True
 
-    def leave(self, life: Life) -> None:
+    def leave(self, life: ActionState) -> None:
         """It is started, ended, or nobody waits for it there."""
         line = self.lines[life.node]
         del line.lives[life.request.id]
@@ -77,12 +77,12 @@ class Ahead:
         if not line.lives:
             del self.lines[life.node]
 
-    def first(self, node: Node) -> Life | None:
+    def first(self, node: Node) -> ActionState | None:
         """Whom the node starts next."""
         line = self.lines.get(node.name)
         return next(iter(line.lives.values())) if line is not None else None
 
-    def place(self, nodes: Iterable[Node], life: Life, expected_s: float) -> Node | None:
+    def place(self, nodes: Iterable[Node], life: ActionState, expected_s: float) -> Node | None:
         """The node that may take it where it would stand shortest; the first of them where equal."""
         work = life.work
         if life.pool_units != 1 or len(work.units) != 1 or not work.repeatable or expected_s > HORIZON_S:
@@ -98,13 +98,13 @@ class Ahead:
             line = self.lines.get(node.name)
             stands, before_s = (len(line.lives), line.expected_s) if line is not None else (0, 0.0)
             wait_s = (before_s + expected_s) / short
-            if stands < MOST * short and wait_s <= shortest_s and life.request.id not in node.strays:
+            if stands < MOST * short and wait_s <= shortest_s and life.request.id not in node.orphans:
                 if best is None or wait_s < shortest_s:
                     best = node
                 shortest_s = wait_s
         return best
 
-    def sat(self, now: float) -> Iterator[Life]:
+    def stale_prefetched(self, now: float) -> Iterator[ActionState]:
         """Those that have stood for too long."""
         for line in list(self.lines.values()):
             for life in list(line.lives.values()):

@@ -7,11 +7,11 @@ import re
 import msgspec
 from redis.asyncio import Redis
 
-from services.proxy.records.batchbook import BatchBook
+from services.proxy.records.batch_service import BatchService
 from services.proxy.records.disk import StoreDisk
 from services.proxy.records.ids import Ids
 from services.proxy.records.registries import Registries
-from services.proxy.records.taskbook import TaskBook
+from services.proxy.records.task_registry import TaskRegistry
 from shared.api.batches import BatchOpening
 from shared.api.tasks import StageTemplate, Task
 from shared.bus.connection import command
@@ -25,12 +25,12 @@ SINCE = {"timeout_score", "error_score", "exception_score"}
 
 async def kept(valkey: Redis, stage: StageTemplate) -> tuple[Task, Task, bytes]:
     """A task, and what a batch of it says of it: read, and as it stands."""
-    tasks = TaskBook(valkey)
+    tasks = TaskRegistry(valkey)
     declared = Task(stages=[stage])
     await tasks.put("ada", "t", declared)
     store = store_over(valkey)
     clock = StillClock()
-    book = BatchBook(
+    book = BatchService(
         valkey,
         store,
         tasks,
@@ -64,10 +64,10 @@ async def test_what_a_stage_leaves_open_is_not_written(valkey: Redis) -> None:
 
 
 async def test_images_that_its_trajectories_will_need_are_passed_on(valkey: Redis) -> None:
-    tasks = TaskBook(valkey)
+    tasks = TaskRegistry(valkey)
     await tasks.put("ada", "t", Task(stages=[StageTemplate(name="s", kind="noop")]))
     clock = StillClock()
-    book = BatchBook(
+    book = BatchService(
         valkey,
         store_over(valkey),
         tasks,

@@ -22,7 +22,7 @@ LIMIT_LOOK_S = 0.5
 HEALTHY_PROBE_S = 5.0  # two local requests of 0.4 ms every 5 s: 0.02 % of a core a service
 
 
-class Keeper:
+class ServiceRunner:
     """One unit and its incarnations; ``run`` until ``stop``."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Keeper:
             if self._stopping.is_set():
                 break
             pause_s = self._backoff.ended(time.monotonic() - began)
-            self._mourn(end, time.monotonic() - began, pause_s)
+            self._report_end(end, time.monotonic() - began, pause_s)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()
@@ -146,7 +146,7 @@ class Keeper:
             young = time.monotonic() - child.began < YOUNG_S
             await asyncio.sleep(YOUNG_PROBE_S if young else UNREADY_PROBE_S)
 
-    def _mourn(self, end: str, ran_s: float, pause_s: float) -> None:
+    def _report_end(self, end: str, ran_s: float, pause_s: float) -> None:
         hopeless = self._backoff.hopeless
         if hopeless and self._unit.door:
             self._unit.door.close()

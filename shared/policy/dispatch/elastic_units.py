@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from shared.policy.dispatch.life import Life
+from shared.policy.dispatch.action_state import ActionState
 from shared.policy.elastic.scheduling import Rule, Scalable
 from shared.policy.model.elasticity import Elasticity
 
@@ -18,7 +18,7 @@ _NEWS: Final = 0.05
 
 
 @dataclass(slots=True)
-class Elastic:
+class ElasticGrants:
     """How units beyond the fewest are given out."""
 
     rule: Rule | None = "priced"
@@ -29,7 +29,7 @@ class Elastic:
     """Amounts that the first waiting action tries, in estimates (§4.2)."""
     _shapes: dict[tuple[Elasticity | None, tuple[int, ...]], Scalable] = field(default_factory=dict)
 
-    def scalable(self, life: Life, single_s: float) -> Scalable:
+    def scalable(self, life: ActionState, single_s: float) -> Scalable:
         """What its stage takes on each of its amounts, if it takes `single_s` on one. Kept with it: asked for often."""
         kept = life.scalable
         shape = self._shape(life)
@@ -38,7 +38,7 @@ class Elastic:
             kept = life.scalable = shape.times(single_s, life.work.timeout_s)
         return kept
 
-    def _shape(self, life: Life) -> Scalable:
+    def _shape(self, life: ActionState) -> Scalable:
         amounts, elasticity = life.work.amounts, life.work.elasticity
         shape = self._shapes.get((elasticity, amounts))
         if shape is None:

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.cpu_manager.settings import CpuManagerSettings
-from services.engine_door.settings import EngineDoorSettings
+from services.engine_proxy.settings import EngineProxySettings
 from services.proxy.settings import ProxySettings
 from services.scaling_planner.settings import ScalingPlannerSettings
 from shared.runtime.settings import Duration, MisspeltSetting, ServiceSettings, TreadleSettings, WrongSetting, load
@@ -133,14 +133,14 @@ def test_a_duration_is_seconds_or_iso_8601(monkeypatch: pytest.MonkeyPatch, valu
         ProxySettings,
         ScalingPlannerSettings,
         CpuManagerSettings,
-        EngineDoorSettings,
+        EngineProxySettings,
     ],
 )
 def test_every_duration_of_every_service_accepts_plain_seconds(
     monkeypatch: pytest.MonkeyPatch, settings: type[BaseSettings]
 ) -> None:
     prefix = str(settings.model_config["env_prefix"])
-    monkeypatch.setenv("ENGINE_DOOR_NODE", "n1")  # it has no default
+    monkeypatch.setenv("ENGINE_PROXY_NODE", "n1")  # it has no default
     durations = [name for name, field in settings.model_fields.items() if field.annotation is timedelta]
     for name in durations:
         monkeypatch.setenv(prefix + name.upper(), "15")

@@ -92,7 +92,7 @@ def checkout(tmp_path: Path) -> Path:
 def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(checkout: Path) -> None:
     where = {"HOME": str(checkout.parent / "home"), "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
     hidden = {name: value for name, value in os.environ.items() if name.startswith("LD_")}
-    tried = "from shared.policy.scaling import simulation_kernel; simulation_kernel.warm(); print(simulation_kernel.__file__)"
+    tried = "from shared.policy.scaling import simulation_kernel as it; it.warm(); print(it.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", tried],
         cwd=checkout.parent,

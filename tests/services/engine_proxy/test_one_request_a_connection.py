@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.services.engine_door.knocking import EXEC_OF_OURS, OURS, PATIENCE_S, Doorstep
+from tests.services.engine_proxy.knocking import EXEC_OF_OURS, OURS, PATIENCE_S, Doorstep
 
 SECOND = b"POST /v1.41/containers/create HTTP/1.1\r\nHost: engine\r\nContent-Length: 0\r\n\r\n"
 START = f"/v1.41/exec/{EXEC_OF_OURS}/start".encode()

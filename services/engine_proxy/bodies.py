@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from services.engine_door.http1 import Refused
+from services.engine_proxy.http1 import Refused
 
 NODE_LABEL = "treadle.node"
 

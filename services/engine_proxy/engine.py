@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.engine_door.bodies import NODE_LABEL
-from services.engine_door.http1 import MOST_HEAD_BYTES, Refused
+from services.engine_proxy.bodies import NODE_LABEL
+from services.engine_proxy.http1 import MOST_HEAD_BYTES, Refused
 
 ANSWER_S = 30.0
-"""For what the door itself asks."""
+"""For what the engine proxy itself asks."""
 MOST_ANSWER_BYTES = 16 << 20
 MOST_KNOWN = 10_000
 """Ids remembered as ours; one more and all are asked for anew."""
@@ -55,7 +55,7 @@ class Engine:
         config = found.get("Config") or {}
         if (config.get("Labels") or {}).get(NODE_LABEL) != self._node:
             message = f"container {reference} does not have the label {NODE_LABEL}={self._node}; only those that do"
-            raise Refused(403, f"{message} can be reached through the engine door")
+            raise Refused(403, f"{message} can be reached through the engine proxy")
         if len(self._ours) >= MOST_KNOWN:
             self._ours.clear()
         self._ours.add(found["Id"])

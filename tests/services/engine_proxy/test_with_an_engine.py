@@ -1,4 +1,4 @@
-"""The door in front of a real engine, spoken to by the client that the CPU manager uses."""
+"""The engine proxy in front of a real engine, spoken to by the client that the CPU manager uses."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from aiodocker import Docker
 from aiodocker.containers import DockerContainer
 from aiodocker.exceptions import DockerError
 
-from services.engine_door.door import Door
-from services.engine_door.settings import EngineDoorSettings
+from services.engine_proxy.server import EngineProxy
+from services.engine_proxy.settings import EngineProxySettings
 from tests.e2e.containers.engine import private_engine
 from treadle.testing.small_image import small_image
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker")]
 
 ENGINE = Path("/var/run/docker.sock")
-NODE = f"door{os.getpid()}"
+NODE = f"proxy{os.getpid()}"
 CARRIED = f"treadle-carried-{NODE}-0123456789ab"
 WALLS = {"NetworkMode": "none", "CapDrop": ["ALL"], "SecurityOpt": ["no-new-privileges"], "Init": False}
 PATIENCE_S = 60.0
@@ -39,9 +39,9 @@ def image() -> Iterator[str]:
 
 @pytest_asyncio.fixture
 async def client(tmp_path: Path) -> AsyncIterator[Docker]:
-    """An engine's client, with the door between; what it made is removed."""
-    settings = EngineDoorSettings(node=NODE, listen=tmp_path / "door.sock", engine=ENGINE)
-    async with asyncio.timeout(PATIENCE_S), Door(settings), Docker(f"unix://{settings.listen}") as client:
+    """An engine's client, with the engine proxy between; what it made is removed."""
+    settings = EngineProxySettings(node=NODE, listen=tmp_path / "proxy.sock", engine=ENGINE)
+    async with asyncio.timeout(PATIENCE_S), EngineProxy(settings), Docker(f"unix://{settings.listen}") as client:
         yield client
         for container in await client.containers.list(all="1"):
             await container.delete(force=True, v=True)
@@ -56,7 +56,7 @@ async def running(client: Docker, image: str, **fields: Any) -> DockerContainer:
 
 
 def docker(*argv: str) -> str:
-    """The engine itself, past the door."""
+    """The engine itself, past the engine proxy."""
     return subprocess.run(["docker", *argv], capture_output=True, text=True, timeout=30, check=True).stdout
 
 
@@ -190,7 +190,7 @@ async def test_a_program_that_cannot_start_leaves_no_way_to_the_engine(
     assert answer.count(b"HTTP/1.1") == 2, "the engine takes no second request: this test shows nothing"
     docker("rm", name)
 
-    answer = await answered(tmp_path / "door.sock", start + create)
+    answer = await answered(tmp_path / "proxy.sock", start + create)
     assert answer.startswith(b"HTTP/1.1 409 ")
     assert answer.count(b"HTTP/1.1") == 1
     assert name not in docker("ps", "--all", "--format", "{{.Names}}")
@@ -215,7 +215,7 @@ async def test_what_go_reads_as_another_name_is_read_so_by_the_engine_and_refuse
     config = (await made.show())["HostConfig"]
     assert config["Privileged"] or config["Binds"]
 
-    assert (await answered(tmp_path / "door.sock", create)).split(b" ")[1] in {b"400", b"403"}
+    assert (await answered(tmp_path / "proxy.sock", create)).split(b" ")[1] in {b"400", b"403"}
     assert len(await client.containers.list(all="1")) == 1
 
 
@@ -226,8 +226,8 @@ async def test_the_door_finds_its_containers_again_when_the_engine_has_been_kill
     with private_engine() as engine, small_image(tag) as image:
         docker("save", image, "--output", str(tmp_path / "image.tar"))
         engine.docker("load", "--input", str(tmp_path / "image.tar"))
-        settings = EngineDoorSettings(node=NODE, listen=tmp_path / "door.sock", engine=engine.socket)
-        async with asyncio.timeout(PATIENCE_S), Door(settings), Docker(f"unix://{settings.listen}") as client:
+        settings = EngineProxySettings(node=NODE, listen=tmp_path / "proxy.sock", engine=engine.socket)
+        async with asyncio.timeout(PATIENCE_S), EngineProxy(settings), Docker(f"unix://{settings.listen}") as client:
             container = await running(client, image)
             engine.kill()
             with pytest.raises(DockerError) as away:

@@ -1,7 +1,7 @@
 """One HTTP/1.1 request, read strictly: what two readers could understand in two ways is refused.
 
-Nothing of it is forwarded as it came: the door writes a request of its own from what it understood. A connection
-carries one request, so there is no second one to hide behind the first.
+Nothing of it is forwarded as it came: the engine proxy writes a request of its own from what it understood. A
+connection carries one request, so there is no second one to hide behind the first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 
 
 class Refused(Exception):
-    """The door's own answer to a call, instead of the engine's."""
+    """The engine proxy's own answer to a call, instead of the engine's."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -142,7 +142,7 @@ async def _exactly(reader: asyncio.StreamReader, size: int) -> AsyncIterator[byt
 
 
 def request(method: str, target: str, headers: Mapping[str, str]) -> bytes:
-    """The door's own head of a request. `Connection: close` makes the engine end its answer by closing."""
+    """The engine proxy's own head of a request. `Connection: close` makes the engine end its answer by closing."""
     lines = [f"{method} {target} HTTP/1.1", "Host: engine", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "Connection: close", "", ""]).encode("ascii")
 

@@ -1,4 +1,4 @@
-"""The door: one call a connection, understood, written anew, and its answer passed on as it comes."""
+"""The engine proxy: one call a connection, understood, written anew, and its answer passed on as it comes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Self
 
 import msgspec
 
-from services.engine_door.bodies import NewContainer, Nothing, carries, owned, understood
-from services.engine_door.calls import Call, understand
-from services.engine_door.engine import Engine, Stream
-from services.engine_door.http1 import MOST_HEAD_BYTES, PIECE_BYTES, Head, Refused, pieces, read_head, refusal, request
-from services.engine_door.settings import EngineDoorSettings
+from services.engine_proxy.bodies import NewContainer, Nothing, carries, owned, understood
+from services.engine_proxy.calls import Call, understand
+from services.engine_proxy.engine import Engine, Stream
+from services.engine_proxy.http1 import MOST_HEAD_BYTES, PIECE_BYTES, Head, Refused, pieces, read_head, refusal, request
+from services.engine_proxy.settings import EngineProxySettings
 from shared.runtime import log
 
 _log = log.get(__name__)
@@ -26,10 +26,10 @@ PARTING_S = 2.0
 """How long a refused caller may go on sending before it is cut off; it should get to read why."""
 
 
-class Door:
-    """Between one manager and one engine: `async with Door(settings): ...`."""
+class EngineProxy:
+    """Between one manager and one engine: `async with EngineProxy(settings): ...`."""
 
-    def __init__(self, settings: EngineDoorSettings) -> None:
+    def __init__(self, settings: EngineProxySettings) -> None:
         self._settings = settings
         self._engine = Engine(settings.engine, settings.node)
         self._calls: set[asyncio.Task[None]] = set()
@@ -38,7 +38,7 @@ class Door:
         """Open it."""
         settings = self._settings
         self._server = await asyncio.start_unix_server(self._meet, sock=_listening(settings), limit=MOST_HEAD_BYTES)
-        _log.info("engine_door_opened", socket=str(settings.listen), engine=str(settings.engine), node=settings.node)
+        _log.info("engine_proxy_opened", socket=str(settings.listen), engine=str(settings.engine), node=settings.node)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -71,7 +71,7 @@ class Door:
         head: Head | None = None
         try:
             if len(self._calls) > self._settings.connections:
-                raise Refused(503, f"{self._settings.connections} calls are open at the engine door")
+                raise Refused(503, f"{self._settings.connections} calls are open at the engine proxy")
             head = await read_head(caller[0])
             if head is not None:
                 await self._pass(head, caller)
@@ -187,8 +187,8 @@ async def _part(caller: Stream) -> None:
             await _until_gone(caller[0])
 
 
-def _listening(settings: EngineDoorSettings) -> socket.socket:
-    """The door's socket, that nobody but its owner can open from its first moment on."""
+def _listening(settings: EngineProxySettings) -> socket.socket:
+    """The engine proxy's socket, that nobody but its owner can open from its first moment on."""
     settings.listen.parent.mkdir(parents=True, exist_ok=True)
     settings.listen.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,11 +1,11 @@
-"""A door with a scripted engine behind it."""
+"""An engine proxy with a scripted engine behind it."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest_asyncio
 
-from tests.services.engine_door.knocking import Doorstep, doorstep
+from tests.services.engine_proxy.knocking import Doorstep, doorstep
 
 
 @pytest_asyncio.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.services.engine_door.knocking import EXEC_OF_OURS, NODE, OURS, Doorstep
+from tests.services.engine_proxy.knocking import EXEC_OF_OURS, NODE, OURS, Doorstep
 
 CREATE = "/v1.41/containers/create?name=treadle-x"
 EXEC = f"/v1.41/containers/{OURS}/exec"

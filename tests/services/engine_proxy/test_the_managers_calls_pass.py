@@ -1,4 +1,4 @@
-"""What the CPU manager's docker runtime does in an environment's life, it can do through the door."""
+"""What the CPU manager's docker runtime does in an environment's life, it can do through the engine proxy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
-from services.engine_door.door import Door
-from services.engine_door.settings import EngineDoorSettings
+from services.engine_proxy.server import EngineProxy
+from services.engine_proxy.settings import EngineProxySettings
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.kinds import EnvBash, EnvRead, EnvWrite
 from treadle.testing.small_image import small_image
@@ -35,9 +35,9 @@ def image() -> Iterator[str]:
 async def test_an_environment_lives_its_whole_life_through_the_door(
     tmp_path: Path, image: str, past_engine: bool, read_only: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = EngineDoorSettings(node=NODE, listen=tmp_path / "door.sock", engine=Path("/var/run/docker.sock"))
+    settings = EngineProxySettings(node=NODE, listen=tmp_path / "proxy.sock", engine=Path("/var/run/docker.sock"))
     spec = EnvironmentSpec(image=image, memory_mb=256, workdir="/root", setup=["echo begun >note"], read_only=read_only)
-    async with asyncio.timeout(PATIENCE_S), Door(settings):
+    async with asyncio.timeout(PATIENCE_S), EngineProxy(settings):
         runtime = await DockerRuntime.open(NODE, url=f"unix://{settings.listen}", past_engine=past_engine)
         try:
             environment = await runtime.create("t1", spec, CORES)

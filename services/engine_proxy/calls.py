@@ -1,4 +1,4 @@
-"""The calls that pass: the whole list. What is not here does not exist behind the door.
+"""The calls that pass: the whole list. What is not here does not exist behind the engine proxy.
 
 A path has only characters that mean themselves (nothing is percent-decoded) and the version of its API in front; a
 query has only the names that its call knows, each once. Both are written anew for the engine.
@@ -15,8 +15,8 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
-from services.engine_door.bodies import NODE_LABEL, NewContainer, NewExec, Nothing, Resources, StartExec
-from services.engine_door.http1 import Refused
+from services.engine_proxy.bodies import NODE_LABEL, NewContainer, NewExec, Nothing, Resources, StartExec
+from services.engine_proxy.http1 import Refused
 
 OLDEST_API = 40
 """1.40 is Docker 19.03's. Ancient ones understand bodies where newer ones do not (`start` with a HostConfig)."""
@@ -123,14 +123,14 @@ def understand(method: str, target: str, node: str) -> Call:
     path, _, query = target.partition("?")
     versioned = re.fullmatch(r"(/v1\.([0-9]{1,3}))?(/.*)", path)
     if versioned is None or (versioned[2] and int(versioned[2]) < OLDEST_API):
-        raise Refused(403, f"the door speaks version 1.{OLDEST_API} of the engine's API and newer")
+        raise Refused(403, f"the engine proxy speaks version 1.{OLDEST_API} of the engine's API and newer")
     for route in ROUTES:
         if route.method == method and (named := _pattern(route).fullmatch(versioned[3])):
             known = _query(route, query)
             if route.lists:
                 known["filters"] = _ours_alone(known.get("filters", "{}"), node)
             return Call(route, versioned[1] or "", named.groupdict(), known)
-    raise Refused(403, f"{method} {path} does not pass the engine door; allowed: {', '.join(map(str, ROUTES))}")
+    raise Refused(403, f"{method} {path} does not pass the engine proxy; allowed: {', '.join(map(str, ROUTES))}")
 
 
 def _pattern(route: Route) -> re.Pattern[str]:
@@ -151,7 +151,7 @@ def _query(route: Route, query: str) -> dict[str, str]:
     for name, value in found.items():
         if name not in route.query or not re.fullmatch(route.query[name], value, re.ASCII | re.DOTALL):
             known = ", ".join(route.query) or "nothing"
-            raise Refused(403, f"{name}={value[:80]} does not pass the engine door; {route} allows {known}")
+            raise Refused(403, f"{name}={value[:80]} does not pass the engine proxy; {route} allows {known}")
     return found
 
 

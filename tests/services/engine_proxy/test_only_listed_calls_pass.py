@@ -1,4 +1,4 @@
-"""Everything but the list is answered by the door, and no byte of it reaches the engine."""
+"""Everything but the list is answered by the engine proxy, and no byte of it reaches the engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.services.engine_door.knocking import EXEC_OF_FOREIGN, EXEC_OF_OURS, FOREIGN, NODE, OURS, Doorstep
+from tests.services.engine_proxy.knocking import EXEC_OF_FOREIGN, EXEC_OF_OURS, FOREIGN, NODE, OURS, Doorstep
 
 CARRIED = f"treadle-carried-{NODE}-0123456789ab"
 
@@ -146,7 +146,7 @@ async def test_a_refusal_says_what_is_allowed(step: Doorstep) -> None:
     status, body = await step.call("POST", "/v1.41/build")
     assert status == 403
     message = json.loads(body)["message"]
-    assert message.startswith("POST /v1.41/build does not pass the engine door")
+    assert message.startswith("POST /v1.41/build does not pass the engine proxy")
     assert "POST /containers/{container}/start" in message
 
 

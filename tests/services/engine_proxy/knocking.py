@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.engine_door.door import Door
-from services.engine_door.settings import EngineDoorSettings
+from services.engine_proxy.server import EngineProxy
+from services.engine_proxy.settings import EngineProxySettings
 
 NODE = "node-7"
 OURS = "a" * 64
@@ -34,17 +34,17 @@ _ANSWERS = {
 
 @dataclass
 class ScriptedEngine:
-    """Keeps what each connection brought, whole, except the door's own looks."""
+    """Keeps what each connection brought, whole, except the engine proxy's own looks."""
 
     told: list[bytes] = field(default_factory=list)
     upgrades: bool = True
     """It gives a connection away to who asks to start an exec; else it says 409 and goes on listening."""
     waits: asyncio.Event = field(default_factory=asyncio.Event)
-    """A `wait` has come in; it is answered when the door lets go of it."""
+    """A `wait` has come in; it is answered when the engine proxy lets go of it."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
-    """The door has let go of it."""
+    """The engine proxy has let go of it."""
     looks: int = 0
-    """How often the door asked whose something is."""
+    """How often the engine proxy asked whose something is."""
 
     async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -56,7 +56,7 @@ class ScriptedEngine:
                 self.told.append(head)
                 await self._answer(head, reader, writer)
         except asyncio.IncompleteReadError:
-            pass  # the door has let go in the middle: what came is in `told`
+            pass  # the engine proxy has let go in the middle: what came is in `told`
         finally:
             writer.close()
 
@@ -93,13 +93,13 @@ def _look(head: bytes) -> bytes:
 
 @dataclass
 class Doorstep:
-    """A door, the engine behind it, and where to knock."""
+    """An engine proxy, the engine behind it, and where to knock."""
 
     engine: ScriptedEngine
     socket: Path
 
     async def knock(self, said: bytes) -> bytes:
-        """All that comes back on one connection, until the door closes it."""
+        """All that comes back on one connection, until the engine proxy closes it."""
         reader, writer = await asyncio.open_unix_connection(self.socket)
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -118,12 +118,12 @@ class Doorstep:
 
 @asynccontextmanager
 async def doorstep(folder: Path) -> AsyncIterator[Doorstep]:
-    """A door of `NODE` in front of a scripted engine."""
+    """An engine proxy of `NODE` in front of a scripted engine."""
     engine = ScriptedEngine()
     behind = await asyncio.start_unix_server(engine.meet, folder / "engine.sock", limit=4 << 20)
-    settings = EngineDoorSettings(
-        node=NODE, listen=folder / "door.sock", engine=folder / "engine.sock", archive_bytes=1 << 20
+    settings = EngineProxySettings(
+        node=NODE, listen=folder / "proxy.sock", engine=folder / "engine.sock", archive_bytes=1 << 20
     )
-    async with Door(settings):
+    async with EngineProxy(settings):
         yield Doorstep(engine, settings.listen)
     behind.close()

@@ -39,7 +39,7 @@ class Supervisor:
         self._plan = plan
         self._prepare_only = prepare_only
         self._logs = logs
-        self._keepers: list[ServiceRunner] = []
+        self._runners: list[ServiceRunner] = []
         self._tasks: dict[ServiceRunner, asyncio.Task[None]] = {}
         self._prepare: Child | None = None
         self._phase = Phase.STARTING
@@ -91,23 +91,23 @@ class Supervisor:
         self._say(f"the stack is up: {doors}. Ctrl-C or treadle down stops it")
 
     async def _start(self, units: Sequence[Unit]) -> None:
-        keepers = [
+        runners = [
             ServiceRunner(
                 unit, note=self._logs.line, changed=self._publish, backoff=Backoff(longest_s=unit.longest_pause_s)
             )
             for unit in units
         ]
-        self._keepers += keepers
-        for keeper in keepers:
-            self._tasks[keeper] = asyncio.create_task(keeper.run(), name=f"keep {keeper.name}")
-            self._tasks[keeper].add_done_callback(self._on_runner_ended)
+        self._runners += runners
+        for runner in runners:
+            self._tasks[runner] = asyncio.create_task(runner.run(), name=f"keep {runner.name}")
+            self._tasks[runner].add_done_callback(self._on_runner_ended)
         timeout_s = self._plan.start_timeout.total_seconds()
-        for keeper in keepers:
+        for runner in runners:
             try:
-                await keeper.ready(timeout_s)
+                await runner.ready(timeout_s)
             except StackError as error:
-                why = explanation(keeper.name, self._logs.tail(keeper.name))
-                words = self._failure_messages(keeper)
+                why = explanation(runner.name, self._logs.tail(runner.name))
+                words = self._failure_messages(runner)
                 raise StackError("\n".join([str(error), *([why] if why else []), *words])) from error
 
     async def _prepare_stores(self) -> None:
@@ -132,7 +132,7 @@ class Supervisor:
         self._publish()
         services = {unit.name for unit in self._plan.services}
         for group in (services, {unit.name for unit in self._plan.servers}):
-            await self._stop([keeper for keeper in self._keepers if keeper.name in group])
+            await self._stop([runner for runner in self._runners if runner.name in group])
         await self._reap_orphans()
         for unit in self._plan.services:
             if unit.door:
@@ -142,27 +142,27 @@ class Supervisor:
         self._publish()
         self._say("the stack is down")
 
-    async def _stop(self, keepers: list[ServiceRunner]) -> None:
-        for keeper in keepers:
-            keeper.stop()
+    async def _stop(self, runners: list[ServiceRunner]) -> None:
+        for runner in runners:
+            runner.stop()
             if self._urgent.is_set():
-                keeper.hurry()
-        if keepers:
-            await asyncio.wait([self._tasks[keeper] for keeper in keepers])
+                runner.hurry()
+        if runners:
+            await asyncio.wait([self._tasks[runner] for runner in runners])
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
         if self._asked_to_stop.is_set():
             self._say("asked again: no more grace")
             self._urgent.set()
-            for keeper in self._keepers:
-                keeper.hurry()
+            for runner in self._runners:
+                runner.hurry()
             return
         self._say(f"stopping ({number.name}); once more to kill")
         self._asked_to_stop.set()
 
     def _on_child_ended(self) -> None:
         """SIGCHLD: a child has ended, or was only stopped or continued."""
-        dead = {keeper.name for keeper in self._keepers if keeper.reap()}
+        dead = {runner.name for runner in self._runners if runner.reap()}
         if self._prepare is not None:
             self._prepare.reap()
         living = {name: pid for name, pid in self._started().items() if name not in dead}
@@ -170,7 +170,7 @@ class Supervisor:
             asyncio.get_running_loop().call_later(delay_s, self._orphans.kill_due)
 
     def _started(self) -> dict[str, int]:
-        started = {keeper.name: keeper.pid for keeper in self._keepers if keeper.pid is not None}
+        started = {runner.name: runner.pid for runner in self._runners if runner.pid is not None}
         return started if self._prepare is None else {**started, "prepare": self._prepare.pid}
 
     async def _reap_orphans(self) -> None:
@@ -193,10 +193,10 @@ class Supervisor:
 
     def _failure_messages(self, late: ServiceRunner) -> list[str]:
         """The last lines of ``late``, and of each that died meanwhile: it may be what ``late`` was waiting for."""
-        died = [keeper for keeper in self._keepers if keeper.state.last_end and keeper is not late]
+        died = [runner for runner in self._runners if runner.state.last_end and runner is not late]
         return [self._last_lines(late.name)] + [
-            f"{keeper.name} has died {keeper.state.restarts} times meanwhile; {self._last_lines(keeper.name)}"
-            for keeper in died
+            f"{runner.name} has died {runner.state.restarts} times meanwhile; {self._last_lines(runner.name)}"
+            for runner in died
         ]
 
     def _last_lines(self, name: str) -> str:
@@ -211,7 +211,7 @@ class Supervisor:
     def _publish(self) -> None:
         if self._me is None:
             return
-        running = {keeper.name: keeper.state for keeper in self._keepers}
+        running = {runner.name: runner.state for runner in self._runners}
         waiting = [
             ServiceState(unit.name, None, unit.url, State.STARTING if self._phase is Phase.STARTING else State.STOPPED)
             for unit in (*self._plan.servers, *self._plan.services)

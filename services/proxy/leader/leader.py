@@ -214,24 +214,27 @@ class Leader:
                 self.reasons[message.pool] = message.reason
                 self._do(self.dispatcher.targeted(now, message.pool, message.units))
             case BatchEnded():
-                self.dispatcher.floor.batches.ended(message.batch)
+                self.dispatcher.cluster.batches.ended(message.batch)
             case CompletionExpected():
                 self.dispatcher.completion_expected(message.batch, message.at)
             case EnvironmentsExpected():
                 self._do(expect(self.dispatcher, now, entry.at, message))
 
-    def planned(self, lives: bool) -> None:
+    def planned(self, planner_lives: bool) -> None:
         """Does a planner live, by its lease?"""
-        if lives != self.dispatcher.floor.planned:
-            _log.warning("planner_heard" if lives else "planner_silent", rule="targets" if lives else "zero queue")
-        self._do(self.dispatcher.planned(self._clock.unix(), lives))
+        if planner_lives != self.dispatcher.cluster.planned:
+            _log.warning(
+                "planner_heard" if planner_lives else "planner_silent",
+                rule="targets" if planner_lives else "zero queue",
+            )
+        self._do(self.dispatcher.planned(self._clock.unix(), planner_lives))
 
     def _absorb_silence(self) -> None:
         """While Valkey was away nobody could say anything: that silence is not the nodes'."""
         now = self._clock.unix()
         if now - self._read > 3.0:
             _log.warning("silence_forgiven", seconds=round(now - self._read, 1))
-            for node in self.dispatcher.floor.nodes.values():
+            for node in self.dispatcher.cluster.nodes.values():
                 node.seen_s = now
         self._read = now
 
@@ -275,7 +278,7 @@ class Leader:
         self._interpreter.put(granting)
 
     def _advance(self, advance: Advance) -> None:
-        acts, kept = self.dispatcher.lives[advance.action].acts, self.unanswered[advance.action]
+        acts, kept = self.dispatcher.action_states[advance.action].acts, self.unanswered[advance.action]
         self._interpreter.put(Advancing(advance.action, advance.stage, _json.encode(reports(acts)), kept.outcome))
         kept.outcome = ""
 

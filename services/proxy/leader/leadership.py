@@ -94,7 +94,7 @@ class Leadership:
                 asyncio.create_task(interpreter.run(), name="interpreter"),
                 asyncio.create_task(self._keep_house(interpreter, leader, tail), name="house"),
                 asyncio.create_task(self._end_held(interpreter, leader), name="held calls"),
-                asyncio.create_task(tell_backlog(self._redis, epoch, dispatcher.floor, clock), name="backlog"),
+                asyncio.create_task(tell_backlog(self._redis, epoch, dispatcher.cluster, clock), name="backlog"),
             ]
             leading = asyncio.create_task(leader.run(tail), name="leader")
             done, _ = await asyncio.wait({leading, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -130,7 +130,7 @@ class Leadership:
         while not interpreter.deposed:
             await asyncio.sleep(self._settings.lease_s / 3)
             UNANSWERED.set(len(leader.unanswered))
-            for state, count in leader.nodes.counts(leader.dispatcher.floor.nodes).items():
+            for state, count in leader.nodes.counts(leader.dispatcher.cluster.nodes).items():
                 NODES.labels(state).set(count)
             try:
                 await self._look_for_planner(leader)

@@ -49,7 +49,7 @@ def to_work(stage: StageWork) -> Work:
     )
 
 
-def to_stay(submitted: ActionSubmitted) -> EnvironmentNeed | None:
+def to_need(submitted: ActionSubmitted) -> EnvironmentNeed | None:
     """The environment it needs; None of an action of no trajectory."""
     spec = submitted.environment
     if spec is None:
@@ -125,7 +125,7 @@ def to_request(entry: Entry[ActionSubmitted]) -> Request:
         deadline_s=arrived_s + submitted.budget_s,
         start_by_s=None if start_within_s is None else arrived_s + start_within_s,
         priority=submitted.priority,
-        stay=to_stay(submitted),
+        need=to_need(submitted),
     )
 
 

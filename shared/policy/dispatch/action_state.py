@@ -106,13 +106,13 @@ class ActionState:
     @property
     def needs(self) -> Mapping[str, int]:
         """Units a node must have free for it: with what its environment will hold, where it begins one."""
-        stay = self.request.stay
-        return stay.begun_by(self.units) if self.begins and stay is not None else self.units
+        need = self.request.need
+        return need.begun_by(self.units) if self.begins and need is not None else self.units
 
     def could_run_on(self, node: Node) -> bool:
         """Could that node take it when it owned everything and were empty?"""
-        stay = self.request.stay
-        if self.begins and stay is not None and stay.kind not in node.kinds:
+        need = self.request.need
+        if self.begins and need is not None and need.kind not in node.kinds:
             return False
         return node.could_ever(self.work.kind, self.needs)
 

@@ -60,17 +60,22 @@ class Backlog:
     """Batch -> how many of its actions are stuck."""
 
 
-def survey(floor: ClusterState) -> Backlog:
+def survey(cluster: ClusterState) -> Backlog:
     """What waits now. O(pools + stuck actions), and O(waiting actions) where a pool has work and no nodes.
 
     What has become stuck since it came (nodes have gone) is told when its turn comes near.
     """
-    waiting = {pool.name: sum(lane.waiting for lane in pool.all_lanes()) for pool in floor.pools.values()}
+    waiting = {pool.name: sum(lane.waiting for lane in pool.all_lanes()) for pool in cluster.pools.values()}
     sorts: defaultdict[str, Counter[tuple[str, Units]]] = defaultdict(Counter)
     batches: Counter[str] = Counter()
     stuck = Counter(
-        (life.work.pool, _kind(life.work, _begun(life)), tuple(life.needs.items()), life.request.batch)
-        for life in _stuck(floor)
+        (
+            action_state.work.pool,
+            _kind(action_state.work, _begun(action_state)),
+            tuple(action_state.needs.items()),
+            action_state.request.batch,
+        )
+        for action_state in _stuck(cluster)
     )
     for (name, kind, units, batch), count in stuck.items():
         sorts[name][kind, units] += count
@@ -81,8 +86,8 @@ def survey(floor: ClusterState) -> Backlog:
             name,
             count,
             [Lack(kind, dict(units), n) for (kind, units), n in _most(sorts[name])],
-            floor.pools[name].lanes[BEGINS].waiting if BEGINS in floor.pools[name].lanes else 0,
-            why_held_up(floor, floor.pools[name]),
+            cluster.pools[name].lanes[BEGINS].waiting if BEGINS in cluster.pools[name].lanes else 0,
+            why_held_up(cluster, cluster.pools[name]),
         )
         for name, count in _most(Counter(waiting))
         if count
@@ -94,21 +99,21 @@ def _most(counted: Counter[T]) -> list[tuple[T, int]]:
     return counted.most_common(MOST_TOLD)
 
 
-def _stuck(floor: ClusterState) -> Iterator[ActionState]:
-    for pool in floor.pools.values():
+def _stuck(cluster: ClusterState) -> Iterator[ActionState]:
+    for pool in cluster.pools.values():
         for lane in pool.all_lanes():
             for action in lane.parked:
-                yield floor.queued[action]
-    deserted = {pool.name for pool in floor.pools.values() if not floor.nodes_of(pool)}
+                yield cluster.queued[action]
+    deserted = {pool.name for pool in cluster.pools.values() if not cluster.nodes_of(pool)}
     if deserted:
-        for life in floor.queued.values():
-            if life.work.pool in deserted:
-                yield life
+        for action_state in cluster.queued.values():
+            if action_state.work.pool in deserted:
+                yield action_state
 
 
-def _begun(life: ActionState) -> EnvironmentNeed | None:
+def _begun(action_state: ActionState) -> EnvironmentNeed | None:
     """The environment that it would begin."""
-    return life.request.stay if life.begins else None
+    return action_state.request.need if action_state.begins else None
 
 
 def _kind(work: Work, begun: EnvironmentNeed | None) -> str:
@@ -122,15 +127,15 @@ def lacking(kind: str, units: Mapping[str, int], pool: str) -> str:
     return f"no node of class {pool.partition('@')[2]!r} offers {kind}" + (f" with {amounts}" if amounts else "")
 
 
-def why_held_up(floor: ClusterState, pool: Pool) -> str:
+def why_held_up(cluster: ClusterState, pool: Pool) -> str:
     """Why the next environment of a pool does not begin now, though some node could make it one day; else empty."""
     lane = pool.lanes.get(BEGINS)
     head = lane.queue.head() if lane is not None else None
     if head is None:
         return ""
-    life = floor.queued[head]
-    nodes = [node for node in floor.nodes_of(pool, lane) if node.ready and life.could_run_on(node)]
-    short = [name for name, count in life.needs.items() if all(node.free(name) < count for node in nodes)]
+    action_state = cluster.queued[head]
+    nodes = [node for node in cluster.nodes_of(pool, lane) if node.ready and action_state.could_run_on(node)]
+    short = [name for name, count in action_state.needs.items() if all(node.free(name) < count for node in nodes)]
     if not nodes:
         return ""
     return " and ".join(_SHORT.get(name, f"no {name} are free") for name in short) or "no node has all it needs free"
@@ -148,25 +153,25 @@ def why_it_waits_to_begin(work: Work, pools: list[PoolBacklog]) -> str:
     return ""
 
 
-def why_it_waited(floor: ClusterState, life: ActionState) -> str:
+def why_it_waited(cluster: ClusterState, action_state: ActionState) -> str:
     """Why an action has not begun before its deadline came."""
-    work, lane = life.work, life.lane
-    if lane is not None and life.request.id in lane.behind:
+    work, lane = action_state.work, action_state.lane
+    if lane is not None and action_state.request.id in lane.behind:
         return "its deadline came while it waited for an earlier action of its trajectory"
-    if life.postponed and life.begins:
-        return f"its deadline came while its environment could not be made: {life.postponed}"
-    if lane is not None and lane.node and lane.node not in floor.nodes:
+    if action_state.postponed and action_state.begins:
+        return f"its deadline came while its environment could not be made: {action_state.postponed}"
+    if lane is not None and lane.node and lane.node not in cluster.nodes:
         return f"its deadline came while {lane.node}, where its environment is, was away"
-    if any(life.could_run_on(node) for node in floor.nodes_of(floor.pool(work.pool))):
+    if any(action_state.could_run_on(node) for node in cluster.nodes_of(cluster.pool(work.pool))):
         return f"its deadline came while it waited for {work.pool}"
-    return lacking(_kind(work, _begun(life)), life.needs, work.pool)
+    return lacking(_kind(work, _begun(action_state)), action_state.needs, work.pool)
 
 
-def why_stuck(work: Work, pools: list[PoolBacklog], stay: EnvironmentNeed | None = None) -> str:
-    """Why this work waits in vain for now; empty where it does not. `stay`: of an action of a trajectory."""
+def why_stuck(work: Work, pools: list[PoolBacklog], need: EnvironmentNeed | None = None) -> str:
+    """Why this work waits in vain for now; empty where it does not. `need`: of an action of a trajectory."""
     needs = [(work.kind, dict(work.units))]
-    if stay is not None:
-        needs.append((_kind(work, stay), stay.begun_by(work.units)))
+    if need is not None:
+        needs.append((_kind(work, need), need.begun_by(work.units)))
     for pool in pools:
         for lack in pool.lacks if pool.name == work.pool else ():
             if (lack.kind, lack.units) in needs:

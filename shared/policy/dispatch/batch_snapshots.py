@@ -27,11 +27,11 @@ class BatchSnapshot:
     """Of each that holds units of the stage the same two, and when it began there."""
 
 
-def batch_snapshots(floor: ClusterState) -> dict[str, BatchSnapshot]:
+def batch_snapshots(cluster: ClusterState) -> dict[str, BatchSnapshot]:
     """Every batch that has unanswered requests. O(unanswered): 2.5 ms for 16,000."""
     batches: dict[str, BatchSnapshot] = {}
-    for life in _lives(floor):
-        request = life.request
+    for action_state in _lives(cluster):
+        request = action_state.request
         name = request.batch
         if not name:
             continue
@@ -42,13 +42,15 @@ def batch_snapshots(floor: ClusterState) -> dict[str, BatchSnapshot]:
             batch.queuing.append(array("d"))
             batch.running.append(array("d"))
         arrived_s = request.arrival[0] / 1000
-        unqueued_s = arrived_s + sum(act.execution_s for act in life.acts)
-        if life.booked:
-            batch.running[life.stage].extend((arrived_s, unqueued_s, life.started_s or life.granted_s))
-        elif life.state != "cancelling":
-            batch.queuing[life.stage].extend((arrived_s, unqueued_s))
+        unqueued_s = arrived_s + sum(act.execution_s for act in action_state.acts)
+        if action_state.booked:
+            batch.running[action_state.stage].extend(
+                (arrived_s, unqueued_s, action_state.started_s or action_state.granted_s)
+            )
+        elif action_state.state != "cancelling":
+            batch.queuing[action_state.stage].extend((arrived_s, unqueued_s))
     return batches
 
 
-def _lives(floor: ClusterState) -> Iterator[ActionState]:
-    return chain(floor.queued.values(), *(held.values() for held in floor.granted.values()))
+def _lives(cluster: ClusterState) -> Iterator[ActionState]:
+    return chain(cluster.queued.values(), *(held.values() for held in cluster.granted.values()))

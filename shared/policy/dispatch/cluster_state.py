@@ -36,43 +36,43 @@ class ClusterState(EnvironmentPlacements):
     _gone: dict[str, Node] = field(default_factory=dict)
     """Nodes taken for dead that had questions to answer; the newest incarnation of each name."""
 
-    def enqueue(self, life: ActionState) -> None:
+    def enqueue(self, action_state: ActionState) -> None:
         """As `Queues.enqueue`; what scales is made ready for decisions now, as it comes, and not in one of them."""
-        EnvironmentPlacements.enqueue(self, life)
-        self.scaled(life)
+        EnvironmentPlacements.enqueue(self, action_state)
+        self.scaled(action_state)
 
-    def scaled(self, life: ActionState) -> Scalable | None:
+    def scaled(self, action_state: ActionState) -> Scalable | None:
         """What its stage takes on each amount it may have; None where it does not scale, or nobody knows."""
-        if not life.scales:
+        if not action_state.scales:
             return None
-        if life.scalable is not None and life.work.duration_s is not None:
-            return life.scalable  # the trainer's word does not change
-        single_s = self.single(life)
-        return None if single_s is None else self.elastic.scalable(life, single_s)
+        if action_state.scalable is not None and action_state.work.duration_s is not None:
+            return action_state.scalable  # the trainer's word does not change
+        single_s = self.single(action_state)
+        return None if single_s is None else self.elastic.scalable(action_state, single_s)
 
     # ---- nodes -------------------------------------------------------------------------------------------------
 
-    def assign(self, life: ActionState, node: Node, now: float) -> None:
+    def assign(self, action_state: ActionState, node: Node, now: float) -> None:
         """Book a life on a node: units taken."""
-        self._onto(life, node, now)
-        self._book(life, node, now)
+        self._onto(action_state, node, now)
+        self._book(action_state, node, now)
 
-    def stand(self, life: ActionState, node: Node, now: float) -> None:
+    def stand(self, action_state: ActionState, node: Node, now: float) -> None:
         """Put a life into a node's line: no units taken before it starts."""
-        self._onto(life, node, now)
-        self.ahead.join(life)
+        self._onto(action_state, node, now)
+        self.ahead.join(action_state)
 
-    def started_ahead(self, life: ActionState, node: Node, now: float) -> None:
+    def started_ahead(self, action_state: ActionState, node: Node, now: float) -> None:
         """A life of a node's line has been started there, or will be at once."""
-        self.ahead.leave(life)
-        self._book(life, node, now)
+        self.ahead.leave(action_state)
+        self._book(action_state, node, now)
 
     def promote(self, now: float) -> None:
         """Where units are free, book the first of the line: the node has started it by itself."""
         for name in list(self.ahead.lines):
             node = self.nodes[name]
-            while (life := self.ahead.first(node)) is not None and node.holds(life.units):
-                self.started_ahead(life, node, now)
+            while (action_state := self.ahead.first(node)) is not None and node.holds(action_state.units):
+                self.started_ahead(action_state, node, now)
 
     def stale_prefetched(self, now: float) -> Iterator[ActionState]:
         """Lives to be recalled from lines: they have stood for too long, and need not or should not stand there.
@@ -81,76 +81,82 @@ class ClusterState(EnvironmentPlacements):
         another node could start it, what stands is better off in the queue, where order and deadlines hold.
         """
         for name in list(self.ahead.short):
-            for life in self.granted.get(name, {}).values():
-                if life.short and now - life.expected_end_s > RECALL_S:
-                    self.ahead.lasts(life)
-        for life in self.ahead.stale_prefetched(now):
-            work, pool = life.work, self.pool(life.work.pool)
-            elsewhere = place(self.nodes_of(pool), life.request.id, work.kind, life.units, pool.resource)
-            if elsewhere is not None or life.node not in self.ahead.short:
-                yield life
+            for action_state in self.granted.get(name, {}).values():
+                if action_state.short and now - action_state.expected_end_s > RECALL_S:
+                    self.ahead.lasts(action_state)
+        for action_state in self.ahead.stale_prefetched(now):
+            work, pool = action_state.work, self.pool(action_state.work.pool)
+            elsewhere = place(
+                self.nodes_of(pool), action_state.request.id, work.kind, action_state.units, pool.resource
+            )
+            if elsewhere is not None or action_state.node not in self.ahead.short:
+                yield action_state
 
-    def _onto(self, life: ActionState, node: Node, now: float) -> None:
+    def _onto(self, action_state: ActionState, node: Node, now: float) -> None:
         self.newest_serial += 1
-        life.node, life.serial, life.granted_s = node.name, self.newest_serial, now
-        life.expected_end_s = now + life.expected_s
-        self.granted.setdefault(node.name, {})[life.request.id] = life
+        action_state.node, action_state.serial, action_state.granted_s = node.name, self.newest_serial, now
+        action_state.expected_end_s = now + action_state.expected_s
+        self.granted.setdefault(node.name, {})[action_state.request.id] = action_state
 
-    def _book(self, life: ActionState, node: Node, now: float) -> None:
-        node.take(life.units)
-        life.booked, life.expected_end_s = True, now + life.expected_s
-        self.ahead.booked(life)
+    def _book(self, action_state: ActionState, node: Node, now: float) -> None:
+        node.take(action_state.units)
+        action_state.booked, action_state.expected_end_s = True, now + action_state.expected_s
+        self.ahead.booked(action_state)
 
-    def adopt(self, life: ActionState, node: Node, now: float, *, waits: bool = False) -> None:
+    def adopt(self, action_state: ActionState, node: Node, now: float, *, waits: bool = False) -> None:
         """A node holds what we had queued (granted under a former leader): from the queue onto the node."""
-        self.unqueue(life)
-        life.move("granted")
-        if life.scales:
-            life.expected_s = self.expect(life, life.granted_units)
-        (self.stand if waits else self.assign)(life, node, now)
+        self.unqueue(action_state)
+        action_state.move("granted")
+        if action_state.scales:
+            action_state.expected_s = self.expect(action_state, action_state.granted_units)
+        (self.stand if waits else self.assign)(action_state, node, now)
 
-    def await_node(self, life: ActionState, node: str, now: float) -> None:
+    def await_node(self, action_state: ActionState, node: str, now: float) -> None:
         """The store says a former leader granted it there, so it may run: only that node can tell."""
-        self.unqueue(life)
-        life.move("granted")
-        life.node, life.granted_s, life.expected_end_s = node, now, now
-        self.granted.setdefault(node, {})[life.request.id] = life
+        self.unqueue(action_state)
+        action_state.move("granted")
+        action_state.node, action_state.granted_s, action_state.expected_end_s = node, now, now
+        self.granted.setdefault(node, {})[action_state.request.id] = action_state
 
-    def release(self, life: ActionState) -> None:
+    def release(self, action_state: ActionState) -> None:
         """The node is done with a life: units free."""
-        node = self.nodes.get(life.node)
-        if life.booked and node is not None:
-            node.give_back(life.units)
-        self._off_node(life)
+        node = self.nodes.get(action_state.node)
+        if action_state.booked and node is not None:
+            node.give_back(action_state.units)
+        self._off_node(action_state)
 
-    def orphan(self, life: ActionState, now: float) -> None:
+    def orphan(self, action_state: ActionState, now: float) -> None:
         """A life leaves a node that still executes it (and is told to stop): its units stay taken until it has."""
-        node = self.nodes.get(life.node)
-        if (life.booked or life.ahead) and node is not None:
-            units = life.units if life.booked else {}
-            node.orphans[life.request.id] = Orphan(life.stage, life.attempt, units, life.serial, now)
-        self._off_node(life)
+        node = self.nodes.get(action_state.node)
+        if (action_state.booked or action_state.ahead) and node is not None:
+            units = action_state.units if action_state.booked else {}
+            node.orphans[action_state.request.id] = Orphan(
+                action_state.stage, action_state.attempt, units, action_state.serial, now
+            )
+        self._off_node(action_state)
 
-    def reconcile(self, now: float, node: Node, life: ActionState | None, action: str, holding: HeldGrant) -> bool:
+    def reconcile(
+        self, now: float, node: Node, action_state: ActionState | None, action: str, holding: HeldGrant
+    ) -> bool:
         """Make what a node holds ours again, if it is; False: it must be revoked, its units are taken until it has.
 
         An attempt older than the newest is not taken back: another one may run, and numbers are never used twice.
         """
-        if life is not None and life.stage == holding.stage and life.attempt <= holding.attempt:
+        if action_state is not None and action_state.stage == holding.stage and action_state.attempt <= holding.attempt:
             since_s = now - holding.running_s
-            if not life.booked:
-                life.units = holding.units or life.units
-            if life.state == "queued":
-                self.adopt(life, node, since_s, waits=holding.waits)
-            elif life.ahead and life.node == node.name and not holding.waits:
-                self.started_ahead(life, node, since_s)
-            elif life.node == node.name and not life.booked and not life.ahead:
-                life.expected_s = self.expect(life, life.granted_units)
-                (self.stand if holding.waits else self.assign)(life, node, since_s)
-            if life.node == node.name:
-                life.attempt = holding.attempt
+            if not action_state.booked:
+                action_state.units = holding.units or action_state.units
+            if action_state.state == "queued":
+                self.adopt(action_state, node, since_s, waits=holding.waits)
+            elif action_state.ahead and action_state.node == node.name and not holding.waits:
+                self.started_ahead(action_state, node, since_s)
+            elif action_state.node == node.name and not action_state.booked and not action_state.ahead:
+                action_state.expected_s = self.expect(action_state, action_state.granted_units)
+                (self.stand if holding.waits else self.assign)(action_state, node, since_s)
+            if action_state.node == node.name:
+                action_state.attempt = holding.attempt
                 return True
-        units = holding.units or (life.request.stages[holding.stage].units if life is not None else {})
+        units = holding.units or (action_state.request.stages[holding.stage].units if action_state is not None else {})
         if holding.waits:
             units = {}
         known = node.orphans.pop(action, None)
@@ -168,18 +174,18 @@ class ClusterState(EnvironmentPlacements):
             bool(node.asked)
             or any(now - stray.since_s > overdue_s for stray in node.orphans.values())
             or any(
-                now - life.granted_s > life.work.timeout_s + overdue_s
-                for life in self.granted.get(node.name, {}).values()
+                now - action_state.granted_s > action_state.work.timeout_s + overdue_s
+                for action_state in self.granted.get(node.name, {}).values()
             )
         )
 
-    def _off_node(self, life: ActionState) -> None:
-        del self.granted[life.node][life.request.id]
-        self.ahead.lasts(life)
-        if life.ahead:
-            self.ahead.leave(life)
-        life.node, life.booked = "", False
-        self._left(life)
+    def _off_node(self, action_state: ActionState) -> None:
+        del self.granted[action_state.node][action_state.request.id]
+        self.ahead.lasts(action_state)
+        if action_state.ahead:
+            self.ahead.leave(action_state)
+        action_state.node, action_state.booked = "", False
+        self._left(action_state)
 
     def add_node(self, node: Node) -> None:
         """A node is met. Nothing is granted on it before it is ready."""
@@ -201,21 +207,23 @@ class ClusterState(EnvironmentPlacements):
             while len(self._gone) > MOST_GONE:
                 del self._gone[next(iter(self._gone))]
         known = self.granted.get(name, {}).values()
-        lives = [life for life in known if life.booked or life.ahead or not booked_only]
-        lives.sort(key=lambda life: life.serial)
-        for life in lives:
-            self.release(life)
+        action_states = [
+            action_state for action_state in known if action_state.booked or action_state.ahead or not booked_only
+        ]
+        action_states.sort(key=lambda action_state: action_state.serial)
+        for action_state in action_states:
+            self.release(action_state)
         if not self.granted.get(name):
             self.granted.pop(name, None)
         self.node_away(name)
         self.nodes_changed()
-        return lives
+        return action_states
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""
         self.trajectories.check()
         for pool in self.pools.values():
-            mine = {name for name, life in self.queued.items() if life.work.pool == pool.name}
+            mine = {name for name, action_state in self.queued.items() if action_state.work.pool == pool.name}
             for lane in pool.all_lanes():
                 lane.queue.check()
                 waiting = {*lane.queue, *lane.parked, *lane.behind, *lane.postponed}
@@ -226,30 +234,42 @@ class ClusterState(EnvironmentPlacements):
             assert not mine, f"{pool.name}: its lanes hold what waits for it, not {mine}"
             self._check_demand(pool)
         for node in self.nodes.values():
-            lives = [life for life in self.granted.get(node.name, {}).values() if life.booked]
-            self._check_line(node, lives)
-            assert node.orphans.keys().isdisjoint(life.request.id for life in lives), f"{node.name}: one action twice"
-            booked = [*(life.units for life in lives), *(stray.units for stray in node.orphans.values())]
+            action_states = [
+                action_state for action_state in self.granted.get(node.name, {}).values() if action_state.booked
+            ]
+            self._check_line(node, action_states)
+            assert node.orphans.keys().isdisjoint(action_state.request.id for action_state in action_states), (
+                f"{node.name}: one action twice"
+            )
+            booked = [
+                *(action_state.units for action_state in action_states),
+                *(stray.units for stray in node.orphans.values()),
+            ]
             for resource in {*node.capacity, *node.used}:
-                used = sum(units.get(resource, 0) for units in booked) + self.held_by_homes(node.name, resource)
+                used = sum(units.get(resource, 0) for units in booked) + self.held_by_environments(node.name, resource)
                 assert used == node.used.get(resource, 0), f"{node.name}: ledger of {resource}"
                 assert used <= node.capacity.get(resource, 0), f"{node.name}: more {resource} granted than exist"
 
     def _check_demand(self, pool: Pool) -> None:
-        queued = [life for life in self.queued.values() if life.work.pool == pool.name]
-        queued_s = sum(life.expected_s * life.pool_units for life in queued)
+        queued = [action_state for action_state in self.queued.values() if action_state.work.pool == pool.name]
+        queued_s = sum(action_state.expected_s * action_state.pool_units for action_state in queued)
         assert isclose(queued_s, pool.queued_s, abs_tol=1e-6), f"{pool.name}: unit-seconds that wait"
-        held = [life for lives in self.granted.values() for life in lives.values() if life.work.pool == pool.name]
-        wanted = [(life.wanted_units, life.request.batch) for life in [*queued, *held]]
+        held = [
+            action_state
+            for action_states in self.granted.values()
+            for action_state in action_states.values()
+            if action_state.work.pool == pool.name
+        ]
+        wanted = [(action_state.wanted_units, action_state.request.batch) for action_state in [*queued, *held]]
         assert sum(units for units, _ in wanted) == pool.demand.units, f"{pool.name}: units wanted"
         outside = sum(units for units, batch in wanted if not batch)
         assert outside == pool.outside.units, f"{pool.name}: units wanted outside batches"
 
     def _check_line(self, node: Node, booked: list[ActionState]) -> None:
         line = self.ahead.lines.get(node.name)
-        stands = {name for name, life in self.granted.get(node.name, {}).items() if life.ahead}
-        assert stands == (line.lives.keys() if line is not None else set()), f"{node.name}: its line"
-        short = sum(life.pool_units for life in booked if life.short)
+        stands = {name for name, action_state in self.granted.get(node.name, {}).items() if action_state.ahead}
+        assert stands == (line.action_states.keys() if line is not None else set()), f"{node.name}: its line"
+        short = sum(action_state.pool_units for action_state in booked if action_state.short)
         assert short == self.ahead.short.get(node.name, 0), f"{node.name}: units of short work"
         first = self.ahead.first(node)
         assert first is None or not node.holds(first.units), f"{node.name}: units are free, and its line waits"

@@ -52,32 +52,32 @@ class Dispatcher(Steps):
         """
         late: list[ActionState] = []
         lost: list[Command] = []
-        starts = Starts(self.floor, now)
+        starts = Starts(self.cluster, now)
         for request in requests:
-            if request.id in self.lives:
+            if request.id in self.action_states:
                 continue
-            life = self.lives[request.id] = ActionState(request, queued_s=request.arrival[0] / 1000)
+            action_state = self.action_states[request.id] = ActionState(request, queued_s=request.arrival[0] / 1000)
             if request.batch:
                 self._members.setdefault(request.batch, set()).add(request.id)
             self._deadlines.push(request.deadline_s, request.id)
-            stay = request.stay
-            if stay is not None:
-                self.floor.trajectories.queue_up(stay.trajectory, request.id)
-                if (reason := self.floor.trajectories.ended.get(stay.trajectory)) is not None:
-                    lost.append(self._answer(now, life, "environment-lost", reason))
+            need = request.need
+            if need is not None:
+                self.cluster.trajectories.queue_up(need.trajectory, request.id)
+                if (reason := self.cluster.trajectories.ended.get(need.trajectory)) is not None:
+                    lost.append(self._answer(now, action_state, "environment-lost", reason))
                     continue
             by_s = request.start_by_s
-            if by_s is not None and not starts.by(life, by_s):
-                late.append(life)
-            self.floor.enqueue(life)
-            park_stuck(self.floor, life)
-        commands = [*lost, *schedule(self.floor, now)]
-        for life in late:
-            if life.state == "queued":
-                self.floor.dequeue(life)
+            if by_s is not None and not starts.by(action_state, by_s):
+                late.append(action_state)
+            self.cluster.enqueue(action_state)
+            park_stuck(self.cluster, action_state)
+        commands = [*lost, *schedule(self.cluster, now)]
+        for action_state in late:
+            if action_state.state == "queued":
+                self.cluster.dequeue(action_state)
                 reason = "it would start after its deadline: the pool is busy"
-                commands.append(self._answer(now, life, "expired", reason))
-        return commands + schedule(self.floor, now) if late else commands
+                commands.append(self._answer(now, action_state, "expired", reason))
+        return commands + schedule(self.cluster, now) if late else commands
 
     def resumed(self, now: float, action: str, stage: int, attempt: int, acts: Iterable[StageAct], node: str) -> None:
         """What the store says of an unanswered action that a former leader worked on.
@@ -85,62 +85,62 @@ class Dispatcher(Steps):
         Call it after the action was submitted and before any node is ready. `node`: where its last attempt was granted,
         "" if nowhere. That node's outcome, inventory or end decides what becomes of it; until then it goes nowhere.
         """
-        life = self.lives[action]
-        self.floor.dequeue(life)
-        life.enter(stage, attempt)
-        life.acts = list(acts)
-        life.queued_s += sum(act.queue_s + act.execution_s for act in life.acts)
-        self.floor.enqueue(life)
+        action_state = self.action_states[action]
+        self.cluster.dequeue(action_state)
+        action_state.enter(stage, attempt)
+        action_state.acts = list(acts)
+        action_state.queued_s += sum(act.queue_s + act.execution_s for act in action_state.acts)
+        self.cluster.enqueue(action_state)
         if node:
-            self.floor.await_node(life, node, now)
+            self.cluster.await_node(action_state, node, now)
 
     def cancelled(self, now: float, action: str, reason: str) -> list[Command]:
         """Somebody wants it no more. Queued: answered. Granted: revoked, and answered when the node confirms."""
-        return self._cancel(now, [action], reason) + schedule(self.floor, now)
+        return self._cancel(now, [action], reason) + schedule(self.cluster, now)
 
     def batch_cancelled(self, now: float, batch: str, reason: str) -> list[Command]:
         """Cancel all that is left of a batch."""
-        return self._cancel(now, sorted(self._members.get(batch, ())), reason) + schedule(self.floor, now)
+        return self._cancel(now, sorted(self._members.get(batch, ())), reason) + schedule(self.cluster, now)
 
     def completion_expected(self, batch: str, at_s: float) -> None:
         """The planner's estimate of T: the batch's queued requests move in the order."""
-        self.floor.rekey(batch, at_s)
+        self.cluster.rekey(batch, at_s)
 
     # ---- trajectories ------------------------------------------------------------------------------------------
 
     def trajectory_closed(self, now: float, trajectory: str) -> list[Command]:
         """Its trainer wants no more of it: what is unanswered is cancelled, its environment ends."""
-        known = self.floor.trajectories
+        known = self.cluster.trajectories
         reason = "the trajectory was closed"
         known.end(trajectory, reason)
         # The last first: nothing of it is begun on the way.
         commands = self._cancel(now, list(known.turns.get(trajectory, ()))[::-1], reason)
-        home = known.homes.get(trajectory)
-        if home is None:
-            return [*commands, ForgetTrajectory(trajectory, "closed", reason), *schedule(self.floor, now)]
-        home.closing = True
-        if home.node in self.floor.nodes:
-            commands.append(CloseEnvironment(home.node, trajectory))
-        return commands + schedule(self.floor, now)
+        placement = known.placements.get(trajectory)
+        if placement is None:
+            return [*commands, ForgetTrajectory(trajectory, "closed", reason), *schedule(self.cluster, now)]
+        placement.closing = True
+        if placement.node in self.cluster.nodes:
+            commands.append(CloseEnvironment(placement.node, trajectory))
+        return commands + schedule(self.cluster, now)
 
     def environment_made(self, now: float, node: str, incarnation: str, trajectory: str) -> list[Command]:
         """A node's word that an environment stands, while its first action still executes: another may begin."""
-        known = self.floor.nodes.get(node)
-        if known is None or known.incarnation != incarnation or not self.floor.made(trajectory, node):
+        known = self.cluster.nodes.get(node)
+        if known is None or known.incarnation != incarnation or not self.cluster.made(trajectory, node):
             return []
-        return schedule(self.floor, now)
+        return schedule(self.cluster, now)
 
     def environment_ended(
         self, now: float, node: str, incarnation: str, trajectory: str, ended: TrajectoryEnd, reason: str
     ) -> list[Command]:
         """A node's word that an environment is no more. Comes after the outcomes of its actions."""
-        known = self.floor.nodes.get(node)
-        if known is None or known.incarnation != incarnation or self.floor.evicted(node, trajectory):
-            return schedule(self.floor, now)
-        home = self.floor.trajectories.homes.get(trajectory)
-        if home is None or home.node != node:
+        known = self.cluster.nodes.get(node)
+        if known is None or known.incarnation != incarnation or self.cluster.evicted(node, trajectory):
+            return schedule(self.cluster, now)
+        placement = self.cluster.trajectories.placements.get(trajectory)
+        if placement is None or placement.node != node:
             return []
-        return self._moved_out(now, trajectory, ended, reason) + schedule(self.floor, now)
+        return self._moved_out(now, trajectory, ended, reason) + schedule(self.cluster, now)
 
     def environments_expected(
         self, now: float, images: Iterable[str], node_class: str, kind: str, units: Mapping[str, int]
@@ -155,7 +155,7 @@ class Dispatcher(Steps):
             kind: what a node must offer to make one.
             units: what each will hold of its node.
         """
-        nodes = [node for _, node in sorted(self.floor.nodes.items()) if node_class in ("", node.node_class)]
+        nodes = [node for _, node in sorted(self.cluster.nodes.items()) if node_class in ("", node.node_class)]
         pulls = [(place_pull(nodes, image, kind, units, now), image) for image in images]
         return [PullImage(node.name, image) for node, image in pulls if node is not None]
 
@@ -165,24 +165,24 @@ class Dispatcher(Steps):
         """A node's word on the images that it has since its last report, and those that it has no more. Actions that
         were postponed for want of one are queued again.
         """
-        node = self.floor.nodes.get(name)
+        node = self.cluster.nodes.get(name)
         if node is None or node.incarnation != incarnation:
             return []
         came = set(here)
         node.images.changed(came, gone)
-        return schedule(self.floor, now) if came and self.floor.resume(now, came) else []
+        return schedule(self.cluster, now) if came and self.cluster.resume(now, came) else []
 
     def trajectory_placed(self, trajectory: str, node: str, units: Mapping[str, int]) -> None:
         """What the store says of a placement under a former leader. Call it before any request or node is met.
 
         That node's inventory, or its staying away, decides what becomes of it.
         """
-        closing = trajectory in self.floor.trajectories.ended
-        self.floor.trajectories.settle(trajectory, Placement(node, units, closing=closing))
+        closing = trajectory in self.cluster.trajectories.ended
+        self.cluster.trajectories.settle(trajectory, Placement(node, units, closing=closing))
 
     def trajectory_ended(self, trajectory: str, reason: str) -> None:
         """What the store says of a trajectory that is over. Call it before `trajectory_placed` and any request."""
-        self.floor.trajectories.end(trajectory, reason)
+        self.cluster.trajectories.end(trajectory, reason)
 
     # ---- nodes -------------------------------------------------------------------------------------------------
 
@@ -191,22 +191,22 @@ class Dispatcher(Steps):
 
         Said again in the same incarnation, it may offer more than before.
         """
-        known = self.floor.nodes.get(node.name)
+        known = self.cluster.nodes.get(node.name)
         if known is not None and known.incarnation == node.incarnation:
             known.seen_s = now
             if node.kinds <= known.kinds:
                 return []
             known.kinds |= node.kinds
-            self.floor.nodes_changed()
-            return schedule(self.floor, now)
+            self.cluster.nodes_changed()
+            return schedule(self.cluster, now)
         commands = self._dropped(now, node.name, "it has restarted", booked_only=True)
         node.seen_s = now
-        self.floor.add_node(node)
-        return [*commands, self._ask(node, now), *schedule(self.floor, now)]
+        self.cluster.add_node(node)
+        return [*commands, self._ask(node, now), *schedule(self.cluster, now)]
 
     def node_seen(self, now: float, name: str, incarnation: str) -> bool:
         """A heartbeat. False: no such incarnation is known, so its hello must be read again."""
-        node = self.floor.nodes.get(name)
+        node = self.cluster.nodes.get(name)
         if node is None or node.incarnation != incarnation:
             return False
         node.seen_s = now
@@ -214,7 +214,7 @@ class Dispatcher(Steps):
 
     def node_lost(self, now: float, name: str, why: str) -> list[Command]:
         """The end of an incarnation: what it held is lost with it."""
-        return self._dropped(now, name, why) + schedule(self.floor, now) if name in self.floor.nodes else []
+        return self._dropped(now, name, why) + schedule(self.cluster, now) if name in self.cluster.nodes else []
 
     def inventory_taken(
         self,
@@ -228,53 +228,55 @@ class Dispatcher(Steps):
 
         `environments`: trajectory -> what its environment holds there; those that are nobody's are closed.
         """
-        node = self.floor.nodes.get(name)
+        node = self.cluster.nodes.get(name)
         asked = node.answered() if node is not None and node.incarnation == incarnation else None
         if node is None or asked is None:
             return []
         commands: list[Command] = []
         for action, holding in held.items():
-            if not self.floor.reconcile(now, node, self.lives.get(action), action, holding):
+            if not self.cluster.reconcile(now, node, self.action_states.get(action), action, holding):
                 commands.append(Revoke(action, name, holding.attempt))
             elif not holding.waits:
-                self.lives[action].started_s = now - holding.running_s
-        for life in list(self.floor.granted.get(name, {}).values()):
-            if life.serial <= asked and not holds(held, life.request.id, life.stage, life.attempt):
-                self.floor.release(life)
-                commands += self._lost(now, life, "node-lost", f"{name} no longer has it")
+                self.action_states[action].started_s = now - holding.running_s
+        for action_state in list(self.cluster.granted.get(name, {}).values()):
+            if action_state.serial <= asked and not holds(
+                held, action_state.request.id, action_state.stage, action_state.attempt
+            ):
+                self.cluster.release(action_state)
+                commands += self._lost(now, action_state, "node-lost", f"{name} no longer has it")
         for action, stray in node.orphans_until(asked):
             if not holds(held, action, stray.stage, stray.attempt):
                 node.orphan_ended(action, stray.stage, stray.attempt)
         node.ready = True
-        end, gone = self.floor.take_stock(node, environments or {}, asked)
+        end, gone = self.cluster.take_stock(node, environments or {}, asked)
         commands += [CloseEnvironment(name, trajectory) for trajectory in end]
         for trajectory in gone:
             commands += self._moved_out(now, trajectory, "lost", f"{name} no longer has its environment")
-        self.floor.nodes_changed()
-        return commands + schedule(self.floor, now)
+        self.cluster.nodes_changed()
+        return commands + schedule(self.cluster, now)
 
     def targeted(self, now: float, pool: str, units: int) -> list[Command]:
         """The planner wants so many units of a pool."""
-        self.floor.pool(pool).target = units
-        self.floor.dirty.add(pool)
-        return schedule(self.floor, now)
+        self.cluster.pool(pool).target = units
+        self.cluster.dirty.add(pool)
+        return schedule(self.cluster, now)
 
-    def planned(self, now: float, lives: bool) -> list[Command]:
+    def planned(self, now: float, planner_lives: bool) -> list[Command]:
         """Does a planner live? Said now and then; until it is, one is taken to live.
 
         While none does, targets stay as they are and nothing queues for want of one; when it is back they rule again.
         """
-        self.floor.planner(lives)
-        return schedule(self.floor, now)
+        self.cluster.planner(planner_lives)
+        return schedule(self.cluster, now)
 
     # ---- outcomes ----------------------------------------------------------------------------------------------
 
     def started(self, now: float, action: str, attempt: int) -> None:
         """An attempt executes."""
-        life = self.lives.get(action)
-        if life is not None and life.attempt == attempt and life.state == "granted":
-            life.move("running")
-            life.started_s = life.started_s or now
+        action_state = self.action_states.get(action)
+        if action_state is not None and action_state.attempt == attempt and action_state.state == "granted":
+            action_state.move("running")
+            action_state.started_s = action_state.started_s or now
 
     def finished(self, now: float, ends: Iterable[Ended]) -> list[Command]:
         """Attempts have ended.
@@ -285,43 +287,44 @@ class Dispatcher(Steps):
         commands: list[Command] = []
         for end in ends:
             commands += self._ended(now, end)
-        return commands + schedule(self.floor, now)
+        return commands + schedule(self.cluster, now)
 
     def ticked(self, now: float) -> list[Command]:
         """Time has passed: deadlines, silent nodes, overdue grants, linger windows."""
         commands: list[Command] = []
         for action in self._deadlines.due(now):
             commands += self._deadline(now, action)
-        for node in list(self.floor.nodes.values()):
+        for node in list(self.cluster.nodes.values()):
             if now - node.seen_s > self.node_lost_s:
                 commands += self._dropped(now, node.name, f"silent for {now - node.seen_s:.0f} s")
-            elif self.floor.is_overdue(node, now, self.overdue_s):
+            elif self.cluster.is_overdue(node, now, self.overdue_s):
                 commands.append(self._ask(node, now))
-        for life in self.floor.stale_prefetched(now):
-            commands.append(Revoke(life.request.id, life.node, life.attempt, recall=True))
-            self.floor.orphan(life, now)
-            life.move("queued")
-            life.recalls += 1
-            self.floor.enqueue(life)
-        for name in sorted(self.floor.granted.keys() - self.floor.nodes.keys()):
-            for life in list(self.floor.granted[name].values()):
-                if now - life.granted_s > self.node_lost_s:
-                    self.floor.release(life)
-                    commands += self._lost(now, life, "node-lost", f"{name} has not come back")
-        for trajectory, home in list(self.floor.trajectories.away(self.floor.nodes, now, self.home_lost_s)):
-            commands += self._moved_out(now, trajectory, "lost", f"its node {home.node} has not come back")
-        self.floor.resume(now)
+        for action_state in self.cluster.stale_prefetched(now):
+            commands.append(Revoke(action_state.request.id, action_state.node, action_state.attempt, recall=True))
+            self.cluster.orphan(action_state, now)
+            action_state.move("queued")
+            action_state.recalls += 1
+            self.cluster.enqueue(action_state)
+        for name in sorted(self.cluster.granted.keys() - self.cluster.nodes.keys()):
+            for action_state in list(self.cluster.granted[name].values()):
+                if now - action_state.granted_s > self.node_lost_s:
+                    self.cluster.release(action_state)
+                    commands += self._lost(now, action_state, "node-lost", f"{name} has not come back")
+        for trajectory, placement in list(
+            self.cluster.trajectories.away(self.cluster.nodes, now, self.placement_lost_s)
+        ):
+            commands += self._moved_out(now, trajectory, "lost", f"its node {placement.node} has not come back")
+        self.cluster.resume(now)
         if now - self._window_s >= self.linger_s:
             self._window_s = now
-            self.floor.next_window()
-        return commands + schedule(self.floor, now)
+            self.cluster.next_window()
+        return commands + schedule(self.cluster, now)
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""
-        on_nodes = {name for held in self.floor.granted.values() for name in held}
-        assert on_nodes.isdisjoint(self.floor.queued), "on a node and in a queue"
-        assert on_nodes | set(self.floor.queued) == set(self.lives), "neither on a node nor in a queue"
-        assert self._members.keys() == {life.request.batch for life in self.lives.values()} - {""}, (
-            "batches of what is left"
-        )
-        self.floor.check()
+        on_nodes = {name for held in self.cluster.granted.values() for name in held}
+        assert on_nodes.isdisjoint(self.cluster.queued), "on a node and in a queue"
+        assert on_nodes | set(self.cluster.queued) == set(self.action_states), "neither on a node nor in a queue"
+        batches = {action_state.request.batch for action_state in self.action_states.values()}
+        assert self._members.keys() == batches - {""}, "batches of what is left"
+        self.cluster.check()

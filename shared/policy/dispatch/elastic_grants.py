@@ -35,7 +35,7 @@ class Fresh(NamedTuple):
 
     at: int
     """Its place among the commands."""
-    life: ActionState
+    action_state: ActionState
     node: Node
     charged_s: float
     """Unit-seconds its tenant was charged."""
@@ -43,7 +43,9 @@ class Fresh(NamedTuple):
     """It was its tenant's turn, not passing a head that must wait."""
 
 
-def units_worth_waiting_for(floor: ClusterState, life: ActionState, free: int, busy_s: NDArray[np.float64]) -> int:
+def units_worth_waiting_for(
+    cluster: ClusterState, action_state: ActionState, free: int, busy_s: NDArray[np.float64]
+) -> int:
     """For how many units of a node an action that scales had best wait; if they are free it need not wait.
 
     Args:
@@ -52,117 +54,117 @@ def units_worth_waiting_for(floor: ClusterState, life: ActionState, free: int, b
         free: units that are free there.
         busy_s: of each other unit, seconds until it is predicted free.
     """
-    scaled = floor.scaled(life)
-    return life.pool_units if scaled is None else enough(scaled, free, busy_s)
+    scaled = cluster.scaled(action_state)
+    return action_state.pool_units if scaled is None else enough(scaled, free, busy_s)
 
 
 def grant_elastic_units(
-    floor: ClusterState, now: float, commands: list[Command], fresh: Sequence[Fresh]
+    cluster: ClusterState, now: float, commands: list[Command], fresh: Sequence[Fresh]
 ) -> list[Command]:
     """Arrange each node's free units among the grants of this round. Returns the commands that are left."""
-    if floor.elastic.rule is None:
+    if cluster.elastic.rule is None:
         return commands
     places: dict[tuple[str, str], list[Fresh]] = {}
     for one in fresh:
-        places.setdefault((one.node.name, one.life.resource), []).append(one)
+        places.setdefault((one.node.name, one.action_state.resource), []).append(one)
     evicted: list[Fresh] = []
     for granted in places.values():
-        evicted += _arrange(floor, now, commands, granted)
+        evicted += _arrange(cluster, now, commands, granted)
     if not evicted:
         return commands
     for one in reversed(evicted):  # the turn is given back to the first of them last
-        _take_back(floor, one)
+        _take_back(cluster, one)
     gone = {one.at for one in evicted}
     return [command for at, command in enumerate(commands) if at not in gone]
 
 
-def _arrange(floor: ClusterState, now: float, commands: list[Command], granted: Sequence[Fresh]) -> list[Fresh]:
+def _arrange(cluster: ClusterState, now: float, commands: list[Command], granted: Sequence[Fresh]) -> list[Fresh]:
     """One node's round. Returns what is evicted, and sets the units of the others."""
-    elastic, node, resource = floor.elastic, granted[0].node, granted[0].life.resource
-    known = [(one, floor.scaled(one.life)) for one in granted]
+    elastic, node, resource = cluster.elastic, granted[0].node, granted[0].action_state.resource
+    known = [(one, cluster.scaled(one.action_state)) for one in granted]
     candidates = [(one, scaled) for one, scaled in known if scaled is not None]
     if not candidates or elastic.rule is None:
         return []
     behind_rigid = next((at for at, (_, scaled) in enumerate(reversed(known)) if scaled is None), len(known))
-    fewest = sum(one.life.pool_units for one, _ in candidates)
-    free = node.free(resource) + sum(one.life.units[resource] for one, _ in candidates)
+    fewest = sum(one.action_state.pool_units for one, _ in candidates)
+    free = node.free(resource) + sum(one.action_state.units[resource] for one, _ in candidates)
     if free <= fewest and len(candidates) < 2:
         return []
     units = allot(
         [scaled for _, scaled in candidates],
         free,
-        _waiting(floor, node, granted[0].life),
-        busy(floor, now, node, resource, {one.life.request.id for one, _ in candidates}),
+        _waiting(cluster, node, granted[0].action_state),
+        busy(cluster, now, node, resource, {one.action_state.request.id for one, _ in candidates}),
         evictable=min(len(candidates) - 1, behind_rigid),
         depth=elastic.depth,
         rule=elastic.rule,
     )
     for (one, _), amount in zip(candidates, units, strict=False):
-        if amount != one.life.units[resource]:
-            _grow(floor, now, commands, one, amount)
+        if amount != one.action_state.units[resource]:
+            _grow(cluster, now, commands, one, amount)
     return [one for one, _ in candidates[len(units) :]]
 
 
-def _grow(floor: ClusterState, now: float, commands: list[Command], one: Fresh, amount: int) -> None:
-    life, grant = one.life, commands[one.at]
-    one.node.take({life.resource: amount - life.units[life.resource]})
-    life.units = {**life.units, life.resource: amount}
-    floor.ahead.lasts(life)
-    life.expected_s = floor.expect(life, amount)
-    life.expected_end_s = now + life.expected_s
+def _grow(cluster: ClusterState, now: float, commands: list[Command], one: Fresh, amount: int) -> None:
+    action_state, grant = one.action_state, commands[one.at]
+    one.node.take({action_state.resource: amount - action_state.units[action_state.resource]})
+    action_state.units = {**action_state.units, action_state.resource: amount}
+    cluster.ahead.lasts(action_state)
+    action_state.expected_s = cluster.expect(action_state, amount)
+    action_state.expected_end_s = now + action_state.expected_s
     assert isinstance(grant, Grant), f"{grant} is no grant"
-    commands[one.at] = grant._replace(units=life.units)
+    commands[one.at] = grant._replace(units=action_state.units)
 
 
-def _take_back(floor: ClusterState, one: Fresh) -> None:
+def _take_back(cluster: ClusterState, one: Fresh) -> None:
     """As if it had not been granted. It waits at its old place."""
-    life, stay = one.life, one.life.request.stay
-    home = floor.trajectories.homes.get(stay.trajectory) if stay is not None else None
-    floor.release(life)
-    life.attempt -= 1
-    life.ungranted()
-    if stay is not None and home is not None and home.serial == life.serial:
-        floor.move_out(stay.trajectory)
-    floor.requeue(life)
-    if life.lane is not None:
-        life.lane.queue.refund(life.request.tenant, one.charged_s, turn=one.was_head)
+    action_state, need = one.action_state, one.action_state.request.need
+    placement = cluster.trajectories.placements.get(need.trajectory) if need is not None else None
+    cluster.release(action_state)
+    action_state.attempt -= 1
+    action_state.ungranted()
+    if need is not None and placement is not None and placement.serial == action_state.serial:
+        cluster.move_out(need.trajectory)
+    cluster.requeue(action_state)
+    if action_state.lane is not None:
+        action_state.lane.queue.refund(action_state.request.tenant, one.charged_s, turn=one.was_head)
 
 
-def busy(floor: ClusterState, now: float, node: Node, resource: str, but: set[str]) -> NDArray[np.float64]:
+def busy(cluster: ClusterState, now: float, node: Node, resource: str, but: set[str]) -> NDArray[np.float64]:
     """For every unit that is taken, seconds until it is predicted free; without those of the candidates.
 
     What is overdue is taken to last for as long again: what has outlasted its kind does not end in a moment, and who
     waited for that would leave free units idle meanwhile.
     """
-    held = floor.granted.get(node.name, {})
-    lives = [life for name, life in held.items() if life.booked and name not in but]
-    ends = [life.expected_end_s for life in lives]
-    units = [life.units.get(resource, 0) for life in lives]
+    held = cluster.granted.get(node.name, {})
+    action_states = [action_state for name, action_state in held.items() if action_state.booked and name not in but]
+    ends = [action_state.expected_end_s for action_state in action_states]
+    units = [action_state.units.get(resource, 0) for action_state in action_states]
     ends += [stray.since_s for stray in node.orphans.values()]
     units += [stray.units.get(resource, 0) for stray in node.orphans.values()]
     return np.abs(np.repeat(np.array(ends, np.float64), units) - now)
 
 
-def _waiting(floor: ClusterState, node: Node, like: ActionState) -> list[Scalable]:
+def _waiting(cluster: ClusterState, node: Node, like: ActionState) -> list[Scalable]:
     """What waits for this node, in order: all that is bound to it, and its part of what any node may take.
 
     The first `LOOKED_AT` are who they are: those at the front stand for its part of all. The
     rest, `MOST_BEYOND` at most, counts with the mean of all that waits. O(`LOOKED_AT`), however much waits.
     """
-    pool = floor.pool(like.work.pool)
-    parts, count = len(floor.nodes_of(pool)), 0
+    pool = cluster.pool(like.work.pool)
+    parts, count = len(cluster.nodes_of(pool)), 0
     lanes: list[list[ActionState]] = []
     for lane in pool.all_lanes():
         if lane.queue and lane.node in ("", node.name):
             mine = len(lane.queue) if lane.node else -(-len(lane.queue) // parts)
             count += mine
-            lanes.append([floor.queued[name] for name in islice(lane.queue, min(mine, LOOKED_AT))])
+            lanes.append([cluster.queued[name] for name in islice(lane.queue, min(mine, LOOKED_AT))])
     if not lanes:
         return []
     waiting = lanes[0]
     if len(lanes) > 1:
         waiting = list(islice(merge(*lanes, key=attrgetter("key")), LOOKED_AT))
-    found = [_estimate(floor, life) for life in waiting]
+    found = [_estimate(cluster, action_state) for action_state in waiting]
     beyond = min(count - len(found), MOST_BEYOND)
     if beyond > 0:
         total = sum(lane.waiting for lane in pool.all_lanes())
@@ -170,12 +172,12 @@ def _waiting(floor: ClusterState, node: Node, like: ActionState) -> list[Scalabl
     return found
 
 
-def _estimate(floor: ClusterState, life: ActionState) -> Scalable:
-    return floor.scaled(life) or _rigid(floor, life)
+def _estimate(cluster: ClusterState, action_state: ActionState) -> Scalable:
+    return cluster.scaled(action_state) or _rigid(cluster, action_state)
 
 
-def _rigid(floor: ClusterState, life: ActionState) -> Scalable:
+def _rigid(cluster: ClusterState, action_state: ActionState) -> Scalable:
     """What does not scale, in an estimate. One of its amount; one that takes no units waits for none."""
-    if life.scalable is None:
-        life.scalable = Scalable((max(1, life.pool_units),), np.array([floor.expect(life)]))
-    return life.scalable
+    if action_state.scalable is None:
+        action_state.scalable = Scalable((max(1, action_state.pool_units),), np.array([cluster.expect(action_state)]))
+    return action_state.scalable

@@ -29,22 +29,25 @@ class ElasticGrants:
     """Amounts that the first waiting action tries, in estimates (§4.2)."""
     _shapes: dict[tuple[Elasticity | None, tuple[int, ...]], Scalable] = field(default_factory=dict)
 
-    def scalable(self, life: ActionState, single_s: float) -> Scalable:
+    def scalable(self, action_state: ActionState, single_s: float) -> Scalable:
         """What its stage takes on each of its amounts, if it takes `single_s` on one. Kept with it: asked for often."""
-        kept = life.scalable
-        shape = self._shape(life)
+        kept = action_state.scalable
+        shape = self._shape(action_state)
         first_s = single_s * float(shape.durations_s[0])
-        if kept is None or abs(float(kept.durations_s[0]) - min(first_s, life.work.timeout_s)) > _NEWS * first_s:
-            kept = life.scalable = shape.times(single_s, life.work.timeout_s)
+        if (
+            kept is None
+            or abs(float(kept.durations_s[0]) - min(first_s, action_state.work.timeout_s)) > _NEWS * first_s
+        ):
+            kept = action_state.scalable = shape.times(single_s, action_state.work.timeout_s)
         return kept
 
-    def _shape(self, life: ActionState) -> Scalable:
-        amounts, elasticity = life.work.amounts, life.work.elasticity
+    def _shape(self, action_state: ActionState) -> Scalable:
+        amounts, elasticity = action_state.work.amounts, action_state.work.elasticity
         shape = self._shapes.get((elasticity, amounts))
         if shape is None:
             if len(self._shapes) >= _KEPT:
                 self._shapes.clear()
-            assert elasticity is not None, f"{life.request.id} does not scale"
+            assert elasticity is not None, f"{action_state.request.id} does not scale"
             lasts_s = np.array([elasticity.duration(1.0, amount) for amount in amounts])
             shape = self._shapes[elasticity, amounts] = Scalable(amounts, lasts_s)
         return shape

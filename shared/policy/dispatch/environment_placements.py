@@ -16,32 +16,32 @@ from shared.policy.resources.ledger import Node
 class EnvironmentPlacements(Queues):
     """Queues, and the homes of trajectories."""
 
-    def move_in(self, life: ActionState, node: Node, serial: int, now: float) -> None:
+    def move_in(self, action_state: ActionState, node: Node, serial: int, now: float) -> None:
         """An action that begins its trajectory's environment is granted there."""
-        stay = life.request.stay
-        assert stay is not None, f"{life.request.id} has no trajectory"
-        node.take(stay.held)
-        node.images.begun(stay.image, stay.units, now)
-        self.trajectories.settle(stay.trajectory, Placement(node.name, stay.held, serial, booked=True))
-        self.move(stay.trajectory)
+        need = action_state.request.need
+        assert need is not None, f"{action_state.request.id} has no trajectory"
+        node.take(need.held)
+        node.images.begun(need.image, need.units, now)
+        self.trajectories.settle(need.trajectory, Placement(node.name, need.held, serial, booked=True))
+        self.move(need.trajectory)
 
     def made(self, trajectory: str, node: str) -> bool:
         """Its environment stands on that node: what only its making held is free. False: that was known."""
-        home = self.trajectories.homes.get(trajectory)
-        if home is None or home.node != node or STARTS not in home.units:
+        placement = self.trajectories.placements.get(trajectory)
+        if placement is None or placement.node != node or STARTS not in placement.units:
             return False
-        if home.booked:
-            self.nodes[node].give_back({STARTS: home.units[STARTS]})
-        home.units = {name: count for name, count in home.units.items() if name != STARTS}
+        if placement.booked:
+            self.nodes[node].give_back({STARTS: placement.units[STARTS]})
+        placement.units = {name: count for name, count in placement.units.items() if name != STARTS}
         return True
 
     def move_out(self, trajectory: str) -> Placement | None:
         """Its environment is no more, and what it held is free. Returns where it was."""
-        home = self.trajectories.leave(trajectory)
-        if home is not None and home.booked:
-            self.nodes[home.node].give_back(home.units)
+        placement = self.trajectories.leave(trajectory)
+        if placement is not None and placement.booked:
+            self.nodes[placement.node].give_back(placement.units)
         self.move(trajectory)
-        return home
+        return placement
 
     def evicted(self, node: str, trajectory: str) -> bool:
         """An environment that should not have been there is no more. False: none of that kind was known."""
@@ -59,23 +59,23 @@ class EnvironmentPlacements(Queues):
         """
         known, end = self.trajectories, []
         for trajectory, units in sorted(environments.items()):
-            home = known.homes.get(trajectory)
-            if home is None or home.node != node.name:
+            placement = known.placements.get(trajectory)
+            if placement is None or placement.node != node.name:
                 if (node.name, trajectory) not in known.orphans:
                     node.take(units)
                     known.orphans[node.name, trajectory] = units
                 end.append(trajectory)
                 continue
-            if not home.booked:
-                home.units = units
+            if not placement.booked:
+                placement.units = units
                 node.take(units)
-                home.booked = True
+                placement.booked = True
             elif STARTS not in units:
                 self.made(trajectory, node.name)
-            if home.closing:
+            if placement.closing:
                 end.append(trajectory)
         mine = sorted(known.on.get(node.name, ()))
-        lost = [name for name in mine if name not in environments and known.homes[name].serial <= asked]
+        lost = [name for name in mine if name not in environments and known.placements[name].serial <= asked]
         for name, trajectory in [key for key in known.orphans if key[0] == node.name and key[1] not in environments]:
             self.evicted(name, trajectory)
         return end, lost
@@ -83,19 +83,19 @@ class EnvironmentPlacements(Queues):
     def node_away(self, name: str) -> None:
         """A node is not heard of any more: what stood there may stand yet, and is booked nowhere."""
         for trajectory in self.trajectories.on.get(name, ()):
-            self.trajectories.homes[trajectory].booked = False
+            self.trajectories.placements[trajectory].booked = False
         for key in [key for key in self.trajectories.orphans if key[0] == name]:
             del self.trajectories.orphans[key]
 
     def node_back(self, name: str) -> None:
         """A node of this name is met (again); its inventory will tell what it still has."""
         for trajectory in self.trajectories.on.get(name, ()):
-            self.trajectories.homes[trajectory].away_s = None
+            self.trajectories.placements[trajectory].away_s = None
 
-    def held_by_homes(self, node: str, resource: str) -> int:
+    def held_by_environments(self, node: str, resource: str) -> int:
         """Units of it that environments hold there."""
         known = self.trajectories
-        homes = [known.homes[name] for name in known.on.get(node, ())]
-        held = [home.units for home in homes if home.booked]
+        placements = [known.placements[name] for name in known.on.get(node, ())]
+        held = [placement.units for placement in placements if placement.booked]
         held += [units for (name, _), units in known.orphans.items() if name == node]
         return sum(units.get(resource, 0) for units in held)

@@ -12,20 +12,20 @@ from shared.policy.resources.pools import reserve
 from shared.policy.resources.residency import ABSENT, share
 
 
-def place_environment(nodes: Iterable[Node], life: ActionState, resource: str, now: float) -> Node | None:
+def place_environment(nodes: Iterable[Node], action_state: ActionState, resource: str, now: float) -> Node | None:
     """Return the node where a trajectory's environment begins, of those that have the cores now and the memory for the
     whole trajectory (ARL-Tangram §5.2).
 
     Nodes that have the image go first, then those that are getting it. Among equals the one with the smallest share of
     its memory taken afterwards; then the one with the most free cores; then the first.
     """
-    stay = life.request.stay
-    assert stay is not None, f"{life.request.id} has no trajectory"
+    need = action_state.request.need
+    assert need is not None, f"{action_state.request.id} has no trajectory"
     best, key = None, (math.inf, math.inf, 0)
     for node in nodes:
-        if stay.kind in node.kinds and node.fits(life.request.id, life.work.kind, life.needs):
-            taken = [share(node.used.get(name, 0) + count, node.capacity[name]) for name, count in stay.units.items()]
-            mine = (node.images.rank(stay.image, now), max(taken, default=0.0), -node.free(resource))
+        if need.kind in node.kinds and node.fits(action_state.request.id, action_state.work.kind, action_state.needs):
+            taken = [share(node.used.get(name, 0) + count, node.capacity[name]) for name, count in need.units.items()]
+            mine = (node.images.rank(need.image, now), max(taken, default=0.0), -node.free(resource))
             if mine < key:
                 best, key = node, mine
     return best
@@ -55,23 +55,23 @@ def place_pull(nodes: Iterable[Node], image: str, kind: str, units: Mapping[str,
     return best if key[0] >= ABSENT else None
 
 
-def reservation(floor: ClusterState, nodes: list[Node], head: ActionState, now: float) -> tuple[float, Node | None]:
+def reservation(cluster: ClusterState, nodes: list[Node], head: ActionState, now: float) -> tuple[float, Node | None]:
     """The node that is predicted to have the head's units together first, and when; infinity and none if none will.
 
     Nobody knows when environments end, or when one that is being made will stand. Where the head waits for what they
     hold, it is the node with the largest share of memory free, and the moment infinity.
     """
     needed = head.needs
-    stay = head.request.stay if head.begins else None
+    need = head.request.need if head.begins else None
     best: Node | None = None
-    key = (math.inf, 0.0 if stay is None else math.inf)
+    key = (math.inf, 0.0 if need is None else math.inf)
     for node in nodes:
         if node.ready and head.could_run_on(node):
-            held = floor.granted.get(node.name, {}).values()
-            ends = [(life.expected_end_s, life.units) for life in held if life.booked]
+            held = cluster.granted.get(node.name, {}).values()
+            ends = [(action_state.expected_end_s, action_state.units) for action_state in held if action_state.booked]
             ends += [(now, stray.units) for stray in node.orphans.values()]
             until_s = reserve(now, needed, {name: node.free(name) for name in needed}, ends)
-            lacks = 0.0 if stay is None else _taken(node, stay.units)
+            lacks = 0.0 if need is None else _taken(node, need.units)
             if (until_s, lacks) < key:
                 best, key = node, (until_s, lacks)
     return key[0], best

@@ -33,7 +33,7 @@ RECALL_S: Final = 0.2
 class NodeQueue:
     """What one node was granted ahead, in the order in which it will start it."""
 
-    lives: dict[str, ActionState] = field(default_factory=dict)
+    action_states: dict[str, ActionState] = field(default_factory=dict)
     expected_s: float = 0.0
     """Unit-seconds of it, but for rounding."""
 
@@ -47,47 +47,47 @@ class Prefetch:
     short: dict[str, int] = field(default_factory=dict)
     """Node -> units that short work holds."""
 
-    def booked(self, life: ActionState) -> None:
+    def booked(self, action_state: ActionState) -> None:
         """It holds units of its node from now on."""
-        if life.expected_s <= HORIZON_S and life.pool_units:
-            life.short = True
-            self.short[life.node] = self.short.get(life.node, 0) + life.pool_units
+        if action_state.expected_s <= HORIZON_S and action_state.pool_units:
+            action_state.short = True
+            self.short[action_state.node] = self.short.get(action_state.node, 0) + action_state.pool_units
 
-    def lasts(self, life: ActionState) -> None:
+    def lasts(self, action_state: ActionState) -> None:
         """It is not short, whatever was expected; or it has ended."""
-        if life.short:
-            life.short = False
-            self.short[life.node] -= life.pool_units
-            if not self.short[life.node]:
-                del self.short[life.node]
+        if action_state.short:
+            action_state.short = False
+            self.short[action_state.node] -= action_state.pool_units
+            if not self.short[action_state.node]:
+                del self.short[action_state.node]
 
-    def join(self, life: ActionState) -> None:
+    def join(self, action_state: ActionState) -> None:
         """It stands in the line of its node."""
-        line = self.lines.setdefault(life.node, NodeQueue())
-        line.lives[life.request.id] = life
-        line.expected_s += life.expected_s
-        life.ahead = True
+        line = self.lines.setdefault(action_state.node, NodeQueue())
+        line.action_states[action_state.request.id] = action_state
+        line.expected_s += action_state.expected_s
+        action_state.ahead = True
 
-    def leave(self, life: ActionState) -> None:
+    def leave(self, action_state: ActionState) -> None:
         """It is started, ended, or nobody waits for it there."""
-        line = self.lines[life.node]
-        del line.lives[life.request.id]
-        line.expected_s -= life.expected_s
-        life.ahead = False
-        if not line.lives:
-            del self.lines[life.node]
+        line = self.lines[action_state.node]
+        del line.action_states[action_state.request.id]
+        line.expected_s -= action_state.expected_s
+        action_state.ahead = False
+        if not line.action_states:
+            del self.lines[action_state.node]
 
     def first(self, node: Node) -> ActionState | None:
         """Whom the node starts next."""
         line = self.lines.get(node.name)
-        return next(iter(line.lives.values())) if line is not None else None
+        return next(iter(line.action_states.values())) if line is not None else None
 
-    def place(self, nodes: Iterable[Node], life: ActionState, expected_s: float) -> Node | None:
+    def place(self, nodes: Iterable[Node], action_state: ActionState, expected_s: float) -> Node | None:
         """The node that may take it where it would stand shortest; the first of them where equal."""
-        work = life.work
-        if life.pool_units != 1 or len(work.units) != 1 or not work.repeatable or expected_s > HORIZON_S:
+        work = action_state.work
+        if action_state.pool_units != 1 or len(work.units) != 1 or not work.repeatable or expected_s > HORIZON_S:
             return None
-        if life.request.stay is not None:
+        if action_state.request.need is not None:
             return None  # its environment takes one action at a time, and a node's line knows nothing of turns
         best: Node | None = None
         shortest_s = HORIZON_S
@@ -96,9 +96,9 @@ class Prefetch:
             if not short or not node.ready or work.kind not in node.kinds or not work.units.keys() <= node.lines_up:
                 continue
             line = self.lines.get(node.name)
-            stands, before_s = (len(line.lives), line.expected_s) if line is not None else (0, 0.0)
+            stands, before_s = (len(line.action_states), line.expected_s) if line is not None else (0, 0.0)
             wait_s = (before_s + expected_s) / short
-            if stands < MOST * short and wait_s <= shortest_s and life.request.id not in node.orphans:
+            if stands < MOST * short and wait_s <= shortest_s and action_state.request.id not in node.orphans:
                 if best is None or wait_s < shortest_s:
                     best = node
                 shortest_s = wait_s
@@ -107,8 +107,8 @@ class Prefetch:
     def stale_prefetched(self, now: float) -> Iterator[ActionState]:
         """Those that have stood for too long."""
         for line in list(self.lines.values()):
-            for life in list(line.lives.values()):
-                if now - life.granted_s <= RECALL_S:
+            for action_state in list(line.action_states.values()):
+                if now - action_state.granted_s <= RECALL_S:
                     break
-                if life.state == "granted" and life.work.repeatable:
-                    yield life
+                if action_state.state == "granted" and action_state.work.repeatable:
+                    yield action_state

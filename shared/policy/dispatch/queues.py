@@ -49,106 +49,108 @@ class Queues:
             self._by_class[pool.node_class] = nodes
         return nodes
 
-    def expect(self, life: ActionState, units: int | None = None) -> float:
+    def expect(self, action_state: ActionState, units: int | None = None) -> float:
         """Seconds its stage is expected to take on so many units of its pool's resource; None: on the fewest.
 
         By the trainer's word, else by what was seen of its kind; never more than the timeout.
         """
-        work = life.work
-        if work.elasticity is None or not life.scales:
+        work = action_state.work
+        if work.elasticity is None or not action_state.scales:
             if work.duration_s is not None:
                 return min(work.timeout_s, work.duration_s)
-            return self.durations.expect(life.duration_key, work.timeout_s)
-        single_s = self.single(life)
+            return self.durations.expect(action_state.duration_key, work.timeout_s)
+        single_s = self.single(action_state)
         if single_s is None:
-            return self.durations.expect(life.duration_key, work.timeout_s)
-        return min(work.timeout_s, work.elasticity.duration(single_s, life.pool_units if units is None else units))
+            return self.durations.expect(action_state.duration_key, work.timeout_s)
+        return min(
+            work.timeout_s, work.elasticity.duration(single_s, action_state.pool_units if units is None else units)
+        )
 
-    def expect_at_most(self, life: ActionState) -> float:
+    def expect_at_most(self, action_state: ActionState) -> float:
         """Seconds it will as a rule not take longer than, on the fewest units: with the spread of its kind."""
-        expected_s, work = self.expect(life), life.work
-        spread_s = self.durations.spread(life.duration_key) if work.duration_s is None else None
+        expected_s, work = self.expect(action_state), action_state.work
+        spread_s = self.durations.spread(action_state.duration_key) if work.duration_s is None else None
         if spread_s is None:
             return expected_s
-        if life.scales and work.elasticity is not None:  # the spread is that on one unit
-            spread_s = work.elasticity.duration(spread_s, life.pool_units)
+        if action_state.scales and work.elasticity is not None:  # the spread is that on one unit
+            spread_s = work.elasticity.duration(spread_s, action_state.pool_units)
         return min(work.timeout_s, expected_s + spread_s)
 
-    def single(self, life: ActionState) -> float | None:
+    def single(self, action_state: ActionState) -> float | None:
         """Seconds its stage takes on one unit; None where nobody knows."""
-        if life.work.duration_s is not None:
-            return life.work.duration_s
-        return self.durations.single(life.duration_key)
+        if action_state.work.duration_s is not None:
+            return action_state.work.duration_s
+        return self.durations.single(action_state.duration_key)
 
-    def learn(self, life: ActionState, seconds: float) -> None:
+    def learn(self, action_state: ActionState, seconds: float) -> None:
         """Its stage has taken so long on the units it was granted."""
-        elasticity = life.work.elasticity
-        if life.scales and elasticity is not None:
-            seconds = elasticity.single(seconds, life.granted_units)
-        self.durations.seen(life.duration_key, seconds)
+        elasticity = action_state.work.elasticity
+        if action_state.scales and elasticity is not None:
+            seconds = elasticity.single(seconds, action_state.granted_units)
+        self.durations.seen(action_state.duration_key, seconds)
 
     # ---- queues ------------------------------------------------------------------------------------------------
 
-    def enqueue(self, life: ActionState) -> None:
+    def enqueue(self, action_state: ActionState) -> None:
         """Queue a life's current stage, unless an earlier action of its trajectory is still unanswered."""
-        life.key = self.batches.key(life.request, self.durations)
-        self.requeue(life)
+        action_state.key = self.batches.key(action_state.request, self.durations)
+        self.requeue(action_state)
 
-    def requeue(self, life: ActionState) -> None:
+    def requeue(self, action_state: ActionState) -> None:
         """Queue it at the place that it had. Were its key made anew, what was learned since could let others pass."""
-        request = life.request
-        pool = self.pool(life.work.pool)
-        life.units = life.work.units
-        life.lane = lane = self._lane_of(pool, life)
-        life.expected_s = self.expect(life)
-        if request.stay is not None and self.trajectories.turns[request.stay.trajectory][0] != request.id:
+        request = action_state.request
+        pool = self.pool(action_state.work.pool)
+        action_state.units = action_state.work.units
+        action_state.lane = lane = self._lane_of(pool, action_state)
+        action_state.expected_s = self.expect(action_state)
+        if request.need is not None and self.trajectories.turns[request.need.trajectory][0] != request.id:
             lane.behind.add(request.id)
         else:
-            self._push(lane, life)
+            self._push(lane, action_state)
         self.batches.waits(request, (pool.name, lane.name, request.tenant))
-        self.queued[request.id] = life
-        pool.queued_s += life.expected_s * life.pool_units
-        pool.note(life.wanted_units, outside=not request.batch)
+        self.queued[request.id] = action_state
+        pool.queued_s += action_state.expected_s * action_state.pool_units
+        pool.note(action_state.wanted_units, outside=not request.batch)
         if pool.target is not None:
             self.dirty.add(pool.name)
 
-    def _push(self, lane: Lane, life: ActionState) -> None:
+    def _push(self, lane: Lane, action_state: ActionState) -> None:
         """Into the order of a lane; of a batch with the T that it has by now."""
-        request = life.request
+        request = action_state.request
         if request.batch:
-            life.key = self.batches.key(request, self.durations)
-        lane.queue.push(request.tenant, life.key, request.id, request.batch)
+            action_state.key = self.batches.key(request, self.durations)
+        lane.queue.push(request.tenant, action_state.key, request.id, request.batch)
 
-    def dequeue(self, life: ActionState) -> None:
+    def dequeue(self, action_state: ActionState) -> None:
         """Take a queued life out of its queue for good (answered, or about to be queued elsewhere)."""
-        self.unqueue(life)
-        self._left(life)
+        self.unqueue(action_state)
+        self._left(action_state)
 
-    def unqueue(self, life: ActionState) -> None:
+    def unqueue(self, action_state: ActionState) -> None:
         """Take a queued life out of its queue because it is on a node from now on."""
-        request, lane = life.request, life.lane
+        request, lane = action_state.request, action_state.lane
         assert lane is not None, f"{request.id} waits nowhere"
-        pool = self.pool(life.work.pool)
+        pool = self.pool(action_state.work.pool)
         if not lane.queue.remove(request.tenant, request.id) and lane.postponed.pop(request.id, None) is None:
             (lane.parked if request.id in lane.parked else lane.behind).remove(request.id)
         if lane is not pool and not lane.waiting:
             pool.lanes.pop(lane.name, None)
-        pool.queued_s -= life.expected_s * life.pool_units
+        pool.queued_s -= action_state.expected_s * action_state.pool_units
         if request.batch:
             self.batches.leaves(request, (pool.name, lane.name, request.tenant))
         del self.queued[request.id]
 
-    def park(self, lane: Lane, life: ActionState) -> None:
+    def park(self, lane: Lane, action_state: ActionState) -> None:
         """No node could ever take it: it waits aside, until nodes change or its deadline comes."""
-        lane.queue.remove(life.request.tenant, life.request.id)
-        lane.parked.add(life.request.id)
+        lane.queue.remove(action_state.request.tenant, action_state.request.id)
+        lane.parked.add(action_state.request.id)
 
-    def postpone(self, life: ActionState, until_s: float) -> None:
+    def postpone(self, action_state: ActionState, until_s: float) -> None:
         """Let what has just been queued wait aside until then: its node cannot do it before."""
-        lane = life.lane
-        assert lane is not None, f"{life.request.id} waits nowhere"
-        if lane.queue.remove(life.request.tenant, life.request.id):
-            lane.postponed[life.request.id] = until_s
+        lane = action_state.lane
+        assert lane is not None, f"{action_state.request.id} waits nowhere"
+        if lane.queue.remove(action_state.request.tenant, action_state.request.id):
+            lane.postponed[action_state.request.id] = until_s
 
     def resume(self, now: float, images: Container[str] = ()) -> int:
         """Queue again, at the place that it had, what was postponed until now or needs one of these images. Returns how
@@ -158,10 +160,12 @@ class Queues:
         for pool in self.pools.values():
             for lane in pool.all_lanes():
                 for action, until_s in list(lane.postponed.items()):
-                    life = self.queued[action]
-                    if until_s <= now or (life.request.stay is not None and life.request.stay.image in images):
+                    action_state = self.queued[action]
+                    if until_s <= now or (
+                        action_state.request.need is not None and action_state.request.need.image in images
+                    ):
                         del lane.postponed[action]
-                        self._push(lane, life)
+                        self._push(lane, action_state)
                         count += 1
         return count
 
@@ -176,21 +180,21 @@ class Queues:
     def move(self, trajectory: str) -> None:
         """Where a trajectory lives has changed: what waits for it waits in another lane."""
         for action in self.trajectories.turns.get(trajectory, ()):
-            life = self.queued.get(action)
-            if life is not None:
-                self.dequeue(life)
-                self.enqueue(life)
+            action_state = self.queued.get(action)
+            if action_state is not None:
+                self.dequeue(action_state)
+                self.enqueue(action_state)
 
-    def _lane_of(self, pool: Pool, life: ActionState) -> Lane:
-        stay = life.request.stay
-        life.begins = self.trajectories.begins(stay)
-        if stay is None:
+    def _lane_of(self, pool: Pool, action_state: ActionState) -> Lane:
+        need = action_state.request.need
+        action_state.begins = self.trajectories.begins(need)
+        if need is None:
             return pool
-        return pool.lane(None if life.begins else self.trajectories.homes[stay.trajectory].node)
+        return pool.lane(None if action_state.begins else self.trajectories.placements[need.trajectory].node)
 
-    def _left(self, life: ActionState) -> None:
-        pool = self.pool(life.work.pool)
-        pool.note(-life.wanted_units, outside=not life.request.batch)
+    def _left(self, action_state: ActionState) -> None:
+        pool = self.pool(action_state.work.pool)
+        pool.note(-action_state.wanted_units, outside=not action_state.request.batch)
         if pool.target is not None:
             self.dirty.add(pool.name)
 
@@ -204,10 +208,10 @@ class Queues:
             else:
                 self.dirty.add(pool.name)
 
-    def planner(self, lives: bool) -> None:
+    def planner(self, planner_lives: bool) -> None:
         """A planner lives, or none does: where that is news, every pool is shared out by the other rule."""
-        if self.planned != lives:
-            self.planned = lives
+        if self.planned != planner_lives:
+            self.planned = planner_lives
             self.dirty.update(self.pools)
             for pool in self.pools.values():
                 for lane in pool.all_lanes():
@@ -222,6 +226,6 @@ class Queues:
             for lane in pool.all_lanes():
                 lane.feasible = ""
                 for action in sorted(lane.parked):
-                    life = self.queued[action]
-                    self._push(lane, life)
+                    action_state = self.queued[action]
+                    self._push(lane, action_state)
                 lane.parked.clear()

@@ -38,22 +38,22 @@ class Blocked:
     until_s: float | None = None
     """Infinity where it waits for what environments hold."""
 
-    def forbids(self, floor: ClusterState, node: Node, life: ActionState, now: float) -> bool:
+    def forbids(self, cluster: ClusterState, node: Node, action_state: ActionState, now: float) -> bool:
         """Would this work, started there now, keep the head waiting?"""
         if self.until_s is None:
-            self.until_s, self.node = reservation(floor, self.nodes, self.head, now)
-        if node is not self.node or self.head.needs.keys().isdisjoint(life.needs):
+            self.until_s, self.node = reservation(cluster, self.nodes, self.head, now)
+        if node is not self.node or self.head.needs.keys().isdisjoint(action_state.needs):
             return False
         if self.until_s == math.inf:
-            return life.begins
-        return now + floor.expect_at_most(life) > self.until_s
+            return action_state.begins
+        return now + cluster.expect_at_most(action_state) > self.until_s
 
 
 @dataclass(slots=True)
 class SchedulingRound:
     """One round: what has been decided so far."""
 
-    floor: ClusterState
+    cluster: ClusterState
     now: float
     commands: list[Command]
     blocked: list[Blocked] = field(default_factory=list)
@@ -66,11 +66,11 @@ class SchedulingRound:
     busy_s: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     """Node -> of each unit that was taken before this round, seconds until it is predicted free."""
 
-    def forbids(self, node: Node, life: ActionState) -> bool:
+    def forbids(self, node: Node, action_state: ActionState) -> bool:
         """Would this work, started there now, keep a head waiting?"""
-        return any(one.forbids(self.floor, node, life, self.now) for one in self.blocked)
+        return any(one.forbids(self.cluster, node, action_state, self.now) for one in self.blocked)
 
-    def too_early(self, node: Node, life: ActionState) -> bool:
+    def too_early(self, node: Node, action_state: ActionState) -> bool:
         """Would it do better to wait for more of this node's units? What scales and starts on the last free unit keeps
         it to its end, though many might be free in a moment.
 
@@ -78,46 +78,48 @@ class SchedulingRound:
         behind it waits with it. Else so many are held for it in this round, or whoever comes next would take them
         before `grant_elastic_units` can give them.
         """
-        free, wanted = node.free(life.resource), life.work.amounts[-1]
-        elastic = self.floor.elastic
+        free, wanted = node.free(action_state.resource), action_state.work.amounts[-1]
+        elastic = self.cluster.elastic
         if free >= wanted or elastic.rule is None or not elastic.patient:
             return False
         busy_s = self.busy_s.get(node.name)
         if busy_s is None:
-            busy_s = self.busy_s[node.name] = busy(self.floor, self.now, node, life.resource, self.granted(node))
-        wanted = units_worth_waiting_for(self.floor, life, free, busy_s)
-        life.units = {**life.work.units, life.resource: wanted}
+            busy_s = self.busy_s[node.name] = busy(
+                self.cluster, self.now, node, action_state.resource, self.granted(node)
+            )
+        wanted = units_worth_waiting_for(self.cluster, action_state, free, busy_s)
+        action_state.units = {**action_state.work.units, action_state.resource: wanted}
         if wanted > free:
             self.waits.add(node.name)
         return wanted > free
 
-    def follows(self, nodes: list[Node], life: ActionState) -> bool:
+    def follows(self, nodes: list[Node], action_state: ActionState) -> bool:
         """Does it wait because others wait for more of these nodes' units? Their reservations are before its own."""
-        waits_itself = life.units is not life.work.units
-        return life.scales and not waits_itself and all(node.name in self.waits for node in nodes if node.ready)
+        waits_itself = action_state.units is not action_state.work.units
+        return action_state.scales and not waits_itself and all(node.name in self.waits for node in nodes if node.ready)
 
     def granted(self, node: Node) -> set[str]:
         """Actions that were granted there in this round."""
-        return {one.life.request.id for one in self.fresh if one.node is node}
+        return {one.action_state.request.id for one in self.fresh if one.node is node}
 
 
-def schedule(floor: ClusterState, now: float) -> list[Command]:
+def schedule(cluster: ClusterState, now: float) -> list[Command]:
     """Set shares anew where they may have changed, then grant what fits, pool by pool."""
     commands: list[Command] = []
-    floor.promote(now)
-    if floor.dirty:
-        for name in sorted(floor.dirty):
-            commands += _share(floor, floor.pools[name])
-        floor.dirty.clear()
-        floor.promote(now)
-    waiting = [(pool, lane) for pool in floor.pools.values() for lane in pool.all_lanes() if lane.queue]
-    filling = SchedulingRound(floor, now, commands)
+    cluster.promote(now)
+    if cluster.dirty:
+        for name in sorted(cluster.dirty):
+            commands += _share(cluster, cluster.pools[name])
+        cluster.dirty.clear()
+        cluster.promote(now)
+    waiting = [(pool, lane) for pool in cluster.pools.values() for lane in pool.all_lanes() if lane.queue]
+    filling = SchedulingRound(cluster, now, commands)
     if len(waiting) == 1:
         while _serve(filling, *waiting[0]):
             pass
     else:
         _serve_all(filling, waiting)
-    return grant_elastic_units(floor, now, commands, filling.fresh) if filling.scales else commands
+    return grant_elastic_units(cluster, now, commands, filling.fresh) if filling.scales else commands
 
 
 def _serve_all(filling: SchedulingRound, waiting: list[tuple[Pool, Lane]]) -> None:
@@ -132,20 +134,20 @@ def _serve_all(filling: SchedulingRound, waiting: list[tuple[Pool, Lane]]) -> No
             heapq.heappop(heads)
 
 
-def park_stuck(floor: ClusterState, life: ActionState) -> None:
+def park_stuck(cluster: ClusterState, action_state: ActionState) -> None:
     """Set a newcomer aside if no present node could ever take it: deep in a queue nobody would notice."""
-    lane = life.lane
-    if lane is None or life.request.id in lane.behind:
+    lane = action_state.lane
+    if lane is None or action_state.request.id in lane.behind:
         return
-    nodes = floor.nodes_of(floor.pool(life.work.pool), lane)
+    nodes = cluster.nodes_of(cluster.pool(action_state.work.pool), lane)
     for node in nodes:
-        if life.could_run_on(node):
+        if action_state.could_run_on(node):
             return
     if nodes:
-        floor.park(lane, life)
+        cluster.park(lane, action_state)
 
 
-def _share(floor: ClusterState, pool: Pool, *, blocked: bool = False) -> list[Command]:
+def _share(cluster: ClusterState, pool: Pool, *, blocked: bool = False) -> list[Command]:
     """Tell nodes what to own. A pool that was never targeted is owned whole.
 
     `blocked`: the head of its queue does not fit what is owned.
@@ -154,19 +156,19 @@ def _share(floor: ClusterState, pool: Pool, *, blocked: bool = False) -> list[Co
         return []
     resource = pool.resource
     head = pool.queue.head()
-    life = floor.queued[head] if head is not None else None
+    action_state = cluster.queued[head] if head is not None else None
     rule: ZeroQueue = "off"
-    if not floor.planned:
+    if not cluster.planned:
         rule = "blocked" if blocked or (head is not None and head == pool.feasible) else "on"
     least = pool.demand.peak if rule == "on" else rule
-    bound = _bound(floor, pool)
-    head_wish = (life.work.kind, life.work.units) if life is not None else ()
+    bound = _bound(cluster, pool)
+    head_wish = (action_state.work.kind, action_state.work.units) if action_state is not None else ()
     wish = (pool.target, pool.outside.peak, least, tuple(bound.items()), *head_wish)
     if wish == pool.settled:
         return []
-    nodes = [node for node in floor.nodes_of(pool) if node.ready]
-    able = [] if life is None else [node for node in nodes if life.could_run_on(node)]
-    needed = life.pool_units if life is not None and able else 0
+    nodes = [node for node in cluster.nodes_of(pool) if node.ready]
+    able = [] if action_state is None else [node for node in nodes if action_state.could_run_on(node)]
+    needed = action_state.pool_units if action_state is not None and able else 0
     wanted = pool.wanted(nodes, needed, rule)
     shares = spread(wanted, nodes, resource, bound)
     if able and all(shares[node.name] < needed for node in able):  # no node would ever own enough for the head alone
@@ -182,43 +184,43 @@ def _share(floor: ClusterState, pool: Pool, *, blocked: bool = False) -> list[Co
     return commands
 
 
-def _bound(floor: ClusterState, pool: Pool) -> dict[str, int]:
+def _bound(cluster: ClusterState, pool: Pool) -> dict[str, int]:
     """Node -> units to own there, because heads of lanes can run nowhere else, or have memory for their stay there."""
     bound: dict[str, int] = {}
     for lane in pool.lanes.values():
         if (head := lane.queue.head()) is None:
             continue
-        life = floor.queued[head]
-        nodes = [node for node in floor.nodes_of(pool, lane) if node.ready and life.could_run_on(node)]
-        stay = life.request.stay
-        if life.begins and stay is not None:
-            nodes = [node for node in nodes if node.holds(stay.held)]
-        if nodes and not any(node.free(pool.resource) >= life.pool_units for node in nodes):
+        action_state = cluster.queued[head]
+        nodes = [node for node in cluster.nodes_of(pool, lane) if node.ready and action_state.could_run_on(node)]
+        need = action_state.request.need
+        if action_state.begins and need is not None:
+            nodes = [node for node in nodes if node.holds(need.held)]
+        if nodes and not any(node.free(pool.resource) >= action_state.pool_units for node in nodes):
             host = min(nodes, key=lambda node: (-node.limit(pool.resource), node.name))
-            bound[host.name] = max(bound.get(host.name, 0), host.used.get(pool.resource, 0) + life.pool_units)
+            bound[host.name] = max(bound.get(host.name, 0), host.used.get(pool.resource, 0) + action_state.pool_units)
     return bound
 
 
 def _serve(filling: SchedulingRound, pool: Pool, lane: Lane) -> bool:
     """Grant the head of a lane, or keep its units for it. False: nothing more is to be had there in this round."""
-    floor, resource, head = filling.floor, pool.resource, lane.queue.head()
+    cluster, resource, head = filling.cluster, pool.resource, lane.queue.head()
     if head is None:
         return False
-    nodes, life = floor.nodes_of(pool, lane), floor.queued[head]
-    node = _place(filling, pool, nodes, life)
+    nodes, action_state = cluster.nodes_of(pool, lane), cluster.queued[head]
+    node = _place(filling, pool, nodes, action_state)
     if node is not None:
-        _grant(filling, lane, life, node, is_head=True)
-    elif head != lane.feasible and nodes and not any(life.could_run_on(node) for node in nodes):
-        floor.park(lane, life)
-    elif pool.target is not None and _owns_less(nodes, resource) and (shares := _share(floor, pool, blocked=True)):
+        _grant(filling, lane, action_state, node, is_head=True)
+    elif head != lane.feasible and nodes and not any(action_state.could_run_on(node) for node in nodes):
+        cluster.park(lane, action_state)
+    elif pool.target is not None and _owns_less(nodes, resource) and (shares := _share(cluster, pool, blocked=True)):
         filling.commands += shares
-        floor.promote(filling.now)
-    elif (node := _line(filling, nodes, life)) is not None:
-        _grant(filling, lane, life, node, is_head=True, ahead=True)
+        cluster.promote(filling.now)
+    elif (node := _line(filling, nodes, action_state)) is not None:
+        _grant(filling, lane, action_state, node, is_head=True, ahead=True)
     else:
         lane.feasible = head
-        if not filling.follows(nodes, life):
-            filling.blocked.append(Blocked(life, nodes))
+        if not filling.follows(nodes, action_state):
+            filling.blocked.append(Blocked(action_state, nodes))
         _backfill(filling, pool, lane, nodes)
         return False
     return bool(lane.queue)
@@ -229,51 +231,52 @@ def _owns_less(nodes: list[Node], resource: str) -> bool:
     return any(node.limit(resource) < node.capacity.get(resource, 0) for node in nodes)
 
 
-def _place(filling: SchedulingRound, pool: Pool, nodes: list[Node], life: ActionState) -> Node | None:
-    if life.scales:
-        life.units = life.work.units  # for how many it waits is seen anew each time
+def _place(filling: SchedulingRound, pool: Pool, nodes: list[Node], action_state: ActionState) -> Node | None:
+    if action_state.scales:
+        action_state.units = action_state.work.units  # for how many it waits is seen anew each time
         if filling.waits:
             nodes = [node for node in nodes if node.name not in filling.waits]
     while True:
-        if life.begins:
-            node = place_environment(nodes, life, pool.resource, filling.now)
+        if action_state.begins:
+            node = place_environment(nodes, action_state, pool.resource, filling.now)
         else:
-            node = place(nodes, life.request.id, life.work.kind, life.units, pool.resource)
+            node = place(nodes, action_state.request.id, action_state.work.kind, action_state.units, pool.resource)
         if node is None or not (
-            (filling.blocked and filling.forbids(node, life)) or (life.scales and filling.too_early(node, life))
+            (filling.blocked and filling.forbids(node, action_state))
+            or (action_state.scales and filling.too_early(node, action_state))
         ):
             return node
         nodes = [other for other in nodes if other is not node]
 
 
-def _line(filling: SchedulingRound, nodes: list[Node], life: ActionState) -> Node | None:
+def _line(filling: SchedulingRound, nodes: list[Node], action_state: ActionState) -> Node | None:
     """The node in whose line a head that does not fit may stand, if any."""
-    floor = filling.floor
-    if not floor.ahead.short:
+    cluster = filling.cluster
+    if not cluster.ahead.short:
         return None
-    node = floor.ahead.place(nodes, life, floor.expect(life))
-    return None if node is None or filling.forbids(node, life) else node
+    node = cluster.ahead.place(nodes, action_state, cluster.expect(action_state))
+    return None if node is None or filling.forbids(node, action_state) else node
 
 
 def _backfill(filling: SchedulingRound, pool: Pool, lane: Lane, nodes: list[Node]) -> None:
     """Pass a head that does not fit with what its reservation allows."""
-    floor, resource = filling.floor, pool.resource
+    cluster, resource = filling.cluster, pool.resource
     spare = [node for node in nodes if node.ready and node.free(resource)]
     if not spare:
         return
     most = max(node.free(resource) for node in spare)
-    for life in [floor.queued[name] for name in _behind(lane)]:
-        if life.pool_units > most:
+    for action_state in [cluster.queued[name] for name in _behind(lane)]:
+        if action_state.pool_units > most:
             continue
-        node = _place(filling, pool, spare if life.pool_units else nodes, life)
+        node = _place(filling, pool, spare if action_state.pool_units else nodes, action_state)
         if node is not None:
-            _grant(filling, lane, life, node, is_head=False)
+            _grant(filling, lane, action_state, node, is_head=False)
             spare = [node for node in spare if node.free(resource)]
             if not spare:
                 return
             most = max(node.free(resource) for node in spare)
-        elif not any(life.could_run_on(node) for node in nodes):
-            floor.park(lane, life)
+        elif not any(action_state.could_run_on(node) for node in nodes):
+            cluster.park(lane, action_state)
 
 
 def _behind(lane: Lane) -> Iterator[str]:
@@ -285,25 +288,27 @@ def _behind(lane: Lane) -> Iterator[str]:
 
 
 def _grant(
-    filling: SchedulingRound, lane: Lane, life: ActionState, node: Node, *, is_head: bool, ahead: bool = False
+    filling: SchedulingRound, lane: Lane, action_state: ActionState, node: Node, *, is_head: bool, ahead: bool = False
 ) -> None:
-    floor, request, begins = filling.floor, life.request, life.begins
-    expected_s = life.expected_s if life.work.duration_s is not None else floor.expect(life)
-    charged_s = expected_s * max(1, life.pool_units)
+    cluster, request, begins = filling.cluster, action_state.request, action_state.begins
+    expected_s = action_state.expected_s if action_state.work.duration_s is not None else cluster.expect(action_state)
+    charged_s = expected_s * max(1, action_state.pool_units)
     lane.queue.charge(request.tenant, charged_s, ends_turn=is_head)
-    floor.unqueue(life)
-    if ahead or not life.scales:
-        life.units, life.expected_s = life.work.units, expected_s
+    cluster.unqueue(action_state)
+    if ahead or not action_state.scales:
+        action_state.units, action_state.expected_s = action_state.work.units, expected_s
     else:
-        fewest = life.units is life.work.units  # else it has waited for more
-        life.expected_s = expected_s if fewest else floor.expect(life, life.granted_units)
-    life.move("granted")
-    life.attempt += 1
-    (floor.stand if ahead else floor.assign)(life, node, filling.now)
+        fewest = action_state.units is action_state.work.units  # else it has waited for more
+        action_state.expected_s = expected_s if fewest else cluster.expect(action_state, action_state.granted_units)
+    action_state.move("granted")
+    action_state.attempt += 1
+    (cluster.stand if ahead else cluster.assign)(action_state, node, filling.now)
     if begins:
-        floor.move_in(life, node, floor.newest_serial, filling.now)
+        cluster.move_in(action_state, node, cluster.newest_serial, filling.now)
     budget = max(0.0, request.deadline_s - filling.now)
     if not ahead:
-        filling.fresh.append(Fresh(len(filling.commands), life, node, charged_s, is_head))
-        filling.scales = filling.scales or life.scales
-    filling.commands.append(Grant(request.id, node.name, life.attempt, life.stage, life.units, budget, begins))
+        filling.fresh.append(Fresh(len(filling.commands), action_state, node, charged_s, is_head))
+        filling.scales = filling.scales or action_state.scales
+    filling.commands.append(
+        Grant(request.id, node.name, action_state.attempt, action_state.stage, action_state.units, budget, begins)
+    )

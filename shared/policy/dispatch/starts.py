@@ -30,58 +30,60 @@ class Granted(NamedTuple):
 class Starts:
     """Predictions of one moment, in which nothing is granted: that is counted once for all newcomers of a sort."""
 
-    floor: ClusterState
+    cluster: ClusterState
     now: float
     _granted: dict[tuple[str, str, tuple[tuple[str, int], ...]], Granted] = field(default_factory=dict)
 
-    def by(self, life: ActionState, by_s: float) -> bool:
+    def by(self, action_state: ActionState, by_s: float) -> bool:
         """Is a newcomer predicted to start by then? True while no node has said what it holds: nothing is known.
 
         O(granted) for the first of its sort; where it would not be in time behind all that waits, as `predict`.
         """
-        pool = self.floor.pool(life.work.pool)
-        granted = self._of(pool, life)
+        pool = self.cluster.pool(action_state.work.pool)
+        granted = self._of(pool, action_state)
         in_time = self.now <= by_s and granted.left_s + pool.queued_s <= (by_s - self.now) * granted.capacity
-        return not granted.capacity or in_time or self.predict(life, by_s) <= by_s
+        return not granted.capacity or in_time or self.predict(action_state, by_s) <= by_s
 
-    def predict(self, life: ActionState, by_s: float = float("inf")) -> float:
+    def predict(self, action_state: ActionState, by_s: float = float("inf")) -> float:
         """When a newcomer would start if it were queued now, absolute seconds; optimistic about later arrivals.
 
         Work that would go before it, by `_hopeful_s`, over the units of its pool; minus infinity where no node has
         said what it holds. O(granted + queue ahead), bounded; counting stops once the start lies beyond `by_s`.
         """
-        floor, pool = self.floor, self.floor.pool(life.work.pool)
-        capacity, used, ahead_s = self._of(pool, life)
+        cluster, pool = self.cluster, self.cluster.pool(action_state.work.pool)
+        capacity, used, ahead_s = self._of(pool, action_state)
         if not capacity:
             return float("-inf")
-        busy = used + life.pool_units
+        busy = used + action_state.pool_units
         enough_s = (by_s - self.now) * capacity
-        for name in pool.queue.ahead(life.request.tenant, floor.batches.key(life.request, floor.durations)):
-            other = floor.queued[name]
+        for name in pool.queue.ahead(
+            action_state.request.tenant, cluster.batches.key(action_state.request, cluster.durations)
+        ):
+            other = cluster.queued[name]
             ahead_s += _hopeful_s(other) * other.pool_units
             busy += other.pool_units
             if busy > capacity and ahead_s > enough_s:
                 break
         return self.now + ahead_s / capacity if busy > capacity else self.now
 
-    def _of(self, pool: Pool, life: ActionState) -> Granted:
-        sort = (pool.name, life.work.kind, tuple(life.needs.items()))
+    def _of(self, pool: Pool, action_state: ActionState) -> Granted:
+        sort = (pool.name, action_state.work.kind, tuple(action_state.needs.items()))
         granted = self._granted.get(sort)
         if granted is None:
-            nodes = [node for node in self.floor.nodes_of(pool) if node.ready and life.could_run_on(node)]
+            nodes = [node for node in self.cluster.nodes_of(pool) if node.ready and action_state.could_run_on(node)]
             granted = self._granted[sort] = self._count(pool.resource, nodes)
         return granted
 
     def _count(self, resource: str, nodes: list[Node]) -> Granted:
         capacity = sum(node.capacity.get(resource, 0) for node in nodes)
         used = sum(node.used.get(resource, 0) for node in nodes)
-        held = [one for node in nodes for one in self.floor.granted.get(node.name, {}).values()]
+        held = [one for node in nodes for one in self.cluster.granted.get(node.name, {}).values()]
         left_s = sum(max(0.0, one.expected_end_s - self.now) * one.units.get(resource, 0) for one in held)
         return Granted(capacity, used, left_s)
 
 
-def _hopeful_s(life: ActionState) -> float:
+def _hopeful_s(action_state: ActionState) -> float:
     """Seconds that queued work counts with: its declared duration, or the law of this module."""
-    if life.work.duration_s is not None:
-        return life.expected_s
-    return min(life.expected_s, life.work.timeout_s * UNKNOWN_FRACTION)
+    if action_state.work.duration_s is not None:
+        return action_state.expected_s
+    return min(action_state.expected_s, action_state.work.timeout_s * UNKNOWN_FRACTION)

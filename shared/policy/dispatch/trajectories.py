@@ -39,7 +39,7 @@ class Placement:
 class Trajectories:
     """Homes, turns and ends."""
 
-    homes: dict[str, Placement] = field(default_factory=dict)
+    placements: dict[str, Placement] = field(default_factory=dict)
     on: dict[str, set[str]] = field(default_factory=dict)
     """Node -> trajectories at home there."""
     turns: dict[str, deque[str]] = field(default_factory=dict)
@@ -50,24 +50,24 @@ class Trajectories:
     """(Node, trajectory) -> units of an environment that stands there though its trajectory does not live there: its
     node is told to end it."""
 
-    def begins(self, stay: EnvironmentNeed | None) -> bool:
+    def begins(self, need: EnvironmentNeed | None) -> bool:
         """Would an action of it, granted now, begin an environment?"""
-        return stay is not None and stay.trajectory not in self.homes
+        return need is not None and need.trajectory not in self.placements
 
-    def settle(self, trajectory: str, home: Placement) -> None:
+    def settle(self, trajectory: str, placement: Placement) -> None:
         """It lives there from now on."""
-        self.homes[trajectory] = home
-        self.on.setdefault(home.node, set()).add(trajectory)
+        self.placements[trajectory] = placement
+        self.on.setdefault(placement.node, set()).add(trajectory)
 
     def leave(self, trajectory: str) -> Placement | None:
         """It lives nowhere any more. Returns where it did."""
-        home = self.homes.pop(trajectory, None)
-        if home is not None:
-            mine = self.on[home.node]
+        placement = self.placements.pop(trajectory, None)
+        if placement is not None:
+            mine = self.on[placement.node]
             mine.discard(trajectory)
             if not mine:
-                del self.on[home.node]
-        return home
+                del self.on[placement.node]
+        return placement
 
     def end(self, trajectory: str, reason: str) -> None:
         """It will never begin anew."""
@@ -96,15 +96,15 @@ class Trajectories:
         """Homes whose node has not been heard of for so long."""
         for node in [node for node in self.on if node not in nodes]:
             for trajectory in sorted(self.on[node]):
-                home = self.homes[trajectory]
-                if home.away_s is None:
-                    home.away_s = now
-                elif now - home.away_s > grace_s:
-                    yield trajectory, home
+                placement = self.placements[trajectory]
+                if placement.away_s is None:
+                    placement.away_s = now
+                elif now - placement.away_s > grace_s:
+                    yield trajectory, placement
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""
-        assert {(home.node, name) for name, home in self.homes.items()} == {
+        assert {(placement.node, name) for name, placement in self.placements.items()} == {
             (node, name) for node, mine in self.on.items() for name in mine
         }, "homes by node"
         assert all(self.turns.values()), "who has no unanswered action has no turn"

@@ -108,7 +108,7 @@ class Request:
     start_by_s: float | None = None
     """Absolute: refuse at once when the start is predicted later than this."""
     priority: float = 0.0
-    stay: EnvironmentNeed | None = None
+    need: EnvironmentNeed | None = None
     """Of an action of a trajectory: where it must run."""
 
 

@@ -14,7 +14,8 @@ WARM = """
 from shared.policy.elastic import arrange, eviction, scheduling
 from shared.policy.scaling import simulation_kernel
 scheduling.warm(); simulation_kernel.warm()
-loops = [loop for module in (arrange, eviction, rehearsal) for loop in vars(module).values() if hasattr(loop, "stats")]
+modules = (arrange, eviction, simulation_kernel)
+loops = [loop for module in modules for loop in vars(module).values() if hasattr(loop, "stats")]
 print(sum(sum(loop.stats.cache_hits.values()) for loop in loops))
 print(sum(sum(loop.stats.cache_misses.values()) for loop in loops))
 """

@@ -13,7 +13,7 @@ import asyncio, sys
 from datetime import timedelta
 from pathlib import Path
 from treadle.stack.home import open_home
-from treadle.stack.logs import LogBook
+from treadle.stack.logs import ServiceLogs
 from treadle.stack.plan import Plan, Unit
 from treadle.stack.process import Launch
 from treadle.stack.supervisor import supervise
@@ -32,11 +32,11 @@ prepare = Launch("prepare", ("true",), {"PATH": "/usr/bin:/bin"})
 plan = Plan(home, (sleeper,), (), prepare, (), timedelta(seconds=30), 1 << 20)
 import treadle.stack.service_runner
 treadle.stack.service_runner.HEALTHY_PROBE_S = 0.1
-sys.exit(asyncio.run(supervise(plan, LogBook(home.log, limit_bytes=1 << 20))))
+sys.exit(asyncio.run(supervise(plan, ServiceLogs(home.log, limit_bytes=1 << 20))))
 """
 
 
-def test_a_broken_keeper_ends_the_stack_and_is_named(stack_home: Path) -> None:
+def test_a_broken_runner_ends_the_stack_and_is_named(stack_home: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BREAKS, str(stack_home)], timeout=60, check=False, capture_output=True, text=True
     )

@@ -63,7 +63,7 @@ class Crowd:
         for node in nodes:  # as one event: one account after the other would decide node by node
             node.answered()
             node.ready = True
-        self.dispatcher.floor.nodes_changed()
+        self.dispatcher.cluster.nodes_changed()
         return self.decide([])
 
     def follow(self, commands: Iterable[Command]) -> None:
@@ -74,7 +74,7 @@ class Crowd:
 
     def free(self, node: str, cores: int) -> list[Ended]:
         """Ends of what runs on a node, the next to end first, until so many cores are free."""
-        held = self.dispatcher.floor.granted[node]
+        held = self.dispatcher.cluster.granted[node]
         ends: list[Ended] = []
         for action in sorted(held, key=lambda name: held[name].expected_end_s):
             if cores <= 0:

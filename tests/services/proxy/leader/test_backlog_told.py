@@ -90,9 +90,9 @@ async def test_what_is_answered_meanwhile_is_not_stuck(store: Store, journal: Jo
 # ---- telling -----------------------------------------------------------------------------------------------------
 
 
-def waiting(floor: ClusterState, name: str, batch: str = "b") -> None:
+def waiting(cluster: ClusterState, name: str, batch: str = "b") -> None:
     work = Work("run", "code.run", "cores@default", {"cores": 999}, 1.0)
-    floor.enqueue(ActionState(Request(name, "ada", "t", batch, (1000, 1), (work,), 1e9)))
+    cluster.enqueue(ActionState(Request(name, "ada", "t", batch, (1000, 1), (work,), 1e9)))
 
 
 async def test_changes_are_told_until_another_leads(
@@ -100,19 +100,19 @@ async def test_changes_are_told_until_another_leads(
 ) -> None:
     monkeypatch.setattr(backlog, "TOLD_EVERY_S", 0.01)
     await functions.tell_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"former": 1}))
-    floor, flaky = ClusterState(), Flaky(journal.redis)
-    telling = asyncio.create_task(tell_backlog(flaky, journal.epoch, floor, StillClock()))
+    cluster, flaky = ClusterState(), Flaky(journal.redis)
+    telling = asyncio.create_task(tell_backlog(flaky, journal.epoch, cluster, StillClock()))
     await soon(lambda: _is(store, {}))
     flaky.failures = ["before", "after"]
-    waiting(floor, "a")
+    waiting(cluster, "a")
     await soon(lambda: _is(store, {"b": 1}))
     await command(journal.redis, "DEL", "backlog")
-    waiting(floor, "c")
+    waiting(cluster, "c")
     await soon(lambda: _is(store, {"b": 2}))
 
     await functions.resign(journal.redis, "me")
     await functions.lead(journal.redis, "you", 30.0)
-    waiting(floor, "d")
+    waiting(cluster, "d")
     async with asyncio.timeout(20):
         await telling
     assert await store.stuck() == {"b": 2}
@@ -127,8 +127,8 @@ async def test_of_batches_only_changes_are_told_and_first_that_there_are_none(
     monkeypatch.setattr(backlog, "TOLD_EVERY_S", 0.01)
     former = BatchesSeen(1.0, {"gone": BatchSeen([b""], [b""])})
     await functions.tell_backlog(journal.redis, journal.epoch, Backlog(), former)
-    floor, clock = ClusterState(), StillClock()
-    telling = asyncio.create_task(tell_backlog(journal.redis, journal.epoch, floor, clock))
+    cluster, clock = ClusterState(), StillClock()
+    telling = asyncio.create_task(tell_backlog(journal.redis, journal.epoch, cluster, clock))
 
     async def seen(*batches: str) -> bool:
         told = await read_seen(journal.redis)
@@ -136,13 +136,13 @@ async def test_of_batches_only_changes_are_told_and_first_that_there_are_none(
 
     await soon(seen)
     clock.now += 1.0
-    waiting(floor, "outside", batch="")
+    waiting(cluster, "outside", batch="")
     await soon(lambda: _waits(store_over(journal.redis), 1))
     told = await read_seen(journal.redis)
     assert told == BatchesSeen(START, {}), "what waits outside batches changes nothing of them"
-    waiting(floor, "a")
+    waiting(cluster, "a")
     await soon(lambda: seen("b"))
-    floor.dequeue(floor.queued["a"])
+    cluster.dequeue(cluster.queued["a"])
     await soon(seen)
     telling.cancel()
 

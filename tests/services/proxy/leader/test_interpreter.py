@@ -188,7 +188,7 @@ def begins(action: str, node: str) -> Granting:
     return Granting("grants.n.1", node.encode(), action, f"1:{node}", "t1", pack(Placement(node, {"memory_mb": 64})))
 
 
-async def homes(desk: Desk) -> dict[str, str]:
+async def placements(desk: Desk) -> dict[str, str]:
     found = [chunk async for chunk in trajectories.read_placements(desk.journal.redis)]
     return {name: place.node for chunk in found for name, place in chunk.items()}
 
@@ -199,7 +199,7 @@ async def test_an_environment_that_was_not_made_may_begin_anew_in_the_same_breat
     async with running(desk):
         await desk.all_written()
 
-    assert await homes(desk) == {"t1": "m"}
+    assert await placements(desk) == {"t1": "m"}
     assert await desk.sent() == [b"n", b"m"]
 
 
@@ -209,7 +209,7 @@ async def test_what_begins_and_ends_in_one_breath_is_forgotten(desk: Desk) -> No
     async with running(desk):
         await desk.all_written()
 
-    assert await homes(desk) == {}
+    assert await placements(desk) == {}
 
 
 async def test_how_a_trajectory_ended_is_written_down(desk: Desk) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.proxy.leader.requests import to_end, to_granted, to_request, to_stay, to_work, unschedulable
+from services.proxy.leader.requests import to_end, to_granted, to_need, to_request, to_work, unschedulable
 from shared.messages.environments import EnvironmentSpec
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import EnvironmentNeed, Grant
@@ -48,7 +48,7 @@ def test_an_action_of_a_trajectory_stays_where_its_environment_can_be_made(image
 
     request = to_request(journalled(acting("a", "t7", spec=spec)))
 
-    assert request.stay == EnvironmentNeed("t7", kind, {"memory_mb": 300}, pulled, starts=1)
+    assert request.need == EnvironmentNeed("t7", kind, {"memory_mb": 300}, pulled, starts=1)
     assert not request.stages[0].repeatable
 
 
@@ -57,7 +57,7 @@ def test_looking_may_be_repeated() -> None:
 
 
 def test_others_stay_nowhere() -> None:
-    assert to_stay(submitted("a")) is None
+    assert to_need(submitted("a")) is None
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ async def test_its_memory_is_held_from_the_inventory_on(legacy: Legacy) -> None:
     await legacy.taken_over()
     legacy.hear(inventory(stays=("t1",)))
 
-    assert legacy.leader.dispatcher.floor.nodes["n"].free(MEMORY) == 4096 - 512
+    assert legacy.leader.dispatcher.cluster.nodes["n"].free(MEMORY) == 4096 - 512
 
 
 async def test_a_closing_that_was_dealt_with_is_struck_from_the_journal(legacy: Legacy) -> None:

@@ -77,7 +77,7 @@ class Clockwork:
     def tick(self, when: float) -> None:
         """Nothing happens until then but what was going to; then the clock is heard."""
         self.run(when)
-        for name in self.dispatcher.floor.nodes:
-            node = self.dispatcher.floor.nodes[name]
+        for name in self.dispatcher.cluster.nodes:
+            node = self.dispatcher.cluster.nodes[name]
             assert self.dispatcher.node_seen(when, name, node.incarnation)
         self.do(self.dispatcher.ticked(when))

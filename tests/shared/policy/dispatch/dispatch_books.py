@@ -109,7 +109,7 @@ class Books:
             case "refused":
                 assert any(end.status == "refused" for end in ends), f"nobody refused {answer}"
             case "environment-lost":
-                assert request.stay is not None, f"it has no environment: {answer}"
+                assert request.need is not None, f"it has no environment: {answer}"
                 assert self.troubled, f"its environment has never been lost: {answer}"
             case "unknown-outcome":
                 assert any(not stage.repeatable for stage in request.stages), f"it can be repeated: {answer}"
@@ -123,9 +123,9 @@ class Books:
 
     def check_shares(self) -> None:
         """Every node that is ready knows what it owns of a pool that the planner scales."""
-        for pool in self.leader.floor.pools.values():
+        for pool in self.leader.cluster.pools.values():
             if pool.target is not None:
-                nodes = [node for node in self.leader.floor.nodes_of(pool) if node.ready]
+                nodes = [node for node in self.leader.cluster.nodes_of(pool) if node.ready]
                 owned = 0
                 for node in nodes:
                     told = self.shares.get((node.incarnation, pool.resource))
@@ -139,31 +139,41 @@ class Books:
 
     def check_backlog(self) -> None:
         """What is said to wait waits, and what is said to be stuck could run on no node the leader knows."""
-        floor = self.leader.floor
-        told = survey(floor)
-        waiting = Counter(life.work.pool for life in floor.queued.values())
+        cluster = self.leader.cluster
+        told = survey(cluster)
+        waiting = Counter(action_state.work.pool for action_state in cluster.queued.values())
         assert {pool.name: pool.waiting for pool in told.pools} == waiting
-        stuck = [life for life in floor.queued.values() if why_stuck(life.work, told.pools, life.request.stay)]
-        for life in stuck:
-            nodes = floor.nodes_of(floor.pool(life.work.pool))
-            assert not any(life.could_run_on(node) for node in nodes), f"not stuck: {life}"
+        stuck = [
+            action_state
+            for action_state in cluster.queued.values()
+            if why_stuck(action_state.work, told.pools, action_state.request.need)
+        ]
+        for action_state in stuck:
+            nodes = cluster.nodes_of(cluster.pool(action_state.work.pool))
+            assert not any(action_state.could_run_on(node) for node in nodes), f"not stuck: {action_state}"
         assert sum(pool.stuck for pool in told.pools) <= len(stuck)
         assert sum(told.stuck.values()) <= sum(pool.stuck for pool in told.pools)
-        if not floor.nodes:
+        if not cluster.nodes:
             assert len(stuck) == sum(waiting.values()), "all is stuck where there are no nodes"
 
     def check_standings(self) -> None:
         """Every unanswered request of a batch stands in one place, and runs where it has units."""
-        told = batch_snapshots(self.leader.floor)
-        lives = [life for life in self.leader.lives.values() if life.request.batch]
-        assert told.keys() == {life.request.batch for life in lives}
+        told = batch_snapshots(self.leader.cluster)
+        action_states = [
+            action_state for action_state in self.leader.action_states.values() if action_state.request.batch
+        ]
+        assert told.keys() == {action_state.request.batch for action_state in action_states}
         for name, batch in told.items():
-            mine = [life for life in lives if life.request.batch == name]
+            mine = [action_state for action_state in action_states if action_state.request.batch == name]
             for stage, (queuing, running) in enumerate(zip(batch.queuing, batch.running, strict=True)):
-                here = [life for life in mine if life.stage == stage]
-                waits = [life for life in here if not life.booked and life.state != "cancelling"]
-                assert sorted(queuing[::2]) == sorted(life.request.arrival[0] / 1000 for life in waits)
-                assert len(running) == 3 * sum(life.booked for life in here)
+                here = [action_state for action_state in mine if action_state.stage == stage]
+                waits = [
+                    action_state
+                    for action_state in here
+                    if not action_state.booked and action_state.state != "cancelling"
+                ]
+                assert sorted(queuing[::2]) == sorted(action_state.request.arrival[0] / 1000 for action_state in waits)
+                assert len(running) == 3 * sum(action_state.booked for action_state in here)
                 for arrived_s, began_s in zip(running[::3], running[2::3], strict=True):
                     assert arrived_s <= began_s + 0.001, f"{name}: it began before it came"
                     assert began_s <= self.now, f"{name}: it has not begun yet"

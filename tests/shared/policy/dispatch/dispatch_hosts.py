@@ -52,7 +52,7 @@ class Host:
     capacity: dict[str, int]
     kinds: frozenset[str]
     lines_up: frozenset[str] = frozenset()
-    life: int = 1
+    action_state: int = 1
     alive: bool = True
     heard: bool = True
     """False: its heartbeats do not get through, though it goes on executing."""
@@ -66,7 +66,7 @@ class Host:
 
     @property
     def incarnation(self) -> str:
-        return f"{self.name}/{self.life}"
+        return f"{self.name}/{self.action_state}"
 
     def hello(self) -> Node:
         return Node(self.name, self.incarnation, self.node_class, self.capacity, self.kinds, lines_up=self.lines_up)

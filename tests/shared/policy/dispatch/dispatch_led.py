@@ -40,7 +40,7 @@ class Led(Books):
             self.leader.trajectory_placed(trajectory, host, units)
         self.do(self.leader.submitted(self.now, self.journal.values()))
         for action in list(self.journal):
-            if action in self.leader.lives and (action in self.marks or action in self.steps):
+            if action in self.leader.action_states and (action in self.marks or action in self.steps):
                 stage, acts = self.steps.get(action, (0, ()))
                 attempt, host = self.marks.get(action, (0, ""))
                 self.leader.resumed(self.now, action, stage, attempt, acts, host)
@@ -77,9 +77,9 @@ class Led(Books):
         """The leader's decisions, on their way to be written; looked at as they are made."""
         for command in commands:
             if isinstance(command, Grant):
-                node = self.leader.floor.nodes[command.node]
+                node = self.leader.cluster.nodes[command.node]
                 assert node.incarnation in self.told.get(node.name, ()), f"{node.name} has not told what it holds"
-                recalls = self.leader.lives[command.action].recalls
+                recalls = self.leader.action_states[command.action].recalls
                 self.recalled += recalls > 0
                 assert 1 <= command.attempt <= MOST_ATTEMPTS + recalls, f"attempts are bounded: {command}"
                 self._fits_its_work(command)
@@ -88,7 +88,7 @@ class Led(Books):
                 assert 0 <= command.units <= node.capacity[command.resource], f"not to be owned: {command}"
                 self.shares[node.incarnation, command.resource] = command.units
             if isinstance(command, Advance):
-                self.carried[command.action, command.stage] = tuple(self.leader.lives[command.action].acts)
+                self.carried[command.action, command.stage] = tuple(self.leader.action_states[command.action].acts)
             if isinstance(command, Answer):
                 self._adds_up(command)
             to = "" if isinstance(command, Answer | Advance | ForgetTrajectory) else self.address(command.node)
@@ -96,7 +96,7 @@ class Led(Books):
 
     def address(self, name: str) -> str:
         """The incarnation that the leader knows under this name; where it has none, the newest that said hello."""
-        node = self.leader.floor.nodes.get(name)
+        node = self.leader.cluster.nodes.get(name)
         return node.incarnation if node is not None else self.hosts[name].incarnation
 
     def write(self, most: int) -> None:
@@ -113,9 +113,9 @@ class Led(Books):
                     assert (command.action, command.stage, command.attempt) not in self.sent, f"sent twice: {command}"
                     self.sent.add((command.action, command.stage, command.attempt))
                     self.marks[command.action] = (command.attempt, command.node)
-                    stay = self.requests[command.action].stay
-                    if command.begins and stay is not None:
-                        self.placements[stay.trajectory] = (command.node, dict(stay.units))
+                    need = self.requests[command.action].need
+                    if command.begins and need is not None:
+                        self.placements[need.trajectory] = (command.node, dict(need.units))
                     self._send(incarnation, command)
                 case ForgetTrajectory():
                     self.placements.pop(command.trajectory, None)

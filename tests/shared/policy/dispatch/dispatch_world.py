@@ -55,21 +55,21 @@ class World(Led):
                     pass
 
     def _has_its_home(self, host: Host, grant: Grant) -> bool:
-        stay = self.requests[grant.action].stay
-        if stay is None:
+        need = self.requests[grant.action].need
+        if need is None:
             return True
-        acting = [run for run in host.runs.values() if self._trajectory(run) == stay.trajectory and not run.revoked]
+        acting = [run for run in host.runs.values() if self._trajectory(run) == need.trajectory and not run.revoked]
         assert not acting, f"two actions at once in one environment: {acting}, {grant}"
-        if grant.begins and stay.trajectory not in host.environments:
-            assert stay.trajectory not in self.began, f"a fresh environment in the midst of a trajectory: {grant}"
-            assert stay.kind in host.kinds, f"{host.name} cannot make it: {grant}"
-            self.began.add(stay.trajectory)
-            host.environments[stay.trajectory] = dict(stay.units)
-        return stay.trajectory in host.environments
+        if grant.begins and need.trajectory not in host.environments:
+            assert need.trajectory not in self.began, f"a fresh environment in the midst of a trajectory: {grant}"
+            assert need.kind in host.kinds, f"{host.name} cannot make it: {grant}"
+            self.began.add(need.trajectory)
+            host.environments[need.trajectory] = dict(need.units)
+        return need.trajectory in host.environments
 
     def _trajectory(self, run: Run) -> str:
-        stay = self.requests[run.grant.action].stay
-        return stay.trajectory if stay is not None else ""
+        need = self.requests[run.grant.action].need
+        return need.trajectory if need is not None else ""
 
     def close_home(self, host: Host, trajectory: str, ended: TrajectoryEnd = "closed") -> None:
         """An environment ends: first what acts in it, then it; then its end is told, also where there was none."""
@@ -83,7 +83,7 @@ class World(Led):
         """Its trainer closes a trajectory."""
         self.troubled.add(trajectory)
         self.over.setdefault(trajectory, "closed")
-        self.cancels |= {name for name, one in self.journal.items() if one.stay and one.stay.trajectory == trajectory}
+        self.cancels |= {name for name, one in self.journal.items() if one.need and one.need.trajectory == trajectory}
         self.do(self.leader.trajectory_closed(self.now, trajectory))
 
     def _begun(self, runs: Iterable[Run]) -> None:
@@ -145,8 +145,8 @@ class World(Led):
                 self.end(host, run, "cancelled" if run.revoked else "lost")
             for trajectory in list(host.environments):
                 self.close_home(host, trajectory, "lost")
-            if host.name in self.leader.floor.nodes:
-                node = self.leader.floor.nodes[host.name]
+            if host.name in self.leader.cluster.nodes:
+                node = self.leader.cluster.nodes[host.name]
                 if node.incarnation == host.incarnation:
                     self.do(self.leader.node_lost(self.now, host.name, "it has stopped"))
         self.troubled.add(host.name)
@@ -162,7 +162,7 @@ class World(Led):
         host.inbox.clear()
         host.runs.clear()
         host.line.clear()
-        host.life += 1
+        host.action_state += 1
         host.alive = host.heard = True
         self.hellos.append((self.now, host.hello()))
         self.do(self.leader.node_said_hello(self.now, host.hello()))
@@ -206,28 +206,28 @@ class World(Led):
             self.settle(2)
             self.pass_time(5.0)
         self.settle(2)
-        for trajectory in sorted({one.stay.trajectory for one in self.requests.values() if one.stay}):
+        for trajectory in sorted({one.need.trajectory for one in self.requests.values() if one.need}):
             self.close(trajectory)  # their memory is others' to use
         for _ in range(3 * len(self.journal) + 3):
             self.settle(2)
             self.pass_time(5.0)
         for name, request in self.journal.items():
-            stage = self.leader.lives[name].work
+            stage = self.leader.action_states[name].work
             able = any(host.hello().could_ever(stage.kind, stage.units) for host in self.hosts.values())
             assert not able, f"it waits though a host could take it: {request}"
         self.pass_time(2e6)
         self.settle(2)
         assert self.answers.keys() == self.requests.keys(), "all are answered"
-        assert not self.leader.lives
-        for node in self.leader.floor.nodes.values():
+        assert not self.leader.action_states
+        for node in self.leader.cluster.nodes.values():
             assert not any(node.used.values()), f"units of {node.name} are still taken: {node.used}"
             assert not node.orphans
         assert not self.placements, f"closed, and still placed: {self.placements}"
-        known = self.leader.floor.trajectories
-        assert not known.homes
+        known = self.leader.cluster.trajectories
+        assert not known.placements
         assert not known.turns
         assert not known.orphans
-        for pool in self.leader.floor.pools.values():
+        for pool in self.leader.cluster.pools.values():
             assert not pool.queue
             assert not pool.parked
             assert pool.demand.units == pool.outside.units == 0

@@ -16,11 +16,16 @@ def leading(*names: str, cores: int = 4) -> Dispatcher:
 
 
 def meet(
-    dispatcher: Dispatcher, name: str, held: dict[str, HeldGrant] | None = None, *, life: str = "1", cores: int = 4
+    dispatcher: Dispatcher,
+    name: str,
+    held: dict[str, HeldGrant] | None = None,
+    *,
+    action_state: str = "1",
+    cores: int = 4,
 ) -> list[Command]:
-    asked = dispatcher.node_said_hello(0.0, node(name, {"cores": cores}, incarnation=life))
+    asked = dispatcher.node_said_hello(0.0, node(name, {"cores": cores}, incarnation=action_state))
     assert AskInventory(name) in asked
-    return dispatcher.inventory_taken(0.0, name, life, held or {})
+    return dispatcher.inventory_taken(0.0, name, action_state, held or {})
 
 
 def ended(grant: Grant, status: str = "ok", *, passed: bool | None = None) -> Ended:
@@ -38,4 +43,4 @@ def report(dispatcher: Dispatcher, *ends: Ended) -> list[Command]:
 
 
 def beat(dispatcher: Dispatcher, now: float) -> None:
-    assert all(dispatcher.node_seen(now, name, "1") for name in dispatcher.floor.nodes)
+    assert all(dispatcher.node_seen(now, name, "1") for name in dispatcher.cluster.nodes)

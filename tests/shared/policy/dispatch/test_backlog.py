@@ -17,13 +17,13 @@ ALIEN = work("gpus@cpu", {"gpus": 1})
 def test_nothing_waits_in_an_idle_mesh() -> None:
     dispatcher = leading("n")
     submit(dispatcher, request("r"))
-    assert survey(dispatcher.floor) == Backlog()
+    assert survey(dispatcher.cluster) == Backlog()
 
 
 def test_what_waits_for_its_turn_is_not_stuck() -> None:
     dispatcher = leading("n", cores=1)
     submit(dispatcher, *(request(f"r{n}", seq=n, batch="b") for n in range(3)))
-    assert survey(dispatcher.floor) == Backlog([PoolBacklog(CORES, 2)])
+    assert survey(dispatcher.cluster) == Backlog([PoolBacklog(CORES, 2)])
 
 
 def test_what_no_node_could_ever_take_is_stuck_from_the_first_even_behind_a_queue() -> None:
@@ -32,7 +32,7 @@ def test_what_no_node_could_ever_take_is_stuck_from_the_first_even_behind_a_queu
     submit(
         dispatcher, request("s", WIDE, batch="b", seq=200), request("t", WIDE, seq=201), request("u", ALIEN, seq=202)
     )
-    told = survey(dispatcher.floor)
+    told = survey(dispatcher.cluster)
     assert told.pools == [
         PoolBacklog(CORES, 201, [Lack("run", {"cores": 999}, 2)]),
         PoolBacklog("gpus@cpu", 1, [Lack("run", {"gpus": 1}, 1)]),
@@ -44,16 +44,16 @@ def test_what_no_node_could_ever_take_is_stuck_from_the_first_even_behind_a_queu
 def test_everything_in_a_pool_without_nodes_is_stuck_until_one_comes() -> None:
     dispatcher = Dispatcher()
     submit(dispatcher, request("r", batch="b"), request("s", work(kind="judge"), seq=1, batch="b"))
-    told = survey(dispatcher.floor)
+    told = survey(dispatcher.cluster)
     assert (told.pools[0].stuck, told.stuck) == (2, {"b": 2})
     meet(dispatcher, "n")
-    assert survey(dispatcher.floor) == Backlog([PoolBacklog(CORES, 1, [Lack("judge", {"cores": 1}, 1)])], {"b": 1})
+    assert survey(dispatcher.cluster) == Backlog([PoolBacklog(CORES, 1, [Lack("judge", {"cores": 1}, 1)])], {"b": 1})
 
 
 def test_what_is_stuck_is_told_why() -> None:
     dispatcher = leading("n")
     submit(dispatcher, request("s", ALIEN))
-    pools = survey(dispatcher.floor).pools
+    pools = survey(dispatcher.cluster).pools
     assert why_stuck(ALIEN, pools) == (
         "no node of class 'cpu' offers run with gpus=1 now; it waits for one until its budget ends"
     )
@@ -68,6 +68,6 @@ def test_what_is_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     submit(dispatcher, *(request(f"r{n}", work(units=one), seq=n, batch=f"b{n}") for n, one in enumerate(units)))
     submit(dispatcher, request("other", ALIEN, seq=9))
     monkeypatch.setattr(backlog, "MOST_TOLD", 1)
-    told = survey(dispatcher.floor)
+    told = survey(dispatcher.cluster)
     assert (len(told.pools), len(told.pools[0].lacks), len(told.stuck)) == (1, 1, 1)
     assert told.pools[0].waiting == 9

@@ -17,7 +17,7 @@ def times(*values: float) -> array[float]:
 def test_a_mesh_without_batches_has_nothing_to_tell() -> None:
     dispatcher = leading("n", cores=1)
     submit(dispatcher, request("r"), request("s", seq=1))
-    assert batch_snapshots(dispatcher.floor) == {}
+    assert batch_snapshots(dispatcher.cluster) == {}
 
 
 def test_who_holds_units_runs_and_everybody_else_waits() -> None:
@@ -25,7 +25,7 @@ def test_who_holds_units_runs_and_everybody_else_waits() -> None:
     arrivals = [1.0, 2.0, 3.0, 4.0]
     dispatcher.submitted(9.0, [request(f"b{at}", seq=at, at_s=at_s, batch="b") for at, at_s in enumerate(arrivals)])
     dispatcher.started(10.5, "b1", 1)
-    assert batch_snapshots(dispatcher.floor) == {
+    assert batch_snapshots(dispatcher.cluster) == {
         "b": BatchSnapshot([times(3.0, 3.0, 4.0, 4.0)], [times(1.0, 1.0, 9.0, 2.0, 2.0, 10.5)])
     }
 
@@ -38,7 +38,7 @@ def test_each_stands_at_its_own_stage_and_an_answered_one_nowhere() -> None:
     stages = (work(), work(SLOTS, name="judge"))
     grants = submit(dispatcher, *(request(f"b{at}", *stages, seq=at, batch="b") for at in range(4)))
     report(dispatcher, ended(grants[0], passed=True), ended(grants[1], passed=True), ended(grants[2], passed=False))
-    assert batch_snapshots(dispatcher.floor) == {
+    assert batch_snapshots(dispatcher.cluster) == {
         "b": BatchSnapshot([times(), times(0.0, 2.0)], [times(0.0, 0.0, 1.0), times(0.0, 2.0, 1.0)])
     }
 
@@ -47,9 +47,9 @@ def test_what_only_the_store_says_to_be_granted_waits() -> None:
     dispatcher = Dispatcher()
     submit(dispatcher, request("b", batch="b"), request("c", seq=1, batch="c"))
     dispatcher.resumed(0.0, "b", 0, 1, [], "n")
-    assert batch_snapshots(dispatcher.floor)["b"] == BatchSnapshot([times(0.0, 0.0)], [times()])
+    assert batch_snapshots(dispatcher.cluster)["b"] == BatchSnapshot([times(0.0, 0.0)], [times()])
     meet(dispatcher, "n", {"b": HeldGrant(0, 1, 3.0, {"cores": 1})})
-    assert batch_snapshots(dispatcher.floor)["b"] == BatchSnapshot([times()], [times(0.0, 0.0, -3.0)])
+    assert batch_snapshots(dispatcher.cluster)["b"] == BatchSnapshot([times()], [times(0.0, 0.0, -3.0)])
 
 
 def test_who_is_being_cancelled_holds_its_units_and_waits_for_nothing() -> None:
@@ -57,4 +57,4 @@ def test_who_is_being_cancelled_holds_its_units_and_waits_for_nothing() -> None:
     submit(dispatcher, request("b", batch="b"), request("c", seq=1, batch="b"))
     dispatcher.resumed(0.0, "c", 0, 1, [], "gone")
     dispatcher.batch_cancelled(1.0, "b", "asked")
-    assert batch_snapshots(dispatcher.floor) == {"b": BatchSnapshot([times()], [times(0.0, 0.0, 0.0)])}
+    assert batch_snapshots(dispatcher.cluster) == {"b": BatchSnapshot([times()], [times(0.0, 0.0, 0.0)])}

@@ -18,54 +18,54 @@ from tests.shared.policy.strategies import CORES, SLOTS, node, request, work
 
 
 def floor_with(*nodes: Node) -> ClusterState:
-    floor = ClusterState()
+    cluster = ClusterState()
     for one in nodes:
         one.ready = True
-        floor.add_node(one)
-    return floor
+        cluster.add_node(one)
+    return cluster
 
 
 def queue(
-    floor: ClusterState, name: str, cores: int = 1, *, timeout_s: float = 10.0, at: int = 0, batch: str = ""
+    cluster: ClusterState, name: str, cores: int = 1, *, timeout_s: float = 10.0, at: int = 0, batch: str = ""
 ) -> ActionState:
-    life = ActionState(request(name, work(CORES, {"cores": cores}, timeout_s=timeout_s), seq=at, batch=batch))
-    floor.enqueue(life)
-    return life
+    action_state = ActionState(request(name, work(CORES, {"cores": cores}, timeout_s=timeout_s), seq=at, batch=batch))
+    cluster.enqueue(action_state)
+    return action_state
 
 
 # ---- where lives stand -----------------------------------------------------------------------------------------------
 
 
 def test_nodes_belong_to_the_pools_of_their_class_by_name() -> None:
-    floor = floor_with(node("b"), node("a"), Node("g", "1", "gpu", {"chunks": 8}, frozenset({"run"})))
-    assert [one.name for one in floor.nodes_of(floor.pool(CORES))] == ["a", "b"]
-    assert [one.name for one in floor.nodes_of(floor.pool("chunks@gpu"))] == ["g"]
-    floor.drop_node("a")
-    assert [one.name for one in floor.nodes_of(floor.pool(CORES))] == ["b"]
+    cluster = floor_with(node("b"), node("a"), Node("g", "1", "gpu", {"chunks": 8}, frozenset({"run"})))
+    assert [one.name for one in cluster.nodes_of(cluster.pool(CORES))] == ["a", "b"]
+    assert [one.name for one in cluster.nodes_of(cluster.pool("chunks@gpu"))] == ["g"]
+    cluster.drop_node("a")
+    assert [one.name for one in cluster.nodes_of(cluster.pool(CORES))] == ["b"]
 
 
 def test_a_life_goes_from_queue_to_node_and_away_and_leaves_nothing() -> None:
-    floor = floor_with(node("n"))
-    life = queue(floor, "r", 2)
-    floor.check()
-    assert [type(one) for one in schedule(floor, 1.0)] == [Grant]
-    floor.check()
-    assert floor.nodes["n"].used == {"cores": 2}
-    floor.release(life)
-    assert (floor.queued, floor.granted, floor.nodes["n"].used) == ({}, {"n": {}}, {"cores": 0})
-    assert (floor.pool(CORES).outside.units, floor.pool(CORES).queued_s) == (0, 0.0)
+    cluster = floor_with(node("n"))
+    action_state = queue(cluster, "r", 2)
+    cluster.check()
+    assert [type(one) for one in schedule(cluster, 1.0)] == [Grant]
+    cluster.check()
+    assert cluster.nodes["n"].used == {"cores": 2}
+    cluster.release(action_state)
+    assert (cluster.queued, cluster.granted, cluster.nodes["n"].used) == ({}, {"n": {}}, {"cores": 0})
+    assert (cluster.pool(CORES).outside.units, cluster.pool(CORES).queued_s) == (0, 0.0)
 
 
 def test_a_disowned_life_leaves_its_units_behind_and_a_dropped_node_takes_them_along() -> None:
-    floor = floor_with(node("n"))
-    life = queue(floor, "r", 3)
-    schedule(floor, 1.0)
-    floor.orphan(life, 2.0)
-    floor.check()
-    assert floor.nodes["n"].used == {"cores": 3}
-    assert floor.nodes["n"].orphans["r"].units == {"cores": 3}
-    assert floor.drop_node("n") == []
-    floor.check()
+    cluster = floor_with(node("n"))
+    action_state = queue(cluster, "r", 3)
+    schedule(cluster, 1.0)
+    cluster.orphan(action_state, 2.0)
+    cluster.check()
+    assert cluster.nodes["n"].used == {"cores": 3}
+    assert cluster.nodes["n"].orphans["r"].units == {"cores": 3}
+    assert cluster.drop_node("n") == []
+    cluster.check()
 
 
 @pytest.mark.parametrize(
@@ -79,50 +79,50 @@ def test_a_disowned_life_leaves_its_units_behind_and_a_dropped_node_takes_them_a
     ids=["same attempt", "newer attempt", "older attempt", "other stage"],
 )
 def test_a_node_keeps_what_it_holds_of_the_newest_attempt(holding: HeldGrant, taken: bool) -> None:
-    floor = floor_with(node("n"))
-    life = ActionState(request("r", work(), work(units={"cores": 3})), attempt=2)
-    floor.enqueue(life)
-    assert floor.reconcile(5.0, floor.nodes["n"], life, "r", holding) is taken
-    assert (life.state, life.booked) == (("granted", True) if taken else ("queued", False))
-    assert floor.nodes["n"].used == {"cores": 3 if holding.stage == 1 else 1}, "either way its units are taken"
-    assert ("r" in floor.nodes["n"].orphans) is not taken
+    cluster = floor_with(node("n"))
+    action_state = ActionState(request("r", work(), work(units={"cores": 3})), attempt=2)
+    cluster.enqueue(action_state)
+    assert cluster.reconcile(5.0, cluster.nodes["n"], action_state, "r", holding) is taken
+    assert (action_state.state, action_state.booked) == (("granted", True) if taken else ("queued", False))
+    assert cluster.nodes["n"].used == {"cores": 3 if holding.stage == 1 else 1}, "either way its units are taken"
+    assert ("r" in cluster.nodes["n"].orphans) is not taken
 
 
 # ---- parking ---------------------------------------------------------------------------------------------------------
 
 
 def test_what_no_node_can_take_is_parked_until_nodes_change() -> None:
-    floor = floor_with(node("n", {"cores": 4}))
-    wide = queue(floor, "wide", 5, batch="b")
-    queue(floor, "narrow", 1, at=1)
-    commands = schedule(floor, 1.0)
+    cluster = floor_with(node("n", {"cores": 4}))
+    wide = queue(cluster, "wide", 5, batch="b")
+    queue(cluster, "narrow", 1, at=1)
+    commands = schedule(cluster, 1.0)
     assert [one.action for one in commands if isinstance(one, Grant)] == ["narrow"]
-    assert floor.pool(CORES).parked == {"wide"}
-    floor.check()
-    floor.rekey("b", 3.0)
+    assert cluster.pool(CORES).parked == {"wide"}
+    cluster.check()
+    cluster.rekey("b", 3.0)
     wider = node("w", {"cores": 5})
     wider.ready = True
-    floor.add_node(wider)
-    floor.nodes_changed()
-    assert floor.pool(CORES).parked == set()
-    assert [one.action for one in schedule(floor, 2.0) if isinstance(one, Grant)] == ["wide"]
+    cluster.add_node(wider)
+    cluster.nodes_changed()
+    assert cluster.pool(CORES).parked == set()
+    assert [one.action for one in schedule(cluster, 2.0) if isinstance(one, Grant)] == ["wide"]
     assert wide.node == "w"
 
 
 def test_what_is_parked_can_be_taken_out() -> None:
-    floor = floor_with(node("n", {"cores": 4}))
-    wide = queue(floor, "wide", 5)
-    schedule(floor, 1.0)
-    floor.dequeue(wide)
-    floor.check()
-    assert floor.queued == {}
+    cluster = floor_with(node("n", {"cores": 4}))
+    wide = queue(cluster, "wide", 5)
+    schedule(cluster, 1.0)
+    cluster.dequeue(wide)
+    cluster.check()
+    assert cluster.queued == {}
 
 
 def test_without_any_node_nothing_is_parked() -> None:
-    floor = ClusterState()
-    queue(floor, "r")
-    assert schedule(floor, 1.0) == []
-    assert floor.pool(CORES).parked == set()
+    cluster = ClusterState()
+    queue(cluster, "r")
+    assert schedule(cluster, 1.0) == []
+    assert cluster.pool(CORES).parked == set()
 
 
 # ---- the predicted start ---------------------------------------------------------------------------------------------
@@ -133,10 +133,10 @@ def newcomer(cores: int = 1) -> ActionState:
 
 
 def test_nothing_is_known_before_a_node_has_spoken() -> None:
-    floor = ClusterState()
-    floor.add_node(node("n"))
-    assert Starts(floor, 1.0).predict(newcomer()) == float("-inf")
-    assert Starts(floor, 1.0).by(newcomer(), 0.0)
+    cluster = ClusterState()
+    cluster.add_node(node("n"))
+    assert Starts(cluster, 1.0).predict(newcomer()) == float("-inf")
+    assert Starts(cluster, 1.0).by(newcomer(), 0.0)
 
 
 @given(st.integers(1, 8), st.lists(st.integers(1, 4), max_size=12), st.integers(1, 4))
@@ -144,12 +144,12 @@ def test_a_newcomer_starts_after_the_work_before_it_over_the_units_there_are(
     cores: int, before: list[int], units: int
 ) -> None:
     """Each before it is expected to last 1 s (a tenth of its timeout); what was granted has just begun."""
-    floor = floor_with(node("n", {"cores": cores}))
+    cluster = floor_with(node("n", {"cores": cores}))
     fitting = [count for count in before if count <= cores]
     for at, count in enumerate(fitting):
-        queue(floor, f"r{at}", count, at=at)
-    schedule(floor, 1.0)
-    predicted = Starts(floor, 1.0).predict(newcomer(units))
+        queue(cluster, f"r{at}", count, at=at)
+    schedule(cluster, 1.0)
+    predicted = Starts(cluster, 1.0).predict(newcomer(units))
     if units > cores:
         assert predicted == float("-inf"), "no node will ever take it: its deadline decides"
     elif sum(fitting) + units <= cores:
@@ -160,21 +160,21 @@ def test_a_newcomer_starts_after_the_work_before_it_over_the_units_there_are(
 
 @given(st.integers(1, 4), st.lists(st.integers(1, 4), max_size=12), st.floats(0.0, 8.0))
 def test_counting_only_as_far_as_asked_changes_no_verdict(cores: int, before: list[int], by_s: float) -> None:
-    floor = floor_with(node("n", {"cores": cores}))
+    cluster = floor_with(node("n", {"cores": cores}))
     for at, count in enumerate(before):
-        queue(floor, f"r{at}", min(count, cores), at=at)
-    schedule(floor, 1.0)
-    in_full = Starts(floor, 1.0).predict(newcomer())
-    assert (Starts(floor, 1.0).predict(newcomer(), by_s) > by_s) == (in_full > by_s)
-    assert Starts(floor, 1.0).by(newcomer(), by_s) == (in_full <= by_s)
+        queue(cluster, f"r{at}", min(count, cores), at=at)
+    schedule(cluster, 1.0)
+    in_full = Starts(cluster, 1.0).predict(newcomer())
+    assert (Starts(cluster, 1.0).predict(newcomer(), by_s) > by_s) == (in_full > by_s)
+    assert Starts(cluster, 1.0).by(newcomer(), by_s) == (in_full <= by_s)
 
 
 def test_other_pools_on_the_same_units_are_seen() -> None:
-    floor = floor_with(node("n", {"cores": 1, "slots": 1}))
-    life = ActionState(request("r", work(SLOTS, {"slots": 1, "cores": 1}, timeout_s=100.0)))
-    floor.enqueue(life)
-    schedule(floor, 1.0)
-    assert Starts(floor, 1.0).predict(newcomer()) == pytest.approx(11.0)
+    cluster = floor_with(node("n", {"cores": 1, "slots": 1}))
+    action_state = ActionState(request("r", work(SLOTS, {"slots": 1, "cores": 1}, timeout_s=100.0)))
+    cluster.enqueue(action_state)
+    schedule(cluster, 1.0)
+    assert Starts(cluster, 1.0).predict(newcomer()) == pytest.approx(11.0)
 
 
 # ---- deadlines -------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def leading(cores: int, memory: int = 100, names: Iterable[str] = ("a",)) -> Dis
 
 def act(name: str, trajectory: str, at_s: float, *, memory: int = 1, done: Work = TOOL, tenant: str = "ada") -> Request:
     made = request(name, done, at_s=at_s, tenant=tenant)
-    return replace(made, stay=EnvironmentNeed(trajectory, "runtime.local", {"memory_mb": memory}))
+    return replace(made, need=EnvironmentNeed(trajectory, "runtime.local", {"memory_mb": memory}))
 
 
 def scaled(most: int, seconds: float | None, kind: str = "run") -> Work:
@@ -127,8 +127,8 @@ def test_of_two_that_wait_for_more_of_a_node_one_keeps_its_units() -> None:
 
 def test_who_is_evicted_keeps_the_turn() -> None:
     dispatcher = Dispatcher()
-    dispatcher.floor.elastic.patient = False
-    dispatcher.floor.elastic.rule = "paper"
+    dispatcher.cluster.elastic.patient = False
+    dispatcher.cluster.elastic.rule = "paper"
     whole = replace(work(timeout_s=6000.0), amounts=(1, 2, 3, 4), elasticity=Elasticity("power", exponent=1.0))
     three = [request("abc"[at], replace(whole, duration_s=10.0), tenant=f"t{at}", seq=at) for at in range(3)]
     big = request("big", replace(work(units={"cores": 4}, timeout_s=60.0), duration_s=5.0), tenant="t9", seq=9)
@@ -153,30 +153,37 @@ def test_what_begins_an_environment_needs_its_own_memory_beside_it() -> None:
 def test_the_spread_of_what_scales_is_that_on_its_fewest_units() -> None:
     dispatcher = leading(16)
     for seconds in (700.0, 900.0, 800.0):
-        dispatcher.floor.durations.seen(("ada", "t", "run scaled"), seconds)
+        dispatcher.cluster.durations.seen(("ada", "t", "run scaled"), seconds)
     four = replace(work(units={"cores": 4}, timeout_s=600.0), amounts=(4, 8), elasticity=NEARLY_LINEAR)
     dispatcher.submitted(0.0, [request("r", four)])
-    life = dispatcher.lives["r"]
-    single_s, spread_s = dispatcher.floor.single(life), dispatcher.floor.durations.spread(life.duration_key)
+    action_state = dispatcher.action_states["r"]
+    single_s, spread_s = (
+        dispatcher.cluster.single(action_state),
+        dispatcher.cluster.durations.spread(action_state.duration_key),
+    )
     assert single_s is not None
     assert spread_s is not None
-    assert dispatcher.floor.expect_at_most(life) == pytest.approx(NEARLY_LINEAR.duration(single_s + spread_s, 4))
+    assert dispatcher.cluster.expect_at_most(action_state) == pytest.approx(
+        NEARLY_LINEAR.duration(single_s + spread_s, 4)
+    )
 
 
 def test_while_no_planner_lives_a_full_node_does_not_change_what_others_own() -> None:
     dispatcher = leading(4, names=("a", "b", "c"))
     settled(dispatcher, 15)
     dispatcher.targeted(0.0, "cores@cpu", 4)
-    dispatcher.planned(0.0, lives=False)
+    dispatcher.planned(0.0, planner_lives=False)
     long = replace(work(kind="act", timeout_s=600.0), duration_s=500.0)
-    here = [name for name, home in sorted(dispatcher.floor.trajectories.homes.items()) if home.node == "a"]
+    here = [
+        name for name, placement in sorted(dispatcher.cluster.trajectories.placements.items()) if placement.node == "a"
+    ]
     assert len(here) == 5
     dispatcher.submitted(40.0, [act(f"acts in {name}", name, 40.0, done=long) for name in here])
     for now in (50.0, 60.0, 70.0, 80.0):
-        for name in dispatcher.floor.nodes:
+        for name in dispatcher.cluster.nodes:
             dispatcher.node_seen(now, name, "1")
         dispatcher.ticked(now)
-    assert len(dispatcher.floor.queued) == 1
+    assert len(dispatcher.cluster.queued) == 1
     for at in range(4):
         commands = dispatcher.submitted(81.0 + at, [request(f"r{at}", at_s=81.0 + at, batch="b")])
         (grant,) = granted(dispatcher, commands)
@@ -188,12 +195,12 @@ def test_pools_that_nobody_wants_anything_of_are_forgotten() -> None:
     dispatcher = leading(4)
     strange = [request(f"r{at}", work("cores@nowhere" + str(at)), deadline_s=5.0, seq=at) for at in range(50)]
     dispatcher.submitted(0.0, strange)
-    assert len(dispatcher.floor.pools) >= 50
+    assert len(dispatcher.cluster.pools) >= 50
     for now in (6.0, 17.0, 28.0, 39.0):
         dispatcher.node_seen(now, "a", "1")
         dispatcher.ticked(now)
         dispatcher.check()
-    assert not any("nowhere" in name for name in dispatcher.floor.pools)
+    assert not any("nowhere" in name for name in dispatcher.cluster.pools)
 
 
 # ---- a new leader ----------------------------------------------------------------------------------------------------
@@ -203,7 +210,7 @@ def widened() -> tuple[Dispatcher, Request, Grant, float]:
     """A new leader that knows of a grant on many cores what the store says, and how long it lasts there."""
     old = leading(16)
     asked = request("r", scaled(16, None))
-    old.floor.durations.seen(("ada", "t", "run scaled"), 320.0)
+    old.cluster.durations.seen(("ada", "t", "run scaled"), 320.0)
     (grant,) = granted(old, old.submitted(0.0, [asked]))
     assert grant.units["cores"] > 4
     new = Dispatcher()
@@ -215,9 +222,9 @@ def widened() -> tuple[Dispatcher, Request, Grant, float]:
 
 def test_what_was_widened_is_expected_to_end_as_wide_as_it_is() -> None:
     new, _, grant, lasts_s = widened()
-    new.floor.durations.seen(("ada", "t", "run scaled"), 320.0)
+    new.cluster.durations.seen(("ada", "t", "run scaled"), 320.0)
     new.inventory_taken(0.0, "a", "1", {"r": HeldGrant(0, grant.attempt, 0.0, grant.units)})
-    assert new.lives["r"].expected_end_s == pytest.approx(lasts_s)
+    assert new.action_states["r"].expected_end_s == pytest.approx(lasts_s)
 
 
 def test_what_ended_before_the_nodes_account_is_learned_as_wide_as_it_was() -> None:
@@ -225,7 +232,7 @@ def test_what_ended_before_the_nodes_account_is_learned_as_wide_as_it_was() -> N
     ended = Ended("r", "a", grant.attempt, 0, "ok", True, 0.0, lasts_s, units=grant.units)
     (answer,) = [one for one in new.finished(40.0, [ended]) if isinstance(one, Answer)]
     assert answer.acts[0].units == grant.units["cores"]
-    assert new.floor.durations.single(("ada", "t", "run scaled")) == pytest.approx(320.0)
+    assert new.cluster.durations.single(("ada", "t", "run scaled")) == pytest.approx(320.0)
 
 
 # ---- refusing what would start too late ------------------------------------------------------------------------------

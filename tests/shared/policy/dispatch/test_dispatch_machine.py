@@ -84,11 +84,11 @@ class Mesh(RuleBasedStateMachine):
             now, name = world.now, f"r{len(world.requests)}"
             arrival, deadline_s = (round(now * 1000), len(world.requests)), now + draft["patience_s"]
             stages = (replace(draft["work"], name="s0"),)
-            world.submit(Request(name, "ada", "t", "", arrival, stages, deadline_s, stay=draft["stay"]))
+            world.submit(Request(name, "ada", "t", "", arrival, stages, deadline_s, need=draft["stay"]))
 
-    @rule(stay=st.sampled_from(strategies.STAYS))
-    def close(self, stay: EnvironmentNeed) -> None:
-        self.world.close(stay.trajectory)
+    @rule(need=st.sampled_from(strategies.STAYS))
+    def close(self, need: EnvironmentNeed) -> None:
+        self.world.close(need.trajectory)
 
     @precondition(lambda self: any(host.environments for host in self.world.hosts.values()))
     @rule(pick=picks, ended=st.sampled_from(["expired", "lost"]))
@@ -127,10 +127,10 @@ class Mesh(RuleBasedStateMachine):
     def target(self, pool: str, units: int) -> None:
         self.world.do(self.world.leader.targeted(self.world.now, pool, units))
 
-    @rule(lives=st.booleans())
-    def planner(self, lives: bool) -> None:
-        self.world.planned = lives
-        self.world.do(self.world.leader.planned(self.world.now, lives))
+    @rule(planner_lives=st.booleans())
+    def planner(self, planner_lives: bool) -> None:
+        self.world.planned = planner_lives
+        self.world.do(self.world.leader.planned(self.world.now, planner_lives))
 
     @rule(batch=st.sampled_from(["b1", "b2"]), ahead_s=st.floats(0, 100))
     def estimate(self, batch: str, ahead_s: float) -> None:

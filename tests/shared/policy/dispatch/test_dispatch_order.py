@@ -87,7 +87,7 @@ def test_a_later_stage_keeps_the_place_of_its_batch() -> None:
 def test_a_stream_of_newer_requests_never_starves_an_older_one(bound_s: float) -> None:
     """The old batch asks for 1e5 s of timeouts; each newer one for a second. The bound makes age win."""
     dispatcher = Dispatcher()
-    dispatcher.floor.batches.bound_s = bound_s
+    dispatcher.cluster.batches.bound_s = bound_s
     clockwork = Clockwork([node("n", {"cores": 1})], lambda _: 10.0, dispatcher)
     clockwork.submit(request("other-0", batch="other"))
     clockwork.submit(request("old-0", work(timeout_s=1e5), batch="old"))
@@ -207,7 +207,7 @@ def test_tenants_share_by_weight_while_both_have_work(weight: float, cores: int,
         request(f"{who}-{at}", work(timeout_s=10 * (ada_s if who == "ada" else bob_s)), seq=at, tenant=who, task=who)
         for at in range(80) for who in ("ada", "bob")
     ))  # fmt: skip
-    clockwork.dispatcher.floor.pools[CORES].queue.weights["ada"] = weight
+    clockwork.dispatcher.cluster.pools[CORES].queue.weights["ada"] = weight
     join(clockwork, cores)
     got = {"ada": 0.0, "bob": 0.0}
     clockwork.run()

@@ -42,7 +42,7 @@ def leading(*nodes: Node) -> Dispatcher:
 
 def act(name: str, trajectory: str = "t", *, memory: int = 10, cores: int = 1, seq: int = 0, **more: bool) -> Request:
     one = request(name, work(units={"cores": cores}, kind="act", repeatable=more.get("repeatable", False)), seq=seq)
-    return replace(one, stay=EnvironmentNeed(trajectory, "runtime.local", {"memory_mb": memory}))
+    return replace(one, need=EnvironmentNeed(trajectory, "runtime.local", {"memory_mb": memory}))
 
 
 def submit(dispatcher: Dispatcher, *requests: Request, now: float = 0.0) -> list[Command]:
@@ -127,7 +127,7 @@ def test_closing_cancels_what_waits_and_revokes_what_acts() -> None:
     assert answers(end(dispatcher, first, "cancelled")) == {"r0": "cancelled"}
     dispatcher.environment_ended(2.0, "a", "1", "t", "closed", "")
     assert answers(submit(dispatcher, act("late", seq=2))) == {"late": "environment-lost"}
-    assert dispatcher.floor.nodes["a"].used == {"cores": 0, "memory_mb": 0}
+    assert dispatcher.cluster.nodes["a"].used == {"cores": 0, "memory_mb": 0}
 
 
 def test_an_environment_that_could_not_be_made_may_begin_anew_elsewhere() -> None:
@@ -169,7 +169,7 @@ def test_a_node_that_comes_back_with_an_environment_goes_on_with_it_and_without_
     dispatcher.check()
     assert answers(commands) == {"gone1": "environment-lost"}
     assert grants(commands) == [("kept1", "a", False)]
-    assert dispatcher.floor.nodes["a"].used["memory_mb"] == 10
+    assert dispatcher.cluster.nodes["a"].used["memory_mb"] == 10
 
 
 def test_environments_of_a_node_that_stays_away_are_lost_after_a_while_and_not_before() -> None:
@@ -179,8 +179,8 @@ def test_environments_of_a_node_that_stays_away_are_lost_after_a_while_and_not_b
     dispatcher.node_lost(5.0, "a", "silent")
     assert submit(dispatcher, act("r1", seq=1), now=5.0) == []
     assert dispatcher.ticked(6.0) == []
-    assert dispatcher.ticked(6.0 + dispatcher.home_lost_s) == []
-    assert answers(dispatcher.ticked(6.1 + dispatcher.home_lost_s)) == {"r1": "environment-lost"}
+    assert dispatcher.ticked(6.0 + dispatcher.placement_lost_s) == []
+    assert answers(dispatcher.ticked(6.1 + dispatcher.placement_lost_s)) == {"r1": "environment-lost"}
 
 
 def test_an_environment_that_nobody_knows_is_closed_and_its_memory_taken_until_then() -> None:
@@ -212,7 +212,7 @@ def test_cores_are_owned_on_the_node_where_a_trajectory_lives_even_when_the_plan
     for now in (20.0, 40.0, 60.0):  # linger windows
         assert all(dispatcher.node_seen(now, name, "1") for name in ("a", "b"))
         dispatcher.ticked(now)
-    assert dispatcher.floor.nodes["b"].limit("cores") == 0
+    assert dispatcher.cluster.nodes["b"].limit("cores") == 0
     assert grants(submit(dispatcher, act("r1", seq=1), now=61.0)) == [("r1", "b", False)]
 
 

@@ -21,7 +21,7 @@ LEARNED_BETWEEN = [(1, 1.0, 0.0), (1, 1.0, 0.0), (1, 0.5, 0.0), *[(2, 1.0, 0.0)]
 def leading(cores: int, *names: str, rule: str | None = "priced") -> Dispatcher:
     dispatcher = Dispatcher()
     assert rule in (None, "paper", "priced")
-    dispatcher.floor.elastic.rule = rule  # type: ignore[assignment]  # mypy does not narrow to literals by `in`
+    dispatcher.cluster.elastic.rule = rule  # type: ignore[assignment]  # mypy does not narrow to literals by `in`
     for name in names or ("n",):
         dispatcher.node_said_hello(0.0, Node(name, "1", "cpu", {"cores": cores}, frozenset({"run"})))
         dispatcher.inventory_taken(0.0, name, "1", {})
@@ -43,8 +43,8 @@ def granted(dispatcher: Dispatcher, commands: list[Command]) -> dict[str, int]:
 
 
 def end(dispatcher: Dispatcher, action: str, seconds: float, now: float = 1.0) -> dict[str, int]:
-    life = dispatcher.lives[action]
-    ended = Ended(action, life.node, life.attempt, life.stage, "ok", True, 0.0, seconds)
+    action_state = dispatcher.action_states[action]
+    ended = Ended(action, action_state.node, action_state.attempt, action_state.stage, "ok", True, 0.0, seconds)
     return granted(dispatcher, dispatcher.finished(now, [ended]))
 
 
@@ -71,9 +71,9 @@ def test_without_a_known_duration_the_fewest_is_granted_and_with_history_more() 
 def test_what_is_learned_is_the_duration_on_one_unit_whatever_was_granted() -> None:
     dispatcher = leading(8)
     submit(dispatcher, request("r0", scaled()))
-    life = dispatcher.lives["r0"]
+    action_state = dispatcher.action_states["r0"]
     end(dispatcher, "r0", NEARLY_LINEAR.duration(5.0, 8))
-    assert abs((dispatcher.floor.durations.known(life.duration_key)) - 5.0) < 1e-9
+    assert abs((dispatcher.cluster.durations.known(action_state.duration_key)) - 5.0) < 1e-9
 
 
 def test_without_elastic_scheduling_nothing_is_widened() -> None:
@@ -172,7 +172,7 @@ def test_everything_is_executed_in_order_and_no_unit_is_granted_twice(
 ) -> None:
     """What waits by its own choice may be passed by what ends before; nothing else is."""
     dispatcher = leading(cores, *[f"n{at}" for at in range(nodes)], rule=rule)
-    dispatcher.floor.elastic.patient = patient
+    dispatcher.cluster.elastic.patient = patient
     requests = [
         request(f"r{at}", scaled(most, seconds, Elasticity("amdahl", serial=serial)), seq=at)
         for at, (most, seconds, serial) in enumerate(jobs)
@@ -180,11 +180,11 @@ def test_everything_is_executed_in_order_and_no_unit_is_granted_twice(
     begun = list(submit(dispatcher, *requests))
     now, left = 0.0, [*begun]
     while left:
-        first = min(left, key=lambda name: dispatcher.lives[name].expected_end_s)
-        life = dispatcher.lives[first]
-        now = life.expected_end_s
+        first = min(left, key=lambda name: dispatcher.action_states[name].expected_end_s)
+        action_state = dispatcher.action_states[first]
+        now = action_state.expected_end_s
         left.remove(first)
-        more = list(end(dispatcher, first, life.expected_s, now))
+        more = list(end(dispatcher, first, action_state.expected_s, now))
         begun += more
         left += more
     assert sorted(begun) == sorted(one.id for one in requests)

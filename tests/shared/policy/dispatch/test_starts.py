@@ -18,7 +18,7 @@ MEMORY = "memory_mb"
 
 def starting(name: str, trajectory: str, seq: int, memory: int = 1) -> Request:
     return replace(
-        act(name, trajectory, seq=seq), stay=EnvironmentNeed(trajectory, "runtime.local", {MEMORY: memory}, starts=1)
+        act(name, trajectory, seq=seq), need=EnvironmentNeed(trajectory, "runtime.local", {MEMORY: memory}, starts=1)
     )
 
 
@@ -69,18 +69,18 @@ def test_the_next_begins_as_soon_as_one_stands_although_its_first_action_goes_on
     assert (first.action, second.action) == ("a1", "a2")
     assert leader.environment_made(1.0, "a", "1", "t") == [], "told twice, counted once"
     assert finish(leader, first, 2.0) == []
-    assert leader.floor.nodes["a"].free(STARTS) == 0
+    assert leader.cluster.nodes["a"].free(STARTS) == 0
     finish(leader, second, 3.0)
-    assert leader.floor.nodes["a"].free(STARTS) == 1
+    assert leader.cluster.nodes["a"].free(STARTS) == 1
 
 
 def test_who_waits_to_begin_is_told_why() -> None:
     leader = leading(limited(cores=4, starts=1, memory=3))
     (first,) = granted(submit(leader, *(starting(f"a{n}", f"t{n}", n, memory=2) for n in range(3))))
-    work = leader.lives["a2"].work
+    work = leader.action_states["a2"].work
 
     def why() -> str:
-        return why_it_waits_to_begin(work, survey(leader.floor).pools)
+        return why_it_waits_to_begin(work, survey(leader.cluster).pools)
 
     assert why() == (
         "it waits to begin its environment, with 2 in cores@cpu: "
@@ -129,10 +129,10 @@ def test_never_more_begin_at_once_than_may_and_none_is_lost(steps: list[str], st
             if grant.begins:
                 making.append(_trajectory(leader, grant))
         assert len(making) <= starts
-        assert leader.floor.nodes["a"].used.get(STARTS, 0) == len(making)
+        assert leader.cluster.nodes["a"].used.get(STARTS, 0) == len(making)
 
 
 def _trajectory(leader: Dispatcher, grant: Grant) -> str:
-    stay = leader.lives[grant.action].request.stay
-    assert stay is not None
-    return stay.trajectory
+    need = leader.action_states[grant.action].request.need
+    assert need is not None
+    return need.trajectory

@@ -55,13 +55,13 @@ class Sets(RuleBasedStateMachine):
         assert len(taken) == count
         assert taken <= free, "no core has two owners"
         self.owners.append(taken)
-        homes = [{core for group in node for core in group} for node in self.topology.nodes]
-        by_room = sorted((len(free & home) for home in homes), reverse=True)
-        needed = next(few for few in range(1, len(homes) + 1) if sum(by_room[:few]) >= count)
-        assert sum(bool(taken & home) for home in homes) == needed, "in as few NUMA nodes as can be"
+        placements = [{core for group in node for core in group} for node in self.topology.nodes]
+        by_room = sorted((len(free & placement) for placement in placements), reverse=True)
+        needed = next(few for few in range(1, len(placements) + 1) if sum(by_room[:few]) >= count)
+        assert sum(bool(taken & placement) for placement in placements) == needed, "in as few NUMA nodes as can be"
         if needed == 1:
-            self.compare(next(free & home for home in homes if taken & home), free, taken)
-            able = [free & home for home in homes if len(free & home) >= count]
+            self.compare(next(free & placement for placement in placements if taken & placement), free, taken)
+            able = [free & placement for placement in placements if len(free & placement) >= count]
             self.compare_nodes(able, free, taken)
 
     def compare(self, room: frozenset[int], free: frozenset[int], taken: frozenset[int]) -> None:

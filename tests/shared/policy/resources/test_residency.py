@@ -31,9 +31,9 @@ def engine(name: str, *images: str, cores: int = 4, memory: int = 100, used: int
 
 def beginning(image: str, memory: int = 10, cores: int = 1) -> ActionState:
     one = request("a", work(units={"cores": cores}, kind="act"))
-    life = ActionState(replace(one, stay=EnvironmentNeed("t", DOCKER, {MEMORY: memory}, image)))
-    life.begins = True
-    return life
+    action_state = ActionState(replace(one, need=EnvironmentNeed("t", DOCKER, {MEMORY: memory}, image)))
+    action_state.begins = True
+    return action_state
 
 
 def expect(leader: Dispatcher, *images: str, now: float = 0.0, memory: int = 10) -> list[tuple[str, str]]:
@@ -101,10 +101,10 @@ def test_one_node_pulls_at_most_and_it_is_the_one_where_an_empty_mesh_would_plac
     nodes = nodes_of(states)
     for node in nodes:
         node.used["cores"] = 0
-    home = place_environment(nodes, beginning("i:1", memory), "cores", 0.0)
+    placement = place_environment(nodes, beginning("i:1", memory), "cores", 0.0)
     has = [node.images.rank("i:1", 0.0) for node in nodes]
     pulls = place_pull(nodes, "i:1", DOCKER, {MEMORY: memory}, 0.0)
-    wanted = home if home is not None and has[nodes.index(home)] == ABSENT else None
+    wanted = placement if placement is not None and has[nodes.index(placement)] == ABSENT else None
     assert pulls is wanted
     assert place_pull(nodes, "i:1", DOCKER, {MEMORY: 0}, 0.0) is None or pulls is None
 
@@ -137,7 +137,7 @@ def test_a_node_that_has_it_is_not_told_and_one_that_lost_it_is() -> None:
     assert expect(leader, "i:1") == []
     leader.images_changed(0.0, "a", "1", (), ["i:1"])
     assert expect(leader, "i:1") == [("a", "i:1")] or expect(leader, "i:1") == []
-    assert leader.floor.nodes["a"].images.rank("i:1", 0.0) != HERE
+    assert leader.cluster.nodes["a"].images.rank("i:1", 0.0) != HERE
 
 
 def test_a_promise_that_nobody_comes_for_expires() -> None:
@@ -168,7 +168,7 @@ def test_what_is_promised_is_bounded_and_goes_with_its_beginning() -> None:
 def test_an_environment_that_began_without_a_hint_draws_its_group_to_its_node() -> None:
     leader = leading(engine("a"), engine("b", used=0))
     first, second = (
-        replace(act(name, name), stay=EnvironmentNeed(name, DOCKER, {MEMORY: 10}, "i:1")) for name in ("one", "two")
+        replace(act(name, name), need=EnvironmentNeed(name, DOCKER, {MEMORY: 10}, "i:1")) for name in ("one", "two")
     )
     (grant,) = submit(leader, first)
     assert grants(submit(leader, replace(second, arrival=(0, 1)))) == [("two", grant.node, True)]  # type: ignore[union-attr]
@@ -176,13 +176,13 @@ def test_an_environment_that_began_without_a_hint_draws_its_group_to_its_node() 
 
 def test_a_node_that_could_not_make_one_comes_last_for_a_while() -> None:
     leader = leading(engine("a", memory=200), engine("b"))
-    one = replace(act("one", "one"), stay=EnvironmentNeed("one", DOCKER, {MEMORY: 10}, "i:1"))
+    one = replace(act("one", "one"), need=EnvironmentNeed("one", DOCKER, {MEMORY: 10}, "i:1"))
     (grant,) = submit(leader, one)
     assert isinstance(grant, Grant)
     assert grant.node == "a"
     again = [command for command in end(leader, grant, "lost", stands=False) if isinstance(command, Grant)]
     assert [one.node for one in again] == ["b"]
-    assert leader.floor.nodes["a"].images.rank("i:1", 100.0) == ABSENT
+    assert leader.cluster.nodes["a"].images.rank("i:1", 100.0) == ABSENT
 
 
 # ---- postponed -----------------------------------------------------------------------------------------------------
@@ -249,12 +249,12 @@ def test_a_node_that_comes_does_not_shorten_a_postponement() -> None:
     postponed(leader, grant, 1.0, 500.0)
     meet(leader, host("b"), now=2.0)
     leader.check()
-    assert leader.floor.granted.get("b", {}) == {}
+    assert leader.cluster.granted.get("b", {}) == {}
 
 
 def test_one_that_waits_for_its_image_is_granted_as_soon_as_a_node_has_it() -> None:
     leader = leading(engine("a"))
-    (grant,) = submit(leader, replace(act("x"), stay=EnvironmentNeed("t", DOCKER, {MEMORY: 10}, "i:1")))
+    (grant,) = submit(leader, replace(act("x"), need=EnvironmentNeed("t", DOCKER, {MEMORY: 10}, "i:1")))
     assert isinstance(grant, Grant)
     postponed(leader, grant, 1.0, 500.0)
     assert leader.images_changed(2.0, "a", "1", ["other:1"], ()) == []

@@ -44,7 +44,7 @@ class Watched:
         self.running: dict[str, Grant] = {}
         self.most: Counter[str] = Counter()
         """By node: most cores that were granted at a time."""
-        self.homes: dict[str, set[str]] = {}
+        self.placements: dict[str, set[str]] = {}
         """By trajectory: nodes it acted on."""
         self.begun: Counter[str] = Counter()
         self.answered: list[str] = []
@@ -72,7 +72,7 @@ class Watched:
                 assert command.action not in self.running
                 assert not any(other.split(".")[0] == trajectory for other in self.running), "one action at a time"
                 self.running[command.action] = command
-                self.homes.setdefault(trajectory, set()).add(command.node)
+                self.placements.setdefault(trajectory, set()).add(command.node)
                 self.begun[trajectory] += command.begins
                 held = sum(grant.units[CORES] for grant in self.running.values() if grant.node == command.node)
                 assert held <= self._cores
@@ -99,7 +99,7 @@ def test_grants_never_exceed_a_node_and_every_trajectory_acts_in_one_place_to_it
     assert sorted(seen.answered) == sorted(
         f"{number}.{step}" for number, trajectory in enumerate(batch) for step in range(len(trajectory.steps))
     )
-    assert all(len(nodes) == 1 for nodes in seen.homes.values())
+    assert all(len(nodes) == 1 for nodes in seen.placements.values())
     assert seen.begun == Counter({str(number): 1 for number in range(len(batch))})
     assert sorted(seen.closed) == sorted(trajectory.name for trajectory in batch)
     assert np.all(run.done_s >= 0)

@@ -94,8 +94,8 @@ class World:
         self._timeouts = {kind: _limit(step.work_s for step in steps if step.kind == kind) for kind in _kinds(steps)}
         self._free = {f"node-{number}": cluster.cores for number in range(cluster.nodes)}
         self.dispatcher = Dispatcher()
-        self.dispatcher.floor.elastic.rule = system.rule
-        self.dispatcher.floor.elastic.depth = system.depth
+        self.dispatcher.cluster.elastic.rule = system.rule
+        self.dispatcher.cluster.elastic.depth = system.depth
         for name in self._free:
             capacity = {CORES: cluster.cores, MEMORY: cluster.memory_mb}
             node = Node(name, INCARNATION, NODE_CLASS, capacity, frozenset({RUNTIME, *self._timeouts}))
@@ -140,10 +140,10 @@ class World:
         action = f"{acting.number}.{acting.step}"
         acting.asked_s = now
         self._by_action[action] = acting
-        stay = EnvironmentNeed(trajectory.name, RUNTIME, {MEMORY: self._overheads.memory_mb})
+        need = EnvironmentNeed(trajectory.name, RUNTIME, {MEMORY: self._overheads.memory_mb})
         work = self._system.work(step, self._timeouts[step.kind])
         arrival = (int(now * 1000), next(self._serials))
-        request = Request(action, "tenant", "task", "", arrival, (work,), now + PATIENCE_S, stay=stay)
+        request = Request(action, "tenant", "task", "", arrival, (work,), now + PATIENCE_S, need=need)
         return self.dispatcher.submitted(now, [request])
 
     def _tick(self, now: float) -> None:

@@ -13,15 +13,16 @@ RUN if [ -n "$TOOLCHAINS" ]; then \
 # read pyproject.toml before the sources are there; the installation is editable and finds them afterwards.
 ARG PIP_OPTIONS=""
 WORKDIR /opt/treadle
-COPY pyproject.toml requirements.lock README.md ./
-RUN mkdir services shared && touch services/__init__.py shared/__init__.py \
+COPY pyproject.toml requirements.lock README.md LICENSE ./
+RUN mkdir alembic services shared treadle && touch services/__init__.py shared/__init__.py treadle/__init__.py \
     && python3 -m venv /opt/venv \
-    && /opt/venv/bin/pip install --no-cache-dir $PIP_OPTIONS --constraint requirements.lock --editable .
+    && /opt/venv/bin/pip install --no-cache-dir $PIP_OPTIONS --constraint requirements.lock --editable '.[mesh]'
 COPY alembic alembic
 COPY services services
 COPY shared shared
+COPY treadle treadle
 # Compiled once, here: the planner's loops too, which else take it some seconds at its first start.
-RUN /opt/venv/bin/python -m compileall -q services shared \
+RUN /opt/venv/bin/python -m compileall -q services shared treadle \
     && /opt/venv/bin/python -c "from shared.policy.elastic import scheduling; from shared.policy.scaling import simulation_kernel; scheduling.warm(); simulation_kernel.warm()"
 
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1

@@ -20,8 +20,8 @@ demo: setup ## The main job: grade real programs, right and wrong, by the whole 
 test: setup ## The whole test suite, two files at a time; ARGS="tests/policy -k ebf" narrows it
 	@$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL))
 
-lock: setup ## Renew requirements.lock from pyproject.toml 
-	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --group pyproject.toml:demo --group pyproject.toml:dev pyproject.toml -o requirements.lock
+lock: setup ## Renew requirements.lock from pyproject.toml
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --extra mesh --group pyproject.toml:demo --group pyproject.toml:dev pyproject.toml -o requirements.lock
 
 check: setup ## Format, lint, types
 	@$(BIN)/ruff format --check .

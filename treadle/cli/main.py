@@ -2,15 +2,21 @@
 
 A command ``grade`` is the module ``treadle.cli.grade``, which offers ``register(app: typer.Typer) -> None`` and there
 declares one command, or a callback and the commands of a group. It is imported when the command is called, and only
-then.
+then. Every command but ``--version`` and ``--help`` needs the packages of the mesh: `main` then replaces its process by
+one that has them (`treadle.mesh`).
 """
 
 import importlib
-from typing import Any
+import importlib.metadata
+import os
+import sys
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
+
+from treadle.mesh import extra_is_installed, mesh_command
 
 COMMANDS = {
     "up": "Start the stack and wait until every service is healthy.",
@@ -50,9 +56,35 @@ def load_command(name: str) -> Any:
     return command
 
 
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"treadle {importlib.metadata.version('treadle')}")
+        raise typer.Exit
 
 
 @app.callback()
-def treadle() -> None:
+def treadle(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """The mesh beside your RL trainer: rewards and sandboxes, action by action."""
+
+
+def main() -> None:
+    """Entry point of the installed ``treadle``."""
+    command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
+    completes = "_TREADLE_COMPLETE" in os.environ
+    if (command in COMMANDS or completes) and extra_is_installed():
+        again = mesh_command("treadle.cli.main", *sys.argv[1:])
+        os.execv(again[0], again)
+    if command in COMMANDS:
+        sys.exit(f"treadle {command} needs the mesh. Install it with: pip install 'treadle[mesh]'")
+    app(prog_name="treadle")
+
+
+if __name__ == "__main__":
+    app(prog_name="treadle")

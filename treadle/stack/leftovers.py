@@ -2,9 +2,10 @@
 
 import contextlib
 import subprocess
-import sys
 from pathlib import Path
 from typing import Final
+
+from treadle.mesh import mesh_command
 
 REMOVER: Final = "services.cpu_manager.environments.docker.leftovers"
 """A program, not an import: the stack knows services by name alone."""
@@ -20,5 +21,5 @@ def remove_containers(root: Path) -> bool:
     for record in records:
         # What it cannot remove it logs, and the record stays for the next time.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run([sys.executable, "-m", REMOVER, str(record)], timeout=LIMIT_S, check=False)
+            subprocess.run(mesh_command(REMOVER, str(record)), timeout=LIMIT_S, check=False)
     return bool(records)

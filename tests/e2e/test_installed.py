@@ -1,0 +1,70 @@
+"""`pip install treadle` outside the checkout: wheel and sdist, beside foreign packages of our names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.installed import OURS, Installed, build, install
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+TESTS = "assert double(2) == 4\nassert double(-1) == -2\n"
+PROGRAMS = {"right": "def double(x):\n    return 2 * x\n", "wrong": "def double(x):\n    return x\n"}
+VERDICTS = {"right": "passed", "wrong": "failed"}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return build(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_the_mesh_runs_from_a_distribution(kind: str, built: dict[str, Path], tmp_path: Path, stack_home: Path) -> None:
+    here = install(built[kind], tmp_path, stack_home, "[mesh]")
+    nothing_of_ours_can_be_imported(here)
+    here.treadle("up", "--detach", "--port", "0")
+    try:
+        processes_have_the_mesh_first(here)
+        assert graded(here) == VERDICTS
+    finally:
+        here.treadle("down")
+    assert here.run("treadle", "status").returncode == 3
+
+
+def test_without_the_extra_a_command_of_the_mesh_names_it(
+    built: dict[str, Path], tmp_path: Path, stack_home: Path
+) -> None:
+    here = install(built["wheel"], tmp_path, stack_home)
+    assert here.treadle("--version") == "treadle 0.1.0\n"
+    assert "grade" in here.treadle("--help")
+    refused = here.run("treadle", "up")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "pip install 'treadle[mesh]'" in refused.stderr
+    nothing_of_ours_can_be_imported(here)
+
+
+def nothing_of_ours_can_be_imported(here: Installed) -> None:
+    """`-P` leaves the foreign folder out, so whatever is found would be ours; alembic is also a dependency."""
+    code = f"from importlib.util import find_spec; print([n for n in {OURS[:2]} if find_spec(n)])"
+    assert here.run("python", "-P", "-c", code).stdout == "[]\n"
+
+
+def processes_have_the_mesh_first(here: Installed) -> None:
+    services = json.loads(here.treadle("status", "--json"))["services"]
+    pids = {one["name"]: one["pid"] for one in services}
+    for name in ("proxy", "scaling_planner", "cpu_manager"):
+        process = Path("/proc", str(pids[name]))
+        assert b"\0-P\0-m\0treadle.mesh\0" in (process / "cmdline").read_bytes()
+        assert b"PYTHONPATH=" not in (process / "environ").read_bytes()
+
+
+def graded(here: Installed) -> dict[str, str]:
+    """Verdict of each program, by `treadle grade`."""
+    lines = [{"id": name, "params": {"code": code, "tests": TESTS}} for name, code in PROGRAMS.items()]
+    (here.foreign / "programs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    here.treadle("grade", "programs.jsonl", "--kind", "code.asserts", "--out", "answers.jsonl")
+    answers = [json.loads(line) for line in (here.foreign / "answers.jsonl").read_text().splitlines()]
+    return {answer["id"]: answer["verdict"] for answer in answers}

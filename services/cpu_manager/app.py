@@ -17,12 +17,12 @@ from services.cpu_manager.environments.choice import DOCKER
 from services.cpu_manager.environments.opening import Mesh, Opened, engine_comes, open_runtimes
 from services.cpu_manager.execution import Execution, open_execution
 from services.cpu_manager.grading import Grading
-from services.cpu_manager.holding import Holding
 from services.cpu_manager.memory import lendable_mb
 from services.cpu_manager.metrics import observe
 from services.cpu_manager.node import Node
 from services.cpu_manager.outbox import Outbox
-from services.cpu_manager.sandbox.offspring import become_subreaper
+from services.cpu_manager.resource_usage import ResourceUsage
+from services.cpu_manager.sandbox.child_processes import become_subreaper
 from services.cpu_manager.settings import NO_ENGINE, CpuManagerSettings
 from services.cpu_manager.topology import topology
 from services.cpu_manager.trajectories import Trajectories
@@ -61,7 +61,9 @@ class Offer(TypedDict):
     runtimes: list[str]
 
 
-def _hello(settings: CpuManagerSettings, holdings: dict[str, Holding], execution: Execution, opened: Opened) -> Hello:
+def _hello(
+    settings: CpuManagerSettings, holdings: dict[str, ResourceUsage], execution: Execution, opened: Opened
+) -> Hello:
     return Hello(
         node=settings.node,
         incarnation=uuid.uuid4().hex[:12],
@@ -101,8 +103,8 @@ def create_app(settings: CpuManagerSettings | None = None, *, clock: Clock = SYS
             node, outbox = await _world(settings, cores, execution, opened, redis, reader, clock)
             background.start(outbox.run(), name="outbox")
             background.start(node.run(), name="grants")
-            if execution.offspring is not None:
-                background.start(execution.offspring.bury_orphans(), name="orphans")
+            if execution.child_processes is not None:
+                background.start(execution.child_processes.reap_orphans(), name="orphans")
             background.start(node.heartbeats(settings.heartbeat_s), name="heartbeats")
             if _may_get_engine(settings, opened):
                 background.start(_meet_engine(settings, execution, opened, node, mesh), name="engine")
@@ -147,9 +149,9 @@ async def _world(
 ) -> tuple[Node, Outbox]:
     """The node's parts put together, with every environment that outlived the manager before this one."""
     memory_mb = lendable_mb(settings.memory_mb, len(cores.all))
-    slots, memory = Holding(settings.slots, owned=settings.slots), Holding(memory_mb, owned=memory_mb)
+    slots, memory = ResourceUsage(settings.slots, owned=settings.slots), ResourceUsage(memory_mb, owned=memory_mb)
     at_once = settings.starts or max(1, len(cores.all) // 2)
-    starts = Holding(at_once, owned=at_once)
+    starts = ResourceUsage(at_once, owned=at_once)
     holdings = {"cores": cores.holding, "slots": slots}
     if opened.runtimes.names or _may_get_engine(settings, opened):
         holdings[MEMORY], holdings[STARTS] = memory, starts
@@ -176,7 +178,7 @@ async def _world(
         clock=clock,
     )
     outbox.may_gather = attempts.busy
-    trajectories.take_up(await opened.runtimes.survivors())
+    trajectories.adopt(await opened.runtimes.survivors())
     _log.info("node_started", node=hello.node, capacity=hello.capacity, **hello.labels)
     return Node(redis, reader, hello, attempts, outbox, holdings, clock, execution.cold_start_s), outbox
 

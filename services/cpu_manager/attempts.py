@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from services.cpu_manager.cores import Cores
 from services.cpu_manager.grading import Grading
-from services.cpu_manager.holding import Holding
+from services.cpu_manager.managed_environments import cut, stays
+from services.cpu_manager.resource_usage import ResourceUsage
 from services.cpu_manager.results import Done, lost
-from services.cpu_manager.stands import cut, stays
 from services.cpu_manager.trajectories import Trajectories
 from shared.messages.grants import Granted
 from shared.messages.outcomes import RECALLED, Finished, Held, Started, Stays
@@ -61,7 +61,7 @@ class Attempts:
     node: str
     incarnation: str
     cores: Cores
-    slots: Holding
+    slots: ResourceUsage
     grading: Grading
     trajectories: Trajectories
     report: Report

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from services.cpu_manager.holding import Holding
+from services.cpu_manager.resource_usage import ResourceUsage
 from shared.policy.resources.cores import CoreSets, Topology
 from shared.runtime.units import Seconds
 
@@ -24,12 +24,12 @@ class Cores:
 
     topology: Topology
     all: frozenset[int] = field(init=False)
-    holding: Holding = field(init=False)
+    holding: ResourceUsage = field(init=False)
     _sets: CoreSets = field(init=False)
 
     def __post_init__(self) -> None:
         self.all = frozenset(core for node in self.topology.nodes for group in node for core in group)
-        self.holding = Holding(len(self.all), owned=len(self.all))
+        self.holding = ResourceUsage(len(self.all), owned=len(self.all))
         self._sets = CoreSets(self.topology)
 
     @property

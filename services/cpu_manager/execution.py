@@ -11,9 +11,9 @@ from typing import Any
 from services.cpu_manager.graders.protocol import Grader
 from services.cpu_manager.graders.registry import build_graders
 from services.cpu_manager.sandbox import languages
+from services.cpu_manager.sandbox.child_processes import ChildProcesses
 from services.cpu_manager.sandbox.cold_start import ColdStart
 from services.cpu_manager.sandbox.local import LocalSandbox
-from services.cpu_manager.sandbox.offspring import Offspring
 from services.cpu_manager.sandbox.protocol import Exit, Job, Limits, PythonJob, Sandbox
 from services.cpu_manager.sandbox.rungs import NoSandboxError, Rung
 from services.cpu_manager.settings import CpuManagerSettings
@@ -33,7 +33,7 @@ class Execution:
     """For people, in /v1/nodes: the sandbox rung, languages with versions."""
     cold_start: ColdStart = field(default_factory=ColdStart)
     """Of a worker on a core."""
-    offspring: Offspring | None = None
+    child_processes: ChildProcesses | None = None
     """What the sandbox has started; None where there is none."""
 
     def cold_start_s(self) -> dict[str, float]:
@@ -80,7 +80,7 @@ async def open_execution(settings: CpuManagerSettings, cores: frozenset[int]) ->
         labels = {"sandbox": str(sandbox.ladder.chosen), "user": sandbox.ladder.user}
         labels |= {f"language.{name}": info.version for name, info in known.items()}
         await _warm(sandbox, cores)
-        yield Execution(sandbox, build_graders(known), labels, sandbox.cold_start, sandbox.offspring)
+        yield Execution(sandbox, build_graders(known), labels, sandbox.cold_start, sandbox.child_processes)
     finally:
         await sandbox.close()
 

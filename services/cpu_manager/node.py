@@ -10,8 +10,8 @@ import msgspec
 from redis.asyncio import Redis
 
 from services.cpu_manager.attempts import Attempts
-from services.cpu_manager.holding import Holding
 from services.cpu_manager.outbox import Outbox
+from services.cpu_manager.resource_usage import ResourceUsage
 from shared.bus import functions
 from shared.bus.connection import TRANSIENT, command, patiently
 from shared.bus.tail import Tail
@@ -48,7 +48,7 @@ class Node:
         hello: Hello,
         attempts: Attempts,
         outbox: Outbox,
-        holdings: Mapping[str, Holding],
+        holdings: Mapping[str, ResourceUsage],
         clock: Clock,
         cold_start_s: Callable[[], dict[str, float]] = dict,
     ) -> None:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from services.cpu_manager import metrics
 from services.cpu_manager.acting import Acting
 from services.cpu_manager.environments.protocol import Environment
-from services.cpu_manager.holding import Holding
+from services.cpu_manager.managed_environments import CLOSED, DIED, ENDED, NONE_HERE, Ending, ManagedEnvironment, age_s
+from services.cpu_manager.resource_usage import ResourceUsage
 from services.cpu_manager.results import Done, lost, refused
-from services.cpu_manager.stands import CLOSED, DIED, ENDED, NONE_HERE, Ending, Stand, age_s
 from shared.messages.grants import Granted
 from shared.messages.outcomes import EnvironmentEnded, EnvironmentMade, Stays
 from shared.runtime import log
@@ -39,13 +39,13 @@ class Trajectories:
     node: str
     incarnation: str
     acting: Acting
-    memory: Holding
+    memory: ResourceUsage
     tell: Callable[[EnvironmentEnded | EnvironmentMade], None]
     clock: Clock
-    starts: Holding = field(default_factory=lambda: Holding(0, owned=0))
+    starts: ResourceUsage = field(default_factory=lambda: ResourceUsage(0, owned=0))
     """Environments that are being made. The leader keeps to the limit; here it is counted."""
-    _stands: dict[str, Stand] = field(default_factory=dict)
-    _at_work: dict[asyncio.Task[Done], Stand] = field(default_factory=dict)
+    _managed: dict[str, ManagedEnvironment] = field(default_factory=dict)
+    _at_work: dict[asyncio.Task[Done], ManagedEnvironment] = field(default_factory=dict)
     _closing: set[asyncio.Task[None]] = field(default_factory=set)
     _ended: dict[str, Ending] = field(default_factory=dict)
     """Trajectory -> why its environment has ended; the newest."""
@@ -54,51 +54,51 @@ class Trajectories:
     _rings_at: Seconds = 0.0
 
     def __len__(self) -> int:
-        return len(self._stands)
+        return len(self._managed)
 
     def stays(self) -> list[Stays]:
         """Every environment that stands, is being made or is being closed."""
-        return [stand.stays() for stand in self._stands.values()]
+        return [managed.stays() for managed in self._managed.values()]
 
-    def take_up(self, environments: Iterable[Environment]) -> None:
+    def adopt(self, environments: Iterable[Environment]) -> None:
         """These outlived an earlier life of this manager. Their idle time begins anew, their lifetime goes on."""
         now = self.clock.monotonic()
         for environment in environments:
-            stand = self._enter(Stand(environment.trajectory, environment.spec), now)
-            self._stood(stand, environment, now - age_s(environment))
-            _log.info("environment_taken_up", trajectory=stand.trajectory, image=stand.spec.image)
+            managed = self._enter(ManagedEnvironment(environment.trajectory, environment.spec), now)
+            self._stood(managed, environment, now - age_s(environment))
+            _log.info("environment_taken_up", trajectory=managed.trajectory, image=managed.spec.image)
 
     def start(self, grant: Granted, cores: frozenset[int]) -> asyncio.Task[Done]:
         """Act in the trajectory's environment; it is made first where the grant says what it is and there is none."""
-        stand = self._stands.get(grant.trajectory)
-        if stand is None and grant.environment is not None:
-            stand = self._enter(Stand(grant.trajectory, grant.environment), self.clock.monotonic())
-        task = asyncio.create_task(self._act(grant, cores, stand), name=f"attempt {grant.action}")
-        if stand is not None:
-            stand.acting.add(task)
-            self._at_work[task] = stand
+        managed = self._managed.get(grant.trajectory)
+        if managed is None and grant.environment is not None:
+            managed = self._enter(ManagedEnvironment(grant.trajectory, grant.environment), self.clock.monotonic())
+        task = asyncio.create_task(self._act(grant, cores, managed), name=f"attempt {grant.action}")
+        if managed is not None:
+            managed.acting.add(task)
+            self._at_work[task] = managed
         return task
 
     def leave(self, task: asyncio.Task[Done]) -> None:
         """The attempt is over; its outcome is told before anything else happens."""
-        stand = self._at_work.pop(task, None)
-        if stand is not None:
-            stand.acting.discard(task)
-            if not stand.acting:
-                self._rest(stand)
+        managed = self._at_work.pop(task, None)
+        if managed is not None:
+            managed.acting.discard(task)
+            if not managed.acting:
+                self._rest(managed)
 
     def stands(self, grant: Granted) -> bool:
         """False where this grant was to make an environment that is not there."""
-        stand = self._stands.get(grant.trajectory)
-        return grant.environment is None or (stand is not None and stand.environment is not None)
+        managed = self._managed.get(grant.trajectory)
+        return grant.environment is None or (managed is not None and managed.environment is not None)
 
     def close(self, trajectory: str) -> None:
         """Its trainer has closed it: what acts there is cut. That it has ended is told in any case."""
-        stand = self._stands.get(trajectory)
-        if stand is None:
+        managed = self._managed.get(trajectory)
+        if managed is None:
             self._say(trajectory, CLOSED)
         else:
-            self._end(stand, CLOSED)
+            self._end(managed, CLOSED)
 
     def want(self, image: str) -> None:
         """Environments of this image will be asked for."""
@@ -110,15 +110,15 @@ class Trajectories:
 
     def look(self) -> None:
         """End those that have died by themselves since they acted; tell which stand whose first action goes on."""
-        for stand in list(self._stands.values()):
-            if stand.environment is not None and not stand.told:
-                stand.told = True
-                if stand.acting:
+        for managed in list(self._managed.values()):
+            if managed.environment is not None and not managed.told:
+                managed.told = True
+                if managed.acting:
                     self.tell(
-                        EnvironmentMade(node=self.node, incarnation=self.incarnation, trajectory=stand.trajectory)
+                        EnvironmentMade(node=self.node, incarnation=self.incarnation, trajectory=managed.trajectory)
                     )
-            if stand.environment is not None and not stand.environment.alive and not stand.acting:
-                self._end(stand, DIED)
+            if managed.environment is not None and not managed.environment.alive and not managed.acting:
+                self._end(managed, DIED)
 
     def expire(self) -> None:
         """End those whose time is over, and ring again when the next one's may be."""
@@ -126,18 +126,18 @@ class Trajectories:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for stand in list(self._stands.values()):
-            if stand.environment is not None and stand.ending is None:
-                at, ending = stand.ends_at()
+        for managed in list(self._managed.values()):
+            if managed.environment is not None and managed.ending is None:
+                at, ending = managed.ends_at()
                 if at <= now:
-                    self._end(stand, ending)
+                    self._end(managed, ending)
                 else:
                     self._ring(at, now)
 
     def end_all(self, reason: str) -> None:
         """The node stops: cut what acts, begin to close all there is. `closed` waits for it."""
-        for stand in list(self._stands.values()):
-            self._end(stand, Ending("stopped", reason))
+        for managed in list(self._managed.values()):
+            self._end(managed, Ending("stopped", reason))
 
     async def closed(self, within_s: Seconds) -> None:
         """Wait until what is being closed is closed and told; so long at most."""
@@ -151,101 +151,101 @@ class Trajectories:
 
     # ---- an attempt -------------------------------------------------------------------------------------------------
 
-    async def _act(self, grant: Granted, cores: frozenset[int], stand: Stand | None) -> Done:
-        if stand is None:
+    async def _act(self, grant: Granted, cores: frozenset[int], managed: ManagedEnvironment | None) -> Done:
+        if managed is None:
             return self._ended.get(grant.trajectory, NONE_HERE).done()
         try:
-            async with stand.turn:
-                return await self._in_turn(grant, cores, stand)
+            async with managed.turn:
+                return await self._in_turn(grant, cores, managed)
         except asyncio.CancelledError:
-            ending = stand.ending
-            if ending is None or ending.word == "closed" or stand.environment is None:
+            ending = managed.ending
+            if ending is None or ending.word == "closed" or managed.environment is None:
                 raise
             return ending.done()  # its time was over, not its trainer's patience
 
-    async def _in_turn(self, grant: Granted, cores: frozenset[int], stand: Stand) -> Done:
-        if stand.ending is not None:
-            return stand.ending.done()
+    async def _in_turn(self, grant: Granted, cores: frozenset[int], managed: ManagedEnvironment) -> Done:
+        if managed.ending is not None:
+            return managed.ending.done()
         try:
             params = self.acting.params(grant)
         except ValueError as error:  # msgspec's are of this kind
             return refused(str(error))
-        environment = stand.environment
+        environment = managed.environment
         if environment is None:
             if self.memory.used > self.memory.exist:
-                return lost(f"of the {self.memory.exist} MB for environments {stand.spec.memory_mb} are not free")
-            made = await self.acting.make(stand.trajectory, stand.spec, cores)
+                return lost(f"of the {self.memory.exist} MB for environments {managed.spec.memory_mb} are not free")
+            made = await self.acting.make(managed.trajectory, managed.spec, cores)
             if isinstance(made, Done):
                 return made
             environment = made
-            self._stood(stand, made, self.clock.monotonic())
+            self._stood(managed, made, self.clock.monotonic())
         done = await self.acting.act(grant, params, environment, cores)
         if not environment.alive:
-            stand.die(done.reason if done.status == "lost" else "")
+            managed.die(done.reason if done.status == "lost" else "")
         return done
 
     # ---- from its beginning to its end ------------------------------------------------------------------------------
 
-    def _enter(self, stand: Stand, now: Seconds) -> Stand:
-        self._stands[stand.trajectory] = stand
-        self.memory.use(stand.spec.memory_mb, now)
+    def _enter(self, managed: ManagedEnvironment, now: Seconds) -> ManagedEnvironment:
+        self._managed[managed.trajectory] = managed
+        self.memory.use(managed.spec.memory_mb, now)
         self.starts.use(1, now)
-        return stand
+        return managed
 
-    def _stood(self, stand: Stand, environment: Environment, since: Seconds) -> None:
+    def _stood(self, managed: ManagedEnvironment, environment: Environment, since: Seconds) -> None:
         now = self.clock.monotonic()
-        stand.environment, stand.since, stand.rests_since = environment, since, now
+        managed.environment, managed.since, managed.rests_since = environment, since, now
         self.starts.use(-1, now)
         metrics.STANDING.inc()
-        self._ring(stand.ends_at()[0], now)
+        self._ring(managed.ends_at()[0], now)
 
-    def _rest(self, stand: Stand) -> None:
+    def _rest(self, managed: ManagedEnvironment) -> None:
         """Nothing acts in it any more."""
         now = self.clock.monotonic()
-        stand.rests_since = now
-        if stand.environment is not None and not stand.environment.alive:
-            stand.die()
-        if stand.ending is not None:
-            self._begin_closing(stand)
-        elif stand.environment is None:
-            self._drop(stand)
+        managed.rests_since = now
+        if managed.environment is not None and not managed.environment.alive:
+            managed.die()
+        if managed.ending is not None:
+            self._begin_closing(managed)
+        elif managed.environment is None:
+            self._drop(managed)
         else:
-            self._ring(stand.ends_at()[0], now)
+            self._ring(managed.ends_at()[0], now)
 
-    def _end(self, stand: Stand, ending: Ending) -> None:
-        if stand.ending is None:
-            stand.end(ending)
-            if not stand.acting:
-                self._begin_closing(stand)
+    def _end(self, managed: ManagedEnvironment, ending: Ending) -> None:
+        if managed.ending is None:
+            managed.end(ending)
+            if not managed.acting:
+                self._begin_closing(managed)
 
-    def _begin_closing(self, stand: Stand) -> None:
-        if not stand.closing:  # what came too late leaves it as well
-            stand.closing = True
-            task = asyncio.create_task(self._close(stand), name=f"close {stand.trajectory}")
+    def _begin_closing(self, managed: ManagedEnvironment) -> None:
+        if not managed.closing:  # what came too late leaves it as well
+            managed.closing = True
+            task = asyncio.create_task(self._close(managed), name=f"close {managed.trajectory}")
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    async def _close(self, stand: Stand) -> None:
-        ending = stand.ending
+    async def _close(self, managed: ManagedEnvironment) -> None:
+        ending = managed.ending
         assert ending is not None, "closed without a reason"
-        if stand.environment is not None:
+        if managed.environment is not None:
             try:
                 async with asyncio.timeout(CLOSING_S):
-                    await stand.environment.close()
+                    await managed.environment.close()
             except Exception:  # noqa: BLE001  # it is no use to anybody any more, whatever is left of it
-                _log.exception("environment_not_closed", trajectory=stand.trajectory, image=stand.spec.image)
+                _log.exception("environment_not_closed", trajectory=managed.trajectory, image=managed.spec.image)
             metrics.STANDING.dec()
             metrics.ENVIRONMENTS_ENDED.labels(ending.word).inc()
-        self._drop(stand)
-        self._remember(stand.trajectory, ending)
-        if stand.environment is not None or ending.word == "closed":
-            self._say(stand.trajectory, ending)
+        self._drop(managed)
+        self._remember(managed.trajectory, ending)
+        if managed.environment is not None or ending.word == "closed":
+            self._say(managed.trajectory, ending)
 
-    def _drop(self, stand: Stand) -> None:
-        del self._stands[stand.trajectory]
+    def _drop(self, managed: ManagedEnvironment) -> None:
+        del self._managed[managed.trajectory]
         now = self.clock.monotonic()
-        self.memory.use(-stand.spec.memory_mb, now)
-        if stand.environment is None:
+        self.memory.use(-managed.spec.memory_mb, now)
+        if managed.environment is None:
             self.starts.use(-1, now)
 
     def _remember(self, trajectory: str, ending: Ending) -> None:

@@ -54,11 +54,11 @@ class HeldEnvironment:
         self._over = ""
         self._made_at = asyncio.get_running_loop().time() - age_s
 
-    async def inquest(self) -> str:
+    async def cause_of_end(self) -> str:
         """Why it has ended, as far as its runtime can find out; else empty."""
         return ""
 
-    def bury(self) -> None:
+    def dispose(self) -> None:
         """See to its removal, once, beside everything else."""
         raise NotImplementedError
 
@@ -83,11 +83,11 @@ class HeldEnvironment:
         """See `Environment.act`. About 2 ms on top of what is done, past the engine."""
         try:
             try:
-                before = await self._wake(cores)
+                before = await self._resume(cores)
                 end = await self._resident.do(kind, params, timeout_s)
                 return _with(end, before, await self.hold.used())
             finally:
-                await to_its_end(self._still())
+                await to_its_end(self._pause())
         except (Broken, Gone) as error:
             return ActEnd(ended_by="lost", reason=await self._died(str(error)))
         except RuntimeUnavailable as error:
@@ -98,7 +98,7 @@ class HeldEnvironment:
         if not self._over:
             self._over = "it was closed"
             await to_its_end(self._kill())
-            self.bury()
+            self.dispose()
 
     async def begin(self) -> None:
         """Settle its resident and run its set-up lines, like actions on the cores it was made on; then freeze it.
@@ -111,7 +111,7 @@ class HeldEnvironment:
         try:
             await at_rest(self._resident, self._workdir, self._spec)
             if self._spec.setup:
-                await self._wake(frozenset())
+                await self._resume(frozenset())
             for line in self._spec.setup:
                 end = await self._resident.do("env.bash", EnvBash(line=line), self._spec.setup_timeout_s)
                 if not end.passed:
@@ -120,9 +120,9 @@ class HeldEnvironment:
         except ValueError as error:
             raise BadEnvironment(f"its working directory cannot be used: {error}") from error
         finally:
-            await to_its_end(self._still())
+            await to_its_end(self._pause())
 
-    async def take_up(self) -> None:
+    async def adopt(self) -> None:
         """End what it was doing for an earlier manager, and freeze it.
 
         Raises:
@@ -130,28 +130,28 @@ class HeldEnvironment:
             RuntimeUnavailable: the engine does not answer.
         """
         try:
-            await self._wake(frozenset())
+            await self._resume(frozenset())
             await at_rest(self._resident, self._workdir, self._spec)
         except ValueError as error:
             raise Broken(str(error)) from error
         finally:
-            await to_its_end(self._still())
+            await to_its_end(self._pause())
 
-    async def _wake(self, cores: frozenset[int]) -> Used:
+    async def _resume(self, cores: frozenset[int]) -> Used:
         async with self._gate:
             if self._over:
                 raise Gone(self._over)
             if not self.hold.alive or self._resident.broken:
                 raise Gone("it has ended")
-            await to_its_end(self.hold.wake(cores))  # half-done nobody could tell whether it is frozen
+            await to_its_end(self.hold.resume(cores))  # half-done nobody could tell whether it is frozen
             return await self.hold.used()
 
-    async def _still(self) -> None:
+    async def _pause(self) -> None:
         """Freeze it. One that cannot be frozen is ended: nothing keeps cores that were not granted."""
         try:
             async with self._gate:
                 if not self._over and self.hold.alive:
-                    await self.hold.still()
+                    await self.hold.pause()
         except (Gone, RuntimeUnavailable) as error:
             await self._died(str(error))
 
@@ -164,7 +164,7 @@ class HeldEnvironment:
         """End what is left of it. Returns why it ended, as far as can be known."""
         if self._over:
             return self._over
-        why = await self.inquest() or reason
+        why = await self.cause_of_end() or reason
         _log.warning("environment_died", trajectory=self._trajectory, reason=why)
         await self.close()
         self._over = why

@@ -20,14 +20,14 @@ class Used(msgspec.Struct, frozen=True):
 
 
 class Hold(Protocol):
-    """One environment. The caller sees to it that of `wake`, `still` and `kill` only one goes on at a time."""
+    """One environment. The caller sees to it that of `resume`, `pause` and `kill` only one goes on at a time."""
 
     @property
     def alive(self) -> bool:
         """Its first program runs, as far as was heard."""
         ...
 
-    async def wake(self, cores: frozenset[int]) -> None:
+    async def resume(self, cores: frozenset[int]) -> None:
         """Let it run on exactly these cores; none: on those it had.
 
         Raises:
@@ -36,12 +36,12 @@ class Hold(Protocol):
         """
         ...
 
-    async def still(self) -> None:
-        """Freeze everything in it. Raises as `wake` does."""
+    async def pause(self) -> None:
+        """Freeze everything in it. Raises as `resume` does."""
         ...
 
     async def used(self) -> Used:
-        """Raises as `wake` does."""
+        """Raises as `resume` does."""
         ...
 
     async def connect(self) -> socket.socket:
@@ -49,7 +49,7 @@ class Hold(Protocol):
 
         Raises:
             OSError: nothing listens yet.
-            Gone, RuntimeUnavailable: as `wake`.
+            Gone, RuntimeUnavailable: as `resume`.
         """
         ...
 

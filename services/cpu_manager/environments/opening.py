@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from services.cpu_manager.environments.choice import DOCKER, Runtimes
 from services.cpu_manager.environments.docker.claim import ALONE
 from services.cpu_manager.environments.docker.engine import EngineFacts
-from services.cpu_manager.environments.docker.keeping import Forgetful, Ledger
+from services.cpu_manager.environments.docker.image_budget import Forgetful, Ledger
 from services.cpu_manager.environments.docker.ledger import StoreLedger
 from services.cpu_manager.environments.docker.leftovers import Record, forget, record_path
 from services.cpu_manager.environments.docker.runtime import DockerRuntime

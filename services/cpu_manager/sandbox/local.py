@@ -12,12 +12,12 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from services.cpu_manager.sandbox import harnesses, toolchain
+from services.cpu_manager.sandbox.child_processes import ChildProcesses
 from services.cpu_manager.sandbox.cold_start import ColdStart
 from services.cpu_manager.sandbox.feed import sealed
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.instance import Instance, default_scratch
 from services.cpu_manager.sandbox.ladder import climb, make_hierarchy, tools_for, wall_plan
-from services.cpu_manager.sandbox.offspring import Offspring
 from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, PythonJob, names_a_file
 from services.cpu_manager.sandbox.rungs import Ladder, Rung
 from services.cpu_manager.sandbox.running import Cell
@@ -48,7 +48,7 @@ class Ground:
     walls: wire.WallPlan
     hierarchy: Hierarchy | None
     slots: Slots
-    offspring: Offspring
+    child_processes: ChildProcesses
 
 
 class LocalSandbox:
@@ -66,8 +66,8 @@ class LocalSandbox:
         self._spares = Spares(self._slots)
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._closed = False
-        self.offspring = Offspring()
-        self._zygotes = Zygotes(walls, instance.directory, most_zygotes, self.offspring)
+        self.child_processes = ChildProcesses()
+        self._zygotes = Zygotes(walls, instance.directory, most_zygotes, self.child_processes)
         self.cold_start = ColdStart()
         """Of a cell, and of its zygote where that did not stand either: from the job's coming to its program's
         beginning, of jobs that no waiting cell took."""
@@ -75,7 +75,7 @@ class LocalSandbox:
     @property
     def ground(self) -> Ground:
         """What cells that stay are made of, too: they share users, groups and directories with those that do not."""
-        return Ground(self.ladder, self._instance, self._walls, self._hierarchy, self._slots, self.offspring)
+        return Ground(self.ladder, self._instance, self._walls, self._hierarchy, self._slots, self.child_processes)
 
     @classmethod
     async def create(

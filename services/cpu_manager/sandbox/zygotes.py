@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from services.cpu_manager.sandbox import packets
+from services.cpu_manager.sandbox.child_processes import ChildProcesses, reap
 from services.cpu_manager.sandbox.inside import wire
-from services.cpu_manager.sandbox.offspring import Offspring, reap
 from services.cpu_manager.sandbox.protocol import PythonJob
 from services.cpu_manager.sandbox.walls import syscalls
 from services.cpu_manager.sandbox.watch import process_of
@@ -82,14 +82,14 @@ class ZygoteError(RuntimeError):
 class Zygote:
     """One running zygote process."""
 
-    def __init__(self, name: str, offspring: Offspring) -> None:
+    def __init__(self, name: str, child_processes: ChildProcesses) -> None:
         self.name = name
         self.dead = False
-        self._offspring = offspring
+        self._child_processes = child_processes
         self._gone = asyncio.Event()
         self.cells = 0
         self.most_cells = 0
-        self.mourners: set[Callable[[], None]] = set()
+        self.end_listeners: set[Callable[[], None]] = set()
         """Called when it is dead."""
         self._channel, self._theirs = packets.pair()
         self._pidfd = -1
@@ -139,7 +139,7 @@ class Zygote:
                 pass_fds=(descriptor,),
                 start_new_session=True,
             )
-        self._offspring.launched(process.pid, forks=plan.namespaces)
+        self._child_processes.launched(process.pid, forks=plan.namespaces)
         return process
 
     def _hung_up(self) -> None:
@@ -177,8 +177,8 @@ class Zygote:
                 syscalls.signal_pidfd(self._pidfd, signal.SIGKILL)
         else:
             self._process.kill()
-        for mourner in tuple(self.mourners):
-            mourner()
+        for listener in tuple(self.end_listeners):
+            listener()
         self._await_end()
 
     def _await_end(self) -> None:
@@ -186,7 +186,7 @@ class Zygote:
         if self._pidfd < 0:  # it named no zygote: what we started is all there is, and ends at once
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_S)
-            self._offspring.gone(self._process.pid)
+            self._child_processes.gone(self._process.pid)
             self._gone.set()
             return
         try:
@@ -201,7 +201,7 @@ class Zygote:
         reap(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = -1
-        self._offspring.gone(self._process.pid)
+        self._child_processes.gone(self._process.pid)
         self._gone.set()
 
     async def ended(self) -> None:
@@ -218,9 +218,11 @@ def _last_words(log: Path) -> str:
 class Zygotes:
     """Zygotes by name, started lazily, restarted when dead; the least recently used idle one gives way."""
 
-    def __init__(self, plan: wire.WallPlan, logs: Path, most: int, offspring: Offspring | None = None) -> None:
+    def __init__(
+        self, plan: wire.WallPlan, logs: Path, most: int, child_processes: ChildProcesses | None = None
+    ) -> None:
         self._plan = plan
-        self._offspring = offspring or Offspring()
+        self._child_processes = child_processes or ChildProcesses()
         self._logs = logs
         self._most = most
         self._running: OrderedDict[str, asyncio.Task[Zygote]] = OrderedDict()
@@ -240,7 +242,7 @@ class Zygotes:
         return task.result()
 
     async def _start(self, name: str) -> Zygote:
-        zygote = Zygote(name, self._offspring)
+        zygote = Zygote(name, self._child_processes)
         safe = "".join(character if character.isalnum() else "_" for character in name)[:40]
         await zygote.start(self._plan_of(name), self._logs / f"zygote-{safe}.log")
         return zygote

@@ -16,7 +16,7 @@ from services.cpu_manager.environments.choice import Runtimes
 from services.cpu_manager.environments.protocol import ActEnd, Environment
 from services.cpu_manager.graders.protocol import Bench, Verdict
 from services.cpu_manager.grading import Grading
-from services.cpu_manager.holding import Holding
+from services.cpu_manager.resource_usage import ResourceUsage
 from services.cpu_manager.sandbox.protocol import Exit, Job
 from services.cpu_manager.trajectories import Trajectories
 from shared.messages.environments import EnvironmentSpec
@@ -197,8 +197,8 @@ class Bed:
     ) -> None:
         """`runtimes`: real ones, instead of the fake."""
         self.clock = ManualClock()
-        self.cores, self.slots = Cores(Topology((tuple((core,) for core in cores),))), Holding(8, owned=8)
-        self.memory = Holding(memory_mb, owned=memory_mb)
+        self.cores, self.slots = Cores(Topology((tuple((core,) for core in cores),))), ResourceUsage(8, owned=8)
+        self.memory = ResourceUsage(memory_mb, owned=memory_mb)
         self.grader = Scripted()
         self.sandbox = NoSandboxHere()
         self.runtime = FakeRuntime()

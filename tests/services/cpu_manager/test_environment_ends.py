@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from services.cpu_manager import trajectories as trajectories_module
-from services.cpu_manager.stands import NONE_HERE
+from services.cpu_manager.managed_environments import NONE_HERE
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.outcomes import EnvironmentEnded, Finished
 from tests.services.cpu_manager.node_parts import Bed, FakeEnvironment, grant, in_environment, turns
@@ -264,7 +264,7 @@ async def test_survivors_are_taken_up_with_their_memory_and_their_age(bed: Bed) 
     old, young = FakeEnvironment("old", spec, bed.runtime), FakeEnvironment("young", spec, bed.runtime)
     old.age_s = 80.0
     bed.runtime.standing_by = [old, young]
-    bed.trajectories.take_up(await bed.runtimes.survivors())
+    bed.trajectories.adopt(await bed.runtimes.survivors())
 
     assert (bed.memory.used, [one.trajectory for one in bed.trajectories.stays()]) == (600, ["old", "young"])
     bed.attempts.begin(in_environment("b", "old"))

@@ -9,7 +9,7 @@ import pytest
 
 from services.cpu_manager.environments.dop import filled
 from services.cpu_manager.environments.protocol import ActEnd, BadEnvironment, RuntimeUnavailable
-from services.cpu_manager.stands import NONE_HERE
+from services.cpu_manager.managed_environments import NONE_HERE
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.kinds import EnvBash
 from shared.messages.outcomes import Finished, Stays

@@ -55,14 +55,14 @@ class Direct:
     def alive(self) -> bool:
         return not self._ended
 
-    async def wake(self, cores: frozenset[int]) -> None:
+    async def resume(self, cores: frozenset[int]) -> None:
         with _there():
             if cores:
                 self._groups.give(cores)
             self._groups.forget_peak()
             self._groups.thaw()
 
-    async def still(self) -> None:
+    async def pause(self) -> None:
         with _there():
             if not await frozen(self._groups):
                 raise RuntimeUnavailable("the container cannot be frozen")

@@ -23,17 +23,17 @@ class DockerEnvironment(HeldEnvironment):
         resident: Resident,
         *,
         age_s: Seconds = 0.0,
-        inquest: Callable[[str], Awaitable[str]],
-        bury: Callable[[DockerEnvironment], None],
+        cause_of_end: Callable[[str], Awaitable[str]],
+        dispose: Callable[[DockerEnvironment], None],
     ) -> None:
-        """`inquest(container)` says why one ended; `bury` sees to the removal of this one."""
+        """`inquest(container)` says why one ended; `dispose` sees to the removal of this one."""
         super().__init__(trajectory, spec, hold, resident, age_s=age_s)
         self.container = container
-        self._inquest = inquest
-        self._bury = bury
+        self._cause_of_end = cause_of_end
+        self._dispose = dispose
 
-    async def inquest(self) -> str:
-        return await self._inquest(self.container)
+    async def cause_of_end(self) -> str:
+        return await self._cause_of_end(self.container)
 
-    def bury(self) -> None:
-        self._bury(self)
+    def dispose(self) -> None:
+        self._dispose(self)

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from services.cpu_manager.environments.docker.engine import EngineRefusal
-from services.cpu_manager.environments.docker.keeping import Keeping
+from services.cpu_manager.environments.docker.image_budget import ImageBudget
 from services.cpu_manager.environments.protocol import BadEnvironment, Postponed, RuntimeUnavailable
 from shared.api.images import registry_of
 from shared.runtime import log
@@ -79,14 +79,14 @@ class Images:
     def __init__(
         self,
         source: Source,
-        keeping: Keeping,
+        keeping: ImageBudget,
         *,
         pulls_at_once: int = PULLS_AT_ONCE,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: random.Random | None = None,
     ) -> None:
         self._source = source
-        self._keeping = keeping
+        self._image_budget = keeping
         self._limits = Limits(rng or random.Random())
         self._room = asyncio.Semaphore(pulls_at_once)
         self._pause = pause
@@ -157,7 +157,7 @@ class Images:
                 problem = error
             _log.warning("image_pull_failed", image=name, attempt=attempt + 1, problem=str(problem))
             if isinstance(problem, EngineRefusal) and _says(problem, _DISK_FULL):
-                await self._keeping.remove_oldest(self._flights)
+                await self._image_budget.remove_oldest(self._flights)
             if attempt + 1 < ATTEMPTS:
                 await self._pause(self._jittered(attempt))
         raise RuntimeUnavailable(
@@ -165,26 +165,26 @@ class Images:
         ) from problem
 
     async def _found_or_pulled(self, name: str) -> Image:
-        await self._keeping.settled(name)
+        await self._image_budget.settled(name)
         found = await self._source.image(name)
         if found is None:
             async with self._room:
                 found = await self._pulled(name)
         platform = f"{found.get('Os', 'linux')}/{found.get('Architecture', '')}"
-        await self._keeping.found(name, int(found.get("Size") or 0))
-        await self._keeping.trim(self._flights)
+        await self._image_budget.found(name, int(found.get("Size") or 0))
+        await self._image_budget.trim(self._flights)
         return Image(found["Id"], platform, (found.get("Config") or {}).get("WorkingDir") or "")
 
     async def _pulled(self, name: str) -> dict[str, Any]:
         self._limits.check(name)
-        await self._keeping.pulling(name)
+        await self._image_budget.pulling(name)
         found = None
         try:
             await self._source.pull(name, PULL_S)
             found = await self._source.image(name)
         finally:
             if found is None:
-                await self._keeping.not_pulled(name)
+                await self._image_budget.not_pulled(name)
         if found is None:
             raise RuntimeUnavailable("the pull broke off")
         self._limits.passed(name)

@@ -13,8 +13,8 @@ from services.cpu_manager.environments.docker.claim import ALONE, CLAIM_S, Claim
 from services.cpu_manager.environments.docker.container import TRAJECTORY, spec_from
 from services.cpu_manager.environments.docker.engine import Engine, EngineFacts, EngineRefusal
 from services.cpu_manager.environments.docker.environment import DockerEnvironment
+from services.cpu_manager.environments.docker.image_budget import ImageBudget, Ledger
 from services.cpu_manager.environments.docker.images import PULL_S, PULLS_AT_ONCE, Image, Images
-from services.cpu_manager.environments.docker.keeping import Keeping, Ledger
 from services.cpu_manager.environments.docker.making import Made, Maker
 from services.cpu_manager.environments.docker.removal import Removal
 from services.cpu_manager.environments.docker.through_engine import ThroughEngine
@@ -56,7 +56,7 @@ class DockerRuntime:
         output_bytes: int = OUTPUT_BYTES,
         past_engine: bool = True,
         emptied: Callable[[], None] = lambda: None,
-        keeping: Keeping,
+        keeping: ImageBudget,
         pulls: int = PULLS_AT_ONCE,
     ) -> None:
         """See `open`."""
@@ -64,7 +64,7 @@ class DockerRuntime:
         self._engine = engine
         self._owner = owner
         self._output_bytes = output_bytes
-        self._keeping = keeping
+        self._image_budget = keeping
         self._images = Images(engine, keeping, pulls_at_once=pulls)
         self._looking = asyncio.create_task(self._look(), name="look for images")
         self._trimming: asyncio.Task[None] | None = None
@@ -110,7 +110,7 @@ class DockerRuntime:
         try:
             facts = await engine.facts()
             claim = await Claim.take(owner, claim_s)
-            keeping = Keeping(engine, ledger and ledger(facts), budget_bytes=budget_bytes(facts))
+            keeping = ImageBudget(engine, ledger and ledger(facts), budget_bytes=budget_bytes(facts))
             try:
                 await keeping.open()
             except BaseException:
@@ -140,7 +140,7 @@ class DockerRuntime:
 
     async def create(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> DockerEnvironment:
         """See `Runtime.create`."""
-        self._keeping.hold(spec.image)
+        self._image_budget.hold(spec.image)
         try:
             return await self._created(trajectory, spec, cores)
         finally:
@@ -176,7 +176,7 @@ class DockerRuntime:
         except (EngineRefusal, RuntimeUnavailable) as error:
             _log.error("survivors_unknown", problem=str(error))
             return []
-        found = await asyncio.gather(*(self._taken_up(container) for container in containers))
+        found = await asyncio.gather(*(self._adopted(container) for container in containers))
         return [environment for environment in found if environment is not None]
 
     async def prepare(self, image: str) -> None:
@@ -195,20 +195,20 @@ class DockerRuntime:
 
     def images(self) -> frozenset[str]:
         """See `Runtime.images`. As of the last look at the engine's list, `LOOK_S` old at most."""
-        return self._keeping.reported()
+        return self._image_budget.reported()
 
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                await self._keeping.look()
+                await self._image_budget.look()
             except (EngineRefusal, RuntimeUnavailable) as error:
                 _log.warning("images_not_listed", problem=str(error))
 
     def _let_go(self, image: str) -> None:
-        self._keeping.release(image)
+        self._image_budget.release(image)
         if not self._closed and (self._trimming is None or self._trimming.done()):
-            self._trimming = asyncio.create_task(self._keeping.trim(), name="trim images")
+            self._trimming = asyncio.create_task(self._image_budget.trim(), name="trim images")
 
     async def close(self) -> None:
         """End every environment; nothing with the node's labels is left but what the engine will not remove.
@@ -257,19 +257,19 @@ class DockerRuntime:
             made.hold,
             Resident(made.connection, self._output_bytes),
             age_s=age_s,
-            inquest=self._inquest,
-            bury=self._bury,
+            cause_of_end=self._cause_of_end,
+            dispose=self._dispose,
         )
         self._environments.add(environment)
-        self._keeping.hold(spec.image)
+        self._image_budget.hold(spec.image)
         return environment
 
-    def _bury(self, environment: DockerEnvironment) -> None:
+    def _dispose(self, environment: DockerEnvironment) -> None:
         self._environments.discard(environment)
         self._let_go(environment.spec.image)
         self._removal.start(environment.container, after=environment.hold.close())
 
-    async def _inquest(self, container: str) -> str:
+    async def _cause_of_end(self, container: str) -> str:
         """Why a container ended, in words; empty when it runs, or nobody knows."""
         try:
             found = await self._engine.inspect(container)
@@ -284,17 +284,17 @@ class DockerRuntime:
             return "its container ended at its memory limit"
         return f"its container was ended (exit code {state['ExitCode']})"
 
-    async def _taken_up(self, container: str) -> DockerEnvironment | None:
+    async def _adopted(self, container: str) -> DockerEnvironment | None:
         """An earlier life's container as an environment; None when it is beyond that, and being removed."""
         try:
             async with self._taking_up, asyncio.timeout(_TAKE_UP_S):
-                return await self._take_up(container)
+                return await self._adopt(container)
         except (ValueError, OSError, Broken, Gone, EngineRefusal, BadEnvironment, RuntimeUnavailable) as error:
             _log.warning("survivor_removed", container=container[:12], problem=str(error) or repr(error))
             self._removal.start(container)
             return None
 
-    async def _take_up(self, container: str) -> DockerEnvironment:
+    async def _adopt(self, container: str) -> DockerEnvironment:
         found = await self._engine.inspect(container)
         if found is None:
             raise Gone("it was removed meanwhile")
@@ -304,7 +304,9 @@ class DockerRuntime:
         hold = await self._maker.hold(container)
         try:
             if isinstance(hold, ThroughEngine):
-                await hold.wake(frozenset())  # a program can be started beside the resident only where it is not frozen
+                await hold.resume(
+                    frozenset()
+                )  # a program can be started beside the resident only where it is not frozen
             connection = await hold.connect()
         except BaseException:
             await hold.close()
@@ -312,7 +314,7 @@ class DockerRuntime:
         age_s = _age_s(found["State"]["StartedAt"])
         environment = self._environment(labels[TRAJECTORY], spec, Made(container, hold, connection), age_s)
         try:
-            await environment.take_up()
+            await environment.adopt()
         except BaseException:
             await environment.close()
             raise

@@ -62,7 +62,7 @@ class ThroughEngine:
     def alive(self) -> bool:
         return not self._ended
 
-    async def wake(self, cores: frozenset[int]) -> None:
+    async def resume(self, cores: frozenset[int]) -> None:
         if cores:  # while it is frozen: thawed first, it would run on cores that are another's by now
             listed = ",".join(str(core) for core in sorted(cores))
             await self._told("update", "give a container cores", {"CpusetCpus": listed})
@@ -70,7 +70,7 @@ class ThroughEngine:
             self._paused = False  # from here on nobody knows: it is asked to freeze again, whatever becomes of this
             await self._told("unpause", "thaw a container", done="is not paused")
 
-    async def still(self) -> None:
+    async def pause(self) -> None:
         attempt = 0
         while not self._paused:
             try:

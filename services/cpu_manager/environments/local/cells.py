@@ -12,7 +12,7 @@ from typing import Final
 
 from services.cpu_manager.environments.channel import Resident
 from services.cpu_manager.environments.local.hold import CellHold
-from services.cpu_manager.environments.local.stillness import Frozen, Stillness, Stopped
+from services.cpu_manager.environments.local.suspension import Frozen, Stopped, Suspension
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
 from services.cpu_manager.sandbox import packets
 from services.cpu_manager.sandbox.inside import wire
@@ -56,7 +56,7 @@ class Cells:
         walls = replace(ground.walls, resident=_RESIDENT, stopping=self._freezers is None)
         logs = ground.instance.directory / "environments"
         logs.mkdir(mode=0o711)
-        self._zygotes = Zygotes(walls, logs, 1, ground.offspring)
+        self._zygotes = Zygotes(walls, logs, 1, ground.child_processes)
 
     def _make_freezers(self) -> Freezers | None:
         ground = self._ground
@@ -102,12 +102,12 @@ class Cells:
             if packet != wire.STARTED:
                 raise ZygoteError(packet[1:].decode(errors="replace") or "it died at its start")
             resident = Resident(ours, self._output_bytes)
-            hold = CellHold(pidfd, ours, self._stillness(slot, spec, pidfd, resident, cores))
+            hold = CellHold(pidfd, ours, self._suspension(slot, spec, pidfd, resident, cores))
         except BaseException:
             ours.close()
             self._undo(slot, pidfd)
             raise
-        zygote.mourners.add(hold.let_die)
+        zygote.end_listeners.add(hold.let_die)
         return Begun(slot, zygote, hold, resident)
 
     def _undo(self, slot: Slot, pidfd: int) -> None:
@@ -143,9 +143,9 @@ class Cells:
             counted_pids=0 if grouped else spec.pids,
         )
 
-    def _stillness(
+    def _suspension(
         self, slot: Slot, spec: EnvironmentSpec, pidfd: int, resident: Resident, cores: frozenset[int]
-    ) -> Stillness:
+    ) -> Suspension:
         if slot.group is not None:
             _, freezer = self._made[slot.group.name]
             return Frozen(freezer, slot.group, cores)
@@ -154,7 +154,7 @@ class Cells:
     async def end(self, begun: Begun) -> None:
         """Wait for the end of a cell that was killed, and use its place again."""
         gone = await begun.hold.gone()
-        begun.zygote.mourners.discard(begun.hold.let_die)
+        begun.zygote.end_listeners.discard(begun.hold.let_die)
         await begun.hold.close()
         if gone:
             self._ground.slots.give(begun.slot)

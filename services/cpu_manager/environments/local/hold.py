@@ -10,7 +10,7 @@ import socket
 from typing import Final
 
 from services.cpu_manager.environments.holds import Gone, Used
-from services.cpu_manager.environments.local.stillness import Stillness
+from services.cpu_manager.environments.local.suspension import Suspension
 from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
 
 _END_S: Final = 10.0
@@ -18,13 +18,13 @@ _END_S: Final = 10.0
 
 
 class CellHold:
-    """Made of a cell that runs. Not frozen before the first `still`."""
+    """Made of a cell that runs. Not frozen before the first `pause`."""
 
-    def __init__(self, pidfd: int, connection: socket.socket, stillness: Stillness) -> None:
+    def __init__(self, pidfd: int, connection: socket.socket, stillness: Suspension) -> None:
         self.pidfd = pidfd
         """Of its resident; -1 when it has been let go."""
         self._connection = connection
-        self._stillness = stillness
+        self._suspension = stillness
         self._ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(pidfd, self._has_ended)
 
@@ -32,19 +32,19 @@ class CellHold:
     def alive(self) -> bool:
         return not self._ended.is_set()
 
-    async def wake(self, cores: frozenset[int]) -> None:
-        """See `Hold.wake`."""
+    async def resume(self, cores: frozenset[int]) -> None:
+        """See `Hold.resume`."""
         self._demand_life()
-        await self._stillness.wake(cores)
+        await self._suspension.resume(cores)
 
-    async def still(self) -> None:
-        """See `Hold.still`."""
+    async def pause(self) -> None:
+        """See `Hold.pause`."""
         self._demand_life()
-        await self._stillness.still()
+        await self._suspension.pause()
 
     async def used(self) -> Used:
         self._demand_life()
-        return self._stillness.used()
+        return self._suspension.used()
 
     async def connect(self) -> socket.socket:
         return self._connection
@@ -54,7 +54,7 @@ class CellHold:
         if self.pidfd >= 0:
             with contextlib.suppress(OSError):
                 signal_pidfd(self.pidfd, signal.SIGKILL)
-            self._stillness.let_die()
+            self._suspension.let_die()
 
     async def gone(self) -> bool:
         """Wait until nothing of it is left. Returns whether that is so."""
@@ -74,7 +74,7 @@ class CellHold:
 
     def let_die(self) -> None:
         """Its zygote has died, and it with it."""
-        self._stillness.let_die()
+        self._suspension.let_die()
 
     def _has_ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self.pidfd)

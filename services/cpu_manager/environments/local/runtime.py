@@ -24,14 +24,14 @@ class LocalEnvironment(HeldEnvironment):
     """Made by `LocalRuntime`."""
 
     def __init__(
-        self, trajectory: str, spec: EnvironmentSpec, begun: Begun, bury: Callable[[LocalEnvironment], None]
+        self, trajectory: str, spec: EnvironmentSpec, begun: Begun, dispose: Callable[[LocalEnvironment], None]
     ) -> None:
         super().__init__(trajectory, spec, begun.hold, begun.resident, workdir=spec.workdir)
         self.begun = begun
-        self._bury = bury
+        self._dispose = dispose
 
-    def bury(self) -> None:
-        self._bury(self)
+    def dispose(self) -> None:
+        self._dispose(self)
 
 
 class LocalRuntime:
@@ -77,7 +77,7 @@ class LocalRuntime:
         deadline = asyncio.get_running_loop().time() + spec.setup_timeout_s
         async with self._room:
             begun = await self._cells.begin(spec, cores)
-        environment = LocalEnvironment(trajectory, spec, begun, self._bury)
+        environment = LocalEnvironment(trajectory, spec, begun, self._dispose)
         self._environments.add(environment)
         try:
             async with asyncio.timeout_at(deadline):
@@ -91,7 +91,7 @@ class LocalRuntime:
             raise
         return environment
 
-    def _bury(self, environment: LocalEnvironment) -> None:
+    def _dispose(self, environment: LocalEnvironment) -> None:
         self._environments.discard(environment)
         task = asyncio.create_task(self._cells.end(environment.begun), name="end of a cell")
         self._ending.add(task)

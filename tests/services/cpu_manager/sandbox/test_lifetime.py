@@ -169,7 +169,7 @@ _SUBREAPER = """
 import asyncio, os, sys
 from pathlib import Path
 from services.cpu_manager.sandbox.local import LocalSandbox
-from services.cpu_manager.sandbox.offspring import become_subreaper
+from services.cpu_manager.sandbox.child_processes import become_subreaper
 from services.cpu_manager.sandbox.protocol import ExecJob, PythonJob
 from services.cpu_manager.sandbox.rungs import Rung
 

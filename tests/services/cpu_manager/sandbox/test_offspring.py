@@ -8,7 +8,7 @@ import sys
 BEGIN = """
 import asyncio, os, signal, subprocess, sys, time
 from pathlib import Path
-from services.cpu_manager.sandbox.offspring import Offspring, become_subreaper, reap
+from services.cpu_manager.sandbox.child_processes import Offspring, become_subreaper, reap
 
 become_subreaper()
 offspring = Offspring()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from services.cpu_manager.environments.docker.engine import EngineRefusal
+from services.cpu_manager.environments.docker.image_budget import ImageBudget
 from services.cpu_manager.environments.docker.images import (
     ATTEMPTS,
     FIRST_LIMITED_S,
@@ -15,7 +16,6 @@ from services.cpu_manager.environments.docker.images import (
     Images,
     Limits,
 )
-from services.cpu_manager.environments.docker.keeping import Keeping
 from services.cpu_manager.environments.protocol import BadEnvironment, Postponed, RuntimeUnavailable
 
 
@@ -69,7 +69,7 @@ class Pauses:
 
 def images(registry: Registry, pauses: Pauses | None = None, pulls_at_once: int = 2) -> Images:
     return Images(
-        registry, Keeping(registry), pulls_at_once=pulls_at_once, pause=pauses or Pauses(), rng=random.Random(0)
+        registry, ImageBudget(registry), pulls_at_once=pulls_at_once, pause=pauses or Pauses(), rng=random.Random(0)
     )
 
 

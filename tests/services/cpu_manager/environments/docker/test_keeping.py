@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from services.cpu_manager.environments.docker.engine import EngineRefusal
-from services.cpu_manager.environments.docker.keeping import Keeping
+from services.cpu_manager.environments.docker.image_budget import ImageBudget
 from services.cpu_manager.environments.docker.ledger import StoreLedger
 from shared.bus.connection import connect
 from tests.services.cpu_manager.node_parts import ManualClock
@@ -41,7 +41,7 @@ class Desk:
 
     def __init__(self, shelf: Shelf) -> None:
         self.shelf, self.clock = shelf, ManualClock()
-        self.keeping = Keeping(shelf, budget_bytes=100, clock=self.clock)
+        self.keeping = ImageBudget(shelf, budget_bytes=100, clock=self.clock)
 
     async def pull(self, name: str, size: int) -> None:
         self.clock.now += 1
@@ -155,14 +155,14 @@ def test_whatever_happens_the_rest_is_within_the_budget_or_in_use(steps: list[tu
 async def test_what_was_pulled_is_remembered_by_the_store_for_the_next_life(redis_url: str) -> None:
     shelf = Shelf(theirs=500)
     async with connect(redis_url, name="test") as redis:
-        first = Keeping(shelf, _ledger(redis), budget_bytes=100, clock=ManualClock(1000.0))
+        first = ImageBudget(shelf, _ledger(redis), budget_bytes=100, clock=ManualClock(1000.0))
         await first.open()
         for name in ("a:1", "b:1"):
             await first.pulling(name)
             shelf.sizes[name] = 60
         # The manager is killed here: it never saw the end of its pulls.
         del shelf.sizes["b:1"]
-        second = Keeping(shelf, _ledger(redis), budget_bytes=10, clock=ManualClock(2000.0))
+        second = ImageBudget(shelf, _ledger(redis), budget_bytes=10, clock=ManualClock(2000.0))
         await second.open()
         assert second.bytes_ours == 60
         await second.trim()
@@ -173,7 +173,7 @@ async def test_what_was_pulled_is_remembered_by_the_store_for_the_next_life(redi
 
 async def test_a_store_that_is_away_costs_no_work() -> None:
     async with connect("unix:///nowhere/valkey.sock", name="test") as redis:
-        keeping = Keeping(Shelf(a=1), _ledger(redis))
+        keeping = ImageBudget(Shelf(a=1), _ledger(redis))
         await keeping.open()
         await keeping.pulling("b:1")
         assert keeping.reported() == {"a:1"}
@@ -189,6 +189,6 @@ async def test_images_without_a_name_are_passed_over(listed: dict[str, Any]) -> 
         async def images(self) -> list[dict[str, Any]]:
             return [listed]
 
-    keeping = Keeping(Nameless())
+    keeping = ImageBudget(Nameless())
     await keeping.open()
     assert keeping.reported() == frozenset()

@@ -8,7 +8,7 @@ from shared.runtime.units import Seconds
 
 
 @dataclass(slots=True)
-class Holding:
+class ResourceUsage:
     """Units of one resource. `owned` is what the planner wants held; `used` is what actions work on.
 
     Unit-seconds of both are integrated, from the first settling on.

@@ -31,7 +31,7 @@ class _Child(NamedTuple):
     """A zombie."""
 
 
-class Offspring:
+class ChildProcesses:
     """The sessions in which the manager has started processes, which tell its own children from orphans.
 
     Whatever else the manager runs (`subprocess`, asyncio) stays in the manager's own session. A sandboxed program
@@ -50,7 +50,7 @@ class Offspring:
         """Nothing that its owner knows is left of that session. Safe to call again."""
         self._leaders.pop(leader, None)
 
-    async def bury_orphans(self) -> None:
+    async def reap_orphans(self) -> None:
         """Kill and reap orphans for ever, a look every two seconds. Only a subreaper gets any."""
         while True:
             await asyncio.sleep(_LOOK_S)

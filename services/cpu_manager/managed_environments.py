@@ -44,7 +44,7 @@ NONE_HERE = Ending("died", "this node has no environment of its trajectory")
 
 
 @dataclass(slots=True, eq=False)
-class Stand:
+class ManagedEnvironment:
     """From the start of the attempt that makes the environment until it is closed and told."""
 
     trajectory: str

@@ -55,7 +55,7 @@ class Shelf(Protocol):
     async def remove_image(self, name: str) -> None: ...
 
 
-class Keeping:
+class ImageBudget:
     """The images of one engine, by their familiar names (`shared.api.images`)."""
 
     def __init__(

@@ -28,14 +28,14 @@ _PAUSE_S: Final = 0.001
 _ANSWER_S: Final = 5.0
 
 
-class Stillness(Protocol):
+class Suspension(Protocol):
     """Of one environment. Never two calls at once."""
 
-    async def wake(self, cores: frozenset[int]) -> None:
+    async def resume(self, cores: frozenset[int]) -> None:
         """Run on exactly these cores; none: those it had. Raises `Gone`."""
         ...
 
-    async def still(self) -> None:
+    async def pause(self) -> None:
         """Return when nothing runs any more. Raises `Gone` when that cannot be had: it is to be ended."""
         ...
 
@@ -62,7 +62,7 @@ class Frozen:
         self._cores = cores
         self._before = Used()
 
-    async def wake(self, cores: frozenset[int]) -> None:
+    async def resume(self, cores: frozenset[int]) -> None:
         try:
             if cores and cores != self._cores:
                 confine(self._freezer.threads(), cores)
@@ -73,7 +73,7 @@ class Frozen:
         except OSError as error:
             raise Gone(f"its control group cannot be written: {error}") from error
 
-    async def still(self) -> None:
+    async def pause(self) -> None:
         deadline = asyncio.get_running_loop().time() + FREEZE_S
         try:
             self._freezer.freeze()
@@ -109,14 +109,14 @@ class Stopped:
         self._tree = TreeWatch(memory_bytes)
         self._memory = MemoryWatch(init, self._tree, memory_bytes)
 
-    async def wake(self, cores: frozenset[int]) -> None:
+    async def resume(self, cores: frozenset[int]) -> None:
         if cores and cores != self._cores:
             confine(_threads(self._init), cores)
             self._cores = cores
         self._memory.start()
         await self._ask("go")
 
-    async def still(self) -> None:
+    async def pause(self) -> None:
         self._memory.stop()
         await self._ask("stop")
 

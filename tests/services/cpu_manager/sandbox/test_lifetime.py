@@ -176,7 +176,7 @@ from services.cpu_manager.sandbox.rungs import Rung
 async def main(rung, scratch, marker):
     become_subreaper()
     sandbox = await LocalSandbox.create(rung=Rung(rung), scratch=Path(scratch))
-    orphans = asyncio.create_task(sandbox.offspring.bury_orphans())
+    orphans = asyncio.create_task(sandbox.child_processes.reap_orphans())
     cores = frozenset({min(os.sched_getaffinity(0))})
     hidden = f"setsid sleep {marker} & (sleep {marker} &) ; setsid bash -c 'sleep {marker}; :' &"
     script = f"trap '' TERM; {hidden} sleep {marker}"

@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
@@ -169,7 +170,8 @@ def build_app(
         ready: says why the service is not ready, or None.
         description: for the OpenAPI document.
     """
-    app = FastAPI(
+    # The pages /docs and /redoc with files from the package: FastAPI's own fetch theirs from the internet.
+    app = FastAPIOffline(
         title=f"Treadle {name}", version="1", lifespan=lifespan, description=description, redirect_slashes=False
     )
     app.add_exception_handler(TreadleError, _on_treadle_error)

@@ -63,14 +63,12 @@ async def _on_treadle_error(_: Request, error: Exception) -> Response:
     return problem_response(error)
 
 
-async def _on_invalid(request: Request, error: Exception) -> Response:
+async def _on_invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "json_invalid":
         return problem_response(BadRequest(what=f"the body is not JSON: {first['ctx']['error']} at {first['loc'][-1]}"))
-    if where == "body" and "application/json" not in request.headers.get("content-type", ""):
-        return problem_response(BadRequest(what="send the body as JSON, with `content-type: application/json`"))
     return problem_response(BadRequest(what=f"{where}: {first['msg']}"))
 
 

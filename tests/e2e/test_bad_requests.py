@@ -114,8 +114,13 @@ async def test_a_bad_line_in_bulk_is_named_and_the_others_are_accepted(http: aio
 
 async def test_what_callers_get_wrong_is_told_in_words_they_can_use(http: aiohttp.ClientSession) -> None:
     status, problem = await call(http, "PUT", "/v1/tasks/untyped", data=b'{"stages":[]}')
-    assert status == 422
-    assert "content-type: application/json" in problem["detail"]
+    assert (status, problem["detail"][:8]) == (422, "body.sta")
+    for form in ("application/x-www-form-urlencoded", "text/plain"):
+        task = b'{"stages":[{"name":"run","kind":"noop"}]}'
+        status, problem = await call(http, "PUT", "/v1/tasks/untyped", data=task, headers={"content-type": form})
+        assert status in {200, 201}, problem
+        status, problem = await call(http, "PUT", "/v1/tasks/untyped", data=b"stages=1", headers={"content-type": form})
+        assert (status, "not JSON" in problem["detail"]) == (422, True), problem
     status, problem = await call(http, "GET", "/v1/nothing")
     assert status == 404
     assert "/openapi.json" in problem["detail"]

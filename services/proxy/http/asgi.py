@@ -263,13 +263,19 @@ async def _send(reply: Reply | Streamed, send: Send) -> None:
 
 
 async def _bounded(call: Call, scope: Scope, receive: Receive) -> tuple[Reply | None, Receive]:
-    """Read the body of a request that is not hot: FastAPI would without any bound. Returns (refusal, replay)."""
+    """Read the body of a request that is not hot: FastAPI would without any bound. Returns (refusal, replay).
+
+    Every body is JSON, whatever its content type, as on the hot routes: `curl -d` names a form.
+    """
     if scope["method"] not in ("PUT", "POST", "PATCH"):
         return None, receive
     try:
         waiting = [await call.body(call.proxy.settings.max_body_bytes)]
     except TreadleError as error:
         return problem_reply(error), receive
+
+    others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+    scope["headers"] = [*others, (b"content-type", b"application/json")]
 
     async def replay() -> Message:
         return {"type": "http.request", "body": waiting.pop()} if waiting else await receive()

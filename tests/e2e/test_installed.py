@@ -16,6 +16,23 @@ PROGRAMS = {"right": "def double(x):\n    return 2 * x\n", "wrong": "def double(
 VERDICTS = {"right": "passed", "wrong": "failed"}
 
 
+CLIENT = """
+import sys
+import treadle
+
+url, tests, *programs = sys.argv[1:]
+with treadle.Treadle(url) as mesh:
+    stages = [treadle.StageTemplate(name="tests", kind="code.asserts")]
+    mesh.put_task("client", treadle.Task(stages=stages))
+    samples = [treadle.RewardRequest(params={"code": code, "tests": tests}) for code in programs]
+    print(dict(sorted(mesh.grade("client", samples).scores.items())))
+    trajectory = mesh.trajectories.open()
+    print(mesh.trajectories.act(trajectory.id, "env.bash", {"line": "echo hello"}).output["output"].strip())
+    mesh.trajectories.close(trajectory.id)
+print([name for name in sys.modules if name.partition(".")[0] in ("shared", "services", "pydantic")])
+"""
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return build(tmp_path_factory.mktemp("dist"))
@@ -29,6 +46,7 @@ def test_the_mesh_runs_from_a_distribution(kind: str, built: dict[str, Path], tm
     try:
         processes_have_the_mesh_first(here)
         assert graded(here) == VERDICTS
+        client_grades_and_acts(here)
     finally:
         here.treadle("down")
     assert here.run("treadle", "status").returncode == 3
@@ -59,6 +77,14 @@ def processes_have_the_mesh_first(here: Installed) -> None:
         process = Path("/proc", str(pids[name]))
         assert b"\0-P\0-m\0treadle.mesh\0" in (process / "cmdline").read_bytes()
         assert b"PYTHONPATH=" not in (process / "environ").read_bytes()
+
+
+def client_grades_and_acts(here: Installed) -> None:
+    url = next(one["url"] for one in json.loads(here.treadle("status", "--json"))["services"] if one["name"] == "proxy")
+    done = here.run("python", "-P", "-c", CLIENT, url, TESTS, *PROGRAMS.values())
+    assert done.returncode == 0, done.stderr
+    scores, output, foreign = done.stdout.splitlines()
+    assert (scores, output, foreign) == ("{'0': 1.0, '1': 0.0}", "hello", "[]")
 
 
 def graded(here: Installed) -> dict[str, str]:

@@ -31,7 +31,8 @@ def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str
 @pytest.mark.parametrize(
     "code",
     [
-        "import treadle",
+        "from treadle import *",
+        "import treadle.client.blocking",
         "import treadle.mesh",
         "import sys; from treadle.cli.main import main; sys.argv = ['treadle', '--version']; main()",
         "import sys; from treadle.cli.main import main; sys.argv = ['treadle', '--help']; main()",

@@ -12,16 +12,16 @@ import msgspec
 import typer
 from rich.console import Console
 
-from shared.api.mesh import NodeList
 from shared.runtime.settings import TreadleSettings, load
 from shared.runtime.stack_state import ServiceState, State
+from treadle.cli.address import find_proxy
 from treadle.cli.grade import DISAGREES, WRONG, Failure, answering, failing
 from treadle.cli.up import Home
-from treadle.client.door import find_door
-from treadle.client.rest import Client
+from treadle.client.answers import NodeView
+from treadle.client.asynchronous import AsyncTreadle
+from treadle.client.progress import ProgressBar
 from treadle.grading.demonstration import Demonstration, Plan, demonstrate
 from treadle.grading.humaneval import PackageMissing
-from treadle.grading.progress import ProgressBar
 from treadle.grading.render import counted, show
 from treadle.stack.operate import start_detached
 from treadle.stack.services import PROXY
@@ -80,7 +80,7 @@ def demo(
 
 def _door(url: str | None, home: Path | None, console: Console) -> str:
     """The proxy's address; a stack is started where there is none."""
-    door = find_door(os.environ, url, home)
+    door = find_proxy(os.environ, url, home)
     if door is not None:
         console.print(f"Using the stack at {door}")
         return door
@@ -99,7 +99,7 @@ def _door(url: str | None, home: Path | None, console: Console) -> str:
 
 
 async def _run(door: str, plan: Plan, console: Console) -> Demonstration:
-    async with Client.connect(door) as client:
+    async with AsyncTreadle(door) as client:
         await answering(client)
         for line in _hosts(await client.nodes()):
             console.print(line, highlight=False)
@@ -109,8 +109,8 @@ async def _run(door: str, plan: Plan, console: Console) -> Demonstration:
             raise Failure(str(error), WRONG) from error
 
 
-def _hosts(nodes: NodeList) -> Iterator[str]:
-    for node in nodes.nodes:
+def _hosts(nodes: list[NodeView]) -> Iterator[str]:
+    for node in nodes:
         if node.state == "ready":
             cores, rung = node.capacity.get("cores", 0), node.labels.get("sandbox", "?")
             yield f"Node {node.name}: {cores} cores, programs run behind sandbox rung {rung}"

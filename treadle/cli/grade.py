@@ -15,20 +15,20 @@ import typer
 from rich.console import Console
 
 from shared.api.tasks import Task
-from shared.runtime.errors import TreadleError, Unavailable
 from shared.runtime.settings import WrongSetting
 from shared.runtime.stack_errors import StackError
+from treadle.cli.address import find_proxy
 from treadle.cli.up import Home
-from treadle.client.door import find_door
-from treadle.client.rest import Client
+from treadle.client.asynchronous import AsyncTreadle
+from treadle.client.errors import TreadleError, Unavailable
+from treadle.client.graded import GradedBatch
+from treadle.client.progress import ProgressBar
 from treadle.grading.format import GradingFile, Line, read_file
 from treadle.grading.intake import Checked, check_file
 from treadle.grading.job import Job, declared, run_job, workflow_of
 from treadle.grading.out import OutFile
-from treadle.grading.progress import ProgressBar
 from treadle.grading.render import show
 from treadle.grading.report import Report
-from treadle.grading.session import GradedBatch
 
 DISAGREES, WRONG, NOT_UP, NO_VERDICT, NOT_WRITTEN, INTERRUPTED = 1, 2, 3, 4, 5, 130
 """Exit statuses; `grade` says when."""
@@ -171,20 +171,20 @@ async def grade_file(options: Options, url: str | None, home: Path | None) -> Gr
     found, workflow = _read(options)
     name = options.task or found.task or _slug(options.file)
     checked = _sound(options, check_file(found, workflow, options.expect))
-    async with Client.connect(_door(url, home), tenant=options.tenant) as client:
+    async with AsyncTreadle(_door(url, home), tenant=options.tenant) as client:
         await answering(client)
         if workflow is None:
             workflow = await declared(client, name)
             checked = _sound(options, check_file(found, workflow, options.expect))
         else:
-            await client.put_task(name, workflow)
+            await client.put_task(name, workflow.model_dump(mode="json", exclude_unset=True))
         job = Job(name, workflow, checked.lines, options.key, options.batch_size, checked.expected)
         with _resumable(options.key), ProgressBar(Console(stderr=True), len(job.lines), name) as bar:
             report, batches = await run_job(client, job, bar)
     return Graded(report, job.lines, batches)
 
 
-async def answering(client: Client) -> None:
+async def answering(client: AsyncTreadle) -> None:
     """Make sure that somebody is there, at once: what follows is patient.
 
     Raises:
@@ -231,7 +231,7 @@ def _sound(options: Options, checked: Checked) -> Checked:
 
 
 def _door(url: str | None, home: Path | None) -> str:
-    door = find_door(os.environ, url, home)
+    door = find_proxy(os.environ, url, home)
     if door is None:
         raise Failure("no stack is up: start one with treadle up --detach, or name a proxy with --url", NOT_UP)
     if not door.startswith(("http://", "https://")):

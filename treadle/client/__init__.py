@@ -1,5 +1,6 @@
-"""Treadle's REST door from the outside: a small typed client over aiohttp.
+"""The client of Treadle's REST interface, over aiohttp and msgspec alone.
 
-`rest.Client` is what others use. Every call is harmless to repeat and is repeated while the door is away, within a
-bound; errors are the mesh's own (`shared.runtime.errors`), rebuilt from their problem documents.
+`AsyncTreadle` is the client, `Treadle` the same without `await`. Every call is harmless to repeat and is repeated while
+the mesh is away, within a bound (`Patience`). `requests` has what is sent, `answers` what comes back, `errors` what is
+raised.
 """

@@ -1,4 +1,4 @@
-"""Bulk calls: requests in chunks that the door takes, and what became of each."""
+"""Bulk calls: requests in chunks that the proxy takes, and what became of each."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from shared.api.requests import BulkReceipt, Rejection, RewardRequest
-from shared.runtime.errors import PROBLEM_TYPE, Overloaded, Unavailable
+from treadle.client.answers import BulkReceipt, Rejection
+from treadle.client.errors import Overloaded, Unavailable, slug_of
+from treadle.client.requests import RewardRequest
 
 MOST_LINES = 512
-"""Of one call: the door resolves so many at a turn."""
+"""Of one call: the proxy resolves so many at a turn."""
 MOST_BYTES = 4 << 20
 """Of one call; a larger single line travels alone."""
 
 _encoder = msgspec.json.Encoder()
-_PASSING = frozenset(PROBLEM_TYPE + error.slug for error in (Overloaded, Unavailable))
 
 
 def chunks(lines: Sequence[bytes], *, most_lines: int = MOST_LINES, most_bytes: int = MOST_BYTES) -> Iterator[slice]:
@@ -32,15 +32,15 @@ def chunks(lines: Sequence[bytes], *, most_lines: int = MOST_LINES, most_bytes: 
 
 
 def encode(requests: Sequence[RewardRequest]) -> list[bytes]:
-    """One JSON text a request."""
+    """Return one JSON text a request."""
     return [_encoder.encode(request) for request in requests]
 
 
-def passes(rejection: Rejection) -> bool:
-    """Whether the line was refused for want of room or of a part: it may be sent again."""
-    return rejection.problem.get("type") in _PASSING
+def is_transient(rejection: Rejection) -> bool:
+    """Return whether the request was rejected because the mesh was full or a part was away: it may be sent again."""
+    return slug_of(rejection.problem) in (Overloaded.slug, Unavailable.slug)
 
 
 def shifted(receipt: BulkReceipt, places: Sequence[int]) -> list[Rejection]:
-    """A chunk's rejections with `line` counted in the whole from 1; `places[i]` is where line i+1 stands, from 0."""
+    """A chunk's rejections with `line` counted in the whole from 1; `places[i]` is the place of line i+1, from 0."""
     return [msgspec.structs.replace(each, line=places[each.line - 1] + 1) for each in receipt.rejected]

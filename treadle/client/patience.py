@@ -1,4 +1,4 @@
-"""How long a call is repeated while the door is away, and how often."""
+"""How long a call is repeated while the proxy is away, and how often."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from shared.runtime.errors import Overloaded, TreadleError, Unavailable
-from shared.runtime.units import Seconds
+from treadle.client.errors import Transient, TreadleError, Unavailable
 from treadle.client.http import PASSING
 
 T = TypeVar("T")
@@ -19,12 +18,12 @@ T = TypeVar("T")
 class Patience:
     """Bounds of a call's repetitions."""
 
-    total_s: Seconds = 60.0
+    total_s: float = 60.0
     """Without a success for so long, the call is given up; a supervised service is back within that."""
-    first_pause_s: Seconds = 0.05
-    longest_pause_s: Seconds = 2.0
+    first_pause_s: float = 0.05
+    longest_pause_s: float = 2.0
 
-    def pause_s(self, failures: int, rng: random.Random) -> Seconds:
+    def pause_s(self, failures: int, rng: random.Random) -> float:
         """Before the try that follows so many failures: doubling, with full jitter over its upper half."""
         ceiling = min(self.longest_pause_s, self.first_pause_s * 2.0 ** min(failures - 1, 32))
         return ceiling * rng.uniform(0.5, 1.0)
@@ -41,7 +40,7 @@ class Tries:
         self._good_at = asyncio.get_running_loop().time()
 
     def succeeded(self) -> None:
-        """The door answers: patience starts anew."""
+        """The proxy answered: patience starts anew."""
         self._failures = 0
         self._good_at = asyncio.get_running_loop().time()
 
@@ -53,19 +52,19 @@ class Tries:
         """
         self._failures += 1
         pause_s = self._patience.pause_s(self._failures, self._rng)
-        if isinstance(error, (Overloaded, Unavailable)):
+        if isinstance(error, Transient):
             pause_s = max(pause_s, min(error.retry_after_s, self._patience.longest_pause_s))
         waited_s = asyncio.get_running_loop().time() - self._good_at
         if waited_s + pause_s > self._patience.total_s:
             if isinstance(error, TreadleError):
                 raise error
             reason = str(error) or type(error).__name__
-            raise Unavailable(what=f"{self._what}: no answer for {waited_s:.1f} s ({reason})") from error
+            raise Unavailable(f"{self._what}: no answer for {waited_s:.1f} s ({reason})") from error
         await asyncio.sleep(pause_s)
 
 
 async def repeating(attempt: Callable[[], Awaitable[T]], patience: Patience, what: str, rng: random.Random) -> T:
-    """The result of a harmless call, made again while the door is away or full.
+    """The result of a harmless call, made again while the proxy is away or full.
 
     Raises:
         TreadleError: any answer that repeating does not change, or the last one when patience ends.
@@ -74,5 +73,5 @@ async def repeating(attempt: Callable[[], Awaitable[T]], patience: Patience, wha
     while True:
         try:
             return await attempt()
-        except (*PASSING, Overloaded, Unavailable) as error:
+        except (*PASSING, Transient) as error:
             await tries.failed(error)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from shared.api.requests import Answer
+from treadle.client.answers import Answer
+from treadle.client.verdicts import told_verdict, verdict_of
 from treadle.grading.format import Complaint, Expected, Line
-from treadle.grading.verdicts import told_verdict, verdict_of
 
 EXPECTED = ("passed", "failed", "error", "timeout", True, False)
 

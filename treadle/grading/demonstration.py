@@ -11,13 +11,13 @@ import msgspec
 
 from shared.api.tasks import StageTemplate, Task
 from shared.runtime.units import Seconds
-from treadle.client.rest import Client
+from treadle.client.asynchronous import AsyncTreadle
+from treadle.client.graded import GradedBatch, Progress
+from treadle.client.verdicts import verdict_of
 from treadle.grading.format import Line
 from treadle.grading.humaneval import generation_lines, mutant_groups, packaged_problems, reference_id
 from treadle.grading.job import Job, run_job
 from treadle.grading.report import Report
-from treadle.grading.session import GradedBatch, Watcher
-from treadle.grading.verdicts import verdict_of
 
 MUTANTS_TASK = "demo-humaneval"
 GENERATIONS_TASK = "demo-generations"
@@ -27,8 +27,8 @@ MEMORY_MB = 4096
 """For each program. Recorded verdicts come from runs whose memory nobody bounded; one of their endless loops fills a
 gigabyte within the time limit where the machine is quick."""
 
-Watching = Callable[[str, int], AbstractContextManager[Watcher]]
-"""(title, lines) -> a watcher for one batch."""
+Watching = Callable[[str, int], AbstractContextManager[Progress]]
+"""(title, lines) -> the progress of one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _sound(report: Report) -> bool:
     return agrees and not lost
 
 
-async def demonstrate(client: Client, plan: Plan, watching: Watching) -> Demonstration:
+async def demonstrate(client: AsyncTreadle, plan: Plan, watching: Watching) -> Demonstration:
     """Grade both parts, one batch each.
 
     Raises:
@@ -98,7 +98,7 @@ async def demonstrate(client: Client, plan: Plan, watching: Watching) -> Demonst
     return Demonstration(plan.seed, mutants, report, "")
 
 
-async def _grade_mutants(client: Client, plan: Plan, watching: Watching) -> Mutants:
+async def _grade_mutants(client: AsyncTreadle, plan: Plan, watching: Watching) -> Mutants:
     problems = packaged_problems()[: plan.problems]
     lines = list(mutant_groups(problems, plan.group_size, plan.seed))
     report, batches = await _grade(client, plan, MUTANTS_TASK, lines, watching)
@@ -124,13 +124,13 @@ def _recorded(plan: Plan) -> tuple[list[Line], str]:
 
 
 async def _grade(
-    client: Client, plan: Plan, name: str, lines: Sequence[Line], watching: Watching
+    client: AsyncTreadle, plan: Plan, name: str, lines: Sequence[Line], watching: Watching
 ) -> tuple[Report, list[GradedBatch]]:
     expected = {line.id: line.expect for line in lines if line.expect is not None}
     job = Job(name, workflow(plan.timeout_s), lines, f"{plan.key}/{name}", expected=expected)
-    await client.put_task(name, job.workflow)
-    with watching(name.removeprefix("demo-"), len(lines)) as watcher:
-        return await run_job(client, job, watcher)
+    await client.put_task(name, job.workflow.model_dump(mode="json", exclude_unset=True))
+    with watching(name.removeprefix("demo-"), len(lines)) as progress:
+        return await run_job(client, job, progress)
 
 
 def workflow(timeout_s: Seconds) -> Task:

@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from shared.api.tasks import StageTemplate, Task
 from shared.messages.kinds import KINDS
-from shared.runtime.errors import NotFound
 from shared.runtime.units import Seconds
-from treadle.client.rest import Client
+from treadle.client.asynchronous import AsyncTreadle
+from treadle.client.errors import NotFound
+from treadle.client.graded import GradedBatch, Progress
 from treadle.grading.format import Expected, Line
 from treadle.grading.report import Report, report_of
-from treadle.grading.session import GradedBatch, Watcher, grade_batch
+from treadle.grading.session import grade_batch
 
 STAGE_LIMIT_S: Seconds = 60.0
 """Execution limit of a workflow made from a kind alone; the kind's own time limits (params) lie below."""
@@ -50,7 +53,7 @@ def workflow_of(kind: str) -> Task:
     return Task(stages=[StageTemplate(name="run", kind=kind, timeout_s=STAGE_LIMIT_S)])
 
 
-async def declared(client: Client, name: str) -> Task:
+async def declared(client: AsyncTreadle, name: str) -> Task:
     """The workflow of a task that the mesh knows.
 
     Raises:
@@ -60,11 +63,12 @@ async def declared(client: Client, name: str) -> Task:
         view = await client.task(name)
     except NotFound as error:
         hint = "give --kind, or a header with a workflow (docs/grade.md), or the --task that you declared"
-        raise NotFound(kind="task", name=name, hint=hint) from error
-    return Task.model_validate(view.model_dump(include=set(Task.model_fields)))
+        raise NotFound(f"{error}; {hint}", error.problem) from error
+    known = {name: value for name, value in msgspec.to_builtins(view).items() if name in Task.model_fields}
+    return Task.model_validate_json(msgspec.json.encode(known))
 
 
-async def run_job(client: Client, job: Job, watcher: Watcher) -> tuple[Report, list[GradedBatch]]:
+async def run_job(client: AsyncTreadle, job: Job, progress: Progress) -> tuple[Report, list[GradedBatch]]:
     """Grade batch after batch, each when the one before has ended, as training steps do.
 
     Raises:
@@ -73,7 +77,7 @@ async def run_job(client: Client, job: Job, watcher: Watcher) -> tuple[Report, l
     loop = asyncio.get_running_loop()
     started = loop.time()
     graded = [
-        await grade_batch(client, job.task, lines, key=key, budget_s=job.workflow.budget_s, watcher=watcher)
+        await grade_batch(client, job.task, lines, key=key, budget_s=job.workflow.budget_s, progress=progress)
         for key, lines in job.batches()
     ]
     elapsed_s = loop.time() - started

@@ -8,11 +8,10 @@ from typing import Final
 
 import msgspec
 
-from shared.api.requests import Answer
-from shared.policy.model.formulation import EndedAs
-from treadle.grading.verdicts import verdict_of
+from treadle.client.answers import Answer, Ending
+from treadle.client.verdicts import verdict_of
 
-MESH_FAILED: Final[frozenset[EndedAs]] = frozenset({"sandbox-lost", "node-lost", "unknown-outcome", "environment-lost"})
+MESH_FAILED: Final[frozenset[Ending]] = frozenset({"sandbox-lost", "node-lost", "unknown-outcome", "environment-lost"})
 """Endings that are failures of the mesh. The others are an answer to what was asked: refused (no node can do it, or the
 trainer's own part failed), cancelled, expired (its budget had passed)."""
 

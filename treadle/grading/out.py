@@ -10,9 +10,9 @@ from typing import Self
 
 import msgspec
 
+from treadle.client.graded import GradedBatch
 from treadle.grading.format import Line
 from treadle.grading.report import line_report
-from treadle.grading.session import GradedBatch
 
 
 class OutFile:

@@ -8,9 +8,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from treadle.client.progress import STYLES
 from treadle.grading.agreement import Agreement
 from treadle.grading.masked import Masked
-from treadle.grading.progress import STYLES
 from treadle.grading.report import Report
 from treadle.grading.resources import PoolUse
 from treadle.grading.rewards import GroupRewards, Rewards

@@ -8,15 +8,15 @@ import msgspec
 
 from shared.api.tasks import Task
 from shared.runtime.units import Seconds
-from treadle.client.results import Result
+from treadle.client.answers import Result
+from treadle.client.graded import GradedBatch
+from treadle.client.verdicts import verdict_of
 from treadle.grading.agreement import Agreement, compare
 from treadle.grading.format import Expected, Line
 from treadle.grading.masked import Masked, masked_of
 from treadle.grading.resources import PoolUse, added, pools_by_stage, uses_of
 from treadle.grading.rewards import Rewards, rewards_of
-from treadle.grading.session import GradedBatch
 from treadle.grading.timing import Acts, StageActs, acts_of, extra_delay_s, stage_acts
-from treadle.grading.verdicts import verdict_of
 
 
 class BatchReport(msgspec.Struct, frozen=True):

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from shared.api.requests import Answer
 from shared.api.tasks import StageTemplate
 from shared.runtime.units import Seconds
+from treadle.client.answers import Answer
 
 
 class PoolUse(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from shared.api.requests import Answer
-from treadle.grading.verdicts import VERDICTS, verdict_of
+from treadle.client.answers import Answer
+from treadle.client.verdicts import VERDICTS, verdict_of
 
 
 class GroupRewards(msgspec.Struct, frozen=True):

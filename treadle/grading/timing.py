@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from shared.api.requests import Answer
 from shared.runtime.units import Seconds
+from treadle.client.answers import Answer
 
 
 class Spread(msgspec.Struct, frozen=True):

@@ -12,13 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.api.requests import BulkReceipt, Rejection
-from shared.runtime.errors import PROBLEMS, BadRequest, Conflict, NotFound, Overloaded, TreadleError, Unavailable
+from shared.runtime import errors as served
 from tests.treadle.grading.answers import answer
-from treadle.client.bulk import chunks, passes, shifted
+from treadle.client.answers import BulkReceipt, Rejection, Result
+from treadle.client.bulk import chunks, is_transient, shifted
+from treadle.client.errors import (
+    BY_SLUG,
+    BadRequest,
+    Conflict,
+    Overloaded,
+    TreadleError,
+    Unavailable,
+    Unexpected,
+    error_of,
+)
+from treadle.client.lines import LineReader
 from treadle.client.patience import Patience, Tries, repeating
-from treadle.client.problems import Unexpected, error_of
-from treadle.client.results import LineReader, Result
 
 QUICK = Patience(total_s=0.2, first_pause_s=0.001, longest_pause_s=0.002)
 
@@ -26,18 +35,18 @@ QUICK = Patience(total_s=0.2, first_pause_s=0.001, longest_pause_s=0.002)
 @pytest.mark.parametrize(
     "error",
     [
-        BadRequest(what="no", line=3),
-        NotFound(kind="task", name="t", hint="declare it"),
-        Conflict(what="ended"),
-        Overloaded(what="full", retry_after_s=7.0),
-        Unavailable(what="away"),
+        served.BadRequest(what="no", line=3),
+        served.NotFound(kind="task", name="t", hint="declare it"),
+        served.Conflict(what="ended"),
+        served.Overloaded(what="full", retry_after_s=7.0),
+        served.Unavailable(what="away"),
     ],
     ids=lambda error: error.slug,
 )
-def test_an_error_of_the_mesh_comes_back_as_itself(error: TreadleError) -> None:
+def test_an_error_of_the_mesh_comes_back_as_itself(error: served.TreadleError) -> None:
     rebuilt = error_of(error.status, json.dumps(error.problem()).encode(), "http://p/x")
-    assert type(rebuilt) is type(error) is PROBLEMS[error.slug]
-    assert rebuilt.problem() == error.problem()
+    assert type(rebuilt) is BY_SLUG[error.slug]
+    assert (str(rebuilt), rebuilt.problem) == (str(error), error.problem())
 
 
 @pytest.mark.parametrize(
@@ -51,7 +60,7 @@ def test_an_error_of_the_mesh_comes_back_as_itself(error: TreadleError) -> None:
         (
             422,
             b'{"type":"https://treadle.example/problems/bad-request","status":422,"detail":"odd"}',
-            Unexpected,
+            BadRequest,
             "odd",
         ),
     ],
@@ -80,8 +89,8 @@ async def test_a_call_is_repeated_until_it_succeeds() -> None:
     errors = [
         aiohttp.ServerDisconnectedError(),
         TimeoutError(),
-        Unavailable(what="away", retry_after_s=0.0),
-        Overloaded(what="full", retry_after_s=0.0),
+        Unavailable("away", {"retry_after_s": 0.0}),
+        Overloaded("full", {"retry_after_s": 0.0}),
     ]
 
     async def attempt() -> str:
@@ -98,7 +107,7 @@ async def test_what_repeating_does_not_change_is_not_repeated() -> None:
 
     async def attempt() -> None:
         calls.append(1)
-        raise Conflict(what="ended")
+        raise Conflict("ended")
 
     with pytest.raises(Conflict):
         await repeating(attempt, QUICK, "calling", random.Random(0))
@@ -149,7 +158,7 @@ async def test_a_full_mesh_says_when_to_come_back(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         "treadle.client.patience.asyncio", SimpleNamespace(get_running_loop=lambda: hours, sleep=hours.sleep)
     )
-    await Tries(Patience(), "submitting", random.Random(0)).failed(Overloaded(what="full", retry_after_s=1.5))
+    await Tries(Patience(), "submitting", random.Random(0)).failed(Overloaded("full", {"retry_after_s": 1.5}))
     assert hours.now == 1.5
 
 
@@ -170,9 +179,9 @@ def test_chunks_hold_every_line_once_in_order_and_within_bounds(
 
 
 def test_a_rejection_is_told_by_its_place_in_the_whole() -> None:
-    full = Rejection(line=1, problem=Overloaded(what="full").problem())
-    bad = Rejection(line=2, problem=BadRequest(what="odd").problem())
-    assert [passes(full), passes(bad)] == [True, False]
+    full = Rejection(line=1, problem=served.Overloaded(what="full").problem())
+    bad = Rejection(line=2, problem=served.BadRequest(what="odd").problem())
+    assert [is_transient(full), is_transient(bad)] == [True, False]
     moved = shifted(BulkReceipt(accepted=0, repeated=0, rejected=[full, bad]), [4, 9])
     assert [each.line for each in moved] == [5, 10]
 
@@ -180,7 +189,7 @@ def test_a_rejection_is_told_by_its_place_in_the_whole() -> None:
 @settings(deadline=None)
 @given(st.integers(0, 6), st.data())
 def test_results_are_whole_lines_however_the_bytes_come(count: int, data: st.DataObject) -> None:
-    results = [answer(str(number), output=b'{"verdict":"passed"}') for number in range(count)]
+    results = [answer(str(number), output={"verdict": "passed"}) for number in range(count)]
     stream = b"".join(json.dumps(as_json(result)).encode() + b"\n" for result in results)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)))))
     reader, got = LineReader(), []

@@ -13,12 +13,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from shared.api.requests import RewardRequest
-from shared.api.tasks import Task
-from shared.runtime.errors import BadRequest, DeadlineMissed, NotFound, Overloaded, TreadleError, Unavailable
+from shared.runtime import errors as served
+from treadle.client.asynchronous import AsyncTreadle
+from treadle.client.errors import DeadlineMissed, NotFound, Unavailable, Unexpected
 from treadle.client.patience import Patience
-from treadle.client.problems import Unexpected
-from treadle.client.rest import Client
+from treadle.client.requests import RewardRequest, StageTemplate, Task
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 QUICK = Patience(total_s=20, first_pause_s=0.001, longest_pause_s=0.01)
@@ -29,7 +28,7 @@ LINES = [
 ]
 
 
-def problem(error: TreadleError) -> web.Response:
+def problem(error: served.TreadleError) -> web.Response:
     return web.json_response(error.problem(), status=error.status, content_type="application/problem+json")
 
 
@@ -78,7 +77,7 @@ class FakeProxy:
         self.follows.append(request.query["follow"] == "true")
         manner = self.manners.pop(0) if self.manners else "whole"
         if manner == "away":
-            return problem(Unavailable(what="away", retry_after_s=0.0))
+            return problem(served.Unavailable(what="away", retry_after_s=0.0))
         lines = LINES[int(after.partition("-")[0]) + 1 if after else 0 :]
         response = web.StreamResponse()
         await response.prepare(request)
@@ -101,7 +100,7 @@ class FakeProxy:
         if not self.bulk_replies:
             return web.json_response({"accepted": len(body), "repeated": 0, "rejected": []})
         reply = self.bulk_replies.pop(0)
-        if isinstance(reply, TreadleError):
+        if isinstance(reply, served.TreadleError):
             return problem(reply)
         if reply == "cut":
             assert request.transport is not None
@@ -112,7 +111,7 @@ class FakeProxy:
         return web.json_response({**await request.json(), "name": "t", "tenant": "default", "version": 1})
 
     async def no_task(self, request: web.Request) -> web.Response:
-        return problem(NotFound(kind="task", name=request.match_info["task"]))
+        return problem(served.NotFound(kind="task", name=request.match_info["task"]))
 
 
 @pytest.fixture
@@ -121,8 +120,8 @@ async def proxy() -> FakeProxy:
 
 
 @pytest.fixture
-async def client(proxy: FakeProxy) -> AsyncIterator[Client]:
-    async with serving(proxy.app()) as url, Client.connect(url, tenant="me", patience=QUICK, silence_s=0.3) as client:
+async def client(proxy: FakeProxy) -> AsyncIterator[AsyncTreadle]:
+    async with serving(proxy.app()) as url, AsyncTreadle(url, tenant="me", patience=QUICK, silence_s=0.3) as client:
         yield client
 
 
@@ -132,7 +131,7 @@ async def serving(app: web.Application) -> AsyncIterator[str]:
         yield str(server.make_url("/"))
 
 
-async def read(client: Client, **options: Any) -> list[str | None]:
+async def read(client: AsyncTreadle, **options: Any) -> list[str | None]:
     return [result.request_id async for page in client.results("b", **options) for result in page]
 
 
@@ -141,7 +140,7 @@ ALL = [str(number) for number in range(TOTAL)]
 
 @pytest.mark.parametrize("manner", ["cut", "silent", "short", "away"])
 async def test_results_come_once_each_however_the_connection_breaks(
-    client: Client, proxy: FakeProxy, manner: str
+    client: AsyncTreadle, proxy: FakeProxy, manner: str
 ) -> None:
     proxy.manners = [manner, manner, "whole"]
     proxy.ends_at_call = 3
@@ -151,7 +150,7 @@ async def test_results_come_once_each_however_the_connection_breaks(
     assert proxy.afters[:3] == expected
 
 
-async def test_a_break_after_the_end_is_mended_too(client: Client, proxy: FakeProxy) -> None:
+async def test_a_break_after_the_end_is_mended_too(client: AsyncTreadle, proxy: FakeProxy) -> None:
     """The batch ends between two connections: what came last is read without following, and that may break as well."""
     proxy.manners = ["short", "cut", "silent", "away", "whole"]
     async with asyncio.timeout(30):
@@ -159,24 +158,24 @@ async def test_a_break_after_the_end_is_mended_too(client: Client, proxy: FakePr
     assert proxy.follows == [True, False, False, False, False]
 
 
-async def test_reading_goes_on_after_a_cursor(client: Client) -> None:
+async def test_reading_goes_on_after_a_cursor(client: AsyncTreadle) -> None:
     assert await read(client, after="6-0") == ["7", "8"]
 
 
-async def test_a_batch_that_stays_silent_is_given_up(client: Client, proxy: FakeProxy) -> None:
+async def test_a_batch_that_stays_silent_is_given_up(client: AsyncTreadle, proxy: FakeProxy) -> None:
     proxy.ends_at_call = math.inf
     with pytest.raises(DeadlineMissed, match="after='8-0'"):
         async with asyncio.timeout(30):
             await read(client, quiet_s=0.2)
 
 
-async def test_no_such_batch_is_said_at_once(client: Client, proxy: FakeProxy) -> None:
+async def test_no_such_batch_is_said_at_once(client: AsyncTreadle, proxy: FakeProxy) -> None:
     async def gone(request: web.Request) -> web.Response:
-        return problem(NotFound(kind="batch", name="b"))
+        return problem(served.NotFound(kind="batch", name="b"))
 
     app = web.Application()
     app.router.add_get("/v1/batches/{batch}/results", gone)
-    async with serving(app) as url, Client.connect(url, patience=QUICK) as other:
+    async with serving(app) as url, AsyncTreadle(url, patience=QUICK) as other:
         with pytest.raises(NotFound, match="no batch 'b'"):
             await read(other)
 
@@ -185,9 +184,11 @@ def requests(count: int) -> list[RewardRequest]:
     return [RewardRequest(request_id=str(number)) for number in range(count)]
 
 
-async def test_what_is_refused_for_want_of_room_is_sent_again_and_only_that(client: Client, proxy: FakeProxy) -> None:
-    full = Overloaded(what="full", retry_after_s=0.0).problem()
-    odd = BadRequest(what="odd").problem()
+async def test_what_is_refused_for_want_of_room_is_sent_again_and_only_that(
+    client: AsyncTreadle, proxy: FakeProxy
+) -> None:
+    full = served.Overloaded(what="full", retry_after_s=0.0).problem()
+    odd = served.BadRequest(what="odd").problem()
     rejected = [{"line": 2, "request_id": "1", "problem": full}, {"line": 3, "request_id": "2", "problem": odd}]
     again = [{"line": 1, "request_id": "1", "problem": full}]
     proxy.bulk_replies = [
@@ -202,10 +203,10 @@ async def test_what_is_refused_for_want_of_room_is_sent_again_and_only_that(clie
     assert proxy.tenants == {"me"}
 
 
-async def test_a_call_without_its_answer_is_made_again(client: Client, proxy: FakeProxy) -> None:
+async def test_a_call_without_its_answer_is_made_again(client: AsyncTreadle, proxy: FakeProxy) -> None:
     proxy.bulk_replies = [
         "cut",
-        Unavailable(what="away", retry_after_s=0.0),
+        served.Unavailable(what="away", retry_after_s=0.0),
         {"accepted": 1, "repeated": 2, "rejected": []},
     ]
     receipt = await client.submit("b", requests(3))
@@ -213,20 +214,20 @@ async def test_a_call_without_its_answer_is_made_again(client: Client, proxy: Fa
     assert proxy.bulks == [["0", "1", "2"]] * 3
 
 
-async def test_many_requests_travel_in_chunks(client: Client, proxy: FakeProxy) -> None:
+async def test_many_requests_travel_in_chunks(client: AsyncTreadle, proxy: FakeProxy) -> None:
     receipt = await client.submit("b", requests(1100))
     assert receipt.accepted == 1100
     assert [len(bulk) for bulk in proxy.bulks] == [512, 512, 76]
 
 
-async def test_a_request_that_cannot_be_sent_again_is_not_sent_at_all(client: Client, proxy: FakeProxy) -> None:
+async def test_a_request_that_cannot_be_sent_again_is_not_sent_at_all(client: AsyncTreadle, proxy: FakeProxy) -> None:
     with pytest.raises(AssertionError, match="request_id"):
         await client.submit("b", [RewardRequest()])
     assert proxy.bulks == []
 
 
-async def test_tasks_come_back_as_they_are(client: Client) -> None:
-    task = Task.model_validate({"stages": [{"name": "run", "kind": "noop"}], "batch_size": 3})
+async def test_tasks_come_back_as_they_are(client: AsyncTreadle) -> None:
+    task = Task(stages=[StageTemplate(name="run", kind="noop")], batch_size=3)
     view = await client.put_task("t", task)
     assert (view.version, view.batch_size, view.stages) == (1, 3, task.stages)
     with pytest.raises(NotFound, match="no task 'u'"):
@@ -234,7 +235,7 @@ async def test_tasks_come_back_as_they_are(client: Client) -> None:
 
 
 async def test_a_probe_asks_once() -> None:
-    async with Client.connect(f"http://127.0.0.1:{unused_port()}") as nobody:
+    async with AsyncTreadle(f"http://127.0.0.1:{unused_port()}") as nobody:
         with pytest.raises(Unavailable):
             await nobody.probe()
 
@@ -243,8 +244,8 @@ async def test_a_probe_asks_once() -> None:
 
     app = web.Application()
     app.router.add_get("/healthz", page)
-    async with serving(app) as url, Client.connect(url) as other:
+    async with serving(app) as url, AsyncTreadle(url) as other:
         with pytest.raises(Unexpected, match="is it the address of Treadle's proxy"):
             await other.probe()
-    async with serving(FakeProxy().app()) as url, Client.connect(url) as treadle:
+    async with serving(FakeProxy().app()) as url, AsyncTreadle(url) as treadle:
         await treadle.probe()

@@ -11,12 +11,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from shared.api.trajectories import TrajectoryRequest
-from shared.messages.environments import EnvironmentSpec
-from shared.runtime.errors import Conflict, NotFound, Overloaded, TreadleError
+from shared.runtime import errors as served
+from treadle.client.asynchronous import AsyncTreadle
+from treadle.client.errors import Conflict, NotFound, Unexpected
 from treadle.client.patience import Patience
-from treadle.client.problems import Unexpected
-from treadle.client.rest import Client
+from treadle.client.requests import EnvironmentSpec, TrajectoryRequest
 
 QUICK = Patience(total_s=20, first_pause_s=0.001, longest_pause_s=0.01)
 NAME = "t0123456789abcdef"
@@ -31,14 +30,14 @@ class FakeDoor:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, dict[str, str], Any]] = []
-        self.replies: list[tuple[int, Any] | TreadleError] = []
+        self.replies: list[tuple[int, Any] | served.TreadleError] = []
 
     async def answer(self, request: web.Request) -> web.Response:
         raw = await request.read()
         body = msgspec.json.decode(raw) if raw else None
         self.asked.append((request.method, request.path, dict(request.query), body))
         reply = self.replies.pop(0)
-        if isinstance(reply, TreadleError):
+        if isinstance(reply, served.TreadleError):
             return web.json_response(
                 reply.problem(), status=reply.status, headers=reply.headers(), content_type="application/problem+json"
             )
@@ -51,19 +50,21 @@ def fake() -> FakeDoor:
 
 
 @pytest.fixture
-async def client(fake: FakeDoor) -> AsyncIterator[Client]:
+async def client(fake: FakeDoor) -> AsyncIterator[AsyncTreadle]:
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", fake.answer)
     async with (
         asyncio.timeout(30),
         TestServer(app) as server,
-        Client.connect(f"http://127.0.0.1:{server.port}", patience=QUICK) as client,
+        AsyncTreadle(f"http://127.0.0.1:{server.port}", patience=QUICK) as client,
     ):
         yield client
 
 
-async def test_a_trajectory_is_opened_under_a_name_that_makes_tries_harmless(client: Client, fake: FakeDoor) -> None:
-    fake.replies = [Overloaded(what="full", retry_after_s=0.001), (201, VIEW)]
+async def test_a_trajectory_is_opened_under_a_name_that_makes_tries_harmless(
+    client: AsyncTreadle, fake: FakeDoor
+) -> None:
+    fake.replies = [served.Overloaded(what="full", retry_after_s=0.001), (201, VIEW)]
 
     view = await client.trajectories.open(TrajectoryRequest(environment=EnvironmentSpec(image="a", memory_mb=64)))
 
@@ -74,7 +75,7 @@ async def test_a_trajectory_is_opened_under_a_name_that_makes_tries_harmless(cli
     assert first[3]["request_id"]
 
 
-async def test_a_name_of_the_callers_own_is_kept(client: Client, fake: FakeDoor) -> None:
+async def test_a_name_of_the_callers_own_is_kept(client: AsyncTreadle, fake: FakeDoor) -> None:
     fake.replies = [(200, VIEW)]
 
     await client.trajectories.open(TrajectoryRequest(request_id="mine"))
@@ -82,14 +83,14 @@ async def test_a_name_of_the_callers_own_is_kept(client: Client, fake: FakeDoor)
     assert fake.asked[0][3]["request_id"] == "mine"
 
 
-async def test_an_action_is_waited_for_until_it_has_an_answer(client: Client, fake: FakeDoor) -> None:
-    standing = {"id": "a" * 12, "state": "queued"}
-    done = {**standing, "state": "finished", "ended": "ok", "passed": True, "output": {"exit_code": 0}}
-    fake.replies = [(202, standing), (202, {**standing, "state": "granted"}), (200, done)]
+async def test_an_action_is_waited_for_until_it_has_an_answer(client: AsyncTreadle, fake: FakeDoor) -> None:
+    waiting = {"id": "a" * 12, "state": "queued"}
+    done = {**waiting, "state": "finished", "ended": "ok", "passed": True, "output": {"exit_code": 0}}
+    fake.replies = [(202, waiting), (202, {**waiting, "state": "granted"}), (200, done)]
 
     answer = await client.trajectories.act(NAME, "env.bash", {"line": "true"}, timeout_s=5.0, units={"cores": [1, 4]})
 
-    assert (answer.ended, answer.passed, msgspec.json.decode(answer.output)) == ("ok", True, {"exit_code": 0})
+    assert (answer.ended, answer.passed, answer.output) == ("ok", True, {"exit_code": 0})
     posted, *polled = fake.asked
     assert posted[:2] == ("POST", f"/v1/trajectories/{NAME}/actions")
     assert posted[3]["params"] == {"line": "true"}
@@ -98,9 +99,9 @@ async def test_an_action_is_waited_for_until_it_has_an_answer(client: Client, fa
     assert all(float(one[2]["wait"]) > 0 for one in fake.asked)
 
 
-async def test_an_action_is_sent_again_under_the_same_name(client: Client, fake: FakeDoor) -> None:
+async def test_an_action_is_sent_again_under_the_same_name(client: AsyncTreadle, fake: FakeDoor) -> None:
     done = {"id": "a" * 12, "state": "finished", "ended": "ok"}
-    fake.replies = [Overloaded(what="full", retry_after_s=0.001), (200, done), (200, done)]
+    fake.replies = [served.Overloaded(what="full", retry_after_s=0.001), (200, done), (200, done)]
 
     await client.trajectories.act(NAME, "env.list")
     await client.trajectories.act(NAME, "env.list")
@@ -109,16 +110,16 @@ async def test_an_action_is_sent_again_under_the_same_name(client: Client, fake:
     assert first == again != other
 
 
-async def test_one_that_has_ended_says_how(client: Client, fake: FakeDoor) -> None:
-    fake.replies = [Conflict(what="trajectory t is lost: it was killed")]
+async def test_one_that_has_ended_says_how(client: AsyncTreadle, fake: FakeDoor) -> None:
+    fake.replies = [served.Conflict(what="trajectory t is lost: it was killed")]
 
     with pytest.raises(Conflict, match="it was killed"):
         await client.trajectories.act(NAME, "env.list")
 
 
-async def test_one_is_looked_at_and_closed(client: Client, fake: FakeDoor) -> None:
+async def test_one_is_looked_at_and_closed(client: AsyncTreadle, fake: FakeDoor) -> None:
     closed = {**VIEW, "state": "closed", "reason": "its trainer has closed it", "ended_at": 2.0}
-    fake.replies = [(200, VIEW), (200, closed), NotFound(kind="trajectory", name=NAME)]
+    fake.replies = [(200, VIEW), (200, closed), served.NotFound(kind="trajectory", name=NAME)]
 
     assert (await client.trajectories.view(NAME)).state == "open"
     assert (await client.trajectories.close(NAME)).state == "closed"
@@ -127,7 +128,7 @@ async def test_one_is_looked_at_and_closed(client: Client, fake: FakeDoor) -> No
     assert [one[0] for one in fake.asked] == ["GET", "DELETE", "DELETE"]
 
 
-async def test_what_is_no_trajectory_is_unexpected(client: Client, fake: FakeDoor) -> None:
+async def test_what_is_no_trajectory_is_unexpected(client: AsyncTreadle, fake: FakeDoor) -> None:
     fake.replies = [(200, {"hello": "world"})]
 
     with pytest.raises(Unexpected, match=NAME):

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from shared.api.requests import Act, StageReport
-from shared.policy.model.formulation import EndedAs
-from treadle.client.results import Result
+from treadle.client.answers import Act, Ending, Result, StageReport
 
 
 def answer(
@@ -18,10 +14,10 @@ def answer(
     units: int = 1,
     passed: bool | None = True,
     score: float | None = 1.0,
-    ended: EndedAs = "ok",
+    ended: Ending = "ok",
     mask: bool = False,
     reason: str = "",
-    output: bytes = b"null",
+    output: object = None,
 ) -> Result:
     """A finished answer; `stages` are (name, queueing, execution)."""
     legs = stages if stages is not None else [("run", 0.0, 1.0)]
@@ -36,7 +32,7 @@ def answer(
         passed=passed,
         score=score,
         reason=reason,
-        output=msgspec.Raw(output),
+        output=output,
         act=Act(queue_s=queueing, execution_s=execution, overhead_s=overhead, total_s=queueing + execution + overhead),
         stages=[
             StageReport(name=name, queue_s=queue, execution_s=run, node="n", attempts=1, units=units)

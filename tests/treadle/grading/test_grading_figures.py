@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared.api.tasks import StageTemplate
 from tests.treadle.grading.answers import answer
-from treadle.client.results import Result
+from treadle.client.answers import Result
 from treadle.grading.resources import PoolUse, added, pools_by_stage, uses_of
 from treadle.grading.rewards import rewards_of
 from treadle.grading.timing import acts_of, extra_delay_s, spread_of, stage_acts

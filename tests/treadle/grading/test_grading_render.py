@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 
 from shared.policy.model.formulation import EndedAs
 from tests.treadle.grading.answers import answer
-from treadle.client.results import Result
+from treadle.client.answers import Result
 from treadle.grading.agreement import compare
 from treadle.grading.masked import Masked, masked_of
 from treadle.grading.render import REASONS_SHOWN, agreement_part, counted, masked_part, rewards_part

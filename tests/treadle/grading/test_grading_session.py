@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from shared.api.batches import BatchView
-from shared.api.requests import BulkReceipt, Rejection, RewardRequest
-from shared.runtime.errors import BadRequest, Unavailable
+from shared.runtime.errors import BadRequest
 from tests.treadle.grading.answers import answer
-from treadle.client.rest import Client
-from treadle.client.results import Result
+from treadle.client.answers import BatchView, BulkReceipt, Rejection, Result
+from treadle.client.asynchronous import AsyncTreadle
+from treadle.client.errors import Unavailable
+from treadle.client.graded import Silence
+from treadle.client.requests import RewardRequest
 from treadle.grading.format import Line
 from treadle.grading.job import Job, run_job, workflow_of
-from treadle.grading.progress import Silence
 
 
 def view(batch: str, size: int) -> BatchView:
@@ -38,7 +38,7 @@ def view(batch: str, size: int) -> BatchView:
     )
 
 
-class FakeMesh(Client):
+class FakeMesh(AsyncTreadle):
     """Answers everything it accepts, in one page."""
 
     def __init__(
@@ -59,7 +59,7 @@ class FakeMesh(Client):
         self, batch: str, requests: Sequence[RewardRequest], *, taken: Callable[[int], None] | None = None
     ) -> BulkReceipt:
         if self._away:
-            raise Unavailable(what="away")
+            raise Unavailable("away")
         ids = [request.request_id or "" for request in requests]
         rejected = [
             Rejection(line=place, problem=BadRequest(what="odd").problem())

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from treadle.client.results import Result
-from treadle.grading.verdicts import Verdict, verdict_of
+from treadle.client.answers import Result
+from treadle.client.verdicts import Verdict, verdict_of
 
 STYLES: dict[Verdict, str] = {
     "passed": "green",
@@ -29,7 +29,7 @@ BESIDE_THE_BAR = 85
 
 
 class ProgressBar:
-    """A `session.Watcher` on a terminal; where there is none, it prints its last state once."""
+    """A `Progress` on a terminal; where there is none, it prints its last state once."""
 
     def __init__(self, console: Console, total: int, title: str) -> None:
         self._progress = Progress(
@@ -72,13 +72,3 @@ class ProgressBar:
         if self._submitted < self._total:
             counts.append(f"[dim]{self._submitted} submitted[/]")
         self._progress.update(self._bar, counts="  ".join(counts))
-
-
-class Silence:
-    """A watcher that shows nothing."""
-
-    def submitted(self, requests: int) -> None:
-        """Nothing."""
-
-    def answered(self, results: Sequence[Result]) -> None:
-        """Nothing."""

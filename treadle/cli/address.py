@@ -10,7 +10,7 @@ from treadle.stack.operate import current_state
 from treadle.stack.services import PROXY
 
 
-def find_door(environ: Mapping[str, str], url: str | None = None, home: Path | None = None) -> str | None:
+def find_proxy(environ: Mapping[str, str], url: str | None = None, home: Path | None = None) -> str | None:
     """The proxy's address: `url`, else TREADLE_URL, else that of the stack that is up in `home` (TREADLE_HOME).
 
     Returns:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-import msgspec
-
-from shared.api.requests import Answer
+from treadle.client.answers import Answer
 
 Verdict = Literal["passed", "failed", "error", "timeout", "scored", "masked"]
 
@@ -14,15 +12,6 @@ VERDICTS: Final[tuple[Verdict, ...]] = ("passed", "failed", "error", "timeout", 
 """passed, failed: the tests' word. error: it raised, crashed or met a limit other than time, where the kind tells that
 apart from failing. timeout: it met its time limit. scored: the kind gives a score and no verdict. masked: refused,
 cancelled, expired or a failure of ours, which is no statement: leave the sample out."""
-
-
-class _Told(msgspec.Struct, frozen=True):
-    """The part of an output that tells an error from a failure."""
-
-    verdict: str = ""
-
-
-_told = msgspec.json.Decoder(_Told)
 
 
 def verdict_of(answer: Answer) -> Verdict:
@@ -40,9 +29,5 @@ def verdict_of(answer: Answer) -> Verdict:
 
 def told_verdict(answer: Answer) -> str:
     """The kind's own word for it, where it has one (`output.verdict`); else empty."""
-    if answer.output is None:
-        return ""
-    try:
-        return _told.decode(answer.output).verdict
-    except msgspec.ValidationError:
-        return ""
+    verdict = answer.output.get("verdict") if isinstance(answer.output, dict) else None
+    return verdict if isinstance(verdict, str) else ""

@@ -1,0 +1,164 @@
+"""`Treadle` does what `AsyncTreadle` does, without `await`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+import treadle
+from treadle.client.asynchronous import AsyncTreadle
+from treadle.client.blocking import LoopThread, Trajectories, Treadle
+from treadle.client.errors import NotFound
+from treadle.client.trajectories import AsyncTrajectories
+
+OWN = {"close", "__enter__", "__exit__", "__init__"}
+VIEW = {
+    "id": "b", "task": "t", "tenant": "default", "state": "complete", "size": 2, "submitted": 2, "answered": 2,
+    "opened_at": 0, "first_arrival_at": 0, "ended_at": 1.0, "expected_completion_at": None, "extra_delay_s": None,
+    "overhead_s": None, "stages": [],
+}  # fmt: skip
+RESULTS = (
+    b'{"cursor":"1-0","id":"r0","state":"finished","request_id":"0","ended":"ok","passed":true,"score":1.0}\n'
+    b'{"cursor":"2-0","id":"r1","state":"finished","request_id":"1","ended":"ok","passed":false,"score":0.0}\n'
+)
+
+
+class FakeProxy:
+    """One batch of two requests, cancelled when that is asked for."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self.reading = threading.Event()
+        self.silent = False
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/v1/tasks/{task}/batches", self.view)
+        app.router.add_get("/v1/batches/{batch}", self.view)
+        app.router.add_delete("/v1/batches/{batch}", self.cancel)
+        app.router.add_get("/v1/batches/{batch}/results", self.results)
+        app.router.add_post("/v1/rewards/bulk", self.bulk)
+        app.router.add_get("/v1/tasks/{task}", self.no_task)
+        return app
+
+    async def view(self, request: web.Request) -> web.Response:
+        return web.json_response(VIEW)
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        self.cancelled.set()
+        return web.json_response(VIEW)
+
+    async def results(self, request: web.Request) -> web.StreamResponse:
+        self.reading.set()
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if self.silent:
+            await asyncio.sleep(60)
+        if not request.query["after"]:
+            await response.write(RESULTS)
+        return response
+
+    async def bulk(self, request: web.Request) -> web.Response:
+        return web.json_response({"accepted": 2, "repeated": 0, "rejected": []})
+
+    async def no_task(self, request: web.Request) -> web.Response:
+        problem = {"type": "https://treadle.example/problems/not-found", "status": 404, "detail": "no task 'u'"}
+        return web.json_response(problem, status=404)
+
+
+@pytest.fixture
+def proxy() -> FakeProxy:
+    return FakeProxy()
+
+
+@pytest.fixture
+def client(proxy: FakeProxy) -> Iterator[Treadle]:
+    async def started() -> TestServer:
+        server = TestServer(proxy.app(), shutdown_timeout=0.1)
+        await server.start_server()
+        return server
+
+    thread = LoopThread()
+    server = thread.call(started())
+    with Treadle(str(server.make_url("/"))) as client:
+        yield client
+    thread.call(server.close())
+    thread.close()
+
+
+@pytest.mark.parametrize(("blocking", "twin"), [(Treadle, AsyncTreadle), (Trajectories, AsyncTrajectories)])
+def test_the_twins_have_the_same_methods_parameters_and_documentation(blocking: type[Any], twin: type[Any]) -> None:
+    names = {name for name in vars(twin) if not name.startswith("_") and callable(getattr(twin, name))}
+    assert {name for name in vars(blocking) if not name.startswith("_")} - {"url"} == names
+    for name in names - OWN:
+        ours, theirs = getattr(blocking, name), getattr(twin, name)
+        assert ours.__doc__ == theirs.__doc__
+        assert inspect.signature(ours) == inspect.signature(theirs)
+        assert theirs.__doc__
+
+
+def test_a_batch_is_graded_with_its_progress(client: Treadle) -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Seen:
+        def submitted(self, requests: int) -> None:
+            seen.append(("submitted", requests))
+
+        def answered(self, results: Any) -> None:
+            seen.append(("answered", len(results)))
+
+    graded = client.grade("t", [treadle.RewardRequest(), treadle.RewardRequest()], progress=Seen())
+    assert graded.scores == {"0": 1.0, "1": 0.0}
+    assert graded.view.state == "complete"
+    assert ("submitted", 2) in seen
+    assert sum(count for what, count in seen if what == "answered") == 2
+
+
+def test_results_are_an_iterator(client: Treadle) -> None:
+    assert [one.id for page in client.results("b") for one in page] == ["r0", "r1"]
+    for page in client.results("b"):
+        if page:
+            break
+
+
+def test_errors_are_raised_in_the_caller(client: Treadle) -> None:
+    with pytest.raises(NotFound, match="no task 'u'"):
+        client.task("u")
+
+
+async def test_it_works_where_an_event_loop_runs_already(client: Treadle) -> None:
+    assert client.batch("b").task == "t"
+
+
+def test_an_interrupt_cancels_the_batch(client: Treadle, proxy: FakeProxy, interrupts_are_heard: None) -> None:
+    def interrupt() -> None:
+        assert proxy.reading.wait(30)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    proxy.silent = True
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        client.grade("t", [treadle.RewardRequest(), treadle.RewardRequest()])
+    thread.join()
+    assert proxy.cancelled.is_set()
+
+
+def test_an_address_without_a_scheme_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"write it as http://127\.0\.0\.1:8700"):
+        AsyncTreadle("localhost:8700")
+
+
+def test_public_names_can_be_imported() -> None:
+    assert {name: getattr(treadle, name).__name__ for name in treadle.__all__} == {n: n for n in treadle.__all__}
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = treadle.nothing

@@ -1,0 +1,148 @@
+"""`Treadle`: the same mesh without `await`. Its methods are those of `AsyncTreadle`, in the event loop of a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from treadle.client.asynchronous import CANCEL_S, AsyncTreadle
+from treadle.client.patience import Patience
+from treadle.client.trajectories import AsyncTrajectories
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class LoopThread:
+    """An event loop in a thread of its own. Any thread may call; so does a notebook, which has a loop already."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="treadle", daemon=True)
+        self._thread.start()
+
+    def call(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine to its end. Interrupted (Ctrl-C), it is cancelled and may clean up for a few seconds."""
+        ended = threading.Event()
+
+        async def tracked() -> R:
+            try:
+                return await coroutine
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(tracked(), self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            ended.wait(CANCEL_S + 1.0)
+            raise
+
+    def close(self) -> None:
+        """Stop the loop. Calling it again changes nothing."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+class _Twin:
+    """What runs the methods of an asynchronous object."""
+
+    def __init__(self, twin: Any, thread: LoopThread) -> None:
+        self._twin = twin
+        self._thread = thread
+
+
+def _blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[_Twin, P], R]:
+    """Return the method that waits for `method` of the twin: same parameters, result and documentation."""
+
+    @functools.wraps(method)
+    def call(self: _Twin, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._thread.call(method(self._twin, *args, **kwargs))
+
+    return call
+
+
+def _iterating(
+    method: Callable[Concatenate[Any, P], AsyncGenerator[R, None]],
+) -> Callable[Concatenate[_Twin, P], Iterator[R]]:
+    """Return the method that yields what `method` of the twin yields."""
+
+    @functools.wraps(method)
+    def call(self: _Twin, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        items = method(self._twin, *args, **kwargs)
+
+        async def following() -> tuple[R, ...]:
+            try:
+                return (await anext(items),)
+            except StopAsyncIteration:
+                return ()
+
+        try:
+            while found := self._thread.call(following()):
+                yield from found
+        finally:
+            self._thread.call(items.aclose())
+
+    return call
+
+
+class Trajectories(_Twin):
+    """Trajectories of one mesh, seen by one caller."""
+
+    open = _blocking(AsyncTrajectories.open)
+    view = _blocking(AsyncTrajectories.view)
+    act = _blocking(AsyncTrajectories.act)
+    close = _blocking(AsyncTrajectories.close)
+
+
+class Treadle(_Twin):
+    """One mesh, seen by one caller. Threads may share it.
+
+    Every call is harmless to repeat, and is repeated while the mesh is away. Errors are those of
+    `treadle.client.errors`. Use it in a `with` block, or close it.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        tenant: str | None = None,
+        patience: Patience | None = None,
+        silence_s: float = 30.0,
+    ) -> None:
+        """Nothing is sent yet; the arguments are those of `AsyncTreadle`."""
+        twin = AsyncTreadle(url, tenant=tenant, patience=patience, silence_s=silence_s)
+        super().__init__(twin, LoopThread())
+        self.url = twin.url
+        self.trajectories = Trajectories(twin.trajectories, self._thread)
+
+    probe = _blocking(AsyncTreadle.probe)
+    nodes = _blocking(AsyncTreadle.nodes)
+    put_task = _blocking(AsyncTreadle.put_task)
+    task = _blocking(AsyncTreadle.task)
+    open_batch = _blocking(AsyncTreadle.open_batch)
+    batch = _blocking(AsyncTreadle.batch)
+    seal = _blocking(AsyncTreadle.seal)
+    cancel = _blocking(AsyncTreadle.cancel)
+    report_progress = _blocking(AsyncTreadle.report_progress)
+    submit = _blocking(AsyncTreadle.submit)
+    results = _iterating(AsyncTreadle.results)
+    grade = _blocking(AsyncTreadle.grade)
+    run = _blocking(AsyncTreadle.run)
+
+    def close(self) -> None:
+        """Close the connections and end the thread."""
+        self._thread.call(self._twin.close())
+        self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,152 @@
+"""Errors of the client: those that the mesh answers (RFC 9457), by their slug, and those of the way to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+PROBLEM_TYPE = "https://treadle.example/problems/"
+"""Prefix of a problem's `type`; an identifier, not an address."""
+AWAY = frozenset({502, 503, 504})
+"""Statuses by which a gateway between client and mesh reports that the mesh does not answer."""
+SHOWN_CHARS = 200
+
+
+class TreadleError(Exception):
+    """Base of every error of the client. Its text is for people."""
+
+    slug: ClassVar[str] = "internal"
+    """Last part of the problem's `type`."""
+
+    def __init__(self, detail: str, problem: Mapping[str, Any] | None = None) -> None:
+        super().__init__(detail)
+        self.problem = dict(problem or {})
+        """The document of the mesh; empty where the mesh did not answer."""
+
+
+class BadRequest(TreadleError):
+    """The body or a parameter has no meaning. Repeating it changes nothing."""
+
+    slug = "bad-request"
+
+
+class MalformedRequest(TreadleError):
+    """The request breaks a rule of HTTP."""
+
+    slug = "malformed-request"
+
+
+class Forbidden(TreadleError):
+    """The host or origin of the request is not allowed."""
+
+    slug = "forbidden"
+
+
+class NotFound(TreadleError):
+    """Nothing of that name exists, or it has expired."""
+
+    slug = "not-found"
+
+
+class Conflict(TreadleError):
+    """The request contradicts what was accepted before."""
+
+    slug = "conflict"
+
+
+class TooLarge(TreadleError):
+    """The body is larger than this call takes."""
+
+    slug = "too-large"
+
+
+class DeadlineMissed(TreadleError):
+    """The deadline passed, or is predicted to pass, before an answer."""
+
+    slug = "deadline-missed"
+
+
+class Transient(TreadleError):
+    """An error that ends by itself. The client repeats the call."""
+
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds to wait before the next try."""
+        return float(self.problem.get("retry_after_s") or 0.0)
+
+
+class Overloaded(Transient):
+    """A bound was reached; nothing was accepted."""
+
+    slug = "overloaded"
+
+
+class Unavailable(Transient):
+    """The mesh, or a part that the request needs, does not answer."""
+
+    slug = "unavailable"
+
+
+class Unexpected(TreadleError):
+    """The server answered something that this client does not know. Repeating it changes nothing."""
+
+    slug = "unexpected"
+
+
+BY_SLUG: dict[str, type[TreadleError]] = {
+    error.slug: error
+    for error in (
+        TreadleError,
+        BadRequest,
+        MalformedRequest,
+        Forbidden,
+        NotFound,
+        Conflict,
+        TooLarge,
+        DeadlineMissed,
+        Overloaded,
+        Unavailable,
+    )
+}
+"""Slug -> class, for every error of the mesh."""
+
+
+def error_of(status: int, body: bytes, url: str, retry_after: str | None = None) -> TreadleError:
+    """Return the error that a reply stands for.
+
+    Args:
+        status: of the reply; 400 or more.
+        body: a problem document where the mesh itself answered.
+        url: what was called, for people.
+        retry_after: the reply's header.
+    """
+    document = _problem(body)
+    if document is None:
+        if status in AWAY:
+            return Unavailable(f"{url} answered {status}", {"retry_after_s": _seconds(retry_after)})
+        shown = body[:SHOWN_CHARS].decode("utf-8", "replace").strip()
+        return Unexpected(f"{url} answered {status}, and not as Treadle does: is it the proxy's address? {shown}")
+    detail = str(document.get("detail") or document.get("title") or status)
+    known = BY_SLUG.get(slug_of(document))
+    if known is not None:
+        return known(detail, document)
+    return Unavailable(detail, document) if status in AWAY else Unexpected(f"{url}: {detail}", document)
+
+
+def slug_of(problem: Mapping[str, Any]) -> str:
+    """Return the last part of a problem's `type`."""
+    return str(problem.get("type", "")).removeprefix(PROBLEM_TYPE)
+
+
+def _problem(body: bytes) -> dict[str, Any] | None:
+    try:
+        document = msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return None
+    return document if "type" in document and "status" in document else None
+
+
+def _seconds(header: str | None) -> float:
+    return float(header) if header is not None and header.isdecimal() else 1.0

@@ -9,7 +9,8 @@ import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))
 # pip judges markers by the Python it runs on; Debian's 3.11.2 needs async-timeout where a later one does not.
 extra = [*project["build-system"]["requires"], "editables", "async-timeout"]
-print(*project["project"]["dependencies"], *extra, sep="\n")
+needed = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["mesh"]]
+print(*needed, *extra, sep="\n")
 PYTHON
 .venv/bin/python -m pip download --quiet --disable-pip-version-check --only-binary :all: --python-version 3.11 \
     --constraint requirements.lock --requirement "$work/wanted.txt" --dest "$work/wheels" &

@@ -15,7 +15,7 @@ from services.proxy.http.asgi import put_in_front
 from services.proxy.http.bodies import Bodies
 from services.proxy.http.held import HeldCalls
 from services.proxy.http.hot import HOT_ROUTES
-from services.proxy.http.openapi import extend_openapi
+from services.proxy.http.openapi.document import extend_openapi
 from services.proxy.http.retries import Retries
 from services.proxy.http.sandbox_fusion import RUN_CODE_ROUTES
 from services.proxy.http.swerex.routes import SWEREX_ROUTES

@@ -65,7 +65,12 @@ def _proxy(request: Request) -> ProxyState:
 
 
 def _tenant(
-    treadle_tenant: Annotated[str, Header(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = DEFAULT_TENANT,
+    treadle_tenant: Annotated[
+        str,
+        Header(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Who asks; one default tenant until keys exist."
+        ),
+    ] = DEFAULT_TENANT,
 ) -> str:
     return treadle_tenant
 

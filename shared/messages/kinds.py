@@ -68,6 +68,8 @@ class CodeAsserts(Params, frozen=True, kw_only=True):
 
 
 class StdioTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run: what the program reads, and what it is to print."""
+
     stdin: str = ""
     stdout: str
 

@@ -170,7 +170,12 @@ def build_app(
     """
     # The pages /docs and /redoc with files from the package: FastAPI's own fetch theirs from the internet.
     app = FastAPIOffline(
-        title=f"Treadle {name}", version="1", lifespan=lifespan, description=description, redirect_slashes=False
+        title=f"Treadle {name}",
+        version="1",
+        lifespan=lifespan,
+        description=description,
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,  # operationId: the names of generated clients' methods
     )
     app.add_exception_handler(TreadleError, _on_treadle_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)

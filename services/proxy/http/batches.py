@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import StreamingResponse
 
+from services.proxy.http.openapi.parts import lines
 from services.proxy.state import CurrentState, ProxyState
 from shared.api.batches import BatchList, BatchView, ProgressReceipt, ProgressReport
 from shared.bus.archive import Result
@@ -16,7 +17,7 @@ from shared.runtime.app import problem_responses
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
-BatchName = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+BatchName = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Id of the batch.")]
 
 LOOK_S = 5.0
 """A follower looks at the batch itself so often, whatever wake-ups it gets."""
@@ -76,7 +77,7 @@ async def cancel_batch(batch: BatchName, proxy: CurrentState) -> BatchView:
     responses={
         200: {
             "description": "One answer a line, each with its `cursor`.",
-            "content": {"application/x-ndjson": {"schema": {"$ref": "#/components/schemas/ResultLine"}}},
+            "content": lines("ResultLine"),
         },
         **problem_responses(404, 422, 503),
     },

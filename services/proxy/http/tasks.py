@@ -13,7 +13,7 @@ from shared.runtime.app import problem_responses
 
 router = APIRouter(prefix="/v1/tasks", tags=["tasks"])
 
-TaskName = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+TaskName = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the task.")]
 
 
 @router.get("", summary="All tasks", responses=problem_responses(422, 503))

@@ -1,17 +1,15 @@
-"""The OpenAPI 3.1 document: FastAPI's own, with the hot routes written in beside them."""
+"""Actions, rewards and SandboxFusion's routes in the OpenAPI document."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-from fastapi import FastAPI
-
-from services.proxy.http.openapi_parts import ID, REF, STANDING, TENANT, body, responses, say_kinds, waiting
-from services.proxy.http.openapi_trajectories import trajectory_paths, trajectory_schemas
+from services.proxy.http.openapi.kinds import struct_schemas, variants, write_costs
+from services.proxy.http.openapi.parts import ID, STANDING, TENANT, body, lines, responses, waiting
+from services.proxy.http.openapi.schemas import Schema, nullable, object_of, ref
 from services.proxy.http.sandbox_fusion import RunCode
-from shared.api.requests import HOT_TYPES
-from shared.messages.kinds import KINDS
+from shared.api.requests import HOT_TYPES, Act, Rejection, StageReport
+from shared.messages.kinds import KINDS, MOST_GOLDS, StdioTest
 
 _BATCH = {
     "name": "batch",
@@ -21,7 +19,8 @@ _BATCH = {
 }
 
 
-def _hot_paths(max_wait_s: float) -> dict[str, Any]:
+def hot_paths(max_wait_s: float) -> dict[str, Any]:
+    """Paths by template. `max_wait_s`: the longest `wait=`."""
     wait = waiting(max_wait_s)
     run_code = {
         "tags": ["sandbox fusion"],
@@ -33,7 +32,14 @@ def _hot_paths(max_wait_s: float) -> dict[str, Any]:
         "responses": responses({200: ("It has run, or says why not", "RunCodeReply")}, 413, 422, 504),
     }
     prefix = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in ("tenant", "task")
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": f"The {name} that the program counts for.",
+            "schema": {"type": "string"},
+        }
+        for name in ("tenant", "task")
     ]
     return {
         "/v1/actions": {
@@ -80,10 +86,7 @@ def _hot_paths(max_wait_s: float) -> dict[str, Any]:
                 "description": "Good lines are accepted whatever the others are; send the rejected ones again, mended. "
                 "It is 404 where all lines name the same batch, and there is none of that name.",
                 "parameters": [_BATCH, TENANT],
-                "requestBody": {
-                    "required": True,
-                    "content": {"application/x-ndjson": {"schema": {"$ref": REF.format(name="RewardRequest")}}},
-                },
+                "requestBody": {"required": True, "content": lines("RewardRequest")},
                 "responses": responses({200: ("What became of the lines", "BulkReceipt")}, 404, 413, 422, 503),
             }
         },
@@ -99,7 +102,7 @@ def _hot_paths(max_wait_s: float) -> dict[str, Any]:
                 "responses": {
                     "200": {
                         "description": "pong",
-                        "content": {"application/json": {"schema": {"type": "string", "const": "pong"}}},
+                        "content": {"application/json": {"schema": {"type": "string", "enum": ["pong"]}}},
                     }
                 },
             }
@@ -107,61 +110,61 @@ def _hot_paths(max_wait_s: float) -> dict[str, Any]:
     }
 
 
-_COMMAND_RESULT = {
-    "type": ["object", "null"],
+_TEXT = {"type": "string"}
+_RUN_CODE_REPLY = object_of(
+    status={"type": "string", "enum": ["Success", "Failed", "SandboxError"]},
+    message=_TEXT,
+    compile_result=nullable(ref("CommandRunResult")),
+    run_result=nullable(ref("CommandRunResult")),
+    executor_pod_name=nullable(_TEXT),
+    files={"type": "object", "additionalProperties": _TEXT},
+)
+_RUN_CODE_REPLY["description"] = "What became of a program, as SandboxFusion writes it."
+_RUN_CODE_REPLY["properties"] |= {
+    "queue_time": {"type": "number"},
+    "cpu_time": {"type": "number"},
+    "peak_memory": {"type": "integer"},
+}
+_COMMAND_RUN_RESULT = {
+    "type": "object",
+    "description": "One step of a program: its compilation or its run.",
     "properties": {
-        "status": {"enum": ["Finished", "Error", "TimeLimitExceeded"]},
-        "execution_time": {"type": ["number", "null"]},
-        "return_code": {"type": ["integer", "null"]},
-        "stdout": {"type": ["string", "null"]},
-        "stderr": {"type": ["string", "null"]},
+        "status": {"type": "string", "enum": ["Finished", "Error", "TimeLimitExceeded"]},
+        "execution_time": nullable({"type": "number"}),
+        "return_code": nullable({"type": "integer"}),
+        "stdout": nullable(_TEXT),
+        "stderr": nullable(_TEXT),
     },
 }
-_RUN_CODE_REPLY = {
-    "type": "object",
-    "required": ["status", "message", "compile_result", "run_result", "executor_pod_name", "files"],
-    "properties": {
-        "status": {"enum": ["Success", "Failed", "SandboxError"]},
-        "message": {"type": "string"},
-        "compile_result": _COMMAND_RESULT,
-        "run_result": _COMMAND_RESULT,
-        "executor_pod_name": {"type": ["string", "null"]},
-        "files": {"type": "object", "additionalProperties": {"type": "string"}},
-        "queue_time": {"type": "number"},
-        "cpu_time": {"type": "number"},
-        "peak_memory": {"type": "integer"},
-    },
-}
 
 
-_RESULT_LINE = {
-    "description": "One answer, and where to read on: `after=<cursor>`.",
-    "allOf": [{"$ref": REF.format(name="Answer")}],
-    "type": "object",
-    "required": ["cursor", "id", "state"],
-    "properties": {"cursor": {"type": "string", "pattern": r"^\d+-\d+$"}},
-}
-
-
-def _schemas() -> dict[str, Any]:
+def hot_schemas() -> dict[str, Schema]:
     """Bodies of the hot routes, and the parameters of every action kind."""
-    types = (*HOT_TYPES, RunCode, *KINDS.values())
-    _, schemas = msgspec.json.schema_components(types, ref_template=REF)
-    say_kinds(schemas["ActionRequest"], KINDS)
-    return {**schemas, "RunCodeReply": _RUN_CODE_REPLY, "ResultLine": _RESULT_LINE}
+    schemas = struct_schemas((*HOT_TYPES, Act, StageReport, Rejection, StdioTest, RunCode, *KINDS.values()))
+    write_costs(schemas["ActionRequest"])
+    schemas["ActionRequest"], members = variants(schemas["ActionRequest"], KINDS)
+    request = schemas["RewardRequest"]["properties"]
+    for name, schema in (("params", _ANY_OBJECT), ("stage_params", _OBJECTS)):
+        request[name] = {**schema, "description": request[name]["description"]}
+    schemas["AnswerMatch"]["properties"]["gold"] = ref("Gold")
+    schemas["PythonFunction"]["properties"]["ground_truth"] = {"description": "Any JSON value."}
+    answer = schemas["Answer"]
+    line = {
+        "type": "object",
+        "description": "One answer, and where to read on: `after=<cursor>`.",
+        "properties": {"cursor": {"type": "string", "pattern": r"^\d+-\d+$"}, **answer["properties"]},
+        "required": ["cursor", *answer["required"]],
+    }
+    return {
+        **schemas,
+        **members,
+        "Gold": {"description": "The right answer, or all right answers.", "oneOf": [_TEXT, ref("Golds")]},
+        "Golds": {"type": "array", "items": _TEXT, "maxItems": MOST_GOLDS, "description": "All right answers."},
+        "RunCodeReply": _RUN_CODE_REPLY,
+        "CommandRunResult": _COMMAND_RUN_RESULT,
+        "ResultLine": line,
+    }
 
 
-def extend_openapi(app: FastAPI, *, max_wait_s: float) -> None:
-    """Make `app.openapi()` tell of the hot routes as well. `max_wait_s`: the longest `wait=` this replica grants."""
-    own = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            document = own()
-            paths = {**document["paths"], **_hot_paths(max_wait_s), **trajectory_paths(max_wait_s)}
-            document["paths"] = dict(sorted(paths.items()))
-            document["components"]["schemas"] |= _schemas() | trajectory_schemas()
-            app.openapi_schema = document
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
+_ANY_OBJECT = {"type": "object", "additionalProperties": True}
+_OBJECTS = {"type": "object", "additionalProperties": _ANY_OBJECT}

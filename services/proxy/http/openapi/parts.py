@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
-from shared.messages.kinds import Params
+from services.proxy.http.openapi.schemas import ref
 from shared.runtime.app import PROBLEM_JSON
-
-REF = "#/components/schemas/{name}"
 
 TENANT = {
     "name": "Treadle-Tenant",
@@ -18,7 +13,13 @@ TENANT = {
     "description": "Who asks; one default tenant until keys exist.",
     "schema": {"type": "string", "default": "default", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"},
 }
-ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+ID = {
+    "name": "id",
+    "in": "path",
+    "required": True,
+    "description": "Id of the action, as its submission returned it.",
+    "schema": {"type": "string"},
+}
 
 REASONS = {
     404: "Nothing of that name is here",
@@ -32,7 +33,7 @@ REASONS = {
 
 def json_of(name: str) -> dict[str, Any]:
     """A body that is of this schema."""
-    return {"application/json": {"schema": {"$ref": REF.format(name=name)}}}
+    return {"application/json": {"schema": ref(name)}}
 
 
 def responses(ok: dict[int, tuple[str, str]], *problems: int) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def responses(ok: dict[int, tuple[str, str]], *problems: int) -> dict[str, Any]:
     bad = {
         str(status): {
             "description": REASONS[status],
-            "content": {PROBLEM_JSON: {"schema": {"$ref": REF.format(name="Problem")}}},
+            "content": {PROBLEM_JSON: {"schema": ref("Problem")}},
         }
         for status in problems
     }
@@ -51,6 +52,12 @@ def responses(ok: dict[int, tuple[str, str]], *problems: int) -> dict[str, Any]:
 def body(schema: str) -> dict[str, Any]:
     """A body that must be there."""
     return {"required": True, "content": json_of(schema)}
+
+
+def lines(name: str) -> dict[str, Any]:
+    """A body of NDJSON: text for generators, which know no streams; `x-item-schema` is the schema of one line."""
+    text = f"NDJSON: one `{name}` a line."
+    return {"application/x-ndjson": {"schema": {"type": "string", "description": text, "x-item-schema": ref(name)}}}
 
 
 STANDING = {200: ("It has finished", "Answer"), 202: ("Accepted, not finished yet", "Answer")}
@@ -63,19 +70,4 @@ def waiting(max_s: float) -> dict[str, Any]:
         "in": "query",
         "description": "Seconds to wait for the answer (long poll). Without it the reply says where the action stands.",
         "schema": {"type": "number", "minimum": 0, "maximum": max_s},
-    }
-
-
-def say_kinds(schema: dict[str, Any], kinds: Mapping[str, type[Params]]) -> None:
-    """Write into an action's schema that its kind decides what its `params` are."""
-    schema["properties"]["kind"]["enum"] = list(kinds)
-    schema["oneOf"] = [_of_kind(kind, params) for kind, params in kinds.items()]
-
-
-def _of_kind(kind: str, params: type[Params]) -> dict[str, Any]:
-    """They may be left out where all of them have defaults."""
-    needed = any(field.required for field in msgspec.structs.fields(params))
-    return {
-        "properties": {"kind": {"const": kind}, "params": {"$ref": REF.format(name=params.__name__)}},
-        "required": ["kind", "params"] if needed else ["kind"],
     }

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
-from services.proxy.http.openapi_parts import REF, STANDING, TENANT, body, json_of, responses, say_kinds, waiting
+from services.proxy.http.openapi.kinds import struct_schemas, variants, write_costs
+from services.proxy.http.openapi.parts import STANDING, TENANT, body, json_of, responses, waiting
+from services.proxy.http.openapi.schemas import Schema, nullable, object_of, ref
 from services.proxy.http.swerex.acting import MOST_REQUEST_ID
-from services.proxy.http.swerex.forms import FORMS, RAISED, YES_OR_NO, BashAction, BashInterruptAction
+from services.proxy.http.swerex.forms import FORMS, RAISED, BashAction, BashInterruptAction
 from services.proxy.http.trajectories import MOST_LISTED, STATES
 from shared.api.trajectories import TRAJECTORY_TYPES
+from shared.messages.environments import EnvironmentSpec
 from shared.messages.kinds import ENVIRONMENT_KINDS
 
 _BASE = "/v1/trajectories/{trajectory}"
-_NAME = {"name": "trajectory", "in": "path", "required": True, "schema": {"type": "string"}}
+_NAME = {
+    "name": "trajectory",
+    "in": "path",
+    "required": True,
+    "description": "Id of the trajectory.",
+    "schema": {"type": "string"},
+}
 _REQUEST_ID = {
     "name": "X-Request-ID",
     "in": "header",
@@ -22,10 +29,16 @@ _REQUEST_ID = {
     "schema": {"type": "string", "minLength": 1, "maxLength": MOST_REQUEST_ID},
 }
 _LISTED = [
-    {"name": "state", "in": "query", "schema": {"enum": list(STATES), "default": "open"}},
+    {
+        "name": "state",
+        "in": "query",
+        "description": "Only those in this state.",
+        "schema": {"type": "string", "enum": list(STATES), "default": "open"},
+    },
     {
         "name": "limit",
         "in": "query",
+        "description": "At most so many.",
         "schema": {"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": 100},
     },
 ]
@@ -121,51 +134,62 @@ def _verb(verb: str, summary: str, sent: dict[str, Any] | None, schema: str) -> 
     }
 
 
-_UPLOAD = {
-    "required": True,
-    "content": {
-        "multipart/form-data": {
-            "schema": {
-                "type": "object",
-                "required": ["file", "target_path"],
-                "properties": {
-                    "file": {"type": "string", "format": "binary"},
-                    "target_path": {"type": "string", "minLength": 1},
-                    "unzip": {"enum": list(YES_OR_NO), "default": "false"},
-                },
-            }
-        }
+_UPLOAD = {"required": True, "content": {"multipart/form-data": {"schema": ref("UploadForm")}}}
+
+_TEXT = {"type": "string"}
+_CODE = nullable({"type": "integer"})
+_BASH = {"type": "string", "enum": ["bash"]}
+_REPLIES = {
+    "IsAlive": object_of(is_alive={"type": "boolean"}, message=_TEXT) | {"description": "Is the trajectory open?"},
+    "CreatedSession": object_of(output=_TEXT, session_type=_BASH) | {"description": "A shell has begun."},
+    "ClosedSession": object_of(session_type=_BASH) | {"description": "A shell has ended."},
+    "Observation": object_of(
+        output=_TEXT, exit_code=_CODE, failure_reason=_TEXT, expect_string=_TEXT, session_type=_BASH
+    )
+    | {"description": "What a command in a shell printed, and how it ended."},
+    "CommandReply": object_of(stdout=_TEXT, stderr=_TEXT, exit_code=_CODE)
+    | {"description": "What a command outside any shell printed, and how it ended."},
+    "FileText": object_of(content=_TEXT) | {"description": "A file's text."},
+    "Nothing": object_of() | {"description": "An empty object."},
+    "SwerexException": object_of(message=_TEXT, class_path=_TEXT, traceback=_TEXT, extra_info={"type": "object"})
+    | {"description": "An exception of SWE-ReX or of Python."},
+    "SwerexRaised": object_of(swerexception=ref("SwerexException"))
+    | {"description": "An exception for the client to raise."},
+    "UploadForm": {
+        "type": "object",
+        "description": "The form of an upload.",
+        "required": ["file", "target_path"],
+        "properties": {
+            "file": {"type": "string", "format": "binary"},
+            "target_path": {"type": "string", "minLength": 1},
+            "unzip": {
+                "type": "string",
+                "description": "`true`: the file is a zip archive, to be unpacked into a directory.",
+                "pattern": "^([Tt]rue|[Ff]alse|1|0|on|off|yes|no)$",
+                "default": "false",
+            },
+        },
     },
 }
 
 
-def _object(**properties: Any) -> dict[str, Any]:
-    return {"type": "object", "required": list(properties), "properties": properties}
-
-
-_TEXT = {"type": "string"}
-_CODE = {"type": ["integer", "null"]}
-_REPLIES = {
-    "IsAlive": _object(is_alive={"type": "boolean"}, message=_TEXT),
-    "CreatedSession": _object(output=_TEXT, session_type={"const": "bash"}),
-    "ClosedSession": _object(session_type={"const": "bash"}),
-    "Observation": _object(
-        output=_TEXT, exit_code=_CODE, failure_reason=_TEXT, expect_string=_TEXT, session_type={"const": "bash"}
-    ),
-    "CommandReply": _object(stdout=_TEXT, stderr=_TEXT, exit_code=_CODE),
-    "FileText": _object(content=_TEXT),
-    "Nothing": _object(),
-    "SwerexRaised": _object(
-        swerexception=_object(message=_TEXT, class_path=_TEXT, traceback=_TEXT, extra_info={"type": "object"})
-    ),
-}
-
-
-def trajectory_schemas() -> dict[str, Any]:
+def trajectory_schemas() -> dict[str, Schema]:
     """Bodies of these routes, and the parameters of every environment kind."""
-    types = (*TRAJECTORY_TYPES, *ENVIRONMENT_KINDS.values(), *FORMS, BashAction, BashInterruptAction)
-    _, schemas = msgspec.json.schema_components(types, ref_template=REF)
-    say_kinds(schemas["TrajectoryAction"], ENVIRONMENT_KINDS)
-    schemas["TrajectoryView"]["properties"]["environment"] = {"$ref": REF.format(name="EnvironmentSpec")}
-    actions = [{"$ref": REF.format(name=each.__name__)} for each in (BashAction, BashInterruptAction)]
-    return schemas | {"SessionAction": {"oneOf": actions}} | _REPLIES
+    actions = (BashAction, BashInterruptAction)
+    schemas = struct_schemas((*TRAJECTORY_TYPES, EnvironmentSpec, *ENVIRONMENT_KINDS.values(), *FORMS, *actions))
+    write_costs(schemas["TrajectoryAction"])
+    schemas["TrajectoryAction"], members = variants(schemas["TrajectoryAction"], ENVIRONMENT_KINDS)
+    schemas["TrajectoryView"]["properties"]["environment"] = ref("EnvironmentSpec")
+    schemas["Command"]["properties"]["command"] = ref("CommandLine")
+    named = {str(each.__struct_config__.tag): ref(each.__name__) for each in actions}
+    session = {
+        "description": "A command in a shell, or an interrupt of the command that it runs.",
+        "oneOf": list(named.values()),
+        "discriminator": {
+            "propertyName": "action_type",
+            "mapping": {tag: each["$ref"] for tag, each in named.items()},
+        },
+    }
+    words = {"type": "array", "items": _TEXT, "description": "A program and its arguments."}
+    line = {"description": "A command line, or its words.", "oneOf": [_TEXT, ref("CommandWords")]}
+    return {**schemas, **members, **_REPLIES, "SessionAction": session, "CommandLine": line, "CommandWords": words}

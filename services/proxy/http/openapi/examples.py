@@ -1,0 +1,57 @@
+"""Examples in the OpenAPI document. `VALUES`: of named schemas; `BODIES`: of operations' bodies, by a name."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+_TASK = {"stages": [{"name": "tests", "kind": "code.asserts", "params": {"timeout_s": 3}}], "batch_size": 512}
+_REWARD = {
+    "request_id": "step-7/sample-12",
+    "params": {"code": "def add(a, b):\n    return a + b", "tests": "assert add(1, 2) == 3"},
+}
+_ANSWER = {
+    "id": "01k3v4nq8zt6",
+    "state": "finished",
+    "ended": "ok",
+    "passed": True,
+    "score": 1.0,
+    "act": {"queue_s": 0.0004, "execution_s": 0.021, "overhead_s": 0.0031, "total_s": 0.0245},
+}
+_PROBLEM = {
+    "type": "https://treadle.example/problems/bad-request",
+    "title": "Bad request",
+    "status": 422,
+    "detail": "params of noop: the object has the unknown field `ecko`",
+}
+
+VALUES: Final[dict[str, list[Any]]] = {
+    "Answer": [_ANSWER],
+    "Problem": [_PROBLEM],
+    "ResultLine": [{"cursor": "1764000000000-0", **_ANSWER}],
+}
+
+BODIES: Final[dict[str, dict[str, Any]]] = {
+    "put_task": {"unit tests": _TASK, "an answer": {"stages": [{"name": "match", "kind": "answer.match"}]}},
+    "open_batch": {"a training step": {"size": 512, "key": "step-7"}},
+    "report_progress": {"still generating": {"generating": 3, "lengths": [812, 1400, 96]}},
+    "post_action": {
+        "asserts": {"kind": "code.asserts", "params": _REWARD["params"]},
+        "a program": {"kind": "code.run", "params": {"code": "print(6 * 7)"}, "units": {"cores": [1, 4]}},
+        "nothing": {"kind": "noop"},
+    },
+    "post_reward": {"one sample": {"task": "humaneval", **_REWARD}},
+    "post_rewards": {"one line": '{"params": {"code": "def f(): return 1", "tests": "assert f() == 1"}}\n'},
+    "post_trajectory": {"a local environment": {"environment": {"memory_mb": 256}, "group": "issue-12"}},
+    "post_trajectory_action": {
+        "a shell": {"kind": "env.bash", "params": {"line": "cd /tmp && ls"}},
+        "a file": {"kind": "env.write", "params": {"path": "hello.txt", "content": "hello\n"}},
+    },
+    "run_code": {"python": {"code": "print(6 * 7)", "language": "python"}},
+    "run_code_of_task": {"python": {"code": "print(6 * 7)", "language": "python"}},
+    "swerex_create_session": {"the default shell": {"session": "default"}},
+    "swerex_run_in_session": {"a command": {"action_type": "bash", "command": "pwd"}},
+    "swerex_close_session": {"the default shell": {"session": "default"}},
+    "swerex_execute": {"a line": {"command": "ls -l", "shell": True}},
+    "swerex_read_file": {"a file": {"path": "hello.txt"}},
+    "swerex_write_file": {"a file": {"path": "hello.txt", "content": "hello\n"}},
+}

@@ -1,0 +1,107 @@
+"""Schemas of what the kind of an action decides: one named variant for each kind, told apart by `kind`.
+
+Also units and elasticity, which tasks, actions and trajectories write alike (`shared/api/elasticity`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from services.proxy.http.openapi.schemas import REF, Schema, closed, describe_fields, nullable, ref
+from shared.api.elasticity import MOST_UNITS
+from shared.messages.kinds import KINDS, Params
+
+_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+_SHARE = {"type": "number", "minimum": 0, "maximum": 1}
+
+
+def _whole(least: int) -> Schema:
+    return {"type": "integer", "minimum": least, "maximum": MOST_UNITS}
+
+
+COST_SCHEMAS: dict[str, Schema] = {
+    "ActionKind": {"type": "string", "description": "Kind of an action: what it runs.", "enum": list(KINDS)},
+    "Units": {
+        "type": "object",
+        "description": "Resource -> units of it.",
+        "propertyNames": {"pattern": _NAME},
+        "additionalProperties": ref("Amount"),
+        "examples": [{"cores": 1}, {"cores": [1, 8]}, {"cores": {"any_of": [1, 2, 4, 8]}}],
+    },
+    "Amount": {
+        "description": "A fixed amount, a range, or a set of amounts.",
+        "oneOf": [_whole(0), ref("AmountRange"), ref("AmountSet")],
+    },
+    "AmountRange": {
+        "type": "array",
+        "description": "The fewest and the most units.",
+        "items": _whole(0),
+        "minItems": 2,
+        "maxItems": 2,
+    },
+    "AmountSet": closed(("any_of",), any_of={"type": "array", "items": _whole(1), "minItems": 1})
+    | {"description": "A set of amounts: only these are granted."},
+    "Elasticity": {
+        "description": "How the work scales: with m units it takes T / (E(m) * m).",
+        "oneOf": [ref("Amdahl"), ref("Power"), ref("EfficiencyTable")],
+    },
+    "EfficiencyTable": {
+        "type": "object",
+        "description": "Units -> efficiency E(m). Empty: it does not scale.",
+        "additionalProperties": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "examples": [{"1": 1.0, "4": 0.8}],
+    },
+    "Amdahl": closed(
+        ("model", "serial"),
+        model={"type": "string", "enum": ["amdahl"]},
+        serial={**_SHARE, "description": "The part of T that more units do not shorten."},
+    )
+    | {"description": "E(m) = 1 / (serial * m + 1 - serial)."},
+    "Power": closed(("model", "exponent"), model={"type": "string", "enum": ["power"]}, exponent=dict(_SHARE))
+    | {"description": "m units are m ** exponent times as fast as one."},
+}
+
+
+def struct_schemas(types: Iterable[type[Any]]) -> dict[str, Schema]:
+    """Named schemas of msgspec types and of those that they are made of, with the texts below their fields."""
+    types = tuple(types)
+    _, schemas = msgspec.json.schema_components(types, ref_template=REF)
+    for form in types:
+        describe_fields(form, schemas[form.__name__])
+    return schemas
+
+
+def write_costs(schema: Schema) -> None:
+    """Let the properties `units` and `elasticity` name the shared schemas."""
+    for name, shared in (("units", nullable(ref("Units"))), ("elasticity", ref("Elasticity"))):
+        text = schema["properties"][name].get("description", "")
+        schema["properties"][name] = {**shared, "description": text}
+
+
+def variants(action: Schema, kinds: Mapping[str, type[Params]]) -> tuple[Schema, dict[str, Schema]]:
+    """(union of an action of each kind, its members by name). `action`: the schema that holds for all kinds.
+
+    A kind's parameters may be left out where all of them have defaults.
+    """
+    members: dict[str, Schema] = {}
+    mapping: dict[str, str] = {}
+    for kind, params in kinds.items():
+        member = copy.deepcopy(action)
+        name = f"{params.__name__}Action"
+        member["description"] = f"`{kind}`: {params.__doc__}"
+        member["properties"]["kind"] = {"type": "string", "enum": [kind]}
+        member["properties"]["params"] = ref(params.__name__)
+        needed = any(field.required for field in msgspec.structs.fields(params))
+        member["required"] = ["kind", "params"] if needed else ["kind"]
+        members[name] = member
+        mapping[kind] = REF.format(name=name)
+    union = {
+        "description": action["description"],
+        "oneOf": [ref(name) for name in members],
+        "discriminator": {"propertyName": "kind", "mapping": mapping},
+    }
+    return union, members

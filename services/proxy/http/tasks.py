@@ -21,7 +21,12 @@ async def list_tasks(proxy: CurrentState, tenant: Tenant) -> TaskList:
     return TaskList(tasks=await proxy.tasks.all(tenant))
 
 
-@router.put("/{task}", summary="Declare or change a task", responses=problem_responses(413, 422, 503))
+@router.put(
+    "/{task}",
+    summary="Declare or change a task",
+    responses=problem_responses(413, 422, 503),
+    openapi_extra={"x-codegen-request-body-name": "body"},  # "task" is taken, by the path's parameter
+)
 async def put_task(task: TaskName, body: Task, proxy: CurrentState, tenant: Tenant) -> TaskView:
     """Open batches keep the version they were opened with. Declaring the same again changes nothing."""
     return await proxy.tasks.put(tenant, task, body)

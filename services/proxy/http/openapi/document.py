@@ -50,8 +50,10 @@ def extend_openapi(app: FastAPI, *, max_wait_s: float) -> None:
 def _whole(document: dict[str, Any], max_wait_s: float) -> dict[str, Any]:
     paths = {**document["paths"], **hot_paths(max_wait_s), **trajectory_paths(max_wait_s)}
     schemas: dict[str, Schema] = document["components"]["schemas"]
-    schemas |= hot_schemas() | trajectory_schemas() | COST_SCHEMAS
-    schemas.pop("AnyOf")
+    schemas |= hot_schemas() | trajectory_schemas()
+    for replaced in ("AnyOf", "Amdahl", "Power"):
+        schemas.pop(replaced)
+    schemas |= COST_SCHEMAS
     write_costs(schemas["StageTemplate"])
     schemas["StageTemplate"]["properties"]["kind"] = ref("ActionKind")
     for name, values in VALUES.items():

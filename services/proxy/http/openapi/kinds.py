@@ -1,6 +1,7 @@
 """Schemas of what the kind of an action decides: one named variant for each kind, told apart by `kind`.
 
-Also units and elasticity, which tasks, actions and trajectories write alike (`shared/api/elasticity`).
+Also units and elasticity, which tasks, actions and trajectories write alike (`shared/api/elasticity`). Elasticity is
+one object instead of a union: no property tells all of its forms apart, and Go's clients refuse `{}` for a union.
 """
 
 from __future__ import annotations
@@ -46,23 +47,22 @@ COST_SCHEMAS: dict[str, Schema] = {
     "AmountSet": closed(("any_of",), any_of={"type": "array", "items": _whole(1), "minItems": 1})
     | {"description": "A set of amounts: only these are granted."},
     "Elasticity": {
-        "description": "How the work scales: with m units it takes T / (E(m) * m).",
-        "oneOf": [ref("Amdahl"), ref("Power"), ref("EfficiencyTable")],
-    },
-    "EfficiencyTable": {
         "type": "object",
-        "description": "Units -> efficiency E(m). Empty: it does not scale.",
+        "description": "How the work scales: with m units it takes T / (E(m) * m). Either units -> efficiency E(m), or "
+        "a model: `amdahl` with `serial`, or `power` with `exponent`. Empty: it does not scale.",
+        "properties": {
+            "model": {
+                "type": "string",
+                "description": "amdahl: E(m) = 1 / (serial * m + 1 - serial); power: m units are m ** exponent times "
+                "as fast as one.",
+                "enum": ["amdahl", "power"],
+            },
+            "serial": {**_SHARE, "description": "The part of T that more units do not shorten."},
+            "exponent": {**_SHARE, "description": "Of the model `power`."},
+        },
         "additionalProperties": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-        "examples": [{"1": 1.0, "4": 0.8}],
+        "examples": [{"1": 1.0, "4": 0.8}, {"model": "amdahl", "serial": 0.05}, {"model": "power", "exponent": 0.9}],
     },
-    "Amdahl": closed(
-        ("model", "serial"),
-        model={"type": "string", "enum": ["amdahl"]},
-        serial={**_SHARE, "description": "The part of T that more units do not shorten."},
-    )
-    | {"description": "E(m) = 1 / (serial * m + 1 - serial)."},
-    "Power": closed(("model", "exponent"), model={"type": "string", "enum": ["power"]}, exponent=dict(_SHARE))
-    | {"description": "m units are m ** exponent times as fast as one."},
 }
 
 

@@ -1,4 +1,4 @@
-"""What the leader knows of one unanswered action, and the steps it may take."""
+"""State of one unanswered action at the leader, and its valid transitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shared.policy.resources.ledger import Node
 
 
 class InvalidTransition(AssertionError):
-    """The state machine was asked for a step its table does not have. The message tells the action's story."""
+    """An event asked for a transition that the table does not have. The message lists the action's earlier states."""
 
 
 @dataclass(slots=True)
@@ -25,61 +25,61 @@ class ActionState:
     state: State = "queued"
     stage: int = 0
     attempt: int = 0
-    """Of the newest grant in this stage; 0 before the first."""
+    """Number of the newest grant in this stage; 0 before the first."""
     node: str = ""
-    """Where it is granted; empty while queued."""
+    """Node it is granted on; empty while queued."""
     booked: bool = False
-    """Its units are taken on that node. Not so while only the store says that a former leader had granted it there."""
+    """Its units are taken on that node. False while only the store reports a grant of a former leader there."""
     ahead: bool = False
-    """Granted ahead: it stands in its node's line and holds no units yet."""
+    """Prefetched: it waits in its node's queue and holds no units yet."""
     short: bool = False
-    """It holds units and is expected to give them back in a moment."""
+    """It holds units and is expected to release them soon."""
     recalls: int = 0
-    """Attempts of this stage that were taken back before they had begun."""
+    """Attempts of this stage that were recalled or postponed before they had begun."""
     postponed: str = ""
-    """Why its node asked to try later, the last time that it did."""
+    """Reason of its node's last request to try later."""
     serial: int = 0
-    """Of the grant; orders grants against inventories."""
+    """Serial of the grant; orders grants against inventories."""
     queued_s: float = 0.0
-    """When this stage could have begun; of the first, the arrival."""
+    """When this stage could have begun; for the first stage, the arrival."""
     granted_s: float = 0.0
     started_s: float = 0.0
-    """Since when its newest attempt executes, as far as we heard; 0 while nothing says that it does."""
+    """Start of execution of its newest attempt, as far as reported; 0 while no report says that it executes."""
     expected_s: float = 0.0
-    """Of execution, as predicted when this stage was queued, and again when it was granted."""
+    """Expected execution time, predicted when this stage was queued and again when it was granted."""
     expected_end_s: float = 0.0
     acts: list[StageAct] = field(default_factory=list)
     cancel_as: EndedAs = "cancelled"
-    """How it is answered when the node confirms a revocation."""
+    """End to answer with when the node confirms a revocation."""
     cancel_reason: str = ""
     story: list[str] = field(default_factory=list)
-    """States it has gone through, for the crash report; bounded by attempts and stages."""
+    """Earlier states, for the crash report; bounded by attempts and stages."""
     work: Work = field(init=False)
-    """The stage it is in."""
+    """Work of its current stage."""
     pool_units: int = field(init=False)
-    """The fewest units it takes of its pool's resource."""
+    """Fewest units it takes of its pool's resource."""
     units: Mapping[str, int] = field(init=False)
-    """What it takes of its node while it runs: the fewest, until it is granted more."""
+    """Units it takes of its node while it runs: the fewest, until it is granted more."""
     begins: bool = False
-    """Granted now, it would begin its trajectory's environment."""
+    """If granted now, it begins its trajectory's environment."""
     scales: bool = field(init=False)
-    """It may be granted more than the fewest units, and how that would shorten it is known."""
+    """It may be granted more than the fewest units, and the effect on its duration is known."""
     scalable: Scalable | None = None
-    """What it lasts on each of its amounts, as last asked for."""
+    """Duration on each of its amounts, from the last call."""
     lane: Lane | None = None
-    """Where it waits; where it last waited, while it is granted."""
+    """Lane where it waits; while it is granted, the lane where it last waited."""
     key: EbfKey = field(init=False)
-    """Its place in the order there."""
+    """Its position in the lane's order."""
     resource: str = field(init=False)
-    """Its pool's, the key elasticity resource."""
+    """Resource of its pool, the key elasticity resource."""
     duration_key: tuple[str, str, str] = field(init=False)
-    """What its duration is learned under."""
+    """Key under which its duration is learned."""
 
     def __post_init__(self) -> None:
         self.enter(self.stage, self.attempt)
 
     def enter(self, stage: int, attempt: int) -> None:
-        """Stand in this stage after so many attempts at it."""
+        """Enter this stage with this number of earlier attempts."""
         work = self.request.stages[stage]
         self.stage, self.attempt, self.work = stage, attempt, work
         self.recalls = 0
@@ -87,30 +87,30 @@ class ActionState:
         self.scales = work.elasticity is not None and len(work.amounts) > 1
         self.resource = work.pool.partition("@")[0]
         self.pool_units = work.units.get(self.resource, 0)
-        kind = f"{work.kind} scaled" if self.scales else work.kind  # another sort of work, as a rule far longer
+        kind = f"{work.kind} scaled" if self.scales else work.kind  # another sort of work, usually far longer
         self.duration_key = (self.request.tenant, self.request.task, kind)
 
     @property
     def wanted_units(self) -> int:
-        """Units of its pool's resource to own for it: the fewest, and outside batches all it could use.
+        """Units of its pool's resource that nodes should own for it: the fewest; outside batches, all it could use.
 
-        What is outside batches nobody else foresees; a batch's elastic work grows into what is owned anyway.
+        The planner does not foresee work outside batches. Elastic work of a batch uses the units that are owned anyway.
         """
         return self.work.amounts[-1] if self.scales and not self.request.batch else self.pool_units
 
     @property
     def granted_units(self) -> int:
-        """Of its pool's resource."""
+        """Granted units of its pool's resource."""
         return self.units.get(self.resource, 0)
 
     @property
     def needs(self) -> Mapping[str, int]:
-        """Units a node must have free for it: with what its environment will hold, where it begins one."""
+        """Units a node must have free for it; if it begins an environment, with what the environment will hold."""
         need = self.request.need
         return need.begun_by(self.units) if self.begins and need is not None else self.units
 
     def could_run_on(self, node: Node) -> bool:
-        """Could that node take it when it owned everything and were empty?"""
+        """Return whether the node could run it if it were empty and owned all its units."""
         need = self.request.need
         if self.begins and need is not None and need.kind not in node.kinds:
             return False
@@ -124,13 +124,13 @@ class ActionState:
     def spent(self, now: float, end: Ended | None = None) -> tuple[float, float]:
         """Seconds of this stage so far: (queueing, execution), together no more than have passed since it was queued.
 
-        Queueing is all that came before its last attempt began, so attempts that were lost are part of it. An attempt
-        may have begun before we granted it (a former leader did, or it is older than the newest grant): what its
-        execution took is not counted as queueing as well.
+        Queueing is all time before its last attempt began, lost attempts included. The attempt may have begun before
+        the present grant (under a former leader, or under an older grant). Its execution time is then not counted as
+        queueing too.
 
         Args:
             now: absolute seconds.
-            end: an attempt's end, as its node tells it; None: it goes by what was heard of the newest attempt.
+            end: an attempt's end as its node reported it; None: use what was reported of the newest attempt.
         """
         passed_s = max(0.0, now - self.queued_s)
         if end is None:
@@ -142,24 +142,24 @@ class ActionState:
         return max(0.0, min(waited_s, passed_s - executed_s)), executed_s
 
     def scored(self, now: float, end: Ended) -> None:
-        """This stage has a verdict: keep what it took. What follows counts from now on."""
+        """Record the times of this stage, which has a verdict. Times of the next stage count from now."""
         queue_s, execution_s = self.spent(now, end)
         act = StageAct(self.work.name, queue_s, execution_s, end.node, max(1, self.attempt), self.granted_units)
         self.acts.append(act)
         self.queued_s, self.granted_s, self.started_s = now, 0.0, 0.0
 
     def ungranted(self) -> None:
-        """Its grant never left: as if it had waited on."""
+        """Undo a grant that was never sent, as if the action had kept waiting."""
         assert self.state == "granted", f"{self.request.id} is {self.state}"
         self.story.pop()
         self.state = "queued"
         self.granted_s = 0.0
 
     def move(self, state: State) -> None:
-        """Take one step of the table.
+        """Move to the next state.
 
         Raises:
-            InvalidTransition: the table has no such step; nothing has changed.
+            InvalidTransition: the table has no such transition; nothing has changed.
         """
         if state not in TRANSITIONS[self.state]:
             raise InvalidTransition(f"{self.request.id}: {' -> '.join([*self.story, self.state])} -> {state}?")

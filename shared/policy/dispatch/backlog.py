@@ -1,6 +1,6 @@
-"""What waits, pool by pool, and what of it is stuck: no present node could ever take it.
+"""Waiting actions by pool, and those that are stuck: no present node could ever take them.
 
-Stuck work is accepted, because nodes may come: it waits for one until its budget ends, and callers should be told.
+Stuck work is accepted because such a node may join. It waits for one until its budget ends, and callers are informed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 Units = tuple[tuple[str, int], ...]
 
 MOST_TOLD = 1024
-"""Pools, sorts of work in each, and batches that are told of: those where most waits."""
+"""Most pools, sorts of work in each, and batches that are reported: those with the most waiting actions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Lack:
     kind: str
     units: dict[str, int]
     waiting: int
-    """How many actions."""
+    """Number of actions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +38,32 @@ class PoolBacklog:
 
     name: str
     waiting: int
-    """How many actions, those that are stuck among them."""
+    """Number of actions, stuck ones included."""
     lacks: list[Lack] = field(default_factory=list)
     begins: int = 0
-    """How many of them begin an environment."""
+    """Number of them that begin an environment."""
     held_up: str = ""
-    """Why the first of those does not begin now."""
+    """Reason why the first of those does not begin now."""
 
     @property
     def stuck(self) -> int:
-        """How many actions."""
+        """Number of stuck actions."""
         return sum(lack.waiting for lack in self.lacks)
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """All that waits."""
+    """Backlog of all pools."""
 
     pools: list[PoolBacklog] = field(default_factory=list)
     stuck: dict[str, int] = field(default_factory=dict)
-    """Batch -> how many of its actions are stuck."""
+    """Batch -> number of its stuck actions."""
 
 
 def survey(cluster: ClusterState) -> Backlog:
-    """What waits now. O(pools + stuck actions), and O(waiting actions) where a pool has work and no nodes.
+    """Return the present backlog. O(pools + stuck actions); O(waiting actions) if a pool has work and no nodes.
 
-    What has become stuck since it came (nodes have gone) is told when its turn comes near.
+    An action that becomes stuck after its arrival (because nodes have left) is reported when its turn comes near.
     """
     waiting = {pool.name: sum(lane.waiting for lane in pool.all_lanes()) for pool in cluster.pools.values()}
     sorts: defaultdict[str, Counter[tuple[str, Units]]] = defaultdict(Counter)
@@ -112,23 +112,23 @@ def _stuck(cluster: ClusterState) -> Iterator[ActionState]:
 
 
 def _begun(action_state: ActionState) -> EnvironmentNeed | None:
-    """The environment that it would begin."""
+    """Environment that it would begin."""
     return action_state.request.need if action_state.begins else None
 
 
 def _kind(work: Work, begun: EnvironmentNeed | None) -> str:
-    """All that a node has to offer for it: `env.bash` and, where it begins an environment, `runtime.docker`."""
+    """Everything a node has to offer for it: `env.bash` and, if it begins an environment, `runtime.docker`."""
     return work.kind if begun is None else f"{work.kind} and {begun.kind}"
 
 
 def lacking(kind: str, units: Mapping[str, int], pool: str) -> str:
-    """What the mesh would need to have for such work, in words."""
+    """Text that says what the mesh lacks for such work."""
     amounts = ", ".join(f"{name}={count}" for name, count in units.items())
     return f"no node of class {pool.partition('@')[2]!r} offers {kind}" + (f" with {amounts}" if amounts else "")
 
 
 def why_held_up(cluster: ClusterState, pool: Pool) -> str:
-    """Why the next environment of a pool does not begin now, though some node could make it one day; else empty."""
+    """Reason why the pool's next environment does not begin now; empty if nothing waits or no node could make it."""
     lane = pool.lanes.get(BEGINS)
     head = lane.queue.head() if lane is not None else None
     if head is None:
@@ -142,11 +142,11 @@ def why_held_up(cluster: ClusterState, pool: Pool) -> str:
 
 
 _SHORT = {STARTS: "as many are being made as may be at once", "memory_mb": "the memory for environments is taken"}
-"""Resource -> what it means that too little of it is free."""
+"""Resource -> explanation for too few free units of it."""
 
 
 def why_it_waits_to_begin(work: Work, pools: list[PoolBacklog]) -> str:
-    """Why work that begins an environment waits; empty where the leader has not told that anything does."""
+    """Reason why work that begins an environment waits; empty if the leader has reported no such wait."""
     for pool in pools:
         if pool.name == work.pool and pool.held_up:
             return f"it waits to begin its environment, with {pool.begins} in {pool.name}: {pool.held_up}"
@@ -154,7 +154,7 @@ def why_it_waits_to_begin(work: Work, pools: list[PoolBacklog]) -> str:
 
 
 def why_it_waited(cluster: ClusterState, action_state: ActionState) -> str:
-    """Why an action has not begun before its deadline came."""
+    """Reason why an action did not begin before its deadline."""
     work, lane = action_state.work, action_state.lane
     if lane is not None and action_state.request.id in lane.behind:
         return "its deadline came while it waited for an earlier action of its trajectory"
@@ -168,7 +168,7 @@ def why_it_waited(cluster: ClusterState, action_state: ActionState) -> str:
 
 
 def why_stuck(work: Work, pools: list[PoolBacklog], need: EnvironmentNeed | None = None) -> str:
-    """Why this work waits in vain for now; empty where it does not. `need`: of an action of a trajectory."""
+    """Reason why this work cannot run at present; empty if it can. `need`: of an action of a trajectory."""
     needs = [(work.kind, dict(work.units))]
     if need is not None:
         needs.append((_kind(work, need), need.begun_by(work.units)))

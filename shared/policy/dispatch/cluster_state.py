@@ -1,6 +1,6 @@
-"""The floor where work meets units: who waits in which pool, and who holds what on which node.
+"""Cluster state: the queues of all pools, and what each action holds on which node.
 
-Law: a request is in exactly one lane (queued) or on exactly one node (granted, running, cancelling), or answered.
+Law: a request is in exactly one lane (queued), on exactly one node (granted, running, cancelling), or answered.
 """
 
 from __future__ import annotations
@@ -19,66 +19,67 @@ from shared.policy.resources.ledger import Node, Orphan, place
 from shared.policy.resources.pools import Pool
 
 MOST_GONE = 1024
-"""Nodes taken for dead that are remembered."""
+"""Most lost nodes that are remembered."""
 
 
 @dataclass(slots=True)
 class ClusterState(EnvironmentPlacements):
-    """Queues and nodes; `filling` decides who gets what."""
+    """State of queues and nodes; `scheduling_round` decides the grants."""
 
     granted: dict[str, dict[str, ActionState]] = field(default_factory=dict)
-    """Node -> action -> life: what is granted there."""
+    """Node -> action -> its state: actions granted there."""
     ahead: Prefetch = field(default_factory=Prefetch)
-    """What is granted and stands in its node's line."""
+    """Prefetched actions: granted, and waiting in their nodes' queues."""
     elastic: ElasticGrants = field(default_factory=ElasticGrants)
     newest_serial: int = 0
-    """Of the newest grant."""
+    """Serial of the newest grant."""
     _gone: dict[str, Node] = field(default_factory=dict)
-    """Nodes taken for dead that had questions to answer; the newest incarnation of each name."""
+    """Lost nodes with inventory requests unanswered; the newest incarnation of each name."""
 
     def enqueue(self, action_state: ActionState) -> None:
-        """As `Queues.enqueue`; what scales is made ready for decisions now, as it comes, and not in one of them."""
+        """As `Queues.enqueue`; computes the durations of an elastic action, so that scheduling rounds need not."""
         EnvironmentPlacements.enqueue(self, action_state)
         self.scaled(action_state)
 
     def scaled(self, action_state: ActionState) -> Scalable | None:
-        """What its stage takes on each amount it may have; None where it does not scale, or nobody knows."""
+        """Durations of its stage on each amount it may have; None if it is not elastic or its duration is unknown."""
         if not action_state.scales:
             return None
         if action_state.scalable is not None and action_state.work.duration_s is not None:
-            return action_state.scalable  # the trainer's word does not change
+            return action_state.scalable  # the declared duration does not change
         single_s = self.single(action_state)
         return None if single_s is None else self.elastic.scalable(action_state, single_s)
 
     # ---- nodes -------------------------------------------------------------------------------------------------
 
     def assign(self, action_state: ActionState, node: Node, now: float) -> None:
-        """Book a life on a node: units taken."""
+        """Assign an action to a node and take its units."""
         self._onto(action_state, node, now)
         self._book(action_state, node, now)
 
     def stand(self, action_state: ActionState, node: Node, now: float) -> None:
-        """Put a life into a node's line: no units taken before it starts."""
+        """Add an action to a node's queue. It takes no units before it starts."""
         self._onto(action_state, node, now)
         self.ahead.join(action_state)
 
     def started_ahead(self, action_state: ActionState, node: Node, now: float) -> None:
-        """A life of a node's line has been started there, or will be at once."""
+        """Take the units of a prefetched action that its node has started, or will start at once."""
         self.ahead.leave(action_state)
         self._book(action_state, node, now)
 
     def promote(self, now: float) -> None:
-        """Where units are free, book the first of the line: the node has started it by itself."""
+        """If units are free, take them for the first action in the node's queue: the node has started it by itself."""
         for name in list(self.ahead.lines):
             node = self.nodes[name]
             while (action_state := self.ahead.first(node)) is not None and node.holds(action_state.units):
                 self.started_ahead(action_state, node, now)
 
     def stale_prefetched(self, now: float) -> Iterator[ActionState]:
-        """Lives to be recalled from lines: they have stood for too long, and need not or should not stand there.
+        """Prefetched actions to recall: they have waited longer than `RECALL_S`, and either another node can start them
+        now or only long work is ahead of them.
 
-        Work that was taken for short and still runs is not waited for any more. Where only such work is left, or where
-        another node could start it, what stands is better off in the queue, where order and deadlines hold.
+        Work that was expected to be short and runs overdue no longer counts as short. A recalled action returns to the
+        queue, where order and deadlines apply.
         """
         for name in list(self.ahead.short):
             for action_state in self.granted.get(name, {}).values():
@@ -104,7 +105,7 @@ class ClusterState(EnvironmentPlacements):
         self.ahead.booked(action_state)
 
     def adopt(self, action_state: ActionState, node: Node, now: float, *, waits: bool = False) -> None:
-        """A node holds what we had queued (granted under a former leader): from the queue onto the node."""
+        """Assign a queued action to the node that reports it (granted under a former leader)."""
         self.unqueue(action_state)
         action_state.move("granted")
         if action_state.scales:
@@ -112,21 +113,25 @@ class ClusterState(EnvironmentPlacements):
         (self.stand if waits else self.assign)(action_state, node, now)
 
     def await_node(self, action_state: ActionState, node: str, now: float) -> None:
-        """The store says a former leader granted it there, so it may run: only that node can tell."""
+        """Set an action aside for the node where a former leader granted it, as the store says. It may run there, so
+        only that node's report decides.
+        """
         self.unqueue(action_state)
         action_state.move("granted")
         action_state.node, action_state.granted_s, action_state.expected_end_s = node, now, now
         self.granted.setdefault(node, {})[action_state.request.id] = action_state
 
     def release(self, action_state: ActionState) -> None:
-        """The node is done with a life: units free."""
+        """Release an action from its node and free its units."""
         node = self.nodes.get(action_state.node)
         if action_state.booked and node is not None:
             node.give_back(action_state.units)
         self._off_node(action_state)
 
     def orphan(self, action_state: ActionState, now: float) -> None:
-        """A life leaves a node that still executes it (and is told to stop): its units stay taken until it has."""
+        """Remove an action from a node that still executes it and has been asked to stop. Its units stay taken until it
+        has.
+        """
         node = self.nodes.get(action_state.node)
         if (action_state.booked or action_state.ahead) and node is not None:
             units = action_state.units if action_state.booked else {}
@@ -138,9 +143,10 @@ class ClusterState(EnvironmentPlacements):
     def reconcile(
         self, now: float, node: Node, action_state: ActionState | None, action: str, holding: HeldGrant
     ) -> bool:
-        """Make what a node holds ours again, if it is; False: it must be revoked, its units are taken until it has.
+        """Adopt what a node holds if it is the current attempt. False: it must be revoked, and its units stay taken
+        until then.
 
-        An attempt older than the newest is not taken back: another one may run, and numbers are never used twice.
+        An attempt older than the newest is not adopted. Another attempt may run, and attempt numbers are never reused.
         """
         if action_state is not None and action_state.stage == holding.stage and action_state.attempt <= holding.attempt:
             since_s = now - holding.running_s
@@ -167,7 +173,7 @@ class ClusterState(EnvironmentPlacements):
         return False
 
     def is_overdue(self, node: Node, now: float, overdue_s: float) -> bool:
-        """Should it be asked (again) what it holds? Not more often than once in `overdue_s`."""
+        """Return whether to ask the node for another inventory; at most once in `overdue_s`."""
         if now - node.asked_s < overdue_s:
             return False
         return (
@@ -188,7 +194,7 @@ class ClusterState(EnvironmentPlacements):
         self._left(action_state)
 
     def add_node(self, node: Node) -> None:
-        """A node is met. Nothing is granted on it before it is ready."""
+        """Add a node. Nothing is granted on it before it is ready."""
         gone = self._gone.pop(node.name, None)
         if gone is not None:
             node.remember(gone)
@@ -197,9 +203,9 @@ class ClusterState(EnvironmentPlacements):
         self.node_back(node.name)
 
     def drop_node(self, name: str, *, booked_only: bool = False) -> list[ActionState]:
-        """Forget a node. Returns the lives it held, ordered, each released.
+        """Remove a node. Returns the actions it held in the order of their grants, each released.
 
-        `booked_only`: what is set aside for the word of a node of this name stays so.
+        `booked_only`: keep the actions that wait for a report from a node of this name.
         """
         node = self.nodes.pop(name, None)
         if node is not None and node.asked:

@@ -1,4 +1,4 @@
-"""When each unanswered action's patience ends."""
+"""Deadlines of unanswered actions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 COMPACT_ABOVE = 64
-"""Entries of answered actions that may lie in the heap beyond as many as wait."""
+"""Entries of answered actions that the heap may hold, beyond the number of unanswered ones."""
 
 
 @dataclass(slots=True)
@@ -21,19 +21,19 @@ class Deadlines:
         return len(self._live)
 
     def push(self, at_s: float, action: str) -> None:
-        """An action is waited for until then, absolute seconds."""
+        """Set the action's deadline, absolute seconds."""
         self._live[action] = at_s
         heapq.heappush(self._heap, (at_s, action))
 
     def drop(self, action: str) -> None:
-        """It is answered (or was due already)."""
+        """Remove the deadline of an action that is answered (or was already due)."""
         self._live.pop(action, None)
         if len(self._heap) > COMPACT_ABOVE + 2 * len(self._live):
             self._heap = [(at_s, name) for name, at_s in self._live.items()]
             heapq.heapify(self._heap)
 
     def due(self, now: float) -> Iterator[str]:
-        """Actions whose time has come, each once, earliest first. More may be dropped meanwhile."""
+        """Yield the actions that are due, each once, earliest first. More may be dropped meanwhile."""
         while self._heap and self._heap[0][0] <= now:
             at_s, action = heapq.heappop(self._heap)
             if self._live.get(action) == at_s:

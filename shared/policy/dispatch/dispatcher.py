@@ -1,13 +1,13 @@
-"""The dispatcher's state machine: queues + nodes + grants. Stimulus in, commands out.
+"""State machine of the dispatcher: queues + nodes + grants. Stimulus in, commands out.
 
 Laws, held by tests/shared/policy/dispatch/test_dispatch_machine.py over random histories:
   - every request is answered exactly once, whatever happens to nodes, leaders and clients;
-  - no unit is granted twice: units come back only by the node's word or with the end of its incarnation, also those of
-    an attempt that is not wanted any more;
-  - a verdict (`ok`, `timeout`) is never made up: our failures have names of their own;
-  - what is not repeatable is never executed twice;
-  - a trajectory acts one action at a time, in one environment, and never in a fresh one after that has ended.
-The order of grants is the law of `filling`.
+  - no unit is granted twice: units are free again only after the node's report or the end of its incarnation, also the
+    units of an attempt that is no longer needed;
+  - a verdict (`ok`, `timeout`) is never invented: infrastructure failures have their own names;
+  - work that is not repeatable is never executed twice;
+  - a trajectory runs one action at a time, in one environment, and never in a new one after that has ended.
+The law in `scheduling_round` defines the order of grants.
 
 Times are absolute seconds of one monotonic scale, the one of the journal's ids.
 """
@@ -41,14 +41,14 @@ __all__ = ["Dispatcher", "Ended", "HeldGrant"]
 
 @dataclass(slots=True)
 class Dispatcher(Steps):
-    """The leader's mind. Every stimulus takes the time and returns the commands that follow, in order."""
+    """Dispatcher of the leader. Every stimulus takes the time and returns the commands that follow, in order."""
 
     # ---- requests ----------------------------------------------------------------------------------------------
 
     def submitted(self, now: float, requests: Iterable[Request]) -> list[Command]:
-        """New entries of the journal, in its order. Ids already known are passed over (a re-read journal).
+        """Handle new entries of the journal, in its order. Ids already known are skipped (the journal is read again).
 
-        One whose start is predicted after its `start_by_s` is refused, unless it can start at once.
+        A request whose predicted start is after its `start_by_s` is rejected, unless it can start at once.
         """
         late: list[ActionState] = []
         lost: list[Command] = []
@@ -80,10 +80,10 @@ class Dispatcher(Steps):
         return commands + schedule(self.cluster, now) if late else commands
 
     def resumed(self, now: float, action: str, stage: int, attempt: int, acts: Iterable[StageAct], node: str) -> None:
-        """What the store says of an unanswered action that a former leader worked on.
+        """Restore what the store says of an unanswered action of a former leader.
 
-        Call it after the action was submitted and before any node is ready. `node`: where its last attempt was granted,
-        "" if nowhere. That node's outcome, inventory or end decides what becomes of it; until then it goes nowhere.
+        Call it after the action was submitted and before any node is ready. `node`: node of its last grant; "" if it
+        has none. The action waits for that node's outcome, inventory or loss, and is granted nowhere before.
         """
         action_state = self.action_states[action]
         self.cluster.dequeue(action_state)
@@ -95,25 +95,25 @@ class Dispatcher(Steps):
             self.cluster.await_node(action_state, node, now)
 
     def cancelled(self, now: float, action: str, reason: str) -> list[Command]:
-        """Somebody wants it no more. Queued: answered. Granted: revoked, and answered when the node confirms."""
+        """Cancel an action. A queued one is answered; a granted one is revoked and answered when the node confirms."""
         return self._cancel(now, [action], reason) + schedule(self.cluster, now)
 
     def batch_cancelled(self, now: float, batch: str, reason: str) -> list[Command]:
-        """Cancel all that is left of a batch."""
+        """Cancel the unanswered actions of a batch."""
         return self._cancel(now, sorted(self._members.get(batch, ())), reason) + schedule(self.cluster, now)
 
     def completion_expected(self, batch: str, at_s: float) -> None:
-        """The planner's estimate of T: the batch's queued requests move in the order."""
+        """Apply the planner's new estimate of T: the batch's queued requests move in the order."""
         self.cluster.rekey(batch, at_s)
 
     # ---- trajectories ------------------------------------------------------------------------------------------
 
     def trajectory_closed(self, now: float, trajectory: str) -> list[Command]:
-        """Its trainer wants no more of it: what is unanswered is cancelled, its environment ends."""
+        """Close a trajectory for its trainer: cancel its unanswered actions and end its environment."""
         known = self.cluster.trajectories
         reason = "the trajectory was closed"
         known.end(trajectory, reason)
-        # The last first: nothing of it is begun on the way.
+        # The last first, so that no later action begins meanwhile.
         commands = self._cancel(now, list(known.turns.get(trajectory, ()))[::-1], reason)
         placement = known.placements.get(trajectory)
         if placement is None:
@@ -124,7 +124,7 @@ class Dispatcher(Steps):
         return commands + schedule(self.cluster, now)
 
     def environment_made(self, now: float, node: str, incarnation: str, trajectory: str) -> list[Command]:
-        """A node's word that an environment stands, while its first action still executes: another may begin."""
+        """A node reports a new environment whose first action still executes: another may start."""
         known = self.cluster.nodes.get(node)
         if known is None or known.incarnation != incarnation or not self.cluster.made(trajectory, node):
             return []
@@ -133,7 +133,7 @@ class Dispatcher(Steps):
     def environment_ended(
         self, now: float, node: str, incarnation: str, trajectory: str, ended: TrajectoryEnd, reason: str
     ) -> list[Command]:
-        """A node's word that an environment is no more. Comes after the outcomes of its actions."""
+        """A node reports the end of an environment, after the outcomes of its actions."""
         known = self.cluster.nodes.get(node)
         if known is None or known.incarnation != incarnation or self.cluster.evicted(node, trajectory):
             return schedule(self.cluster, now)
@@ -145,15 +145,15 @@ class Dispatcher(Steps):
     def environments_expected(
         self, now: float, images: Iterable[str], node_class: str, kind: str, units: Mapping[str, int]
     ) -> list[Command]:
-        """One environment of each of these images will be asked for. An image that is missing where it is predicted to
-        be placed is pulled there.
+        """Handle a hint that one environment of each of these images will be needed. A missing image is pulled to the
+        node where its environment is predicted to be placed.
 
         Args:
             now: the time.
-            images: as container engines list them.
-            node_class: of nodes; empty: of any class.
-            kind: what a node must offer to make one.
-            units: what each will hold of its node.
+            images: names as container engines list them.
+            node_class: class of nodes; empty: any class.
+            kind: capability that a node needs to make such an environment.
+            units: units that each will hold of its node.
         """
         nodes = [node for _, node in sorted(self.cluster.nodes.items()) if node_class in ("", node.node_class)]
         pulls = [(place_pull(nodes, image, kind, units, now), image) for image in images]
@@ -162,8 +162,8 @@ class Dispatcher(Steps):
     def images_changed(
         self, now: float, name: str, incarnation: str, here: Iterable[str], gone: Iterable[str]
     ) -> list[Command]:
-        """A node's word on the images that it has since its last report, and those that it has no more. Actions that
-        were postponed for want of one are queued again.
+        """A node reports images added and removed since its last report. Postponed actions that need an added image are
+        queued again.
         """
         node = self.cluster.nodes.get(name)
         if node is None or node.incarnation != incarnation:
@@ -173,23 +173,23 @@ class Dispatcher(Steps):
         return schedule(self.cluster, now) if came and self.cluster.resume(now, came) else []
 
     def trajectory_placed(self, trajectory: str, node: str, units: Mapping[str, int]) -> None:
-        """What the store says of a placement under a former leader. Call it before any request or node is met.
+        """Restore a placement of a former leader from the store. Call it before any request or node is added.
 
-        That node's inventory, or its staying away, decides what becomes of it.
+        The node's inventory decides about it; if the node does not return, the environment is lost.
         """
         closing = trajectory in self.cluster.trajectories.ended
         self.cluster.trajectories.settle(trajectory, Placement(node, units, closing=closing))
 
     def trajectory_ended(self, trajectory: str, reason: str) -> None:
-        """What the store says of a trajectory that is over. Call it before `trajectory_placed` and any request."""
+        """Restore an ended trajectory from the store. Call it before `trajectory_placed` and any request."""
         self.cluster.trajectories.end(trajectory, reason)
 
     # ---- nodes -------------------------------------------------------------------------------------------------
 
     def node_said_hello(self, now: float, node: Node) -> list[Command]:
-        """A node has started, or is met by a new leader. It gets nothing before it has told what it holds.
+        """A node has started, or a new leader reads its hello. It gets no grants before its inventory is read.
 
-        Said again in the same incarnation, it may offer more than before.
+        A repeated hello of the same incarnation may offer more kinds than before.
         """
         known = self.cluster.nodes.get(node.name)
         if known is not None and known.incarnation == node.incarnation:
@@ -205,7 +205,7 @@ class Dispatcher(Steps):
         return [*commands, self._ask(node, now), *schedule(self.cluster, now)]
 
     def node_seen(self, now: float, name: str, incarnation: str) -> bool:
-        """A heartbeat. False: no such incarnation is known, so its hello must be read again."""
+        """Handle a heartbeat. False: this incarnation is unknown, so its hello must be read again."""
         node = self.cluster.nodes.get(name)
         if node is None or node.incarnation != incarnation:
             return False
@@ -213,7 +213,7 @@ class Dispatcher(Steps):
         return True
 
     def node_lost(self, now: float, name: str, why: str) -> list[Command]:
-        """The end of an incarnation: what it held is lost with it."""
+        """Handle the end of an incarnation: what it held is lost."""
         return self._dropped(now, name, why) + schedule(self.cluster, now) if name in self.cluster.nodes else []
 
     def inventory_taken(
@@ -224,9 +224,10 @@ class Dispatcher(Steps):
         held: HeldGrants,
         environments: Mapping[str, Mapping[str, int]] | None = None,
     ) -> list[Command]:
-        """A node's full account. Held and unanswered: adopted. Held but not ours: revoked. Ours but not held: lost.
+        """Handle a node's inventory.
 
-        `environments`: trajectory -> what its environment holds there; those that are nobody's are closed.
+        Held and unanswered: adopted. Held but not wanted: revoked. Granted but not held: lost. `environments`:
+        trajectory -> units that its environment holds there; unknown ones are closed.
         """
         node = self.cluster.nodes.get(name)
         asked = node.answered() if node is not None and node.incarnation == incarnation else None
@@ -256,15 +257,16 @@ class Dispatcher(Steps):
         return commands + schedule(self.cluster, now)
 
     def targeted(self, now: float, pool: str, units: int) -> list[Command]:
-        """The planner wants so many units of a pool."""
+        """Set the planner's target for a pool."""
         self.cluster.pool(pool).target = units
         self.cluster.dirty.add(pool)
         return schedule(self.cluster, now)
 
     def planned(self, now: float, planner_lives: bool) -> list[Command]:
-        """Does a planner live? Said now and then; until it is, one is taken to live.
+        """Set whether a planner is alive; reported periodically, and assumed until the first report.
 
-        While none does, targets stay as they are and nothing queues for want of one; when it is back they rule again.
+        Without one, targets stay, and a zero-queue rule adds units so that no work queues because a target is missing.
+        The targets apply alone again when a planner is back.
         """
         self.cluster.planner(planner_lives)
         return schedule(self.cluster, now)
@@ -272,17 +274,17 @@ class Dispatcher(Steps):
     # ---- outcomes ----------------------------------------------------------------------------------------------
 
     def started(self, now: float, action: str, attempt: int) -> None:
-        """An attempt executes."""
+        """An attempt has started to execute."""
         action_state = self.action_states.get(action)
         if action_state is not None and action_state.attempt == attempt and action_state.state == "granted":
             action_state.move("running")
             action_state.started_s = action_state.started_s or now
 
     def finished(self, now: float, ends: Iterable[Ended]) -> list[Command]:
-        """Attempts have ended.
+        """Handle ended attempts.
 
-        A verdict on the current stage counts whichever attempt brings it; losses, refusals and cancellations count
-        only for the attempt that is current.
+        A verdict on the current stage counts whichever attempt brings it. Losses, refusals and cancellations count only
+        for the current attempt.
         """
         commands: list[Command] = []
         for end in ends:
@@ -290,7 +292,7 @@ class Dispatcher(Steps):
         return commands + schedule(self.cluster, now)
 
     def ticked(self, now: float) -> list[Command]:
-        """Time has passed: deadlines, silent nodes, overdue grants, linger windows."""
+        """Handle everything that depends on time: deadlines, silent nodes, overdue grants, linger windows."""
         commands: list[Command] = []
         for action in self._deadlines.due(now):
             commands += self._deadline(now, action)

@@ -1,12 +1,12 @@
-"""More units for what scales: ARL-Tangram's Algorithm 1 at the end of each round of grants (§4.2), node by node.
+"""Elastic grants: ARL-Tangram's Algorithm 1 at the end of each scheduling round (§4.2), node by node.
 
-A round grants everything at its fewest units, in order: those are the candidates. Before a grant leaves, each node's
-free units are arranged among its candidates that scale, and the last ones are evicted where their units are worth more
-to those before them. Laws:
-  - eviction never changes the order: what is evicted goes back to its place in the queue, nothing that was granted
-    there in this round came after it, and the first candidate stays; so it is the head when units are free next;
-  - growth takes only units that the node owns and nobody was granted;
-  - what does not scale, or whose duration nobody knows, keeps the fewest and is looked at no further.
+A round grants everything at its fewest units, in order; these are the candidates. Before the grants are sent, each
+node's free units are arranged among its elastic candidates. The last ones are evicted if their units are worth more to
+those before them. Laws:
+  - eviction never changes the order. An evicted action returns to its place in the queue, nothing that was granted
+    there in this round came after it, and the first candidate stays. So it is the head when units are free next;
+  - elastic grants take only units that the node owns and that are not granted;
+  - work that is not elastic, or has no known duration, keeps its fewest units and is not considered.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from shared.policy.model.formulation import Command, Grant
 from shared.policy.resources.ledger import Node
 
 MOST_BEYOND: Final = 1024
-"""Waiting actions of a node that count at all, beside those that are looked at."""
+"""Most waiting actions of a node that count beyond those that are looked at one by one."""
 
 
 class Fresh(NamedTuple):
     """A grant of this round."""
 
     at: int
-    """Its place among the commands."""
+    """Its index among the commands."""
     action_state: ActionState
     node: Node
     charged_s: float
     """Unit-seconds its tenant was charged."""
     was_head: bool
-    """It was its tenant's turn, not passing a head that must wait."""
+    """It was granted as its tenant's head in turn, not by backfill."""
 
 
 def units_worth_waiting_for(
     cluster: ClusterState, action_state: ActionState, free: int, busy_s: NDArray[np.float64]
 ) -> int:
-    """For how many units of a node an action that scales had best wait; if they are free it need not wait.
+    """Return the units of a node that an elastic action should wait for. If they are free, it need not wait.
 
     Args:
-        floor: what is known of durations.
-        life: the action.
+        cluster: source of the durations.
+        action_state: the action.
         free: units that are free there.
-        busy_s: of each other unit, seconds until it is predicted free.
+        busy_s: for each other unit, seconds until it is predicted free.
     """
     scaled = cluster.scaled(action_state)
     return action_state.pool_units if scaled is None else enough(scaled, free, busy_s)
@@ -61,7 +61,7 @@ def units_worth_waiting_for(
 def grant_elastic_units(
     cluster: ClusterState, now: float, commands: list[Command], fresh: Sequence[Fresh]
 ) -> list[Command]:
-    """Arrange each node's free units among the grants of this round. Returns the commands that are left."""
+    """Arrange each node's free units among the grants of this round. Returns the remaining commands."""
     if cluster.elastic.rule is None:
         return commands
     places: dict[tuple[str, str], list[Fresh]] = {}
@@ -72,14 +72,14 @@ def grant_elastic_units(
         evicted += _arrange(cluster, now, commands, granted)
     if not evicted:
         return commands
-    for one in reversed(evicted):  # the turn is given back to the first of them last
+    for one in reversed(evicted):  # in reverse, so that the first of them gets its turn back last
         _take_back(cluster, one)
     gone = {one.at for one in evicted}
     return [command for at, command in enumerate(commands) if at not in gone]
 
 
 def _arrange(cluster: ClusterState, now: float, commands: list[Command], granted: Sequence[Fresh]) -> list[Fresh]:
-    """One node's round. Returns what is evicted, and sets the units of the others."""
+    """Arrange one node's units. Returns the evicted grants and sets the units of the others."""
     elastic, node, resource = cluster.elastic, granted[0].node, granted[0].action_state.resource
     known = [(one, cluster.scaled(one.action_state)) for one in granted]
     candidates = [(one, scaled) for one, scaled in known if scaled is not None]
@@ -117,7 +117,7 @@ def _grow(cluster: ClusterState, now: float, commands: list[Command], one: Fresh
 
 
 def _take_back(cluster: ClusterState, one: Fresh) -> None:
-    """As if it had not been granted. It waits at its old place."""
+    """Undo a grant of this round. The action waits at its old place."""
     action_state, need = one.action_state, one.action_state.request.need
     placement = cluster.trajectories.placements.get(need.trajectory) if need is not None else None
     cluster.release(action_state)
@@ -131,10 +131,10 @@ def _take_back(cluster: ClusterState, one: Fresh) -> None:
 
 
 def busy(cluster: ClusterState, now: float, node: Node, resource: str, but: set[str]) -> NDArray[np.float64]:
-    """For every unit that is taken, seconds until it is predicted free; without those of the candidates.
+    """Seconds until each taken unit is predicted free, without the units of the candidates.
 
-    What is overdue is taken to last for as long again: what has outlasted its kind does not end in a moment, and who
-    waited for that would leave free units idle meanwhile.
+    An overdue action is assumed to run for as long as it is already overdue. It will probably not end at once, and
+    waiting for it would leave free units idle.
     """
     held = cluster.granted.get(node.name, {})
     action_states = [action_state for name, action_state in held.items() if action_state.booked and name not in but]
@@ -146,10 +146,10 @@ def busy(cluster: ClusterState, now: float, node: Node, resource: str, but: set[
 
 
 def _waiting(cluster: ClusterState, node: Node, like: ActionState) -> list[Scalable]:
-    """What waits for this node, in order: all that is bound to it, and its part of what any node may take.
+    """Waiting actions of this node, in order: all that are bound to it, and its part of those that any node may take.
 
-    The first `LOOKED_AT` are who they are: those at the front stand for its part of all. The
-    rest, `MOST_BEYOND` at most, counts with the mean of all that waits. O(`LOOKED_AT`), however much waits.
+    The first `LOOKED_AT` are listed one by one; the front of each lane represents the node's part of it. The rest,
+    `MOST_BEYOND` at most, count with the mean of all that waits. O(`LOOKED_AT`), however much waits.
     """
     pool = cluster.pool(like.work.pool)
     parts, count = len(cluster.nodes_of(pool)), 0
@@ -177,7 +177,9 @@ def _estimate(cluster: ClusterState, action_state: ActionState) -> Scalable:
 
 
 def _rigid(cluster: ClusterState, action_state: ActionState) -> Scalable:
-    """What does not scale, in an estimate. One of its amount; one that takes no units waits for none."""
+    """Estimate of an action that is not elastic: one amount. An action without units counts as one that takes one
+    unit.
+    """
     if action_state.scalable is None:
         action_state.scalable = Scalable((max(1, action_state.pool_units),), np.array([cluster.expect(action_state)]))
     return action_state.scalable

@@ -1,4 +1,4 @@
-"""How units beyond the fewest are given out, and what an action would last on each of its amounts."""
+"""Rules for elastic grants, and durations of an action on each of its amounts."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from shared.policy.elastic.scheduling import Rule, Scalable
 from shared.policy.model.elasticity import Elasticity
 
 _KEPT: Final = 4096
-"""Shapes (what one second on one unit lasts on each amount) that are remembered."""
+"""Shapes (durations of one single-unit second on each amount) that are remembered."""
 _NEWS: Final = 0.05
-"""By which share the duration of a kind may change before what waits is looked at anew."""
+"""Relative change of a kind's duration below which computed durations are kept."""
 
 
 @dataclass(slots=True)
 class ElasticGrants:
-    """How units beyond the fewest are given out."""
+    """Rules for units beyond the fewest."""
 
     rule: Rule | None = "priced"
-    """None: nothing is widened."""
+    """None: no elastic grants."""
     patient: bool = True
-    """What scales waits where more units will be free so soon that it ends earlier (`elastic.enough`)."""
+    """An elastic action waits if more units will be free so soon that it ends earlier (`scheduling.enough`)."""
     depth: int = 2
-    """Amounts that the first waiting action tries, in estimates (§4.2)."""
+    """Amounts that the first waiting action tries in estimates (§4.2)."""
     _shapes: dict[tuple[Elasticity | None, tuple[int, ...]], Scalable] = field(default_factory=dict)
 
     def scalable(self, action_state: ActionState, single_s: float) -> Scalable:
-        """What its stage takes on each of its amounts, if it takes `single_s` on one. Kept with it: asked for often."""
+        """Durations of its stage on each amount, if it takes `single_s` on one unit. Stored with the action for
+        reuse.
+        """
         kept = action_state.scalable
         shape = self._shape(action_state)
         first_s = single_s * float(shape.durations_s[0])

@@ -1,4 +1,4 @@
-"""Environments on nodes: what they hold there, and whether a node and its leader agree on which there are."""
+"""Environments on nodes: their units there, and reconciliation with each node's inventory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from shared.policy.resources.ledger import Node
 
 @dataclass(slots=True)
 class EnvironmentPlacements(Queues):
-    """Queues, and the homes of trajectories."""
+    """Queues, and the placements of trajectories."""
 
     def move_in(self, action_state: ActionState, node: Node, serial: int, now: float) -> None:
-        """An action that begins its trajectory's environment is granted there."""
+        """Place the environment of an action that begins it: take its units on the node."""
         need = action_state.request.need
         assert need is not None, f"{action_state.request.id} has no trajectory"
         node.take(need.held)
@@ -26,7 +26,7 @@ class EnvironmentPlacements(Queues):
         self.move(need.trajectory)
 
     def made(self, trajectory: str, node: str) -> bool:
-        """Its environment stands on that node: what only its making held is free. False: that was known."""
+        """Release the units held only while the environment was being created. False: it was known to exist already."""
         placement = self.trajectories.placements.get(trajectory)
         if placement is None or placement.node != node or STARTS not in placement.units:
             return False
@@ -36,7 +36,7 @@ class EnvironmentPlacements(Queues):
         return True
 
     def move_out(self, trajectory: str) -> Placement | None:
-        """Its environment is no more, and what it held is free. Returns where it was."""
+        """Remove the placement of an ended environment and free its units. Returns the placement."""
         placement = self.trajectories.leave(trajectory)
         if placement is not None and placement.booked:
             self.nodes[placement.node].give_back(placement.units)
@@ -44,7 +44,7 @@ class EnvironmentPlacements(Queues):
         return placement
 
     def evicted(self, node: str, trajectory: str) -> bool:
-        """An environment that should not have been there is no more. False: none of that kind was known."""
+        """Remove an orphaned environment that has ended and free its units. False: no such orphan is known."""
         units = self.trajectories.orphans.pop((node, trajectory), None)
         if units is not None and node in self.nodes:
             self.nodes[node].give_back(units)
@@ -53,9 +53,10 @@ class EnvironmentPlacements(Queues):
     def take_stock(
         self, node: Node, environments: Mapping[str, Mapping[str, int]], asked: int
     ) -> tuple[list[str], list[str]]:
-        """A node's full account of its environments, complete up to the grant of serial `asked`.
+        """Reconcile with a node's inventory of environments, complete up to the grant of serial `asked`.
 
-        Returns those it shall end (nobody's, closed, or of trajectories that live elsewhere) and those it has lost.
+        Returns two lists: environments it must end (unknown, closed, or of trajectories placed elsewhere), and those it
+        has lost.
         """
         known, end = self.trajectories, []
         for trajectory, units in sorted(environments.items()):
@@ -81,19 +82,19 @@ class EnvironmentPlacements(Queues):
         return end, lost
 
     def node_away(self, name: str) -> None:
-        """A node is not heard of any more: what stood there may stand yet, and is booked nowhere."""
+        """A node is away: its environments may still exist there, but their units are not taken on any node."""
         for trajectory in self.trajectories.on.get(name, ()):
             self.trajectories.placements[trajectory].booked = False
         for key in [key for key in self.trajectories.orphans if key[0] == name]:
             del self.trajectories.orphans[key]
 
     def node_back(self, name: str) -> None:
-        """A node of this name is met (again); its inventory will tell what it still has."""
+        """A node of this name has joined (again); its inventory will report what it still has."""
         for trajectory in self.trajectories.on.get(name, ()):
             self.trajectories.placements[trajectory].away_s = None
 
     def held_by_environments(self, node: str, resource: str) -> int:
-        """Units of it that environments hold there."""
+        """Units of a resource that environments hold on a node."""
         known = self.trajectories
         placements = [known.placements[name] for name in known.on.get(node, ())]
         held = [placement.units for placement in placements if placement.booked]

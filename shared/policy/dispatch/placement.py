@@ -1,4 +1,4 @@
-"""Which node: for a trajectory's whole stay, and where what does not fit will fit first."""
+"""Choice of nodes: for a trajectory's environment, an image, or the reservation of a head that does not fit."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def place_environment(nodes: Iterable[Node], action_state: ActionState, resource
 
 
 def place_pull(nodes: Iterable[Node], image: str, kind: str, units: Mapping[str, int], now: float) -> Node | None:
-    """Return the node that shall pull an image whose environments are expected; None where none needs to.
+    """Return the node that must pull an image whose environments are expected; None if no pull is needed.
 
     It is the node where one of them is predicted to be placed: the order of `place_environment`, with the memory that
-    other expected environments will hold counted as taken. So an image that fits nowhere is pulled nowhere. The
-    prediction is remembered at the node. O(nodes * promises).
+    other expected environments will hold counted as taken. So an image that fits on no node is not pulled. The node
+    stores the prediction. O(nodes * promises).
     """
     best, key = None, (math.inf, math.inf)
     for node in nodes:
@@ -56,10 +56,10 @@ def place_pull(nodes: Iterable[Node], image: str, kind: str, units: Mapping[str,
 
 
 def reservation(cluster: ClusterState, nodes: list[Node], head: ActionState, now: float) -> tuple[float, Node | None]:
-    """The node that is predicted to have the head's units together first, and when; infinity and none if none will.
+    """Return when and where the head's units are predicted to be free together first; infinity and None if on no node.
 
-    Nobody knows when environments end, or when one that is being made will stand. Where the head waits for what they
-    hold, it is the node with the largest share of memory free, and the moment infinity.
+    The end of an environment, and the end of its creation, cannot be predicted. If the head waits for what environments
+    hold, the result is the node with the largest share of memory free, and infinity.
     """
     needed = head.needs
     need = head.request.need if head.begins else None
@@ -78,5 +78,5 @@ def reservation(cluster: ClusterState, nodes: list[Node], head: ActionState, now
 
 
 def _taken(node: Node, units: Mapping[str, int]) -> float:
-    """The largest share that is taken of any of these resources."""
+    """Largest share taken of any of these resources."""
     return max((node.used.get(name, 0) / node.capacity[name] for name in units), default=0.0)

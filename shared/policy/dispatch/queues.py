@@ -1,4 +1,4 @@
-"""Who waits: pools, their lanes, and what each waiting action could run on."""
+"""Queues: pools, their lanes, and the nodes that each waiting action could run on."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class Queues:
     dirty: set[str] = field(default_factory=set)
     """Pools whose shares may have to change; only those that the planner scales."""
     planned: bool = True
-    """A planner lives. While none does, targets stay and a zero-queue rule serves beside them."""
+    """A planner is alive. While none is, targets stay and a zero-queue rule adds to them."""
     _by_class: dict[str, list[Node]] = field(default_factory=dict)
-    """Nodes of a class by name, while the set of nodes stays as it is."""
+    """Node class -> its nodes by name; valid until the set of nodes changes."""
 
     def pool(self, name: str) -> Pool:
-        """The pool of that name, made at first sight."""
+        """Return the pool of that name; create it on first use."""
         pool = self.pools.get(name)
         if pool is None:
             pool = self.pools[name] = Pool(name)
         return pool
 
     def nodes_of(self, pool: Pool, lane: Lane | None = None) -> list[Node]:
-        """Nodes that belong to a pool, by name; of a lane that is bound to one, that one. Not to be changed."""
+        """Nodes that belong to a pool, by name; for a lane bound to one node, that node. Do not change the list."""
         if lane is not None and lane.node:
             bound = self.nodes.get(lane.node)
             return [bound] if bound is not None and bound.node_class == pool.node_class else []
@@ -50,9 +50,9 @@ class Queues:
         return nodes
 
     def expect(self, action_state: ActionState, units: int | None = None) -> float:
-        """Seconds its stage is expected to take on so many units of its pool's resource; None: on the fewest.
+        """Seconds its stage is expected to take on this many units of its pool's resource; None: on the fewest.
 
-        By the trainer's word, else by what was seen of its kind; never more than the timeout.
+        The declared duration, else the learned duration of its kind; at most the timeout.
         """
         work = action_state.work
         if work.elasticity is None or not action_state.scales:
@@ -67,23 +67,25 @@ class Queues:
         )
 
     def expect_at_most(self, action_state: ActionState) -> float:
-        """Seconds it will as a rule not take longer than, on the fewest units: with the spread of its kind."""
+        """Seconds that its stage rarely exceeds on the fewest units: the expected duration plus the spread of its
+        kind.
+        """
         expected_s, work = self.expect(action_state), action_state.work
         spread_s = self.durations.spread(action_state.duration_key) if work.duration_s is None else None
         if spread_s is None:
             return expected_s
-        if action_state.scales and work.elasticity is not None:  # the spread is that on one unit
+        if action_state.scales and work.elasticity is not None:  # the learned spread is that on one unit
             spread_s = work.elasticity.duration(spread_s, action_state.pool_units)
         return min(work.timeout_s, expected_s + spread_s)
 
     def single(self, action_state: ActionState) -> float | None:
-        """Seconds its stage takes on one unit; None where nobody knows."""
+        """Seconds its stage takes on one unit; None if unknown."""
         if action_state.work.duration_s is not None:
             return action_state.work.duration_s
         return self.durations.single(action_state.duration_key)
 
     def learn(self, action_state: ActionState, seconds: float) -> None:
-        """Its stage has taken so long on the units it was granted."""
+        """Record the duration of its stage on the granted units."""
         elasticity = action_state.work.elasticity
         if action_state.scales and elasticity is not None:
             seconds = elasticity.single(seconds, action_state.granted_units)
@@ -92,12 +94,14 @@ class Queues:
     # ---- queues ------------------------------------------------------------------------------------------------
 
     def enqueue(self, action_state: ActionState) -> None:
-        """Queue a life's current stage, unless an earlier action of its trajectory is still unanswered."""
+        """Queue an action's current stage. It waits behind an earlier unanswered action of its trajectory, if there is
+        one.
+        """
         action_state.key = self.batches.key(action_state.request, self.durations)
         self.requeue(action_state)
 
     def requeue(self, action_state: ActionState) -> None:
-        """Queue it at the place that it had. Were its key made anew, what was learned since could let others pass."""
+        """Queue it with its old key. A new key would use newer estimates and could let other work overtake it."""
         request = action_state.request
         pool = self.pool(action_state.work.pool)
         action_state.units = action_state.work.units
@@ -115,19 +119,19 @@ class Queues:
             self.dirty.add(pool.name)
 
     def _push(self, lane: Lane, action_state: ActionState) -> None:
-        """Into the order of a lane; of a batch with the T that it has by now."""
+        """Add it to a lane's order; an action of a batch with the batch's present T."""
         request = action_state.request
         if request.batch:
             action_state.key = self.batches.key(request, self.durations)
         lane.queue.push(request.tenant, action_state.key, request.id, request.batch)
 
     def dequeue(self, action_state: ActionState) -> None:
-        """Take a queued life out of its queue for good (answered, or about to be queued elsewhere)."""
+        """Remove an action from its queue for good (answered, or about to be queued elsewhere)."""
         self.unqueue(action_state)
         self._left(action_state)
 
     def unqueue(self, action_state: ActionState) -> None:
-        """Take a queued life out of its queue because it is on a node from now on."""
+        """Remove an action from its queue because it is on a node now."""
         request, lane = action_state.request, action_state.lane
         assert lane is not None, f"{request.id} waits nowhere"
         pool = self.pool(action_state.work.pool)
@@ -141,20 +145,20 @@ class Queues:
         del self.queued[request.id]
 
     def park(self, lane: Lane, action_state: ActionState) -> None:
-        """No node could ever take it: it waits aside, until nodes change or its deadline comes."""
+        """Set aside an action that no node could ever take, until nodes change or its deadline comes."""
         lane.queue.remove(action_state.request.tenant, action_state.request.id)
         lane.parked.add(action_state.request.id)
 
     def postpone(self, action_state: ActionState, until_s: float) -> None:
-        """Let what has just been queued wait aside until then: its node cannot do it before."""
+        """Set aside a newly queued action until then, because its node cannot run it earlier."""
         lane = action_state.lane
         assert lane is not None, f"{action_state.request.id} waits nowhere"
         if lane.queue.remove(action_state.request.tenant, action_state.request.id):
             lane.postponed[action_state.request.id] = until_s
 
     def resume(self, now: float, images: Container[str] = ()) -> int:
-        """Queue again, at the place that it had, what was postponed until now or needs one of these images. Returns how
-        many actions. O(lanes + postponed actions).
+        """Queue postponed actions again with their old keys: those due by now, and those that need one of these images.
+        Returns the number of actions. O(lanes + postponed actions).
         """
         count = 0
         for pool in self.pools.values():
@@ -170,15 +174,15 @@ class Queues:
         return count
 
     def rekey(self, batch: str, at_s: float) -> None:
-        """A batch's expected completion has a new estimate: it moves in the queues in which its requests wait."""
+        """Move a batch to its new expected completion in every queue where its requests wait."""
         for name, lane_name, tenant in self.batches.expected(batch, at_s):
             pool = self.pools.get(name)
             lane = pool if pool is None or lane_name == name else pool.lanes.get(lane_name)
-            if lane is not None:  # else what waits there is not in order: its lane holds nothing but what stands aside
+            if lane is not None:  # else the lane is gone, or has only actions set aside
                 lane.queue.move(tenant, batch, self.batches.due(batch))
 
     def move(self, trajectory: str) -> None:
-        """Where a trajectory lives has changed: what waits for it waits in another lane."""
+        """Move a trajectory's waiting actions to another lane after its placement has changed."""
         for action in self.trajectories.turns.get(trajectory, ()):
             action_state = self.queued.get(action)
             if action_state is not None:
@@ -199,7 +203,7 @@ class Queues:
             self.dirty.add(pool.name)
 
     def next_window(self) -> None:
-        """A linger window is over: shares may shrink, and pools that nobody has wanted anything of are forgotten."""
+        """Start a new linger window: shares may shrink, and pools without recent demand are deleted."""
         for pool in list(self.pools.values()):
             pool.next_window()
             if pool.target is None and not pool.demand.peak and not any(lane.waiting for lane in pool.all_lanes()):
@@ -209,16 +213,16 @@ class Queues:
                 self.dirty.add(pool.name)
 
     def planner(self, planner_lives: bool) -> None:
-        """A planner lives, or none does: where that is news, every pool is shared out by the other rule."""
+        """Set whether a planner is alive. A change makes every pool's shares be computed by the other rule."""
         if self.planned != planner_lives:
             self.planned = planner_lives
             self.dirty.update(self.pools)
             for pool in self.pools.values():
                 for lane in pool.all_lanes():
-                    lane.feasible = ""  # whether the head fits what is owned must be seen anew
+                    lane.feasible = ""  # whether the head fits the owned units must be checked again
 
     def nodes_changed(self) -> None:
-        """Shares must be spread anew over the nodes there are, and what none could take may find one."""
+        """Spread shares again over the present nodes, and queue the actions that no earlier node could take."""
         self._by_class.clear()
         for pool in self.pools.values():
             pool.settled = None

@@ -1,9 +1,10 @@
-"""Who gets what next: shares, the order of pools, the head of each, what may pass it, and when a newcomer would start.
+"""Scheduling round: shares of nodes, the order of pools, the head of each, reservations and backfill.
 
 Law: among requests of a pool that fit, the earliest batch of the tenant in turn goes first. A head that does not fit
-has its units blocked on the node where they should be together first; there, only what is predicted to end before
-that moment, or needs none of the head's resources, may be started behind it. Pools go by the keys of their heads, so
-a resource that several pools draw from is blocked for the oldest need. Short heads may be granted ahead (see `ahead`).
+reserves units on the node where they are predicted to be free together first. On that node, later work may start only
+if it is predicted to end before that time or needs none of the head's resources. Pools are served in the order of their
+heads' keys, so a resource that several pools use is reserved for the oldest need. Short heads may be prefetched (see
+`prefetch`).
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from shared.policy.resources.pools import BACKFILL_DEPTH, Pool, ZeroQueue
 
 @dataclass(slots=True)
 class Blocked:
-    """A head that waits for units, and the reservation that follows from it, made when somebody asks."""
+    """Head that waits for units, with its reservation, which is computed on first use."""
 
     head: ActionState
     nodes: list[Node]
-    """Of its pool."""
+    """Nodes of its pool."""
     node: Node | None = None
-    """Where its units should be together first; None if no ready node will ever have them."""
+    """Node where its units are predicted to be free together first; None if no ready node will ever have them."""
     until_s: float | None = None
-    """Infinity where it waits for what environments hold."""
+    """Start of the reservation; infinity if it waits for what environments hold."""
 
     def forbids(self, cluster: ClusterState, node: Node, action_state: ActionState, now: float) -> bool:
-        """Would this work, started there now, keep the head waiting?"""
+        """Return whether this work, started there now, would delay the head."""
         if self.until_s is None:
             self.until_s, self.node = reservation(cluster, self.nodes, self.head, now)
         if node is not self.node or self.head.needs.keys().isdisjoint(action_state.needs):
@@ -51,32 +52,33 @@ class Blocked:
 
 @dataclass(slots=True)
 class SchedulingRound:
-    """One round: what has been decided so far."""
+    """Decisions of one round so far."""
 
     cluster: ClusterState
     now: float
     commands: list[Command]
     blocked: list[Blocked] = field(default_factory=list)
     fresh: list[Fresh] = field(default_factory=list)
-    """Grants of this round, in order: none has left yet."""
+    """Grants of this round, in order; none has been sent yet."""
     scales: bool = False
-    """One of them might be granted more than its fewest units."""
+    """A grant of this round might get more than its fewest units."""
     waits: set[str] = field(default_factory=set)
-    """Nodes for more of whose units what scales waits: the first that does better so decides for all behind it."""
+    """Nodes for whose units elastic work waits: the first action that does better by waiting decides for all behind
+    it."""
     busy_s: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    """Node -> of each unit that was taken before this round, seconds until it is predicted free."""
+    """Node -> seconds until each unit taken before this round is predicted free."""
 
     def forbids(self, node: Node, action_state: ActionState) -> bool:
-        """Would this work, started there now, keep a head waiting?"""
+        """Return whether this work, started there now, would delay a blocked head."""
         return any(one.forbids(self.cluster, node, action_state, self.now) for one in self.blocked)
 
     def too_early(self, node: Node, action_state: ActionState) -> bool:
-        """Would it do better to wait for more of this node's units? What scales and starts on the last free unit keeps
-        it to its end, though many might be free in a moment.
+        """Return whether it does better to wait for more of this node's units.
 
-        Then it waits as if it needed so many: behind a reservation, which what ends before may use, and whatever scales
-        behind it waits with it. Else so many are held for it in this round, or whoever comes next would take them
-        before `grant_elastic_units` can give them.
+        Elastic work that starts on the last free unit keeps one unit to its end, though many might be free soon. If it
+        should wait, it is treated as if it needed that many units: it gets a reservation, work that ends earlier may
+        use the units, and all elastic work behind it waits too. If enough are free, that many are held for it in this
+        round. Otherwise the next action would take them before `grant_elastic_units` can grant them.
         """
         free, wanted = node.free(action_state.resource), action_state.work.amounts[-1]
         elastic = self.cluster.elastic
@@ -94,17 +96,19 @@ class SchedulingRound:
         return wanted > free
 
     def follows(self, nodes: list[Node], action_state: ActionState) -> bool:
-        """Does it wait because others wait for more of these nodes' units? Their reservations are before its own."""
+        """Return whether it waits only because others wait for more of these nodes' units. Their reservations precede
+        its own.
+        """
         waits_itself = action_state.units is not action_state.work.units
         return action_state.scales and not waits_itself and all(node.name in self.waits for node in nodes if node.ready)
 
     def granted(self, node: Node) -> set[str]:
-        """Actions that were granted there in this round."""
+        """Actions that were granted on the node in this round."""
         return {one.action_state.request.id for one in self.fresh if one.node is node}
 
 
 def schedule(cluster: ClusterState, now: float) -> list[Command]:
-    """Set shares anew where they may have changed, then grant what fits, pool by pool."""
+    """Run one round: update shares that may have changed, then grant what fits, pool by pool."""
     commands: list[Command] = []
     cluster.promote(now)
     if cluster.dirty:
@@ -123,7 +127,7 @@ def schedule(cluster: ClusterState, now: float) -> list[Command]:
 
 
 def _serve_all(filling: SchedulingRound, waiting: list[tuple[Pool, Lane]]) -> None:
-    """Of all lanes' heads always the one that goes first."""
+    """Serve the lanes; each time, the lane whose head has the lowest key."""
     heads = [(lane.queue.head_key(), at) for at, (_, lane) in enumerate(waiting)]
     heapq.heapify(heads)
     while heads:
@@ -135,7 +139,7 @@ def _serve_all(filling: SchedulingRound, waiting: list[tuple[Pool, Lane]]) -> No
 
 
 def park_stuck(cluster: ClusterState, action_state: ActionState) -> None:
-    """Set a newcomer aside if no present node could ever take it: deep in a queue nobody would notice."""
+    """Set a new action aside if no present node could ever take it. Deep in a queue, this would not be noticed."""
     lane = action_state.lane
     if lane is None or action_state.request.id in lane.behind:
         return
@@ -148,9 +152,9 @@ def park_stuck(cluster: ClusterState, action_state: ActionState) -> None:
 
 
 def _share(cluster: ClusterState, pool: Pool, *, blocked: bool = False) -> list[Command]:
-    """Tell nodes what to own. A pool that was never targeted is owned whole.
+    """Update the units that nodes own for a pool. A pool without a target owns all units.
 
-    `blocked`: the head of its queue does not fit what is owned.
+    `blocked`: the head of its queue does not fit the owned units.
     """
     if pool.target is None:
         return []
@@ -171,21 +175,23 @@ def _share(cluster: ClusterState, pool: Pool, *, blocked: bool = False) -> list[
     needed = action_state.pool_units if action_state is not None and able else 0
     wanted = pool.wanted(nodes, needed, rule)
     shares = spread(wanted, nodes, resource, bound)
-    if able and all(shares[node.name] < needed for node in able):  # no node would ever own enough for the head alone
-        host = min(able, key=lambda node: (-node.limit(resource), node.name))  # most already: it does not change
+    if able and all(shares[node.name] < needed for node in able):  # else no node would ever own enough for the head
+        host = min(able, key=lambda node: (-node.limit(resource), node.name))  # owns most already: the choice is stable
         shares = spread(wanted, nodes, resource, {**bound, host.name: max(needed, bound.get(host.name, 0))})
     pool.settled = wish if sum(shares.values()) == wanted else None
     commands: list[Command] = []
     for node in nodes:
         units = shares[node.name]
-        if node.share.get(resource) != units:  # also where it is all there is: a former leader may have said otherwise
+        if node.share.get(resource) != units:  # also if it is the whole capacity: a former leader may have set less
             node.share[resource] = units
             commands.append(SetShare(node.name, resource, units))
     return commands
 
 
 def _bound(cluster: ClusterState, pool: Pool) -> dict[str, int]:
-    """Node -> units to own there, because heads of lanes can run nowhere else, or have memory for their stay there."""
+    """Node -> units to own there for heads of lanes that fit on no other node, or whose environment has memory
+    there.
+    """
     bound: dict[str, int] = {}
     for lane in pool.lanes.values():
         if (head := lane.queue.head()) is None:
@@ -202,7 +208,7 @@ def _bound(cluster: ClusterState, pool: Pool) -> dict[str, int]:
 
 
 def _serve(filling: SchedulingRound, pool: Pool, lane: Lane) -> bool:
-    """Grant the head of a lane, or keep its units for it. False: nothing more is to be had there in this round."""
+    """Grant the head of a lane, or reserve units for it. False: the lane is finished for this round."""
     cluster, resource, head = filling.cluster, pool.resource, lane.queue.head()
     if head is None:
         return False
@@ -227,13 +233,13 @@ def _serve(filling: SchedulingRound, pool: Pool, lane: Lane) -> bool:
 
 
 def _owns_less(nodes: list[Node], resource: str) -> bool:
-    """Is there one that owns less than it has?"""
+    """Return whether a node owns less than its capacity."""
     return any(node.limit(resource) < node.capacity.get(resource, 0) for node in nodes)
 
 
 def _place(filling: SchedulingRound, pool: Pool, nodes: list[Node], action_state: ActionState) -> Node | None:
     if action_state.scales:
-        action_state.units = action_state.work.units  # for how many it waits is seen anew each time
+        action_state.units = action_state.work.units  # decided anew each time
         if filling.waits:
             nodes = [node for node in nodes if node.name not in filling.waits]
     while True:
@@ -250,7 +256,7 @@ def _place(filling: SchedulingRound, pool: Pool, nodes: list[Node], action_state
 
 
 def _line(filling: SchedulingRound, nodes: list[Node], action_state: ActionState) -> Node | None:
-    """The node in whose line a head that does not fit may stand, if any."""
+    """Return the node whose queue may take a head that does not fit, if any."""
     cluster = filling.cluster
     if not cluster.ahead.short:
         return None
@@ -259,7 +265,7 @@ def _line(filling: SchedulingRound, nodes: list[Node], action_state: ActionState
 
 
 def _backfill(filling: SchedulingRound, pool: Pool, lane: Lane, nodes: list[Node]) -> None:
-    """Pass a head that does not fit with what its reservation allows."""
+    """Grant work behind a head that does not fit, as its reservation allows."""
     cluster, resource = filling.cluster, pool.resource
     spare = [node for node in nodes if node.ready and node.free(resource)]
     if not spare:
@@ -298,7 +304,7 @@ def _grant(
     if ahead or not action_state.scales:
         action_state.units, action_state.expected_s = action_state.work.units, expected_s
     else:
-        fewest = action_state.units is action_state.work.units  # else it has waited for more
+        fewest = action_state.units is action_state.work.units  # else it has waited for more units
         action_state.expected_s = expected_s if fewest else cluster.expect(action_state, action_state.granted_units)
     action_state.move("granted")
     action_state.attempt += 1

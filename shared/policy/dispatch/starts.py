@@ -18,26 +18,26 @@ from shared.policy.resources.pools import Pool
 
 
 class Granted(NamedTuple):
-    """Of a pool's resource on some nodes."""
+    """Units of a pool's resource on some nodes."""
 
     capacity: int
     used: int
     left_s: float
-    """Expected unit-seconds of what runs."""
+    """Expected remaining unit-seconds of running work."""
 
 
 @dataclass(slots=True)
 class Starts:
-    """Predictions of one moment, in which nothing is granted: that is counted once for all newcomers of a sort."""
+    """Predictions of one moment, before any grant. The counts are shared by all new requests of a sort."""
 
     cluster: ClusterState
     now: float
     _granted: dict[tuple[str, str, tuple[tuple[str, int], ...]], Granted] = field(default_factory=dict)
 
     def by(self, action_state: ActionState, by_s: float) -> bool:
-        """Is a newcomer predicted to start by then? True while no node has said what it holds: nothing is known.
+        """Return whether a new request is predicted to start by then. True while no node has sent an inventory.
 
-        O(granted) for the first of its sort; where it would not be in time behind all that waits, as `predict`.
+        O(granted) for the first of its sort; as `predict` if it would be late behind everything that waits.
         """
         pool = self.cluster.pool(action_state.work.pool)
         granted = self._of(pool, action_state)
@@ -45,10 +45,10 @@ class Starts:
         return not granted.capacity or in_time or self.predict(action_state, by_s) <= by_s
 
     def predict(self, action_state: ActionState, by_s: float = float("inf")) -> float:
-        """When a newcomer would start if it were queued now, absolute seconds; optimistic about later arrivals.
+        """When a new request would start if it were queued now, absolute seconds; optimistic about later arrivals.
 
-        Work that would go before it, by `_hopeful_s`, over the units of its pool; minus infinity where no node has
-        said what it holds. O(granted + queue ahead), bounded; counting stops once the start lies beyond `by_s`.
+        The work before it (by `_hopeful_s`), divided by the units of its pool; minus infinity if no node has sent an
+        inventory. O(granted + queue ahead), bounded; counting stops once the start lies beyond `by_s`.
         """
         cluster, pool = self.cluster, self.cluster.pool(action_state.work.pool)
         capacity, used, ahead_s = self._of(pool, action_state)
@@ -83,7 +83,7 @@ class Starts:
 
 
 def _hopeful_s(action_state: ActionState) -> float:
-    """Seconds that queued work counts with: its declared duration, or the law of this module."""
+    """Seconds that queued work counts with: its declared duration, or the bound in this module's law."""
     if action_state.work.duration_s is not None:
         return action_state.expected_s
     return min(action_state.expected_s, action_state.work.timeout_s * UNKNOWN_FRACTION)

@@ -1,4 +1,4 @@
-"""What follows for one action from one event: the steps the dispatcher's stimuli are made of."""
+"""Steps of the dispatcher: the consequences of one event for one action."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 
 LEAST_POSTPONED_S, MOST_POSTPONED_S = 1.0, 600.0
-"""Bounds of what a node may ask for."""
+"""Bounds of the delay that a node may ask for."""
 
 
 @dataclass(slots=True)
 class Steps:
-    """The leader's memory, and the steps it takes. `Dispatcher` says what leads to which."""
+    """State of the dispatcher, and the steps from which `Dispatcher` composes its stimuli."""
 
     max_attempts: int = 3
     node_lost_s: float = 10.0
-    """A node silent for so long is taken for dead; its work runs elsewhere."""
+    """Seconds of silence after which a node is lost; its work runs elsewhere."""
     linger_s: float = 10.0
-    """Units for work outside batches stay owned so long after it has gone."""
+    """Seconds for which units for work outside batches stay owned after the work has ended."""
     overdue_s: float = 15.0
-    """So long after its timeout a grant without outcome makes the leader ask the node what it holds."""
+    """Seconds after its timeout at which a grant without outcome makes the leader ask the node for an inventory."""
     placement_lost_s: float = 60.0
-    """Environments of a node that has been away for so long are taken for lost; until then it may bring them back."""
+    """Seconds after which environments of an absent node are lost; until then it may bring them back."""
     cluster: ClusterState = field(default_factory=ClusterState)
     action_states: dict[str, ActionState] = field(default_factory=dict)
     """Every unanswered action."""
@@ -49,7 +49,7 @@ class Steps:
     _window_s: float = 0.0
 
     def _dropped(self, now: float, name: str, why: str, *, booked_only: bool = False) -> list[Command]:
-        """An incarnation is over. Nothing is granted yet: more may be over."""
+        """Remove an ended incarnation. Nothing is granted yet, because more incarnations may have ended."""
         commands: list[Command] = []
         for action_state in self.cluster.drop_node(name, booked_only=booked_only):
             commands += self._lost(now, action_state, "node-lost", f"{name}: {why}")
@@ -102,8 +102,8 @@ class Steps:
         )
 
     def _scored(self, now: float, action_state: ActionState, end: Ended) -> list[Command]:
-        """The stage has a verdict: on to the next one, or answered (early exit of a failed stage)."""
-        if not action_state.begins:  # else its time is that of making an environment as well
+        """The stage has a verdict: continue with the next stage, or answer (early exit of a failed stage)."""
+        if not action_state.begins:  # else the time includes the creation of the environment
             self.cluster.learn(action_state, end.execution_s)
         action_state.scored(now, end)
         if action_state.is_last or end.status == "timeout" or end.passed is False:
@@ -135,7 +135,7 @@ class Steps:
     def _lost(
         self, now: float, action_state: ActionState, ended: EndedAs, why: str, end: Ended | None = None
     ) -> list[Command]:
-        """An attempt is gone and its units are free: try again, or say what is known."""
+        """An attempt is lost and its units are free: retry, or answer with what is known."""
         if action_state.state == "cancelling":
             return [self._answer(now, action_state, action_state.cancel_as, action_state.cancel_reason, end)]
         need, begun = action_state.request.need, end is None or end.environment_stands
@@ -154,7 +154,7 @@ class Steps:
         return []
 
     def _postponed(self, now: float, action_state: ActionState, end: Ended) -> list[Command]:
-        """Its environment cannot be made before a while. That is no failed attempt, so only its deadline bounds it."""
+        """Its environment cannot be created yet. That is no failed attempt, so only the deadline bounds the retries."""
         ended = (
             self.cluster.trajectories.ended.get(action_state.request.need.trajectory)
             if action_state.request.need
@@ -180,7 +180,9 @@ class Steps:
     # ---- trajectories ------------------------------------------------------------------------------------------
 
     def _unmade(self, now: float, need: EnvironmentNeed, end: Ended) -> list[Command]:
-        """The attempt that was to make its environment could not: it lives nowhere, and may begin anew."""
+        """An attempt failed to create the environment: remove its placement, so that another attempt may begin it
+        elsewhere.
+        """
         trajectory, node = need.trajectory, self.cluster.nodes.get(end.node)
         if node is not None and end.status == "lost" and need.image:
             node.images.unmade(need.image, now)
@@ -191,7 +193,9 @@ class Steps:
         return [ForgetTrajectory(trajectory, "unmade", end.reason)]
 
     def _moved_out(self, now: float, trajectory: str, ended: TrajectoryEnd, reason: str) -> list[Command]:
-        """Its environment is no more: what waits for it is answered; what a node still holds of it, that node ends."""
+        """An environment has ended: remove its placement, end its trajectory and answer the actions that wait for
+        it.
+        """
         known = self.cluster.trajectories
         placement = self.cluster.move_out(trajectory)
         if placement is None and trajectory in known.ended:

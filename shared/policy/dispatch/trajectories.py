@@ -1,9 +1,9 @@
-"""Where trajectories live: one environment each, on one node, from the first action to the end (ARL-Tangram §5.2).
+"""Placements of trajectories: one environment each, on one node, from first action to end (ARL-Tangram §5.2).
 
 Laws:
-  - a trajectory acts one action at a time, in the order of their arrival;
-  - what an environment holds of its node is booked there until the node says that it has ended, as units are;
-  - a trajectory that has ended never begins anew: its later actions are answered, not executed in a fresh environment.
+  - a trajectory runs one action at a time, in the order of their arrival;
+  - the units of an environment stay taken on its node until the node reports its end;
+  - a trajectory that has ended never begins again: its later actions are answered, not executed in a new environment.
 """
 
 from __future__ import annotations
@@ -15,52 +15,52 @@ from dataclasses import dataclass, field
 from shared.policy.model.formulation import EnvironmentNeed
 
 MOST_ENDED = 65_536
-"""Ended trajectories that are remembered: longer than anything of theirs can be under way."""
+"""Most ended trajectories that are remembered: for longer than any of their actions can be unanswered."""
 
 
 @dataclass(slots=True)
 class Placement:
-    """One trajectory's environment, as far as its leader knows."""
+    """Placement of one trajectory's environment, as the leader knows it."""
 
     node: str
     units: Mapping[str, int]
-    """What it holds of its node."""
+    """Units it holds of its node."""
     serial: int = 0
-    """Of the grant it begins with; orders it against inventories. 0: a former leader's."""
+    """Serial of the grant that begins it; orders it against inventories. 0: granted by a former leader."""
     booked: bool = False
-    """Its units are taken on that node. Not so while a node that came back has not told what it still has."""
+    """Its units are taken on that node. False while a node that came back has not reported what it still has."""
     closing: bool = False
-    """Its trainer has closed it, or nobody knows it: the node is told to end it."""
+    """Its trainer has closed it, or it is unknown: the node is asked to end it."""
     away_s: float | None = None
-    """Since when its node has not been heard of."""
+    """Time since which its node has been silent."""
 
 
 @dataclass(slots=True)
 class Trajectories:
-    """Homes, turns and ends."""
+    """Placements, turns and ends of trajectories."""
 
     placements: dict[str, Placement] = field(default_factory=dict)
     on: dict[str, set[str]] = field(default_factory=dict)
-    """Node -> trajectories at home there."""
+    """Node -> trajectories placed there."""
     turns: dict[str, deque[str]] = field(default_factory=dict)
-    """Trajectory -> its unanswered actions by arrival; the first one acts, or waits for units."""
+    """Trajectory -> its unanswered actions by arrival; the first one runs, or waits for units."""
     ended: dict[str, str] = field(default_factory=dict)
-    """Trajectory -> why it has ended; the newest."""
+    """Trajectory -> reason of its end; the newest ones only."""
     orphans: dict[tuple[str, str], Mapping[str, int]] = field(default_factory=dict)
-    """(Node, trajectory) -> units of an environment that stands there though its trajectory does not live there: its
-    node is told to end it."""
+    """(Node, trajectory) -> units of an environment on a node where its trajectory is not placed; the node is asked to
+    end it."""
 
     def begins(self, need: EnvironmentNeed | None) -> bool:
-        """Would an action of it, granted now, begin an environment?"""
+        """Return whether an action that needs it, granted now, would begin an environment."""
         return need is not None and need.trajectory not in self.placements
 
     def settle(self, trajectory: str, placement: Placement) -> None:
-        """It lives there from now on."""
+        """Place a trajectory on a node."""
         self.placements[trajectory] = placement
         self.on.setdefault(placement.node, set()).add(trajectory)
 
     def leave(self, trajectory: str) -> Placement | None:
-        """It lives nowhere any more. Returns where it did."""
+        """Remove the placement of a trajectory and return it."""
         placement = self.placements.pop(trajectory, None)
         if placement is not None:
             mine = self.on[placement.node]
@@ -70,20 +70,20 @@ class Trajectories:
         return placement
 
     def end(self, trajectory: str, reason: str) -> None:
-        """It will never begin anew."""
+        """Record that a trajectory has ended."""
         self.ended.pop(trajectory, None)
         self.ended[trajectory] = reason
         if len(self.ended) > MOST_ENDED:
             del self.ended[next(iter(self.ended))]
 
     def queue_up(self, trajectory: str, action: str) -> bool:
-        """An action has come. Is it its turn?"""
+        """Add an action. Returns whether it is first in turn."""
         turn = self.turns.setdefault(trajectory, deque())
         turn.append(action)
         return len(turn) == 1
 
     def answered(self, trajectory: str, action: str) -> str | None:
-        """An action is over. Returns the one whose turn it is now, if that is news."""
+        """Remove an answered action. Returns the next one in turn if the turn has changed, else None."""
         turn = self.turns[trajectory]
         first = turn[0] == action
         turn.remove(action)
@@ -93,7 +93,7 @@ class Trajectories:
         return turn[0] if first else None
 
     def away(self, nodes: Mapping[str, object], now: float, grace_s: float) -> Iterator[tuple[str, Placement]]:
-        """Homes whose node has not been heard of for so long."""
+        """Yield placements whose node has been away for longer than `grace_s`."""
         for node in [node for node in self.on if node not in nodes]:
             for trajectory in sorted(self.on[node]):
                 placement = self.placements[trajectory]

@@ -1,1 +1,1 @@
-"""The one replica that dispatches: its lease, its take-over, and the dispatcher with sockets."""
+"""The one replica that dispatches: its lease, its takeover, and the dispatcher connected to streams."""

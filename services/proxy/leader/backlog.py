@@ -1,4 +1,4 @@
-"""What waits and what is stuck: told by the leader now and then, read by whoever is asked."""
+"""Backlog and batch snapshots: published by the leader periodically, read by any replica."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ _log = log.get(__name__)
 
 TOLD_EVERY_S: Seconds = LOOKS_EVERY_S
 LEISURE = 50
-"""A survey of very many stuck actions takes at most one part in so many of the leader's time."""
+"""A survey of very many stuck actions takes at most 1/50 of the leader's time."""
 
 
 async def tell_backlog(redis: Redis, epoch: Epoch, cluster: ClusterState, clock: ValkeyClock) -> None:
-    """Loop: write down what waits and how batches stand, whenever it has changed, until another leader has taken over.
+    """Loop: publish the backlog and the batch snapshots whenever they have changed, until another leader has taken
+    over.
 
-    With 16,000 unanswered requests of batches a turn takes the leader 2.6 ms (7 ms where the core is shared) and writes
-    140 KiB. What a former leader told of batches is told anew at once, also where there are none.
+    With 16,000 unanswered requests of batches, a turn takes the leader 2.6 ms (7 ms if the core is shared) and writes
+    140 KiB. A new leader publishes its batch snapshots at once, also if there are none, to replace those of the former
+    leader.
     """
     told: tuple[Backlog, dict[str, BatchSeen]] | None = None
     pause_s = 0.0
@@ -55,7 +57,7 @@ async def tell_backlog(redis: Redis, epoch: Epoch, cluster: ClusterState, clock:
 
 
 def _publish(backlog: Backlog) -> None:
-    """Pools in which nothing waits any more have no line."""
+    """Set the gauges. Pools in which nothing waits have no entry."""
     for gauge, counts in (
         (QUEUED, {pool.name: pool.waiting for pool in backlog.pools}),
         (STUCK, {pool.name: pool.stuck for pool in backlog.pools}),
@@ -73,10 +75,10 @@ def _seen(cluster: ClusterState) -> dict[str, BatchSeen]:
 
 
 async def reason_of(store: Store, stored: Stored) -> str:
-    """Why an unanswered action waits: it is stuck, or its environment cannot be made, or not yet. Else empty.
+    """Return why an unanswered action waits: it is stuck, or its environment cannot be created, or not yet. Else empty.
 
-    One small read where nothing is stuck or held up anywhere; else the action's journal entry is read as well. One of
-    its trajectory's record.
+    One small read if nothing is stuck or held up; else the action's journal entry is read too. For an action of a
+    trajectory also the trajectory's record.
     """
     pools = [pool for pool in await store.pools() if pool.lacks or pool.held_up]
     submitted = await store.submitted(stored.entry) if pools else None

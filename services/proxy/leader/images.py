@@ -1,4 +1,6 @@
-"""Hints of environments to come, as the dispatcher takes them (RollArt: making an environment must not wait for it)."""
+"""Hints of expected environments, passed to the dispatcher (RollArt: creating an environment must not wait for a
+pull).
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ from shared.policy.model.formulation import Command
 from shared.runtime.units import Seconds
 
 FRESH_S: Seconds = 60.0
-"""Older hints, read at a take-over, have been passed on."""
+"""Seconds after which a hint that is read at a takeover counts as handled."""
 
 
 def expect(dispatcher: Dispatcher, now: Seconds, said: Seconds, expected: EnvironmentsExpected) -> list[Command]:
-    """What follows from a hint: pulls, on one node for each image that is missing. `said`: when it was given."""
+    """Return the pulls for a hint: one node for each image that is missing. `said`: time of the hint."""
     if now - said > FRESH_S:
         return []
     images = [familiar(image) for image in expected.images if image != LOCAL]

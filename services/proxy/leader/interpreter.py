@@ -1,4 +1,4 @@
-"""Turns the dispatcher's commands into writes: in order, many at a time, fenced by the leader's epoch."""
+"""Executes the dispatcher's commands as writes: in order, in batches, fenced by the leader's epoch."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ MOST_AT_ONCE = 256
 
 
 class Discard(NamedTuple):
-    """A journal entry that is no request (somebody asked to cancel) has been dealt with."""
+    """A journal entry that is not a request (a cancellation) has been handled."""
 
     entry: str
 
 
 class Forget(NamedTuple):
-    """A trajectory's environment is no more, or was not made."""
+    """A trajectory's environment has ended, or was not created."""
 
     trajectory: str
     ended: str
-    """How it ended; `unmade`: it has not."""
+    """How it ended; `unmade`: it was not created, and the trajectory has not ended."""
     reason: str
 
 
 Write = Granting | Answering | Advancing | Discard | Forget
 
 Answered = Callable[[Answering, bool], None]
-"""Called when an answer is durable: (answer, True if it was this one that counts)."""
+"""Called when an answer is durable: (answer, whether this answer counts)."""
 
 
 class Interpreter:
-    """One ordered line of writes. While a flush is under way the next writes gather."""
+    """Queue of writes in order. While a flush is under way, the next writes gather."""
 
     def __init__(self, redis: Redis, epoch: Epoch, answered: Answered, *, keep_batch_s: Seconds) -> None:
         self._redis = redis
@@ -52,10 +52,10 @@ class Interpreter:
         self._waiting: deque[Write] = deque()
         self._more = asyncio.Event()
         self.deposed = False
-        """Another leader has taken over: nothing is written any more."""
+        """Another leader has taken over: nothing more is written."""
 
     def put(self, write: Write) -> None:
-        """Write this, after everything put before."""
+        """Add a write after all earlier ones."""
         self._waiting.append(write)
         self._more.set()
 
@@ -68,7 +68,9 @@ class Interpreter:
                 await self._flush()
 
     async def _flush(self) -> None:
-        """Up to `MOST_AT_ONCE` writes. Repeated whole while Valkey is away: every function is safe to repeat."""
+        """Write up to `MOST_AT_ONCE` writes. Repeated as a whole while Valkey is away: every function is safe to
+        repeat.
+        """
         batch = self._next()
         try:
             await patiently(lambda: self._write(batch), what="dispatching", patience_s=None)
@@ -77,7 +79,11 @@ class Interpreter:
             _log.warning("deposed", epoch=self._epoch)
 
     def _next(self) -> list[Write]:
-        """The next writes, in order. What was not made is forgotten first: so not in a flush in which it begins."""
+        """Return the next writes, in order.
+
+        A flush writes failed creations before grants. One flush must not contain both a grant and a later failed
+        creation for the same trajectory.
+        """
         batch: list[Write] = []
         begun: set[str] = set()
         while self._waiting and len(batch) < MOST_AT_ONCE:
@@ -96,9 +102,9 @@ class Interpreter:
         grants = [write for write in batch if isinstance(write, Granting)]
         answers = [write for write in batch if isinstance(write, Answering)]
         discards = [write.entry for write in batch if isinstance(write, Discard)]
-        if unmade:  # before grants: an environment that was not made may begin anew elsewhere
+        if unmade:  # before grants: the environment may begin again elsewhere
             await trajectories.forget(self._redis, self._epoch, unmade)
-        if steps:  # before grants: moving on forgets the stage's grant
+        if steps:  # before grants: moving to the next stage deletes the stage's grant
             await functions.advance(self._redis, self._epoch, steps)
         if grants and not answers:
             await functions.grant(self._redis, self._epoch, grants)
@@ -107,9 +113,9 @@ class Interpreter:
             flags, _ = await asyncio.gather(self._finish(answers), sent)
             for answer, counts in zip(answers, flags, strict=True):
                 self._answered(answer, counts)
-        if ended:  # after answers: a successor that knows the end would not look for the verdicts before it
+        if ended:  # after answers: a successor that knows the end would not look for earlier verdicts
             await trajectories.forget(self._redis, self._epoch, ended)
-        if discards:  # after what came of them: a successor finds them again if we get no further
+        if discards:  # after their effects: a successor finds the entries again if this leader stops before
             await functions.discard(self._redis, self._epoch, discards)
 
     async def _finish(self, answers: list[Answering]) -> list[bool]:
@@ -117,4 +123,4 @@ class Interpreter:
 
 
 async def _nothing() -> None:
-    """Where there is nothing to send."""
+    """Stand-in for a write when there is nothing to send."""

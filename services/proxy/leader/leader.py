@@ -1,8 +1,8 @@
-"""The leader: the dispatcher's state machine with sockets. One replica at a time, fenced by its epoch.
+"""The leader: the dispatcher's state machine connected to streams. One replica at a time, fenced by its epoch.
 
-It reads the journal and everything nodes and planner say in one blocking read, hands it to the pure dispatcher, and
-writes the commands that come out. Its memory can be lost at any time: journal, store, outcomes and inventories
-rebuild it.
+It reads the journal and all messages of nodes and the planner in one blocking read, passes them to the pure dispatcher,
+and writes the resulting commands. Its memory can be lost at any time: journal, store, outcomes and inventories rebuild
+it.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ _json = msgspec.json.Encoder()
 
 @dataclass(slots=True)
 class Unanswered:
-    """What the shell keeps of an action beside the dispatcher's Life."""
+    """Data of an unanswered action that the leader keeps beside the dispatcher's `ActionState`."""
 
     entry: str
     """Its journal entry."""
     submitted: ActionSubmitted
     index: int
     finished: Finished | None = None
-    """The newest outcome with a verdict or a refusal."""
+    """Newest outcome with a verdict or a rejection."""
     outcome: str = ""
-    """Its entry, until a write has dropped it."""
+    """Stream id of that outcome, until a write has removed the entry."""
 
 
 class Leader:
@@ -93,7 +93,7 @@ class Leader:
         self._keep_s = keep_s
         self.nodes = NodeRegistry()
         self.reasons: dict[str, str] = {}
-        """Pool -> why its target is what it is."""
+        """Pool -> reason of its target."""
         self.unanswered: dict[str, Unanswered] = {}
         self._ticked = 0.0
         self._read = 0.0
@@ -110,7 +110,7 @@ class Leader:
             self.take(entries)
 
     def take(self, entries: list[Entry[Any]]) -> None:
-        """One read's worth of entries. Runs of one kind go to the dispatcher together."""
+        """Handle the entries of one read. Runs of one kind go to the dispatcher together."""
         now = self._clock.unix()
         submitted: list[Entry[ActionSubmitted]] = []
         finished: list[Entry[Finished]] = []
@@ -153,7 +153,7 @@ class Leader:
             self._do(self.dispatcher.submitted(now, requests))
 
     def _refuse(self, entry: Entry[UnreadableEntry]) -> None:
-        """Answer what cannot be read, masked: it would stay in the journal for ever, and its batch would not end."""
+        """Answer an unreadable entry, masked. Otherwise it would stay in the journal and its batch would never end."""
         action = entry.message.action
         if not action:
             _log.error("entry_discarded", entry=entry.id, error=entry.message.error)
@@ -172,14 +172,16 @@ class Leader:
             self._do(self.dispatcher.cancelled(now, asked.action, asked.reason))
 
     def _finish(self, now: float, entries: Iterable[Entry[Finished]]) -> None:
-        """Outcomes go to the dispatcher together, but never two of one action: an answer shows the one it rests on."""
+        """Pass outcomes to the dispatcher together, but never two of one action: each answer reports the outcome it is
+        based on.
+        """
         ends: dict[str, Ended] = {}
         for entry in entries:
             outcome = entry.message
             if outcome.action in ends:
                 self._do(self.dispatcher.finished(now, list(ends.values())))
                 ends = {}
-            kept = self.unanswered.get(outcome.action)  # None: answered already, but its units come back with this
+            kept = self.unanswered.get(outcome.action)  # None: answered already, but this outcome frees its units
             if kept is not None and outcome.status in ("ok", "timeout", "refused"):
                 kept.finished, kept.outcome = outcome, entry.id
             ends[outcome.action] = to_end(outcome)
@@ -221,7 +223,7 @@ class Leader:
                 self._do(expect(self.dispatcher, now, entry.at, message))
 
     def planned(self, planner_lives: bool) -> None:
-        """Does a planner live, by its lease?"""
+        """Apply the state of the planner's lease: whether a planner is alive."""
         if planner_lives != self.dispatcher.cluster.planned:
             _log.warning(
                 "planner_heard" if planner_lives else "planner_silent",
@@ -230,7 +232,7 @@ class Leader:
         self._do(self.dispatcher.planned(self._clock.unix(), planner_lives))
 
     def _absorb_silence(self) -> None:
-        """While Valkey was away nobody could say anything: that silence is not the nodes'."""
+        """Ignore silence while Valkey was away: no node could send anything then."""
         now = self._clock.unix()
         if now - self._read > 3.0:
             _log.warning("silence_forgiven", seconds=round(now - self._read, 1))
@@ -311,7 +313,7 @@ class Leader:
         self._interpreter.put(answering)
 
     def _observe_queueing(self, submitted: ActionSubmitted, answer: Answer) -> None:
-        """Of every stage with a verdict, and of the one that the action was in."""
+        """Observe queueing of every stage with a verdict, and of the stage in which the action ended."""
         queued = {act.name: act.queue_s for act in answer.acts}
         for stage in submitted.stages[: len(answer.acts) + 1]:
             if stage.name in queued or answer.queue_s:
@@ -319,4 +321,4 @@ class Leader:
 
 
 LED = (ACTIONS, NODES, BATCHES, TARGETS, COMPLETIONS, TRAJECTORIES, OUTCOMES)
-"""The streams a leader follows, in the order their entries are taken."""
+"""Streams that a leader reads, in the order in which their entries are handled."""

@@ -1,4 +1,4 @@
-"""Holding the lease: exactly one replica dispatches, and one that has lost the lease writes nothing more."""
+"""Leader election by lease: exactly one replica dispatches, and one that has lost the lease writes nothing more."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from shared.runtime.units import Epoch
 _log = log.get(__name__)
 
 TRIM_BEHIND_S = 10.0
-"""Outcomes that no write has dropped are kept so long after the leader has read them, for a successor that takes over
-just now. They are small: the outputs of actions leave with the answers that rest on them."""
+"""Seconds for which outcomes that no write has removed are kept after the leader has read them, for a successor that is
+just taking over. They are small: the outputs of actions are removed with the answers based on them."""
 
 
 class Leadership:
-    """Campaigns for the lease; leads while it holds it, follows while another one does."""
+    """Campaigns for the lease; leads while it holds it, follows while another replica does."""
 
     def __init__(
         self, redis: Redis, reader: Redis, waiters: Waiters, settings: ProxySettings, background: Background
@@ -49,10 +49,10 @@ class Leadership:
         self._tail: Tail | None = None
         self._stopping = False
         self.epoch: Epoch = 0
-        """Of the term this replica leads; 0 while it follows."""
+        """Epoch of the term that this replica leads; 0 while it follows."""
 
     async def run(self) -> None:
-        """Lead or follow for ever. Every way a term can end leads back to the campaign."""
+        """Lead or follow, forever. Every end of a term leads back to the campaign."""
         while not self._stopping:
             try:
                 epoch = await functions.lead(self._redis, self._holder, self._settings.lease_s)
@@ -62,7 +62,7 @@ class Leadership:
                 await asyncio.sleep(0.2)
 
     async def stop(self) -> None:
-        """Give the lease back, so that the next leader need not wait for its end."""
+        """Release the lease, so that the next leader need not wait until it expires."""
         self._stopping = True
         if self._tail is not None:
             self._tail.stopping = True
@@ -107,14 +107,16 @@ class Leadership:
             EPOCH.set(0)
             UNANSWERED.set(0)
             for gauge in (NODES, QUEUED, STUCK):
-                gauge.clear()  # the next leader's word counts
+                gauge.clear()  # the next leader's values count
             interpreter.deposed = True
             for task in tasks:
                 await _cancelled(task)
             _log.info("leads_no_more", epoch=epoch)
 
     async def _renew(self, epoch: Epoch, interpreter: Interpreter) -> None:
-        """Renew the lease three times in its life, from the start of the take-over on: that may outlast the lease."""
+        """Renew the lease three times per lease duration, from the start of the takeover: that may outlast the
+        lease.
+        """
         while not interpreter.deposed:
             await asyncio.sleep(self._settings.lease_s / 3)
             try:
@@ -124,7 +126,7 @@ class Leadership:
                 _log.warning("valkey_away", what="renewing the lease", error=str(error))
 
     async def _keep_house(self, interpreter: Interpreter, leader: Leader, tail: Tail) -> None:
-        """Look whether a planner renews its own lease; trim outcomes, end abandoned batches."""
+        """Check the planner's lease, trim outcomes, and end abandoned batches."""
         swept = 0.0
         loop = asyncio.get_running_loop()
         while not interpreter.deposed:
@@ -143,7 +145,7 @@ class Leadership:
                 _log.warning("valkey_away", what="keeping house", error=str(error))
 
     async def _end_held(self, interpreter: Interpreter, leader: Leader) -> None:
-        """Cancel what dead replicas held for their callers."""
+        """Cancel the actions that dead replicas held for their callers."""
         absent = Absent(self._redis)
         while not interpreter.deposed:
             await asyncio.sleep(LOOK_S)
@@ -173,11 +175,11 @@ class Leadership:
                 await functions.end_batch(self._redis, batch, "abandoned", keep_batch_s=self._settings.keep_batch_s)
 
     def _keep_s(self, submitted: ActionSubmitted) -> int:
-        """How long an answer outside a batch is kept, seconds.
+        """Seconds for which an answer outside a batch is kept.
 
-        Briefly where its caller is here to take it and has no request_id to ask again with: a busy mesh would fill its
-        memory with answers that were delivered long ago. In a trajectory, whose turns have request_ids as a rule, also
-        where it has one.
+        Short if its caller is connected and has no request_id to repeat the request with. Otherwise a busy mesh would
+        fill its memory with answers that were delivered long ago. In a trajectory, whose turns usually have
+        request_ids, also shortened if it has one.
         """
         settings = self._settings
         if not self._waiters.awaits(submitted.action):
@@ -197,7 +199,9 @@ class Leadership:
     # ---- following ---------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Wake this replica's waiters by the leader's word, and campaign again about when the lease could end."""
+        """Wake this replica's waiters as the leader publishes answers, and campaign again about when the lease could
+        expire.
+        """
         last = await command(self._redis, "XREVRANGE", ANSWERED.name, "+", "-", "COUNT", 1)
         self._tail = Tail(self._reader, {ANSWERED: last[0][0].decode() if last else "0"}, block_s=0.5)
         await self._waiters.look_up(self._waiters.waited_for())

@@ -1,4 +1,4 @@
-"""What the leader remembers of nodes beside the ledger: their last hello, so that one taken for dead can come back."""
+"""Last hello of each node, kept beside the ledger so that a node counted as lost can come back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.policy.resources.ledger import Node
 
 MOST_NODES = 4096
 UNLIMITED = 1 << 20
-"""Beginnings at once on a node that names no limit."""
+"""Environment starts at once on a node that names no limit."""
 
 
 class NodeRegistry:
@@ -26,21 +26,23 @@ class NodeRegistry:
         self._hellos: dict[str, Hello] = {}
         self._topics: dict[str, Topic[Grant]] = {}
         self._stopped: set[str] = set()
-        """Nodes that have said goodbye and not come back."""
+        """Nodes that have sent a Bye and not come back."""
 
     def topic(self, node: str) -> Topic[Grant] | None:
-        """Where a message to this node goes; None when nobody of that name ever said hello."""
+        """Topic for messages to this node; None if no node of that name has ever sent a hello."""
         return self._topics.get(node)
 
     def counts(self, present: Container[str]) -> dict[str, int]:
-        """State -> nodes. `present`: the names that the dispatcher counts on."""
+        """State -> number of nodes. `present`: names of the nodes that the dispatcher uses."""
         states = dict.fromkeys(("ready", "silent", "gone"), 0)
         for name in self._hellos:
             states["ready" if name in present else "gone" if name in self._stopped else "silent"] += 1
         return states
 
     def heard(self, now: float, entry: Entry[Any], dispatcher: Dispatcher) -> Sequence[Command]:
-        """Take one message of a node. Old ones (read at takeover) are remembered, but do not count as life."""
+        """Handle one message of a node. Old messages (read at takeover) are stored, but do not count as signs of
+        life.
+        """
         fresh = now - entry.at < dispatcher.node_lost_s
         match entry.message:
             case Hello() as hello:
@@ -71,5 +73,5 @@ def _ledger_node(hello: Hello) -> Node:
 
 
 def _kinds(hello: Hello) -> frozenset[str]:
-    """What it executes, and where it makes environments."""
+    """Action kinds that it executes, and runtimes with which it creates environments."""
     return frozenset(hello.kinds).union(runtime_kind(runtime) for runtime in hello.runtimes)

@@ -1,9 +1,9 @@
-"""Replicas that hold callers, and what becomes of their actions when one is killed.
+"""Replicas that hold callers, and cancellation of their actions when a replica is killed.
 
 The connection of a held caller ends with its proxy, so nobody waits for the answer. Each replica keeps a lease of its
-own, and the journal names it with each action that it holds (`ActionSubmitted.held_by`). The leader cancels the actions
-of a replica whose lease is absent at two looks in a row: at one it may be absent because Valkey itself was away. A
-replica that only slept submits again what was cancelled so (`held`).
+own, and the journal names the replica with each action that it holds (`ActionSubmitted.held_by`). The leader cancels
+the actions of a replica whose lease is absent in two checks in a row. One check is not enough, because Valkey itself
+may have been away. A replica that was only suspended submits its cancelled actions again (`held`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROXY_GONE: Final = "the proxy that held its caller is gone"
 
 
 async def renew(redis: Redis, replica: str) -> None:
-    """Keep the lease of this replica, for ever."""
+    """Keep the lease of this replica, forever."""
     lease = Lease(redis, _key(replica), LEASE_S, replica)
     while True:
         try:
@@ -44,20 +44,20 @@ async def renew(redis: Redis, replica: str) -> None:
 
 
 class Absent:
-    """The leader's view of the replicas that hold what is unanswered."""
+    """Finds replicas that hold unanswered actions and have lost their lease."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._missed: set[str] = set()
-        """Replicas whose lease was absent at the last look."""
+        """Replicas whose lease was absent at the last check."""
 
     async def look(self, unanswered: Iterable[ActionSubmitted]) -> int:
-        """Cancel what absent replicas held. Returns how many actions. O(unanswered): 10 ms for 100,000."""
+        """Cancel the actions that absent replicas held. Returns their number. O(unanswered): 10 ms for 100,000."""
         held: dict[str, list[str]] = defaultdict(list)
         for submitted in unanswered:
             if submitted.held_by:
                 held[submitted.held_by].append(submitted.action)
-        missed, self._missed = self._missed, set()  # stays empty where Valkey does not answer now
+        missed, self._missed = self._missed, set()  # stays empty if Valkey does not answer now
         found = await asyncio.gather(*(command(self._redis, "EXISTS", _key(replica)) for replica in held))
         self._missed = {replica for replica, exists in zip(held, found, strict=True) if not exists}
         gone = [action for replica in self._missed & missed for action in held[replica]]

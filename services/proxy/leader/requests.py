@@ -1,4 +1,4 @@
-"""From a journal entry to what the dispatcher needs to know of it."""
+"""Conversions between journal entries, the dispatcher's values and messages to nodes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from shared.runtime.units import Epoch
 
 
 def arrival_of(entry: str) -> tuple[int, int]:
-    """A stream id as numbers, so that 9-0 comes before 10-0."""
+    """Return a stream id as numbers, so that 9-0 comes before 10-0."""
     ms, _, seq = entry.partition("-")
     return int(ms), int(seq)
 
 
 MOST_UNITS = 1 << 20
 MOST_AMOUNTS = 1024
-"""Of one resource, that one action may be granted."""
+"""Most amounts of one resource that one action may be granted."""
 
 
 def runtime_kind(runtime: str) -> str:
-    """What a node offers that makes environments so, beside the action kinds it executes."""
+    """Kind that a node offers if it creates environments with this runtime, beside the action kinds it executes."""
     return f"runtime.{runtime}"
 
 
 def to_work(stage: StageWork) -> Work:
-    """One stage as the dispatcher sees it: the fewest units of each range, and every amount of the pool's resource."""
+    """Convert one stage: the fewest units of each range, and every amount of the pool's resource."""
     units = {resource: fewest for resource, (fewest, _) in stage.cost.items()}
     fewest, most = stage.cost.get(stage.pool.partition("@")[0], (0, 0))
     return Work(
@@ -50,7 +50,7 @@ def to_work(stage: StageWork) -> Work:
 
 
 def to_need(submitted: ActionSubmitted) -> EnvironmentNeed | None:
-    """The environment it needs; None of an action of no trajectory."""
+    """Return the environment it needs; None for an action of no trajectory."""
     spec = submitted.environment
     if spec is None:
         return None
@@ -61,10 +61,10 @@ def to_need(submitted: ActionSubmitted) -> EnvironmentNeed | None:
 
 
 def unschedulable(submitted: ActionSubmitted) -> str:
-    """What is wrong with an entry that the dispatcher must not meet; empty where nothing is.
+    """Return what is wrong with an entry that the dispatcher must not receive; empty if nothing is.
 
-    The door refuses all of it. But an entry stays in the journal until it is answered, so one that broke the leader,
-    whoever wrote it, would break every leader after it.
+    The HTTP edge rejects all of this. But an entry stays in the journal until it is answered. So an entry that crashed
+    the leader, whoever wrote it, would crash every later leader too.
     """
     if not submitted.stages:
         return "it has no stages"
@@ -86,7 +86,7 @@ def unschedulable(submitted: ActionSubmitted) -> str:
 
 
 def _unscalable(stage: StageWork) -> str:
-    """What is wrong with its amounts and how they shorten it; empty where nothing is."""
+    """Return what is wrong with its amounts and its elasticity; empty if nothing is."""
     fewest, most = stage.cost.get(stage.pool.partition("@")[0], (0, 0))
     if most - fewest > MOST_AMOUNTS:
         return f"may have too many amounts of units: {fewest} to {most}"
@@ -111,7 +111,7 @@ def _is_elasticity(scaling: Elasticity) -> bool:
 
 
 def to_request(entry: Entry[ActionSubmitted]) -> Request:
-    """One entry as the dispatcher sees it. Times are on the scale of the journal's ids, seconds."""
+    """Convert one entry. Times are on the scale of the journal's ids, seconds."""
     submitted = entry.message
     arrived_s = entry.at
     start_within_s = submitted.start_within_s
@@ -130,7 +130,7 @@ def to_request(entry: Entry[ActionSubmitted]) -> Request:
 
 
 def to_end(outcome: Finished) -> Ended:
-    """A node's word on an attempt as the dispatcher hears it."""
+    """Convert a node's report of an attempt's end."""
     return Ended(
         outcome.action,
         outcome.node,
@@ -149,7 +149,9 @@ def to_end(outcome: Finished) -> Ended:
 
 
 def to_granted(epoch: Epoch, grant: Grant, submitted: ActionSubmitted) -> Granted:
-    """What the node is told. The environment is told where it begins: elsewhere it is there, or lost."""
+    """Compose the grant for the node. It names the environment only if it begins it: otherwise it exists there, or is
+    lost.
+    """
     stage = submitted.stages[grant.stage]
     return Granted(
         action=grant.action,

@@ -1,4 +1,4 @@
-"""Becoming the leader: journal, store and outcomes rebuild the dispatcher before anything is granted."""
+"""Takeover: journal, store and outcomes rebuild the dispatcher before anything is granted."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from shared.runtime import log
 _log = log.get(__name__)
 
 TAKEN_AT_ONCE: Final = 1024
-"""Entries of a stream; some 50 ms."""
+"""Entries of a stream handled at once; some 50 ms."""
 
 _carried = msgspec.json.Decoder(list[StageReport])
 
 
 async def take_over(redis: Redis, reader: Redis, leader: Leader, clock: ValkeyClock) -> Tail:
-    """Read everything there is; returns the tail that goes on from there.
+    """Read the whole state; return the tail that continues from there.
 
-    The journal comes first and whole (an outcome means nothing before its action is known; where its environment stands
-    and whether its trajectory has ended is looked up before), then what is known of each action's last grant, then
-    nodes, targets and outcomes from as far back as they are kept. Nodes get nothing before their inventories, which are
-    asked for as their hellos are read.
+    The journal comes first, as a whole, because an outcome has no meaning before its action is known. Placements of
+    environments and ended trajectories are read before its entries are handled. Then follow each action's last grant,
+    then nodes, targets and outcomes as far back as they are kept. Nodes get no grants before their inventories, which
+    are requested as their hellos are read.
     """
     journal = Tail(reader, {ACTIONS: "0"}, count=2048)
     entries = await _drain(journal)
@@ -54,7 +54,9 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader, clock: ValkeyCl
 
 
 async def _take(leader: Leader, entries: list[Entry[Any]]) -> None:
-    """All at once would stop the loop for seconds, on which the lease is renewed."""
+    """Handle the entries in parts. Handling all at once would block for seconds the event loop, which renews the
+    lease.
+    """
     for start in range(0, len(entries), TAKEN_AT_ONCE):
         leader.take(entries[start : start + TAKEN_AT_ONCE])
         await asyncio.sleep(0)
@@ -68,7 +70,7 @@ async def _drain(tail: Tail) -> list[Entry[Any]]:
 
 
 async def _first_arrivals(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]]) -> None:
-    """EBF keys rest on a batch's first arrival, which may have been answered long ago."""
+    """Restore first arrivals. EBF keys depend on a batch's first arrival, which may have been answered long ago."""
     batches = {entry.message.batch: entry.message for entry in requests if entry.message.batch}
     for name, message in batches.items():
         first_ms = await command(redis, "HGET", f"batch:{name}", "first_ms")
@@ -78,10 +80,10 @@ async def _first_arrivals(redis: Redis, leader: Leader, requests: list[Entry[Act
 
 
 async def _homes(redis: Redis, leader: Leader, acting: set[str], closing: set[str]) -> None:
-    """Which trajectories have ended, and where environments stand: before actions are met, or one might begin anew.
+    """Restore placements and ended trajectories before actions are handled; otherwise an environment might begin twice.
 
-    The environment of one that was closed may stand yet: its node's inventory will show it. `closing`: the journal says
-    in its own order that these were closed.
+    The environment of a closed trajectory may still exist: its node's inventory will show it. `closing`: trajectories
+    that the journal itself closes, in its own order.
     """
     async for placements in read_placements(redis):
         await _ends(redis, leader, placements.keys() - closing)
@@ -99,7 +101,7 @@ async def _ends(redis: Redis, leader: Leader, trajectories: Iterable[str]) -> No
 
 
 async def _resume(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]], clock: ValkeyClock) -> None:
-    """Where each action stood: its stage, its last grant, what earlier stages took."""
+    """Restore each action's stage, its last grant, and the times of earlier stages."""
     actions = [entry.message.action for entry in requests if entry.message.action in leader.unanswered]
     for start in range(0, len(actions), 512):
         chunk = actions[start : start + 512]

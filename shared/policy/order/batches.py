@@ -1,4 +1,4 @@
-"""When each batch could be complete: the EBF keys of its requests (DistRS §5.2, architecture §3)."""
+"""Expected completions of batches: the EBF keys of their requests (DistRS §5.2)."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class _Batch:
     first_s: float
     expected_s: float
     waiting: dict[Place, int] = field(default_factory=dict)
-    """Queued requests by where they wait: there the batch moves with the estimate."""
+    """Number of queued requests in each queue; the batch moves there when its estimate changes."""
 
 
 @dataclass(slots=True)
 class BatchRegistry:
-    """Expected completions of the open batches. Bounded: the batch longest untouched is forgotten beyond `most`."""
+    """Expected completions of the open batches. Bounded: beyond `most`, the batch unused for longest is removed."""
 
     bound_s: float = BOUND_S
     most: int = 10_000
     _batches: dict[str, _Batch] = field(default_factory=dict)
     _proposed: dict[str, float] = field(default_factory=dict)
-    """Estimates that came before the first request."""
+    """Estimates received before the first request."""
 
     def key(self, request: Request, durations: Durations) -> EbfKey:
-        """Where a request stands. Outside a batch: arrival + expected duration of its kind."""
+        """Key of a request. Outside a batch: arrival + expected duration of its kind."""
         arrived_s = request.arrival[0] / 1000
         if not request.batch:
             work = request.stages[0]
@@ -41,22 +41,22 @@ class BatchRegistry:
         return EbfKey(self._of(request).expected_s, request.priority, request.arrival)
 
     def first_arrival(self, batch: str, first_s: float, stage_timeouts_s: list[float]) -> None:
-        """What the store knows of a batch that was begun under a former leader. Absolute seconds.
+        """Restore a batch that began under a former leader from the store. Absolute seconds.
 
-        Call it before its requests are queued; a batch that is known keeps what is known of it.
+        Call it before its requests are queued; a batch that is known already does not change.
         """
         if batch not in self._batches:
             self._open(batch, first_s, stage_timeouts_s)
 
     def waits(self, request: Request, place: Place) -> None:
-        """A request of a batch is queued."""
+        """Count a queued request of a batch."""
         if request.batch:
             waiting = self._of(request).waiting
             waiting[place] = waiting.get(place, 0) + 1
             self._batches[request.batch] = self._batches.pop(request.batch)  # the dict's order is by last use
 
     def leaves(self, request: Request, place: Place) -> None:
-        """It waits there no more."""
+        """Uncount a request that no longer waits there."""
         if request.batch and (batch := self._batches.get(request.batch)) is not None:
             left = batch.waiting.get(place, 0) - 1
             if left > 0:
@@ -65,14 +65,14 @@ class BatchRegistry:
                 batch.waiting.pop(place, None)
 
     def due(self, name: str) -> float:
-        """T of a batch that is known."""
+        """T of a known batch."""
         return self._batches[name].expected_s
 
     def expected(self, name: str, at_s: float) -> list[Place]:
-        """A new estimate of a batch's completion. Returns where requests wait whose keys have changed with it.
+        """Apply a new estimate of a batch's completion. Returns the queues in which its requests' keys have changed.
 
-        The cost does not grow with the number of requests, but with the queues in which they wait: one for each stage's
-        pool, and one for each node that their environments live on.
+        The cost does not depend on the number of requests, but on the queues in which they wait: one for each stage's
+        pool, and one for each node that has their environments.
         """
         if not math.isfinite(at_s):
             return []
@@ -86,7 +86,7 @@ class BatchRegistry:
         return list(batch.waiting) if batch.expected_s != before else []
 
     def ended(self, name: str) -> None:
-        """Forget a batch."""
+        """Remove a batch."""
         self._batches.pop(name, None)
         self._proposed.pop(name, None)
 

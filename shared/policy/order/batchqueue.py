@@ -1,8 +1,8 @@
 """Waiting actions of one tenant in EBF order, with one entry for each batch: a batch moves without its requests.
 
 The key of a request is (T of its batch, priority, arrival). Within a batch T is the same for all, so the batch's own
-queue orders by (priority, arrival), and batches are ordered by T. What is outside batches has keys of its own. Merged
-by their heads they give the order of one queue over all keys (tests/shared/policy/order/test_batchqueue.py).
+queue orders by (priority, arrival), and batches are ordered by T. Actions outside batches have keys of their own.
+Merged by their heads, both give the order of one queue over all keys (tests/shared/policy/order/test_batchqueue.py).
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ class _Group:
 
 @dataclass(slots=True)
 class BatchQueue:
-    """`push`, `discard` and `head` cost what they cost in `EbfQueue`, and a search among the batches; `move` costs a
-    search among the batches, however many of its requests wait.
+    """EBF queue with one entry for each batch.
+
+    `push`, `discard` and `head` cost as much as in `EbfQueue`, plus a search among the batches. `move` costs a search
+    among the batches, however many of the batch's requests wait.
     """
 
     _alone: EbfQueue[str] = field(default_factory=EbfQueue)
-    """Outside batches."""
+    """Actions outside batches."""
     _groups: dict[str, _Group] = field(default_factory=dict)
     """Batches with waiting actions."""
     _order: list[tuple[float, str]] = field(default_factory=list)
@@ -46,10 +48,10 @@ class BatchQueue:
         return len(self._alone) + len(self._batch)
 
     def push(self, key: EbfKey, action: str, batch: str = "") -> None:
-        """Add an action. All of a batch have the T that came last.
+        """Add an action. All actions of a batch get the newest T.
 
         Raises:
-            ValueError: it waits already, or its key is not a number and has no place.
+            ValueError: it waits already, or its key is not a number and cannot be ordered.
         """
         if not batch:
             self._alone.push(key, action)
@@ -66,7 +68,7 @@ class BatchQueue:
         self._batch[action] = batch
 
     def discard(self, action: str) -> bool:
-        """Take an action out wherever it stands; False when it does not wait here."""
+        """Remove an action; False if it does not wait here."""
         batch = self._batch.pop(action, None)
         if batch is None:
             return self._alone.discard(action)
@@ -78,7 +80,7 @@ class BatchQueue:
         return True
 
     def move(self, batch: str, due_s: float) -> None:
-        """Give a batch another T; nothing happens where none of it waits here."""
+        """Set a batch's T; no effect if none of its actions wait here."""
         group = self._groups.get(batch)
         if group is None or group.due_s == due_s:
             return
@@ -99,19 +101,19 @@ class BatchQueue:
         return group.queue.key(action)._replace(expected_completion_s=group.due_s)
 
     def head(self) -> str:
-        """The first to go.
+        """Return the first action.
 
         Raises:
             IndexError: the queue is empty.
         """
-        if not self._alone:  # on the hot path: no key is made
+        if not self._alone:  # hot path: no key is made
             order = self._order
             if len(order) == 1 or (order and order[0][0] < order[1][0]):
                 return self._groups[order[0][1]].queue.head()
         return self.peek()[1]
 
     def peek(self) -> tuple[EbfKey, str]:
-        """Key and action of the first to go.
+        """Key and id of the first action.
 
         Raises:
             IndexError: the queue is empty.
@@ -129,7 +131,7 @@ class BatchQueue:
         return first
 
     def __iter__(self) -> Iterator[str]:
-        """Every action, first to go first; stop when enough is seen. The queue must not change meanwhile.
+        """Every action in order; stop at any point. The queue must not change meanwhile.
 
         Raises:
             RuntimeError: the queue changed during the walk.

@@ -1,10 +1,10 @@
 """Earliest Batch First: the one order of waiting work, for the dispatcher and for SIMULATE (DistRS §5.2).
 
-A batch is worth nothing until its last answer, so what matters is when its batch could be complete: requests of the
+A batch has no value until its last answer, so the order depends on when its batch could be complete. Requests of the
 batch with the earliest expected completion go first, within a batch by trajectory priority, then by arrival.
 
-Age wins: an expected completion is at most `first arrival + bound` and new work arrives ever later, so every key is
-sooner or later the smallest and nothing waits for ever (`reestimate` keeps that law when estimates change).
+Age wins: an expected completion is at most `first arrival + bound`, and new work arrives ever later. So every key is at
+some time the smallest, and nothing waits forever (`reestimate` keeps that law when estimates change).
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ BOUND_S = 3600.0
 """Latest expected completion after the first arrival: makes every key finite, so age wins."""
 
 STEPS_TO_BOUND = 10
-"""A re-estimate moves at most this fraction of the bound at once: one strange estimate cannot send a batch behind all
+"""A re-estimate moves at most this fraction of the bound at once. One wrong estimate cannot send a batch behind all
 others, and a right one is reached within ten."""
 
 COMPACT_ABOVE = 64
-"""Removed entries that may lie in the heap beyond as many as wait."""
+"""Removed entries that the heap may hold, beyond the number of waiting ones."""
 
 FRONT, ENOUGH = 96, 72
-"""How many of the first to go stand in order, and how few of them are no reason to go for more. A decision looks at
-some 64, twice or more."""
+"""Length to which the sorted front is filled, and the length below which it is filled again. A decision reads some 64
+entries, twice or more."""
 
 
 class EbfKey(NamedTuple):
-    """Place in the order; smaller goes first. Total: `arrival` is a stream id, so no two requests share one."""
+    """Position in the order; smaller goes first. Total: `arrival` is a stream id, so no two requests share one."""
 
     expected_completion_s: float
-    """When the batch could be complete, absolute seconds of the arrival clock."""
+    """Time at which the batch could be complete, absolute seconds of the arrival clock."""
     priority: float
-    """Of the trajectory, lower first; 0 where nobody predicts."""
+    """Priority of the trajectory, lower first; 0 without a prediction."""
     arrival: tuple[int, int]
     """Stream id of the arrival: milliseconds, sequence."""
 
@@ -92,13 +92,13 @@ Entry = tuple[EbfKey, int, Id]
 class EbfQueue(Generic[Id]):
     """Waiting work in EBF order.
 
-    The first of it stand in a sorted list, the others in a binary heap; removal is lazy in both. `push`, `remove`,
-    `update` and `pop` are O(log n) amortised, `peek` O(1) amortised. Walking the first k in order pops nothing that is
-    waiting and is O(k) for the first `FRONT`, which a decision looks at again and again, O(k log k) beyond them.
+    The front is a sorted list, the rest a binary heap; removal is lazy in both. `push`, `remove`, `update` and `pop`
+    are O(log n) amortised, `peek` O(1) amortised. Walking the first k in order removes nothing that waits. It is O(k)
+    for the first `FRONT`, which a decision reads again and again, and O(k log k) beyond them.
     """
 
     _front: list[Entry[Id]] = field(default_factory=list)
-    """Ascending; nothing in the heap goes before any of it."""
+    """Ascending; no entry of the heap precedes any of it."""
     _heap: list[Entry[Id]] = field(default_factory=list)
     _live: dict[Id, Entry[Id]] = field(default_factory=dict)
     _serial: int = 0
@@ -110,7 +110,7 @@ class EbfQueue(Generic[Id]):
         return item in self._live
 
     def __iter__(self) -> Iterator[Id]:
-        """Every id, first to go first; stop when enough is seen. The queue must not change meanwhile.
+        """Every id in order; stop at any point. The queue must not change meanwhile.
 
         Raises:
             RuntimeError: the queue changed during the walk.
@@ -145,7 +145,7 @@ class EbfQueue(Generic[Id]):
         """Add an id.
 
         Raises:
-            ValueError: it waits already (`update` moves it), or its key is not a number and has no place.
+            ValueError: it waits already (`update` moves it), or its key is not a number and cannot be ordered.
         """
         if item in self._live:
             raise ValueError(f"{item!r} is queued already: use update() to move it")
@@ -165,7 +165,7 @@ class EbfQueue(Generic[Id]):
             del front[FRONT:]
 
     def remove(self, item: Id) -> EbfKey:
-        """Take an id out wherever it stands and return its key.
+        """Remove an id and return its key.
 
         Raises:
             KeyError: it does not wait here.
@@ -175,18 +175,18 @@ class EbfQueue(Generic[Id]):
         return entry[0]
 
     def discard(self, item: Id) -> bool:
-        """Take an id out wherever it stands; False when it does not wait here."""
+        """Remove an id; False if it does not wait here."""
         if self._live.pop(item, None) is None:
             return False
         self._compact()
         return True
 
     def update(self, key: EbfKey, item: Id) -> None:
-        """Move a waiting id to another place.
+        """Give a waiting id another key.
 
         Raises:
             KeyError: it does not wait here.
-            ValueError: the key has no place in the order; the id then keeps its old one.
+            ValueError: the key cannot be ordered; the id then keeps its old one.
         """
         old = self._live.pop(item)
         try:
@@ -197,7 +197,7 @@ class EbfQueue(Generic[Id]):
         self._compact()
 
     def peek(self) -> tuple[EbfKey, Id]:
-        """Key and id of the first to go.
+        """Key and id of the first entry.
 
         Raises:
             IndexError: the queue is empty.
@@ -206,7 +206,7 @@ class EbfQueue(Generic[Id]):
         return key, item
 
     def head(self) -> Id:
-        """The first to go.
+        """Return the first id.
 
         Raises:
             IndexError: the queue is empty.
@@ -214,7 +214,7 @@ class EbfQueue(Generic[Id]):
         return self._first()[2]
 
     def pop(self) -> tuple[EbfKey, Id]:
-        """Take out the first to go.
+        """Remove and return the first entry.
 
         Raises:
             IndexError: the queue is empty.
@@ -248,8 +248,8 @@ class EbfQueue(Generic[Id]):
         return front[0]
 
     def _refill(self) -> None:
-        """Drop what was removed from the front, and fill it from the heap if little is left: O(`FRONT`), and O(log n)
-        for each entry that moves; each moves once, unless newcomers displace it.
+        """Remove deleted entries from the front, and fill it from the heap if it is short. O(`FRONT`), and O(log n) for
+        each entry that moves; each moves once, unless new entries displace it.
         """
         front, heap, live = self._front, self._heap, self._live
         front[:] = [entry for entry in front if live.get(entry[2]) is entry]

@@ -1,4 +1,4 @@
-"""How long work of a kind takes, from what has been seen: for backfill, admission and fair charging."""
+"""Learned durations of work by kind: for backfill, admission and fair charging."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from dataclasses import dataclass, field
 from math import sqrt
 
 UNKNOWN_FRACTION = 0.1
-"""Share of its timeout that work of an unseen kind is taken to last: timeouts are set far above the usual case."""
+"""Share of its timeout that work of an unseen kind is expected to take: timeouts are set far above the usual
+duration."""
 
 
 Key = tuple[str, str, str]
-"""(tenant, task, kind): what is expected to take alike."""
+"""(tenant, task, kind): work that is expected to take equally long."""
 
 
 @dataclass(slots=True)
 class Durations:
     """Exponentially weighted mean and variance of single-unit seconds by key; bounded to `most` keys.
 
-    Single-unit seconds are what work would have taken on one unit (`Elasticity.single`), so that what ran wide and what
-    ran narrow teach the same. Of work that does not scale they are its execution seconds.
+    Single-unit seconds are what work would have taken on one unit (`Elasticity.single`), so that executions on few and
+    on many units are comparable. For work that is not elastic they are its execution seconds.
     """
 
     weight: float = 0.1
-    """Of the newest value: about the last twenty count."""
+    """Weight of the newest value: about the last twenty count."""
     most: int = 4096
     _seen: dict[Key, tuple[float, float]] = field(default_factory=dict)
     """Key -> (mean in seconds, variance in seconds squared)."""
@@ -42,19 +43,19 @@ class Durations:
         return min(timeout_s, timeout_s * UNKNOWN_FRACTION if single_s is None else single_s)
 
     def single(self, key: Key) -> float | None:
-        """Expected single-unit seconds; None where none were ever seen."""
+        """Expected single-unit seconds; None for an unseen kind."""
         seen = self._seen.get(key)
         return None if seen is None else seen[0]
 
     def spread(self, key: Key) -> float | None:
-        """Standard deviation of the single-unit seconds, 0 after the first; None where none were ever seen."""
+        """Standard deviation of the single-unit seconds, 0 after the first; None for an unseen kind."""
         seen = self._seen.get(key)
         return None if seen is None else sqrt(seen[1])
 
     def known(self, key: Key) -> float:
-        """Expected seconds from what was seen; 0 for an unseen kind.
+        """Expected seconds from observations; 0 for an unseen kind.
 
-        For the order of work outside batches: were a guess put into the first requests' keys, all that come after the
-        first few ends would overtake them.
+        For the order of work outside batches. If the first requests' keys contained a guess, all requests that arrive
+        after the first few ends would overtake them.
         """
         return self.single(key) or 0.0

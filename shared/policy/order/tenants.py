@@ -1,10 +1,10 @@
-"""Weighted fair sharing between tenants, earliest batch first inside each (architecture §3).
+"""Weighted fair sharing between tenants, earliest batch first inside each.
 
-Each tenant has a virtual time: the unit-seconds it was granted, divided by its weight. The tenant furthest behind goes
-first. One that was idle starts level with the furthest behind of those that wait, so idleness is not saved up.
+Each tenant has a virtual time: the unit-seconds it was granted, divided by its weight. The tenant with the lowest goes
+first. A tenant that was idle starts level with the lowest of those that wait, so idleness is not saved up.
 
-A tenant keeps its turn until its head is granted, however long that head must wait for its units and whoever passes it
-meanwhile: otherwise the work that passes a big head would cost the head its place, time and again.
+A tenant keeps its turn until its head is granted, however long the head waits for its units and whatever is backfilled
+meanwhile. Otherwise the backfilled work would cost a big head its place, again and again.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from shared.policy.order.batchqueue import BatchQueue
 from shared.policy.order.ebf import EbfKey
 
 LEAST_CHARGE_S = 0.001
-"""Unit-seconds a grant costs at least: work that takes no time must not keep others waiting for ever."""
+"""Least unit-seconds that a grant costs. Otherwise work of no duration could delay other tenants forever."""
 
 
 @dataclass(slots=True)
 class FairQueue:
-    """Waiting actions of one pool. Head in O(1) for one tenant, O(tenants) where the turn passes."""
+    """Waiting actions of one pool. Head in O(1) for one tenant, O(tenants) when the turn passes."""
 
     weights: dict[str, float] = field(default_factory=dict)
     """Tenant -> weight > 0; 1 where not named."""
     _queues: dict[str, BatchQueue] = field(default_factory=dict)
-    """Of tenants with waiting work."""
+    """Queues of tenants with waiting work."""
     _virtual: dict[str, float] = field(default_factory=dict)
-    """Of tenants that were granted something, or wait, since last nobody waited."""
+    """Virtual times of tenants that wait, or were granted something since the queue was last empty."""
     _turn: str = ""
-    """Whose head is served next; meaningless when that tenant waits no more."""
+    """Tenant whose head is served next; meaningless if that tenant has no waiting work."""
     _size: int = 0
 
     def __len__(self) -> int:
         return self._size
 
     def push(self, tenant: str, key: EbfKey, action: str, batch: str = "") -> None:
-        """Queue an action; `batch`: empty outside any."""
+        """Queue an action; `batch`: empty outside a batch."""
         queue = self._queues.get(tenant)
         if queue is None:
             floor = min((self._virtual[name] for name in self._queues), default=0.0)
@@ -49,7 +49,7 @@ class FairQueue:
         self._size += 1
 
     def remove(self, tenant: str, action: str) -> bool:
-        """Take an action out; False when it does not wait here. What tenants used is forgotten once nobody waits."""
+        """Remove an action; False if it does not wait here. Virtual times are reset when the queue is empty."""
         queue = self._queues.get(tenant)
         if queue is None or not queue.discard(action):
             return False
@@ -61,24 +61,24 @@ class FairQueue:
         return True
 
     def move(self, tenant: str, batch: str, due_s: float) -> None:
-        """Give a batch another T, however many of its actions wait; none may."""
+        """Set a batch's T, however many of its actions wait here (possibly none)."""
         queue = self._queues.get(tenant)
         if queue is not None:
             queue.move(batch, due_s)
 
     def charge(self, tenant: str, unit_s: float, *, ends_turn: bool = True) -> None:
-        """Book what a tenant is granted, in expected unit-seconds. Call it before the granted action is removed.
+        """Charge a tenant for a grant, in expected unit-seconds. Call it before the granted action is removed.
 
-        `ends_turn`: it was the head's turn. False for work that passes a head that must wait.
+        `ends_turn`: the head was granted. False for backfilled work.
         """
         self._virtual[tenant] += max(unit_s, LEAST_CHARGE_S) / self.weights.get(tenant, 1.0)
         if ends_turn:
             self._turn = ""
 
     def refund(self, tenant: str, unit_s: float, *, turn: bool) -> None:
-        """A grant is taken back before it has left: what it was charged is not owed. Call it when it waits again.
+        """Refund a grant that was undone before it was sent. Call it after the action is queued again.
 
-        `turn`: it had been its turn, and is again.
+        `turn`: it was granted as the head in turn, and its tenant gets the turn back.
         """
         self._virtual[tenant] = max(
             0.0, self._virtual[tenant] - max(unit_s, LEAST_CHARGE_S) / self.weights.get(tenant, 1.0)
@@ -87,7 +87,7 @@ class FairQueue:
             self._turn = tenant
 
     def head(self) -> str | None:
-        """Whose turn it is."""
+        """Head of the tenant in turn."""
         if not self._size:
             return None
         queue = self._queues.get(self._turn)
@@ -100,16 +100,16 @@ class FairQueue:
         """Key of the head.
 
         Raises:
-            IndexError: nobody waits.
+            IndexError: the queue is empty.
         """
         if self.head() is None:
             raise IndexError("nobody waits")
         return self._queues[self._turn].peek()[0]
 
     def ahead(self, tenant: str, key: EbfKey, *, most: int = 4096) -> Iterator[str]:
-        """What would be served before a newcomer of this tenant with this key: of its own queue, at most `most`.
+        """Actions of this tenant that would be served before a new one with this key, at most `most`.
 
-        Other tenants' shares run beside it and are not counted: an optimistic bound where tenants compete.
+        Other tenants' shares are not counted: an optimistic bound if tenants compete.
         """
         queue = self._queues.get(tenant)
         if queue is None:
@@ -120,12 +120,14 @@ class FairQueue:
             yield action
 
     def __iter__(self) -> Iterator[str]:
-        """Actions tenant by tenant, in each by EBF: first the tenant whose turn it is, then the furthest behind."""
+        """Actions tenant by tenant, in EBF order inside each: first the tenant in turn, then by virtual time."""
         for tenant in self._tenants():
             yield from self._queues[tenant]
 
     def mixed(self) -> Iterator[str]:
-        """One action of each tenant in turn, in that order; so however much one has, the first of all are soon seen."""
+        """One action of each tenant in turn, in that order. So the first of each are seen soon, however much one tenant
+        has.
+        """
         walks = deque(iter(self._queues[tenant]) for tenant in self._tenants())
         while walks:
             for action in itertools.islice(walks[0], 1):

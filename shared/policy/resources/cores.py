@@ -1,9 +1,9 @@
 """Exclusive sets of cores of one host: NUMA first, hyper-thread siblings together (ARL-Tangram §5.2).
 
-Law: a core has one owner at a time. A set lies in one NUMA node wherever a node has so many free cores, else in as few
-as can be. Where several would do it is one where no group of siblings need be broken, of those the one with the fewest
-free cores, so that large sets stay possible. There it takes whole groups first; what is left comes from groups that are
-broken already, and breaks one only where there are none. So sets of one core fill up what others broke.
+Law: a core has one owner at a time. A set lies in one NUMA node if a node has so many free cores, else in as few nodes
+as possible. Among several such nodes, one is chosen where no group of siblings has to be broken, and among these the
+one with the fewest free cores, so that large sets stay possible. In a node, whole groups are taken first. The rest
+comes from broken groups, and a group is broken only if there are none. So sets of one core fill up broken groups.
 
 A *group* is a physical core with its hyper-threads; it is *broken* while some of them are taken and some are free.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """NUMA nodes, of each its groups of siblings, of each its cores."""
+    """NUMA nodes, their groups of siblings, and the cores of each group."""
 
     nodes: tuple[tuple[tuple[int, ...], ...], ...]
 
@@ -28,7 +28,9 @@ class Topology:
 
 
 class CoreSets:
-    """Who takes which cores. Of equals the first. About 10 us to take one and give it back, 30 us for 32."""
+    """Assignment of cores to owners. The first of equals is chosen. About 10 us to take and return one core, 30 us for
+    32.
+    """
 
     def __init__(self, topology: Topology) -> None:
         self._nodes = [_Numa(groups) for groups in topology.nodes]
@@ -37,11 +39,11 @@ class CoreSets:
 
     @property
     def free(self) -> int:
-        """Cores that nobody has."""
+        """Number of free cores."""
         return len(self._home) - len(self._taken)
 
     def take(self, count: int) -> frozenset[int]:
-        """So many cores; nobody else gets them until they are given back.
+        """Take this many cores; they stay taken until they are given back.
 
         Raises:
             ValueError: fewer than one, or more than are free.
@@ -61,10 +63,10 @@ class CoreSets:
         return frozenset(taken)
 
     def give_back(self, cores: Iterable[int]) -> None:
-        """These are free again.
+        """Free these cores.
 
         Raises:
-            ValueError: one of them is not there, or is not taken; then none is given back.
+            ValueError: one of them does not exist or is not taken; then none is freed.
         """
         cores = set(cores)
         if not cores <= self._taken:
@@ -85,31 +87,31 @@ class CoreSets:
 
 
 class _Numa:
-    """One NUMA node. A set of its groups is a number whose lowest bit stands for the first group."""
+    """One NUMA node. A set of its groups is a bit mask whose lowest bit is the first group."""
 
     def __init__(self, groups: Sequence[tuple[int, ...]]) -> None:
         self.groups = [tuple(sorted(group)) for group in groups]
         self.parts = list(self.groups)
-        """By group, its free cores."""
+        """Free cores of each group."""
         self.free = sum(map(len, groups))
         self._number = {core: number for number, group in enumerate(self.groups) for core in group}
         most = max(map(len, groups), default=0)
         self._whole = [0] * (most + 1)
-        """By size: groups of which all cores are free."""
+        """Size -> groups of which all cores are free."""
         self._broken = [0] * (most + 1)
-        """By free cores: groups that are broken."""
+        """Number of free cores -> broken groups."""
         for number in range(len(groups)):
             self._turn(number)
 
     def breaks(self, count: int) -> bool:
-        """Would taking so many cores break a group?"""
+        """Return whether taking this many cores breaks a group."""
         for size in range(len(self._whole) - 1, 1, -1):
             count -= size * min(count // size, self._whole[size].bit_count())
         odd = sum(free * groups.bit_count() for free, groups in enumerate(self._broken))
         return count > odd + self._whole[1].bit_count()
 
     def take(self, count: int) -> list[int]:
-        """So many cores; the caller knows that they are free."""
+        """Take this many cores; the caller has checked that they are free."""
         self.free -= count
         taken = list[int]()
         for size in range(len(self._whole) - 1, 1, -1):
@@ -130,7 +132,7 @@ class _Numa:
         return taken
 
     def give_back(self, cores: Sequence[int]) -> None:
-        """Of this node, ascending."""
+        """Free cores of this node, ascending."""
         self.free += len(cores)
         returned: dict[int, list[int]] = {}
         for core in cores:
@@ -150,14 +152,14 @@ class _Numa:
         assert self.free == sum(map(len, self.parts)), "the count of free cores"
 
     def _odd(self, rest: int) -> int:
-        """A group for what is left over: a broken one that can be used up, another broken one, a whole one."""
+        """Group for the remaining cores: a broken one that is used up by them, another broken one, else a whole one."""
         for groups in (*self._broken[rest:0:-1], *self._broken[rest + 1 :], *self._whole):
             if groups:
                 return _first(groups)
         raise AssertionError("there were not so many free cores")
 
     def _turn(self, number: int) -> None:
-        """Put a group where it belongs; take it from there if it is there."""
+        """Toggle a group's membership in the mask for its present number of free cores."""
         free = len(self.parts[number])
         if free:
             kind = self._whole if free == len(self.groups[number]) else self._broken

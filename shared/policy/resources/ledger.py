@@ -1,8 +1,8 @@
-"""Who has how many units: the one ledger of nodes and what is granted on them.
+"""Ledger of units: the one record of nodes and of what is granted on them.
 
-Law: what a node holds, wanted or not, is booked until the node says it has ended or its incarnation is over. So on
-every node, for every resource, what is booked never exceeds the capacity, and what is granted never exceeds the share
-except while a share was lowered below what still runs; then nothing is granted there until enough has ended.
+Law: everything that a node holds, wanted or not, stays taken until the node reports its end or the incarnation is over.
+So on every node, for every resource, the taken units never exceed the capacity. Grants never exceed the share, except
+while a share was lowered below what still runs. Then nothing is granted there until enough has ended.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from shared.policy.resources.residency import Residency
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """An attempt that a node was told to stop and has not yet confirmed: nobody waits for it, its units are taken."""
+    """An attempt that a node was asked to stop and has not yet confirmed. No request waits for it; its units are
+    taken.
+    """
 
     stage: int
     attempt: int
     units: Mapping[str, int]
     serial: int
-    """Of its grant; orders it against inventories."""
+    """Serial of its grant; orders it against inventories."""
     since_s: float
 
 
 @dataclass(slots=True)
 class Node:
-    """One executing host, this incarnation."""
+    """One executing host in its present incarnation."""
 
     name: str
     incarnation: str
@@ -37,26 +39,28 @@ class Node:
     """Units that exist."""
     kinds: frozenset[str]
     share: dict[str, int] = field(default_factory=dict)
-    """Units it was told to own, for resources that are scaled; others are owned whole."""
+    """Units it was assigned to own, for scaled resources; others are owned completely."""
     used: dict[str, int] = field(default_factory=dict)
     orphans: dict[str, Orphan] = field(default_factory=dict)
-    """Action -> what is left of it here. A node never holds two attempts of one action."""
+    """Action -> its orphaned attempt here. A node never holds two attempts of one action."""
     lines_up: frozenset[str] = frozenset()
-    """Resources: what it is granted of them beyond its free units it starts by itself, in order, when they are free."""
+    """Resources with a node queue: the node starts work granted beyond its free units by itself, in order, when units
+    are free."""
     ready: bool = False
-    """It has answered this leader's inventory; before that nothing is granted on it."""
+    """It has answered this leader's inventory request; before that nothing is granted on it."""
     seen_s: float = 0.0
     asked: deque[int] = field(default_factory=deque)
-    """Serial of the newest grant at each question for its inventory that is not answered, oldest first.
+    """Serial of the newest grant at each unanswered inventory request, oldest first.
 
-    Grants after it may be missing in the answer. Answers come in the order of the questions; where one is lost, the
-    next one counts as older than it is: it proves less than it could, never more. One is asked in `overdue_s` at most.
+    Grants after it may be missing in the answer. Answers come in the order of the requests. If one is lost, the next
+    answer is matched to an older request: it then proves less than it could, never more. At most one request is sent in
+    `overdue_s`.
     """
     unheard: int = 0
-    """How many of them are older than our meeting it (again): their answers know nothing of what came between."""
+    """Number of them sent before the node was added (again): their answers do not cover the time between."""
     asked_s: float = float("-inf")
     images: Residency = field(default_factory=Residency)
-    """Of its container engine."""
+    """Images of its container engine."""
 
     def limit(self, resource: str) -> int:
         """Units it owns."""
@@ -69,25 +73,25 @@ class Node:
         return max(0, free)
 
     def holds(self, units: Mapping[str, int]) -> bool:
-        """Are these units free now, all of them?"""
-        for name, count in units.items():  # noqa: SIM110  # on the hot path: `all` takes twice as long
+        """Return whether all these units are free now."""
+        for name, count in units.items():  # noqa: SIM110  # hot path: `all` takes twice as long
             if count > self.free(name):
                 return False
         return True
 
     def fits(self, action: str, kind: str, units: Mapping[str, int]) -> bool:
-        """Can it take this now, whole?"""
+        """Return whether it can run this now."""
         return self.takes(action, kind) and self.holds(units)
 
     def takes(self, action: str, kind: str) -> bool:
-        """Can it take this now, if it has the units?"""
+        """Return whether it can run this now if the units are free."""
         return self.ready and kind in self.kinds and action not in self.orphans
 
     def could_ever(self, kind: str, units: Mapping[str, int]) -> bool:
-        """Could it take this when it owned everything and were empty?"""
+        """Return whether it could run this if it were empty and owned all its units."""
         if kind not in self.kinds:
             return False
-        for name, count in units.items():  # noqa: SIM110  # asked for every action that comes: `all` takes twice as long
+        for name, count in units.items():  # noqa: SIM110  # called for every new action: `all` takes twice as long
             if self.capacity.get(name, 0) < count:
                 return False
         return True
@@ -101,17 +105,17 @@ class Node:
             self.used[name] -= count
             assert self.used[name] >= 0, f"{self.name} got back more {name} than it gave"
 
-    # ---- strays ------------------------------------------------------------------------------------------------
+    # ---- orphans -----------------------------------------------------------------------------------------------
 
     def orphan_ended(self, action: str, stage: int, attempt: int) -> None:
-        """An attempt is over; if it was a stray its units are free."""
+        """Free the units of an orphan that has ended; no effect on other attempts."""
         stray = self.orphans.get(action)
         if stray is not None and (stray.stage, stray.attempt) == (stage, attempt):
             del self.orphans[action]
             self.give_back(stray.units)
 
     def orphans_until(self, serial: int) -> Iterator[tuple[str, Orphan]]:
-        """Those an inventory asked at this serial must list if they are still there."""
+        """Orphans that an inventory requested at this serial must list if they still exist."""
         for action, stray in list(self.orphans.items()):
             if stray.serial <= serial:
                 yield action, stray
@@ -119,12 +123,14 @@ class Node:
     # ---- inventories -------------------------------------------------------------------------------------------
 
     def ask(self, serial: int, now: float) -> None:
-        """Its inventory is asked for."""
+        """Record an inventory request."""
         self.asked.append(serial)
         self.asked_s = now
 
     def answered(self) -> int | None:
-        """An inventory has come: the serial up to which it is complete. None: it was not asked for, or long ago."""
+        """Match an inventory to its request and return the serial up to which it is complete. None: not requested, or
+        stale.
+        """
         if not self.asked:
             return None
         serial = self.asked.popleft()
@@ -134,19 +140,21 @@ class Node:
         return serial
 
     def remember(self, known: Node) -> None:
-        """It was taken for dead and is the same incarnation: what it was asked then it will still answer."""
+        """Take over the unanswered inventory requests of the same incarnation, which was counted as lost."""
         if known.incarnation == self.incarnation:
             self.asked = known.asked
             self.unheard = len(known.asked)
 
 
 def place(nodes: Iterable[Node], action: str, kind: str, units: Mapping[str, int], resource: str) -> Node | None:
-    """The node with the most free units of the pool's resource among those that fit; the first of them where equal."""
+    """Return the node with the most free units of the pool's resource among those that fit; the first of them where
+    equal.
+    """
     best: Node | None = None
     most = units.get(resource, 0) - 1
     alone = len(units) == 1 and resource in units
     for node in nodes:
-        share = node.share.get(resource)  # as `free` has it: without a call, asked once a node for every grant
+        share = node.share.get(resource)  # as in `free`, without the call: evaluated for every node and grant
         free = (node.capacity.get(resource, 0) if share is None else share) - node.used.get(resource, 0)
         if free <= most or not node.ready or kind not in node.kinds or action in node.orphans:
             continue
@@ -158,10 +166,11 @@ def place(nodes: Iterable[Node], action: str, kind: str, units: Mapping[str, int
 def spread(
     wanted: int, nodes: Iterable[Node], resource: str, at_least: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Units each node shall own so that they add up to `wanted` (or all there is), as evenly as capacities allow.
+    """Return the units that each node must own so that they add up to `wanted` (or the capacity), as evenly as
+    possible.
 
-    Nodes with running work keep at least that, and those named in `at_least` get so many; then the sum may be more than
-    wanted. Deterministic: what does not divide evenly goes by name. O(nodes log nodes).
+    Nodes with running work keep at least its units, and nodes in `at_least` get at least that many; then the sum may
+    exceed `wanted`. Deterministic: the remainder is assigned by name. O(nodes log nodes).
     """
     ordered = sorted(nodes, key=lambda node: node.name)
     capacity = {node.name: node.capacity.get(resource, 0) for node in ordered}
@@ -180,9 +189,9 @@ def spread(
 
 
 def _level(extra: int, spans: list[tuple[int, int]]) -> tuple[int, int]:
-    """Pour `extra` units into vessels from their first to their last mark: (the level all reach, what is left over).
+    """Distribute `extra` units evenly over spans (low, high), like water: (common level, remainder).
 
-    Sweeps over the marks, at each of which the number of vessels that still rise changes.
+    Sweeps over the marks, at each of which the number of rising spans changes.
     """
     marks = sorted([(low, 1) for low, high in spans if low < high] + [(high, -1) for low, high in spans if low < high])
     level = rising = 0

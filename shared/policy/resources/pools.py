@@ -1,4 +1,4 @@
-"""One pool's waiting work: order, reservation for the head, backfill behind it (architecture §3)."""
+"""Pools: order of waiting work, reservation for the head, backfill behind it."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from shared.policy.order.lanes import Lane
 from shared.policy.resources.ledger import Node
 
 ZeroQueue = Literal["off", "on", "blocked"]
-"""The rule that serves while no planner does. `blocked`: it is on, and the head of the queue does not fit."""
+"""Rule that applies while no planner is alive. `blocked`: it is on, and the head of the queue does not fit."""
 
 BACKFILL_DEPTH = 64
-"""How far behind a head that does not fit the queue is searched for work that may pass it."""
+"""Depth to which the queue is searched for backfill behind a head that does not fit."""
 
 
 @dataclass(slots=True)
 class Demand:
-    """Units wanted right now, and lately: what shrinks by this does not flap."""
+    """Units in demand, now and recently; what shrinks by the recent peak does not flap."""
 
     units: int = 0
-    """Of what is queued or granted."""
+    """Units of queued and granted work."""
     peak: int = 0
     """Largest `units` of the current and the last linger window: keeps units warm between calls."""
     window: tuple[int, int] = (0, 0)
-    """Peaks of the last and of the current window."""
+    """Peaks of the last and of the present window."""
 
     def note(self, units: int) -> None:
-        """Work has come (+) or gone (-)."""
+        """Add work (+) or remove it (-)."""
         self.units += units
         assert self.units >= 0, "more work has gone than came"
         last, current = self.window
@@ -37,39 +37,39 @@ class Demand:
             self.peak = max(last, self.units)
 
     def next_window(self) -> None:
-        """A linger window is over."""
+        """Start a new linger window."""
         self.window = (self.window[1], self.units)
         self.peak = max(self.window)
 
 
 BEGINS = "begins"
-"""The lane of what begins environments. No node is called so where it matters: nodes' lanes are `=<name>`."""
+"""Name of the lane for actions that begin environments. No conflict with node lanes, which are named `=<name>`."""
 
 
 @dataclass(slots=True)
 class Pool(Lane):
-    """(resource, node class): what stages draw their units from. It is itself the lane of what any node may take."""
+    """(resource, node class): the units that stages draw from. It is itself the lane of work that any node may take."""
 
     lanes: dict[str, Lane] = field(default_factory=dict)
-    """Beside its own: `begins`, and `=<node>`. Made at first sight, removed when empty."""
+    """Other lanes: `begins`, and `=<node>`. Created on first use, removed when empty."""
     resource: str = field(init=False)
     node_class: str = field(init=False)
     target: int | None = None
-    """Units the planner wants; None until it has spoken: then everything there is."""
+    """Target of the planner; None until the first one: then all units are owned."""
     settled: tuple[object, ...] | None = None
-    """What the nodes' shares were computed for, if they add up to it; None when they must be spread anew."""
+    """Inputs for which the nodes' shares were computed, if they add up; None if they must be computed again."""
     queued_s: float = 0.0
-    """Expected unit-seconds of all that waits, but for rounding."""
+    """Expected unit-seconds of everything that waits, except for rounding errors."""
     outside: Demand = field(default_factory=Demand)
-    """Of work outside any batch; the planner cannot foresee it."""
+    """Demand of work outside batches, which the planner cannot foresee."""
     demand: Demand = field(default_factory=Demand)
-    """Of all work."""
+    """Demand of all work."""
 
     def __post_init__(self) -> None:
         self.resource, _, self.node_class = self.name.partition("@")
 
     def lane(self, node: str | None) -> Lane:
-        """The lane of what is bound to a node; None: of what begins an environment on one."""
+        """Return the lane of work bound to a node; None: of actions that begin an environment."""
         name = BEGINS if node is None else f"={node}"
         lane = self.lanes.get(name)
         if lane is None:
@@ -77,27 +77,27 @@ class Pool(Lane):
         return lane
 
     def all_lanes(self) -> Iterator[Lane]:
-        """Its own first."""
+        """All lanes, the pool's own first."""
         yield self
         yield from self.lanes.values()
 
     def note(self, units: int, *, outside: bool) -> None:
-        """Work has come (+) or gone (-); `outside`: of any batch."""
+        """Add work (+) or remove it (-); `outside`: it belongs to no batch."""
         self.demand.note(units)
         if outside:
             self.outside.note(units)
 
     def next_window(self) -> None:
-        """A linger window is over."""
+        """Start a new linger window."""
         self.demand.next_window()
         self.outside.next_window()
 
     def wanted(self, nodes: Iterable[Node], head_units: int, zero_queue: ZeroQueue = "off") -> int:
-        """Units this pool's nodes shall own together.
+        """Units that this pool's nodes must own together.
 
-        The planner's target, plus what comes unforeseen, and never less than the head of the queue needs, so that a
-        wrong planner delays but never starves. While it is silent, also all that is queued or granted takes; and all
-        there is where that is not enough for the head, because nothing shall queue for want of a target.
+        The planner's target, plus the demand outside batches, and at least what the head of the queue needs. So a wrong
+        planner delays work but never starves it. While no planner is alive, also all units that queued and granted work
+        takes, and the whole capacity if that is not enough for the head. So no work queues because a target is missing.
         """
         capacity = sum(node.capacity.get(self.resource, 0) for node in nodes)
         if self.target is None or zero_queue == "blocked":
@@ -109,13 +109,13 @@ class Pool(Lane):
 def reserve(
     now: float, needed: Mapping[str, int], free: Mapping[str, int], ends: Iterable[tuple[float, Mapping[str, int]]]
 ) -> float:
-    """When the needed units are predicted to be free together: absolute seconds; infinity when never.
+    """Return when the needed units are predicted to be free together: absolute seconds; infinity if never.
 
     Args:
         now: absolute seconds.
         needed: resource -> units the head of the queue takes.
         free: resource -> units free now, for every resource needed.
-        ends: (predicted end, its units) of what runs. What should have ended before now is taken to end now.
+        ends: (predicted end, units) of running work. Overdue work is assumed to end now.
     """
     missing = {name: count - free[name] for name, count in needed.items() if count > free[name]}
     if not missing:

@@ -1,12 +1,12 @@
-"""Images on nodes: which a node has, which it is getting, and which node pulls one before it is asked for.
+"""Residency of images on nodes: present and expected images, and the node that pulls one in advance.
 
 Laws, held by tests/shared/policy/resources/test_residency.py:
   - an environment goes to a node that has its image, else to one that is getting it, else to any; memory decides among
-    equals (`place_home`);
-  - an image that is expected is pulled by one node: the one where its environments are predicted to be placed;
-  - what is remembered of a node is bounded, and a promise expires.
+    equals (`place_environment`);
+  - an expected image is pulled by one node: the one where its environments are predicted to be placed;
+  - the state of a node is bounded, and a promise expires.
 
-A node that lacks an image can make its environments all the same: it pulls first. So none of this can lose work.
+A node that lacks an image can still create its environments: it pulls first. So none of this can lose work.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 COMING_S = 300.0
-"""A promise lasts so long: the environments that were expected have begun by then, or nobody knows when they will."""
+"""Lifetime of a promise, seconds. By then the expected environments have begun, or their time is unknown."""
 MOST_COMING = 4096
-"""Images that are expected on one node; the oldest are forgotten."""
+"""Most images expected on one node; the oldest are removed."""
 MOST_HERE = 2048
-"""Images of one node that are known; it reports no more."""
+"""Most known images of one node; it reports no more."""
 
 AVOIDED_S = 60.0
-"""A node that could not make an environment of an image that it lacks comes last for so long."""
+"""Seconds for which a node that failed to create an environment of a missing image ranks last for it."""
 
 HERE, COMING, ABSENT, AVOIDED = 0, 1, 2, 3
 
 
 class Promise(NamedTuple):
-    """An image that a node was told to pull, or pulls for an environment."""
+    """An image that a node was asked to pull, or pulls for an environment."""
 
     until_s: float
     units: Mapping[str, int]
-    """What environments of it that have not begun will hold there."""
+    """Units that environments of it that have not begun will hold there."""
 
 
 @dataclass(slots=True)
 class Residency:
-    """The images of one node."""
+    """Images of one node."""
 
     here: set[str] = field(default_factory=set)
     coming: dict[str, Promise] = field(default_factory=dict)
-    """By age, the oldest first."""
+    """By age, oldest first."""
     failed: dict[str, float] = field(default_factory=dict)
-    """Image -> until when the node is avoided for it; by age, the oldest first."""
+    """Image -> end of the time in which the node is avoided for it; by age, oldest first."""
 
     def rank(self, image: str, now: float) -> int:
-        """`HERE`, `COMING`, `ABSENT` or `AVOIDED`. An environment that needs no image finds it everywhere."""
+        """`HERE`, `COMING`, `ABSENT` or `AVOIDED`. An environment without an image ranks `HERE` on every node."""
         if not image or image in self.here:
             return HERE
         if self.failed.get(image, now) > now:
@@ -62,7 +62,7 @@ class Residency:
         return sum(promise.units.get(resource, 0) for promise in self.coming.values())
 
     def expect(self, image: str, units: Mapping[str, int], now: float) -> None:
-        """Environments of this image will be placed here; `units`: what one more of them will hold."""
+        """Expect environments of this image here; `units`: units that one more of them will hold."""
         self._expire(now)
         known = self.coming.pop(image, None)
         held = dict(known.units) if known is not None else {}
@@ -73,7 +73,9 @@ class Residency:
             del self.coming[next(iter(self.coming))]
 
     def begun(self, image: str, units: Mapping[str, int], now: float) -> None:
-        """One has begun here. Where the image is missing the node pulls it now, and others may follow."""
+        """An environment has begun here. If the image is missing, the node pulls it now, and other environments may
+        follow.
+        """
         known = self.coming.get(image)
         if known is not None:
             left = {name: max(0, count - units.get(name, 0)) for name, count in known.units.items()}
@@ -82,7 +84,7 @@ class Residency:
             self.expect(image, {}, now)
 
     def unmade(self, image: str, now: float) -> None:
-        """An environment of it could not be made here, and the fault was ours."""
+        """An environment of it could not be created here, because of an infrastructure failure."""
         self.coming.pop(image, None)
         self.failed.pop(image, None)
         self.failed[image] = now + AVOIDED_S
@@ -90,7 +92,7 @@ class Residency:
             del self.failed[next(iter(self.failed))]
 
     def changed(self, here: Iterable[str], gone: Iterable[str]) -> None:
-        """The node reports images that it has since, and others that it has no more."""
+        """Apply a node's report of images added and removed."""
         self.here.update(here)
         self.here.difference_update(gone)
         for image in gone:
@@ -105,5 +107,5 @@ class Residency:
 
 
 def share(used: int, capacity: int) -> float:
-    """The share of a resource that is taken; infinity where there is none of it."""
+    """Share of a resource that is taken; infinity if the capacity is zero."""
     return used / capacity if capacity else math.inf

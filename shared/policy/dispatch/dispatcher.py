@@ -224,10 +224,9 @@ class Dispatcher(Steps):
         held: HeldGrants,
         environments: Mapping[str, Mapping[str, int]] | None = None,
     ) -> list[Command]:
-        """Handle a node's inventory.
+        """Handle a node's inventory. Held and unanswered: adopted. Not wanted: revoked. Granted but not held: lost.
 
-        Held and unanswered: adopted. Held but not wanted: revoked. Granted but not held: lost. `environments`:
-        trajectory -> units that its environment holds there; unknown ones are closed.
+        `environments`: trajectory -> units that its environment holds there; unknown ones are closed.
         """
         node = self.cluster.nodes.get(name)
         asked = node.answered() if node is not None and node.incarnation == incarnation else None
@@ -265,8 +264,7 @@ class Dispatcher(Steps):
     def planned(self, now: float, planner_lives: bool) -> list[Command]:
         """Set whether a planner is alive; reported periodically, and assumed until the first report.
 
-        Without one, targets stay, and a zero-queue rule adds units so that no work queues because a target is missing.
-        The targets apply alone again when a planner is back.
+        Without one, targets stay and a zero-queue rule adds to them. When it is back, the targets apply alone again.
         """
         self.cluster.planner(planner_lives)
         return schedule(self.cluster, now)

@@ -1,17 +1,17 @@
-"""DPArrange: units for each of several candidates so that what they cost together is least (ARL-Tangram Algorithm 3).
+"""DPArrange: units for each of several candidates so that their total cost is least (ARL-Tangram Algorithm 3).
 
-Theory: let `least[i][s]` be the least the first i candidates cost together where state s is theirs to share. The last
-of them takes some amount k of those allowed, and the others share what that leaves:
+Theory: let `least[i][s]` be the least cost of the first i candidates together if they share the units of state s. The
+last of them takes some allowed amount k, and the others share the rest:
 
     least[0][s] = 0        least[i][s] = min over k of least[i - 1][left(s, k)] + cost_i(k)
 
-What a state is, and what is left of it, only the topology's operator knows. `least[i][all]` is the answer for the first
+Only the topology's operator knows what a state is and which state remains. `least[i][all]` is the answer for the first
 i candidates, for every i: one table serves all evictions. O(candidates * states * amounts).
 
-The paper's version is corrected in three points. It begins with `dp[0][0] = 0` alone, so the units must come out even:
-two actions of {1, 4} units could not share three. Its ISVALID tries every sum of the amounts before, which is
-exponential, and says only what an infinite entry says anyway; so does START. And it refuses where there are fewer units
-than candidates (`n < m`), where it means their fewest together.
+The paper's version is corrected in three points. It begins with `dp[0][0] = 0` alone, so all units must be used: two
+actions of {1, 4} units could not share three. Its ISVALID tries every sum of the earlier amounts, which is exponential
+and only repeats what an infinite entry says; so does START. And it rejects fewer units than candidates (`n < m`), but
+should compare with the sum of their fewest amounts.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ Counts = NDArray[np.int64]
 
 
 class Operator(Protocol):
-    """The topology of a resource. A state says which units are free, as a number; what the numbers mean is its own."""
+    """Topology of a resource. A state is a number that says which units are free; its meaning is private to the
+    operator.
+    """
 
     @property
     def states(self) -> int:
-        """How many there are, from 0; the last one has all units free (END)."""
+        """Number of states, from 0; the last one has all units free (END)."""
 
     def left(self, state: int, units: int) -> int | None:
-        """The state after so many units (one or more) were taken from this one (PREV); None: it cannot give them."""
+        """Return the state after taking this many units (one or more) (PREV); None: it cannot give them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Units that are all alike: a state is how many are free. CPU cores of one node."""
+    """Identical units: a state is the number of free ones. CPU cores of one node."""
 
     units: int
 
@@ -56,26 +58,26 @@ class Counted:
 
 
 class Choices(NamedTuple):
-    """What one candidate may be given."""
+    """Amounts that one candidate may be given."""
 
     amounts: Sequence[int]
     """Ascending."""
     costs: Sequence[float]
-    """Of each of them."""
+    """Cost of each amount."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """The table, and what can be read from it."""
+    """Table of the DP, and its results."""
 
     operator: Operator
     least: Sequence[Sequence[float]]
-    """By number of candidates, by state; infinite where they do not fit."""
+    """By number of candidates, by state; infinite if they do not fit."""
     choice: Sequence[Sequence[int]]
-    """Units of the last of them there; 0 where they do not fit."""
+    """Units of the last of them in that state; 0 if they do not fit."""
 
     def cost(self, count: int) -> float:
-        """The least the first `count` candidates can cost; infinite where they do not fit."""
+        """Least cost of the first `count` candidates; infinite if they do not fit."""
         return self.least[count][-1]
 
     def units(self, count: int) -> tuple[int, ...]:
@@ -96,7 +98,7 @@ class Arrangement:
 
 
 def arrange(candidates: Sequence[Choices], operator: Operator) -> Arrangement:
-    """The exact DP over any topology, in plain Python. Of equals, later candidates get fewer units."""
+    """Run the exact DP over any topology, in plain Python. Among equals, later candidates get fewer units."""
     least = [[0.0] * operator.states]
     choice = [[0] * operator.states]
     for one in candidates:
@@ -112,24 +114,24 @@ def arrange(candidates: Sequence[Choices], operator: Operator) -> Arrangement:
 
 
 def arrange_counted(units: Counts, costs: Floats, firsts: Counts, free: int) -> NDArray[np.int32]:
-    """The same DP where units are alike, compiled: 2.5 ms for 256 candidates of 32 amounts that share 256.
+    """Run the same DP for identical units, compiled: 2.5 ms for 256 candidates of 32 amounts that share 256.
 
     Args:
         units: amounts of all candidates in one row, each ascending.
         costs: of the same shape.
-        firsts: n + 1 places in them: candidate i has `firsts[i]` to `firsts[i + 1]`.
+        firsts: n + 1 indices into them: candidate i has `firsts[i]` to `firsts[i + 1]`.
         free: units to share.
 
     Returns:
-        Row i (of n + 1), column s: the choice of candidate i - 1 where the first i share s units, as its place among
-        its amounts counted from 1; 0 where they do not fit.
+        Row i (of n + 1), column s: the choice of candidate i - 1 if the first i share s units, as an index into its
+        amounts counted from 1; 0 if they do not fit.
     """
     choice: NDArray[np.int32] = _arrange(units, costs, firsts, free)
     return choice
 
 
 def warm() -> None:
-    """Have the loop compiled: seconds in a process that finds nothing kept, else a blink."""
+    """Compile the loop: seconds if nothing is cached on disk, else almost no time."""
     arrange_counted(np.ones(1, np.int64), np.ones(1), np.array([0, 1]), 1)
 
 

@@ -1,8 +1,8 @@
-"""The loops of elastic scheduling: marginal gains, the completion heap, greedy eviction (ARL-Tangram Algorithms 1, 2).
+"""Loops of elastic scheduling: marginal gains, the completion heap, greedy eviction (ARL-Tangram Algorithms 1, 2).
 
-Actions stand in flat rows, candidates first, those who wait behind them: action i has the places `firsts[i]` to
-`firsts[i + 1]` of `units`, `lasts_s` and `costs` (what it lasts; more where units have a price), fewest units first.
-Everything compiled that calls each other lies in this file: numba sees a change in the file of a loop alone.
+Actions are flat rows, candidates first, then waiting actions: action i has the indices `firsts[i]` to `firsts[i + 1]`
+of `units`, `lasts_s` and `costs` (its duration; more if units have a price), fewest units first. All compiled functions
+that call each other are in this file, because numba's cache only notices changes in a function's own file.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 TOLERANCE: Final = 1e-12
-"""By which share of its costs an action's gains may seem to rise: rounding, not a shape."""
+"""Relative rise of an action's gains that counts as rounding, not as a convex shape."""
 
 TOLERANCE_S: Final = 1e-6
-"""An eviction that saves less saves nothing: that much may be the rounding of a long sum."""
+"""Least saving of an eviction: less may be the rounding error of a long sum."""
 
 _NO_TABLE: Final = np.zeros((0, 0), np.int32)
 _NONE: Final = np.uint64(0)
 _ONE: Final = np.uint64(1)
-"""Places in a heap have no sign, see rehearsal.py."""
+"""Indices into a heap are unsigned, see simulation_kernel.py."""
 
 
 class Rows(NamedTuple):
-    """Actions in flat rows, see above."""
+    """Actions in flat rows (see the module)."""
 
     units: Counts
     lasts_s: Floats
@@ -42,16 +42,16 @@ class Rows(NamedTuple):
 def evict(
     rows: Rows, count: int, spare: int, busy_s: Floats, *, evictable: int, depth: int, beyond: tuple[int, float]
 ) -> tuple[tuple[int, ...], float]:
-    """Units of each candidate that is kept, and the objective of keeping them: see `elastic.allot`.
+    """Return the units of each candidate that is kept, and the objective of keeping them: see `scheduling.allot`.
 
     Args:
-        rows: the candidates, then those of the waiting that are looked at.
-        count: how many of them are candidates.
+        rows: the candidates, then the waiting actions that are placed one by one.
+        count: number of candidates.
         spare: units that are free beyond the fewest of all candidates.
         busy_s: for each unit that is not free, seconds until it is.
-        evictable: candidates that may be evicted at most; less than all.
-        depth: how many of its amounts the first in the queue tries.
-        beyond: how many wait behind those looked at, and the unit-seconds they take.
+        evictable: most candidates that may be evicted; less than all.
+        depth: number of its amounts that the first in the queue tries.
+        beyond: number of waiting actions behind the rows, and their unit-seconds.
     """
     bounds = rows.firsts[: count + 1]
     best = _cheapest(rows.costs, bounds)
@@ -64,10 +64,10 @@ def evict(
 
 
 def grow(rows: Rows, spare: int) -> Counts:
-    """By marginal gains alone: how many units beyond its fewest each action is given.
+    """Return the units beyond its fewest that each action is given by marginal gains alone.
 
     Raises:
-        ValueError: that would not be the optimum: some action's gains are not concave over consecutive amounts.
+        ValueError: that might not be the optimum, because an action's gains are not concave over consecutive amounts.
     """
     best = _cheapest(rows.costs, rows.firsts)
     if not _concave(rows.units, rows.costs, rows.firsts, best):
@@ -82,7 +82,7 @@ def grow(rows: Rows, spare: int) -> Counts:
 
 @compiled
 def _cheapest(costs, firsts):  # type: ignore[no-untyped-def]
-    """By action its cheapest amount, counted from the fewest: no optimum gives it more."""
+    """Index of each action's cheapest amount, counted from the fewest: no optimum gives it more."""
     best = np.zeros(len(firsts) - 1, np.int64)
     for action in range(len(best)):
         for place in range(firsts[action], firsts[action + 1]):
@@ -93,7 +93,7 @@ def _cheapest(costs, firsts):  # type: ignore[no-untyped-def]
 
 @compiled
 def _concave(units, costs, firsts, best):  # type: ignore[no-untyped-def]
-    """Up to the cheapest amount of each: is every unit allowed, and does none gain more than the one before it?"""
+    """Return whether up to each cheapest amount every unit is allowed and none gains more than the one before it."""
     for action in range(len(best)):
         first = firsts[action]
         gained = np.inf
@@ -107,10 +107,10 @@ def _concave(units, costs, firsts, best):  # type: ignore[no-untyped-def]
 
 @compiled
 def _grow(costs, firsts, best, more, kept, spare):  # type: ignore[no-untyped-def]
-    """Spend spare units one by one where they gain most, on the first `kept` actions; returns those nobody wants.
+    """Spend spare units one by one where they gain most, on the first `kept` actions; return the unused ones.
 
-    It can go on after others' units were added to the spare ones. Looking at all gains for every unit costs 0.1 us for
-    256 actions; a heap would cost less and be longer.
+    It can continue after the units of others were added to the spare ones. Scanning all gains for every unit costs 0.1
+    us for 256 actions; a heap would cost less and need more code.
     """
     gains = np.zeros(kept)
     for action in range(kept):
@@ -118,7 +118,7 @@ def _grow(costs, firsts, best, more, kept, spare):  # type: ignore[no-untyped-de
             place = firsts[action] + more[action]
             gains[action] = costs[place] - costs[place + 1]
     while spare:
-        action = int(np.argmax(gains))  # of equals the first
+        action = int(np.argmax(gains))  # the first of equals
         if gains[action] <= 0:
             break
         more[action] += 1
@@ -133,7 +133,7 @@ def _grow(costs, firsts, best, more, kept, spare):  # type: ignore[no-untyped-de
 
 @compiled
 def _replace(ends_s, size, end_s):  # type: ignore[no-untyped-def]
-    """Put a unit that is free at `end_s` in the place of the one that is free first."""
+    """Replace the unit that is free first by one that is free at `end_s`."""
     past, at, below = np.uint64(size), _NONE, _ONE
     while below < past:
         if below + _ONE < past and ends_s[below + _ONE] < ends_s[below]:
@@ -159,7 +159,7 @@ def _push(ends_s, size, end_s):  # type: ignore[no-untyped-def]
 
 @compiled
 def _begin(ends_s, units, lasts_s):  # type: ignore[no-untyped-def]
-    """Let an action have the units that are free first: it starts when all are, and holds all to its end."""
+    """Start an action on the units that are free first: it starts when all are, and holds all to its end."""
     size = len(ends_s)
     for _ in range(units - 1):
         size -= 1
@@ -173,7 +173,7 @@ def _begin(ends_s, units, lasts_s):  # type: ignore[no-untyped-def]
 
 @compiled
 def _completions(units, lasts_s, firsts, more, kept, spare, busy_s):  # type: ignore[no-untyped-def]
-    """A heap of when each unit is free once the first `kept` candidates have started; and what is free until then."""
+    """Heap of the times when each unit is free after the first `kept` candidates have started, spare units included."""
     held = 0
     for action in range(kept):
         held += units[firsts[action] + more[action]]
@@ -192,10 +192,10 @@ def _completions(units, lasts_s, firsts, more, kept, spare, busy_s):  # type: ig
 
 @compiled
 def poured(ends_s, count, work_s):  # type: ignore[no-untyped-def]
-    """When so many actions start, added up, if their work is a liquid that fills the units up from whoever is first.
+    """Sum of the starts of `count` actions if their work is a liquid that fills up the units, the earliest free first.
 
-    At its end the liquid stands at the level where what is below it adds up: found from above, where it would stand
-    if it covered all units. Half of level^2 - end^2 over the units covered is what all drops wait together.
+    The final level is where the volume below it equals the work. It is found from above, starting with the level that
+    covers all units. Half of level^2 - end^2, summed over the covered units, is the total wait of all drops.
     """
     if not count or work_s <= 0.0:
         return count * ends_s[0] if count else 0.0
@@ -218,10 +218,10 @@ def poured(ends_s, count, work_s):  # type: ignore[no-untyped-def]
 
 @compiled
 def _queued(units, lasts_s, costs, firsts, kept, ends_s, depth, beyond, work_s, enough_s):  # type: ignore[no-untyped-def]
-    """What all behind the first `kept` take: start and cost by list scheduling, the first trying `depth` amounts.
+    """Cost of all actions behind the first `kept`: start and cost by list scheduling, the first trying `depth` amounts.
 
-    Of those beyond the rows only the starts count: what they cost is the same whatever is decided here. It stops as
-    soon as it is clear that the sum is not below `enough_s`: nobody starts before the one in front.
+    For actions beyond the rows only the starts count, because their costs do not depend on this decision. It stops as
+    soon as the sum is certainly not below `enough_s`: no action starts before the one in front.
     """
     count = len(firsts) - 1
     if kept == count:
@@ -252,7 +252,7 @@ def _queued(units, lasts_s, costs, firsts, kept, ends_s, depth, beyond, work_s, 
 
 @compiled
 def _read(table, units, firsts, more, kept, free):  # type: ignore[no-untyped-def]
-    """The best allocation of the first `kept` candidates from the DP's table; returns the units nobody wants."""
+    """Read the best allocation of the first `kept` candidates from the DP's table; return the unused units."""
     for action in range(kept - 1, -1, -1):
         more[action] = table[action + 1, free] - 1
         free -= units[firsts[action] + more[action]]
@@ -261,7 +261,7 @@ def _read(table, units, firsts, more, kept, free):  # type: ignore[no-untyped-de
 
 @compiled
 def _evict(units, lasts_s, costs, firsts, best, table, spare, busy_s, evictable, depth, beyond, work_s):  # type: ignore[no-untyped-def]
-    """See `evict`: how many units beyond the fewest (as places) each kept candidate is given; the objective."""
+    """See `evict`: indices of each kept candidate's units beyond the fewest; the objective."""
     count = len(best)
     more, decided, objective_s, kept_best = np.zeros(count, np.int64), np.zeros(count, np.int64), np.inf, count
     for kept in range(count, count - evictable - 1, -1):
@@ -274,7 +274,7 @@ def _evict(units, lasts_s, costs, firsts, best, table, spare, busy_s, evictable,
         else:
             spare = _grow(costs, firsts, best, more, kept, spare)
         if kept < count and spare >= units[firsts[kept]]:
-            break  # for nobody's good: it would fit
+            break  # useless: the evicted action would fit
         total_s = 0.0
         for action in range(kept):
             total_s += costs[firsts[action] + more[action]]

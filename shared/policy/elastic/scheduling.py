@@ -1,19 +1,20 @@
-"""Elastic scheduling of one node's units of one resource: who starts now, and on how many (ARL-Tangram §4.2).
+"""Elastic scheduling of one node's units of one resource: which actions start now, and on how many (ARL-Tangram §4.2).
 
-Law: of the candidates, who all fit at their fewest units, the last ones may be evicted so that those before them get
-more, as long as each eviction shortens the objective: what the candidates that are kept last, and start + duration, by
-list scheduling at the fewest units, of all who then wait, the evicted ones first (Algorithms 1 and 2). The order is
-never changed, no more than what is free is granted, and what is left over does not fit the first evicted.
+Law: all candidates fit at their fewest units. The last ones may be evicted so that those before them get more, as long
+as each eviction shortens the objective: the durations of the remaining candidates, plus start + duration of all waiting
+actions, by list scheduling at the fewest units, the evicted ones first (Algorithms 1 and 2). The order never changes,
+no more than the free units is granted, and the first evicted action does not fit into the rest.
 
 Corrected here (docs/algorithms/elastic.md): Algorithm 2 pops from `heap` and pushes on `tmpHeap`, so no waiting action
 ever delays another; its `getDur(d)` takes the number of a try for a number of units; its inner loop runs from 1 to |C|,
-one too far; an action takes one entry of the heap, however many units it needs; and it fails where nobody waits.
+one too far; an action takes one entry of the heap, however many units it needs; and it fails if nothing waits.
 
-Ours is the rule `priced`: the paper's objective sees those who wait, not those who come in a moment, so that a lone
-action takes 32 units for a gain of nothing. A price on unit-seconds stands for them. The paper's rule can be chosen.
+Added here is the rule `priced`. The paper's objective includes waiting actions, but not those that arrive soon, so a
+lone action takes 32 units for no gain. A price on unit-seconds represents future arrivals. The paper's rule can be
+selected.
 
 Figures of a decision, on one core: 0.1 ms with 16 units free of 256 and 256 waiting; 0.3 ms for 256 candidates, 256
-free units and 1,000 waiting, 1.3 ms where amounts are not consecutive, 2.2 ms where half of them are evicted.
+free units and 1,000 waiting, 1.3 ms if amounts are not consecutive, 2.2 ms if half of them are evicted.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from shared.policy.elastic.eviction import Counts, Floats, Rows, evict
 LOOKED_AT: Final = 64
 """Waiting actions that are placed one by one; those behind them count as a liquid (`eviction.poured`).
 
-With 64 to 600 waiting, half of them long, the objective is 0.02 % above that of looking at all, 0.5 % at worst.
+With 64 to 600 waiting, half of them long, the objective is 0.02 % above that of placing all one by one, 0.5 % at worst.
 """
 
 Rule = Literal["paper", "priced"]
@@ -39,16 +40,16 @@ Rule = Literal["paper", "priced"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scalable:
-    """An action as its key resource sees it. Made once an action: decisions read it many times."""
+    """An action as its key resource sees it. Created once for an action, read by many decisions."""
 
     amounts: tuple[int, ...]
     """Allowed units, ascending; the first is the fewest."""
     durations_s: Floats
     """Seconds on each of them."""
     units: Counts = field(init=False, repr=False)
-    """`amounts` once more, as decisions read them."""
+    """`amounts` as an array."""
     work_s: float = field(init=False, repr=False)
-    """Unit-seconds it takes on the fewest."""
+    """Unit-seconds it takes on the fewest units."""
 
     def __post_init__(self) -> None:
         units = np.array(self.amounts, np.int64)
@@ -60,7 +61,7 @@ class Scalable:
         object.__setattr__(self, "work_s", float(units[0] * self.durations_s[0]))
 
     def times(self, factor: float, most_s: float) -> Scalable:
-        """The same shape, so many times as long, `most_s` at most. A third of the cost of a new one: nothing to check.
+        """The same shape, scaled by `factor`, `most_s` at most. A third of the cost of a new one: no checks are needed.
 
         Args:
             factor: >= 0.
@@ -84,21 +85,21 @@ def allot(
     depth: int = 2,
     rule: Rule = "priced",
 ) -> tuple[int, ...]:
-    """Units of each candidate that starts now. Where it is shorter than `candidates`, the last ones are evicted.
+    """Return the units of each candidate that starts now. If shorter than `candidates`, the last ones are evicted.
 
     Args:
         candidates: in order; all of them fit at their fewest units.
         free: units to share.
-        waiting: those behind, in order.
+        waiting: actions behind them, in order.
         busy_until_s: for each unit that is not free, seconds until it is predicted to be; overdue ones count as 0.
-        evictable: candidates that may be evicted at most; the first never is.
-        depth: how many of its amounts the first of those who wait tries in the estimate (the paper: 2 or 3).
+        evictable: most candidates that may be evicted; the first never is.
+        depth: number of its amounts that the first waiting action tries in the estimate (the paper: 2 or 3).
         rule: whether units have a price.
 
     Raises:
         ValueError: the candidates do not fit.
 
-    Of equal gains the first candidate has the unit. Oracle: tests/shared/policy/elastic/elastic_oracle.py.
+    Among equal gains, the first candidate gets the unit. Oracle: tests/shared/policy/elastic/elastic_oracle.py.
     """
     spare = free - sum(one.amounts[0] for one in candidates)
     if spare < 0:
@@ -122,28 +123,30 @@ def allot(
 
 
 def price(busy: int, owned: int) -> float:
-    """Seconds by which a unit held for a second delays those who are yet to come.
+    """Seconds by which a unit held for one second delays future actions.
 
-    A second of a unit more, every second, raises the load by 1 / owned. Actions that share units elastically are a
-    processor that is shared: at load r there are r / (1 - r) of them, whatever their durations are like. By Little's
-    law that is also the time they spend here in a second, so the unit-second costs its derivative, 1 / (1 - r)^2, over
-    `owned`. The load is taken to be the share of units that are busy. Chance moves that by about 1 / sqrt(owned), and
-    nearer to 1 it is not known: so the price is 1 at most, then a unit must save a second for each it is held.
+    One unit-second more in every second raises the load by 1 / owned. Actions that share units elastically are like a
+    processor-sharing queue: at load r, r / (1 - r) of them are present, whatever the distribution of their durations.
+    By Little's law that is also the time they spend here per second, so a unit-second costs its derivative, 1 / (1 -
+    r)^2, over `owned`. The load is estimated by the share of busy units. Random variation changes that by about 1 /
+    sqrt(owned), so loads nearer to 1 are not known. Therefore the price is at most 1: then a unit must save a second
+    for each second it is held.
 
     Args:
-        busy: units that are, with those who start now at their fewest.
-        owned: all of the node.
+        busy: busy units, with starting actions at their fewest.
+        owned: all units of the node.
     """
     idle = max(1.0 - busy / owned, 1.0 / math.sqrt(owned))
     return 1.0 / (idle * idle * owned)
 
 
 def enough(head: Scalable, free: int, busy_until_s: Sequence[float] | Floats) -> int:
-    """For how many units the head of a queue does best to wait; if they are free it need not wait.
+    """Return the number of units that the head of a queue should wait for; if they are free it need not wait.
 
-    What starts on the last free unit keeps it to its end, though many might be free in a moment. So among its amounts
-    the one with the least wait + priced duration. Beside Algorithm 1, which starts whatever fits: the caller may hold
-    the head as if that were its fewest. It does not wait for ever: as long as nobody passes it, units only become free.
+    Work that starts on the last free unit keeps one unit to its end, though many might be free soon. So the result is
+    the amount with the least wait + priced duration. This precedes Algorithm 1, which starts everything that fits: the
+    caller may hold the head as if that were its fewest amount. The head does not wait forever, because units only
+    become free as long as nothing overtakes it.
     """
     starts_s = np.concatenate((np.zeros(free), np.maximum(0.0, np.sort(busy_until_s))))
     owned = len(starts_s)
@@ -157,7 +160,7 @@ def enough(head: Scalable, free: int, busy_until_s: Sequence[float] | Floats) ->
 
 
 def warm() -> None:
-    """Have what a decision needs compiled: seconds in a process that finds nothing kept, else a blink."""
+    """Compile the loops of a decision: seconds if nothing is cached on disk, else almost no time."""
     arrange.warm()
     one = Scalable((1, 2), np.array([2.0, 1.0]))
     allot([one, one], 3, [one], [1.0], evictable=1)

@@ -1,1 +1,1 @@
-"""Values that all of the policy shares: what an action needs, how it stretches, how it ended."""
+"""Values that all of the policy shares: the needs of an action, its elasticity, its end."""

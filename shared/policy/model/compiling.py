@@ -1,4 +1,4 @@
-"""Compiling the loops that decide: kept on disk where a place can be written, anew in every process where none can."""
+"""Compilation of the decision loops: cached on disk if a folder is writable, else repeated in every process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from numba import njit
 
 
 def compiled(loop: Callable[..., Any]) -> Any:
-    """The function in machine code, made at its first call; other threads go on while it runs.
+    """Return the function in machine code, compiled at its first call; other threads continue while it runs.
 
-    Numba keeps what it compiled in `NUMBA_CACHE_DIR`, which `treadle up` sets where the source is read-only; else
-    beside the source, or in the user's home. Where none can be written it raises, and nothing is kept: every process
-    compiles, which costs a few seconds.
+    Numba caches compiled code in `NUMBA_CACHE_DIR`, which `treadle up` sets if the source is read-only; else beside the
+    source, or in the user's home. If none is writable, it raises. Then nothing is cached, and every process compiles,
+    which costs a few seconds.
     """
     try:
         return njit(cache=True, nogil=True)(loop)

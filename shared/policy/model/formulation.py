@@ -1,4 +1,4 @@
-"""The values scheduling speaks of (ARL-Tangram §4.1, DistRS §5.1): frozen, without behaviour."""
+"""Values of scheduling (ARL-Tangram §4.1, DistRS §5.1): frozen, without behaviour."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from shared.policy.model.elasticity import Elasticity
 
 State = Literal["queued", "granted", "running", "cancelling", "finished"]
-"""Of an action, as the leader sees it. (`submitted` lies before: in the journal and not yet read.)"""
+"""State of an action at the leader. (`submitted` comes before: in the journal and not yet read.)"""
 
 TRANSITIONS: Mapping[State, frozenset[State]] = {
     "queued": frozenset({"granted", "finished"}),
@@ -18,7 +18,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     "cancelling": frozenset({"finished"}),
     "finished": frozenset(),
 }
-"""The one table of transitions. `granted -> queued` is the next stage, or another attempt after a loss."""
+"""Table of all transitions. `granted -> queued` is the next stage, or another attempt after a loss."""
 
 EndedAs = Literal[
     "ok",
@@ -34,17 +34,17 @@ EndedAs = Literal[
 """How an action was answered. Only `ok` and `timeout` are verdicts; the others are never scored."""
 
 TrajectoryEnd = Literal["closed", "expired", "lost"]
-"""How a trajectory ended: by its trainer's word; by a lifetime of its own; or with its environment, which is ours."""
+"""How a trajectory ended: closed by its trainer; expired; or lost with its environment, an infrastructure failure."""
 
 INFRASTRUCTURE_FAILURES: frozenset[EndedAs] = frozenset(
     {"expired", "refused", "sandbox-lost", "node-lost", "unknown-outcome", "environment-lost"}
 )
-"""Endings that say nothing about the work: a trainer masks them out."""
+"""Ends that say nothing about the sample: a trainer masks them out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One stage of an action, as far as scheduling cares."""
+    """One stage of an action, as scheduling needs it."""
 
     name: str
     kind: str
@@ -56,38 +56,38 @@ class Work:
     repeatable: bool = True
     amounts: tuple[int, ...] = ()
     """Amounts of the pool's resource, the key elasticity resource, that it may be granted (ARL-Tangram §4.1):
-    ascending, the one of `units` first. Empty: that one alone."""
+    ascending, the one of `units` first. Empty: only that one."""
     elasticity: Elasticity | None = None
-    """How those amounts shorten it; None: not known, so it is granted the fewest."""
+    """Effect of those amounts on its duration; None: unknown, so it is granted the fewest."""
     duration_s: float | None = None
-    """On one unit, as the trainer knows it; None: as its kind's history tells, if there is one."""
+    """Duration on one unit as the trainer declares it; None: learned from its kind's history, if there is one."""
 
 
 STARTS = "starts"
-"""The resource that an environment holds while it is made, apart from cores: so many begin on a node at once."""
+"""Resource that an environment holds while it is created, beside cores; it bounds the concurrent starts on a node."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentNeed:
-    """The environment a trajectory's actions need: one of one node, from its first action to its end (§5.2)."""
+    """Environment that a trajectory's actions need: on one node, from its first action to its end (§5.2)."""
 
     trajectory: str
     kind: str
-    """What a node must offer to make it: one of its kinds, `runtime.local` or `runtime.docker`."""
+    """Kind that a node must offer to create it: `runtime.local` or `runtime.docker`."""
     units: Mapping[str, int]
-    """Resource -> what the environment holds of its node for its whole life: memory, in MB."""
+    """Resource -> units that the environment holds of its node until its end: memory, in MB."""
     image: str = ""
-    """What it is made of, as container engines list it; empty: nothing that a node would have to pull."""
+    """Its image, as container engines list it; empty: no image that a node would have to pull."""
     starts: int = 0
-    """Units of `STARTS` that it holds until it stands."""
+    """Units of `STARTS` that it holds until it has been created."""
 
     @property
     def held(self) -> dict[str, int]:
-        """What it holds of its node while it is made."""
+        """Units it holds of its node while it is created."""
         return {**self.units, STARTS: self.starts} if self.starts else dict(self.units)
 
     def begun_by(self, units: Mapping[str, int]) -> dict[str, int]:
-        """What a node must have free for an action of these units that begins it."""
+        """Units that a node must have free for an action with these units that begins it."""
         return {**units, **{name: units.get(name, 0) + count for name, count in self.held.items()}}
 
 
@@ -104,12 +104,12 @@ class Request:
     """Journal id: milliseconds and sequence on Valkey's clock."""
     stages: tuple[Work, ...]
     deadline_s: float
-    """Absolute: nobody cares for the answer after it."""
+    """Absolute time after which the answer is not needed."""
     start_by_s: float | None = None
-    """Absolute: refuse at once when the start is predicted later than this."""
+    """Absolute; reject at once if the start is predicted later than this."""
     priority: float = 0.0
     need: EnvironmentNeed | None = None
-    """Of an action of a trajectory: where it must run."""
+    """Environment it needs, for an action of a trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +122,11 @@ class StageAct:
     node: str
     attempts: int
     units: int
-    """Of the pool's resource."""
+    """Units of the pool's resource."""
 
 
 class Grant(NamedTuple):
-    """Command: send this stage to this node. (A tuple: more of them are made than of all other values.)"""
+    """Command: send this stage to this node. (A tuple, because more of them are created than of all other values.)"""
 
     action: str
     node: str
@@ -135,23 +135,23 @@ class Grant(NamedTuple):
     units: Mapping[str, int]
     budget_s: float
     begins: bool = False
-    """The trajectory's environment begins with it: until its node says otherwise, that trajectory lives there."""
+    """It begins the trajectory's environment. The trajectory is placed there until its node reports otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Command: the node shall stop this attempt."""
+    """Command: the node must stop this attempt."""
 
     action: str
     node: str
     attempt: int
     recall: bool = False
-    """Nobody has asked to stop the action: the node gives it back as lost, and only if it has not begun."""
+    """The action itself is not cancelled: the node returns it as lost, and only if it has not begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Command: the request's next stage begins; keep what was measured."""
+    """Command: the request's next stage begins; store the measurements so far."""
 
     action: str
     stage: int
@@ -159,29 +159,29 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Command: answer the action and forget it."""
+    """Command: answer the action and remove it."""
 
     action: str
     ended: EndedAs
     reason: str
     acts: tuple[StageAct, ...]
-    """Of the stages that have a verdict."""
+    """Acts of the stages that have a verdict."""
     queue_s: float = 0.0
-    """Queueing in a stage that has none."""
+    """Queueing in a stage without a verdict."""
     execution_s: float = 0.0
-    """Execution in a stage that has none, as far as it is known: an attempt was cut short."""
+    """Execution in a stage without a verdict, as far as known: an attempt was cut short."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskInventory:
-    """Command: ask the node what it holds."""
+    """Command: ask the node for its inventory."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class SetShare:
-    """Command: the node shall own so many units of a resource."""
+    """Command: the node must own this many units of a resource."""
 
     node: str
     resource: str
@@ -190,7 +190,7 @@ class SetShare:
 
 @dataclass(frozen=True, slots=True)
 class CloseEnvironment:
-    """Command: the node shall end this trajectory's environment and say when it has."""
+    """Command: the node must end this trajectory's environment and report its end."""
 
     node: str
     trajectory: str
@@ -198,11 +198,11 @@ class CloseEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class ForgetTrajectory:
-    """Command: its environment is no more, or was not made after all. Forget its placement, write down how it ended."""
+    """Command: an environment has ended, or was not created. Remove its placement and store how it ended."""
 
     trajectory: str
     ended: TrajectoryEnd | Literal["unmade"]
-    """`unmade`: the attempt that was to make it has failed; it is open as before and may begin anew, anywhere."""
+    """`unmade`: the attempt to create it has failed. The trajectory is still open and may begin again on any node."""
     reason: str
 
 

@@ -1,4 +1,4 @@
-"""What nodes report of the attempts they were granted."""
+"""Nodes' reports of the attempts they were granted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.policy.model.formulation import TrajectoryEnd
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One attempt's end, as its node tells it. Durations are seconds."""
+    """End of one attempt as its node reports it. Durations are seconds."""
 
     action: str
     node: str
@@ -23,24 +23,24 @@ class Ended:
     execution_s: float = 0.0
     reason: str = ""
     environment_stands: bool = True
-    """False: it was to make its trajectory's environment first, and could not; nothing of the action was executed."""
+    """False: the attempt failed to create its trajectory's environment, and nothing of the action was executed."""
     units: Mapping[str, int] = field(default_factory=dict)
-    """What it was granted; a leader that has taken over knows it only from here, or from the node's account."""
+    """Granted units. A leader that has taken over knows them only from here, or from the node's inventory."""
 
     retry_in_s: float = 0.0
-    """Of one that was postponed: it cannot be done before."""
+    """Of a postponed attempt: seconds before which a retry is useless."""
     environment_ended: TrajectoryEnd = "lost"
     """Of `environment-lost`: how the environment ended."""
 
     @property
     def is_verdict(self) -> bool:
-        """It says something about the work; everything else says something about us."""
+        """It is a statement about the sample; every other status is an infrastructure failure or a cancellation."""
         return self.status in ("ok", "timeout")
 
 
 @dataclass(frozen=True, slots=True)
 class HeldGrant:
-    """One grant a node still executes or has in its line, as its inventory tells it."""
+    """One grant that a node executes or has in its queue, from its inventory."""
 
     stage: int
     attempt: int
@@ -48,14 +48,14 @@ class HeldGrant:
     units: Mapping[str, int] = field(default_factory=dict)
     """Units it takes."""
     waits: bool = False
-    """It stands in the node's line and holds none yet."""
+    """It is in the node's queue and holds no units yet."""
 
 
 HeldGrants = Mapping[str, HeldGrant]
-"""Action -> what a node executes of it: a full account."""
+"""Action -> what the node executes of it; complete."""
 
 
 def holds(held: HeldGrants, action: str, stage: int, attempt: int) -> bool:
-    """Is this attempt among them?"""
+    """Return whether this attempt is among them."""
     holding = held.get(action)
     return holding is not None and (holding.stage, holding.attempt) == (stage, attempt)

@@ -1,8 +1,8 @@
-"""What open batches are expected to need yet: Algorithm 2 of DistRS (§5.2), from history and from what is seen.
+"""Collection of the expected remaining work of open batches: Algorithm 2 of DistRS (§5.2), from history and snapshots.
 
-A request of an open batch is *future* (has not come), *queuing* at a stage, *running* at one, or answered. What is not
-known of it is drawn from the history: of a queuing one from requests that reached its stage, of a running one from
-those that lasted longer there than it has. Where no such request is known, the timeout is taken.
+A request of an open batch is *future* (has not arrived), *queuing* at a stage, *running* at one, or answered. Its
+unknown times are drawn from the history: for a queuing request from requests that reached its stage, for a running one
+from those that lasted longer there than it has. If no such request is known, the timeout is used.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from shared.policy.scaling.workload import ExpectedBatch, Requests, Stage
 
 @dataclass(frozen=True)
 class Progress:
-    """What a trainer (or the trajectory router) reports of a rollout."""
+    """Progress of a rollout, as its trainer (or the trajectory router) reports it."""
 
     generating: int
-    """Samples that will still come."""
+    """Samples that have not been submitted yet."""
     pace: float = 1.0
-    """Seconds a token takes, against the history's; how much slower this rollout is."""
+    """Seconds per token, relative to the history's: the slowdown of this rollout."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,21 @@ class Seen:
     opened_s: float
     first_arrival_s: float | None = None
     arrived: int = 0
-    """Requests that have come, answered ones among them."""
+    """Requests that have arrived, answered ones included."""
     queuing: Sequence[Floats] = ()
-    """By stage: (n, 2) of each request that waits for it, when it arrived and when it would have been here had it never
-    queued."""
+    """By stage: (n, 2) of each request that waits for it: its arrival, and when it would have been here without any
+    queueing."""
     running: Sequence[Floats] = ()
-    """By stage: (n, 3) of each request it executes the same two, and when it began here."""
+    """By stage: (n, 3) of each request it executes: the same two, and its start here."""
     unanswered: int | None = None
-    """Requests that have come and are not answered; None: those that queue and run."""
+    """Requests that have arrived and are not answered; None: those in `queuing` and `running`."""
     unqueued_end_s: float | None = None
-    """When the last of the answered requests would have been done had none of them ever queued; None: unknown."""
+    """When the last of the answered requests would have been done without any queueing; None: unknown."""
     looked_s: float | None = None
-    """When the requests stood as `queuing` and `running` say; None: now."""
+    """Time of the snapshot in `queuing` and `running`; None: now."""
     progress: Progress | None = None
     paced: bool = False
-    """Without a report the pace is taken from the arrivals so far; False: the history's (the paper's)."""
+    """Without a report, estimate the pace from the arrivals so far; False: use the history's (as the paper does)."""
 
 
 CREDIBLE: Final = 8
@@ -60,7 +60,7 @@ CREDIBLE: Final = 8
 
 
 def collect(now: float, stages: Sequence[Stage], history: History, seen: Seen, random: Random) -> Requests:
-    """The requests of a batch that need something yet (Algorithm 2). Their clock begins now.
+    """Return the requests of a batch with work left (Algorithm 2). Their clock begins now.
 
     O(n): some 0.3 us a request, and 2 us when a history is drawn from for the first time.
     """
@@ -72,7 +72,7 @@ def collect(now: float, stages: Sequence[Stage], history: History, seen: Seen, r
         if len(runs):
             parts.append(_running(now, stages, history, stage, runs, seen.looked_s, random))
     unseen = (seen.unanswered or 0) - sum(part.size for part in parts[1:])
-    if unseen > 0:  # on their way to the dispatcher, or come since it looked
+    if unseen > 0:  # on their way to the dispatcher, or newer than its snapshot
         parts.append(_queuing(now, stages, history, 0, np.full((unseen, 2), now), random))
     return Requests(
         np.concatenate([part.arrivals_s for part in parts]),
@@ -92,11 +92,11 @@ def expected(
     max_extra_delay_s: float,
     random: Random,
 ) -> ExpectedBatch:
-    """The batch as SIMULATE takes it.
+    """Return the batch as input of SIMULATE.
 
-    T is when the batch's last request, answered or not, would be done had nothing ever queued, so a decision in the
-    midst of a batch grants no delay twice, and d is the batch's own. What is late beyond D already is not waited for
-    again: it gets as much delay as it has.
+    T is when the batch's last request, answered or not, would be done without any queueing. So a decision during a
+    batch does not grant delay twice, and d is the batch's own. A batch that is already later than D gets as much delay
+    as it has.
     """
     requests = collect(now, stages, history, seen, random)
     if not requests.size:
@@ -109,7 +109,7 @@ def expected(
 
 
 def _future(now: float, history: History, seen: Seen, random: Random) -> Requests:
-    """Exactly those that have not come yet; late ones come now."""
+    """Requests that have not arrived yet; overdue ones are expected now."""
     first = seen.first_arrival_s
     if first is None:
         first = max(now, seen.opened_s + history.gap_s)
@@ -125,10 +125,10 @@ def _future(now: float, history: History, seen: Seen, random: Random) -> Request
 
 
 def _by_pace(now: float, history: History, seen: Seen, ranks: Counts) -> Floats:
-    """When the ranks will come if the rollout goes on as fast or slow as it has been, absolute and ascending.
+    """Arrivals of the ranks if the rollout keeps its present pace, absolute and ascending.
 
-    Each past batch predicts the time left: its own from the same rank on, times the pace against it. The earliest
-    prediction counts, because work that is put off for arrivals that do not come makes a batch late.
+    Each past batch predicts the time left: its own time from the same rank on, times the relative pace. The earliest
+    prediction counts: work postponed because of late arrivals makes a batch late if they do not come that late.
     """
     elapsed_s, last = now - seen.opened_s, history.ranked_s.shape[1] - 1
     came_s, next_s = (history.ranked_s[:, min(rank, last)] for rank in (seen.arrived - 1, seen.arrived))
@@ -142,10 +142,10 @@ def _by_pace(now: float, history: History, seen: Seen, ranks: Counts) -> Floats:
 
 
 def _by_progress(now: float, history: History, seen: Seen, progress: Progress, count: int) -> Floats:
-    """When the samples that are still generated will come: (count,) ascending, absolute.
+    """Arrivals of the samples that are still generated: (count,) ascending, absolute.
 
-    In the history's own time this rollout stands at (now - opening) / pace. Of the history's samples those that came
-    later than that are what these will be like, however many they are: their remaining times, evenly chosen.
+    On the history's time scale, this rollout is at (now - opening) / pace. The history's samples that arrived later
+    represent the remaining ones, whatever their number: their remaining times, evenly chosen.
     """
     stands = max(0.0, now - seen.opened_s) / progress.pace - history.gap_s
     later = history.arrivals_s[history.arrivals_s > stands] - stands
@@ -174,7 +174,7 @@ def _running(
     looked_s: float | None,
     random: Random,
 ) -> Requests:
-    """All that is known is that they ran when they were looked at: some have ended since, and are a stage further."""
+    """Requests that ran at the time of the snapshot. Some have ended since and are in the next stage."""
     arrivals, unqueued, began = runs.T
     seen_s, elapsed_s = (np.maximum(at - began, 0.0) for at in (now if looked_s is None else min(looked_s, now), now))
     rows = _drawn(stages, history, stage, seen_s, random)
@@ -185,10 +185,10 @@ def _running(
 
 
 def _drawn(stages: Sequence[Stage], history: History, stage: int, longer_than_s: Floats, random: Random) -> Floats:
-    """(n, stages) Times from a stage on; the timeout, and nothing after it, where nobody lasted so long.
+    """(n, stages) Times from a stage on; the timeout, and nothing after it, if no request lasted so long.
 
     Args:
-        longer_than_s: bounds; below zero where whoever reached the stage will do.
+        longer_than_s: bounds; below zero: draw from all requests that reached the stage.
     """
     rows, some = history.reached(stage).draw(random, longer_than_s)
     rows[:, :stage] = np.nan

@@ -1,4 +1,4 @@
-"""How a planner plans: what the paper leaves open, and what we do otherwise, as switches."""
+"""Planner configuration: choices that the paper leaves open, and our differences from it, as switches."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from shared.policy.scaling.history import WINDOW
 
 @dataclass(frozen=True)
 class PlannerConfig:
-    """How a planner plans. The defaults are ours; `PAPER` plans as DistRS does."""
+    """Configuration of a planner. The defaults are Treadle's; `PAPER` plans as DistRS does."""
 
     strictness: float = 1.0
-    """Of the timeout-aware rule (simulation.py)."""
+    """Strictness of the timeout-aware rule (simulation.py)."""
     window: int = WINDOW
     """Complete batches of a task that count."""
     trade: bool = True
     """Exchange units between pools after the sequential search."""
     progress: bool = True
-    """Heed what trainers report, at the next look."""
+    """Use the progress that trainers report, at the next snapshot."""
     paced: bool = True
-    """Take the pace of a rollout from its arrivals so far where no trainer reports it."""
+    """Estimate the pace of a rollout from its arrivals so far if no trainer reports it."""
     hints: bool = True
-    """Warm up by the opening hint, before the first request comes."""
+    """Warm up at the opening hint, before the first request arrives."""
     review_s: float = 10.0
-    """While batches are open, look again so long after the last decision; infinite: at batch boundaries alone."""
+    """Seconds from a decision to the next review while batches are open; infinite: only batch events cause
+    decisions."""
     ahead_s: float = 15.0
-    """Hold what is needed within so long (at least `review_s`) and a cold start; infinite: what is needed at all."""
+    """Look-ahead: hold units needed within this time (at least `review_s`) plus a cold start; infinite: needed at any
+    time."""
     surprise_s: float = 1.0
-    """So long after a decision another is made if requests wait for units that were thought to be needed later, or wait
-    longer than the timeout-aware rule lets them."""
+    """Seconds from a decision to the earliest check for surprises: requests that wait for units planned for later, or
+    longer than the timeout-aware rule permits. A surprise causes a new decision."""
     hold_s: float = 5.0
-    """Give nothing back that was wanted so long ago, or a cold start ago, whichever is longer; 0: give back at once."""
+    """Release no units that were wanted within this time or a cold start, whichever is longer; 0: release at once."""
     explains: bool = True
-    """Simulate what one unit less would do, for the reason's sake."""
+    """Simulate one unit less, to explain the reason."""
 
 
 PAPER = PlannerConfig(

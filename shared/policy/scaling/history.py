@@ -1,9 +1,8 @@
-"""What a task's batches did lately, as one expectation of the next (DistRS §3.1, §5.1).
+"""History of a task's last batches, combined into one expectation of the next (DistRS §3.1, §5.1).
 
-The paper takes the last batch for the next one. A single strange batch (a node was lost, a checkpoint was evaluated)
-then plans the next wrongly, and the longest of one batch's arrivals is a poor guess of the longest of the next. So the
-last few batches count, the newest most: arrivals are their weighted median rank by rank, execution times are drawn from
-them.
+The paper expects the next batch to be like the last. After one unusual batch (a lost node, an evaluated checkpoint) the
+next plan is wrong, and the longest arrival of one batch is a poor estimate for the next. So the last few batches count,
+the newest most: arrivals are their weighted median rank by rank, execution times are drawn from them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from shared.policy.scaling.workload import BatchRecord
 WINDOW = 5
 """Batches that count."""
 DECAY = 0.65
-"""Weight of a batch against the one after it: of five the newest weighs 0.4, of three 0.48: one alone never decides."""
+"""Weight of a batch relative to the next newer one. Of five the newest weighs 0.4, of three 0.48: no single batch
+decides."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class History:
 
     @cached_property
     def weights(self) -> Floats:
-        """By record; their sum is 1."""
+        """Weight of each record; their sum is 1."""
         weights: Floats = self.decay ** np.arange(len(self.records) - 1, -1, -1, dtype=float)
         return np.asarray(weights / weights.sum())
 
     @cached_property
     def arrivals_s(self) -> Floats:
-        """(n,) Expected arrival of the i-th to come, seconds after the first: the median over batches, ascending."""
+        """(n,) Expected arrival of each rank, seconds after the first: the median over batches, ascending."""
         return np.maximum.accumulate(_median(self.ranked_s, self.weights))
 
     @cached_property
@@ -80,9 +80,9 @@ class History:
         return float(_median(spans, self.weights)[0])
 
     def rows(self, random: Random, ranks: Counts) -> Floats:
-        """(stages, len(ranks)) Execution times of requests that will be the ranks-th to come, drawn from the batches.
+        """(stages, len(ranks)) Execution times of requests with these arrival ranks, drawn from the batches.
 
-        The rank is kept, since those that come late have long outputs and end otherwise than the early ones.
+        The rank is kept, because late requests have long outputs and end differently from early ones.
         """
         chosen = np.searchsorted(np.cumsum(self.weights), uniform(random, len(ranks)), side="right")
         chosen = np.minimum(chosen, len(self.records) - 1)
@@ -99,7 +99,7 @@ class History:
 
 
 class Reached:
-    """All requests of a history that reached one stage, ordered by how long it took them."""
+    """All requests of a history that reached one stage, in ascending order of their time there."""
 
     def __init__(self, history: History, stage: int) -> None:
         records, stages, size = history.executions_s.shape
@@ -111,10 +111,10 @@ class Reached:
         self._summed = np.concatenate([[0.0], np.cumsum(np.repeat(history.weights, size)[order])])
 
     def draw(self, random: Random, longer_than_s: Floats) -> tuple[Floats, Flags]:
-        """For each bound the times of one request whose stage lasted longer than it (Algorithm 2, line 18).
+        """Draw for each bound the times of one request whose stage lasted longer than it (Algorithm 2, line 18).
 
         Returns:
-            (n, stages) their rows, and (n,) whether there was any to draw; where there was none the row is NaN.
+            (n, stages) the rows, and (n,) whether there was one to draw; if not, the row is NaN.
         """
         first = np.searchsorted(self._lasts, longer_than_s, side="right")
         some = first < len(self._lasts)
@@ -127,17 +127,17 @@ class Reached:
 
 
 def uniform(chance: Random, count: int) -> Floats:
-    """Numbers from 0 to 1."""
+    """Random numbers from 0 to 1."""
     return np.fromiter((chance.random() for _ in range(count)), float, count)
 
 
 def weighted_median(values: Floats, weights: Floats) -> float:
-    """The smallest value with half of the weight at or below it; (n,) and (n,)."""
+    """Smallest value with half of the weight at or below it; (n,) and (n,)."""
     return float(_median(values[:, None], weights / weights.sum())[0])
 
 
 def _median(columns: Floats, weights: Floats) -> Floats:
-    """By column the smallest value with half of the weight at or below it; (records, n) and (records,) to (n,)."""
+    """Smallest value of each column with half of the weight at or below it; (records, n) and (records,) to (n,)."""
     order = np.argsort(columns, axis=0, kind="stable")
     reached = np.cumsum(weights[order], axis=0) >= 0.5 - 1e-9
     median: Floats = np.take_along_axis(columns, np.take_along_axis(order, reached.argmax(axis=0)[None], 0), 0)[0]

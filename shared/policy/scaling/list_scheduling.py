@@ -1,11 +1,12 @@
-"""List scheduling in virtual time: who runs when, given who waits in which order and how many units there are.
+"""List scheduling in virtual time: the start of each visit, given its order and the number of units.
 
-One compiled loop that can stop and go on while units come and go: the replay's virtual mesh (treadle/lab/replay).
-SIMULATE runs the same rules in one go (`rehearsal`). A *visit* is one stage of one request; the visit after `v` in the
-same request is `v + 1`. What waits for a pool stands in a heap by (key, number). A head that does not fit waits,
-and nothing passes it: the real dispatcher may backfill there, so this is the cautious side.
+One compiled loop that can stop and continue while units are added or removed: the replay's virtual mesh
+(treadle/lab/replay). SIMULATE runs the same rules without stops (`simulation_kernel`). A *visit* is one stage of one
+request; the visit after `v` in the same request is `v + 1`. The visits that wait for a pool are in a heap by (key,
+number). A head that does not fit waits, and nothing overtakes it. The real dispatcher may backfill there, so this is
+pessimistic.
 
-About 0.15 us a visit once compiled (2 s, kept on disk where that can be).
+About 0.15 us a visit once compiled (2 s, cached on disk if possible).
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ TOLERANCE_S: Final = 1e-6
 
 GOING: Final = 0
 QUIET: Final = 1
-"""Nothing more happens up to the given moment."""
+"""No event is left up to the given moment."""
 BROKEN: Final = 2
 """A visit that had to wait would start after its limit."""
 COMPLETE: Final = 3
 """The last visit of a batch has ended."""
 
 SERVED: Final = 0
-"""Place in `Board.progress`: arrivals taken in."""
+"""Index in `Board.progress`: arrivals handled."""
 RUNNING: Final = 1
-"""Place in `Board.progress`: visits under way."""
+"""Index in `Board.progress`: running visits."""
 
 VISIT: Final = np.dtype(
     [
         ("lasts_s", np.float64),
-        ("limit_s", np.float64),  # one that had to wait must have started by then; infinite where nobody asks
+        ("limit_s", np.float64),  # latest start if it had to wait; infinite without a limit
         ("key", np.float64),  # smaller goes first; then the smaller number
         ("pool", np.int32),
         ("units", np.int32),
@@ -51,44 +52,44 @@ VISIT: Final = np.dtype(
     ],
     align=True,
 )
-"""One visit. Records and not columns: what an event touches lies together."""
+"""One visit. A record instead of columns, so that the fields an event uses are adjacent in memory."""
 
 TIMES: Final = np.dtype([("ready_s", np.float64), ("start_s", np.float64)])
-"""When a visit began to wait (meaningless until then) and when it started (infinite until then)."""
+"""Start of its wait (undefined before) and its start (infinite before)."""
 
 ENTRY: Final = np.dtype([("key", np.float64), ("visit", np.int64)])
 """One entry of a heap."""
 
 
 class Board(NamedTuple):
-    """The state of one schedule; `advance` changes it in place. Made by `board`."""
+    """State of one schedule; `advance` changes it in place. Created by `board`."""
 
     now_s: Floats
-    """One entry: the moment of the last event."""
+    """One entry: time of the last event."""
     progress: Counts
     """`SERVED` and `RUNNING`."""
     free: Counts
     """By pool; below zero while more runs than is owned."""
     least_free: Counts
-    """By pool: the fewest there were."""
+    """By pool: the fewest free units so far."""
     over_unit_s: Floats
-    """By pool: unit-seconds that ran beyond what was owned."""
+    """By pool: unit-seconds that ran beyond the owned units."""
     left: Counts
-    """By batch: requests whose last visit has not ended. Filled in by the caller."""
+    """By batch: requests whose last visit has not ended. Set by the caller."""
     complete_s: Floats
     """By batch: end of its last visit; infinite until then."""
     times: Records
     """By visit, `TIMES`."""
     ends: Records
-    """Heap of what runs, by its end."""
+    """Heap of running visits, by end."""
     queues: Records
-    """(pools, visits) Heaps of what waits, by (key, number)."""
+    """(pools, visits) Heaps of waiting visits, by (key, number)."""
     waiting: Counts
-    """By pool: how many wait."""
+    """By pool: number of waiting visits."""
 
 
 def board(batches: int, visits: int, capacity: Counts) -> Board:
-    """An empty board at the beginning of time; `capacity` by pool."""
+    """Return an empty board before any event; `capacity` by pool."""
     pools = len(capacity)
     times = np.empty(visits, TIMES)
     times["start_s"] = np.inf
@@ -117,27 +118,27 @@ def advance(
     heed_limits: bool = False,
     stop_at_complete: bool = False,
 ) -> int:
-    """Let time pass up to `until_s` (included), or to the first moment the caller asked to stop at.
+    """Advance the schedule up to `until_s` (included), or to the first moment at which the caller asked to stop.
 
     Args:
-        visits: what is to run, `VISIT`.
-        board: where things stand; changed in place. Units may be taken from or added to `free` between calls.
-        arrivals_s: moments at which requests arrive, ascending; those before `progress[SERVED]` have been let in.
+        visits: all visits, `VISIT`.
+        board: state of the schedule; changed in place. `free` may be changed between calls.
+        arrivals_s: arrivals of requests, ascending; those before `progress[SERVED]` have been handled.
         first_visits: by arrival, the request's first visit.
-        until_s: last moment to look at.
-        heed_limits: stop when the next to go in a pool has waited beyond its limit.
+        until_s: last moment to handle.
+        heed_limits: stop when the next visit of a pool has waited beyond its limit.
         stop_at_complete: stop after a moment at which a batch became complete.
 
     Returns:
         `QUIET`, `BROKEN` or `COMPLETE`.
 
-    At each moment everything that ends or arrives is taken in first, then units go out in order.
+    At each moment all ends and arrivals are handled first, then units are assigned in order.
     """
     return int(_advance(visits, *board, arrivals_s, first_visits, until_s, heed_limits, stop_at_complete))
 
 
 def begin(visits: Records, board: Board, under_way: Counts) -> None:
-    """Let visits run from `now_s` on, whether there are units for them or not."""
+    """Start visits at `now_s`, whether units are free for them or not."""
     board.times["ready_s"][under_way] = board.times["start_s"][under_way] = board.now_s[0]
     np.subtract.at(board.free, visits["pool"][under_way], visits["units"][under_way])
     np.minimum(board.least_free, board.free, out=board.least_free)
@@ -151,8 +152,9 @@ def _advance(  # type: ignore[no-untyped-def]  # noqa: C901
     visits, now_s, progress, free, least_free, over_unit_s, left, complete_s, times, ends, queues, waiting,
     arrivals_s, first_visits, until_s, heed_limits, stop_at_complete,
 ):  # fmt: skip
-    """See `advance`. In one piece on purpose: handing these arrays on to functions takes twice as long (their
-    references are counted). They come one by one, not as a `Board`, since the kept compilation would name that class.
+    """See `advance`. One function on purpose: passing these arrays to functions takes twice as long, because their
+    references are counted. They are separate arguments instead of a `Board`, because the cached compilation would name
+    that class.
     """
     served, running, now, complete = progress[SERVED], progress[RUNNING], now_s[0], False
     arrival = arrivals_s[served] if served < len(arrivals_s) else np.inf
@@ -249,7 +251,7 @@ def _pop(heap, size):  # type: ignore[no-untyped-def]
 
 @compiled
 def _push_end(heap, size, key, visit):  # type: ignore[no-untyped-def]
-    """Add to a binary heap of `size` entries, ordered by key: all ends of a moment are taken in together."""
+    """Add to a binary heap of `size` entries, ordered by key: all ends of a moment are handled together."""
     at = size
     while at > 0:
         above = (at - 1) >> 1
@@ -262,7 +264,9 @@ def _push_end(heap, size, key, visit):  # type: ignore[no-untyped-def]
 
 @compiled
 def _pop_end(heap, size):  # type: ignore[no-untyped-def]
-    """Remove the first entry; `size` is how many remain. The hole sinks to the bottom, without branches to guess."""
+    """Remove the first entry; `size` is the number that remain. The hole moves to the bottom, without unpredictable
+    branches.
+    """
     at, below = 0, 1
     while below + 1 < size:
         below += heap[below + 1].key < heap[below].key

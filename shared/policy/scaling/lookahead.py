@@ -1,9 +1,9 @@
-"""How much of a plan is needed soon: what nothing will use before the next look need not be held yet.
+"""Look-ahead: the part of a plan that is needed soon. Units that are used only after the next review are not held yet.
 
-The search (shared/policy/scaling/search.py) says how many units a pool may need at some time until the open batches are
-complete; the paper holds them from the first request to the last (DistRS §5.1). But arrivals ramp up over minutes and
-the tail is thin. The schedule that made the plan feasible says how many are in use at every moment of it; held are only
-the most of the next few seconds.
+The search (shared/policy/scaling/search.py) returns the most units that a pool needs at any time until the open batches
+are complete; the paper holds them from the first request to the last (DistRS §5.1). But arrivals ramp up over minutes,
+and few requests remain at the end. The schedule that made the plan feasible shows the units in use at every moment.
+Only the most of the next few seconds are held.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from shared.policy.scaling.search import Plan
 
 
 def needed_within(plan: Plan, until_s: float) -> dict[str, int]:
-    """Most units that a plan's schedule has in use at once before a moment, by pool.
+    """Return the most units that a plan's schedule has in use at once before a moment, by pool.
 
     Args:
         plan: of batches whose clock begins now.
-        until_s: that moment; infinite: whatever is used at all.
+        until_s: that moment; infinite: the whole schedule.
 
-    A sort of what begins until then.
+    Costs a sort of the visits that begin until then.
     """
     load, starts = plan.load, plan.schedule.starts_s
     begun = (starts <= until_s) & np.isfinite(starts)
@@ -32,7 +32,9 @@ def needed_within(plan: Plan, until_s: float) -> dict[str, int]:
 
 
 def most_units(starts: Floats, lasts: Floats, units: Counts) -> int:
-    """Most units in use at once. What ends at a moment is gone before what starts then, unless it started then."""
+    """Most units in use at once. At one moment, ends precede starts, except for visits that start and end at that
+    moment.
+    """
     at_once = np.where(starts + lasts > starts, starts + lasts, np.nextafter(starts, np.inf))
     moments = np.concatenate([at_once, starts])
     changes = np.concatenate([-units.astype(np.int64), units.astype(np.int64)])

@@ -1,4 +1,4 @@
-"""An open batch as a planner knows it: how it was opened, what its task did of late, what is seen of it now."""
+"""State of an open batch in the planner: its opening, its task's history, and its newest snapshot."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from shared.policy.scaling.stimuli import Progressed, Sight
 from shared.policy.scaling.workload import OpenedBatch, PastBatch
 
 NEWS_S: Final = 0.5
-"""A move of T by less is not published: what is not known of a batch is drawn anew at each review."""
+"""Least change of T that is published: unknown times of a batch are drawn again at each review."""
 
 
 @dataclass(slots=True)
 class OpenBatchState:
-    """Mutable on purpose: what is known of it grows while it is open."""
+    """State of an open batch. Mutable, because it is updated while the batch is open."""
 
     batch: OpenedBatch
     history: History | None = None
-    """None without one."""
+    """None if no past batch is known."""
     earliest_gap_s: float = 0.0
-    """From the hint to the first arrival: the shortest of late."""
+    """Shortest time from the hint to the first arrival in recent batches."""
     usual_tokens_per_s: float | None = None
     sight: Sight | None = None
     progress: Progress | None = None
     tokens_per_s: float | None = None
-    """Of this rollout, as last reported."""
+    """Token rate of this rollout, as last reported."""
     key_s: float | None = None
     """T as last published, Unix seconds; None before the first request, and without history."""
     due_s: float = math.inf
     """T + D as last expected, Unix seconds; infinite before the first request, and without history."""
 
     def learn(self, past: Sequence[PastBatch], window: int) -> None:
-        """Expect what its task's batches did of late: those of the same work, and of the size of the last of them."""
+        """Set the history from its task's batches: those of the same work and of the size of the newest of them."""
         same = [one for one in past if one.opened.same_work(self.batch)]
         same = [one for one in same if one.record.size == same[-1].record.size][-window:]
         gaps = [one.gap_s for one in same]
@@ -52,7 +52,7 @@ class OpenBatchState:
         self.earliest_gap_s = min(gaps, default=0.0)
         told = [place for place, one in enumerate(same) if one.tokens_per_s]
         self.usual_tokens_per_s = None
-        if self.history is not None and told:  # of the batches that make the expected arrivals, or it would be no pace
+        if self.history is not None and told:  # of the batches behind the expected arrivals, else it would be no pace
             paces = np.array([same[place].tokens_per_s for place in told], float)
             self.usual_tokens_per_s = weighted_median(paces, self.history.weights[told])
 
@@ -60,7 +60,7 @@ class OpenBatchState:
         return any(stage.drawn_from == pool for stage in self.batch.stages)
 
     def report(self, told: Progressed) -> None:
-        """Its trainer has said how far the rollout is; what a sample's length says of the pace is kept."""
+        """Apply a trainer's progress report; keep the token rate that it implies."""
         elapsed = told.at - self.batch.opened_at
         if told.tokens and elapsed > 0:
             self.tokens_per_s = told.tokens / elapsed
@@ -78,7 +78,9 @@ class OpenBatchState:
         return outstanding(self.batch.stages, size, self.sight or Sight(0, 0), generating)
 
     def move(self, now: float, expected: ExpectedBatch) -> float | None:
-        """T for the dispatcher where a review has moved it: earlier at once, later by bounded steps (`reestimate`)."""
+        """Return T for the dispatcher if a review has changed it: earlier at once, later by bounded steps
+        (`reestimate`).
+        """
         first = self.batch.first_arrival_at
         if first is None or not expected.requests.size:
             return None
@@ -93,18 +95,20 @@ class OpenBatchState:
         return self.key_s if self.key_s != before else None
 
     def latest_starts_s(self, strictness: float) -> list[float]:
-        """By stage: until when a request may wait for it by the timeout-aware rule, Unix seconds."""
+        """By stage: latest start of a request by the timeout-aware rule, Unix seconds."""
         timeouts = [stage.timeout_s for stage in self.batch.stages]
         return [self.due_s - strictness * left_s for left_s in accumulate(reversed(timeouts))][::-1]
 
     def overdue(self, now: float, strictness: float, pool: str) -> int:
-        """Requests that wait for a pool beyond their latest start."""
+        """Number of requests that wait for a pool beyond their latest start."""
         queuing = self.sight.queuing if self.sight else ()
         stages = zip(self.batch.stages, self.latest_starts_s(strictness), queuing, strict=False)
         return sum(len(_table(packed, 2)) for stage, at, packed in stages if stage.drawn_from == pool and at < now)
 
     def expected(self, now: float, random: Random, *, paced: bool = False) -> ExpectedBatch:
-        """What it will need yet, by its history. Its clock begins now: Unix seconds would cost it the microseconds."""
+        """Expected remaining work, by its history. Its clock begins now, because Unix seconds would lose the
+        microseconds.
+        """
         batch, history, sight = self.batch, self.history, self.sight or Sight(0, 0)
         assert history is not None, "asked what is expected of a batch without history"
         seen = Seen(

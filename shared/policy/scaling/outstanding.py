@@ -1,4 +1,4 @@
-"""Outstanding requests of an open batch: the most units that they could use, and the fewest that keep them going."""
+"""Outstanding requests of an open batch: the most units that they could use, and the fewest that let them progress."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _QUEUING, _RUNNING = 16, 24
 
 
 def outstanding(stages: Sequence[Stage], size: int | None, sight: Sight, generating: int | None = None) -> list[float]:
-    """Unanswered requests by the stage at which each stands; those that have not come stand at the first.
+    """Return the unanswered requests by their present stage; future requests count at the first.
 
     Args:
         stages: of the workflow, at least one.
         size: requests of the batch; None: not declared.
-        sight: what the dispatcher sees of the batch.
-        generating: samples that will still come, as the trainer reports; None: no report.
+        sight: the batch as the dispatcher published it.
+        generating: samples that have not been submitted yet, as the trainer reports; None: no report.
 
     Returns:
-        A number by stage. The first is infinite while nobody knows how many requests will come.
+        A number by stage. The first is infinite while the number of future requests is unknown.
     """
     counts = [0.0] * len(stages)
     for packed, width in ((sight.queuing, _QUEUING), (sight.running, _RUNNING)):

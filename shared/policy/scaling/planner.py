@@ -1,13 +1,13 @@
-"""What the planner decides: stimulus in, targets out (DistRS §5). The service and the replay run this same object.
+"""The planner's decisions: stimulus in, targets out (DistRS §5). The service and the replay run this same object.
 
-When a batch's first request comes or is about to, when a batch ends, when nodes come or go, when requests wait that
-were expected later, and every `review_s` while batches are open: Algorithm 2 collects what they still need
-(collection.py), Algorithm 1 searches how few units do (scaling.py), and of those what is needed before the next look is
-held (lookahead.py, steady.py). A task without history asks for every unit (zero queue); without an open batch a pool
-falls back to its floor.
+It decides when a batch's first request arrives or is expected soon, when a batch ends, when nodes join or leave, when
+requests wait that were expected later, and every `review_s` while batches are open. Algorithm 2 collects the remaining
+work (collection.py), Algorithm 1 searches for the fewest units (search.py), and the part needed before the next review
+is held (lookahead.py, steady.py). A task without history requests enough units for a zero queue; without an open batch
+a pool returns to its floor.
 
-Between the opening hint and the first arrival a batch asks for nothing, until it is time to warm its pools up: a cold
-start before the earliest moment at which the first request has come of late.
+Between the opening hint and the first arrival, a batch requests no units until its pools have to be warmed up. That is
+one cold start before the earliest expected first request, by recent batches.
 """
 
 from __future__ import annotations
@@ -45,15 +45,17 @@ from shared.policy.scaling.workload import OpenedBatch
 
 @dataclass(slots=True)
 class Planner:
-    """Open batches, what their tasks did of late, what pools can hold. Memory is bounded by the open batches."""
+    """Open batches, the histories of their tasks, and the capacities of pools. Memory is bounded by the open
+    batches.
+    """
 
     ways: PlannerConfig = field(default_factory=PlannerConfig)
     floors: Mapping[str, int] = field(default_factory=dict)
     ceilings: Mapping[str, int] = field(default_factory=dict)
-    """Set by hand; a pool holds no more than its nodes have anyway."""
+    """Configured limits; a pool never holds more than its nodes have."""
     seed: int = 0
     targets: dict[str, int] = field(default_factory=dict)
-    """As decided last, by pool."""
+    """Last decided target of each pool."""
     _random: Random = field(init=False)
     _open: dict[str, OpenBatchState] = field(default_factory=dict)
     _capacity: dict[str, int] = field(default_factory=dict)
@@ -63,11 +65,11 @@ class Planner:
     """Pools of which this process has published a target."""
     _decided_s: float = -math.inf
     _planned: Mapping[str, int] = field(default_factory=dict)
-    """Units that the last search found, and those for tasks without history."""
+    """Units that the last search found, plus those for tasks without history."""
     _found: Mapping[str, int] = field(default_factory=dict)
     """Units that the last search found."""
     _strictness: float = 0.0
-    """Of that search."""
+    """Strictness of that search."""
     _overdue: Mapping[str, int] = field(default_factory=dict)
     """By pool, at the last decision: requests that waited beyond their latest start."""
 
@@ -75,7 +77,7 @@ class Planner:
         self._random = Random(self.seed)
 
     def handle(self, now: float, stimulus: Stimulus) -> list[Command]:
-        """Take one stimulus; time never goes back."""
+        """Handle one stimulus; time never decreases."""
         match stimulus:
             case Opened():
                 return self._opened(now, stimulus)
@@ -103,7 +105,7 @@ class Planner:
                 return self._decide(now, "review", ()) if now >= self.wake_s() else []
 
     def wake_s(self) -> float:
-        """When it wants to be woken if nothing else happens; infinite: never."""
+        """Time of the next review or change without a stimulus; infinite: never."""
         active = any(self._wants(one, self._decided_s) for one in self._open.values())
         moments = [self._decided_s + self.ways.review_s] if active else []
         moments += [self._warm_s(one) for one in self._open.values() if not self._wants(one, self._decided_s)]
@@ -111,7 +113,7 @@ class Planner:
         return min(moments, default=math.inf)
 
     def look_s(self, now: float) -> float:
-        """When it wants a look if nothing else happens: something may wait that should not. Infinite: never."""
+        """Time of the next snapshot without a stimulus, because requests may wait unexpectedly. Infinite: never."""
         if any(self.targets.get(pool, units) < units for pool, units in self._planned.items()):
             return now + self.ways.surprise_s
         latest_s = [
@@ -128,18 +130,20 @@ class Planner:
         return list(self._open)
 
     def would_learn(self, ended: OpenedBatch) -> bool:
-        """Is another batch of the same work open, which a batch that has ended tells of?"""
+        """Return whether another batch of the same work is open, so that the history of the ended batch applies to
+        it.
+        """
         return any(one.batch.batch != ended.batch and one.batch.same_work(ended) for one in self._open.values())
 
     def expectations(self, now: float) -> list[ExpectedBatch]:
-        """What open batches with history will need yet, of those that want units; drawn anew at each call."""
+        """Expected remaining work of open batches with history, of those that want units; drawn again at each call."""
         wanting = [known for known in self._open.values() if self._wants(known, now)]
         return [
             known.expected(now, self._random, paced=self.ways.paced) for known in wanting if known.history is not None
         ]
 
     def tokens_per_s(self, batch: str) -> float | None:
-        """How fast a batch's samples are generated, as last reported."""
+        """Token rate of a batch's rollout, as last reported."""
         known = self._open.get(batch)
         return None if known is None else known.tokens_per_s
 
@@ -158,13 +162,13 @@ class Planner:
         known = self._open.get(batch.batch)
         if known is None:
             known = self._open[batch.batch] = OpenBatchState(batch)
-        known.learn(stimulus.past, self.ways.window)  # where it is told again, what came meanwhile stays known
+        known.learn(stimulus.past, self.ways.window)  # after a repeated delivery, newer information is kept
         if stimulus.restored or not self._wants(known, now):
             return []
         return self._decide(now, f"batch {batch.batch} opened", batch.stages)
 
     def _first_came(self, now: float, stimulus: FirstCame) -> list[Command]:
-        """T is known where there is history, and how open batches overlap."""
+        """Decide again: now T (with history) and the overlap of open batches are known."""
         known = self._open.get(stimulus.batch)
         if known is None:
             return []
@@ -198,7 +202,9 @@ class Planner:
     # ---- decisions -------------------------------------------------------------------------------------------------
 
     def _decide(self, now: float, event: str, stages: Sequence[Stage]) -> list[Command]:
-        """Targets of all pools: said where they change, where `stages` draw from, and once for each pool."""
+        """Decide the targets of all pools. A target is published if it changes, if `stages` draw from the pool, or if
+        it is the pool's first.
+        """
         concerned = {stage.drawn_from for stage in stages}
         self._decided_s = now
         wanting = [known for known in self._open.values() if self._wants(known, now)]
@@ -223,7 +229,9 @@ class Planner:
         return commands
 
     def _expected(self, now: float, wanting: Sequence[OpenBatchState]) -> tuple[list[Command], list[ExpectedBatch]]:
-        """Expectations of the batches with history, in the dispatcher's order, and where that has changed."""
+        """Expectations of the batches with history, in the dispatcher's order, and commands for each T that has
+        changed.
+        """
         commands: list[Command] = []
         batches = []
         for known in (known for known in wanting if known.history is not None):
@@ -235,7 +243,7 @@ class Planner:
         return commands, batches
 
     def _soon(self, plan: Plan) -> Mapping[str, int]:
-        """What of a plan is needed before there is another look at it; what runs already has its units anyway."""
+        """Units of a plan that are needed before the next review; running work has its units anyway."""
         if math.isinf(self.ways.ahead_s):
             return plan.units
         cold_s = max((self._cold_start_s.get(pool, 0.0) for pool in plan.units), default=0.0)
@@ -273,7 +281,7 @@ class Planner:
         return math.isfinite(self.ways.review_s) and self.targets.get(pool, 0) < self._ceiling(pool)
 
     def _all_overdue(self, now: float) -> dict[str, int]:
-        """By pool that could hold more: requests that the plan does not let wait so long."""
+        """By pool that could hold more: requests that wait longer than the plan permits."""
         pools = [pool for pool in self._capacity if self._may_grow(pool)]
         return {pool: sum(one.overdue(now, self._strictness, pool) for one in self._open.values()) for pool in pools}
 
@@ -281,11 +289,11 @@ class Planner:
         return max(self.ways.hold_s, self._cold_start_s.get(pool, 0.0)) if self.ways.hold_s else 0.0
 
     def _wants(self, known: OpenBatchState, now: float) -> bool:
-        """Its requests come, or will so soon that its pools are to be warmed up."""
+        """Return whether its requests arrive, or are expected so soon that its pools must be warmed up."""
         return known.batch.first_arrival_at is not None or now >= self._warm_s(known)
 
     def _warm_s(self, known: OpenBatchState) -> float:
-        """When a batch begins to want units, unless its first request comes before. Without history: at once."""
+        """Time from which a batch wants units, unless its first request arrives earlier. Without history: at once."""
         if known.history is not None and not self.ways.hints:
             return math.inf
         cold_s = max(self._cold_start_s.get(stage.drawn_from, 0.0) for stage in known.batch.stages)

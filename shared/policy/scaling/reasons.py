@@ -1,4 +1,4 @@
-"""Why a target is what it is, for programs and, in one sentence, for people."""
+"""Reasons of targets, for programs and, in one sentence, for people."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from shared.policy.scaling.list_scheduling import TOLERANCE_S
 from shared.policy.scaling.search import ExpectedBatch, Outcome
 
 Why = Literal["searched", "ceiling", "no-history", "idle"]
-"""`searched`: the fewest units that keep every batch's D; `ceiling`: all there is, and not enough; `no-history`: all
-there is, so that nothing queues; `idle`: no open batch draws from the pool."""
+"""`searched`: the fewest units that keep every batch's D; `ceiling`: all units, which are not enough; `no-history`:
+units for a zero queue; `idle`: no open batch draws from the pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOutlook:
-    """What is expected of one open batch under the decided target."""
+    """Expectation for one open batch under the decided target."""
 
     batch: str
     requests: int
@@ -29,18 +29,18 @@ class BatchOutlook:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One decision's grounds."""
+    """Reason of one decision."""
 
     why: Why
     event: str
-    """What made the planner decide."""
+    """Event that caused the decision."""
     summary: str
     ceiling: int
     floor: int
     batches: tuple[BatchOutlook, ...] = ()
 
     def with_held(self, units: int, planned: int, soon: int) -> Reason:
-        """The same, where what is held is not what was planned: less is needed soon, or more was wanted just now."""
+        """Add a note if the held units differ from the plan: fewer are needed soon, or more were wanted recently."""
         if self.why == "no-history":
             return self
         summary = self.summary
@@ -51,12 +51,12 @@ class Reason:
         return replace(self, summary=summary)
 
     def document(self) -> dict[str, Any]:
-        """As it is stored."""
+        """Return the reason as it is stored."""
         return asdict(self)
 
 
 def counted(units: int, pool: str) -> str:
-    """Units in words: `1 core`, `8 cores`."""
+    """Format an amount: `1 core`, `8 cores`."""
     resource = pool.partition("@")[0]
     return f"{units:,} {resource.removesuffix('s') if units == 1 else resource}"
 
@@ -68,11 +68,11 @@ def idle(event: str, ceiling: int, floor: int) -> Reason:
 def no_history(
     pool: str, event: str, tasks: Sequence[str], units: int, planned: int, ceiling: int, floor: int
 ) -> Reason:
-    """As many units as the outstanding requests of tasks without history can use.
+    """Reason: as many units as the outstanding requests of tasks without history can use.
 
     Args:
         pool: the pool.
-        event: what made the planner decide.
+        event: event that caused the decision.
         tasks: without history, with open batches that draw from the pool.
         units: that their requests can use at once.
         planned: units for the batches of other tasks, by the search.
@@ -92,13 +92,13 @@ def no_history(
 def not_enough(
     pool: str, event: str, batches: Sequence[ExpectedBatch], missed: Outcome, units: int, ceiling: int, floor: int
 ) -> Reason:
-    """D cannot be met by the ceilings: the pool is to blame, or holds what the delay that is left permits.
+    """Reason: the ceilings cannot meet D. Either the pool is the cause, or it holds what the remaining delay permits.
 
     Args:
         pool: the pool.
-        event: what made the planner decide.
+        event: event that caused the decision.
         batches: simulated together.
-        missed: what the ceilings lead to.
+        missed: outcome of the ceilings.
         units: found for that delay.
         ceiling: most units the pool can hold.
         floor: fewest it may hold.
@@ -126,16 +126,16 @@ def searched(
     floor: int,
     lowered: float = 1.0,
 ) -> Reason:
-    """The fewest units that do.
+    """Reason: the fewest units that are enough.
 
     Args:
         pool: the pool.
-        event: what made the planner decide.
+        event: event that caused the decision.
         batches: simulated together.
         units: found by the search, before the floor.
-        outcome: what they lead to.
-        fewer: what one unit less would lead to; None when there is nothing to take away.
-            Not mentioned where the widest stage would not fit into it.
+        outcome: outcome of these units.
+        fewer: outcome of one unit less; None if there is no unit to take away. Not mentioned if the widest stage would
+        not fit into it.
         ceiling: most units the pool can hold.
         floor: fewest it may hold.
         lowered: part of the timeouts that counts, because the ceilings cannot meet more.

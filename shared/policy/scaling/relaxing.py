@@ -1,9 +1,9 @@
-"""Searches for loads that the ceilings cannot serve as strictly as asked.
+"""Searches with relaxed strictness, for loads that the ceilings cannot serve as strictly as configured.
 
-At full strictness the timeout-aware rule forbids nearly all queueing in the last timeouts of a batch. Few units, long
-timeouts or a batch that is late already make that impossible; then the ceilings of all pools would be held in vain. So
-the strictness is lowered stepwise until the ceilings meet it. Where the expected times alone break D, each batch gets
-the delay that the ceilings lead to: pools that are not to blame are then as small as that delay permits.
+At full strictness, the timeout-aware rule forbids nearly all queueing in the last timeouts of a batch. Few units, long
+timeouts or a batch that is already late make that impossible. The ceilings of all pools would then be held without
+benefit. So the strictness is lowered stepwise until the ceilings meet it. If the expected times alone break D, each
+batch gets the delay that the ceilings cause. Pools that are not the cause are then as small as that delay permits.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ STEPS: Final = (1.0, 0.75, 0.5, 0.25, 0.0)
 
 @dataclass(frozen=True)
 class Relaxed:
-    """A plan, and what it was searched for."""
+    """A plan, and the constraints it was searched for."""
 
     plan: Plan
     strictness: float
-    """That the ceilings meet."""
+    """Strictness that the ceilings meet."""
     part: float = 1.0
-    """Of the strictness that was asked for."""
+    """Part of the configured strictness."""
     missed: Outcome | None = None
-    """What the ceilings lead to where they break D by the expected times alone; None where they do not."""
+    """Outcome of the ceilings if they break D by the expected times alone; else None."""
     batches: tuple[ExpectedBatch, ...] = ()
-    """With the delays that were searched for."""
+    """Batches with the delays that were searched for."""
 
 
 def search_relaxed(
@@ -43,14 +43,14 @@ def search_relaxed(
     trade: bool = True,
     near: Mapping[str, int] | None = None,
 ) -> Relaxed:
-    """The search (`scaling.search`) at the greatest part of the strictness that the ceilings meet.
+    """Run the search (`search.search`) at the greatest part of the strictness that the ceilings meet.
 
-    Where a stage can never run because its pool is too small for one worker, the plan is the ceilings.
+    If a stage can never run because its pool is too small for one worker, the plan is the ceilings.
 
-    Costs a search where the strictness can be met, else two simulations more for each step.
+    Costs one search if the strictness can be met, else two simulations more for each step.
 
     Raises:
-        ValueError: requests have not one row of times for each stage.
+        ValueError: the requests do not have one row of times for each stage.
     """
     for part in STEPS if strictness else STEPS[:1]:
         plan = search(batches, ceilings, strictness=part * strictness, trade=trade, near=near)

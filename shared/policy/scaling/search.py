@@ -1,16 +1,16 @@
-"""How few units do: the sequential binary search of DistRS (§5.1 Algorithm 1) over SIMULATE, and a trade after it.
+"""Search for the fewest units: the sequential binary search of DistRS (§5.1 Algorithm 1) over SIMULATE, then trades.
 
 The paper searches workers of a stage. Treadle's targets count units of a pool, because stages may share cores: two
-stages that never run at the same time need the cores once. So the search runs over pools; where every stage has a pool
-of its own the two are the same.
+stages that never run at the same time need the cores once. So the search runs over pools; if every stage has its own
+pool, both are the same.
 
-List scheduling is not monotone: once queues feed queues or batches meet in one, one unit more can lengthen a batch
-(Graham's anomalies). The search relies on it only to be quick. What it returns was simulated and is feasible, and in
+List scheduling is not monotone: if queues feed queues or batches share one, an additional unit can lengthen a batch
+(Graham's anomalies). The search relies on monotonicity only for speed. Its result was simulated and is feasible, and in
 the end no single pool can give up a unit.
 
-The sequential search makes the dearest pool as small as it can be with all others at their ceilings, however much the
-others must hold for it. So afterwards pools are traded: one unit more of one pool, where that frees units worth more of
-another (the paper leaves this gap: "cannot theoretically guarantee the global optimum").
+The sequential search makes the most expensive pool as small as possible with all others at their ceilings, however much
+the others must hold for it. So pools are traded afterwards: one unit more of one pool, if that frees units of more
+value in another (the paper leaves this gap: "cannot theoretically guarantee the global optimum").
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ __all__ = [
 MOST_OFFERS = 12
 """Trades tried between two pools, each twice as large as the one before."""
 TRADED_VISITS = 500_000
-"""Visits that are simulated for trades, together: some 50 ms, however large a load is ..."""
+"""Most visits simulated for trades, in total: some 50 ms, for a load of any size ..."""
 LEAST_TRIALS = 12
-"""... but at least so many simulations."""
+"""... but at least this many simulations."""
 ROUGHLY = 16
-"""Into how many parts a range is divided where a trade asks what a pool could lose."""
+"""Number of parts of a range, for a rough search of the units that a pool could lose in a trade."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The fewest units found."""
+    """Fewest units found."""
 
     units: Mapping[str, int]
     """By pool."""
     outcome: Outcome
-    """What they lead to. Not feasible: even the ceilings are not enough, and `units` are the ceilings."""
+    """Outcome of these units. Not feasible: even the ceilings are not enough, and `units` are the ceilings."""
     simulations: int
-    """How often SIMULATE ran."""
+    """Number of SIMULATE runs."""
     sequential: Mapping[str, int]
-    """By pool: what Algorithm 1 alone found, before trading."""
+    """By pool: result of Algorithm 1 alone, before trading."""
     load: SimulationInput = field(repr=False, compare=False)
-    """What was searched for."""
+    """Load that was searched for."""
     schedule: Schedule = field(repr=False, compare=False)
-    """Of the load on `units`."""
+    """Schedule of the load on `units`."""
 
 
 def search(
@@ -82,24 +82,26 @@ def search(
     trade: bool = True,
     near: Mapping[str, int] | None = None,
 ) -> Plan:
-    """Fewest units of each pool with which no batch is later than T + D, the dearest pool first (Algorithm 1).
+    """Return the fewest units of each pool with which no batch is later than T + D, most expensive pool first
+    (Algorithm 1).
 
     Args:
         batches: open together; their times are on one clock.
         ceilings: most units a pool can hold; a pool that is not named has none.
         strictness: of the timeout-aware rule (`simulate`).
-        trade: go on where the paper stops: exchange units of one pool for dearer ones of another.
-        near: where to look first, by pool: what the last search found saves a third of the simulations of the next.
+        trade: continue where the paper stops: exchange units of one pool for more expensive ones of another.
+        near: first guess by pool. The result of the last search saves a third of the simulations of the next.
 
     Returns:
         A feasible plan in which no single pool can lose a unit; or the ceilings, with the violation that remains.
 
     Raises:
-        ValueError: requests have not one row of times for each stage.
+        ValueError: the requests do not have one row of times for each stage.
 
-    About log2(most used at once) simulations a pool (docs/performance.md). 16,000 requests of two stages in six batches
-    take 34 ms and 23 simulations, 100,000 take 0.31 s and 27 (`search_load`), where no trade pays. One that
-    does (without the timeout-aware rule) makes it 0.1 s and 0.75 s, 58 simulations each, and the plan 1 to 6 % cheaper.
+    About log2(most used at once) simulations a pool (docs/performance.md). Without a useful trade, 16,000 requests of
+    two stages in six batches take 34 ms and 23 simulations, 100,000 take 0.31 s and 27 (`search_load`). With a useful
+    trade (without the timeout-aware rule) they take 0.1 s and 0.75 s, 58 simulations each, and the plan is 1 to 6 %
+    cheaper.
     """
     load = SimulationInput(batches, strictness)
     at_most = [ceilings.get(pool, 0) for pool in load.pools]
@@ -130,17 +132,17 @@ def _named(load: SimulationInput, units: Sequence[int]) -> dict[str, int]:
 class _Trials:
     """Simulations made so far: none is run twice. Keeps one schedule, the last feasible one.
 
-    Pools with room for all their visits at once, and nobody else before these, are left out of a simulation: what
-    passes through them arrives at the next pool at known times.
+    A simulation leaves out pools that have room for all their visits at once, if no other pool comes before them. Their
+    visits arrive at the next pool at known times.
     """
 
     def __init__(self, load: SimulationInput, ceilings: Sequence[int]) -> None:
         self.load = load
         self.bounds = [min(load.bound(pool), most) for pool, most in enumerate(ceilings)]
-        """Never above the ceilings: whether these do is for a simulation to say."""
+        """Never above the ceilings: whether these are enough is decided by a simulation."""
         self.count = 0
         self.most = math.inf
-        """How often may be simulated before only what is known counts as hopeful."""
+        """Number of simulations after which `hopeful` uses only known results."""
         self._most = [load.most(pool) for pool in range(len(load.pools))]
         self._known: dict[tuple[int, ...], bool] = {}
         self._last: tuple[tuple[int, ...], Work, Schedule] | None = None
@@ -160,7 +162,9 @@ class _Trials:
         return self._known[key]
 
     def hopeful(self, units: Sequence[int]) -> bool:
-        """Feasible, and not refused unseen: where more of each pool did not do. True anomalies are passed over."""
+        """Return whether it is feasible, without simulating it if more of each pool was not. This ignores true
+        anomalies.
+        """
         key = tuple(units)
         if key not in self._known and self.count >= self.most:
             return False
@@ -168,7 +172,7 @@ class _Trials:
         return not any(all(map(int.__le__, key, more)) for more in refused) and self.feasible(units)
 
     def schedule(self, units: Sequence[int]) -> Schedule:
-        """The whole of it, nothing left out."""
+        """Schedule of all visits, with no pool left out."""
         if self._last is not None and self._last[0] == tuple(units) and self._last[1] is self.load.work:
             return self._last[2]
         self.count += 1
@@ -190,7 +194,7 @@ class _Trials:
         return self._works[roomy]
 
     def trimmed(self, units: Sequence[int], pool: int) -> list[int]:
-        """The allocation without what the pool never uses: the schedule stays as it is, so it is not run again."""
+        """Remove the units that the pool never uses. The schedule does not change, so it is not run again."""
         used = min(self._used(units)[pool] or self._most[pool], units[pool])
         trimmed = _with(units, pool, max(used, self.bounds[pool]))
         self._known[tuple(trimmed)] = True
@@ -200,9 +204,9 @@ class _Trials:
 
 
 def _fewest(trials: _Trials, units: Sequence[int], pool: int, near: int | None = None) -> list[int]:
-    """Binary search of one pool, the others as they are; `units` is feasible, and so is what comes back.
+    """Binary search of one pool, with the others fixed. `units` and the result are feasible.
 
-    `near`: where to begin, with steps that double.
+    `near`: first guess, from which the steps double.
     """
     best, low = trials.trimmed(units, pool), trials.bounds[pool]
     step = max(1, near // 16) if near is not None else 0
@@ -226,7 +230,7 @@ def _fewer(
     parts: int,
     low: int = 0,
 ) -> list[int]:
-    """The same from `low` on, up to a part of the distance to where no search begins; 0 parts: to the end."""
+    """Binary search from `low` on, until the rest is a part of the initial distance; 0 parts: to the end."""
     best = trials.trimmed(units, pool)
     low = max(low, trials.bounds[pool])
     near = (best[pool] - low) // parts if parts else 0
@@ -240,7 +244,7 @@ def _fewer(
 
 
 def _slimmed(trials: _Trials, units: Sequence[int], order: Sequence[int]) -> list[int]:
-    """Take single units away while that stays feasible."""
+    """Remove single units while the allocation stays feasible."""
     slim = list(units)
     while True:
         fitting = (less for pool in order if trials.feasible(less := _with(slim, pool, slim[pool] - 1)))
@@ -253,10 +257,9 @@ def _slimmed(trials: _Trials, units: Sequence[int], order: Sequence[int]) -> lis
 def _traded(
     trials: _Trials, units: Sequence[int], ceilings: Sequence[int], costs: Sequence[float], order: Sequence[int]
 ) -> list[int]:
-    """Give a pool more where one that was searched after it can then lose units worth more; again while that pays.
+    """Give a pool more units if a pool searched after it can then lose units of more value; repeat while that pays.
 
-    A pool searched before another was made as small as it can be with the other at its ceiling: nothing is to be had of
-    it.
+    A pool searched before another was made as small as possible with the other at its ceiling: it has nothing to give.
     """
     best = list(units)
     pairs = [(more, less) for place, more in enumerate(order) for less in order[place + 1 :] if costs[less] > 0]
@@ -270,7 +273,7 @@ def _traded(
 
 
 class _Exchange(NamedTuple):
-    """Two pools, and what a unit of the first costs in units of the second."""
+    """Two pools, and the price of a unit of the first in units of the second."""
 
     more: int
     less: int
@@ -278,18 +281,18 @@ class _Exchange(NamedTuple):
     ceilings: Sequence[int]
 
     def offer(self, best: Sequence[int], wanted: int) -> list[int]:
-        """The most of `less` that is cheaper than the best with so much of `more`, if there is so much."""
+        """Offer this much of `more`, with the most of `less` that is cheaper than the best."""
         count = min(wanted, self.ceilings[self.more])
         rest = math.ceil(best[self.less] - (count - best[self.more]) * self.price - 1e-9) - 1
         return _with(_with(best, self.more, count), self.less, min(rest, self.ceilings[self.less]))
 
 
 def _exchanged(trials: _Trials, units: Sequence[int], exchange: _Exchange) -> list[int] | None:
-    """A cheaper allocation, or None: first with gifts that double, so that a wide valley between two good allocations
-    is crossed too, then around the best with steps that halve.
+    """Return a cheaper allocation, or None. First with increases that double, so that a wide valley between two good
+    allocations is crossed, then around the best with steps that halve.
 
-    Where a pool at its ceiling would not free what one unit more must free, fewer units will not either: so what the
-    other cannot lose at all is found first, and nothing below it is tried.
+    If a pool at its ceiling does not free what one additional unit must free, fewer units will not either. So the least
+    that the other pool needs is found first, and nothing below it is tried.
     """
     more, less, most = exchange.more, exchange.less, exchange.ceilings[exchange.more]
     widest = _with(exchange.offer(units, units[more] + 1), more, most)
@@ -310,7 +313,7 @@ def _exchanged(trials: _Trials, units: Sequence[int], exchange: _Exchange) -> li
 
 
 def _cheaper(trials: _Trials, best: list[int], count: int, exchange: _Exchange) -> list[int]:
-    """With so much of a pool, if that is cheaper."""
+    """Return the allocation with this much of a pool if that is cheaper, else the best so far."""
     offer = exchange.offer(best, count)
     return _fewer(offer, exchange.less, trials, trials.hopeful, ROUGHLY) if trials.hopeful(offer) else best
 

@@ -1,8 +1,8 @@
-"""SIMULATE of DistRS (§5.1 Algorithm 1, §5.2): what a number of units would make of expected batches.
+"""SIMULATE of DistRS (§5.1 Algorithm 1, §5.2): the outcome of expected batches on a number of units.
 
-Virtual list scheduling (`rehearsal`). Each stage of a request draws units from one pool; stages may
-share a pool. Whenever units are free the first waiting request in EBF order takes them (with one batch that is FCFS by
-arrival). What runs already keeps its units to its end, even where there are fewer.
+Virtual list scheduling (`simulation_kernel`). Each stage of a request draws units from one pool; stages may share a
+pool. Whenever units are free, the first waiting request in EBF order takes them (with one batch that is FCFS by
+arrival). Running work keeps its units to its end, even if the pool has fewer.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from shared.policy.scaling.workload import ExpectedBatch
 
 
 class Violation(NamedTuple):
-    """Why an allocation does not do: the first request that queues too long."""
+    """Why an allocation is not enough: the first request that queues too long."""
 
     batch: str
     stage: str
     rule: Literal["delay", "timeout"]
-    """`delay`: the batch is late by its expected times; `timeout`: it would be, did the request last its timeouts."""
+    """`delay`: the batch is late by its expected times; `timeout`: it would be if the request lasted its timeouts."""
     late_s: float
-    """Beyond T + D."""
+    """Seconds beyond T + D."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an allocation leads to."""
+    """Outcome of an allocation."""
 
     violation: Violation | None
     extra_delay_s: Mapping[str, float]
-    """d by batch; infinite where a stage can never run."""
+    """d by batch; infinite if a stage can never run."""
     peak_units: Mapping[str, int]
     """Most units in use at once, by pool."""
     peak_workers: Mapping[tuple[str, str], int]
     """Most requests executing at once by (batch, stage): N_j of Algorithm 1 as it was used."""
     blamed: Mapping[str, str]
-    """By batch that is late: the stage for which its last request waits longest."""
+    """By late batch: the stage for which its last request waits longest."""
 
     @property
     def feasible(self) -> bool:
@@ -51,40 +51,40 @@ class Outcome:
 
 
 def simulate(batches: Sequence[ExpectedBatch], units: Mapping[str, int], *, strictness: float = 1.0) -> Outcome:
-    """Run batches on a number of units and say what becomes of them (SIMULATE, to its end).
+    """Run batches on a number of units and return the outcome (SIMULATE, to its end).
 
     Args:
         batches: open together; their times are on one clock.
         units: by pool; a pool that is not named has none.
-        strictness: of the timeout-aware rule. A request that has to wait at stage k until ts breaks it when
-            ts + strictness * (T_k + ... + T_M) > T + D. 1 is the paper's, 0 leaves the expected times alone to decide.
+        strictness: of the timeout-aware rule. A request that has to wait at stage k until ts breaks it if ts +
+        strictness * (T_k + ... + T_M) > T + D. 1 is the paper's; with 0 only the expected times decide.
 
     Raises:
-        ValueError: requests have not one row of times for each stage.
+        ValueError: the requests do not have one row of times for each stage.
     """
     load = SimulationInput(batches, strictness)
     return outcome(load, schedule(load.work, [units.get(pool, 0) for pool in load.pools]))
 
 
 class Schedule(NamedTuple):
-    """What list scheduling made of a load."""
+    """Result of list scheduling for a load."""
 
     starts_s: Floats
-    """By visit; infinite where it never starts."""
+    """By visit; infinite if it never starts."""
     used: Sequence[int]
     """Most units in use at once, by pool."""
     slack_s: float
-    """Least time left to the limit when a visit that had to wait starts; infinite where none had to. Below zero: it
-    does not do."""
+    """Least time left to the limit when a visit that had to wait starts; infinite if none had to. Below zero: not
+    feasible."""
 
 
 def schedule(work: Work, capacity: Sequence[int]) -> Schedule:
-    """The whole schedule, whatever it breaks. About 0.1 us a visit."""
+    """Run the whole schedule, also if it breaks limits. About 0.1 us a visit."""
     return _run(work, capacity, math.inf)
 
 
 def feasible_schedule(work: Work, capacity: Sequence[int]) -> Schedule | None:
-    """The same, or None as soon as a visit has waited too long or where one never starts."""
+    """The same, or None as soon as a visit has waited too long, or if one never starts."""
     found = _run(work, capacity, 0.0)
     return found if found.slack_s >= 0 else None
 
@@ -96,7 +96,7 @@ def _run(work: Work, capacity: Sequence[int], enough_s: float) -> Schedule:
 
 
 def outcome(load: SimulationInput, found: Schedule) -> Outcome:
-    """What a schedule means for its batches."""
+    """Derive the outcome of the batches from a schedule."""
     visits, starts = load.visits, found.starts_s
     ends = starts + visits["lasts_s"]
     delays: dict[str, float] = {}
@@ -117,7 +117,7 @@ def outcome(load: SimulationInput, found: Schedule) -> Outcome:
 
 
 def _longest_wait(load: SimulationInput, starts: Floats, last: int) -> int:
-    """The stage for which the request of a visit waits longest up to it; one that never starts waits longest."""
+    """Stage for which the request of a visit waits longest up to it; a stage that never starts counts as longest."""
     first = last
     while first and not load.visits["final"][first - 1]:
         first -= 1

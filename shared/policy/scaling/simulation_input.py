@@ -1,4 +1,4 @@
-"""What SIMULATE is to run, as arrays that do not depend on the number of units: made once, simulated often."""
+"""Input of SIMULATE as arrays that do not depend on the number of units: created once, simulated often."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from shared.policy.scaling.workload import ExpectedBatch, Stage
 
 
 class Work(NamedTuple):
-    """What list scheduling runs (shared/policy/scaling/simulation_kernel.py)."""
+    """Input of list scheduling (shared/policy/scaling/simulation_kernel.py)."""
 
     visits: Records
     arrivals_s: Floats
     first_visits: Counts
     under_way: Counts
-    """Visits that run when time begins."""
+    """Visits that run at the beginning."""
     begins_s: float
 
 
 class SimulationInput:
     """Open batches, their requests in EBF order, their visits numbered in that order (so a number is its own key).
 
-    O(n log n) to make, 0.12 us a visit with 16,000 requests and 0.17 us with 100,000.
+    O(n log n) to create, 0.12 us a visit with 16,000 requests and 0.17 us with 100,000.
 
     Args:
         batches: open together; their times are on one clock.
         strictness: of the timeout-aware rule (`simulate`).
 
     Raises:
-        ValueError: requests have not one row of times for each stage.
+        ValueError: the requests do not have one row of times for each stage.
     """
 
     def __init__(self, batches: Sequence[ExpectedBatch], strictness: float) -> None:
@@ -49,9 +49,9 @@ class SimulationInput:
         counts = np.count_nonzero(reached, axis=1)
         first = np.cumsum(counts) - counts
         self.stage: Counts = np.nonzero(reached)[1]
-        """By visit."""
+        """Stage of each visit."""
         self.earliest_s: Floats = np.cumsum(np.vstack([rows.ready, took]), axis=0)[:-1].T[reached]
-        """By visit: its start where nothing ever queues, added up as list scheduling does, to the last bit."""
+        """By visit: its start without any queueing, added up as list scheduling does, to the last bit."""
         owner = np.repeat(rows.owner, counts)
         steps = (owner, self.stage)
         stages = [batch.stages for batch in batches]
@@ -70,14 +70,16 @@ class SimulationInput:
         self.work = self._work(visits, first[~rows.running], first[~rows.running], first[rows.running])
 
     def _work(self, visits: Records, firsts: Counts, numbers: Counts, under_way: Counts) -> Work:
-        """Some of the visits; of these, `firsts` (here `numbers`) are the first of a request that is to come."""
+        """Work of some visits; `firsts` (numbered `numbers` here) are the first visits of future requests."""
         ready = self.earliest_s[firsts]
         order = np.argsort(ready, kind="stable")
         begins = float(self.earliest_s.min(initial=math.inf)) if len(self.earliest_s) else 0.0
         return Work(visits, ready[order], numbers[order], under_way, begins)
 
     def without(self, pools: frozenset[int]) -> Work:
-        """What remains where some pools have room for everything at once: `spared` says for which that can be done."""
+        """Work that remains if these pools have room for everything at once; `spared` returns pools for which that is
+        valid.
+        """
         gone = self._drawn_from(pools)
         begun = np.zeros(len(gone), bool)
         begun[self.work.under_way] = True
@@ -96,10 +98,10 @@ class SimulationInput:
         return found
 
     def spared(self, pools: frozenset[int]) -> frozenset[int]:
-        """Those of the pools whose visits have nobody outside them before them: with room they never queue.
+        """Those of the pools that are only preceded by each other: with room, their visits never queue.
 
-        Not those in which a visit ends as it begins and goes on: in list scheduling what takes units at that moment
-        comes before it, and without the pool it would not.
+        Excludes pools in which a visit ends at its start and another follows. In list scheduling, other work that takes
+        units at that moment precedes the following visit; without the pool it would not.
         """
         place = self.visits["pool"]
         at_once = self.earliest_s + self.visits["lasts_s"] == self.earliest_s
@@ -113,11 +115,11 @@ class SimulationInput:
             pools = fewer
 
     def bound(self, pool: int) -> int:
-        """A number of units below which no allocation does.
+        """Lower bound of the units of a feasible allocation.
 
-        Whoever still waits for something may need every stage of its workflow, whatever is expected of it (Algorithm 1
-        begins at one worker). The widest visit must fit. And what starts after t even without queueing must fit between
-        t and the last T + D, for every t; what runs already has its units whatever is owned.
+        A waiting request may need every stage of its workflow, whatever is expected of it (Algorithm 1 begins at one
+        worker). The widest visit must fit. And for every t, the work that starts after t even without queueing must fit
+        between t and the last T + D. Running work has its units in any case.
         """
         mine = self.visits["pool"] == pool
         mine[self.work.under_way] = False
@@ -134,13 +136,13 @@ class SimulationInput:
         return max(least, int(units.max()), math.ceil(asked - TOLERANCE_S))
 
     def most(self, pool: int) -> int:
-        """Most units in use at once where nothing ever queues."""
+        """Most units in use at once without any queueing."""
         mine = self.visits["pool"] == pool
         starts = self.earliest_s[mine]
         return peak(starts, starts + self.visits["lasts_s"][mine], self.visits["units"][mine])
 
     def unit_cost(self, pool: int) -> float:
-        """The dearest worker's cost a unit."""
+        """Cost per unit of the most expensive worker."""
         stages = (stage for batch in self.batches for stage in batch.stages if stage.drawn_from == self.pools[pool])
         return max(stage.worker_cost / max(1, stage.units) for stage in stages)
 
@@ -148,7 +150,7 @@ class SimulationInput:
 def peak(starts: Floats, ends: Floats, units: Counts | None = None) -> int:
     """Most visits, or units of theirs, in use at once.
 
-    What ends at a moment is gone before what starts then, unless it started then.
+    At one moment, ends precede starts, except for visits that start and end at that moment.
     """
     running = np.isfinite(starts)
     starts, ends = starts[running], ends[running]
@@ -159,7 +161,7 @@ def peak(starts: Floats, ends: Floats, units: Counts | None = None) -> int:
 
 
 class _Rows(NamedTuple):
-    """One entry a request that needs something, in the dispatcher's order."""
+    """One entry for each request with work left, in the dispatcher's order."""
 
     owner: Counts
     ready: Floats
@@ -169,7 +171,7 @@ class _Rows(NamedTuple):
 
 
 def _rows(batches: Sequence[ExpectedBatch]) -> _Rows:
-    """`EbfKey` sorts by T, priority (none here) and arrival id; sorting by columns says the same."""
+    """Rows in `EbfKey` order: T, priority (none here) and arrival id. Sorting by columns gives the same order."""
     asks = [batch.requests for batch in batches]
     owner = np.repeat(np.arange(len(asks)), [one.size for one in asks])
     lasts = np.full((max((len(batch.stages) for batch in batches), default=0), len(owner)), np.nan)
@@ -185,8 +187,8 @@ def _rows(batches: Sequence[ExpectedBatch]) -> _Rows:
 
 
 def _order(batches: Sequence[ExpectedBatch]) -> Counts:
-    """By T, then arrival, then place in the batch. Only batches of one T are mixed: the others' requests stand sorted
-    already, or nearly, where a stable sort is quick.
+    """Order by T, then arrival, then position in the batch. Only batches with equal T are mixed. The requests of the
+    others are nearly sorted already, so a stable sort is fast.
     """
     sizes = [batch.requests.size for batch in batches]
     begins = np.cumsum([0, *sizes])

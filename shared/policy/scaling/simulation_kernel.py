@@ -1,8 +1,8 @@
-"""List scheduling from beginning to end in one go, for SIMULATE alone: the search runs it some twenty times.
+"""List scheduling without stops, for SIMULATE only: a search runs it some twenty times.
 
-The rules are those of `listing`, which can also stop and go on while units come and go. Here a visit's number is its
-key and nothing changes meanwhile, so less is written down: 0.08 us a visit with 16,000 requests and 0.1 us with
-100,000, half of what the same takes in pieces.
+The rules are those of `list_scheduling`, which can also stop and continue while units are added or removed. Here a
+visit's number is its key and no units change, so less state is written: 0.08 us a visit with 16,000 requests and 0.1 us
+with 100,000, half of the time of `list_scheduling`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from shared.policy.scaling.list_scheduling import TOLERANCE_S, VISIT, Counts, Fl
 _TOLERANCE_S: Final = TOLERANCE_S
 _NONE: Final = np.uint64(0)
 _ONE: Final = np.uint64(1)
-"""Places in a heap have no sign: numba would look at each whether it counts from the end, a seventh of the time."""
+"""Indices into a heap are unsigned. For signed ones numba checks each for counting from the end, 1/7 of the time."""
 
 
 def run_to_end(
     visits: Records, coming: tuple[Floats, Counts, Counts, float], capacity: Counts, enough_s: float
 ) -> tuple[Floats, Counts, float]:
-    """The whole schedule, unless it becomes clear before its end that it does not do.
+    """Run the whole schedule, unless it is known before its end that it is not feasible.
 
     Args:
-        visits: what is to run, `VISIT`; the smaller number goes first.
-        coming: arrivals, ascending; by arrival the request's first visit; visits under way; when time begins.
+        visits: all visits, `VISIT`; the smaller number goes first.
+        coming: arrivals, ascending; by arrival the request's first visit; running visits; the beginning.
         capacity: units by pool.
-        enough_s: stop as soon as some visit starts so much beyond its limit; infinite: never.
+        enough_s: stop as soon as a visit starts this much beyond its limit; infinite: never.
 
     Returns:
-        By visit its start, infinite where it never starts; by pool the most units in use at once; and the least time
-        from the start of a visit that had to wait to its limit, infinite where none had to, below zero where one is
-        late, minus infinity where one never starts.
+        By visit its start, infinite if it never starts; by pool the most units in use at once; and the least time from
+        the start of a visit that had to wait to its limit: infinite if none had to, below zero if one is late, minus
+        infinity if one never starts.
     """
     starts = np.empty(len(visits))
     used = np.zeros(len(capacity), np.int64)
@@ -44,12 +44,12 @@ def run_to_end(
 
 
 def most_at_once(starts_s: Floats, ends_s: Floats) -> int:
-    """Most of what starts and ends at these moments, each ascending, that is under way at once; ends come first."""
+    """Most intervals with these starts and ends, each ascending, that overlap at once; ends precede starts."""
     return int(_most_at_once(starts_s, ends_s))
 
 
 def warm() -> None:
-    """Have what a search needs compiled: takes seconds in a process that finds nothing kept, else a blink."""
+    """Compile the loops of a search: seconds if nothing is cached on disk, else almost no time."""
     visits = np.zeros(1, VISIT)
     visits["units"] = visits["final"] = 1
     coming = np.zeros(1), np.zeros(1, np.int64), np.empty(0, np.int64), 0.0
@@ -61,9 +61,9 @@ def warm() -> None:
 def _rehearse(  # type: ignore[no-untyped-def]  # noqa: C901
     visits, arrivals_s, first_visits, under_way, begins_s, capacity, least_slack_s, starts, used
 ):
-    """See `run_to_end`. A visit that waits has the moment since when in `starts`."""
+    """See `run_to_end`. For a waiting visit, `starts` holds the start of its wait."""
     count = len(visits)
-    end_s, ending = np.empty(count), np.empty(count, np.uint32)  # heap of what runs
+    end_s, ending = np.empty(count), np.empty(count, np.uint32)  # heap of running visits
     queues, waiting = np.empty(len(capacity) * count, np.uint32), np.zeros(len(capacity), np.int64)
     free, now, slack, running, served = capacity.copy(), begins_s, np.inf, 0, 0
     for visit in under_way:
@@ -122,7 +122,7 @@ def _rehearse(  # type: ignore[no-untyped-def]  # noqa: C901
 
 @compiled
 def _push(queue, top, place, visit):  # type: ignore[no-untyped-def]
-    """Let a visit rise from a place of the heap that begins at `top`."""
+    """Move a visit up from an index of the heap that begins at `top`."""
     first, at = np.uint64(top), np.uint64(place)
     while at:
         above = (at - _ONE) >> _ONE
@@ -135,7 +135,9 @@ def _push(queue, top, place, visit):  # type: ignore[no-untyped-def]
 
 @compiled
 def _pop(queue, top, size):  # type: ignore[no-untyped-def]
-    """Remove the first entry; `size` is how many remain. The hole sinks to the bottom, without branches to guess."""
+    """Remove the first entry; `size` is the number that remain. The hole moves to the bottom, without unpredictable
+    branches.
+    """
     first, past = np.uint64(top), np.uint64(size)
     at, below = _NONE, _ONE
     while below + _ONE < past:
@@ -150,7 +152,7 @@ def _pop(queue, top, size):  # type: ignore[no-untyped-def]
 
 @compiled
 def _rise(end_s, ending, place, key, visit):  # type: ignore[no-untyped-def]
-    """Let a visit rise from a place of the heap of ends."""
+    """Move a visit up from an index of the heap of ends."""
     at = np.uint64(place)
     while at:
         above = (at - _ONE) >> _ONE
@@ -163,7 +165,7 @@ def _rise(end_s, ending, place, key, visit):  # type: ignore[no-untyped-def]
 
 @compiled
 def _sink(end_s, ending, size):  # type: ignore[no-untyped-def]
-    """Remove the first end; `size` is how many remain."""
+    """Remove the first end; `size` is the number that remain."""
     past = np.uint64(size)
     at, below = _NONE, _ONE
     while below + _ONE < past:

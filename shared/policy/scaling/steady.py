@@ -1,8 +1,8 @@
-"""Grow at once, shrink when it has been wanted for a while: the brake against flapping of a pool's target.
+"""Damping of a pool's target: grow at once, shrink after a delay, to prevent flapping.
 
-A unit given back too early costs its cold start when it is wanted again; one kept too long costs itself. Whoever keeps
-it as long as its cold start lasts never pays more than twice what was needed (the ski rental's bound), whatever comes.
-So the target is the most that was wanted within that time.
+A unit released too early costs its cold start when it is wanted again; a unit kept too long costs itself. Keeping it
+for as long as its cold start takes never costs more than twice the optimum, whatever comes (the bound of the ski-rental
+problem). So the target is the most that was wanted within that time.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Steady:
-    """The target of one pool, from what is wanted of it. Memory: one entry for each fall of what was wanted."""
+    """Target of one pool, from the units wanted of it. Memory: one entry for each decrease of what was wanted."""
 
     _wishes: deque[tuple[float, int]] = field(default_factory=deque)
-    """(until when it was wanted, units), falling; the last one is wanted still."""
+    """(time until which it was wanted, units), decreasing; the last one is still wanted."""
 
     def target(self, now: float, wanted: int, hold_s: float) -> int:
-        """What to hold now.
+        """Return the units to hold now.
 
         Args:
-            now: seconds, never less than in a call before.
+            now: seconds, never less than in an earlier call.
             wanted: units, from now on.
-            hold_s: so long nothing is given back that was wanted.
+            hold_s: seconds for which wanted units are not released.
         """
         wishes = self._wishes
         if wishes:
@@ -38,5 +38,5 @@ class Steady:
         return wishes[0][1]
 
     def falls_at(self, hold_s: float) -> float:
-        """When the target will be lower if nothing more is wanted; infinite where it is what is wanted already."""
+        """Time at which the target decreases if nothing more is wanted; infinite if it equals what is wanted."""
         return self._wishes[0][0] + hold_s if len(self._wishes) > 1 else math.inf

@@ -1,4 +1,4 @@
-"""What a planner is told and what it answers: values that can be written down, so that a run can be looked at again."""
+"""Stimuli and commands of a planner: values that can be logged, so that a run can be replayed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from shared.policy.scaling.workload import OpenedBatch, PastBatch
 
 @dataclass(frozen=True)
 class Restored:
-    """What a former process held: targets by pool. Comes first, if at all."""
+    """Targets by pool of a former process. The first stimulus, if there is one."""
 
     targets: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A rollout has begun: the hint that its requests will come."""
+    """A rollout has begun: its requests are expected."""
 
     batch: OpenedBatch
     past: tuple[PastBatch, ...]
-    """Of its task, the newest last."""
+    """Past batches of its task, the newest last."""
     restored: bool = False
-    """It was open before this planner began; nothing is decided yet."""
+    """It was open before this planner started; nothing is decided yet."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class FirstCame:
 
 @dataclass(frozen=True)
 class Progressed:
-    """What a trainer, or the trajectory router, says of a rollout."""
+    """Progress report of a rollout, by its trainer or the trajectory router."""
 
     batch: str
     at: float
     generating: int
-    """Samples that will still come."""
+    """Samples that have not been submitted yet."""
     tokens: float | None
     """Median length of those, so far."""
 
@@ -53,49 +53,49 @@ class Ended:
 
     batch: str
     past: tuple[PastBatch, ...] = ()
-    """Of its task from now on, itself the last; empty where nothing is to be learnt from it."""
+    """Past batches of its task, itself the last; empty if no open batch uses them."""
 
 
 @dataclass(frozen=True)
 class Sight:
-    """One open batch, as the dispatcher sees it."""
+    """One open batch, as the dispatcher published it."""
 
     arrived: int
-    """Requests that have come."""
+    """Requests that have arrived."""
     answered: int
-    """Of these."""
+    """Number of these that are answered."""
     queuing: tuple[bytes, ...] = ()
-    """By stage: of each request that waits for it two float64, as in `collection.Seen`, Unix seconds."""
+    """By stage: two float64 of each request that waits for it, as in `collection.Seen`, Unix seconds."""
     running: tuple[bytes, ...] = ()
-    """By stage: of each request it executes three float64."""
+    """By stage: three float64 of each request it executes."""
     closed: bool = False
-    """No more will come: it was sealed."""
+    """It was sealed: no more requests will come."""
     looked_at: float | None = None
-    """When it was so, Unix seconds: `arrived` and `answered` are newer. None: now."""
+    """Time of the snapshot, Unix seconds: `arrived` and `answered` are newer. None: now."""
     unqueued_end_at: float | None = None
-    """When the last of the answered requests would have been done had none ever queued, Unix seconds. None: unknown."""
+    """When the last of the answered requests would have been done without any queueing, Unix seconds. None: unknown."""
 
 
 @dataclass(frozen=True)
 class Looked:
-    """The dispatcher's view of the open batches: before every other stimulus, and when `Planner.look_s` says."""
+    """Snapshots of the open batches: before every other stimulus, and at the time of `Planner.look_s`."""
 
     batches: Mapping[str, Sight]
 
 
 @dataclass(frozen=True)
 class NodesChanged:
-    """Nodes have come or gone."""
+    """Nodes have joined or left."""
 
     units: Mapping[str, int]
-    """By pool: what exists."""
+    """By pool: existing units."""
     cold_start_s: Mapping[str, float]
-    """By pool: from holding a unit more to being able to work on it, as measured."""
+    """By pool: measured seconds from holding a new unit until work can run on it."""
 
 
 @dataclass(frozen=True)
 class Woken:
-    """The moment that the planner asked for (`Planner.wake_s`) has come."""
+    """The time that the planner requested (`Planner.wake_s`) has come."""
 
 
 Stimulus = Restored | Opened | FirstCame | Progressed | Ended | Looked | NodesChanged | Woken
@@ -103,7 +103,7 @@ Stimulus = Restored | Opened | FirstCame | Progressed | Ended | Looked | NodesCh
 
 @dataclass(frozen=True)
 class PublishTarget:
-    """Command: the pool shall hold so many units."""
+    """Command: the pool must hold this many units."""
 
     pool: str
     previous: int | None
@@ -113,7 +113,7 @@ class PublishTarget:
 
 @dataclass(frozen=True)
 class ExpectCompletion:
-    """Command: tell the dispatcher T of a batch, its EBF key."""
+    """Command: publish T of a batch, its EBF key, to the dispatcher."""
 
     batch: str
     at: float

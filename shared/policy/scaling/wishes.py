@@ -1,4 +1,4 @@
-"""Units that open batches ask of one pool: what the search found, and what is asked whatever it found."""
+"""Units that open batches request of one pool: from the search, and independent of it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from shared.policy.scaling.search import Plan
 
 
 class Wish(NamedTuple):
-    """Units of one pool that open batches ask for."""
+    """Units of one pool that open batches request."""
 
     planned: int
-    """By the search."""
+    """Units found by the search."""
     soon: int
-    """Of these."""
+    """Units of these that are needed before the next review."""
     least: int
-    """One worker of each stage that an outstanding request may need."""
+    """Units for one worker of each stage that an outstanding request may need."""
     unknown: int
-    """As many as outstanding requests of tasks without history can use."""
+    """Units that outstanding requests of tasks without history can use."""
     tasks: set[str]
-    """These tasks."""
+    """Tasks without history."""
 
     @property
     def wanted(self) -> int:
@@ -30,13 +30,13 @@ class Wish(NamedTuple):
 
 
 def wished(pool: str, wanting: Sequence[OpenBatchState], plan: Plan, soon: Mapping[str, int], ceiling: int) -> Wish:
-    """Units of a pool.
+    """Compute the units of a pool.
 
     Args:
         pool: the pool.
-        wanting: open batches that ask for units.
+        wanting: open batches that request units.
         plan: of those with history.
-        soon: by pool, what of the plan is needed before the next look.
+        soon: by pool, units of the plan that are needed before the next review.
         ceiling: most units that the pool can hold.
     """
     least, unknown, tasks = 0, 0.0, set()

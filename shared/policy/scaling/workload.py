@@ -1,4 +1,4 @@
-"""What the planner knows of batches: workflow, what the last one did, what is expected of the next (DistRS §5.1)."""
+"""Batches in the planner: workflow, measurements of past batches, expectations of open ones (DistRS §5.1)."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class OpenedBatch:
-    """A batch when its rollout began."""
+    """A batch at the begin of its rollout."""
 
     batch: str
     tenant: str
     task: str
     size: int | None
-    """As the trainer declared it."""
+    """Size that the trainer declared."""
     stages: tuple[Stage, ...]
     max_extra_delay_s: float
     resources: float
@@ -52,7 +52,7 @@ class OpenedBatch:
     first_arrival_at: float | None = None
 
     def same_work(self, other: OpenedBatch) -> bool:
-        """Whether what one did tells of the other: another size or workflow starts anew, other prices do not."""
+        """Return whether the measurements of one apply to the other: same size and workflow, at any prices."""
 
         def work(batch: OpenedBatch) -> tuple[str, str, int | None, list[Stage]]:
             return batch.tenant, batch.task, batch.size, [replace(stage, worker_cost=0.0) for stage in batch.stages]
@@ -62,7 +62,7 @@ class OpenedBatch:
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """What one batch did: the R and S of Algorithm 1.
+    """Measurements of one batch: the R and S of Algorithm 1.
 
     Raises:
         ValueError: the rows differ in length, or a time is negative or infinite.
@@ -96,12 +96,12 @@ class BatchRecord:
 
 @dataclass(frozen=True)
 class PastBatch:
-    """A complete batch and what it did."""
+    """A complete batch and its measurements."""
 
     opened: OpenedBatch
     record: BatchRecord
     tokens_per_s: float | None = None
-    """How fast its samples were generated, as the trainer reported; None where it never did."""
+    """Token rate of its rollout, as the trainer reported it; None without a report."""
 
     @property
     def gap_s(self) -> float:
@@ -112,21 +112,21 @@ class PastBatch:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests of one batch that are expected to need something yet: the `Reqs` of Algorithm 2, as arrays.
+    """Requests of one batch with expected work left: the `Reqs` of Algorithm 2, as arrays.
 
     Seconds on a clock common to the batches of one simulation.
     """
 
     arrivals_s: Floats
-    """(n,) When each came or will come: its place among the requests of its batch."""
+    """(n,) Past or expected arrival: its position among the requests of its batch."""
     ready_s: Floats
-    """(n,) From when its next stage can run: its arrival, or now where it has come already."""
+    """(n,) Earliest start of its next stage: its arrival, or now if it has arrived."""
     executions_s: Floats
-    """(stages, n) What each stage takes; NaN for stages that are behind it or that it will not reach."""
+    """(stages, n) Duration of each stage; NaN for stages that it has completed or will not reach."""
     running: Flags
-    """(n,) Its next stage is under way, and the time given is what remains of it."""
+    """(n,) Its next stage runs, and the given duration is the remaining time."""
     queued_s: Floats | float = 0.0
-    """(n,) How long each has queued already, in all its stages."""
+    """(n,) Queueing of each so far, in all its stages."""
 
     @property
     def size(self) -> int:
@@ -134,12 +134,12 @@ class Requests:
 
     @property
     def soonest_s(self) -> float:
-        """When the last of them could be done from now on; minus infinity without any."""
+        """Earliest completion of the last of them from now on; minus infinity without any."""
         return float(self._ends.max(initial=-math.inf))
 
     @property
     def completion_s(self) -> float:
-        """T: when the last would be done had none ever queued (equations 1 and 2); minus infinity without any."""
+        """T: completion of the last if none had ever queued (equations 1 and 2); minus infinity without any."""
         return float((self._ends - self.queued_s).max(initial=-math.inf))
 
     @property
@@ -149,21 +149,21 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedBatch:
-    """A batch that is open, with what is expected of it."""
+    """An open batch and its expected remaining work."""
 
     batch: str
     stages: tuple[Stage, ...]
     requests: Requests
     """One row of execution times for each stage."""
     max_extra_delay_s: float
-    """D: how much later than T it may be complete."""
+    """D: permitted delay of its completion beyond T."""
     completion_s: float
-    """T: the earliest moment it could be complete, on the requests' clock."""
+    """T: earliest possible completion, on the requests' clock."""
     key_s: float | None = None
-    """T as the dispatcher has it, which orders the batches' requests; None: `completion_s`."""
+    """T as the dispatcher knows it, which orders the batches' requests; None: `completion_s`."""
 
     declared_delay_s: float | None = None
-    """D as its task declares it, where the batch is later already; None: `max_extra_delay_s`."""
+    """D as its task declares it, if the batch is already later; None: `max_extra_delay_s`."""
 
     @property
     def declared_s(self) -> float:
@@ -179,7 +179,7 @@ class ExpectedBatch:
 def repeating(
     batch: str, stages: tuple[Stage, ...], record: BatchRecord, max_extra_delay_s: float, first_arrival_s: float = 0.0
 ) -> ExpectedBatch:
-    """A batch of which nothing has come yet, expected to do what a former one did (Algorithm 1's R and S)."""
+    """Return a batch without arrivals so far, expected to repeat a former one (Algorithm 1's R and S)."""
     arrivals = first_arrival_s + np.array(record.arrivals_s, float)
     executions = np.array(record.executions_s, float).reshape(len(record.executions_s), record.size)
     requests = Requests(arrivals, arrivals, executions, np.zeros(record.size, bool))

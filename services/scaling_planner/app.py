@@ -1,4 +1,4 @@
-"""The scaling planner as a process."""
+"""App of the scaling planner: its process, lease and lifespan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _log = log.get(__name__)
 
 GROUP = "planner"
 LOGS_KEPT = 9
-"""Older stimulus logs that stay when a new one begins."""
+"""Number of older stimulus logs that are kept when a new one begins."""
 
 DESCRIPTION = """
 Keeps the history of batches and decides how many units each pool holds. The proxy shows its decisions at `/v1/plans`.
@@ -50,12 +50,12 @@ class State(TypedDict):
 
 
 class LeaseLost(Exception):
-    """Another planner plans."""
+    """Another planner holds the lease."""
 
 
 @dataclass
 class Terms:
-    """Plans whenever it holds the lease: a planner of its own for each term, rebuilt from Postgres."""
+    """Runs the planner whenever it holds the lease: a new planner for each term, rebuilt from Postgres."""
 
     settings: ScalingPlannerSettings
     sessions: Sessions
@@ -64,16 +64,16 @@ class Terms:
     reader: Redis
     clock: ValkeyClock
     service: PlannerService | None = None
-    """Of the term that is on."""
+    """Service of the present term."""
     stands_by: bool = False
-    """Another planner plans."""
+    """Another planner holds the lease."""
     lease: Lease = field(init=False)
 
     def __post_init__(self) -> None:
         self.lease = Lease(self.redis, PLANNER_LEASE, self.settings.lease_s)
 
     async def run(self) -> None:
-        """For ever."""
+        """Campaign and plan, forever."""
         await asyncio.to_thread(warm)
         while True:
             if await patiently(self.lease.hold, what="asking for the planner's lease", patience_s=None):
@@ -84,7 +84,7 @@ class Terms:
             await asyncio.sleep(self.settings.lease_s / 3)
 
     async def _plan(self) -> None:
-        """One term. The end of one part is the end of all."""
+        """Run one term. It ends when one of its tasks ends."""
         settings = self.settings
         planner = Planner(settings.ways, settings.floors, settings.ceilings, settings.seed)
         async with AsyncExitStack() as open_files:
@@ -123,7 +123,9 @@ class Terms:
             loops.create_task(keeping, name="housekeeping")
 
     async def _keep_lease(self, service: PlannerService) -> None:
-        """Renew it while turns get done; one that is stuck lets it lapse, so that nobody waits for its targets."""
+        """Renew the lease while turns finish. If one is stuck, the lease expires, so that no work waits for its
+        targets.
+        """
         while True:
             await asyncio.sleep(self.settings.lease_s / 3)
             try:
@@ -133,7 +135,7 @@ class Terms:
                 _log.warning("valkey_away", what="renewing the planner's lease", error=str(error))
 
     async def stop(self) -> None:
-        """Give the lease back, so that the next planner need not wait for its end."""
+        """Release the lease, so that the next planner need not wait until it expires."""
         try:
             async with asyncio.timeout(1.0):
                 await self.lease.let_go()

@@ -1,4 +1,4 @@
-"""What each pool could hold: the capacities of the nodes that live, by what they say on `nodes`."""
+"""Capacity of each pool: the sum over live nodes, from the messages of the stream `nodes`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Capacity:
     _hellos: dict[str, Hello] = field(default_factory=dict)
     _seen: dict[str, Seconds] = field(default_factory=dict)
     _cold_start_s: dict[str, dict[str, Seconds]] = field(default_factory=dict)
-    """By node and resource, as lately measured."""
+    """By node and resource, as last measured."""
 
     def heard(self, at: Seconds, message: Hello | Heartbeat | Bye) -> None:
-        """Take one message, in the order of the stream."""
+        """Handle one message, in the order of the stream."""
         if isinstance(message, Hello):
             self._hellos[message.node] = message
             while len(self._hellos) > MOST_NODES:
@@ -45,13 +45,13 @@ class Capacity:
             self._cold_start_s[message.node] = message.cold_start_s
 
     def stimulus(self, now: Seconds) -> NodesChanged:
-        """What the planner is told of nodes."""
+        """Stimulus for the planner: capacities and cold starts."""
         return NodesChanged(self.by_pool(now), self.cold_start_s(now))
 
     def by_pool(self, now: Seconds) -> dict[str, int]:
-        """Units by pool of the nodes heard of within `lost_s`.
+        """Units by pool of the nodes seen within `lost_s`.
 
-        What environments hold is no pool: nobody queues for it, and it is not owned by the hour.
+        Resources that environments hold are no pools: no work queues for them, and they are not scaled.
         """
         pools: dict[str, int] = {}
         for hello in self._hellos.values():
@@ -64,7 +64,7 @@ class Capacity:
         return pools
 
     def cold_start_s(self, now: Seconds) -> dict[str, Seconds]:
-        """By pool the longest that a worker takes to come into being on a node that lives, to a tenth of a second."""
+        """By pool, the longest cold start of a worker on a live node, rounded up to a tenth of a second."""
         longest: dict[str, Seconds] = {}
         for node, measured in self._cold_start_s.items():
             for resource, seconds in measured.items() if self._lives(node, now) else ():

@@ -1,4 +1,4 @@
-"""From messages and results to what the store keeps."""
+"""Conversions from messages and results to stored records and snapshots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.store.records import BatchRequests, EndedBatch
 
 
 def opened_batch(message: BatchOpened) -> OpenedBatch:
-    """The opening as it is kept."""
+    """Convert the opening of a batch."""
     return OpenedBatch(
         batch=message.batch,
         tenant=message.tenant,
@@ -32,10 +32,10 @@ def opened_batch(message: BatchOpened) -> OpenedBatch:
 
 
 def ended_batch(message: BatchEnded, answers: Sequence[RequestRecord], tokens_per_s: float | None = None) -> EndedBatch:
-    """The end as it is kept.
+    """Convert the end of a batch.
 
     Raises:
-        ValueError: the batch has not ended by its own word.
+        ValueError: the message says that the batch is still open or sealed.
     """
     if message.state == "open" or message.state == "sealed":
         raise ValueError(f"batch {message.batch} is said to have ended, and to be {message.state}")
@@ -60,9 +60,10 @@ def ended_batch(message: BatchEnded, answers: Sequence[RequestRecord], tokens_pe
 def sights(
     batches: Sequence[str], seen: BatchesSeen | None, counts: Sequence[Counts | None], now: Seconds
 ) -> dict[str, Sight]:
-    """Open batches as the planner takes them; those that Valkey no longer knows are left out.
+    """Snapshots of open batches for the planner; batches that Valkey no longer knows are left out.
 
-    What the leader has not told anew still held when it looked last; `counts` are of this moment.
+    Until the leader publishes a new snapshot, the last one is still valid at its latest check; `counts` are of this
+    moment.
     """
     views: dict[str, Sight] = {}
     looked_at = None if seen is None else min(now, max(seen.at, now - LOOKS_EVERY_S))
@@ -76,7 +77,7 @@ def sights(
 
 
 def measured(answers: Sequence[RequestRecord], first_at: float) -> BatchRequests | None:
-    """Columns by request in the order of acceptance; None where no request reached a stage."""
+    """Measurements in columns by request, in the order of acceptance; None if no request reached a stage."""
     rows = sorted(answers, key=lambda answer: answer.index)
     stages = max((len(answer.execution_s) for answer in rows), default=0)
     if not stages:

@@ -1,7 +1,7 @@
-"""The planner's shell: what the mesh says into Postgres and the planner, its commands onto the bus.
+"""Service around the planner: messages of the mesh to Postgres and the planner, its commands to the bus.
 
-Order of each delivery: make durable what the message says, decide, keep the decisions, publish them, acknowledge. Every
-step is harmless to repeat, so a crash anywhere repeats the delivery and loses nothing.
+Order for each delivery: store what the message reports, decide, store the decisions, publish them, acknowledge. Every
+step is safe to repeat, so a crash at any point repeats the delivery and loses nothing.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ T = TypeVar("T")
 _log = log.get(__name__)
 
 LEISURE = 4
-"""So many times as long as the last decision took is waited before it is made again without an event."""
+"""Least pause before a decision without an event, in multiples of the last decision's duration."""
 MOST_LEARNT = 200_000
-"""Requests of past batches that are kept in memory for one open batch; the newest batch counts in any case."""
+"""Most requests of past batches in memory for one open batch; the newest batch counts in any case."""
 
 
 class PlannerService:
-    """One planner with its sockets. Whatever it is told takes turns."""
+    """One planner with its connections. Stimuli are handled one at a time."""
 
     def __init__(
         self,
@@ -83,17 +83,17 @@ class PlannerService:
         self._turn_began: Seconds | None = None
         self._planned = asyncio.Event()
         self._took_s = 0.0
-        """For the last decision."""
+        """Duration of the last decision."""
         self.restored = False
-        """State is rebuilt from Postgres; deliveries may begin."""
+        """The state is rebuilt from Postgres; deliveries may begin."""
 
     @property
     def turn_s(self) -> Seconds:
-        """How long the present turn has lasted; 0 between turns."""
+        """Duration of the present turn; 0 between turns."""
         return 0.0 if self._turn_began is None else time.monotonic() - self._turn_began
 
     async def restore(self) -> None:
-        """Rebuild what a former process knew: targets, and the open batches that Valkey still knows."""
+        """Restore the state of a former process: targets, and the open batches that Valkey still knows."""
 
         async def load(session: AsyncSession) -> tuple[dict[str, int], list[Opened]]:
             history = BatchHistory(session)
@@ -126,14 +126,16 @@ class PlannerService:
                     await self._tell(Progressed(message.batch, message.at, message.generating, message.tokens))
 
     async def follow_nodes(self, tail: Tail) -> None:
-        """Keep the ceilings, for ever: what nodes said before this process began counts, if they still live."""
+        """Update the ceilings, forever. Messages from before this process started count for nodes that are still
+        alive.
+        """
         backlog, told = True, None
         async for entries in tail.batches():
             for entry in entries:
                 self._capacity.heard(entry.at, entry.message)
             backlog = backlog and len(entries) > 0 and self._clock.unix() - entries[-1].at > 1.0
             if backlog:
-                continue  # decide once what is true now, not once for each page of the past
+                continue  # decide once on the present state, not once for each page of the past
             stimulus = self._capacity.stimulus(self._clock.unix())
             if stimulus != told:
                 async with self._taking_turns():
@@ -141,7 +143,7 @@ class PlannerService:
                 told = stimulus
 
     async def keep_time(self) -> None:
-        """Look again when the planner wants to, for ever; planning takes at most one part in five of a core."""
+        """Wake the planner when it requests it, forever. Planning takes at most 1/5 of a core."""
         while True:
             self._planned.clear()
             now = self._clock.unix()
@@ -155,7 +157,7 @@ class PlannerService:
                     await self._tell(Woken())
 
     async def keep_house(self, every_s: Seconds, keep_s: Seconds, keep_plans_s: Seconds) -> None:
-        """Delete what is too old, for ever."""
+        """Delete old history and plans, forever."""
         while True:
             now = self._clock.unix()
 
@@ -213,7 +215,7 @@ class PlannerService:
         await self._tell(Ended(batch.batch, learnt))
 
     async def _answers(self, batch: str) -> list[RequestRecord]:
-        """A batch's measurements from both stores, however long one of them is away."""
+        """Read a batch's measurements from both stores; retry while one of them is away."""
         while True:
             try:
                 return await read_record(self._results.pages(batch))
@@ -226,7 +228,9 @@ class PlannerService:
         return tuple(await history.recent(batch.tenant, batch.task, batch.size, window))
 
     async def _tell(self, stimulus: Stimulus) -> list[Command]:
-        """Let the planner look and decide (in a thread: a search may take long), then keep and publish."""
+        """Pass a snapshot and a stimulus to the planner (in a thread, because a search may take long), then store and
+        publish.
+        """
         looked = await patiently(self._look, what="looking at open batches", patience_s=None)
         now = self._clock.unix()
         started = time.perf_counter()
@@ -291,7 +295,9 @@ class PlannerService:
         return bool(found)
 
     async def _abandon(self, batch: OpenedBatch) -> None:
-        """Valkey has lost it: no end will ever come, and it must not hold units for ever."""
+        """Store the end of a batch that Valkey has lost. No end would ever be reported, and it would hold units
+        forever.
+        """
         now = self._clock.unix()
         first = batch.first_arrival_at or batch.opened_at
         end = EndedBatch(batch.batch, batch.tenant, batch.task, "abandoned", batch.opened_at, first, now, 0)
@@ -299,7 +305,7 @@ class PlannerService:
         _log.warning("open_batch_lost", batch=batch.batch)
 
     async def _store(self, work: Callable[[AsyncSession], Awaitable[T]], what: str) -> T:
-        """One transaction, repeated while Postgres is away."""
+        """Run one transaction; retry while Postgres is away."""
 
         async def attempt() -> T:
             async with transaction(self._sessions) as session:

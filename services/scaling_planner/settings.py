@@ -12,55 +12,59 @@ from shared.runtime.settings import ServiceSettings
 
 
 class ScalingPlannerSettings(ServiceSettings):
-    """One planner for the whole mesh."""
+    """Settings of the one planner of the mesh."""
 
     model_config = SettingsConfigDict(env_prefix="SCALING_PLANNER_", frozen=True, use_attribute_docstrings=True)
 
     strictness: float = Field(default=1.0, ge=0, le=1)
-    """Of the timeout-aware rule: the share of its timeouts that a queued request is taken to last. 1 is the paper's;
-    0 trusts the last batches' times (docs/algorithms/scaling.md shows what each costs)."""
+    """Strictness of the timeout-aware rule: the share of its timeouts that a queued request is expected to last. 1 is
+    the paper's; 0 trusts the last batches' times (docs/algorithms/scaling.md shows what each costs)."""
     window: int = Field(default=5, ge=1, le=50)
     """Complete batches of a task that count for the next, the newest most. 1 is the paper's."""
     trade: bool = True
-    """Exchange units between pools after the sequential search, where that is cheaper."""
+    """Exchange units between pools after the sequential search, if that is cheaper."""
     progress: bool = True
-    """Heed what trainers report of their rollouts."""
+    """Use the progress that trainers report of their rollouts."""
     review_s: float = Field(default=10.0, ge=1)
-    """While batches are open, look again so long after the last decision."""
+    """Seconds from a decision to the next review while batches are open."""
     ahead_s: float = Field(default=15.0, ge=1)
-    """Hold what is needed within so long (and a cold start). The whole batch's need: a day."""
+    """Look-ahead: hold units needed within this time (plus a cold start). For the whole batch's need: a day."""
     surprise_s: float = Field(default=1.0, gt=0)
-    """Where less is held than was planned, look so often whether requests wait that were expected later."""
+    """If less is held than planned: interval of checks for requests that wait and were expected later."""
     hold_s: float = Field(default=5.0, ge=0)
-    """Give nothing back that was wanted so long ago, or a cold start ago, whichever is longer; 0: give back at once."""
+    """Release no units that were wanted within this time or a cold start, whichever is longer; 0: release at once."""
     seed: int = 0
-    """Of what is drawn from histories."""
+    """Seed of random draws from histories."""
     floors: dict[str, int] = {}
-    """Pool -> fewest units, whether a batch is open or not. Default 0: what comes outside batches is added by the
-    dispatcher, which sees it; the planner cannot."""
+    """Pool -> fewest units, whether a batch is open or not. Default 0: the dispatcher adds units for work outside
+    batches, which the planner cannot see."""
     ceilings: dict[str, int] = {}
-    """Pool -> most units. Default: all its nodes have."""
+    """Pool -> most units. Default: all units of its nodes."""
     node_lost_s: float = Field(default=10.0, gt=0)
-    """A node silent for so long no longer counts for its pool's ceiling; the leader waits as long."""
+    """Seconds of silence after which a node no longer counts for its pool's ceiling; the leader uses the same
+    default."""
     keep_history_s: float = Field(default=30 * 86_400.0, gt=0)
-    """Batches older than this are deleted. A month to look back; the planner needs `window` batches a task."""
+    """Seconds after which batches are deleted. A month for users; the planner itself needs `window` batches of each
+    task."""
     keep_plans_s: float = Field(default=7 * 86_400.0, gt=0)
-    """Decisions older than this are deleted; a busy pool makes some six a minute."""
+    """Seconds after which decisions are deleted; a busy pool makes some six a minute."""
     lease_s: float = Field(default=10.0, gt=0)
-    """Of several planners one plans; so long after its last sign of life another may, and until then pools follow what
-    waits (zero queue)."""
+    """Lease of the active planner. After its expiry another may plan; while none does, pools follow the waiting work
+    (zero queue)."""
     stuck_s: float = Field(default=8.0, gt=0)
-    """A turn that lasts longer (Postgres is away) lets the lease lapse, so that nobody waits for targets meanwhile."""
+    """Most seconds of a turn. After a longer one (Postgres is away) the lease expires, so that no work waits for
+    targets."""
     stimulus_logs: Path | None = None
-    """Folder for stimulus logs: all the planner is told and answers, for `treadle replay planner`. None: not kept."""
+    """Folder for stimulus logs: all stimuli and commands of the planner, for `treadle replay planner`. None: no
+    logs."""
     stimulus_log_bytes: int = Field(default=256 * 2**20, gt=0)
-    """A log ends when it is so large."""
+    """Most bytes of a log; then it ends."""
     housekeeping_s: float = Field(default=3600.0, gt=0)
-    """How often that is done."""
+    """Interval of these deletions."""
 
     @property
     def ways(self) -> PlannerConfig:
-        """How the planner plans."""
+        """Configuration of the planner."""
         return PlannerConfig(
             strictness=self.strictness,
             window=self.window,

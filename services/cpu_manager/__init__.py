@@ -1,1 +1,1 @@
-"""One CPU host: exclusive cores, sandboxes, graders. Obeys grants, reports outcomes."""
+"""One CPU host: exclusive cores, sandboxes, graders. Executes grants and reports outcomes."""

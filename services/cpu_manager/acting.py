@@ -1,4 +1,4 @@
-"""One attempt in an environment: its parameters, the environment where it has to be made, and the answer."""
+"""One attempt in an environment: its parameters, the creation of the environment if there is none, and the result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shared.runtime.clock import Clock
 _log = log.get(__name__)
 
 MOST_REASON = 4096
-"""Characters of a reason: a set-up line's output may be in it."""
+"""Longest reason, in characters. It may contain the output of a set-up line."""
 _STATUS: dict[ActEndedBy, ExecutionStatus] = {
     "done": "ok",
     "wall-limit": "timeout",
@@ -40,19 +40,19 @@ _STATUS: dict[ActEndedBy, ExecutionStatus] = {
 
 @dataclass(slots=True)
 class Acting:
-    """What acting takes: the runtimes, and the node's limits."""
+    """Executes attempts in environments, with the node's runtimes and limits."""
 
     runtimes: Runtimes
     clock: Clock
     output_bytes: int
     guard_s: float
-    """What has not ended so long after its limit is our failure."""
+    """Seconds past its limit after which an attempt that has not ended counts as our failure."""
 
     def params(self, grant: Granted) -> Params:
-        """What is to be done, with the cores that were granted filled in.
+        """Return the action's parameters, with the number of granted cores filled in.
 
         Raises:
-            ValueError: it means nothing.
+            ValueError: the parameters are malformed, or the kind does not run in environments.
         """
         kind = ENVIRONMENT_KINDS.get(grant.work)
         if kind is None:
@@ -60,7 +60,10 @@ class Acting:
         return filled(msgspec.json.decode(grant.params, type=kind), grant.units.get("cores", 1))
 
     async def make(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> Environment | Done:
-        """The environment, or why it is not there. Raises nothing but its cancellation, and leaves nothing then."""
+        """Return the environment, or the result that says why there is none.
+
+        Raises only its own cancellation, and leaves nothing behind in that case.
+        """
         began = self.clock.monotonic()
         try:
             runtime = self.runtimes.of(spec.image)
@@ -81,7 +84,7 @@ class Acting:
         return environment
 
     async def act(self, grant: Granted, params: Params, environment: Environment, cores: frozenset[int]) -> Done:
-        """Do it. Raises nothing but its cancellation."""
+        """Execute the action. Raises only its own cancellation."""
         if not environment.alive:
             return Done("environment-lost", reason="its environment has died")
         try:
@@ -103,7 +106,7 @@ class Acting:
         return Done(_STATUS[end.ended_by], end.passed, None, output, reason, end.cpu_s, end.peak_memory_bytes)
 
     def _whole(self, end: ActEnd) -> tuple[ActEnd, bytes]:
-        """What was fetched, or nothing of it. Too large is an answer to who asked, like a file that is not there."""
+        """Return the complete output, or none of it. A result that is too large is an answer, like a missing file."""
         encoded = encode_whole(end.output, self.output_bytes)
         too_large = end.reason if end.ended_by == "refused" else ""
         if isinstance(encoded, int):

@@ -1,4 +1,4 @@
-"""The CPU manager as a process: its world is made and buried in one lifespan."""
+"""The CPU manager as a process: one lifespan creates and closes all of its parts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from shared.runtime.settings import load
 _log = log.get(__name__)
 
 STORE_S = 30.0
-"""Patience with Valkey at the start; then the process ends, and its supervisor starts it again."""
+"""Seconds of retries against Valkey at the start. After them the process ends and its supervisor restarts it."""
 
 
 class State(TypedDict):
@@ -54,7 +54,7 @@ class State(TypedDict):
 
 
 class Offer(TypedDict):
-    """What a hello says that may grow while the node lives."""
+    """Fields of a hello that may grow while the node runs."""
 
     kinds: list[str]
     labels: dict[str, str]
@@ -119,7 +119,7 @@ def create_app(settings: CpuManagerSettings | None = None, *, clock: Clock = SYS
 async def _runtimes(
     settings: CpuManagerSettings, execution: Execution, redis: Redis
 ) -> AsyncIterator[tuple[Opened, Mesh]]:
-    """The runtimes, and the mesh whose they are."""
+    """Open the runtimes, and return them with the mesh that they belong to."""
     await patiently(lambda: functions.load(redis), what="loading functions", patience_s=STORE_S)
     identity = await patiently(lambda: mesh_identity(redis), what="reading the mesh's identity", patience_s=STORE_S)
     mesh = Mesh(identity, redis)
@@ -147,7 +147,7 @@ async def _world(
     reader: Redis,
     clock: Clock,
 ) -> tuple[Node, Outbox]:
-    """The node's parts put together, with every environment that outlived the manager before this one."""
+    """Assemble the node's parts. Adopt every environment that outlived the previous manager."""
     memory_mb = lendable_mb(settings.memory_mb, len(cores.all))
     slots, memory = ResourceUsage(settings.slots, owned=settings.slots), ResourceUsage(memory_mb, owned=memory_mb)
     at_once = settings.starts or max(1, len(cores.all) // 2)

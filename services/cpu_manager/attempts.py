@@ -1,8 +1,7 @@
-"""Executing grants: each becomes a task on cores of its own, and exactly one outcome.
+"""Execution of grants: each grant becomes one task on its own cores, and exactly one outcome.
 
-A grant that finds its cores taken waits for them (the leader grants short work ahead, see
-`shared.policy.dispatch.prefetch`). What acts in an environment is never granted ahead, so it passes those that wait
-wherever cores are free.
+A grant waits if its cores are taken: the leader prefetches short work (see `shared.policy.dispatch.prefetch`).
+Actions in environments are never prefetched. They start before waiting grants if enough cores are free.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ _log = log.get(__name__)
 Report = Callable[[Started | Finished], None]
 
 REMEMBERED = 65_536
-"""Grants whose repeat is recognised (a leader sends again when it did not hear that a send had worked)."""
+"""Grants whose repetition is recognised. A leader sends a grant again if it did not get the reply to the first send."""
 CLOSING_S = 10.0
-"""Patience of a stopping node with its environments; a stack's services have 15 s in all."""
+"""Longest wait of a stopping node for its environments, in seconds. A stack's services have 15 s in all."""
 _STOPPING = "the node is stopping"
 _CANCELLED = Done("cancelled")
 
@@ -43,7 +42,7 @@ class _Running:
     task: asyncio.Task[Done]
     cores: frozenset[int]
     read_at: Seconds
-    """When the grant was read; it may have waited for cores."""
+    """When the grant was read. It may have waited for cores since then."""
     since: Seconds
     told: bool = False
     """A Started has been sent."""
@@ -56,7 +55,7 @@ class _Waiting(NamedTuple):
 
 @dataclass(slots=True)
 class Attempts:
-    """What this node executes now. One outcome a grant, whatever happens; its cores are free before it is told."""
+    """Executions on this node. Each grant gets one outcome; its cores are free before the outcome is reported."""
 
     node: str
     incarnation: str
@@ -69,7 +68,7 @@ class Attempts:
     _running: dict[tuple[str, int], _Running] = field(default_factory=dict)
     """(action, attempt) -> its execution."""
     _line: dict[tuple[str, int], _Waiting] = field(default_factory=dict)
-    """(action, attempt) -> a grant that waits for cores, in order."""
+    """(action, attempt) -> a grant that waits for cores; in order of arrival."""
     _seen: dict[tuple[str, int, int, int], None] = field(default_factory=dict)
     _stopping: bool = False
 
@@ -77,14 +76,15 @@ class Attempts:
         return len(self._running) + len(self._line)
 
     def busy(self) -> bool:
-        """More waits for cores than works on them: no core will be idle while outcomes gather."""
+        """True if more grants wait than cores are in use: no core becomes idle while outcomes gather."""
         return len(self._line) > self.cores.used
 
     def begin(self, grant: Granted) -> None:
-        """Start executing, or wait for cores where none are free; a repeated grant changes nothing.
+        """Start the grant, or queue it if its cores are not free. A repeated grant changes nothing.
 
-        One that comes while the node stops is left: what was cut is granted anew, also to us until our goodbye is
-        heard. Begun, it would hold the stop up; told as lost, it would be granted a third time at once.
+        Grants received during shutdown are ignored. The leader grants interrupted work again and may pick this node
+        until it has read our Bye. Starting it would delay the shutdown; reporting it lost would cause another grant
+        at once.
         """
         if self._stopping:
             return
@@ -115,7 +115,7 @@ class Attempts:
         task.add_done_callback(partial(self._ended, grant))
 
     def _start_next(self, now: Seconds) -> None:
-        """Give free cores to the line, strictly in order."""
+        """Assign free cores to waiting grants, strictly in order."""
         while self._line and not self._stopping:
             key, (grant, read_at) = next(iter(self._line.items()))
             if grant.units["cores"] > self.cores.free:
@@ -124,9 +124,9 @@ class Attempts:
             self._start(grant, read_at, now)
 
     def revoke(self, action: str, attempt: int, *, recall: bool = False) -> None:
-        """Stop it if it runs or waits; its outcome is `cancelled` (or what it has just become).
+        """Stop the attempt if it runs or waits. Its outcome is `cancelled`, or its own result if it has just ended.
 
-        A recall takes back only what waits; its outcome is `lost`.
+        A recall removes only a waiting grant; its outcome is `lost`.
         """
         waiting = self._line.pop((action, attempt), None)
         if waiting is not None:
@@ -139,13 +139,13 @@ class Attempts:
             cut(running.task)
 
     def close_environment(self, trajectory: str) -> None:
-        """Stop what this trajectory has here, then end its environment, and tell that it has ended."""
+        """Stop this trajectory's attempts on this node, close its environment, then report the end."""
         for action, attempt in [key for key, one in self._line.items() if one.grant.trajectory == trajectory]:
             self.revoke(action, attempt)
         self.trajectories.close(trajectory)
 
     def tell_started(self) -> None:
-        """Report as started what is still executing and was not yet reported."""
+        """Report `Started` for every running attempt that has not been reported yet."""
         for running in self._running.values():
             if not running.told:
                 running.told = True
@@ -153,19 +153,22 @@ class Attempts:
                 self.report(Started(action=grant.action, node=self.node, epoch=grant.epoch, attempt=grant.attempt))
 
     def held(self) -> list[Held]:
-        """Everything that executes or waits now."""
+        """Return all grants that run or wait now."""
         now = self.clock.monotonic()
         running = [_held(running.grant, now - running.since, waits=False) for running in self._running.values()]
         return running + [_held(waiting.grant, 0.0, waits=True) for waiting in self._line.values()]
 
     def environments(self) -> list[Stays]:
-        """Every environment that stands, and those that a grant here is to make."""
+        """Return all environments of this node, and those that waiting grants will create."""
         specs = {one.grant.trajectory: one.grant.environment for one in self._line.values()}
         to_come = [stays(trajectory, spec, making=True) for trajectory, spec in specs.items() if spec is not None]
         return list({one.trajectory: one for one in (*to_come, *self.trajectories.stays())}.values())
 
     async def stop(self) -> None:
-        """Kill everything, bounded. What ran is reported as lost, so that it runs elsewhere; environments end here."""
+        """Kill everything, in bounded time. Interrupted work is reported lost, so that another node executes it.
+
+        Environments of this node end.
+        """
         self._stopping = True
         now = self.clock.monotonic()
         for waiting in self._line.values():
@@ -179,7 +182,7 @@ class Attempts:
         await self.trajectories.closed(CLOSING_S)
 
     def _ended(self, grant: Granted, task: asyncio.Task[Done]) -> None:
-        """Called once for every task, also for one that was cancelled before its first step."""
+        """Runs once for every task, also for a task that was cancelled before its first step."""
         running = self._running.pop((grant.action, grant.attempt))
         now = self.clock.monotonic()
         self.cores.give_back(running.cores, now)

@@ -1,6 +1,6 @@
-"""Exclusive cores: who works on which. An action gets whole cores and nobody shares them while it runs.
+"""Exclusive cores of a node. An action gets whole cores and shares none of them while it runs.
 
-Which ones is policy (`shared.policy.resources.cores`): of one NUMA node where that can be, siblings together.
+The policy selects the cores (`shared.policy.resources.cores`): of one NUMA node if possible, siblings together.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Cores:
         return self.holding.used
 
     def take(self, count: int, now: Seconds) -> frozenset[int]:
-        """So many cores, exclusively.
+        """Assign `count` cores exclusively.
 
         Raises:
-            ValueError: so many are not free; the grants were wrong.
+            ValueError: fewer are free, so the grants were wrong.
         """
         if count == 0:
             return frozenset()
@@ -53,10 +53,10 @@ class Cores:
         return taken
 
     def give_back(self, cores: frozenset[int], now: Seconds) -> None:
-        """They are free again.
+        """Release these cores.
 
         Raises:
-            ValueError: they were not taken.
+            ValueError: they were not assigned.
         """
         if cores:
             self._sets.give_back(cores)

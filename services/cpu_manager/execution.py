@@ -1,4 +1,4 @@
-"""What a node can execute: its sandbox, its toolchain, its graders; or, where no sandbox can be had, why it refuses."""
+"""A node's means of execution: sandbox, toolchain and graders; without a sandbox, the reason for its refusals."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ _log = log.get(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """The means of one node."""
+    """The sandbox, graders and labels of one node."""
 
     sandbox: Sandbox
     graders: Mapping[str, Grader[Any]]
     labels: dict[str, str]
     """For people, in /v1/nodes: the sandbox rung, languages with versions."""
     cold_start: ColdStart = field(default_factory=ColdStart)
-    """Of a worker on a core."""
+    """Measured time until a core has a worker that executes."""
     child_processes: ChildProcesses | None = None
-    """What the sandbox has started; None where there is none."""
+    """Processes that the sandbox has started; None without a sandbox."""
 
     def cold_start_s(self) -> dict[str, float]:
-        """Resource -> seconds from owning a unit to a worker that executes on it; of those measured so far.
+        """Resource -> seconds from owning a unit to a worker that executes on it; only resources measured so far.
 
-        A core is owned by its number alone: what takes time is the cell that the first job on it runs in.
+        Owning a core costs nothing by itself. The time is that of starting the cell for the first job on the core.
         """
         seconds = self.cold_start.seconds
         return {} if seconds is None else {"cores": round(seconds, 4)}
 
 
 class NoSandbox:
-    """Stands where no sandbox can be had: nothing runs, and the reason is told."""
+    """Sandbox of a node that has none: it runs nothing and returns the reason."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
 
     async def run(self, job: Job, cores: frozenset[int]) -> Exit:
-        """Refuses."""
+        """Return `lost` with the reason."""
         del job, cores
         return Exit(ended_by="lost", detail=self._reason)
 
@@ -62,9 +62,9 @@ class NoSandbox:
 
 @asynccontextmanager
 async def open_execution(settings: CpuManagerSettings, cores: frozenset[int]) -> AsyncIterator[Execution]:
-    """Find the sandbox and the languages by trying, warm the first interpreter up, and close it all at the end.
+    """Find the sandbox and the languages by trying, warm up the first interpreter, and close everything at the end.
 
-    Without a sandbox the node offers only what runs no program of a model.
+    Without a sandbox the node offers only kinds that run no model-written program.
     """
     rung = None if settings.rung == "auto" else Rung(settings.rung)
     try:

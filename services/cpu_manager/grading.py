@@ -1,4 +1,4 @@
-"""Work that needs nothing but a sandbox: one grant's parameters to a grader, and its verdict back."""
+"""Work that needs only a sandbox: passes a grant's parameters to its grader and returns the verdict."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _log = log.get(__name__)
 
 @dataclass(slots=True)
 class Grading:
-    """The graders of this node and the sandbox they work in."""
+    """The graders of this node and the sandbox that they use."""
 
     graders: Mapping[str, Grader[Any]]
     """By action kind."""
     sandbox: Sandbox
     output_bytes: int
     guard_s: float
-    """What has not ended so long after its limit is our failure."""
+    """Seconds past its limit after which an attempt that has not ended counts as our failure."""
 
     async def grade(self, grant: Granted, cores: frozenset[int]) -> Done:
-        """Execute it on these cores. Raises nothing but its cancellation."""
+        """Execute the grant on these cores. Raises only its own cancellation."""
         grader = self.graders.get(grant.work)
         if grader is None:
             return refused(f"this node does not execute {grant.work}")

@@ -1,4 +1,4 @@
-"""One trajectory's place on this node: its environment, who acts in it, and why it ends."""
+"""One trajectory's environment on this node: its attempts, and the reason of its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENDED: dict[Word, TrajectoryEnd] = {
     "died": "lost",
     "stopped": "lost",
 }
-"""What the leader is told of it."""
+"""The same as it is reported to the leader."""
 
 
 class Ending(NamedTuple):
@@ -34,7 +34,7 @@ class Ending(NamedTuple):
     """For people."""
 
     def done(self) -> Done:
-        """The outcome of an attempt that came too late, or was cut by it."""
+        """Return the outcome of an attempt that came too late, or that this end interrupted."""
         return Done("environment-lost", reason=self.reason, environment_ended=ENDED[self.word])
 
 
@@ -45,32 +45,32 @@ NONE_HERE = Ending("died", "this node has no environment of its trajectory")
 
 @dataclass(slots=True, eq=False)
 class ManagedEnvironment:
-    """From the start of the attempt that makes the environment until it is closed and told."""
+    """Lifecycle of one environment on this node: from the attempt that creates it until its closing is reported."""
 
     trajectory: str
     spec: EnvironmentSpec
     environment: Environment | None = None
     """None: not made yet."""
     since: Seconds = 0.0
-    """When it was made, which its lifetime counts from."""
+    """When it was created. Its lifetime counts from here."""
     rests_since: Seconds = 0.0
     acting: set[asyncio.Task[Done]] = field(default_factory=set)
-    """Attempts under way. The leader sends one at a time; another one waits for its turn."""
+    """Running attempts. The leader sends one at a time; if another comes, it waits for `turn`."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     ending: Ending | None = None
-    """Set once: nothing begins in it any more."""
+    """Set once. After that no attempt begins in it."""
     closing: bool = False
-    """Nothing acts in it any more, and it is being closed."""
+    """True from the moment no attempt runs in it and its closing has begun."""
 
     told: bool = False
-    """That it stands is known to the leader, or will be with the outcome of its first action."""
+    """True if the leader knows that it exists, or will learn it from the outcome of its first action."""
 
     def stays(self) -> Stays:
-        """As the leader's books have it."""
+        """Return what it holds, as the leader counts it."""
         return stays(self.trajectory, self.spec, making=self.environment is None)
 
     def ends_at(self) -> tuple[Seconds, Ending]:
-        """When its own limits end it as things stand, and which of them does."""
+        """Return when its own limits will end it in its present state, and the limit that comes first."""
         spec = self.spec
         lifetime = self.since + spec.lifetime_s, Ending("lifetime", f"it has lived for {spec.lifetime_s:g} s")
         if self.acting:
@@ -79,37 +79,37 @@ class ManagedEnvironment:
         return min(idle, lifetime)
 
     def die(self, reason: str = "") -> None:
-        """It was found dead; unless it was being ended anyway, that is how it ends."""
+        """Record that it was found dead. An end that has already begun keeps its reason."""
         if self.ending is None:
             self.ending = Ending("died", reason) if reason else DIED
 
     def end(self, ending: Ending) -> None:
-        """Let nothing begin in it, and cut what acts."""
+        """Record the end: no attempt begins any more, and running ones are cancelled."""
         self.ending = ending
         for task in self.acting:
             cut(task)
 
 
 def stays(trajectory: str, spec: EnvironmentSpec, *, making: bool) -> Stays:
-    """What an environment holds of its node: memory for its whole life, one of the starts while it is made."""
+    """Return what an environment holds of its node: its memory until its end, and one of the starts during creation."""
     units = {MEMORY: spec.memory_mb, STARTS: 1} if making else {MEMORY: spec.memory_mb}
     return Stays(trajectory=trajectory, units=units)
 
 
 def cut(task: asyncio.Task[Done]) -> None:
-    """Cancel it; once, for another cancel would disturb the cleaning up after the first."""
+    """Cancel the task, once: a second cancellation would disturb the cleanup after the first."""
     if not task.cancelling():
         task.cancel()
 
 
 @runtime_checkable
 class Aged(Protocol):
-    """A survivor that knows how old it is."""
+    """A surviving environment whose runtime knows its age."""
 
     @property
     def age_s(self) -> Seconds: ...
 
 
 def age_s(environment: Environment) -> Seconds:
-    """Seconds since it was made, as far as it knows."""
+    """Return the seconds since its creation; 0 if its runtime does not know."""
     return environment.age_s if isinstance(environment, Aged) else 0.0

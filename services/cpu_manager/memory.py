@@ -1,4 +1,4 @@
-"""How much memory a node lends to environments: what it may use at all, less what everything else here needs."""
+"""Memory that a node can lend to environments: what it may use, minus what everything else on the node needs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 MIB = 1 << 20
 RESERVE_MB = 1024
-"""For the machine, the manager with its interpreters (74 MB), and a stack's other services where they run here too
-(390 MB all together, docs/operations.md)."""
+"""For the machine, the manager with its interpreters (74 MB), and the other services of a stack if they run on this
+host too (390 MB for all of them, docs/operations.md)."""
 RESERVE_A_CORE_MB = 128
-"""For the one program outside of environments that each core may run: verdicts take 20 to 60 MB each."""
+"""For the one program outside environments that each core may run: grading takes 20 to 60 MB each."""
 
 
 def lendable_mb(set_mb: int, cores: int, root: Path = Path("/")) -> int:
-    """Megabytes for environments: as set, else of what this process may use; never less than half of that."""
+    """Return megabytes for environments: the setting, or usable memory less the reserves, but at least half of it."""
     if set_mb:
         return set_mb
     usable = usable_bytes(root) // MIB
@@ -21,7 +21,7 @@ def lendable_mb(set_mb: int, cores: int, root: Path = Path("/")) -> int:
 
 
 def usable_bytes(root: Path = Path("/")) -> int:
-    """The machine's memory, or the tightest limit of a control group above this process where that is less."""
+    """Return the machine's memory, or the smallest memory limit of a control group above this process if it is less."""
     for line in (root / "proc/meminfo").read_text().splitlines():
         if line.startswith("MemTotal:"):
             return min([int(line.split()[1]) * 1024, *_limits(root)])
@@ -39,7 +39,7 @@ def _limits(root: Path) -> list[int]:
         else:
             continue
         own = base / path.lstrip("/")
-        # In a container the path may be the host's, which is not visible here; the mount itself is then our group.
+        # In a container the path may be the host's, which is not visible here. The mount itself is then our group.
         for group in (own, *own.parents):
             if group.is_relative_to(base):
                 limits += _limit(group / name)

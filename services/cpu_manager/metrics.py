@@ -30,7 +30,7 @@ ENVIRONMENTS_ENDED = Counter(
 
 
 def observe(report: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
-    """The same report, counted; what was recalled has not been executed."""
+    """Wrap `report` so that it counts finished attempts. Recalled grants are not counted: they have not executed."""
     by_status = {status: ATTEMPTS.labels(status) for status in get_args(ExecutionStatus)}
 
     def counted(outcome: Outcome) -> None:

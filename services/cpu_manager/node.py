@@ -1,4 +1,4 @@
-"""This node's conversation with the leader: grants in, outcomes and heartbeats out."""
+"""Messages between this node and the leader: receives grants, publishes outcomes and heartbeats."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from shared.runtime.clock import Clock
 _log = log.get(__name__)
 
 TRIM_EVERY, TRIM_BYTES = 512, 256 << 10
-"""Grants that are read before the stream is trimmed, and their length; what is left is trimmed with the heartbeat."""
+"""Entries and bytes of grants read before the stream is trimmed. Each heartbeat trims the rest."""
 BEATS_A_HELLO = 15
-"""A hello again after so many heartbeats."""
+"""Heartbeats between two publications of the hello."""
 
 
 class Node:
-    """One node in one incarnation. Refuses grants of an epoch older than it has seen."""
+    """One node in one incarnation. Ignores grants of an epoch older than the newest it has received."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Node:
         clock: Clock,
         cold_start_s: Callable[[], dict[str, float]] = dict,
     ) -> None:
-        """`reader` is for blocking reads alone; `redis` writes. `holdings`: by resource.
+        """Store the parts. `reader` serves only blocking reads; `redis` writes. `holdings`: by resource.
 
-        `cold_start_s`: as `Execution.cold_start_s`.
+        `cold_start_s`: see `Execution.cold_start_s`.
         """
         self._redis = redis
         self._hello = hello
@@ -68,14 +68,14 @@ class Node:
         self.tail = Tail(reader, {self._topic: "0"})
         self._untrimmed = 0
         self._trimmed_bytes = 0
-        """Of `tail.bytes`."""
+        """Value of `tail.bytes` at the last trim."""
         self._images: frozenset[str] = frozenset()
-        """As last reported."""
+        """Images as last reported."""
         self.met_leader = False
-        """A leader has asked for the inventory: work can come."""
+        """True after a leader has asked for the inventory: it can now grant work."""
 
     async def run(self) -> None:
-        """Say hello, then obey until stopped."""
+        """Publish the hello, then execute the leader's messages until stopped."""
         await self._say(self._hello)
         async for entries in self.tail.batches():
             for entry in entries:
@@ -85,9 +85,10 @@ class Node:
                 await self._trim()
 
     async def heartbeats(self, every_s: float) -> None:
-        """Say for ever that the node lives, and tell what outlives a heartbeat as started.
+        """Publish heartbeats forever, and report as started the attempts that are still running at a heartbeat.
 
-        Now and then the whole hello is said again: `nodes` is bounded, and whoever starts late must find it there.
+        Every `BEATS_A_HELLO` heartbeats the hello is published again: the stream `nodes` is bounded, and a service
+        that starts late must find the hello in it.
         """
         for beats in itertools.count(1):
             self._attempts.tell_started()
@@ -113,12 +114,12 @@ class Node:
             await asyncio.sleep(every_s)
 
     async def offer(self, *, kinds: list[str], runtimes: list[str], labels: dict[str, str]) -> None:
-        """It can do more than it said in its hello: say it anew. What was offered once stays offered."""
+        """Publish a new hello with these additional offers. A node never withdraws an offer."""
         self._hello = msgspec.structs.replace(self._hello, kinds=kinds, runtimes=runtimes, labels=labels)
         await self._say(self._hello)
 
     async def leave(self) -> None:
-        """Kill what runs, tell the outcomes, say goodbye. Bounded: a mesh without Valkey is left unannounced."""
+        """Kill running work, report the outcomes, publish a Bye. Bounded: without Valkey the Bye is not published."""
         self.tail.stopping = True
         await self._attempts.stop()
         try:
@@ -160,7 +161,7 @@ class Node:
                 )
 
     def _report_images(self) -> None:
-        """What has changed since the last report or inventory."""
+        """Report images that came or went since the last report or inventory."""
         now, before = self._attempts.trajectories.images(), self._images
         if now != before:
             self._images = now
@@ -173,7 +174,7 @@ class Node:
             self._outbox.put(changed)
 
     async def _trim(self) -> None:
-        """What was read is held in memory and told in inventories; the stream need not keep it."""
+        """Trim the entries that were read. Their grants are in memory and in inventories."""
         ms, _, seq = self.tail.last(self._topic).partition("-")
         self._untrimmed, self._trimmed_bytes = 0, self.tail.bytes
         try:

@@ -1,4 +1,4 @@
-"""Outcomes on their way out: in order, in batches, for as long as it takes."""
+"""Outcomes to be published: in order, in batches, with retries until Valkey accepts them."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from shared.messages.outcomes import OUTCOMES, Finished, Outcome
 
 MOST_AT_ONCE = 256
 GATHER_MOST = 16
-"""Outcomes that gather at most while no core waits for what they would bring."""
+"""Most outcomes that gather while no core waits for new grants."""
 GATHER_S = 0.01
-"""And for how long."""
+"""Longest time that they gather, in seconds."""
 
 
 class Outbox:
-    """What a node has to tell the leader. Bounded by what the node was granted: one outcome an attempt.
+    """Outcomes not yet published. Bounded by the grants of the node, because each attempt has one outcome.
 
-    While a flush is under way, new outcomes gather; they leave together with the next one. Nothing is dropped while
-    Valkey is away: what cannot be told now is told later, and an inventory comes after what was finished before it.
+    Outcomes that come during a flush leave together with the next flush. Nothing is dropped while Valkey is away:
+    outcomes are retried, and an inventory leaves after the outcomes that came before it.
     """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self.may_gather: Callable[[], bool] = lambda: False
-        """True while the node has enough to do: outcomes then wait for each other a little, and each costs less."""
+        """True while the node has enough work. Outcomes then wait for others up to `GATHER_S`: each costs less."""
         self._waiting: list[Outcome] = []
         self._timer: asyncio.TimerHandle | None = None
         self._more = asyncio.Event()
         self._flushing = asyncio.Lock()
 
     def put(self, outcome: Outcome) -> None:
-        """Send this, after everything put before."""
+        """Publish this outcome, after all outcomes put before."""
         self._waiting.append(outcome)
         if not isinstance(outcome, Finished) or len(self._waiting) >= GATHER_MOST or not self.may_gather():
             self._more.set()
@@ -43,26 +43,26 @@ class Outbox:
             self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._more.set)
 
     def due(self) -> bool:
-        """Something waits, and nothing more is waited for."""
+        """True if outcomes wait and their gathering is over."""
         return self._more.is_set()
 
     def ready(self) -> bool:
-        """True while nothing is stuck."""
+        """False if outcomes pile up."""
         return len(self._waiting) < 16 * MOST_AT_ONCE
 
     async def run(self) -> None:
-        """Flush for ever."""
+        """Flush forever."""
         while True:
             await self._more.wait()
             self._more.clear()
             await self.flush()
 
     async def flush(self) -> None:
-        """Send all there is, `MOST_AT_ONCE` a round trip; outcomes stay in the box until Valkey has them on disk."""
+        """Publish all outcomes, `MOST_AT_ONCE` a round trip. They stay in the outbox until Valkey has stored them."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        async with self._flushing:  # the last flush of a stopping node meets the loop's own
+        async with self._flushing:  # the last flush of a stopping node may run beside the loop's own
             while self._waiting:
                 batch = self._waiting[:MOST_AT_ONCE]
                 await self._send([OUTCOMES.encode(outcome) for outcome in batch])

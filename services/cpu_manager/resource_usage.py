@@ -1,4 +1,4 @@
-"""How much of one resource a node holds, and works on: what scaling saves is held and not worked on."""
+"""Units of one resource that a node holds and that its actions use. Scaling saves units that are held but not used."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from shared.runtime.units import Seconds
 
 @dataclass(slots=True)
 class ResourceUsage:
-    """Units of one resource. `owned` is what the planner wants held; `used` is what actions work on.
+    """Units of one resource. `owned` is the planner's share for this node; `used` is what running actions hold.
 
-    Unit-seconds of both are integrated, from the first settling on.
+    Unit-seconds of both are integrated from the first call of `settle` on.
     """
 
     exist: int
@@ -23,21 +23,21 @@ class ResourceUsage:
 
     @property
     def held(self) -> int:
-        """Units that are owned, or worked on still."""
+        """Units that are owned, or that are still used."""
         return max(self.owned, self.used)
 
     def use(self, units: int, now: Seconds) -> None:
-        """Actions have taken so many units (+), or given them back (-)."""
+        """Count units that actions have taken (+) or released (-)."""
         self.settle(now)
         self.used += units
 
     def own(self, units: int, now: Seconds) -> None:
-        """Own so many from now on. Running actions keep theirs, whatever the number."""
+        """Set the number of owned units. Running actions keep theirs, whatever the number."""
         self.settle(now)
         self.owned = max(0, min(units, self.exist))
 
     def settle(self, now: Seconds) -> None:
-        """Bring the integrals up to now."""
+        """Update the integrals to `now`."""
         elapsed = max(0.0, now - self._since) if self._since else 0.0
         self.owned_unit_s += elapsed * self.held
         self.used_unit_s += elapsed * self.used

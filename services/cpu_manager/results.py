@@ -1,4 +1,4 @@
-"""How one attempt ended, and its result as it travels: JSON of bounded size."""
+"""The end of one attempt, and its result as it is sent: JSON of bounded size."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ EMPTY = b"{}"
 
 
 class Done(NamedTuple):
-    """What a node says of an attempt that has ended; durations and epochs are added by who tells it."""
+    """The end of an attempt. The reporter adds durations and epochs."""
 
     status: ExecutionStatus
     passed: bool | None = None
     score: float | None = None
     output: bytes = EMPTY
-    """Known to be JSON."""
+    """Valid JSON."""
     reason: str = ""
     cpu_s: float = 0.0
     peak_memory_bytes: int = 0
     retry_in_s: float = 0.0
-    """Of one that was postponed."""
+    """For `postponed`."""
     evidence: Evidence = ""
     environment_ended: TrajectoryEnd = "lost"
-    """Of `environment-lost`."""
+    """For `environment-lost`."""
 
 
 def lost(reason: str) -> Done:
-    """Our failure, to be tried again."""
+    """Return a failure of ours, to be retried."""
     return Done("lost", reason=reason)
 
 
 def refused(reason: str) -> Done:
-    """What no other attempt would do."""
+    """Return a refusal: no other attempt would succeed either."""
     return Done("refused", reason=reason)
 
 
 def encode_output(output: dict[str, Any], limit: int) -> bytes:
-    """JSON of an action's output, at most about `limit` bytes: long texts are cut and `truncated` says so.
+    """Return an action's output as JSON of at most about `limit` bytes. Long texts are cut, and `truncated` is set.
 
     Raises:
-        ValueError: it is nested too deeply to be written down; a trainer's function may return such a thing.
+        ValueError: the output is nested too deeply to encode. A trainer's function may return such a value.
     """
     if not output:
         return EMPTY
@@ -57,7 +57,7 @@ def encode_output(output: dict[str, Any], limit: int) -> bytes:
 
 
 def encode_whole(output: dict[str, Any], limit: int) -> bytes | int:
-    """JSON of an output that would mean something else if it were cut; its length where it is beyond the limit."""
+    """Return the output as JSON, or its length if it exceeds the limit. For outputs that must not be cut."""
     encoded = _encoder.encode(output)
     return encoded if len(encoded) <= limit else len(encoded)
 

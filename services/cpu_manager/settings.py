@@ -25,15 +25,16 @@ class CpuManagerSettings(ServiceSettings):
     cores: int = 0
     """Cores to offer; 0 offers every core this process may run on."""
     topology: str = ""
-    """Which cores share a NUMA node and a physical core, where the kernel shall not be asked: NUMA nodes parted by `/`,
+    """Cores that share a NUMA node or a physical core, instead of what the kernel reports: NUMA nodes separated by `/`,
     physical cores by `,`, hardware threads of one by `+`; `0-3/4-7`, or with two threads a core `0+2,1+3/4+6,5+7`."""
     memory_mb: int = Field(0, ge=0)
-    """Megabytes for environments; 0 takes all this process may use, less a reserve (`memory.py`)."""
+    """Megabytes for environments; 0: all that this process may use, less a reserve (`memory.py`)."""
     engine: str = ""
-    """Container engine that makes environments of images: its address; empty takes `DOCKER_HOST`, else the usual
-    socket; `none` makes none."""
+    """Address of the container engine that creates environments from images. Empty: `DOCKER_HOST`, else the usual
+    socket. `none`: no engine."""
     engine_retry_s: float = Field(10.0, gt=0)
-    """How often an engine that did not answer when the node started is asked again; the node offers it when it does."""
+    """Seconds between attempts to reach an engine that did not answer at the node's start. The node offers images from
+    the first answer on."""
     starts: int = Field(0, ge=0)
     """Environments that are created at the same time, set-up lines included; 0: half of the cores, at least one. The
     other cores stay for existing environments."""
@@ -43,12 +44,12 @@ class CpuManagerSettings(ServiceSettings):
     pulls: int = Field(2, gt=0)
     """Images pulled at the same time. Each already fetches three layers at a time."""
     slots: int = Field(1024, gt=0)
-    """Actions that need no core (sleeping, waiting on others) at once."""
+    """Actions without cores (they sleep or wait for others) that may run at the same time."""
     heartbeat_s: float = Field(2.0, gt=0)
-    """How often the node says it lives; the leader takes it for dead after five."""
+    """Seconds between heartbeats. The leader considers the node dead after five missed ones."""
     rung: Literal["auto", "cgroup-v2", "cgroup-v1", "namespaces", "landlock"] = "auto"
-    """Sandbox rung (docs/sandbox.md); auto takes the strongest this machine offers."""
+    """Sandbox rung (docs/sandbox.md); auto selects the strongest that this machine offers."""
     output_bytes: int = Field(1 << 20, gt=0)
     """Largest JSON of one result; beyond it, texts are cut and flagged."""
     guard_s: float = Field(10.0, gt=0)
-    """An attempt that has not ended so long after its limits is our failure: it is killed and counts as lost."""
+    """Seconds past its limits after which an attempt that has not ended is our failure: it is killed and lost."""

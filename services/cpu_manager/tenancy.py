@@ -1,4 +1,4 @@
-"""One tenant's view of the sandbox: no interpreter ever forks programs of two tenants."""
+"""One tenant's view of the sandbox: no interpreter forks programs of two tenants."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from services.cpu_manager.sandbox.protocol import Exit, Job, PythonJob, Sandbox
 
 
 class TenantSandbox:
-    """The node's sandbox, with zygotes of the tenant's own.
+    """The node's sandbox, with separate zygotes for this tenant.
 
-    Zygotes hold no payload and no secret, so sharing them would leak nothing we know of; keeping them apart makes what
-    we do not know of harmless too. The default tenant's are the ones that were warmed up at start.
+    Zygotes hold no payload and no secret, so no leak between tenants is known. Separate zygotes also prevent unknown
+    ones. The default tenant uses the zygotes that were started first.
     """
 
     def __init__(self, sandbox: Sandbox, tenant: str) -> None:
@@ -25,4 +25,4 @@ class TenantSandbox:
         return await self._sandbox.run(job, cores)
 
     async def close(self) -> None:
-        """The node closes its sandbox itself."""
+        """Does nothing: the node closes its sandbox itself."""

@@ -1,8 +1,8 @@
-"""Which of a node's cores share a NUMA node and which are hardware threads of one physical core.
+"""Topology of a node's cores: which share a NUMA node, and which are hardware threads of one physical core.
 
-Asked of the kernel (`/sys/devices/system`), or described by a setting: NUMA nodes parted by `/`, physical cores by `,`,
-hardware threads of one physical core by `+`; `a-b` are physical cores of one thread each. `0+4,1+5/2+6,3+7` are two
-NUMA nodes of two cores with two threads.
+Read from the kernel (`/sys/devices/system`), or described by a setting: NUMA nodes separated by `/`, physical cores by
+`,`, hardware threads of one physical core by `+`; `a-b` are physical cores of one thread each. `0+4,1+5/2+6,3+7` are
+two NUMA nodes of two cores with two threads.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Siblings = frozenset[int]
 
 
 def topology(setting: str, usable: frozenset[int]) -> Topology:
-    """Of the usable cores: as the setting says, else as the kernel does.
+    """Return the topology of the usable cores: from the setting, or from the kernel if the setting is empty.
 
     Raises:
-        ValueError: the setting cannot be.
+        ValueError: the setting is not valid.
     """
     return described(setting, usable) if setting else asked(usable)
 
 
 def described(text: str, usable: frozenset[int]) -> Topology:
-    """As a setting describes it.
+    """Parse the topology from a setting.
 
     Raises:
-        ValueError: it is no description, names a core twice, or leaves usable ones out.
+        ValueError: it is not a description, names a core twice, or leaves out usable cores.
     """
     nodes = [[core for part in node.split(",") for core in _cores(part)] for node in text.split("/")]
     named = [thread for node in nodes for core in node for thread in core]
@@ -43,7 +43,7 @@ def described(text: str, usable: frozenset[int]) -> Topology:
 
 
 def asked(usable: frozenset[int], system: Path = SYSTEM) -> Topology:
-    """As the kernel shows it. What it does not show is one node, and no threads."""
+    """Read the topology from the kernel. Cores that it does not describe form one NUMA node without siblings."""
     nodes: list[list[Siblings]] = []
     left = set(usable)
     for directory in sorted(system.glob("node/node[0-9]*"), key=lambda path: int(path.name.removeprefix("node"))):
@@ -54,7 +54,7 @@ def asked(usable: frozenset[int], system: Path = SYSTEM) -> Topology:
 
 
 def _physical(cores: Iterable[int], system: Path) -> list[Siblings]:
-    """These cores, siblings together, in order."""
+    """Group these cores by physical core, in order."""
     seen: dict[Siblings, None] = {}
     for core in sorted(cores):
         siblings = _read(system / f"cpu/cpu{core}/topology/thread_siblings_list")
@@ -63,7 +63,7 @@ def _physical(cores: Iterable[int], system: Path) -> list[Siblings]:
 
 
 def _restricted(nodes: Iterable[Iterable[Siblings]], usable: frozenset[int]) -> Topology:
-    """Without what may not be used, and what is empty then."""
+    """Remove the cores that may not be used, then empty groups."""
     kept = (tuple(tuple(sorted(mine)) for core in node if (mine := core & usable)) for node in nodes)
     return Topology(tuple(node for node in kept if node))
 
@@ -79,7 +79,7 @@ def _cores(part: str) -> Iterator[Siblings]:
 
 
 def _numbers(text: str) -> Iterator[int]:
-    """The kernel's way of writing sets: `0-3,8`."""
+    """Parse the kernel's notation of sets: `0-3,8`."""
     for part in text.strip().split(","):
         if part:
             first, _, last = part.partition("-")

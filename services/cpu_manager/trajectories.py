@@ -1,9 +1,9 @@
-"""The book of environments: who has one on this node, and how each of them ends.
+"""Registry of the environments on this node, with their attempts and their ends.
 
 Laws:
-  - an environment holds its memory from the start of the attempt that makes it until it is closed;
-  - it ends once, for one reason, and is told as ended after the outcome of what acted in it;
-  - one that never stood is not told as ended: the outcome of the attempt that was to make it says so.
+  - an environment holds its memory from the start of the attempt that creates it until it is closed;
+  - it ends once, for one reason; its end is reported after the outcomes of its attempts;
+  - the end of an environment that was never created is not reported: the outcome of its attempt says so.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from shared.runtime.units import Seconds
 _log = log.get(__name__)
 
 REMEMBERED = 4096
-"""Ended environments whose reason is still known to actions that come too late."""
+"""Ended environments whose reason is kept for actions that come too late."""
 CLOSING_S = 60.0
-"""Patience with closing one."""
+"""Longest time for closing one environment, in seconds."""
 
 
 @dataclass(slots=True)
 class Trajectories:
-    """Environments on one node. `start` and `leave` frame each attempt in one."""
+    """Environments on one node. `start` and `leave` enclose each attempt."""
 
     node: str
     incarnation: str
@@ -43,25 +43,25 @@ class Trajectories:
     tell: Callable[[EnvironmentEnded | EnvironmentMade], None]
     clock: Clock
     starts: ResourceUsage = field(default_factory=lambda: ResourceUsage(0, owned=0))
-    """Environments that are being made. The leader keeps to the limit; here it is counted."""
+    """Environments that are being created. The leader enforces the limit; this node only counts them."""
     _managed: dict[str, ManagedEnvironment] = field(default_factory=dict)
     _at_work: dict[asyncio.Task[Done], ManagedEnvironment] = field(default_factory=dict)
     _closing: set[asyncio.Task[None]] = field(default_factory=set)
     _ended: dict[str, Ending] = field(default_factory=dict)
-    """Trajectory -> why its environment has ended; the newest."""
+    """Trajectory -> why its environment ended; the newest `REMEMBERED`."""
     _timer: asyncio.TimerHandle | None = None
-    """Rings when the first lifetime may be over; one for all."""
+    """One timer for all environments, set to the earliest possible expiry."""
     _rings_at: Seconds = 0.0
 
     def __len__(self) -> int:
         return len(self._managed)
 
     def stays(self) -> list[Stays]:
-        """Every environment that stands, is being made or is being closed."""
+        """Return what all environments hold: existing ones, and those that are being created or closed."""
         return [managed.stays() for managed in self._managed.values()]
 
     def adopt(self, environments: Iterable[Environment]) -> None:
-        """These outlived an earlier life of this manager. Their idle time begins anew, their lifetime goes on."""
+        """Adopt environments of an earlier manager. Their idle time begins anew; their lifetime continues."""
         now = self.clock.monotonic()
         for environment in environments:
             managed = self._enter(ManagedEnvironment(environment.trajectory, environment.spec), now)
@@ -69,7 +69,7 @@ class Trajectories:
             _log.info("environment_taken_up", trajectory=managed.trajectory, image=managed.spec.image)
 
     def start(self, grant: Granted, cores: frozenset[int]) -> asyncio.Task[Done]:
-        """Act in the trajectory's environment; it is made first where the grant says what it is and there is none."""
+        """Act in the trajectory's environment. Create it first if there is none and the grant describes one."""
         managed = self._managed.get(grant.trajectory)
         if managed is None and grant.environment is not None:
             managed = self._enter(ManagedEnvironment(grant.trajectory, grant.environment), self.clock.monotonic())
@@ -80,7 +80,7 @@ class Trajectories:
         return task
 
     def leave(self, task: asyncio.Task[Done]) -> None:
-        """The attempt is over; its outcome is told before anything else happens."""
+        """Detach an ended attempt from its environment. Its outcome is reported before anything else happens."""
         managed = self._at_work.pop(task, None)
         if managed is not None:
             managed.acting.discard(task)
@@ -88,12 +88,12 @@ class Trajectories:
                 self._rest(managed)
 
     def stands(self, grant: Granted) -> bool:
-        """False where this grant was to make an environment that is not there."""
+        """Return False if this grant was to create an environment and the environment does not exist."""
         managed = self._managed.get(grant.trajectory)
         return grant.environment is None or (managed is not None and managed.environment is not None)
 
     def close(self, trajectory: str) -> None:
-        """Its trainer has closed it: what acts there is cut. That it has ended is told in any case."""
+        """Close the environment for its trainer: running attempts are cancelled. The end is reported in any case."""
         managed = self._managed.get(trajectory)
         if managed is None:
             self._say(trajectory, CLOSED)
@@ -101,15 +101,15 @@ class Trajectories:
             self._end(managed, CLOSED)
 
     def want(self, image: str) -> None:
-        """Environments of this image will be asked for."""
+        """Prepare for environments of this image."""
         self.acting.runtimes.want(image)
 
     def images(self) -> frozenset[str]:
-        """What environments can be made of here without a pull."""
+        """Return the images of which environments can be created here without a pull."""
         return self.acting.runtimes.images()
 
     def look(self) -> None:
-        """End those that have died by themselves since they acted; tell which stand whose first action goes on."""
+        """End idle environments that have died. Report new ones whose first action is still running."""
         for managed in list(self._managed.values()):
             if managed.environment is not None and not managed.told:
                 managed.told = True
@@ -121,7 +121,7 @@ class Trajectories:
                 self._end(managed, DIED)
 
     def expire(self) -> None:
-        """End those whose time is over, and ring again when the next one's may be."""
+        """End expired environments, and set the timer for the next expiry."""
         now = self.clock.monotonic()
         if self._timer is not None:
             self._timer.cancel()
@@ -135,12 +135,12 @@ class Trajectories:
                     self._ring(at, now)
 
     def end_all(self, reason: str) -> None:
-        """The node stops: cut what acts, begin to close all there is. `closed` waits for it."""
+        """End all environments because the node stops: cancel attempts, begin closing. `closed` waits for the end."""
         for managed in list(self._managed.values()):
             self._end(managed, Ending("stopped", reason))
 
     async def closed(self, within_s: Seconds) -> None:
-        """Wait until what is being closed is closed and told; so long at most."""
+        """Wait until closing environments are closed and reported; at most `within_s`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -161,7 +161,7 @@ class Trajectories:
             ending = managed.ending
             if ending is None or ending.word == "closed" or managed.environment is None:
                 raise
-            return ending.done()  # its time was over, not its trainer's patience
+            return ending.done()  # its limits ended it, not its trainer
 
     async def _in_turn(self, grant: Granted, cores: frozenset[int], managed: ManagedEnvironment) -> Done:
         if managed.ending is not None:
@@ -200,7 +200,7 @@ class Trajectories:
         self._ring(managed.ends_at()[0], now)
 
     def _rest(self, managed: ManagedEnvironment) -> None:
-        """Nothing acts in it any more."""
+        """Update an environment without running attempts: close it if it has ended or died, else set its timer."""
         now = self.clock.monotonic()
         managed.rests_since = now
         if managed.environment is not None and not managed.environment.alive:
@@ -219,7 +219,7 @@ class Trajectories:
                 self._begin_closing(managed)
 
     def _begin_closing(self, managed: ManagedEnvironment) -> None:
-        if not managed.closing:  # what came too late leaves it as well
+        if not managed.closing:  # an attempt that came too late passes here as well
             managed.closing = True
             task = asyncio.create_task(self._close(managed), name=f"close {managed.trajectory}")
             self._closing.add(task)
@@ -232,7 +232,7 @@ class Trajectories:
             try:
                 async with asyncio.timeout(CLOSING_S):
                     await managed.environment.close()
-            except Exception:  # noqa: BLE001  # it is no use to anybody any more, whatever is left of it
+            except Exception:  # noqa: BLE001  # nobody needs it any more, whatever is left of it
                 _log.exception("environment_not_closed", trajectory=managed.trajectory, image=managed.spec.image)
             metrics.STANDING.dec()
             metrics.ENVIRONMENTS_ENDED.labels(ending.word).inc()
@@ -265,7 +265,7 @@ class Trajectories:
         )
 
     def _ring(self, at: Seconds, now: Seconds) -> None:
-        """Look for what has expired at this time, unless one looks before."""
+        """Set the timer to this time, unless it is already set to an earlier one."""
         if self._timer is not None:
             if self._rings_at <= at:
                 return

@@ -1,1 +1,1 @@
-"""Sandboxes for programs written by a model, which run here or nowhere: a cell runs one after another of one tenant."""
+"""Sandboxes for model-written programs. A cell runs one program after another of one tenant."""

@@ -1,4 +1,4 @@
-"""Draining what a program writes: kept up to a limit, dropped beyond it, never blocking the program for good."""
+"""Reads a program's output: keeps it up to a limit, drops the rest, and never blocks the program for good."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Final
 _CHUNK: Final = 64 << 10
 _WIDE_PIPE: Final = 1 << 20
 _PAUSE_S: Final = 0.005
-"""Between two drains once the limit is met: endless output costs us 1 MiB of reading per 5 ms at most."""
+"""Seconds between two drains after the limit: endless output costs the manager at most 1 MiB of reading per 5 ms."""
 
 
 class Capture:
-    """The read end of one pipe. Memory is bounded by `limit`; reading is started only for programs that last."""
+    """The read end of one pipe. Memory is bounded by `limit`. Only the pipes of longer programs are watched."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int, limit: int) -> None:
         self._loop = loop
@@ -28,11 +28,11 @@ class Capture:
 
     @property
     def kept(self) -> bytearray:
-        """What has been kept so far; not to be changed."""
+        """Bytes kept so far. Do not modify."""
         return self._kept
 
     def watch(self) -> None:
-        """Read as bytes come."""
+        """Read bytes as they come."""
         if self._descriptor >= 0 and not self._watching:
             self._watching = True
             self._loop.add_reader(self._descriptor, self._readable)
@@ -56,7 +56,7 @@ class Capture:
             fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, _WIDE_PIPE)
 
     def _read_some(self) -> int:
-        """Take one chunk. Returns its size; 0 when the pipe is empty for now or has ended."""
+        """Read one chunk. Return its size; 0 if the pipe is empty at the moment or has ended."""
         try:
             chunk = os.read(self._descriptor, _CHUNK)
         except BlockingIOError:
@@ -71,7 +71,7 @@ class Capture:
             most -= taken
 
     def finish(self) -> bytes:
-        """Take what is still in the pipe (every writer is dead), close it, and return what was kept."""
+        """Read the rest of the pipe (every writer is dead), close it, and return the kept bytes."""
         if self._pause:
             self._pause.cancel()
         self._unwatch()

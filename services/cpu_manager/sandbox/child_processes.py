@@ -1,7 +1,7 @@
-"""Children of the manager: each owner waits for its own, and orphans that nobody owns are ended here.
+"""Children of the manager. Each owner waits for its own children; orphans without an owner are killed and reaped here.
 
-The manager is the subreaper of its descendants. A zygote, whose parent ends at once, thereby becomes the manager's own
-child: it is waited for here, and a supervisor above never sees it.
+The manager is the subreaper of its descendants. The parent of a zygote ends at once, so the zygote becomes a child of
+the manager and is reaped here; a supervisor above never sees it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOOK_S: Final = 2.0
 
 
 def become_subreaper() -> None:
-    """Adopt every descendant of this process whose own parent dies, from now on."""
+    """Adopt, from now on, every descendant of this process whose parent dies."""
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -32,10 +32,10 @@ class _Child(NamedTuple):
 
 
 class ChildProcesses:
-    """The sessions in which the manager has started processes, which tell its own children from orphans.
+    """Sessions that the manager's processes lead. They distinguish its own children from orphans.
 
-    Whatever else the manager runs (`subprocess`, asyncio) stays in the manager's own session. A sandboxed program
-    cannot enter that session: it left it before it began.
+    Other child processes of the manager (`subprocess`, asyncio) stay in the manager's own session. A sandboxed program
+    cannot join that session, because its process left it before the program began.
     """
 
     def __init__(self) -> None:
@@ -43,23 +43,23 @@ class ChildProcesses:
         self._seen_ended: set[int] = set()
 
     def launched(self, leader: int, *, forks: bool) -> None:
-        """A process leads a new session. `forks`: a child of its own replaces it, in the same session."""
+        """Record that a process leads a new session. `forks`: its child, in the same session, replaces it."""
         self._leaders[leader] = forks
 
     def gone(self, leader: int) -> None:
-        """Nothing that its owner knows is left of that session. Safe to call again."""
+        """Remove a session whose processes have all been waited for. Safe to call again."""
         self._leaders.pop(leader, None)
 
     async def reap_orphans(self) -> None:
-        """Kill and reap orphans for ever, a look every two seconds. Only a subreaper gets any."""
+        """Kill and reap orphans forever, once every two seconds. Only a subreaper gets orphans."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self.look()
 
     def look(self) -> list[int]:
-        """Kill the orphans there are, and reap those that have ended. Returns the process ids. About 0.2 ms."""
+        """Kill all orphans, and reap those that have ended. Return their process ids. Takes about 0.2 ms."""
         own, children = os.getsid(0), list(_children())
-        # An orphan in the manager's own session looks like a child whose owner is about to wait for it: look twice.
+        # An orphan in the manager's own session looks like a child whose owner is about to wait for it: check twice.
         late = {child.pid for child in children if child.session == own and child.ended}
         orphans = [child for child in children if child.session != own and not self._owned(child)]
         for child in orphans:
@@ -76,7 +76,7 @@ class ChildProcesses:
 
 
 def reap(pidfd: int) -> None:
-    """Wait for a process that has ended. One that is not our child has another who waits for it."""
+    """Reap a process that has ended. A process that is not our child is ignored; its own parent reaps it."""
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
 
@@ -86,6 +86,6 @@ def _children() -> Iterator[_Child]:
         with contextlib.suppress(OSError):
             for pid in (thread / "children").read_text().split():
                 with contextlib.suppress(OSError):
-                    # Bytes: the name may be no text. The program chooses it.
+                    # Read bytes: the program chooses its name, which may not be valid text.
                     state, _, _, session = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:4]
                     yield _Child(int(pid), int(session), state == b"Z")

@@ -1,4 +1,4 @@
-"""How long a worker takes to come into being on this host, as it is measured whenever a job has to wait for one."""
+"""Time that this host needs to start a worker, measured whenever a job has to wait for one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Final
 from shared.runtime.units import Seconds
 
 _FORGETS: Final = 0.25
-"""Of the distance to a shorter measurement: a host that hiccuped once is forgiven after about ten."""
+"""Share of the distance to a shorter measurement: one slow start is forgotten after about ten measurements."""
 
 
 @dataclass(slots=True)
 class ColdStart:
-    """A maximum that is up at once and comes down with what is measured later: who warms up must not come late."""
+    """An estimate that rises at once to a longer measurement and falls slowly: a warm-up must not begin too late."""
 
     seconds: Seconds | None = None
-    """None until a worker was made."""
+    """None before the first measurement."""
 
     def measured(self, seconds: Seconds) -> None:
-        """One worker was asked for, and its program began so long after."""
+        """Add a measurement: seconds from the request for a worker to the start of its program."""
         known = seconds if self.seconds is None else self.seconds
         self.seconds = max(seconds, known + _FORGETS * (seconds - known))

@@ -1,4 +1,4 @@
-"""Handing bytes to a program without waiting for it."""
+"""Passes bytes to a program without waiting for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def sealed(name: str, content: bytes) -> int:
-    """An anonymous file that nobody can change any more, read from its start. Costs a copy; feeds without waiting."""
+    """Return an anonymous, immutable file with this content, positioned at its start. Costs a copy, but no waiting."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(content)

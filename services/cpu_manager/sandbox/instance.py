@@ -1,7 +1,7 @@
-"""The directory and name of one manager process, by which a later one finds and removes what a dead one left.
+"""Directory and name of one manager process. A later manager finds and removes by them what a dead one left.
 
-The default lies under a name that others can guess in a directory that others can write. So every directory is opened
-without following links and used only if it is this user's; what is swept bears a name that only an instance has.
+The default directory has a guessable name in a directory that others can write to. Therefore every directory is opened
+without following links and used only if it belongs to this user. Only names that an instance generates are removed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def discard(directory: str | Path) -> None:
-    """Remove a tree that a program may have made as deep and as closed as it could. What resists is left.
+    """Remove a tree, even if a program made it very deep or removed permissions. What cannot be removed is left.
 
-    Neither command leaves the tree by a link. Root needs no rights; for others those taken away are taken back.
+    Neither command follows links out of the tree. Root ignores permissions; for other users they are restored first.
     """
     _run("rm", "-rf", "--", str(directory))
     if os.geteuid() != 0 and os.path.lexists(directory):
@@ -44,15 +44,15 @@ def _run(*command: str) -> None:
 
 
 def default_scratch() -> Path:
-    """A directory of this user alone, under the system's place for temporary files."""
+    """Return a directory of this user alone, inside the system's directory for temporary files."""
     return Path(tempfile.gettempdir()) / f"treadle-sandbox-{os.geteuid()}"
 
 
 class Instance:
-    """A directory held by a lock as long as this process lives. The kernel frees the lock however it dies."""
+    """A directory that is locked while this process lives. The kernel releases the lock however the process dies."""
 
     def __init__(self, scratch: Path) -> None:
-        """Raises PermissionError when `scratch` is not a directory of this user that others cannot exchange."""
+        """Raise PermissionError if `scratch` is not a directory of this user, or if others could replace it."""
         self._scratch = _own_folder(scratch)
         try:
             sweep(scratch)
@@ -68,20 +68,20 @@ class Instance:
 
     @property
     def view_root(self) -> str:
-        """The empty directory on which zygotes put their view together."""
+        """The empty directory on which zygotes mount their view."""
         return str(self.directory / "root")
 
     def let_pass(self) -> None:
-        """Let other users reach directories of theirs below: on the Landlock rung root's programs are other users."""
+        """Let other users reach their directories below: on the Landlock rung root's programs run as other users."""
         for folder in (self._scratch, self._folder):
             os.fchmod(folder, 0o711)
 
     def note(self, groups: Iterable[Path]) -> None:
-        """Write down the control groups of this manager: another's sweep may not be able to guess where they are."""
+        """Record the control groups of this manager, because the sweep of another manager may not find them itself."""
         (self.directory / _GROUPS).write_text("".join(f"{group}\n" for group in groups), encoding="utf-8")
 
     def close(self) -> None:
-        """Let go of the lock, and remove the directory unless it is still needed to sweep a control group."""
+        """Release the lock, and remove the directory unless it is still needed to sweep a control group."""
         if not any(group.exists() for group in _noted(self._folder)):
             discard(self.directory)
         for descriptor in (self._lock, self._folder, self._scratch):
@@ -89,7 +89,7 @@ class Instance:
 
 
 def _own_folder(path: Path) -> int:
-    """Make a directory of mode 0700, or check that the one there is ours. Returns a descriptor of it."""
+    """Create a directory of mode 0700, or check that the existing one is ours. Return a descriptor of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     parent = path.parent.stat()
     if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
@@ -111,7 +111,7 @@ def _own_folder(path: Path) -> int:
 
 
 def _lock(folder: int) -> int:
-    """Lock the instance in a directory. Raises BlockingIOError while its manager lives."""
+    """Lock the instance in a directory. Raise BlockingIOError while its manager lives."""
     descriptor = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,9 +130,9 @@ def _noted(folder: int) -> list[Path]:
 
 
 def sweep(scratch: Path) -> list[str]:
-    """Remove what dead managers left under `scratch`. Returns their names.
+    """Remove what dead managers left under `scratch`. Return their names.
 
-    Only directories of this user with a name of our own making; a link of such a name is left alone.
+    Only directories of this user with generated names are removed. A link with such a name is left alone.
     """
     descriptor = _own_folder(scratch)
     try:
@@ -143,7 +143,7 @@ def sweep(scratch: Path) -> list[str]:
 
 
 def _sweep(directory: Path, scratch: int) -> bool:
-    """Remove the directory of a manager, if it has died. Returns whether it was."""
+    """Remove the directory of a manager if it has died. Return True if it was removed."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as opened:  # BlockingIOError: its manager lives
         folder = os.open(directory.name, _FOLDER, dir_fd=scratch)
         opened.callback(os.close, folder)

@@ -1,4 +1,4 @@
-"""Finding out which rung this node can stand on, by really building its walls around a trivial program."""
+"""Selection of this node's sandbox rung: builds the walls of each rung around a trivial program until one works."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from services.cpu_manager.sandbox.watch import GroupWatch, TreeWatch
 from services.cpu_manager.sandbox.zygotes import LAUNCHER, ZygoteError, Zygotes
 
 _UID_BASE: Final = 1_900_000_000
-"""Far from any account, from other tools' subordinate ids, and (with every block) below the sign bit."""
+"""Far from accounts and from the subordinate ids of other tools. Every block stays below the sign bit."""
 _UID_COUNT: Final = 65_536
 _UID_BLOCKS: Final = 3_000
-"""Managers on one host take different blocks, so that their programs share no user."""
+"""Managers on one host use different blocks, so that their programs share no user."""
 _PROBE_LIMITS: Final = Limits(wall_s=10.0, cpu_s=5.0, memory_bytes=256 << 20, disk_bytes=1 << 20)
 
 
 def wall_plan(rung: Rung, tools: Toolchain, instance: Instance, harnesses: tuple[str, ...]) -> wire.WallPlan:
-    """Spell one rung out for the zygotes."""
+    """Return the walls of one rung in the form that zygotes read."""
     privileged = os.geteuid() == 0
     base, count = uid_range(int(instance.name, 16)) if privileged else (0, 0)
     seen = _seen_inside if rung.namespaces else str
@@ -57,16 +57,16 @@ def wall_plan(rung: Rung, tools: Toolchain, instance: Instance, harnesses: tuple
 
 
 def _seen_inside(path: str) -> str:
-    """Where a host path appears in a zygote's view.
+    """Return where a host path appears in a zygote's view.
 
-    Every cell covers /tmp with its private directory. What the host has there (the environment of a checkout in /tmp,
-    say) is kept elsewhere, and each cell binds it back to its place: imported packages remember where they came from.
+    Every cell covers /tmp with its private directory. Host paths in /tmp (for example the environment of a checkout)
+    are bound elsewhere, and each cell binds them back to their place, because imported packages store their paths.
     """
     return f"/opt/host{path}" if path.startswith("/tmp/") else path
 
 
 def uid_range(block: int) -> tuple[int, int]:
-    """First and number of the user ids for slots, among those that exist in our own user namespace."""
+    """Return the first user id for slots and their number, among the ids that exist in our own user namespace."""
     extents = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     wanted = _UID_BASE + block % _UID_BLOCKS * _UID_COUNT
     for first, _, count in extents:
@@ -78,7 +78,7 @@ def uid_range(block: int) -> tuple[int, int]:
 
 
 async def climb(instance: Instance, tools: Toolchain, forced: Rung | None) -> Ladder:
-    """Try the rungs from the best down (or only `forced`). Raises `NoSandboxError` when none holds."""
+    """Try the rungs from the best down (or only `forced`). Raise `NoSandboxError` if none works."""
     abi = landlock.abi()
     attempts: list[Attempt] = []
     for rung in (forced,) if forced else tuple(Rung):
@@ -90,7 +90,7 @@ async def climb(instance: Instance, tools: Toolchain, forced: Rung | None) -> La
 
 
 def pwd_name() -> str:
-    """Who runs this manager, for people."""
+    """Return the name of the manager's user, for people."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -98,7 +98,7 @@ def pwd_name() -> str:
 
 
 async def _try(rung: Rung, tools: Toolchain, instance: Instance, abi: int) -> str:
-    """Build the rung's walls around `true`. Returns what failed; empty when it held."""
+    """Build the rung's walls around `true`. Return what failed; empty if it worked."""
     if refusal := _precondition(rung, tools, instance, abi):
         return refusal
     try:
@@ -118,7 +118,7 @@ async def _try(rung: Rung, tools: Toolchain, instance: Instance, abi: int) -> st
 
 
 def tools_for(rung: Rung, tools: Toolchain) -> Toolchain:
-    """What of the toolchain this rung can show. On the Landlock rung root's programs are another user's."""
+    """Return what this rung can show of the toolchain. On the Landlock rung root's programs run as another user."""
     return open_to_others(tools) if rung is Rung.LANDLOCK and os.geteuid() == 0 else tools
 
 
@@ -138,7 +138,7 @@ def _precondition(rung: Rung, tools: Toolchain, instance: Instance, abi: int) ->
 
 
 def make_hierarchy(rung: Rung, instance: Instance) -> Hierarchy | None:
-    """The control groups of this manager, noted where a later one can sweep them; None on rungs without."""
+    """Create the control groups of this manager, and record them for a later sweep; None on rungs without groups."""
     if not rung.control_groups:
         return None
     make = HierarchyV1.make_for if rung is Rung.CGROUP_V1 else HierarchyV2.make_for

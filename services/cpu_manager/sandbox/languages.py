@@ -1,7 +1,7 @@
-"""The languages a node can run: how each is compiled and started, and which version is there.
+"""Languages that a node can run: their compile and run commands, and the installed versions.
 
-Compiled languages take two jobs: the first's fetched files are the artifact, which the second runs. An artifact is
-plain bytes, so it can be kept and shared; interpreted languages go straight from source to run.
+Compiled languages take two jobs: the first job's fetched files are the artifact that the second job runs. An artifact
+is plain bytes, so it can be stored and shared. Interpreted languages take only the second job.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _PACK_CLASSES: Final = "mkdir -p classes && javac -encoding UTF-8 -d classes Mai
 
 @dataclass(frozen=True, slots=True)
 class LanguageInfo:
-    """One language as this node has it."""
+    """One language as installed on this node."""
 
     name: str
     version: str
     source_name: str
-    """What the source file is called in the private directory."""
+    """Name of the source file in the private directory."""
     compile_argv: tuple[str, ...]
     """Empty for interpreted languages."""
     run_argv: tuple[str, ...]
     artifact: str = ""
-    """The file that compiling leaves to be run."""
+    """The file that the compiler writes and that is then run."""
     env: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -41,7 +41,7 @@ class LanguageInfo:
         return bool(self.compile_argv)
 
 
-#: What each needs on the node: the programs, and how to ask the first one for its version.
+#: What each needs on the node: the programs, and the option with which the first one prints its version.
 _KNOWN: Final[tuple[tuple[LanguageInfo, tuple[str, ...], str], ...]] = (
     (LanguageInfo("bash", "", "main.sh", (), ("bash", "main.sh")), ("bash",), "--version"),
     (
@@ -90,9 +90,9 @@ _KNOWN: Final[tuple[tuple[LanguageInfo, tuple[str, ...], str], ...]] = (
 
 
 def languages(tools: Toolchain | None = None) -> dict[str, LanguageInfo]:
-    """What programs in a sandbox with this toolchain (the node's whole one unless told) can use, by name.
+    """Return the languages that a sandbox with this toolchain can use, by name; default: the node's whole toolchain.
 
-    Asks each compiler for its version once a process: half a second in all.
+    Runs each compiler for its version once a process: half a second in total.
     """
     return _found(dict((tools or detect()).environment)["PATH"])
 
@@ -117,7 +117,7 @@ def _version(program: str, question: str) -> str:
 
 
 def compile_job(language: LanguageInfo, source: str, files: Mapping[str, bytes], limits: Limits) -> ExecJob:
-    """The job that turns a source into an artifact; its `Exit.files` is what `run_job` takes.
+    """Return the job that compiles a source into an artifact. `run_job` takes its `Exit.files`.
 
     Raises ValueError for a language that is not compiled.
     """
@@ -141,9 +141,9 @@ def run_job(
     *,
     fetch: tuple[str, ...] = (),
 ) -> Job:
-    """The job that runs an interpreted source, or the artifact (`Exit.files`) of a compiled one.
+    """Return the job that runs an interpreted source, or the artifact (`Exit.files`) of a compiled one.
 
-    Raises ValueError when it is given the one and needs the other.
+    Raises ValueError if it gets a source and needs an artifact, or the reverse.
     """
     if isinstance(program, str) == language.compiled:
         wanted = "the artifact of its compile job" if language.compiled else "its source"
@@ -163,7 +163,7 @@ def run_job(
 
 
 def _bounded(language: LanguageInfo, limits: Limits) -> tuple[str, ...]:
-    """The JVM sizes its heap and its threads by the host unless it is told what it has."""
+    """Return the run command. The JVM gets explicit sizes; its defaults follow the host, not the limits."""
     if language.name != "java":
         return language.run_argv
     heap = max(limits.memory_bytes * 7 // 10 >> 20, 16)

@@ -1,4 +1,4 @@
-"""`LocalSandbox`: walls made of this host's own kernel, no container engine."""
+"""`LocalSandbox`: walls from this host's kernel, without a container engine."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, 
 
 _MOST_ZYGOTES: Final = 8
 _TRIES: Final = 2
-"""A job whose program never began (its zygote or its cell died just then) is tried once more, in a new cell, before it
-is called lost."""
+"""Tries for a job whose program never began, because its zygote or its cell died first. The second try gets a new cell;
+after it the job is lost."""
 _AVALANCHE: Final = 256
 _EXTRA_PIDS: Final = 1
-"""The cell's init is in its control group too."""
+"""The cell's init counts in its control group too."""
 _DATA_SLACK: Final = 64 << 20
-"""RLIMIT_DATA lies this much above the memory limit: the watchdog names the breach, the kernel stops the leap."""
+"""RLIMIT_DATA lies this much above the memory limit. The watchdog reports a breach; the kernel stops sudden jumps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What one manager's cells stand on."""
+    """What the cells of one manager share."""
 
     ladder: Ladder
     instance: Instance
@@ -52,7 +52,7 @@ class Ground:
 
 
 class LocalSandbox:
-    """Runs jobs in cells on this host. One instance a manager process; all methods on its event loop."""
+    """Runs jobs in cells on this host. One instance per manager process; call all methods on its event loop."""
 
     def __init__(
         self, ladder: Ladder, tools: Toolchain, instance: Instance, walls: wire.WallPlan, most_zygotes: int
@@ -69,12 +69,12 @@ class LocalSandbox:
         self.child_processes = ChildProcesses()
         self._zygotes = Zygotes(walls, instance.directory, most_zygotes, self.child_processes)
         self.cold_start = ColdStart()
-        """Of a cell, and of its zygote where that did not stand either: from the job's coming to its program's
-        beginning, of jobs that no waiting cell took."""
+        """Time to start a cell, and its zygote if that did not run either: from the arrival of a job to the start of
+        its program. Measured for jobs that found no waiting cell."""
 
     @property
     def ground(self) -> Ground:
-        """What cells that stay are made of, too: they share users, groups and directories with those that do not."""
+        """Resources for permanent cells as well: they share users, groups and directories with the other cells."""
         return Ground(self.ladder, self._instance, self._walls, self._hierarchy, self._slots, self.child_processes)
 
     @classmethod
@@ -86,9 +86,9 @@ class LocalSandbox:
         tools: Toolchain | None = None,
         most_zygotes: int = _MOST_ZYGOTES,
     ) -> LocalSandbox:
-        """Find the best rung by trying (or insist on `rung`), sweep what dead managers left, and stand ready.
+        """Find the best rung by trying (or use only `rung`), and remove what dead managers left.
 
-        Raises `NoSandboxError` when no rung holds. Takes about 100 ms a rung tried; zygotes start when first needed.
+        Raises `NoSandboxError` if no rung works. Takes about 100 ms a rung tried; zygotes start at their first use.
         """
         found = await asyncio.to_thread(toolchain.detect) if tools is None else tools
         instance = Instance(scratch or default_scratch())
@@ -104,8 +104,8 @@ class LocalSandbox:
     async def run(self, job: Job, cores: frozenset[int]) -> Exit:
         """Run one job on exactly these cores and wait for its end (see `Sandbox.run`).
 
-        Raises ValueError for a job that cannot mean anything: a file name that leaves the private directory, files
-        larger than it, an unknown harness, no cores, NUL bytes in arguments.
+        Raises ValueError for a malformed job: a file name that leaves the private directory, files larger than it, an
+        unknown harness, no cores, NUL bytes in arguments.
         """
         self._check(job, cores)
         for tried in range(_TRIES):
@@ -115,7 +115,7 @@ class LocalSandbox:
         return ended
 
     async def _once(self, job: Job, cores: frozenset[int], *, new: bool) -> tuple[Exit, bool]:
-        """One try. Returns how it ended and whether the program may have run."""
+        """Try once. Return how it ended, and whether the program may have run."""
         if self._closed:
             return Exit(ended_by="lost", detail="the sandbox is closed"), True
         came = time.monotonic()
@@ -146,11 +146,11 @@ class LocalSandbox:
 
     def _restock(self, zygote: Zygote, disk_bytes: int) -> None:
         if not self._closed:
-            with contextlib.suppress(ZygoteError, OSError):  # whoever needs the next cell hears of it
+            with contextlib.suppress(ZygoteError, OSError):  # the next job that needs a cell reports the error
                 self._spares.restock(zygote, disk_bytes)
 
     async def _attempt(self, job: Job, cores: frozenset[int], spare: Spare) -> tuple[Exit, float, bool]:
-        """Returns how it ended, when the program began (0: it has not), and whether the cell stands for another."""
+        """Return how it ended, when the program began (0: not at all), and whether the cell can be used again."""
         limits, slot = job.limits, spare.slot
         if slot.group:
             slot.group.arm(limits.memory_bytes, limits.pids + _EXTRA_PIDS)
@@ -189,10 +189,10 @@ class LocalSandbox:
         )
 
     def _shared_processes(self) -> int:
-        """What RLIMIT_NPROC counts beside the cell's own processes.
+        """Return the number of processes that RLIMIT_NPROC counts beside the cell's own.
 
-        In namespaces, and as a slot's own user, nothing. An ordinary user's Landlock cells share one count with
-        everything of that user. There init counts (`inside/forks`), and this limit is a second wall.
+        In namespaces, and for a slot's own user, it is 0. An ordinary user's Landlock cells share one count with all
+        processes of that user. There init counts (`inside/forks`), and this limit is a second wall.
         """
         if self._walls.namespaces or self._walls.privileged:
             return 0
@@ -216,15 +216,15 @@ class LocalSandbox:
             raise ValueError(f"the files are larger than the private directory ({job.limits.disk_bytes} bytes)")
 
     def zygotes(self) -> dict[str, int]:
-        """Names and process ids of the zygotes that stand."""
+        """Return names and process ids of the running zygotes."""
         return self._zygotes.pids()
 
     def spares(self) -> int:
-        """How many cells wait for a job."""
+        """Return how many cells wait for a job."""
         return self._spares.count()
 
     async def close(self) -> None:
-        """Kill what runs, remove what was laid down."""
+        """Kill running programs and remove all files and groups."""
         if self._closed:
             return
         self._closed = True
@@ -243,7 +243,7 @@ def _parcel(job: Job) -> wire.PythonParcel | wire.ExecParcel:
 
 
 def available_harnesses() -> tuple[str, ...]:
-    """The names of the harnesses: the modules of that package which define `main` (others support them)."""
+    """Return the names of the harnesses: the modules of that package that define `main` (others support them)."""
     directory = Path(harnesses.__file__).parent
     found = (path.stem for path in directory.glob("*.py") if "\ndef main(" in path.read_text(encoding="utf-8"))
     return tuple(sorted(found))

@@ -1,4 +1,4 @@
-"""What one program has used so far, held against its limits."""
+"""Usage of one program so far, compared with its limits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from services.cpu_manager.sandbox.watch import Usage, Watch, look_aside, process
 LOOK_S: Final = 0.02
 _SELDOM_S: Final = 0.25
 _REST: Final = 4
-"""A look that takes long, at many files or processes, is followed by four times as long for everything else."""
+"""After a look that took long (many files or processes), the watchdog pauses for four times as long."""
 
 
 class Meter:
-    """Looks at the tree of one cell. `usage` is what all looks so far have found; a look that fails changes nothing."""
+    """Measures the tree of one cell. `usage` combines all looks so far; a look that fails changes nothing."""
 
     def __init__(self, watch: Watch, spare: Spare, limits: Limits, cores: int) -> None:
         self._watch = watch
@@ -26,26 +26,26 @@ class Meter:
         self._init = 0
         self.usage = Usage()
         self.exact = watch.exact
-        """The kernel holds memory and processes to their limits, and a look costs a file or two."""
+        """True if the kernel enforces the limits of memory and processes. A look then costs a file or two."""
 
     def look(self) -> None:
-        """Look at once, without what can wait for the program."""
+        """Measure at once, without what would have to wait for the program."""
         try:
             self._merge(self._watch.look(self._tree(), quick=True))
-        except OSError:  # out of descriptors, say: it is killed and reported as before
+        except OSError:  # for example out of descriptors: the program is killed and reported as before
             return
 
     def look_aside(self) -> asyncio.Future[Usage]:
-        """Look at everything, in a thread. The result is for `take`."""
+        """Measure everything, in a thread. Pass the result to `take`."""
         return look_aside(self._watch, self._tree())
 
     def take(self, look: asyncio.Future[Usage]) -> None:
-        """Add what a look in a thread has found."""
+        """Add the result of a look in a thread."""
         if not isinstance(look.exception(), OSError):
             self._merge(look.result())
 
     def breach(self) -> tuple[EndedBy, str] | None:
-        """The limit that the program has passed, and the reason for people."""
+        """Return the limit that the program has exceeded and the reason for people, or None."""
         usage, limits = self.usage, self._limits
         if usage.cpu_s > limits.cpu_s:
             return "cpu-limit", f"used {usage.cpu_s:.2f} s of CPU, allowed {limits.cpu_s:g}"
@@ -58,14 +58,14 @@ class Meter:
         return None
 
     def next_look_s(self, took_s: float) -> float:
-        """Seconds until the program could have reached a limit."""
+        """Return the seconds until the program could reach a limit at the earliest."""
         if not self.exact:
             return max(LOOK_S, took_s * _REST)
         soonest = (self._limits.cpu_s - self.usage.cpu_s) / self._cores
         return min(max(soonest, LOOK_S), _SELDOM_S)
 
     def _tree(self) -> int:
-        """Process id of the cell's init; 0 before it is known."""
+        """Return the process id of the cell's init; 0 before it is known."""
         if self._init == 0 and not self.exact and self._spare.pidfd >= 0:
             self._init = process_of(self._spare.pidfd)
         return self._init

@@ -1,4 +1,4 @@
-"""Awaiting packets with descriptors on a socket pair: asyncio has no `recvmsg`."""
+"""Receives packets with descriptors from a socket pair without blocking: asyncio has no `recvmsg`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from services.cpu_manager.sandbox.inside import wire
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Our end (not blocking) and the other's."""
+    """Return our end (non-blocking) and the other end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     return ours, theirs
 
 
 async def receive(channel: socket.socket, descriptors: int, timeout: float) -> tuple[bytes, list[int]]:
-    """Wait for one packet. An empty one is the end; raises TimeoutError after `timeout` seconds."""
+    """Wait for one packet; an empty packet is the end. Raise TimeoutError after `timeout` seconds."""
     try:
         return wire.receive(channel, descriptors)
     except BlockingIOError:

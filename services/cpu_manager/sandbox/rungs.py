@@ -1,4 +1,4 @@
-"""The rungs of the sandbox ladder, best first: what each enforces and what it asks of a node (docs/sandbox.md)."""
+"""Rungs of the sandbox ladder, best first: what each enforces and what it needs (docs/sandbox.md)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Rung(StrEnum):
-    """A way to put walls around model-written code on this node."""
+    """A way to isolate model-written code on this node."""
 
     CGROUP_V2 = "cgroup-v2"
     CGROUP_V1 = "cgroup-v1"
@@ -54,16 +54,16 @@ ENFORCES: dict[Rung, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One rung that was really tried on this node."""
+    """The try of one rung on this node."""
 
     rung: Rung
     reason: str
-    """Empty when it holds; else what failed."""
+    """Empty if it worked; else what failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """What this node can enforce, as found out by trying. Printed at start and shown in `/v1/nodes`."""
+    """What this node can enforce, found by trying. Printed at start and shown in `/v1/nodes`."""
 
     chosen: Rung
     attempts: tuple[Attempt, ...]
@@ -71,7 +71,7 @@ class Ladder:
     user: str
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able: the rung, what it enforces, and why better ones were not taken."""
+        """Return JSON-able data: the rung, what it enforces, and why better ones were not chosen."""
         return {
             "rung": self.chosen.value,
             "enforces": list(ENFORCES[self.chosen]),
@@ -87,7 +87,7 @@ class Ladder:
 
 
 class NoSandboxError(RuntimeError):
-    """No rung holds on this node, so it refuses to run code. The message says what would help."""
+    """No rung works on this node, so it refuses to run code. The message says what would help."""
 
     def __init__(self, attempts: tuple[Attempt, ...]) -> None:
         tried = "\n".join(f"  {attempt.rung}: {attempt.reason}" for attempt in attempts)

@@ -1,4 +1,4 @@
-"""One job in flight, seen from the manager: its order, its packets, its timers, its end. No process, no thread."""
+"""One running job as the manager sees it: order, packets, timers, end. Uses no process and no thread of its own."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from services.cpu_manager.sandbox.walls import syscalls
 from services.cpu_manager.sandbox.watch import Usage, Watch
 
 _BEGIN_S: Final = 30.0
-"""A cell that has not begun by then is lost."""
+"""Seconds after which a cell that has not begun is lost."""
 _FETCH_S: Final = 60.0
-"""Files of an ended program that have not come by then, after its wall limit, are lost."""
+"""Seconds after the wall limit in which the files of an ended program must arrive; else they are lost."""
 _STOP_S: Final = 10.0
-"""A killed cell that is not gone by then is reported as lost; the kernel is busy freeing its memory."""
+"""Seconds after which a killed cell that still exists is reported lost: the kernel is busy freeing its memory."""
 _WATCH_OUTPUT_S: Final = 0.003
-"""Shorter programs have their output read once, at the end: most never fill a pipe."""
+"""Output of shorter programs is read once, at the end: most never fill a pipe."""
 REPORT_BYTES: Final = 1 << 20
 
 
 class Cell:
-    """Drives one job in its cell, from the order to `Exit`. Everything happens in callbacks of the loop."""
+    """Runs one job in its cell, from the order to its `Exit`. All work happens in callbacks of the loop."""
 
     def __init__(
         self, spare: Spare, limits: Limits, watch: Watch, cores: int, enough: Callable[[bytes], bool] | None = None
@@ -45,7 +45,7 @@ class Cell:
         self._enough = enough
         self._again = False
         self._closed = False
-        """The control socket is not read any more: its cell is gone."""
+        """True if the control socket is not read any more: its cell is gone."""
         self._cause: EndedBy | None = None
         self._detail = ""
         self._started_at = 0.0
@@ -57,13 +57,13 @@ class Cell:
         self._timers: list[asyncio.TimerHandle] = []
 
     async def run(self, order: tuple[bytes, bytes], stdin: int, parcel: int, *, reports: bool) -> Exit:
-        """Send the order and the errand, wait for the end. Cancelled: kills the tree, waits for its end, and raises."""
+        """Send the order and the errand; wait for the end. Cancelled: kill the tree, wait for its end, and raise."""
         try:
             self._loop.add_reader(self._control.fileno(), self._readable)
             self._send(order, stdin, parcel, reports=reports)
             self._after(_BEGIN_S, self._never_began)
             self._after(_WATCH_OUTPUT_S, self._watch_output)
-            await asyncio.shield(self._over)  # cancelling must not end the wait for the tree's end
+            await asyncio.shield(self._over)  # a cancellation must not end the wait for the tree's end
         except asyncio.CancelledError:
             self._kill("cancelled", "cancelled by the caller")
             await self._until_over()
@@ -76,7 +76,7 @@ class Cell:
         return self._exit(outputs)
 
     async def _until_over(self) -> None:
-        """Wait for the tree's end whatever else is cancelled meanwhile; `_never_gone` ends the wait."""
+        """Wait for the tree's end, through further cancellations. `_never_gone` bounds the wait."""
         while not self._over.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(self._over)
@@ -90,7 +90,7 @@ class Cell:
                 os.set_blocking(reader, False)
                 self._captures.append(Capture(self._loop, reader, limit))
                 if self._slot.owner >= 0:
-                    os.fchown(writer, self._slot.owner, self._slot.owner)  # so that /dev/stdout can be opened again
+                    os.fchown(writer, self._slot.owner, self._slot.owner)  # the program may open /dev/stdout again
             stdout, stderr, report = (*writers, stdin)[:3]
             wire.send(self._control, order[0], (stdin, stdout, stderr, parcel, report))
             wire.send(self._control, order[1])
@@ -100,17 +100,17 @@ class Cell:
 
     @property
     def began(self) -> bool:
-        """The program's own process has run. Before that, nothing of the job has happened."""
+        """True if the program's own process has run. Before that, nothing of the job has happened."""
         return self._started_at > 0
 
     @property
     def began_at(self) -> float:
-        """When it has, on the monotonic clock; 0 before."""
+        """When the program began, on the monotonic clock; 0 before."""
         return self._started_at
 
     @property
     def stands(self) -> bool:
-        """The program ended by itself and its cell takes the order of another."""
+        """True if the program ended by itself and its cell can take another order."""
         return self._again and self._cause is None and not self._meter.usage.out_of_memory
 
     def _after(self, seconds: float, then: object) -> None:
@@ -118,7 +118,7 @@ class Cell:
         self._timers.append(self._loop.call_later(seconds, then))
 
     def _readable(self) -> None:
-        """Take every packet there is."""
+        """Read all available packets."""
         while not self._over.done():
             try:
                 packet, descriptors = wire.receive(self._control, 1)
@@ -151,7 +151,7 @@ class Cell:
         elif kind == wire.AGAIN:
             self._again = True
             self._all_gone()
-        else:  # DONE, or the end of a cell that could not say so
+        else:  # DONE, or the end of a cell that could not send DONE
             if kind != wire.DONE and self._ended and self._cause is None:
                 self._cause, self._detail = "lost", "the cell died before it had brought all files back"
             self._finish()
@@ -165,9 +165,9 @@ class Cell:
 
     def _finish(self) -> None:
         if self._ended is None and self._meter.exact:
-            self._meter.look()  # init itself may have been the victim of the memory limit
+            self._meter.look()  # the memory limit may have killed init itself
         if self._ended is None and self._spare.pidfd >= 0 and not self._gone():
-            # Init is dying or dead without a word; its tree is gone when its descriptor says so.
+            # Init has ended or is ending without a report. Its tree is gone when its descriptor becomes readable.
             self._closed = True
             self._loop.remove_reader(self._control.fileno())
             self._loop.add_reader(self._spare.pidfd, self._all_gone)
@@ -191,10 +191,10 @@ class Cell:
             capture.watch()
 
     def _catch_up(self) -> None:
-        """Take the packets that came before a timer's callback.
+        """Read the packets that came before a timer's callback.
 
-        A manager that was stopped, or that got no CPU, runs the timers that are due before it reads the socket. What
-        the cell reported in time must count.
+        A manager that was stopped, or that got no CPU, runs due timers before it reads the socket. Reports that the
+        cell sent in time must count.
         """
         if not self._closed:
             self._readable()
@@ -203,7 +203,7 @@ class Cell:
         self._catch_up()
         if self._over.done():
             return
-        if self._ended:  # in time; its files are on their way
+        if self._ended:  # in time; its files are still arriving
             self._after(_FETCH_S, self._never_fetched)
             return
         self._kill("wall-limit", f"still running after {self._limits.wall_s:g} s")
@@ -223,7 +223,7 @@ class Cell:
         self._all_gone()
 
     def _glance(self) -> None:
-        """Look at what the tree uses."""
+        """Measure the tree's usage."""
         if self._cause or self._ended or self._over.done():
             return
         if self._meter.exact:
@@ -238,7 +238,7 @@ class Cell:
             self._judge(self._loop.time() - began)
 
     def _judge(self, took_s: float) -> None:
-        """End the tree at a limit, else look again when it could have reached one."""
+        """Kill the tree if it exceeds a limit; else schedule the next look for when it could reach one."""
         if breach := self._meter.breach():
             self._kill(*breach)
         elif self._enough and self._enough(bytes(self._captures[-1].kept)):
@@ -255,7 +255,7 @@ class Cell:
             self._meter.look()
 
     def _signal(self) -> None:
-        """SIGKILL to pid 1 ends its namespace. On the Landlock rung init is asked, and ends its domain."""
+        """SIGKILL to pid 1 ends its namespace. On the Landlock rung init gets SIGTERM and ends its domain."""
         if self._spare.pidfd >= 0:
             in_namespace = self._slot.plan.home == "/tmp"
             with contextlib.suppress(ProcessLookupError):

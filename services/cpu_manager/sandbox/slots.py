@@ -1,4 +1,4 @@
-"""Slots: a user id, a control group or a private directory, used by one cell after another and never by two at once."""
+"""Slots: a user id, a control group or a private directory. Cells use a slot one after another, never two at once."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from services.cpu_manager.sandbox.instance import discard
 from services.cpu_manager.sandbox.walls.cgroups import Group, Hierarchy
 
 _FIRST_UID: Final = 1000
-"""Of a slot, as seen inside: below are the zygote (0) and ids that programs may look up by name."""
+"""First user id of a slot, as seen inside. Below it are the zygote (0) and ids that programs may look up by name."""
 _PRIVATE: Final = "/tmp"  # inside: a tmpfs of the cell's own
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place for one cell at a time."""
+    """Resources for one cell at a time."""
 
     plan: SlotPlan
     owner: int
-    """The user id that owns the cell's processes as the host sees them; -1 when it is our own."""
+    """The user id that owns the cell's processes, as the host sees it; -1 if it is our own."""
     group: Group | None
 
 
 class Slots:
-    """Makes slots when none is free. `hierarchy` is None on rungs without control groups."""
+    """Creates a slot if none is free. `hierarchy` is None on rungs without control groups."""
 
     def __init__(self, walls: WallPlan, directory: Path, hierarchy: Hierarchy | None) -> None:
         self._walls = walls
@@ -42,11 +42,11 @@ class Slots:
         self._shut = False
 
     def take(self) -> Slot:
-        """A slot nobody uses, the most recently used first: its control group is warm."""
+        """Return a free slot. The most recently used comes first, because its control group is warm."""
         return self._free.pop() if self._free else self._make(len(self._made))
 
     def give(self, slot: Slot) -> None:
-        """The cell in it has ended. A real directory is not used by another cell: a program owned it."""
+        """Free the slot of an ended cell. A real directory is replaced, because a program has owned it."""
         if self._shut:
             return
         if not self._walls.namespaces:
@@ -70,7 +70,7 @@ class Slots:
         owner = walls.uid_base + _FIRST_UID + index if walls.privileged else -1
         group = self._hierarchy.make(f"slot-{index}") if self._hierarchy else None
         if walls.namespaces:
-            # An ordinary user has one id to map, the zygote's; cells then take user namespaces of their own.
+            # An ordinary user has one id to map, the zygote's. Cells then create user namespaces of their own.
             plan = SlotPlan(_FIRST_UID + index if walls.privileged else 0, _PRIVATE, 0)
         else:
             plan = SlotPlan(owner, self._lay_home(owner), 0)
@@ -79,11 +79,11 @@ class Slots:
         return slot
 
     def shut(self) -> None:
-        """Nothing that comes back from now on is made ready again: `close` removes it."""
+        """Do not prepare slots for reuse any more: `close` removes them."""
         self._shut = True
 
     def close(self) -> None:
-        """Remove what was laid down. Every cell has ended; who waited for its end may not have heard of it yet."""
+        """Remove all slots. Every cell has ended, though not every waiter may have been notified yet."""
         for slot in self._made:
             if slot.group:
                 slot.group.remove()

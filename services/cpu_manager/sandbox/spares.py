@@ -1,7 +1,7 @@
-"""Cells forked and walled in before they are needed: a job waits for little more than its own run.
+"""Spares: cells that are forked and walled in before they are needed, so that a job waits for little but its own run.
 
-A spare is an init and the process that will become a program. It holds nothing of any job: it waits for its order on a
-socket that only it and the manager have. After a program that ended by itself the same init stands as a spare again.
+A spare is an init and the process that will become a program. It contains nothing of any job: it waits for its order on
+a socket that only it and the manager have. After a program that ended by itself, the same init becomes a spare again.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from services.cpu_manager.sandbox.slots import Slot, Slots
 from services.cpu_manager.sandbox.zygotes import Zygote, ZygoteError
 
 _AHEAD: Final = 1
-"""One more than runs at once: the cell ordered when a job ends is not the one that the next job takes."""
+"""Spares beyond the most cells at once: the cell ordered when a job ends is not the one that the next job takes."""
 _MOST: Final = 8
-"""Spares of one zygote: each is two waiting processes of one or two megabytes."""
+"""Most spares of one zygote. Each is two waiting processes of one or two megabytes."""
 
 
 @dataclass(slots=True)
 class Spare:
-    """The manager's end of a cell: it waits for an order, or runs one."""
+    """The manager's end of a cell that waits for an order or runs one."""
 
     slot: Slot
     control: socket.socket
     pidfd: int = -1
-    """Of its init, once it has been told."""
+    """Descriptor of its init, once received."""
     spent_s: float = 0.0
-    """CPU time of the programs that init has reaped before."""
+    """CPU time of the earlier programs that init has reaped."""
     waited: bool = False
-    """It stood ready before the job came that it runs."""
+    """True if it was ready before its job came."""
 
     def hung_up(self) -> bool:
-        """Its init died while it waited."""
+        """Return True if its init died while it waited."""
         poller = select.poll()
         poller.register(self.control, select.POLLRDHUP)
         return bool(poller.poll(0))
 
     def close(self) -> None:
-        """Hang up: a waiting cell ends."""
+        """Close the control socket: a waiting cell ends."""
         self.control.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
@@ -52,13 +52,13 @@ class Spare:
 
 @dataclass(slots=True)
 class Spares:
-    """Waiting cells by zygote and size of the private directory, as many as have lately run at once."""
+    """Waiting cells by zygote and size of the private directory; as many as have recently run at once."""
 
     slots: Slots
     _waiting: dict[tuple[Zygote, int], deque[Spare]] = field(default_factory=dict)
 
     def take(self, zygote: Zygote, disk_bytes: int, *, new: bool = False) -> Spare:
-        """A cell of this zygote, the longest waiting or newly ordered. Raises `ZygoteError` or OSError."""
+        """Return a cell of this zygote: the longest waiting, or a new one. Raise `ZygoteError` or OSError."""
         if new:
             return self._order(zygote, disk_bytes)
         waiting = self._waiting.get((zygote, disk_bytes))
@@ -70,7 +70,7 @@ class Spares:
         return self._order(zygote, disk_bytes)
 
     def give(self, zygote: Zygote, disk_bytes: int, spare: Spare) -> None:
-        """A cell whose program has ended waits for the next, unless enough do."""
+        """Keep a cell whose program has ended for the next job, unless enough cells wait."""
         waiting = self._waiting.setdefault((zygote, disk_bytes), deque())
         if zygote.dead or len(waiting) >= _MOST:
             self.end(spare)
@@ -79,7 +79,7 @@ class Spares:
             waiting.append(spare)
 
     def end(self, spare: Spare) -> None:
-        """Let go of a cell that nothing runs in."""
+        """Release a cell in which nothing runs."""
         spare.close()
         self.slots.give(spare.slot)
 
@@ -93,7 +93,7 @@ class Spares:
             raise
 
     def restock(self, zygote: Zygote, disk_bytes: int) -> None:
-        """Order cells of the kind just used until enough wait; let go of those whose use has passed."""
+        """Order cells of the kind just used until enough wait; release cells of dead zygotes and of other sizes."""
         for zygote_, size in list(self._waiting):
             if zygote_.dead or (zygote_ is zygote and size != disk_bytes):
                 self._let_go(self._waiting.pop((zygote_, size)))

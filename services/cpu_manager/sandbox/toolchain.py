@@ -1,4 +1,4 @@
-"""What of this host programs may see: the interpreter, its packages, compilers and libraries, and nothing else."""
+"""Parts of this host that programs may see: the interpreter, its packages, compilers and libraries; nothing else."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _ASK_S: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """The read-only view: host paths bound where they are, links, small made-up files; and the interpreter in it."""
+    """The read-only view: host paths bound at their own place, links, small generated files; and its interpreter."""
 
     binds: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
@@ -58,7 +58,7 @@ class Toolchain:
 
 
 def closed_parent(path: str) -> str:
-    """The first directory on the way to `path` that another user could not pass; empty when there is none."""
+    """Return the first directory on the way to `path` that another user cannot pass; empty if there is none."""
     for parent in reversed(Path(path).parents):
         if not parent.stat().st_mode & 0o001:
             return str(parent)
@@ -66,7 +66,7 @@ def closed_parent(path: str) -> str:
 
 
 def open_to_others(tools: Toolchain) -> Toolchain:
-    """The same without what another user could not reach (compilers under /root), and without looking for it there."""
+    """Return the toolchain without paths that another user cannot reach (compilers under /root), also in PATH."""
     closed = [path for path in tools.binds if closed_parent(path)]
     environment = dict(tools.environment)
     search = [place for place in environment["PATH"].split(":") if not _covered(place, closed)]
@@ -76,7 +76,7 @@ def open_to_others(tools: Toolchain) -> Toolchain:
 
 
 def detect() -> Toolchain:
-    """Find the toolchain of this node. Asks `rustc` and `go` where they live: up to a second, once a manager."""
+    """Find the toolchain of this node. Runs `rustc` and `go` to find their homes: up to a second, once a manager."""
     binds: list[str] = []
     links: list[tuple[str, str]] = []
     for path in _SYSTEM:
@@ -102,7 +102,7 @@ def _covered(path: str, binds: list[str]) -> bool:
 
 
 def _answer(*argv: str) -> str:
-    """First line of a program's answer; empty when it is missing or fails."""
+    """Return the first line that a program prints; empty if it is missing or fails."""
     if shutil.which(argv[0]) is None:
         return ""
     try:
@@ -113,7 +113,7 @@ def _answer(*argv: str) -> str:
 
 
 def rust_home() -> str:
-    """Where the Rust compiler really lives (rustup's `rustc` is a proxy that needs a home directory)."""
+    """Return the directory of the Rust compiler (rustup's `rustc` is a proxy that needs a home directory)."""
     return _answer("rustc", "--print", "sysroot")
 
 

@@ -1,4 +1,4 @@
-"""What a running tree has used so far: from its control group, or by walking /proc where there is none."""
+"""Usage of a running process tree: from its control group, or from /proc if there is none."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _PROC: Final = Path("/proc")
 _THREADS: Final = 64
-"""A look at a fork bomb can take seconds; the looks at other programs must not wait for it."""
+"""Most parallel looks. A look at a fork bomb can take seconds; looks at other programs must not wait for it."""
 _GONE: Final = (FileNotFoundError, ProcessLookupError)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A tree at one moment. `peak_bytes` covers its past where the kernel keeps it."""
+    """Usage of a tree at one moment. `peak_bytes` covers its past if the kernel records it."""
 
     cpu_s: float = 0.0
     peak_bytes: int = 0
     processes: int = 0
-    """With their threads, as the kernel counts them against RLIMIT_NPROC and the `pids` of a control group."""
+    """Includes threads, as the kernel counts them for RLIMIT_NPROC and the `pids` of a control group."""
     disk_bytes: int = 0
     out_of_memory: bool = False
 
 
 class Watch(Protocol):
-    """Looks at one cell."""
+    """Measures one cell."""
 
     exact: bool
-    """The kernel itself holds memory and processes to their limits; only CPU time is watched."""
+    """True if the kernel itself enforces the limits of memory and processes. Then only CPU time is watched."""
 
     def look(self, init: int, *, quick: bool = False) -> Usage:
-        """Usage of the tree under process `init` (0 when it never was seen).
+        """Return the usage of the tree under process `init` (0 if its id is not known yet).
 
-        `quick` leaves out what can wait for a program: its memory maps, which a fork locks, and its files.
+        `quick` leaves out what may wait for a program: memory maps, which a fork locks, and files.
         """
         ...
 
 
 def look_aside(watch: Watch, init: int) -> asyncio.Future[Usage]:
-    """A look in a thread, about 0.1 ms more.
+    """Measure in a thread. Costs about 0.1 ms more than on the event loop.
 
-    A memory map can be read only while its process does not fork. A process that forks and gets no core can hold it for
-    seconds, while the event loop has other programs to serve.
+    A memory map can be read only while its process does not fork. A forking process without a core can hold the lock
+    for seconds, and the event loop has other programs to serve.
     """
     return asyncio.get_running_loop().run_in_executor(_threads(), watch.look, init)
 
@@ -66,12 +66,12 @@ def _threads() -> ThreadPoolExecutor:
 
 @dataclass(slots=True)
 class GroupWatch:
-    """Counts kept by the kernel: a file or two per look."""
+    """Reads the kernel's counts: a file or two per look."""
 
     group: Group
     exact: bool = True
 
-    def look(self, init: int, *, quick: bool = False) -> Usage:  # noqa: ARG002  # the group knows its processes
+    def look(self, init: int, *, quick: bool = False) -> Usage:  # noqa: ARG002  # the group contains its processes
         return Usage(
             cpu_s=self.group.cpu_s(),
             peak_bytes=self.group.peak_memory_bytes(),
@@ -81,19 +81,19 @@ class GroupWatch:
 
 @dataclass(slots=True)
 class TreeWatch:
-    """Sums over /proc, about 50 us a process. `home` is weighed where no tmpfs limits it."""
+    """Sums over /proc: about 50 us a process. `home` is measured if no tmpfs limits it."""
 
     suspicious_bytes: int
-    """Below this cheap upper bound nobody asks for the exact share of each page."""
+    """Below this cheap upper bound the exact share of each page is not read."""
     home: str = ""
     disk_bytes: int = 0
-    """Beyond this nobody weighs on."""
+    """Disk usage at which measuring `home` stops."""
     pids: int = sys.maxsize
-    """Beyond this nobody looks on: against a fork bomb the look itself must stay short."""
+    """Number of processes at which the look stops: it must stay short even for a fork bomb."""
     spent_s: float = 0.0
-    """CPU time of programs that init had reaped before this one."""
+    """CPU time of earlier programs, which init had reaped before this one."""
     weighed_bytes: int = 0
-    """The largest sum for which the exact share has been asked."""
+    """The largest sum for which the exact share has been read."""
     exact: bool = False
 
     def look(self, init: int, *, quick: bool = False) -> Usage:
@@ -102,10 +102,10 @@ class TreeWatch:
             return Usage(processes=len(pids) - 1)
         cpu_s, resident, held, tasks = -self.spent_s, 0, 0, 0
         for pid in pids:
-            with contextlib.suppress(*_GONE):  # whatever else fails must not make a process weigh nothing
-                # Bytes: the name may be no text. The program chooses it.
+            with contextlib.suppress(*_GONE):  # any other error must not count a process as zero
+                # Read bytes: the program chooses its name, which may not be valid text.
                 fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-                # Own user and system time, and that of the dead it waited for; init's own is not the program's.
+                # Its own user and system time, and that of children it has waited for. Init's own time does not count.
                 cpu_s += sum(map(int, fields[13:15] if pid == init else fields[11:15])) * _TICK_S
                 tasks += max(int(fields[17]), 1) if pid != init else 0
                 own = int(fields[21]) * _PAGE if fields[0] != b"Z" else resident_bytes(pid)
@@ -113,8 +113,8 @@ class TreeWatch:
         if quick:
             return Usage(cpu_s=max(cpu_s, 0.0), peak_bytes=held, processes=tasks)
         if resident > self.suspicious_bytes or (len(pids) > 2 and resident > self.weighed_bytes):
-            # Forked processes share pages, so their sum is only a bound: count each page once. Near the limit always
-            # (copies on write do not change the sum), else, for the report, when the sum has grown.
+            # Forked processes share pages, so their sum is only an upper bound: count each page once. Near the limit do
+            # it always (copies on write do not change the sum); else, for the report, only if the sum has grown.
             self.weighed_bytes = max(resident, self.weighed_bytes)
             held = sum(_proportional(pid, init) for pid in pids)
         disk = weigh(self.home, self.disk_bytes) if self.home else 0
@@ -122,9 +122,9 @@ class TreeWatch:
 
 
 def tree_of(init: int, most: int = sys.maxsize) -> list[int]:
-    """`init` and everything below it. Orphans of a cell are adopted by its init, so this is its whole tree.
+    """Return `init` and all its descendants. Init adopts the orphans of its cell, so this is its whole tree.
 
-    The walk ends once it has found more than `most`.
+    The walk stops after more than `most` processes.
     """
     found = [init]
     for pid in found:
@@ -138,7 +138,7 @@ def tree_of(init: int, most: int = sys.maxsize) -> list[int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process, whichever of its threads are left."""
+    """Return the memory of a process, even if its first thread has ended."""
     for place in _places(pid):
         with contextlib.suppress(OSError, IndexError):
             if pages := int((place / "statm").read_text().split()[1]):
@@ -147,10 +147,10 @@ def resident_bytes(pid: int) -> int:
 
 
 def _proportional(pid: int, init: int) -> int:
-    """Memory of a process, of shared pages its share.
+    """Return the memory of a process, counting its share of shared pages.
 
-    An ordinary user may not ask for that where a process has made itself unreadable (PR_SET_DUMPABLE): it weighs all
-    of its pages. So has init, which is ours and weighs nothing.
+    An ordinary user may not read that for a process that has made itself unreadable (PR_SET_DUMPABLE): then all of its
+    pages count. Init is unreadable too; it is ours and counts as 0.
     """
     for place in _places(pid):
         try:
@@ -165,14 +165,14 @@ def _proportional(pid: int, init: int) -> int:
 
 
 def _places(pid: int) -> Iterator[Path]:
-    """Where /proc tells of a process's memory: nothing at the process itself once its first thread has ended."""
+    """Paths with a process's memory. The entry of the process itself is empty once its first thread has ended."""
     yield _PROC / str(pid)
     with contextlib.suppress(OSError):
         yield from (_PROC / str(pid) / "task").iterdir()
 
 
 def process_of(pidfd: int) -> int:
-    """The process behind a pidfd, in our own pid namespace; 0 when it is gone."""
+    """Return the process id of a pidfd in our own pid namespace; 0 if the process is gone."""
     for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
         if line.startswith("Pid:"):
             return max(int(line.split()[1]), 0)

@@ -1,4 +1,4 @@
-"""Weight of a private directory that no file system limits: what it takes of the host's disk, inodes included."""
+"""Disk usage of a private directory that no file system limits, inodes included."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Final
 from services.cpu_manager.sandbox.walls import syscalls
 
 _ENTRY_BYTES: Final = 4096
-"""An empty file, a directory or a link takes an inode and part of a block."""
+"""Size of an empty file, a directory or a link: an inode and part of a block."""
 _ROOT: Final = "."
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _HANDLE: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def weigh(home: str, enough: int) -> int:
-    """Bytes on disk under a directory; more than `enough` means that the walk stopped there, about 2 us an entry.
+    """Return the bytes on disk under a directory. The walk stops beyond `enough`. Costs about 2 us an entry.
 
-    Links are not followed. A directory that a program of our own user has closed is opened, for good. A tree deeper
-    than a path, and one that is closed again while we look, weigh more than enough: no other program makes those.
+    Links are not followed. A directory that a program of our own user has closed is opened, permanently. Two trees
+    count as more than enough: one deeper than a path, and one closed again during the walk. Only abuse makes those.
     """
     total, places = 0, [_ROOT]
     root = os.open(home, _HANDLE | os.O_CLOEXEC)
     try:
-        while places and total <= enough:  # not os.walk: before Python 3.12 it calls itself, as deep as a tree
+        while places and total <= enough:  # not os.walk: before Python 3.12 it recurses as deep as the tree
             try:
                 folder = _open(root, places[-1])
             except FileNotFoundError:
                 places.pop()
                 continue
             except OSError as error:
-                if error.errno in {errno.ENOTDIR, errno.ELOOP}:  # exchanged since it was seen
+                if error.errno in {errno.ENOTDIR, errno.ELOOP}:  # replaced since it was listed
                     places.pop()
                     continue
                 return enough + 1
@@ -46,7 +46,7 @@ def weigh(home: str, enough: int) -> int:
 
 
 def _weigh_entries(folder: int, place: str, places: list[str], enough: int) -> int:
-    """Entries of one directory. Adds the directories among them to `places`."""
+    """Return the size of one directory's entries. Adds the directories among them to `places`."""
     total = 0
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -71,7 +71,7 @@ def _open(root: int, place: str) -> int:
 
 
 def _let_in(root: int, place: str) -> None:
-    """Open a directory and those above it, any of which the program may have closed since they were read."""
+    """Open a directory and its parents. The program may have closed any of them since they were listed."""
     syscalls.set_mode(root, stat.S_IRWXU)
     path = _ROOT
     for name in place.split("/")[1:]:

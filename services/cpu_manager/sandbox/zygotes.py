@@ -1,4 +1,4 @@
-"""The manager's side of zygotes: starting them when first asked for, knowing when they die, keeping only so many."""
+"""Zygotes on the manager's side: started at first use, restarted after their death, bounded in number."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _START_S: Final = 60.0
 _END_S: Final = 5.0
 _LOOK_S: Final = 0.001
 LAUNCHER: Final = "-launcher"
-"""The zygote that forks other programs: it imports nothing, so its forks are the quickest."""
+"""Name of the zygote that forks other programs. It imports nothing, so its forks are the fastest."""
 
 _USUAL: Final = (
     *("abc", "bisect", "collections", "collections.abc", "copy", "dataclasses", "datetime", "decimal", "enum"),
@@ -51,7 +51,7 @@ _USUAL: Final = (
     ),
     *("statistics", "string", "sys", "time", "traceback", "types", "typing", "unittest"),
 )
-"""What nearly every program imports. Forking copies page tables: each megabyte imported here costs every program."""
+"""Modules that nearly every program imports. A fork copies page tables, so each megabyte here costs every program."""
 _HEAVY: Final = (
     *("argparse", "ast", "asyncio", "base64", "cmath", "contextlib", "csv", "ctypes", "difflib", "glob", "inspect"),
     *("logging", "multiprocessing", "numbers", "numpy", "numpy.linalg", "numpy.random", "pathlib", "pickle", "pprint"),
@@ -62,14 +62,14 @@ _IMPORTS_HEAVY: Final = re.compile(
     rb"\b(?:import|from)\b[^\n]*\b(?:%b)\b" % "|".join(name for name in _HEAVY if "." not in name).encode()
 )
 HEAVY: Final = "+heavy"
-"""Suffix of a zygote's name that says it has all of `_HEAVY` imported too."""
+"""Suffix in the name of a zygote that has imported all of `_HEAVY` too."""
 _MATH: Final = ("math_verify", "sympy")
 
 
 def zygote_for(job: PythonJob) -> str:
-    """Name of the zygote a job is forked from: the lean one, unless its text imports something heavy.
+    """Return the name of the zygote for a job: the lean one, unless its text imports a heavy module.
 
-    Looked for in source and payload (tests import too), line by line. A wrong guess costs time, never a verdict.
+    Searches source and payload (tests import too), line by line. A wrong guess costs time, never a verdict.
     """
     heavy = _IMPORTS_HEAVY.search(job.source.encode(errors="replace")) or _IMPORTS_HEAVY.search(job.payload)
     return job.zygote + HEAVY if heavy else job.zygote
@@ -90,17 +90,17 @@ class Zygote:
         self.cells = 0
         self.most_cells = 0
         self.end_listeners: set[Callable[[], None]] = set()
-        """Called when it is dead."""
+        """Called when it has died."""
         self._channel, self._theirs = packets.pair()
         self._pidfd = -1
 
     async def start(self, plan: wire.WallPlan, log: Path) -> None:
-        """Wait until its walls stand: 50 ms for a bare interpreter, 300 ms with the usual imports."""
+        """Start it and wait until its walls are ready: 50 ms for a bare interpreter, 300 ms with the usual imports."""
         self._process = self._launch(plan, log)
         self._theirs.close()
         try:
             wire.send(self._channel, wire.pack(plan))
-            # Two words in either order: the process we started names the zygote it forked, the zygote says it stands.
+            # Two packets in either order: our process sends the forked zygote's descriptor; the zygote sends READY.
             for _ in range(2):
                 packet, descriptors = await packets.receive(self._channel, 1, _START_S)
                 if descriptors:
@@ -121,7 +121,7 @@ class Zygote:
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._hung_up)
 
     async def _starter_ended(self) -> None:
-        """Wait for the process that we started: it ends as soon as it has named the zygote that it forked."""
+        """Wait for the process that we started. It ends as soon as it has sent the descriptor of the forked zygote."""
         async with asyncio.timeout(_START_S):
             while self._process.poll() is None:  # noqa: ASYNC110  # it takes less than a millisecond
                 await asyncio.sleep(_LOOK_S)
@@ -146,7 +146,7 @@ class Zygote:
         self.kill()
 
     def spawn(self, slot: wire.SlotPlan, joining: tuple[int, ...]) -> socket.socket:
-        """Order a cell. Returns our end of its control socket; raises `ZygoteError` when the zygote is gone."""
+        """Order a cell. Return our end of its control socket. Raise `ZygoteError` if the zygote is gone."""
         ours, theirs = packets.pair()
         try:
             wire.send(self._channel, wire.pack(slot), (theirs.fileno(), *joining))
@@ -161,11 +161,11 @@ class Zygote:
 
     @property
     def pid(self) -> int:
-        """Its process id as the manager sees it; 0 when it is gone."""
+        """Its process id as the manager sees it; 0 if it is gone."""
         return process_of(self._pidfd) if self._pidfd >= 0 else 0
 
     def kill(self) -> None:
-        """End it and everything in its pid namespace. Safe to call again."""
+        """Kill it and everything in its pid namespace. Safe to call again."""
         if self.dead:
             return
         self.dead = True
@@ -182,8 +182,8 @@ class Zygote:
         self._await_end()
 
     def _await_end(self) -> None:
-        """Have it reaped when it has ended: after all that was in its pid namespace."""
-        if self._pidfd < 0:  # it named no zygote: what we started is all there is, and ends at once
+        """Reap it when it has ended, which is after all processes of its pid namespace."""
+        if self._pidfd < 0:  # no zygote was forked: only the process that we started exists, and it ends at once
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_S)
             self._child_processes.gone(self._process.pid)
@@ -191,7 +191,7 @@ class Zygote:
             return
         try:
             asyncio.get_running_loop().add_reader(self._pidfd, self._has_ended)
-        except RuntimeError:  # no loop is left that could tell
+        except RuntimeError:  # the event loop has ended
             self._has_ended()
 
     def _has_ended(self) -> None:
@@ -205,7 +205,7 @@ class Zygote:
         self._gone.set()
 
     async def ended(self) -> None:
-        """Wait until nothing is left of it, for five seconds at most. Call after `kill`."""
+        """Wait until nothing of it is left, at most five seconds. Call it after `kill`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
                 await self._gone.wait()
@@ -216,7 +216,7 @@ def _last_words(log: Path) -> str:
 
 
 class Zygotes:
-    """Zygotes by name, started lazily, restarted when dead; the least recently used idle one gives way."""
+    """Zygotes by name: started at first use, restarted after death. The least recently used idle one is evicted."""
 
     def __init__(
         self, plan: wire.WallPlan, logs: Path, most: int, child_processes: ChildProcesses | None = None
@@ -228,14 +228,14 @@ class Zygotes:
         self._running: OrderedDict[str, asyncio.Task[Zygote]] = OrderedDict()
 
     async def get(self, name: str) -> Zygote:
-        """The zygote of this name, standing. Raises `ZygoteError`."""
+        """Return the running zygote of this name. Raise `ZygoteError`."""
         task = self._running.get(name)
         if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().dead)):
             self._make_room()
             task = asyncio.create_task(self._start(name), name=f"zygote {name}")
             self._running[name] = task
         self._running.move_to_end(name)
-        # One start serves all who wait: the cancelling of one of them must not undo it.
+        # One start serves all waiting callers. Cancelling one of them must not cancel the start.
         await asyncio.wait([task])
         if task.cancelled():
             raise ZygoteError("the sandbox was closed")
@@ -253,7 +253,7 @@ class Zygotes:
         preload = _USUAL + (_HEAVY if name.endswith(HEAVY) else ())
         if name.removesuffix(HEAVY).partition("@")[0] == "math":
             return replace(self._plan, preload=preload + _MATH)
-        # A program's private directory is its own; only sympy, which imports as it goes, gets one in /tmp back.
+        # A program's private directory is its own. Only sympy, which imports lazily, gets one in /tmp bound back.
         return replace(self._plan, preload=preload, covered=())
 
     def _make_room(self) -> None:
@@ -266,12 +266,12 @@ class Zygotes:
                 del self._running[name]
 
     def pids(self) -> dict[str, int]:
-        """The zygotes that stand, with their process ids as the manager sees them."""
+        """Return the running zygotes with their process ids as the manager sees them."""
         standing = {name: task.result() for name, task in self._running.items() if task.done() and not task.exception()}
         return {name: zygote.pid for name, zygote in standing.items() if not zygote.dead}
 
     async def close(self) -> None:
-        """Kill every zygote, those still starting too, and wait for their ends."""
+        """Kill every zygote, also those that are starting, and wait for their ends."""
         for task in self._running.values():
             task.cancel()
         found = await asyncio.gather(*self._running.values(), return_exceptions=True)

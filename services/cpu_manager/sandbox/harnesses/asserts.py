@@ -1,9 +1,9 @@
-"""A program, then its tests, in one interpreter; a pass is reported only after the last assert.
+"""Runs a program, then its tests, in one interpreter. A pass is reported only after the last assert.
 
-For tests that `graders/splitting` cannot state as calls and comparisons. Program and tests are compiled apart, the
-tests before the program runs: no open quote, bracket or decorator at the program's end swallows a test. What the tests
-define is visible to the program, as in one file, but the tests look it up in a namespace of their own. Tests see the
-builtins as they were before the program ran.
+For tests that `graders/splitting` cannot express as calls and comparisons. Program and tests are compiled separately,
+and the tests before the program runs, so an open quote, bracket or decorator at the program's end cannot swallow a
+test. The program sees what the tests define, as in one file, but the tests look it up in their own namespace. The tests
+see the builtins as they were before the program ran.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from services.cpu_manager.sandbox.harnesses import sealed
 globals()["__builtins__"] = dict(vars(builtins))  # private, see `sealed`
 
 FUTURES: Final = reduce(or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names))
-"""Flags of `from __future__` imports: those of the program hold for the tests too, as in one file."""
+"""Flags of `from __future__` imports. Those of the program hold for the tests too, as in one file."""
 
 ONLY_TREE: Final = 0x400
 """`ast.PyCF_ONLY_AST`, without importing `ast`."""
 
 
 def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
-    """Run `source`, then the tests in the payload, and report. Never returns."""
+    """Run `source`, then the tests of the payload, and report. Never returns."""
     nonces, texts = _unpack(payload)
     sealed.close_doors(payload)
     del payload
@@ -44,7 +44,7 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
         program = compile(source.encode("utf-8", "surrogatepass"), sealed.PROGRAM, "exec", dont_inherit=True)
         namespace = sealed.fresh_main(source)
         sealed.forgive_depth()
-        # Nothing that follows the program's run is looked up after it: see `sealed`.
+        # All that is used after the program is looked up before it: see `sealed`.
         sealed.settle(
             report,
             nonces.pop(),
@@ -58,7 +58,7 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
             ),
         )
         exit_code = 0
-    except BaseException as error:  # noqa: BLE001  # SystemExit too: who leaves before the last assert has not passed
+    except BaseException as error:  # noqa: BLE001  # SystemExit too: an exit before the last assert is not a pass
         report(describe(error))
     finally:
         leave(exit_code, exit_now)
@@ -70,10 +70,10 @@ def _unpack(payload: bytes) -> tuple[list[bytes], list[str]]:
 
 
 def _fault(tests: str) -> bytes:
-    """What is wrong with the tests themselves: they do not compile, or state nothing. Empty where nothing is.
+    """Return what is wrong with the tests themselves: they do not compile, or contain no statement. Empty if nothing.
 
-    It is reported before the program starts, under the nonce, so that no program can claim it and be masked. A
-    MemoryError is no fault of the tests: a large program might cause it.
+    It is reported before the program starts, under the nonce, so that no program can forge it to be masked. A
+    MemoryError is not the tests' fault, because a large program might cause it.
     """
     source = tests.encode("utf-8", "surrogatepass")
     try:
@@ -90,7 +90,7 @@ def _fault(tests: str) -> bytes:
 
 
 class _Space(dict[str, Any]):
-    """The tests' globals. Reads what the tests do not define from the program's; shows the program what they define."""
+    """The tests' globals. Names that the tests do not define come from the program, which sees the tests' names."""
 
     __slots__ = ("_programs",)
 
@@ -114,6 +114,6 @@ def _compiled(tests: str, futures: int) -> CodeType:
 def _run_tests(
     execute: Callable[[CodeType, dict[str, Any]], object], space: dict[str, Any], tests: CodeType, _program_ran: object
 ) -> bytes:
-    """Run the tests with pristine builtins. Returns what a passed run tells; raises what a test raises."""
+    """Run the tests with unmodified builtins. Return the report of a pass; raise what a test raises."""
     execute(tests, space)
     return b"{}"

@@ -1,8 +1,8 @@
-"""A program, then calls of it, one after another; the results of each assertion are sent before its next one.
+"""Runs a program, then calls of it. The results of each assertion are sent before the next assertion begins.
 
-No expected value is here, so there is nothing to hide: a program that writes results of its own has to know the right
-ones. Results are reduced to plain data (None, bool, numbers, str, bytes, list, tuple, dict, set; subclasses to these).
-All else is sent as opaque, and equals nothing.
+No expected value is present, so nothing has to be hidden: a program that forges results has to know the right ones.
+Results are reduced to plain data (None, bool, numbers, str, bytes, list, tuple, dict, set; subclasses to these). Any
+other result is sent as opaque, and equals nothing.
 
 Each line of the report is JSON: `[register, value]`, `{exception ...}`, or `[]` after the last instruction.
 """
@@ -23,7 +23,7 @@ from services.cpu_manager.sandbox.harnesses import sealed
 globals()["__builtins__"] = dict(vars(builtins))  # private, see `sealed`
 
 _DEEPEST: Final = 90
-"""Levels of a result; less than the reader's bound."""
+"""Most levels of a result; less than the reader's limit."""
 _SMALL: Final = 1 << 53
 _encode: Final = json.JSONEncoder(check_circular=False).encode
 _APPLIED: Final[dict[str, Any]] = {
@@ -33,7 +33,7 @@ _APPLIED: Final[dict[str, Any]] = {
         *("round", "set", "sorted", "str", "sum", "tuple", "bytes", "complex", "isinstance"),
     )
 }
-"""Builtins for the tests, as they are before the program runs."""
+"""Builtins for the tests, as they were before the program ran."""
 
 
 def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
@@ -50,14 +50,14 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
         _run(instructions, namespace, sender)
         sender.line(b"[]\n")
         exit_code = 0
-    except BaseException as error:  # noqa: BLE001  # SystemExit too: who leaves before the last call has not passed
+    except BaseException as error:  # noqa: BLE001  # SystemExit too: an exit before the last call is not a pass
         sender.line(describe(error) + b"\n")
     finally:
         leave(exit_code, exit_now)
 
 
 class _Sender:
-    """Writes the report, from the first process alone, as far as there is room."""
+    """Writes the report, only from the first process, and only as much as there is room for."""
 
     __slots__ = ("_getpid", "_pid", "_report", "_room")
 
@@ -105,7 +105,7 @@ def _run(instructions: list[Any], namespace: dict[str, Any], sender: _Sender) ->
         elif kind == "attribute":
             value = getattr(registers[operands[0]], operands[1])
         else:
-            exec(operands[0], namespace)  # an import of the tests' module level
+            exec(operands[0], namespace)  # an import at the tests' module level
             value = None
         registers.append(value)
 
@@ -117,7 +117,7 @@ def _look_up(namespace: dict[str, Any], name: str) -> Any:
 
 
 def _built(packed: Any) -> Any:
-    """A fresh argument."""
+    """Return a new copy of an argument."""
     if type(packed) is not tuple:
         return packed
     tag, parts = packed
@@ -130,7 +130,7 @@ def _built(packed: Any) -> Any:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """A result in the form that `graders/splitting/packing.py` reads."""
+    """Return a result in the form that `graders/splitting/packing.py` reads."""
     kind = type(value)
     if value is None or kind is bool:
         return value
@@ -141,7 +141,7 @@ def _plain(value: Any, depth: int) -> Any:
             return reduce(value, depth)
     if kind.__module__ == "numpy" and isinstance(value, sys.modules["numpy"].generic):
         inner = value.item()
-        return _plain(int(inner) if type(inner) is bool else inner, depth + 1)  # its `is True` is false
+        return _plain(int(inner) if type(inner) is bool else inner, depth + 1)  # `is True` is false for it
     return {"o": kind.__name__}
 
 
@@ -193,4 +193,4 @@ _REDUCED: Final[tuple[tuple[type, Callable[[Any, int], Any]], ...]] = (
     (bytes, _bytes),
     (complex, _complex),
 )
-"""Base -> its form. A subclass is read by the methods of the base."""
+"""Base -> its conversion. A subclass is read with the methods of its base."""

@@ -1,9 +1,9 @@
-"""A trainer's scoring function: load its module, call it with keyword arguments, report what it returned.
+"""A trainer's scoring function: loads its module, calls it with keyword arguments, reports the result.
 
-The report begins with BEGUN as soon as the call does: what ends the process afterwards may be the sample's doing.
+The report begins with BEGUN at the start of the call. If the process ends after that, the sample may have caused it.
 
-The result is turned into JSON by C code that was fetched before the module ran, so a solution that the module executes
-and that patches `json` changes nothing in it.
+C code converts the result to JSON. It is looked up before the module runs, so a solution that the module executes and
+that patches `json` has no effect on it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ globals()["__builtins__"] = dict(vars(builtins))  # private, see `sealed`
 
 MODULE: Final = "reward_module"
 BEGUN: Final = b"begun\n"
-"""Head of the report: the module is loaded and its function is about to be called."""
+"""Head of the report: the module is loaded and the call of its function begins."""
 Encode = Callable[[Any, int], tuple[str, ...]]
 
 
 def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
-    """Call `function(**arguments)` of the module `source` and report `{score, type, extra}`. Never returns."""
+    """Call `function(**arguments)` of the module `source`, and report `{score, type, extra}`. Never returns."""
     nonces, call = sealed.unpack(payload)
     sealed.close_doors(payload)
     del payload
@@ -43,7 +43,7 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
             _told(_encoder(), math.isfinite, _call(report, source, call["function"], call["arguments"])),
         )
         exit_code = 0
-    except BaseException as error:  # noqa: BLE001  # whatever the module raised is what we report
+    except BaseException as error:  # noqa: BLE001  # report whatever the module raised
         report(describe(error))
     finally:
         leave(exit_code, exit_now)
@@ -61,7 +61,7 @@ def _call(report: sealed.Report, source: str, function: str, arguments: dict[str
     returned = found(**arguments)
     if not hasattr(returned, "__await__"):
         return returned
-    import asyncio  # with all it brings (threads, TLS, logging) every fork of the zygote would cost a third more
+    import asyncio  # imported late: with its imports (threads, TLS, logging) every fork would cost a third more
 
     return asyncio.run(_awaited(returned))
 
@@ -71,7 +71,7 @@ async def _awaited(returned: Any) -> Any:
 
 
 def _encoder() -> Encode:
-    """A JSON encoder in C: strict numbers, foreign objects by their `repr`, keys that are no text left out."""
+    """Return a JSON encoder in C: strict numbers, other objects by their `repr`; keys that are not text are omitted."""
     make: Callable[..., Encode] = vars(json.encoder)["c_make_encoder"]
     return make(None, repr, json.encoder.encode_basestring_ascii, None, ": ", ", ", False, True, False)
 

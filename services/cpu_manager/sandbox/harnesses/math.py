@@ -1,4 +1,4 @@
-"""math-verify on one response and one gold answer. Its own timeouts are off: they need signals, and walls are surer."""
+"""math-verify on one response and one gold answer. Its own timeouts are off: they need signals; the walls are safer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SHOWN_CHARS: Final = 200
 
 
 def _silence() -> None:
-    import logging  # here, since its locks are renewed at every fork of a zygote that has it
+    import logging  # imported late: its locks are renewed at every fork of a zygote that has it
 
     logging.disable(logging.CRITICAL)
 
 
 def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:  # noqa: ARG001  # every harness's shape
-    """Parse both, compare, report `{gold, response, equal}`; the first two are what was parsed, as text, or empty."""
+    """Parse both, compare, report `{gold, response, equal}`. The first two are what was parsed, as text, or empty."""
     from math_verify import parse, verify  # imported before the fork, by the `math` zygote
 
     _silence()
@@ -36,10 +36,10 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None: 
 
 
 def _equal(verify: Callable[..., bool], gold: list[Any], response: list[Any]) -> bool:
-    """math-verify's word.
+    """Return math-verify's verdict.
 
-    It takes every exception for "not equal"; one of ours (a module that is not there) must not become a wrong answer,
-    so a "no" is asked again with exceptions let through.
+    math-verify treats every exception as "not equal". An exception of ours (a missing module) must not become a wrong
+    answer, so after a "no" the call is repeated with exceptions enabled.
     """
     if verify(gold, response, timeout_seconds=None):
         return True
@@ -47,13 +47,13 @@ def _equal(verify: Callable[..., bool], gold: list[Any], response: list[Any]) ->
         verify(gold, response, timeout_seconds=None, raise_on_error=True)
     except ImportError:
         raise
-    except Exception:  # noqa: BLE001  # its own trouble with what the model wrote: not equal
+    except Exception:  # noqa: BLE001  # math-verify cannot handle what the model wrote: not equal
         return False
     return False
 
 
 def warm() -> None:
-    """Make what math-verify makes at first use: its patterns, its grammar's tables. 90 ms that each fork would pay."""
+    """Prepare what math-verify builds at its first use (patterns, grammar tables): 90 ms that each fork would pay."""
     from math_verify import parse, verify
 
     _silence()
@@ -62,7 +62,7 @@ def warm() -> None:
 
 
 def gold_text(gold: str) -> str:
-    """Gold as math-verify reads it: bare LaTeX is put into a box; GSM8K's `... #### N` is cut down to N."""
+    """Return the gold answer as math-verify reads it: bare LaTeX in a box; of GSM8K's `... #### N` only N."""
     answer = gold.rpartition("####")[2].strip() if "####" in gold else gold.strip()
     return answer if "\\boxed" in answer or "$" in answer else f"\\boxed{{{answer}}}"
 
@@ -71,5 +71,5 @@ def _shown(parsed: list[Any]) -> str:
     return str(parsed[0])[:SHOWN_CHARS] if parsed else ""
 
 
-if "math_verify" in sys.modules:  # imported by the `math` zygote, before it forks; nowhere else
+if "math_verify" in sys.modules:  # only in the `math` zygote, which imports it before it forks
     warm()

@@ -1,4 +1,4 @@
-"""Run a source as `python main.py` would: the same `__main__`, traceback, exit code, arguments and streams."""
+"""Runs a source as `python main.py` does: the same `__main__`, traceback, exit code, arguments and streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None: 
         exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     except SystemExit:
         raise
-    except BaseException as error:  # noqa: BLE001  # the interpreter's own last resort
+    except BaseException as error:  # noqa: BLE001  # as the interpreter does at its top level
         trace = error.__traceback__
         shown = error.with_traceback(trace.tb_next if trace else None)  # without the frame of this harness
         sys.excepthook(type(shown), shown, shown.__traceback__)

@@ -1,20 +1,20 @@
-"""What the graders' harnesses share: a report that a program in the same interpreter cannot write.
+"""Shared parts of the graders' harnesses: a report that a program in the same interpreter cannot forge.
 
-A report of success starts with a nonce that came at the head of the payload. The program shares the interpreter, so
-the question is where the nonce rests while the program runs. Python code reaches what has a name (frames, modules,
-closures) and what lies in a container that the collector knows. It does not reach the value stack of a frame that is
-running. So harnesses write ::
+A report of success starts with a nonce from the head of the payload. The program shares the interpreter, so the nonce
+must be out of its reach while the program runs. Python code can reach what has a name (frames, modules, closures) and
+what is in a container that the collector tracks. It cannot reach the value stack of a running frame. So harnesses
+write ::
 
     settle(report, nonces.pop(), os.getpid, os.getpid(), run(program))
 
 The arguments are evaluated from left to right: while `run` runs, the nonce is an unnamed value on this frame's stack.
-It gets a name again in `settle`, when nothing of the program is to come. The same holds for the tests (`asserts`),
-which appear only after the program's own body has run, and for every function used after it: they were fetched before,
-so replacing `os.write`, `json.dumps` or a builtin changes nothing for them.
+It gets a name again in `settle`, after all code of the program has run. The same holds for the tests (`asserts`), which
+are unpacked only after the program's own body has run, and for every function that is used after it. These functions
+were looked up before, so replacing `os.write`, `json.dumps` or a builtin does not change them.
 
-What Python offers to look deeper is refused by an audit hook, which no Python code can remove: tracing and profiling
-(they could skip lines of the tests), the collector's inventories, other threads' frames, new code for the
-harnesses' functions, more audit hooks. Reading or writing raw memory is beyond it; docs/graders.md says what remains.
+An audit hook, which Python code cannot remove, refuses Python's deeper means of inspection: tracing and profiling
+(they could skip lines of the tests), the collector's inventories, other threads' frames, new code for the harnesses'
+functions, more audit hooks. It cannot prevent reads and writes of raw memory; docs/graders.md lists what remains.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from collections.abc import Callable
 from typing import Any, Final
 
 globals()["__builtins__"] = dict(vars(builtins))
-"""Private: functions look names up here, so a program that patches `builtins` does not reach them. Each harness that
-does something after the program has one."""
+"""Private: functions look up names here, so a program that patches `builtins` does not affect them. Each harness that
+runs code after the program has its own."""
 
 NONCE_BYTES: Final = 32
 TRACEBACK_CHARS: Final = 2000
 TRACEBACK_FRAMES: Final = 6
 MESSAGE_CHARS: Final = 500
 REPORT_BYTES: Final = (1 << 20) - 4096
-"""Most that a report may have: what is longer would be cut, and then mean nothing."""
+"""Longest report: a longer one would be cut, and then be invalid."""
 PROGRAM: Final = "main.py"
 """File name of the program in its tracebacks."""
 
@@ -49,18 +49,18 @@ Report = Callable[[bytes], None]
 
 
 def unpack(payload: bytes) -> tuple[list[bytes], Any]:
-    """The nonce, in a list so that it can be taken out, and the secret part of the payload."""
+    """Return the nonce, in a list so that it can be removed, and the secret part of the payload."""
     return [payload[:NONCE_BYTES]], marshal.loads(payload[NONCE_BYTES:])
 
 
 def settle(report: Report, nonce: bytes, getpid: Callable[[], int], pid: int, told: bytes) -> None:
-    """Report success. A forked copy of the program comes here as well; only the first process may speak."""
+    """Report success. A forked copy of the program gets here as well; only the first process may report."""
     if getpid() == pid:
         report(nonce + told)
 
 
 def close_doors(payload: bytes) -> None:
-    """Before the program runs: drop the callers' hold on the payload, and watch what is asked of the interpreter."""
+    """Before the program runs: remove the callers' references to the payload, and install the audit hook."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
@@ -71,7 +71,7 @@ def close_doors(payload: bytes) -> None:
 
 
 def _refuse(event: str, args: tuple[Any, ...]) -> None:
-    """The audit hook. It uses constants and its own arguments alone: whatever it looked up could be replaced."""
+    """The audit hook. It uses only constants and its own arguments, because the program could replace anything else."""
     if event == "object.__setattr__":
         if args[1] == "__code__" and "/sandbox/harnesses/" in args[0].__code__.co_filename:
             raise RuntimeError("the code of a harness cannot be replaced")
@@ -90,7 +90,7 @@ def _refuse(event: str, args: tuple[Any, ...]) -> None:
 
 
 def fresh_main(source: str) -> dict[str, Any]:
-    """The namespace of a new `__main__`, as the interpreter makes it for a script; tracebacks will find its lines."""
+    """Return the namespace of a new `__main__`, as for a script. Tracebacks can find its lines."""
     linecache.cache[PROGRAM] = (len(source), None, source.splitlines(keepends=True), PROGRAM)
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=PROGRAM, __builtins__=builtins, __spec__=None, __cached__=None)
@@ -99,7 +99,7 @@ def fresh_main(source: str) -> dict[str, Any]:
 
 
 def forgive_depth() -> None:
-    """Give the program the recursion depth it would have as a script: what lies under it does not count."""
+    """Give the program the recursion depth of a script: the frames below it do not count."""
     depth, frame = 0, sys._getframe(1)
     while frame is not None:
         depth, frame = depth + 1, frame.f_back  # type: ignore[assignment]  # typeshed: f_back of the last is None
@@ -107,7 +107,7 @@ def forgive_depth() -> None:
 
 
 def describe(error: BaseException) -> bytes:
-    """An exception for the unsealed report. Foreign exception classes can only spoil their own."""
+    """Encode an exception for the unsealed report. The program's exception classes can only spoil their own report."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
         trace = trace.tb_next
@@ -123,15 +123,15 @@ def describe(error: BaseException) -> bytes:
 
 
 def leave(exit_code: int, exit_now: Callable[[int], None]) -> None:
-    """End the process now: neither threads nor exit handlers of the program have a say after the report."""
+    """End the process now, so that threads and exit handlers of the program cannot act after the report."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BaseException:  # noqa: BLE001  # a stream of the program's own making
+        except BaseException:  # noqa: BLE001  # the program may have replaced the stream
             continue
     exit_now(exit_code)
 
 
 def exit_function() -> Callable[[int], None]:
-    """`os._exit` as it is before the program runs."""
+    """Return `os._exit` as it is before the program runs."""
     return os._exit

@@ -1,15 +1,16 @@
-"""The init of one cell: builds the walls around a program, waits for it, kills what it left, brings back files.
+"""The init of one cell: builds the walls around a program, waits for it, kills its leftovers, sends its files back.
 
-Then it does the same for the next program of the same zygote, in a new private directory. What a program can leave in
-its namespaces is processes (all reaped), files (unmounted), System V objects and sockets in flight (looked for; the
-cell ends when there are any). Init itself never reads a payload: the next program, a copy of it, inherits nothing.
+Then it does the same for the next program of the same zygote, in a new private directory. A program can leave in its
+namespaces processes (all are reaped), files (unmounted), System V objects and sockets in flight (init checks for them,
+and the cell ends if there are any). Init itself never reads a payload, so the next program, a copy of init, inherits
+nothing.
 
-It is pid 1 of its pid namespace; on the Landlock rung a subreaper at the edge of a Landlock domain. Either way
-`kill(-1)` reaches everything the program started, however it hid, and nothing else; and the program can neither
-signal it nor look into it.
+Init is pid 1 of its pid namespace; on the Landlock rung it is a subreaper inside a Landlock domain. In both cases
+`kill(-1)` reaches every process that the program started, however hidden, and no other process. The program can neither
+signal init nor read its memory.
 """
 
-# Plain calls and no path objects: a page touched after a fork is a page copied.
+# Plain calls and no path objects: each page written after a fork is copied.
 # ruff: noqa: PTH101, PTH106, PTH108, PTH114
 
 from __future__ import annotations
@@ -32,30 +33,31 @@ from services.cpu_manager.sandbox.walls.seccomp import Filter
 from services.cpu_manager.sandbox.walls.view import DEVICES
 
 _PROGRAMS: Final = 256
-"""That one cell runs before it makes room for a new one."""
+"""Programs that one cell runs before a new cell replaces it."""
 
 Harness = Callable[[str, bytes, Callable[[bytes], None]], None]
 
 
 @dataclass(slots=True)
 class Inheritance:
-    """What a zygote prepared once for all its cells."""
+    """State that a zygote prepares once for all its cells."""
 
     plan: wire.WallPlan
     filter: Filter
     harnesses: dict[str, Harness]
     ruleset: int = -1
-    """The Landlock rule set of programs, or -1. A cell on that rung makes it."""
+    """Descriptor of the programs' Landlock rule set, or -1. A cell on that rung creates it."""
     resident: Callable[[int, int], None] | None = None
-    """Serves a connected socket until its other end closes; a directory for its own files, or -1."""
+    """Serves a connected socket until its other end closes. Arguments: the socket, and a directory for its own files
+    (or -1)."""
 
 
 def live(inheritance: Inheritance, slot: wire.SlotPlan, descriptors: list[int]) -> NoReturn:
-    """Be a cell from fork to end. Whatever goes wrong before a program begins is told to the manager."""
+    """Run a cell from fork to end. Failures before a program begins are reported to the manager."""
     control = socket.socket(fileno=descriptors[0])
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a handler would be what lets a program's signal through
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # pid 1 receives a program's signal only if it has a handler
         for joining in descriptors[1:]:
             os.write(joining, b"0")
             os.close(joining)
@@ -82,13 +84,13 @@ def live(inheritance: Inheritance, slot: wire.SlotPlan, descriptors: list[int]) 
 def _leave_zygote() -> None:
     syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWNET)
     syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
-    # Root of a user namespace may set what belongs to its namespaces, and for an ordinary user programs are that root.
+    # Root of a user namespace may change its namespaces' settings, and an ordinary user's programs are that root.
     syscalls.mount("/proc/sys", "/proc/sys", "", syscalls.MS_BIND)
     syscalls.seal_tree("/proc/sys")
 
 
 def _enclose(plan: wire.WallPlan, slot: wire.SlotPlan) -> int:
-    """The Landlock rung's walls stand around init too: its `kill(-1)` must reach its own domain and no further.
+    """Put init behind the Landlock rung's walls too, so that its `kill(-1)` reaches only its own domain.
 
     Returns the rule set of its programs. Init itself reads /proc, to count their tasks.
     """
@@ -104,7 +106,7 @@ def _enclose(plan: wire.WallPlan, slot: wire.SlotPlan) -> int:
 
 
 def _furnish(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
-    """An empty private directory: a new tmpfs, which ends with `_clear`."""
+    """Mount an empty private directory: a new tmpfs, which `_clear` removes."""
     options = f"size={slot.disk_bytes},nr_inodes=65536,mode=0700,uid={slot.uid},gid={slot.uid}"
     syscalls.mount("private", slot.home, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
     for kept, place in plan.covered:
@@ -114,7 +116,7 @@ def _furnish(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
 
 
 def _clear(plan: wire.WallPlan, slot: wire.SlotPlan) -> bool:
-    """Take the private directory away. Returns whether nothing of it is left."""
+    """Remove the private directory. Return True if nothing of it is left."""
     if plan.namespaces:
         os.chdir("/")
         syscalls.umount(slot.home)
@@ -127,7 +129,7 @@ def _clear(plan: wire.WallPlan, slot: wire.SlotPlan) -> bool:
 
 
 def _serve(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -> None:
-    """Run one program after another of the same zygote, until one leaves a trace that could reach the next."""
+    """Run one program after another of the same zygote, until one leaves something that could reach the next."""
     stops: list[int] = []
 
     def stop(number: int, _: object) -> None:
@@ -136,7 +138,7 @@ def _serve(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket
 
     if not inheritance.plan.namespaces:
         signal.signal(signal.SIGTERM, stop)
-        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)  # a change of user would have cleared it
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)  # set now: a change of user clears it
     traces = _Traces() if inheritance.plan.namespaces else None
     supervisor = Supervisor(slot.home) if inheritance.filter.supervised else None
     for left in range(_PROGRAMS - 1, -1, -1):
@@ -144,10 +146,10 @@ def _serve(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket
             _furnish(inheritance.plan, slot)
         errand = _oversee(inheritance, slot, control, stops, supervisor)
         if errand is None:
-            return  # a spare that was never needed
+            return  # the spare was never needed
         _fetch(errand, slot.home, control)
         cleared = _clear(inheritance.plan, slot)
-        # A file that was fetched has passed through this process, of which the next program would be a copy.
+        # A fetched file has passed through this process, and the next program would be a copy of this process.
         if not left or not cleared or stops or errand.fetch or (traces is not None and traces.any()):
             wire.send(control, wire.DONE)
             return
@@ -161,11 +163,11 @@ def _oversee(
     stops: list[int],
     supervisor: Supervisor | None,
 ) -> wire.Errand | None:
-    """Fork the program's process, wait for its end, end all it started, and report. Returns what is to be fetched."""
+    """Fork the program's process, wait for its end, kill its processes, and report. Return what is to be fetched."""
     pid = os.fork()
     if pid == 0:
         program.run(inheritance, slot, control, supervisor)
-    if stops:  # it came before there was anything to end
+    if stops:  # the signal came before the fork
         _end_everything()
     status, tally = _wait_for(pid) if supervisor is None else _supervise(pid, supervisor)
     at = time.monotonic()
@@ -177,7 +179,7 @@ def _oversee(
     if not packet:
         return None
     if stops:
-        wire.send(control, wire.FAILED + b"stopped from outside")  # unless the manager knows why, it is lost
+        wire.send(control, wire.FAILED + b"stopped from outside")  # lost, unless the manager has another cause
     wire.send(control, wire.EndedFrame(status, at, tally.cpu_s, tally.peak_bytes).pack())
     errand = wire.unpack(packet)
     assert isinstance(errand, wire.Errand)
@@ -186,7 +188,7 @@ def _oversee(
 
 @dataclass(slots=True)
 class _Tally:
-    """What the processes of one program used, as far as anybody waited for them."""
+    """Resources used by the processes of one program that have been waited for."""
 
     cpu_s: float = 0.0
     peak_bytes: int = 0
@@ -197,7 +199,7 @@ class _Tally:
 
 
 class _Traces:
-    """What outlives the processes of a cell, by the kernel's own lists of its namespaces."""
+    """Checks, by the kernel's lists of the cell's namespaces, for objects that outlive the cell's processes."""
 
     def __init__(self) -> None:
         names = ("sysvipc/shm", "sysvipc/sem", "sysvipc/msg")
@@ -205,14 +207,14 @@ class _Traces:
         self._sockets = os.open("/proc/net/sockstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def any(self) -> bool:
-        """System V objects, or sockets in flight in each other (with their names, and the memory they carry)."""
+        """Return True if there are System V objects, or sockets in flight (they keep their names and memory)."""
         if not os.pread(self._sockets, 64, 0).startswith(b"sockets: used 0\n"):
             return True
-        return any(os.pread(listing, 4096, 0).count(b"\n") > 1 for listing in self._objects)  # after the heading
+        return any(os.pread(listing, 4096, 0).count(b"\n") > 1 for listing in self._objects)  # the first is a heading
 
 
 def _wait_for(pid: int) -> tuple[int, _Tally]:
-    """Reap everything until the program itself ends. Returns its status as wait(2) gives it, and what was used."""
+    """Reap processes until the program itself ends. Return its status (as wait(2) gives it) and the usage."""
     tally = _Tally()
     while True:
         ended, status, used = os.wait3(0)
@@ -222,7 +224,7 @@ def _wait_for(pid: int) -> tuple[int, _Tally]:
 
 
 def _supervise(pid: int, supervisor: Supervisor) -> tuple[int, _Tally]:
-    """The same, answering the calls of the program meanwhile, in time that is the program's."""
+    """Do the same and answer the program's supervised calls meanwhile. The time counts as the program's."""
     tally, statuses = _Tally(), list[int]()
     before = time.process_time()
 
@@ -243,18 +245,18 @@ def _supervise(pid: int, supervisor: Supervisor) -> tuple[int, _Tally]:
 
 
 def _end_everything() -> None:
-    """Kill every process of the cell but this one. One system call, so that no fork bomb outruns it."""
+    """Kill every other process of the cell. It is one system call, so no fork bomb can outrun it."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
 
 
 def _fetch(errand: wire.Errand, home: str, control: socket.socket) -> None:
-    """Send the files asked for: regular ones, reached without leaving the private directory, within its size."""
+    """Send the requested files: only regular ones inside the private directory, within its size."""
     budget = errand.most_bytes
     directory = os.open(home, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for name in errand.fetch:
         with contextlib.suppress(OSError):
-            # Not blocking: the program may have left a pipe under this name.
+            # Non-blocking, because the program may have left a pipe under this name.
             descriptor = syscalls.open_beneath(directory, name, os.O_RDONLY | os.O_NONBLOCK)
             found = os.fstat(descriptor)
             if stat.S_ISREG(found.st_mode) and found.st_size <= budget:
@@ -264,7 +266,7 @@ def _fetch(errand: wire.Errand, home: str, control: socket.socket) -> None:
 
 
 def _send_file(control: socket.socket, name: str, descriptor: int, size: int) -> None:
-    # Nothing writes to it any more: every process of the cell is dead.
+    # Nothing can write to the file any more: all other processes of the cell are dead.
     wire.send(control, wire.pack_file(name, size))
     while size > 0:
         chunk = os.read(descriptor, min(size, wire.PACKET - 1))
@@ -273,7 +275,7 @@ def _send_file(control: socket.socket, name: str, descriptor: int, size: int) ->
 
 
 def _empty(home: str) -> None:
-    """Remove everything in a private directory that outlives its cell; rights taken away are taken back."""
+    """Empty a private directory that outlives its cell. Restores permissions that a program has removed."""
     for place, directories, files in os.walk(home, topdown=True):
         for name in directories:
             path = f"{place}/{name}"

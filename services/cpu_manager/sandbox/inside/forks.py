@@ -1,15 +1,15 @@
 """Number of tasks of one program, by which init allows or refuses its forks on the Landlock rung.
 
-The kernel counts tasks (processes and threads) by user, and the programs of an ordinary manager share its user. So the
-filter passes every fork and every new thread to init. Init counts the tasks of its tree, and answers EAGAIN at the
+The kernel counts tasks (processes and threads) by user, and the programs of an unprivileged manager share its user. So
+the filter passes every fork and every new thread to init. Init counts the tasks of its tree, and answers EAGAIN at the
 limit. No fork begins while init counts. The count can miss forks that were allowed a moment before. Each task is in at
 most one fork, so a tree has fewer than twice as many tasks as its limit; the watchdog ends a program above the limit.
 
-About 50 us for a fork that needs no count, and 20 us a process for a count. A count is needed when as many forks as
-there was room for have been allowed since the last one.
+Costs about 50 us for a fork that needs no count, and 20 us a process for a count. A count is needed after as many
+allowed forks as the last count had room for.
 """
 
-# Plain calls and no path objects: a page touched after a fork is a page copied.
+# Plain calls and no path objects: each page written after a fork is copied.
 # ruff: noqa: PTH123, PTH208
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import os
 
 
 class Forks:
-    """Allows the forks of one program after another, each with its own limit."""
+    """Allows the forks of successive programs, each with its own limit."""
 
     def __init__(self) -> None:
         self._limit = 0
         self._room = 0
 
     def begin(self, limit: int) -> None:
-        """Begin with a program that may have `limit` tasks. It has one."""
+        """Begin with a program that may have `limit` tasks. It has one already."""
         self._limit, self._room = limit, limit - 1
 
     def allow(self) -> None:
@@ -40,9 +40,9 @@ class Forks:
 
 
 def tasks_below(init: int, enough: int) -> int:
-    """Threads of all processes below `init`; the count stops at `enough`.
+    """Return the number of threads of all processes below `init`. The count stops at `enough`.
 
-    Orphans become children of init while it counts, so it reads its own children until it finds no new ones.
+    Orphans become children of init during the count, so it reads its own children until it finds no new ones.
     """
     seen: set[int] = set()
     tasks = 0

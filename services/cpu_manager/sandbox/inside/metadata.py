@@ -1,16 +1,16 @@
-"""Metadata calls that init makes for a program (seccomp_unotify(2)), on files of its private directory alone.
+"""Metadata calls that init makes for a program (seccomp_unotify(2)), only on files of its private directory.
 
-Landlock mediates neither chmod(2) nor utimensat(2): a program could so change every file that it can name and that
-is its user's, who may be the manager's, or that everybody may write. The filter holds such a call and hands it to
-init. Init opens what the arguments name, looks where that lies, and makes the call on the descriptor. A path is read
-once and never used again, so nothing can be exchanged between the check and the call. What lies elsewhere is answered
-EPERM.
+Landlock mediates neither chmod(2) nor utimensat(2). Without this a program could change every file that it can name, if
+the file belongs to its user (perhaps the manager's user) or is writable by everybody. The filter holds such a call and
+passes it to init. Init opens the file that the arguments name, checks its location, and makes the call on the
+descriptor. It reads a path once, so nothing can be exchanged between the check and the call. For files elsewhere it
+answers EPERM.
 
 About 0.15 ms a call. Init reads the path from the program's memory, so the kernel has to allow a parent to trace its
-children (kernel.yama.ptrace_scope at most 1); else calls by path answer EPERM.
+children (kernel.yama.ptrace_scope at most 1); otherwise calls by path answer EPERM.
 """
 
-# Plain calls and no path objects: a page touched after a fork is a page copied.
+# Plain calls and no path objects: each page written after a fork is copied.
 # ruff: noqa: PTH115
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AT_FDCWD: Final = -100
 _AT_SYMLINK_NOFOLLOW: Final = 0x100
 _AT_EMPTY_PATH: Final = 0x1000
 _MODE: Final = 0o1777
-"""Bits that a program may set: a set-user-id file would be the manager's."""
+"""Bits that a program may set. A set-user-id file would run as the manager's user."""
 _PAGE: Final = 4096
 _PATH_BYTES: Final = 4096
 _TIMES_BYTES: Final = 32
@@ -41,7 +41,7 @@ class Metadata:
         self._home = home
 
     def make(self, thread: int, name: str, arguments: list[int], still_there: Callable[[], None]) -> None:
-        """Make the call `name` of a thread. Raises OSError with the caller's errno; `still_there` if it has died."""
+        """Make the call `name` for a thread. Raise OSError with the caller's errno; `still_there` raises if it died."""
         opened = _Opened(thread)
         try:
             times = None
@@ -55,7 +55,7 @@ class Metadata:
             else:
                 flags = arguments[3] if name == "fchmodat2" else 0
                 descriptor = opened.at(arguments[0], arguments[1], flags, required=True)
-            # The caller still waits, so the thread's number has meant nobody else.
+            # The caller still waits, so its thread id cannot have been reused for another process.
             still_there()
             self._demand_own(descriptor)
             if name == "utimensat":
@@ -66,21 +66,21 @@ class Metadata:
             opened.close()
 
     def _demand_own(self, descriptor: int) -> None:
-        """Only the private directory and what lies in it. Landlock lets nothing else be moved or linked there."""
+        """Raise unless the file is in the private directory. Landlock prevents moving or linking other files there."""
         place = os.readlink(f"/proc/self/fd/{descriptor}")
         if place != self._home and not place.startswith(f"{self._home}/"):
             raise PermissionError(errno.EPERM, place)
 
 
 class _Opened:
-    """What the arguments of a thread's call name, as descriptors that stand for the file and no more (O_PATH)."""
+    """The files named by the arguments of a thread's call, as descriptors that only identify a file (O_PATH)."""
 
     def __init__(self, thread: int) -> None:
         self._thread = thread
         self._descriptors: list[int] = []
 
     def at(self, base: int, path: int, flags: int, *, required: bool = False) -> int:
-        """The file of a call with a base, the address of a path (0: the base itself), and AT_ flags."""
+        """Open the file of a call with a base, the address of a path (0: the base itself), and AT_ flags."""
         if flags & ~(_AT_SYMLINK_NOFOLLOW | _AT_EMPTY_PATH):
             raise OSError(errno.EINVAL, "flags")
         if not path:
@@ -120,7 +120,7 @@ def _set_mode(descriptor: int, mode: int) -> None:
 
 
 def _text(thread: int, address: int) -> bytes:
-    """A path of the program's memory, which may end at the end of a page that nothing follows."""
+    """Read a path from the program's memory. It may end at the last byte of a page without a mapped successor."""
     found = b""
     while len(found) < _PATH_BYTES:
         text, end, _ = _read(thread, address + len(found), _PAGE - (address + len(found)) % _PAGE).partition(b"\0")

@@ -1,6 +1,6 @@
-"""The program's own process, from the last wall to its end: nothing but its parcel and its standard streams is open."""
+"""The program's own process, from the last wall to its end. Only its parcel and standard streams are open."""
 
-# Plain calls and no path objects: a page touched after a fork is a page copied.
+# Plain calls and no path objects: each page written after a fork is copied.
 # ruff: noqa: PTH101, PTH103, PTH120, PTH123
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 _OPEN_FILES: Final = 1024
 _PENDING_SIGNALS: Final = 1024
 _DESCRIPTORS: Final = 5
-"""That come with an order: standard input, output, error; parcel; report."""
+"""Number of descriptors with an order: standard input, output, error; parcel; report."""
 _CANNOT_EXECUTE: Final = 126
 _NOT_FOUND: Final = 127
 _signal: Final = sys.modules["_signal"]
-"""`signal` without its enumerations, which touch forty pages more."""
+"""`signal` without its enumerations, which would touch forty more pages."""
 
 
 def run(
     inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket, supervisor: Supervisor | None
 ) -> NoReturn:
-    """Wait for an order, close the last doors, say that the program begins, read the parcel, and be the program."""
+    """Wait for an order, complete the walls, report the start, read the parcel, and run the program."""
     code = 1
     try:
         os.setsid()
@@ -56,11 +56,11 @@ def run(
             _offer_to_the_oom_killer()
         packet, received = wire.receive(control, _DESCRIPTORS)
         if not packet:
-            os._exit(0)  # a spare that was never needed
+            os._exit(0)  # the spare was never needed
         order = wire.unpack(packet)
         assert isinstance(order, wire.Order)
         os.sched_setaffinity(0, order.cores)
-        # On the Landlock rung init is of the same user and counts too.
+        # On the Landlock rung init has the same user and counts too.
         limit(order, own=0 if inheritance.plan.namespaces else 1)
         listener = inheritance.filter.install()
         if supervisor is not None:
@@ -70,7 +70,7 @@ def run(
             os.dup2(descriptor, target)
         report = _hide(report)
         wire.send(control, wire.pack_started(time.monotonic()))
-    except BaseException as error:  # noqa: BLE001  # the manager must hear of it: the program has not begun
+    except BaseException as error:  # noqa: BLE001  # report it to the manager: the program has not begun
         wire.send(control, wire.FAILED + repr(error).encode())
         os._exit(1)
     try:
@@ -82,20 +82,20 @@ def run(
 
 
 def give_up_rights(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
-    """Become a user who owns nothing, without capabilities, for good."""
+    """Become a user who owns nothing, without capabilities, permanently."""
     if plan.privileged:
         os.setresgid(slot.uid, slot.uid, slot.uid)
         os.setresuid(slot.uid, slot.uid, slot.uid)
         if plan.namespaces:
-            return  # with the last id of root all capabilities have gone: the namespace began with no inheritable ones
+            return  # leaving uid 0 has dropped all capabilities: the namespace began with no inheritable ones
     elif plan.namespaces:
-        # Ids stay unmapped: the program is nobody, and processes are counted for this namespace alone.
+        # Ids stay unmapped: the program runs as nobody, and its processes are counted for this namespace only.
         syscalls.unshare(syscalls.CLONE_NEWUSER)
     syscalls.drop_capabilities()
 
 
 def limit(order: wire.Order, own: int) -> None:
-    """Take the order's limits; `own` more processes of this user are ours."""
+    """Set the order's limits. `own`: processes of ours that the kernel counts for the same user."""
     limits = [
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, order.cpu_s or resource.RLIM_INFINITY),
@@ -103,7 +103,7 @@ def limit(order: wire.Order, own: int) -> None:
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_MEMLOCK, 64 << 10),
-        # Queued signals and timers count by user, who may be the manager's.
+        # Queued signals and timers count by user, which may be the manager's user.
         (resource.RLIMIT_SIGPENDING, min(_PENDING_SIGNALS, resource.getrlimit(resource.RLIMIT_SIGPENDING)[1])),
     ]
     if order.data_bytes:
@@ -115,14 +115,14 @@ def limit(order: wire.Order, own: int) -> None:
 
 
 def _offer_to_the_oom_killer() -> None:
-    """Among the processes of a cell's control group init must be the last to go: it reports how the cell ended."""
+    """Make the OOM killer choose the program. In the cell's control group init must survive to report the end."""
     descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
     os.write(descriptor, b"1000")
     os.close(descriptor)
 
 
 def _hide(descriptor: int) -> int:
-    """Move a descriptor to a number that cannot be guessed at once, closed on exec."""
+    """Move a descriptor to a random number that is hard to guess; it closes on exec."""
     start = 256 + int.from_bytes(os.urandom(2), "little") % 640
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, start)
 
@@ -177,12 +177,12 @@ def _execute(parcel: wire.ExecParcel) -> int:
 
 
 def _interpret(inheritance: Inheritance, slot: wire.SlotPlan, parcel: wire.PythonParcel, report: int) -> int:
-    """Run a harness the way the interpreter runs its main program: exit codes, threads, exit handlers, flushes."""
+    """Run a harness as the interpreter runs its main program: exit codes, threads, exit handlers, flushes."""
     gc.enable()
     sys.argv[:] = [f"{slot.home}/main.py", *parcel.argv]
     sys.path.insert(0, slot.home)
     if randomness := sys.modules.get("numpy.random"):
-        # Forks would share the zygote's stream; `random` reseeds by itself.
+        # Forks would share the zygote's random stream. `random` reseeds itself.
         randomness.seed(int.from_bytes(os.urandom(4), "little"))
 
     def send(content: bytes) -> None:
@@ -212,7 +212,7 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def _finish(code: int) -> int:
-    """What the interpreter does at its end, less the taking down of modules."""
+    """Do what the interpreter does at its end, without destroying the modules."""
     with contextlib.suppress(Exception):
         if threading := sys.modules.get("threading"):
             threading._shutdown()

@@ -1,7 +1,7 @@
-"""The one process of an environment that is ours: pid 1 of its namespaces, which becomes the resident for good.
+"""The one process of ours in a local environment: pid 1 of its namespaces, which becomes the resident permanently.
 
-It gives up every right like a program does, so that being taken over would gain nothing; but as pid 1 it cannot be
-killed or stopped from inside, adopts every orphan, and takes the whole environment with it when it ends.
+It gives up every right, as a program does, so taking it over would gain nothing. As pid 1 it cannot be killed or
+stopped from inside, it adopts every orphan, and the whole environment ends with it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 _OF_THE_ZYGOTE: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONDONTWRITEBYTECODE")
 
 _OWN_BYTES: Final = 64 << 20
-"""Orders of shells, input of commands and archives on their way, which are 8 MiB each at most."""
+"""Size of its directory: orders of shells, input of commands and archives in transfer, at most 8 MiB each."""
 _OWN_FILES: Final = 4096
 
 
 def live(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -> NoReturn:
-    """Wait for the order and the connection, close the last doors, and serve until the manager hangs up.
+    """Wait for the order and the connection, complete the walls, and serve until the manager closes the connection.
 
-    Raises OSError for what fails before; the caller tells it.
+    Raises OSError for failures before that; the caller reports them.
     """
     assert inheritance.resident is not None
     packet, received = wire.receive(control, 1)
@@ -53,12 +53,14 @@ def live(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) 
 
 
 def _own_directory(slot: wire.SlotPlan) -> int:
-    """A directory of the resident's own, of limited size, that no path leads to: it must work where the private one
-    is full, and memory files are refused where nothing counts them.
+    """Create a directory of limited size for the resident, which no path leads to.
+
+    The resident must work even if the private directory is full. Memory files are not available on rungs that cannot
+    count them.
     """
     options = f"size={_OWN_BYTES},nr_inodes={_OWN_FILES},mode=0700,uid={slot.uid},gid={slot.uid}"
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     syscalls.mount("resident", slot.home, "tmpfs", flags, options)
     folder = os.open(slot.home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    syscalls.umount(slot.home)  # lazily: it lasts as long as the descriptor
+    syscalls.umount(slot.home)  # lazily: it exists as long as the descriptor
     return folder

@@ -1,8 +1,8 @@
 """Init's answers to the calls that the filter of the Landlock rung passes to it (seccomp_unotify(2)).
 
-Two kinds: changes of metadata, which init makes for the program (`metadata`), and forks, which it allows or refuses
-(`forks`). Init's time is charged to the program. Its cores are not the program's, because on those a fork bomb would
-delay its own end.
+There are two kinds: changes of metadata, which init makes for the program (`metadata`), and forks, which it allows or
+refuses (`forks`). Init's time is charged to the program. Init does not run on the program's cores, because a fork bomb
+there would delay its own end.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _NOTICE: Final = struct.Struct("=QIIiIQ6Q")
 _REPLY: Final = struct.Struct("=QqiI")
 _MADE: Final = 0
 _CONTINUE: Final = 1
-"""The kernel makes the call. Only for calls whose registers the filter has checked: memory could change meanwhile."""
+"""The kernel makes the call. Only for calls whose registers the filter checks: memory could change in the meantime."""
 _LIMIT: Final = struct.Struct("=Q")
 _SIGNALS: Final = 4096
 
 
 class Supervisor:
-    """Init's side: waits for its children and for the calls of one program after another."""
+    """Init's side: waits for its children and for the calls of successive programs."""
 
     def __init__(self, home: str) -> None:
         self._metadata = Metadata(home)
@@ -54,17 +54,17 @@ class Supervisor:
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
 
     def hand_over(self, listener: int, pids: int) -> None:
-        """Give the filter's descriptor to init, and the most tasks of the program. In the program's process."""
+        """Pass the filter's descriptor and the program's task limit to init. Runs in the program's process."""
         wire.send(self._theirs, _LIMIT.pack(pids), (listener,))
         os.close(listener)
 
     def forget(self) -> None:
-        """Let a child be as if init had never supervised. In the program's process."""
+        """Remove init's signal handling from a child. Runs in the program's process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def wait(self, reap: Callable[[], bool]) -> None:
-        """Answer calls until `reap`, called whenever a child may have ended, returns True."""
+        """Answer calls until `reap` returns True. It is called whenever a child may have ended."""
         poller = select.poll()
         for descriptor in (self._woken, self._ours.fileno()):
             poller.register(descriptor, select.POLLIN)
@@ -79,7 +79,7 @@ class Supervisor:
                         poller.register(self._listener, select.POLLIN)
                     elif events & select.POLLIN:
                         self._serve()
-                    else:  # nobody is left behind the filter
+                    else:  # no process is left behind the filter
                         poller.unregister(descriptor)
         finally:
             if self._listener >= 0:
@@ -91,7 +91,7 @@ class Supervisor:
         self._forks.begin(*_LIMIT.unpack(packet))
 
     def _serve(self) -> None:
-        """Answer one call. A caller that was killed meanwhile needs no answer."""
+        """Answer one call. A caller that was killed in the meantime needs no answer."""
         notice = ctypes.create_string_buffer(_NOTICE.size)
         with contextlib.suppress(OSError):
             syscalls.ioctl(self._listener, _RECEIVE, notice)
@@ -117,4 +117,4 @@ class Supervisor:
 
 
 def _nothing(*_: object) -> None:
-    """So that SIGCHLD wakes init: an ignored signal wakes nobody."""
+    """Do nothing. SIGCHLD wakes init only if it has a handler."""

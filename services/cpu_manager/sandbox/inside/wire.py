@@ -1,7 +1,7 @@
-"""The words between a manager and what runs inside: packets over socket pairs, marshalled downwards, packed upwards.
+"""Messages between a manager and the processes inside: packets over socket pairs.
 
-Downwards (manager to zygote and cell) the sender is trusted, so `marshal` is fine and quick. Upwards the sender has
-touched what a program left behind, so nothing but fixed structures and raw bytes is read.
+Downwards (manager to zygote and cell) the sender is trusted, so `marshal` is safe and fast. Upwards the sender may have
+handled a program's leftovers, so only fixed structures and raw bytes are read.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from dataclasses import astuple, dataclass
 from typing import Final
 
 PACKET: Final = 64 << 10
-"""Largest packet, bytes; well under the smallest default socket buffer."""
+"""Largest packet in bytes; well below the smallest default socket buffer."""
 
 READY: Final = b"R"
-"""A zygote or a cell stands. The cell's comes with a descriptor of its init process (pidfd)."""
+"""A zygote or a cell is ready. A cell's packet carries a descriptor of its init process (pidfd)."""
 STARTED: Final = b"S"
-"""Every wall stands and the program begins: timers start. Followed by the time."""
+"""Every wall is up and the program begins: timers start. Followed by the time."""
 FAILED: Final = b"X"
-"""Followed by what failed, for people. The job is lost."""
+"""Followed by the failure, for people. The job is lost."""
 ENDED: Final = b"E"
-"""Followed by `EndedFrame`: the program has ended and nothing of its tree is left but init."""
+"""Followed by `EndedFrame`: the program has ended, and only init is left of its tree."""
 FILE: Final = b"F"
 """Followed by size and name; then DATA packets until the size is reached."""
 DATA: Final = b"D"
 DONE: Final = b"Z"
-"""Nothing more will come; the cell is gone."""
+"""The last packet; the cell is gone."""
 AGAIN: Final = b"A"
-"""Nothing more will come of this program; the cell takes the order of another."""
+"""The last packet of this program; the cell takes another order."""
 
 _ENDED = struct.Struct("=iddQ")
 _SIZE = struct.Struct("=Q")
@@ -39,53 +39,54 @@ _TIME = struct.Struct("=d")
 
 @dataclass(frozen=True, slots=True)
 class WallPlan:
-    """How a zygote builds its walls and those of its cells: one rung of the ladder, spelt out."""
+    """How a zygote builds its walls and those of its cells: one rung of the ladder in detail."""
 
     namespaces: bool
     """False on the Landlock rung."""
     privileged: bool
-    """The manager is root: a range of user ids is mapped, one per slot."""
+    """True if the manager is root. Then a range of user ids is mapped, one per slot."""
     uid_base: int
     uid_count: int
     control_groups: bool
     root: str
-    """An empty directory on which the read-only view is put together."""
+    """An empty directory on which the read-only view is mounted."""
     binds: tuple[tuple[str, str], ...]
-    """Host path, and where it appears in the zygote's view."""
+    """Host path, and its path in the zygote's view."""
     covered: tuple[tuple[str, str], ...]
-    """What a cell's private directory would cover and it needs: where the view has it, and where it belongs."""
+    """Paths that a cell needs and its private directory would cover: their place in the view, and their own place."""
     links: tuple[tuple[str, str], ...]
     texts: tuple[tuple[str, str], ...]
     interpreter_path: tuple[str, ...]
-    """sys.path of programs, but for their own directory."""
+    """sys.path of programs, without their own directory."""
     preload: tuple[str, ...]
     harnesses: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     executable: str
     resident: str = ""
-    """The module whose `serve_descriptor` environments run; empty in zygotes that make none."""
+    """The module whose `serve_descriptor` environments run; empty in zygotes without environments."""
     stopping: bool = False
-    """Environments are stopped by SIGSTOP, not frozen by a control group."""
+    """True if environments are stopped by SIGSTOP instead of being frozen by a control group."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """What a zygote is told of a cell it is to fork."""
+    """A cell that a zygote is to fork."""
 
     uid: int
     home: str
     """The private directory: `/tmp` in a mount namespace of its own, else a directory of the slot."""
     disk_bytes: int
-    """Its size, where it is a tmpfs."""
+    """Size of the private directory, if it is a tmpfs."""
     stays: bool = False
-    """It is an environment: one resident instead of programs."""
+    """True for an environment: it has one resident instead of programs."""
     thawing: int = -1
-    """The last descriptor that comes with it thaws it; the zygote keeps it under this number for its own end."""
+    """If not -1: the last descriptor with the order thaws the cell. The zygote keeps it under this number, to use it
+    when the zygote ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the program's process is told of its job by the manager, never by the zygote."""
+    """Order of a job. The manager sends it to the program's process, never through the zygote."""
 
     cores: tuple[int, ...]
     file_bytes: int
@@ -93,16 +94,16 @@ class Order:
     data_bytes: int
     """RLIMIT_DATA of each process; 0 leaves memory to the control group."""
     cpu_s: int
-    """RLIMIT_CPU of each process: the brake if the manager sleeps. 0: none."""
+    """RLIMIT_CPU of each process, in case the manager does not run. 0: none."""
     pids: int
-    """Most tasks of the program."""
+    """Task limit of the program."""
     counted_pids: int
-    """RLIMIT_NPROC: the same, and what the kernel counts with them; 0 leaves it to the control group."""
+    """RLIMIT_NPROC: the task limit plus what the kernel counts with it; 0 leaves it to the control group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """What init is to bring back after the end. It waits in the socket until then."""
+    """Files that init sends back after the end. The errand waits in the socket until then."""
 
     fetch: tuple[str, ...]
     most_bytes: int
@@ -110,7 +111,7 @@ class Errand:
 
 @dataclass(frozen=True, slots=True)
 class PythonParcel:
-    """A program for the zygote's own interpreter. Read after the fork, with all walls up."""
+    """A program for the zygote's own interpreter. Read after the fork, behind all walls."""
 
     harness: str
     source: str
@@ -140,7 +141,7 @@ def pack(message: Down) -> bytes:
 
 
 def unpack(packet: bytes) -> Down:
-    """Read what `pack` wrote. Only for packets from the manager."""
+    """Read the output of `pack`. Only for packets from the manager."""
     kind, fields = marshal.loads(packet)
     message: Down = _KINDS[kind](*fields)
     return message
@@ -148,14 +149,14 @@ def unpack(packet: bytes) -> Down:
 
 @dataclass(frozen=True, slots=True)
 class EndedFrame:
-    """How the program ended, as its init saw it."""
+    """How the program ended, as observed by its init."""
 
     status: int
-    """As wait(2) gives it."""
+    """As returned by wait(2)."""
     at: float
-    """Of the host's monotonic clock, seconds."""
+    """On the host's monotonic clock, in seconds."""
     cpu_s: float
-    """Of every process that init or its descendants waited for."""
+    """Of every process that init or its descendants have waited for."""
     peak_bytes: int
     """Of the largest single process."""
 
@@ -192,7 +193,7 @@ def send(channel: socket.socket, packet: bytes, descriptors: tuple[int, ...] = (
 
 
 def receive(channel: socket.socket, descriptors: int) -> tuple[bytes, list[int]]:
-    """Receive one packet and at most so many descriptors (closed on exec). An empty packet is the end."""
+    """Receive one packet and at most `descriptors` descriptors (closed on exec). An empty packet is the end."""
     received = array.array("i")
     packet, ancillary, _, _ = channel.recvmsg(
         PACKET, socket.CMSG_LEN(descriptors * received.itemsize), socket.MSG_CMSG_CLOEXEC

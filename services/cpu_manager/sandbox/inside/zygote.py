@@ -1,11 +1,11 @@
-"""A zygote: an interpreter that has imported what programs import, stands behind walls, and forks cells on order.
+"""A zygote: an interpreter behind walls that has imported what programs import, and forks cells on order.
 
-It never reads a payload, holds no secret, and its environment says where programs are, no more: what a program finds
-in the memory it inherits helps against no other program. It ends when its manager does: with the socket's end, and
-with it (it is pid 1) everything in its pid namespace.
+It never reads a payload, holds no secret, and its environment contains only paths of programs. So the memory that a
+program inherits does not help against other programs. A zygote ends when its manager's socket closes. It is pid 1, so
+everything in its pid namespace ends with it.
 """
 
-# Plain calls and no path objects: a page touched after a fork is a page copied.
+# Plain calls and no path objects: each page written after a fork is copied.
 # ruff: noqa: PTH123
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from services.cpu_manager.sandbox.walls.seccomp import Filter, Rules
 
 _HARNESSES: Final = "services.cpu_manager.sandbox.harnesses"
 _OURS: Final[list[ModuleType]] = []
-"""Our own modules, which programs cannot import. They stay: taking one apart after a fork copies all its pages."""
+"""Our own modules, which programs cannot import. They stay in memory: freeing them after a fork would copy their
+pages."""
 _JOINING: Final = 6
-"""Most descriptors that come with a slot, beside its control socket."""
+"""Most descriptors with a slot, besides its control socket."""
 
 
 def main(descriptor: int) -> NoReturn:
-    """Receive the plan, import, build the walls, say so, and serve until the manager's end of the socket closes."""
+    """Receive the plan, import, build the walls, report READY, and serve until the manager closes its socket."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.umask(0o022)
@@ -57,7 +58,7 @@ def main(descriptor: int) -> NoReturn:
 
 
 def prepare(plan: wire.WallPlan) -> Inheritance:
-    """Import everything and lay out what each cell will need, while the host can still be seen."""
+    """Import everything, and prepare what each cell needs, while the host's files are still visible."""
     _mend_interpreter(plan)
     for name in plan.preload:
         with contextlib.suppress(ImportError):
@@ -68,14 +69,14 @@ def prepare(plan: wire.WallPlan) -> Inheritance:
     inheritance = Inheritance(plan, filter_, harnesses)
     if plan.resident:
         inheritance.resident = importlib.import_module(plan.resident).serve_descriptor
-    del sys.path[0]  # the repository: what programs import is the toolchain's
+    del sys.path[0]  # the repository: programs import from the toolchain only
     for name in [name for name in sys.modules if name.partition(".")[0] == "services"]:
         _OURS.append(sys.modules.pop(name))
     return inheritance
 
 
 def _mend_interpreter(plan: wire.WallPlan) -> None:
-    """Make an isolated interpreter look like the usual one: `exit`, `help`, third-party packages."""
+    """Give an isolated interpreter the usual features: `exit`, `help`, third-party packages."""
     # Importing numpy must start no threads: a process with threads cannot enter a user namespace.
     os.environ.update(plan.environment)
     sys.path.extend(plan.interpreter_path)
@@ -86,7 +87,7 @@ def _mend_interpreter(plan: wire.WallPlan) -> None:
 
 
 def _enter_namespaces(plan: wire.WallPlan, channel: socket.socket) -> None:
-    """Continue as pid 1 of new namespaces, seeing only the view; the process that was started tells and goes."""
+    """Continue as pid 1 of new namespaces, with only the view. The original process sends READY and ends."""
     flags = syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
     if plan.privileged:
         _enter_mapped_user_namespace(plan)
@@ -113,7 +114,7 @@ def _map_own_ids(uid: int, gid: int) -> None:
 
 
 def _enter_mapped_user_namespace(plan: wire.WallPlan) -> None:
-    """As root: see the view with real rights, then become root of a range of ids that own nothing on this host."""
+    """As root: build the view with real rights, then become root of a range of ids that own nothing on this host."""
     own = os.getpid()
     go_read, go_write = os.pipe()
     helper = os.fork()
@@ -139,8 +140,8 @@ def _enter_mapped_user_namespace(plan: wire.WallPlan) -> None:
 
 
 def serve(channel: socket.socket, inheritance: Inheritance) -> None:
-    """Fork a cell for each order until the manager hangs up."""
-    # Ended cells are reaped by the kernel: nobody asks a zygote how they ended.
+    """Fork a cell for each order until the manager closes its socket."""
+    # The kernel reaps ended cells: nobody needs their status from a zygote.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     namespaces = inheritance.plan.namespaces
     own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if namespaces else -1
@@ -163,7 +164,7 @@ def serve(channel: socket.socket, inheritance: Inheritance) -> None:
         if namespaces:
             syscalls.unshare(syscalls.CLONE_NEWPID)
         if os.fork() == 0:
-            channel.close()  # or the manager would not hear of this zygote's end while a cell lives
+            channel.close()  # else the manager would not notice this zygote's end while a cell lives
             cell.live(inheritance, slot, descriptors)
         if namespaces:
             syscalls.setns(own_pids, syscalls.CLONE_NEWPID)
@@ -172,11 +173,11 @@ def serve(channel: socket.socket, inheritance: Inheritance) -> None:
 
 
 def _thaw(descriptors: dict[int, int]) -> None:
-    """The manager is gone, and all that stands here ends with us; but what is frozen would not die."""
+    """Thaw all cells when the manager is gone: they are to end with this zygote, but frozen processes do not die."""
     if not descriptors or os.getpid() != 1:
         return
     with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)  # of our own pid namespace; what is killed before it is thawed never runs again
+        os.kill(-1, signal.SIGKILL)  # of our own pid namespace; killed before the thaw, they never run again
     for descriptor in descriptors.values():
         with contextlib.suppress(OSError):
             os.write(descriptor, b"THAWED")

@@ -1,4 +1,4 @@
-"""Control groups, version 1: memory, pids and cpuacct, each a hierarchy of its own. For root."""
+"""Control groups, version 1: memory, pids and cpuacct, each a separate hierarchy. Only for root."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class GroupV1:
         return self.paths[0].name
 
     def arm(self, memory_bytes: int, pids: int) -> None:
-        """Set the limits and start the counts anew. No program is in the group, at most a waiting init."""
+        """Set the limits and reset the counts. The group contains no program, at most a waiting init."""
         if self.memory.number("memory.usage_in_bytes") > LEFTOVER_BYTES:
-            with contextlib.suppress(OSError):  # a waiting init is in it already: only caches are to go
+            with contextlib.suppress(OSError):  # a waiting init is in it already; only caches are to go
                 self.memory.write("memory.force_empty", "0")
         if memory_bytes != self._limit:
             names = ["memory.limit_in_bytes"] + (["memory.memsw.limit_in_bytes"] if self._swap else [])
-            # The sum with swap may never be below the memory alone: the order depends on the direction.
+            # The limit with swap may never be below the limit without: the order of writes depends on the direction.
             growing = memory_bytes > self._limit > 0
             for name in reversed(names) if growing else names:
                 self.memory.write(name, str(memory_bytes))
@@ -98,18 +98,18 @@ class GroupV1:
 
 
 def place_of(controller: str, own: dict[str, str]) -> Path:
-    """This process's own group of a controller. Raises OSError where it is not mounted."""
+    """Return this process's own group of a controller. Raise OSError if the controller is not mounted."""
     base = MOUNT / controller
     if controller not in own or not base.is_dir():
         raise OSError(f"cgroup v1 controller {controller} is not mounted at {base}")
-    # In a container without a cgroup namespace the path is the host's and not visible here: use the mount.
+    # In a container without a cgroup namespace the path is the host's and not visible here: use the mount itself.
     inside = base / own[controller].lstrip("/")
     return inside if inside.is_dir() else base
 
 
 @dataclass(slots=True)
 class HierarchyV1:
-    """Groups under this process's own group in each controller, so that the manager's own limits hold for its cells."""
+    """Groups under this process's own group in each controller, so that the manager's limits hold for its cells."""
 
     parents: dict[str, Path]
 

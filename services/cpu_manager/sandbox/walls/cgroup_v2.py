@@ -1,4 +1,4 @@
-"""Control groups, version 2: one hierarchy, a subtree of which was delegated to this user."""
+"""Control groups, version 2: one hierarchy with a subtree that was delegated to this user."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GroupV2:
     _kills: int = 0
     _cpu_before: float = 0.0
     _peak: int = -1
-    """A descriptor of memory.peak which we have reset (Linux 6.12), or -1."""
+    """A descriptor of memory.peak that was reset (Linux 6.12), or -1."""
 
     @classmethod
     def make(cls, parent: Path, name: str) -> GroupV2:
@@ -49,7 +49,7 @@ class GroupV2:
         return group
 
     def arm(self, memory_bytes: int, pids: int) -> None:
-        """Set the limits and start the counts anew. No program is in the group, at most a waiting init."""
+        """Set the limits and reset the counts. The group contains no program, at most a waiting init."""
         if self.files.number("memory.current") > LEFTOVER_BYTES:
             with contextlib.suppress(OSError):
                 self.files.write("memory.reclaim", str(1 << 40))
@@ -67,7 +67,7 @@ class GroupV2:
         self._cpu_before = self._cpu_total()
 
     def _reset_peak(self) -> None:
-        """Since 6.12 a write starts a peak of its own for that descriptor; before, the peak is the group's for ever."""
+        """Reset the peak. Since Linux 6.12 each descriptor has its own peak; before, the peak covers all time."""
         try:
             if self._peak < 0:
                 self._peak = os.open(self.directory / "memory.peak", os.O_RDWR | os.O_CLOEXEC)
@@ -125,7 +125,7 @@ def _v2_mount() -> Path:
 
 @dataclass(slots=True)
 class HierarchyV2:
-    """Groups beside the manager in a delegated subtree: version 2 forbids processes in inner groups."""
+    """Groups beside the manager in a delegated subtree, because version 2 forbids processes in inner groups."""
 
     parent: Path
 
@@ -133,7 +133,7 @@ class HierarchyV2:
     def make_for(cls, instance: str) -> HierarchyV2:
         mount = _v2_mount()
         own = mount / own_groups().get("", "/").lstrip("/")
-        if own.name == _LEAF:  # an earlier manager stepped aside, and we were started from there
+        if own.name == _LEAF:  # an earlier manager moved itself, and this process was started from there
             own = own.parent
         missing = set(_V2_CONTROLLERS) - set(read(own / "cgroup.controllers").split())
         if missing:
@@ -149,7 +149,7 @@ class HierarchyV2:
 
     @staticmethod
     def _step_aside(own: Path) -> None:
-        """Move the delegated group's processes into a leaf, then hand its controllers down."""
+        """Move the delegated group's processes into a leaf, then delegate its controllers."""
         leaf = own / _LEAF
         leaf.mkdir(exist_ok=True)
         for pid in read(own / "cgroup.procs").split():

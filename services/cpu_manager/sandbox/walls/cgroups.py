@@ -1,7 +1,7 @@
 """Control groups for one action at a time: limits before it, counts after it. Version 1 (as root) and 2 (delegated).
 
-A group is made once for a slot and used again: making one costs a millisecond, joining one a few microseconds. The
-joining is done by the cell itself, through descriptors opened here, so that nothing it does escapes the accounting.
+A group is created once for a slot and reused: creating one costs a millisecond, joining one a few microseconds. The
+cell joins by itself, through descriptors that are opened here, so that all its processes are counted.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Final, Protocol
 PREFIX: Final = "treadle-"
 MOUNT: Final = Path("/sys/fs/cgroup")
 LEFTOVER_BYTES: Final = 16 << 20
-"""A pooled group holding more than this after its action (page cache) is emptied, so that peaks stay true."""
+"""A reused group that holds more than this after its action (page cache) is emptied, so that peaks stay correct."""
 
 
 class Group(Protocol):
     """The control group of one slot."""
 
     joining: tuple[int, ...]
-    """Descriptors to which a process writes `0` to enter."""
+    """Descriptors to which a process writes `0` to join."""
 
     @property
     def name(self) -> str: ...
     def arm(self, memory_bytes: int, pids: int) -> None: ...
 
     def count_anew(self) -> None:
-        """CPU time, peak and kills are counted from now on."""
+        """Reset CPU time, peak and kills."""
         ...
 
     def cpu_s(self) -> float: ...
@@ -41,7 +41,7 @@ class Group(Protocol):
 
 
 class Hierarchy(Protocol):
-    """Where a manager makes its groups."""
+    """The place of a manager's groups."""
 
     @property
     def directories(self) -> tuple[Path, ...]: ...
@@ -54,7 +54,7 @@ def read(path: Path) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    # One write(2), unbuffered: the kernel parses each write on its own.
+    # One unbuffered write(2): the kernel parses each write separately.
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode("ascii"))
@@ -63,7 +63,7 @@ def write(path: Path, text: str) -> None:
 
 
 class Files:
-    """The files of one group, opened at first use and kept: an access then costs 3 us instead of 20."""
+    """The files of one group. They stay open after their first use: an access then costs 3 us instead of 20."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -76,11 +76,11 @@ class Files:
         return descriptor
 
     def number(self, name: str) -> int:
-        """The file's one number."""
+        """Return the only number in a file."""
         return int(os.pread(self._descriptor(name, os.O_RDONLY), 64, 0))
 
     def counter(self, name: str, key: str) -> int:
-        """The value of one line of a flat-keyed file; 0 when it has none."""
+        """Return the value of one line of a flat-keyed file; 0 if there is no such line."""
         for line in os.pread(self._descriptor(name, os.O_RDONLY), 4096, 0).decode("ascii").splitlines():
             found, _, value = line.partition(" ")
             if found == key:
@@ -88,7 +88,7 @@ class Files:
         return 0
 
     def write(self, name: str, text: str) -> None:
-        # One write(2): the kernel parses each write on its own.
+        # One write(2): the kernel parses each write separately.
         os.pwrite(self._descriptor(name, os.O_WRONLY), text.encode("ascii"), 0)
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Files:
 
 
 def remove(directory: Path) -> None:
-    """Remove an empty group. Its last processes may need a moment to die: waits for them, two seconds at most."""
+    """Remove an empty group. Waits up to two seconds for the end of its last processes."""
     for _ in range(200):
         try:
             directory.rmdir()
@@ -115,7 +115,7 @@ def kill(directory: Path) -> None:
         for pid in read(directory / "cgroup.procs").split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), 9)
-    # Frozen processes do not die (version 1). Killed first, they never run again.
+    # Frozen processes do not die (version 1). They were killed before the thaw, so they never run again.
     with contextlib.suppress(OSError):
         write(directory / "freezer.state", "THAWED")
 
@@ -130,7 +130,7 @@ def own_groups() -> dict[str, str]:
 
 
 def remove_tree(directory: Path) -> None:
-    """Kill what is left in a dead manager's groups and remove them."""
+    """Kill the remaining processes in a dead manager's groups, and remove the groups."""
     if not directory.is_dir():
         return
     for child in directory.iterdir():
@@ -141,7 +141,7 @@ def remove_tree(directory: Path) -> None:
 
 
 def sweep(instance: str, directories: Iterable[Path]) -> None:
-    """Remove the groups that a dead manager noted; any other directory it might name is left alone."""
+    """Remove the groups that a dead manager recorded. Any other recorded directory is left alone."""
     for directory in directories:
         if directory.name == f"{PREFIX}{instance}" and directory.is_relative_to(MOUNT):
             with contextlib.suppress(OSError):

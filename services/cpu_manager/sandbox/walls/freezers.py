@@ -1,7 +1,7 @@
-"""Freezing everything in a group: what is frozen has no core, whatever it does, until it is thawed from outside.
+"""Freezers: the processes of a frozen group get no core until they are thawed from outside.
 
-Version 1 has a hierarchy of its own for that, version 2 a file in every group. A process that version 1 froze ignores
-SIGKILL until it is thawed, so whoever kills thaws after, and a zygote keeps the means to thaw should its manager die.
+Version 1 has a separate hierarchy for freezing, version 2 a file in every group. A process frozen by version 1 ignores
+SIGKILL until it is thawed. So kill first and thaw after; a zygote keeps a descriptor to thaw if its manager dies.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ class Freezer(Protocol):
     """Freezes the processes of one group."""
 
     joining: tuple[int, ...]
-    """Descriptors to which a process writes `0` to enter, beside those of its `Group`."""
+    """Descriptors to which a process writes `0` to join, besides those of its `Group`."""
     thawing: int
-    """A descriptor that thaws the group when THAWED is written to it; -1 where the dead need no thawing."""
+    """A descriptor that thaws the group when THAWED is written to it; -1 if frozen processes can be killed."""
 
     def freeze(self) -> None:
-        """Begin to: `frozen` says when nothing runs any more. A microsecond a process."""
+        """Begin freezing; `frozen` returns True when nothing runs any more. Takes a microsecond a process."""
         ...
 
     def frozen(self) -> bool: ...
     def thaw(self) -> None: ...
 
     def threads(self) -> list[int]:
-        """The ids of its threads, as the manager sees them."""
+        """Return the ids of its threads, as the manager sees them."""
         ...
 
     def close(self) -> None: ...
 
 
 class Freezers(Protocol):
-    """Makes freezers beside the groups of a hierarchy."""
+    """Creates freezers for the groups of a hierarchy."""
 
     @property
     def directories(self) -> tuple[Path, ...]: ...
@@ -83,13 +83,13 @@ class FreezerV1:
 
 @dataclass(slots=True)
 class FreezersV1:
-    """Under this process's own group of the freezer hierarchy."""
+    """Freezers under this process's own group of the freezer hierarchy."""
 
     parent: Path
 
     @classmethod
     def make_for(cls, instance: str) -> FreezersV1:
-        """Raises OSError where there is no freezer."""
+        """Raise OSError if there is no freezer hierarchy."""
         parent = place_of("freezer", cgroups.own_groups()) / f"{PREFIX}{instance}"
         parent.mkdir(exist_ok=True)
         return cls(parent)
@@ -108,12 +108,12 @@ class FreezersV1:
 
 @dataclass(slots=True)
 class FreezerV2:
-    """The freezing file of the group itself."""
+    """The freezer file of the group itself."""
 
     directory: Path
     joining: tuple[int, ...] = ()
     thawing: int = -1
-    """A process that is killed while frozen dies."""
+    """Not needed: version 2 kills frozen processes."""
     files: Files = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,7 +137,7 @@ class FreezerV2:
 
 @dataclass(slots=True)
 class FreezersV2:
-    """Nothing to lay down: the groups are there."""
+    """Freezers of version 2. They need no directories of their own."""
 
     directories: tuple[Path, ...] = ()
 
@@ -146,4 +146,4 @@ class FreezersV2:
         return FreezerV2(group.directory)
 
     def remove(self) -> None:
-        """The hierarchy removes its own."""
+        """Does nothing: the hierarchy removes the groups."""

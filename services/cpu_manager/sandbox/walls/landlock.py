@@ -1,10 +1,10 @@
-"""Landlock (landlock(7)): file access by allow-list, and scopes that keep signals and abstract sockets inside.
+"""Landlock (landlock(7)): file access by allow-list, and scopes that confine signals and abstract sockets.
 
-Raw calls, because glibc has no wrappers. ABI 6 (Linux 6.12) brought the scopes, which the Landlock rung cannot do
-without: before it, a program could kill everything of its own user.
+Raw calls, because glibc has no wrappers. ABI 6 (Linux 6.12) introduced the scopes, which the Landlock rung needs:
+without them a program could kill every process of its own user.
 """
 
-# Plain calls and no path objects: a page touched after a fork is a page copied.
+# Plain calls and no path objects: each page written after a fork is copied.
 # ruff: noqa: PTH112
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ WRITE_FILE: Final = 1 << 1
 READ_FILE: Final = 1 << 2
 READ_DIR: Final = 1 << 3
 _IOCTL_DEV: Final = 1 << 15
-#: Every file right up to ABI 5 (the last one is ioctl on devices).
+#: All file rights up to ABI 5 (the last one is ioctl on devices).
 ALL_FILES: Final = (1 << 16) - 1
-#: What makes sense on something that is not a directory.
+#: The rights that apply to something other than a directory.
 _FILE_RIGHTS: Final = EXECUTE | WRITE_FILE | READ_FILE | (1 << 14) | _IOCTL_DEV
 READ_TREE: Final = EXECUTE | READ_FILE | READ_DIR
 _NET_TCP: Final = 0b11
@@ -42,7 +42,7 @@ SCOPED_ABI: Final = 6
 
 
 def abi() -> int:
-    """The kernel's Landlock version; 0 when it is absent or switched off."""
+    """Return the kernel's Landlock version; 0 if it is absent or disabled."""
     try:
         return syscalls.syscall("landlock_create_ruleset", _CREATE_RULESET, None, ctypes.c_size_t(0), _QUERY_VERSION)
     except OSError:
@@ -55,7 +55,7 @@ def _create(files: int, net: int, scoped: int) -> int:
 
 
 def walls(readable: Iterable[str], devices: Iterable[str], private: str) -> int:
-    """A rule set (descriptor): read and execute the toolchain, use some devices, own `private`; no TCP, scoped."""
+    """Return a rule set (descriptor): read and execute the toolchain, use devices, own `private`; no TCP, scoped."""
     ruleset = _create(ALL_FILES, _NET_TCP, _SCOPE_ABSTRACT_UNIX | _SCOPE_SIGNAL)
     for path in readable:
         _allow(ruleset, path, READ_TREE)
@@ -78,5 +78,5 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def restrict(ruleset: int) -> None:
-    """Put this process and its descendants behind the rule set, for ever. Needs no_new_privs."""
+    """Apply the rule set to this process and its descendants, permanently. Needs no_new_privs."""
     syscalls.syscall("landlock_restrict_self", _RESTRICT_SELF, ruleset, 0)

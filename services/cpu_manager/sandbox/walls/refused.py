@@ -1,7 +1,7 @@
-"""System calls that no program in a cell may make, by what the rung provides. `seccomp` assembles the filter.
+"""System calls that no program in a cell may make, depending on the rung. `seccomp` assembles the filter.
 
-Numbers are (x86_64, aarch64), from the kernel's `syscall_64.tbl` and `asm-generic/unistd.h`; None where the machine has
-no such call. A call belongs to the first table whose condition explains the refusal.
+Numbers are (x86_64, aarch64), from the kernel's `syscall_64.tbl` and `asm-generic/unistd.h`; None if the machine has no
+such call. A call is in the first table whose condition explains the refusal.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EVERYWHERE: Final[Calls] = {
     "listns": (470, 470),
     "unshare": (272, 97),
     "setns": (308, 268),
-    # Large parts of the kernel that programs do without.
+    # Large parts of the kernel that programs do not need.
     "keyctl": (250, 219),
     "add_key": (248, 217),
     "request_key": (249, 218),
@@ -89,15 +89,15 @@ EVERYWHERE: Final[Calls] = {
     "mbind": (237, 235),
     "set_mempolicy": (238, 237),
     "vmsplice": (278, 75),
-    # Secret memory stays in its file when nothing maps it; only a map is held to RLIMIT_MEMLOCK.
+    # Secret memory stays in its file without being mapped; only mapped memory is held to RLIMIT_MEMLOCK.
     "memfd_secret": (447, 447),
     # Contexts of asynchronous IO count against one number for the whole machine (fs.aio-max-nr).
     "io_setup": (206, 0),
 }
 
 INOTIFY: Final[Calls] = {"inotify_init": (253, None), "inotify_init1": (294, 26)}
-"""Answered EMFILE, as where the user's instances are used up, so that `tail -f` and others poll. The kernel counts
-instances by user through every user namespace: those of all cells against the manager's user, who has 128."""
+"""Answered EMFILE, as if the user's instances were used up, so that `tail -f` and others poll. The kernel counts
+instances by user through every user namespace: all cells count for the manager's user, who has 128."""
 
 UNCOUNTED: Final[Calls] = {
     "shmget": (29, 194),
@@ -106,7 +106,7 @@ UNCOUNTED: Final[Calls] = {
     "mq_open": (240, 180),
     "memfd_create": (319, 279),
 }
-"""Memory that no process has to map. Refused where no control group counts it: the watchdog sees what is mapped."""
+"""Memory that no process has to map. Refused if no control group counts it, because the watchdog sees mapped memory."""
 
 SHARED_IPC: Final[Calls] = {
     "shmat": (30, 196),
@@ -120,8 +120,8 @@ SHARED_IPC: Final[Calls] = {
     "msgctl": (71, 187),
     "mq_unlink": (241, 181),
 }
-"""Reach objects of the host by number or name, which need not be made first. Refused where the host's are the cell's,
-with `UNCOUNTED`: objects outlive their makers."""
+"""Reach existing objects of the host by number or name. Refused if the cell shares the host's objects, together with
+`UNCOUNTED`, because objects outlive their creators."""
 
 OTHERS_METADATA: Final[Calls] = {
     "chown": (92, None),
@@ -133,8 +133,8 @@ OTHERS_METADATA: Final[Calls] = {
     "futimesat": (261, None),
     "file_setattr": (469, 469),
 }
-"""Change what Landlock does not mediate, of every file that is this user's or that everybody may write. Refused where
-the host's files can be named."""
+"""Change metadata that Landlock does not mediate, of every file that belongs to this user or that everybody may write.
+Refused if the host's files can be named."""
 
 OTHERS_ATTRIBUTES: Final[Calls] = {
     "setxattr": (188, 5),
@@ -146,7 +146,8 @@ OTHERS_ATTRIBUTES: Final[Calls] = {
     "fremovexattr": (199, 16),
     "removexattrat": (466, 466),
 }
-"""Of the same kind. Answered ENOTSUP, as where a file system has no attributes: `cp -p` takes that, but no EPERM."""
+"""The same, for attributes. Answered ENOTSUP, as by a file system without attributes: `cp -p` accepts that, not
+EPERM."""
 
 SUPERVISED: Final[Calls] = {
     "chmod": (90, None),
@@ -155,7 +156,7 @@ SUPERVISED: Final[Calls] = {
     "fchmodat2": (452, 452),
     "utimensat": (280, 88),
 }
-"""Of the same kind, but linkers, archives and version control need them: init makes them on the program's behalf
+"""The same, but linkers, archivers and version control need these calls: init makes them for the program
 (`inside/metadata`)."""
 
 FORKS: Final[Calls] = {
@@ -163,8 +164,8 @@ FORKS: Final[Calls] = {
     "fork": (57, None),
     "vfork": (58, None),
 }
-"""Make processes and threads. Where the kernel counts them by a user who is not the program's alone, init allows them
-(`inside/forks`)."""
+"""Create processes and threads. If the kernel counts them by a user whom the program shares, init allows or refuses
+them (`inside/forks`)."""
 
 STOPPING: Final[Calls] = {"timer_create": (222, 107)}
-"""Refused where environments are stopped by SIGSTOP: a timer that sends SIGCONT would let one go on by itself."""
+"""Refused if environments are stopped by SIGSTOP: a timer that sends SIGCONT would let a program continue."""

@@ -1,8 +1,8 @@
-"""The system-call filter of a program in a cell, assembled by us as classic BPF (seccomp(2), SECCOMP_SET_MODE_FILTER).
+"""The system-call filter of a program in a cell, assembled here as classic BPF (seccomp(2), SECCOMP_SET_MODE_FILTER).
 
-Refused calls answer EPERM, so that honest programs go on; calls of another architecture or of x32 kill the process,
-because their numbers mean something else and no honest program makes them. `clone3` answers ENOSYS: its flags lie in
-memory where a filter cannot look, and the C library then falls back to `clone`, whose flags are checked.
+Refused calls answer EPERM, so that honest programs continue. Calls of another architecture or of x32 kill the process,
+because their numbers have another meaning and no honest program makes them. `clone3` answers ENOSYS: its flags are in
+memory that a filter cannot read, and the C library then falls back to `clone`, whose flags are checked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _argument(index: int) -> int:
     return 16 + 8 * index
 
 
-#: Everything that names a namespace in the flags of clone(2).
+#: All namespace flags of clone(2).
 _NAMESPACE_FLAGS: Final = 0x7E02_0000
 
 _FCNTL: Final = (72, 25)
@@ -51,7 +51,7 @@ _SOCKET: Final = (41, 198)
 _SOCKETPAIR: Final = (53, 199)
 _SOCK_DGRAM: Final = 2
 _SOCK_RAW: Final = 3
-"""Of AF_UNIX: another name of SOCK_DGRAM."""
+"""For AF_UNIX it means SOCK_DGRAM."""
 _SOCK_TYPE: Final = 0xF
 _IOCTL: Final = (16, 29)
 _PRCTL: Final = (157, 167)
@@ -64,22 +64,22 @@ _TIOCSTI: Final = 0x5412
 _TIOCLINUX: Final = 0x541C
 _IOCTL_TYPE: Final = 0xFF00
 _FILE_IOCTLS: Final = (0x6600, 0x5800, 0x7600)
-"""The ioctls of file systems ('f', 'X', 'v'): flags, attributes and versions of a file are its owner's to change."""
+"""The ioctls of file systems ('f', 'X', 'v'): they change flags, attributes and versions of their owner's files."""
 _AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 _NEW_LISTENER: Final = 1 << 3
 _WAIT_KILLABLE: Final = 1 << 5
-"""A signal does not interrupt a call that init answers (Linux 5.19; the Landlock rung has 6.12)."""
+"""A signal does not interrupt a call while init answers it (Linux 5.19; the Landlock rung has 6.12)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What surrounds the programs that a filter is for."""
+    """Properties of the sandbox for which a filter is assembled."""
 
     namespaces: bool
-    """Own ipc, network, mount and user namespaces. Without them objects and files of the host can be named, and init
-    makes the calls for its programs that change what a name leads to; and it allows forks."""
+    """Separate ipc, network, mount and user namespaces. Without them programs can name objects and files of the host.
+    Init then makes the calls for its programs that change metadata, and it allows their forks."""
     counted: bool = True
-    """A control group counts their memory, that of the kernel included."""
+    """A control group counts their memory, including kernel memory."""
     stopping: bool = False
     """Environments are stopped by SIGSTOP."""
 
@@ -87,7 +87,7 @@ class Rules:
 class _Step(NamedTuple):
     code: int
     value: int
-    #: How many steps to skip when the test holds, and when it does not.
+    #: Number of steps to skip if the test holds, and if it does not.
     when: int = 0
     otherwise: int = 0
 
@@ -101,7 +101,7 @@ _LEAF: Final = 4
 
 
 def assemble(machine: str, rules: Rules) -> bytes:
-    """The filter as an array of `struct sock_filter`."""
+    """Return the filter as an array of `struct sock_filter`."""
     column = 0 if machine == "x86_64" else 1
     steps = [_Step(_LOAD, _ARCH), _Step(_JUMP_EQUAL, _AUDIT_ARCH[machine], 1), _Step(_RETURN, _RET_KILL)]
     steps.append(_Step(_LOAD, _NR))
@@ -117,7 +117,7 @@ def assemble(machine: str, rules: Rules) -> bytes:
 
 
 def _sockets(column: int, rules: Rules) -> list[_Step]:
-    """In namespaces AF_UNIX alone; without them pairs alone, because Landlock does not mediate named sockets.
+    """Allow AF_UNIX only. Without namespaces allow only pairs, because Landlock does not mediate named sockets.
 
     A pair of datagram sockets could still send to any named socket of the host, so it is refused too.
     """
@@ -133,17 +133,17 @@ def _sockets(column: int, rules: Rules) -> list[_Step]:
 
 
 def _by_argument(column: int, rules: Rules) -> list[_Step]:
-    """Calls that are refused for some of their arguments."""
+    """Refuse calls with certain arguments."""
     steps = _when_argument(_CLONE[column], 0, _Step(_JUMP_SET, _NAMESPACE_FLAGS, 0, 1), _REFUSE)
     for request in (_TIOCSTI, _TIOCLINUX):
         steps += _when_argument(_IOCTL[column], 1, _equal(request), _REFUSE)
-    # A core-scheduling cookie keeps others off the sibling of a core, which was not granted.
+    # A core-scheduling cookie would keep other processes off the sibling core, which was not granted.
     steps += _when_argument(_PRCTL[column], 0, _equal(_PR_SCHED_CORE), _REFUSE)
-    # Limits and priorities of others: init may be of the same user, and the next program is a copy of it.
+    # Limits and priorities of other processes: init may have the same user, and the next program is a copy of init.
     steps += _when_argument(_PRLIMIT[column], 0, _Step(_JUMP_EQUAL, 0, 1, 0), _REFUSE)
     steps += _when_argument(_SETPRIORITY[column], 1, _Step(_JUMP_EQUAL, 0, 1, 0), _REFUSE)
     steps += _when_argument(_SETPRIORITY[column], 0, _equal(_PRIO_USER), _REFUSE)
-    # A lease makes writers of a file wait, on a read-only mount too, where the toolchain is the manager's user's.
+    # A lease blocks writers of a file, even on a read-only mount if the toolchain belongs to the manager's user.
     for command in (_F_SETLEASE, _F_NOTIFY, *((_F_SETSIG,) if rules.stopping else ())):
         steps += _when_argument(_FCNTL[column], 1, _equal(command), _REFUSE)
     if not rules.namespaces:
@@ -153,7 +153,7 @@ def _by_argument(column: int, rules: Rules) -> list[_Step]:
 
 
 def _answers(column: int, rules: Rules) -> dict[int, _Step]:
-    """Number of each call that is refused whatever its arguments -> what it gets."""
+    """Return the answer for each call that is refused whatever its arguments, by number."""
     tables = [(refused.EVERYWHERE, _REFUSE), (refused.INOTIFY, _fail(errno.EMFILE))]
     if not rules.counted or not rules.namespaces:
         tables.append((refused.UNCOUNTED, _REFUSE))
@@ -172,8 +172,10 @@ def _answers(column: int, rules: Rules) -> dict[int, _Step]:
 
 
 def _search(answers: list[tuple[int, _Step]]) -> list[_Step]:
-    """Answer these numbers, allow all others, by halving: the kernel walks the filter once for every call there is
-    when it is installed, and again for calls whose answer depends on an argument.
+    """Answer these numbers and allow all others, by binary search.
+
+    The kernel runs the filter once for every system call at installation, and again for calls whose answer depends on
+    an argument.
     """
     if len(answers) <= _LEAF:
         tests = [[_Step(_JUMP_EQUAL, number, 0, 1), answer] for number, answer in answers]
@@ -188,18 +190,18 @@ def _equal(value: int) -> _Step:
 
 
 def _when_argument(number: int, index: int, test: _Step, verdict: _Step) -> list[_Step]:
-    """If the call is `number`: load an argument, test it, perhaps answer `verdict`, and reload the number."""
+    """For the call `number`: load an argument, test it, answer `verdict` if the test holds, and reload the number."""
     return [_Step(_JUMP_EQUAL, number, 0, 4), _Step(_LOAD, _argument(index)), test, verdict, _Step(_LOAD, _NR)]
 
 
 def _when_masked(number: int, index: int, mask: int, value: int, verdict: _Step) -> list[_Step]:
-    """The same where only the bits of `mask` count."""
+    """Do the same with only the bits of `mask`."""
     load = [_Step(_LOAD, _argument(index)), _Step(_AND, mask)]
     return [_Step(_JUMP_EQUAL, number, 0, 5), *load, _equal(value), verdict, _Step(_LOAD, _NR)]
 
 
 class Filter:
-    """A filter ready to be installed after a fork: its memory is laid out once, installing is one system call."""
+    """A filter that is ready to install after a fork: its memory is prepared once, installation is one system call."""
 
     def __init__(self, rules: Rules) -> None:
         self._machine = platform.machine()
@@ -207,7 +209,8 @@ class Filter:
             raise OSError(f"the sandbox's filter knows x86_64 and aarch64, not {self._machine}")
         program = assemble(self._machine, rules)
         self.supervised = not rules.namespaces
-        """Calls of `refused.SUPERVISED` and `refused.FORKS` wait for an answer through what `install` returns."""
+        """True if calls of `refused.SUPERVISED` and `refused.FORKS` wait for an answer through `install`'s
+        descriptor."""
         self._steps = ctypes.create_string_buffer(program, len(program))
         # struct sock_fprog: unsigned short len, then (aligned) a pointer.
         self._fprog = ctypes.create_string_buffer(
@@ -215,9 +218,9 @@ class Filter:
         )
 
     def install(self) -> int:
-        """Filter this process and all it will start, for ever. Needs no_new_privs (or CAP_SYS_ADMIN).
+        """Filter this process and its future children, permanently. Needs no_new_privs (or CAP_SYS_ADMIN).
 
-        Returns the descriptor of a supervised filter (closed on exec); 0 of another.
+        Returns the descriptor of a supervised filter (closed on exec); 0 for another filter.
         """
         number = {"x86_64": 317, "aarch64": 277}[self._machine]
         flags = _NEW_LISTENER | _WAIT_KILLABLE if self.supervised else 0

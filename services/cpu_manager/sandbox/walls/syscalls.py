@@ -1,7 +1,7 @@
-"""Linux system calls that Python 3.11 does not offer, by ctypes. Every failure is an `OSError` naming the call.
+"""Linux system calls that Python 3.11 does not offer, by ctypes. Every failure is an `OSError` that names the call.
 
-Imported before forks and used between fork and exec: nothing here allocates much, and nothing runs at import but
-the lookup of the C library. Cost: one to two microseconds a call on top of the kernel's.
+Imported before forks and used between fork and exec: little is allocated, and importing only looks up the C library.
+Cost: one to two microseconds a call, besides the kernel's.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MOUNT_ATTR_NODEV: Final = 0x4
 _RESOLVE_NO_MAGICLINKS: Final = 0x02
 _RESOLVE_BENEATH: Final = 0x08
 
-#: Numbers by machine. Those above 423 are the same everywhere.
+#: Numbers by machine. Numbers above 423 are the same on all machines.
 _NUMBERS: Final = {
     "x86_64": {"capset": 126, "pivot_root": 155, "process_vm_readv": 310, "utimensat": 280},
     "aarch64": {"capset": 91, "pivot_root": 41, "process_vm_readv": 270, "utimensat": 88},
@@ -68,7 +68,7 @@ def _number(name: str) -> int:
 
 
 def syscall(name: str, number: int, *arguments: object) -> int:
-    """Make a raw system call. Returns its result; raises `OSError` with the call's name."""
+    """Make a raw system call. Return its result; raise `OSError` with the call's name."""
     result = int(_libc.syscall(ctypes.c_long(number), *arguments))
     if result < 0:
         raise _error(name)
@@ -86,23 +86,23 @@ def _check(name: str, result: int) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Leave the shared namespaces named by `flags`."""
+    """Leave the shared namespaces in `flags`."""
     _check(f"unshare({flags:#x})", _libc.unshare(flags))
 
 
 def setns(descriptor: int, kind: int) -> None:
-    """Enter the namespace behind `descriptor` (for pids: the children will)."""
+    """Enter the namespace of `descriptor` (a pid namespace: only future children enter it)."""
     _check("setns", _libc.setns(descriptor, kind))
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    """Attach a file system or a bind, by the old call that every kernel has."""
+    """Mount a file system or a bind, with the old call that every kernel has."""
     result = _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode())
     _check(f"mount({kind or source} on {target})", result)
 
 
 def umount(target: str) -> None:
-    """Unmount lazily: gone from the tree at once, freed when unused."""
+    """Unmount lazily: removed from the tree at once, freed when unused."""
     _check(f"umount({target})", _libc.umount2(target.encode(), MNT_DETACH))
 
 
@@ -119,7 +119,7 @@ def seal_tree(path: str, *, devices: bool = False) -> None:
     """Make a whole mount tree read-only, without set-user-id programs (mount_setattr, Linux 5.12).
 
     Args:
-        devices: leave device files usable; one can be written on a read-only mount.
+        devices: keep device files usable. Devices can be written on a read-only mount.
     """
     attr = _MountAttr(attr_set=_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | (0 if devices else _MOUNT_ATTR_NODEV))
     size = ctypes.c_size_t(ctypes.sizeof(attr))
@@ -135,7 +135,7 @@ def seal_tree(path: str, *, devices: bool = False) -> None:
 
 
 def pivot_to(new_root: str) -> None:
-    """Make `new_root` (a mount point) the root of this mount namespace and forget the old one."""
+    """Make `new_root` (a mount point) the root of this mount namespace, and detach the old root."""
     os.chdir(new_root)
     syscall("pivot_root", _number("pivot_root"), ctypes.c_char_p(b"."), ctypes.c_char_p(b"."))
     umount(".")
@@ -158,7 +158,7 @@ _NO_CAPS = (ctypes.c_uint32 * 6)()
 
 
 def drop_bounding_set() -> None:
-    """Empty the capability bounding set, as far as this kernel knows capabilities. Needs CAP_SETPCAP."""
+    """Empty the capability bounding set, for all capabilities of this kernel. Needs CAP_SETPCAP."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
@@ -167,13 +167,13 @@ def drop_bounding_set() -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability of this thread, the ambient ones too."""
+    """Give up every capability of this thread, including ambient ones."""
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     syscall("capset", _number("capset"), ctypes.byref(_CAP_HEADER), _NO_CAPS)
 
 
 def close_range(first: int, last: int) -> None:
-    """Close the descriptors `first..last`, both included; an empty range is nothing."""
+    """Close the descriptors `first..last`, both included. An empty range is allowed."""
     if first <= last:
         syscall("close_range", _CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(last), 0)
 
@@ -192,12 +192,12 @@ class _OpenHow(ctypes.Structure):
 
 
 def open_beneath(directory: int, path: str, flags: int) -> int:
-    """Open `path` only if it and every link on the way stay beneath `directory` (openat2). Returns a descriptor."""
+    """Open `path` only if it and every link on the way stay beneath `directory` (openat2). Return a descriptor."""
     return _open(directory, os.fsencode(path), flags, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
 
 
 def open_without_magic(directory: int, path: bytes, flags: int) -> int:
-    """Open `path`, wherever it leads, but through no link of /proc to an open file. Returns a descriptor."""
+    """Open `path`, wherever it leads, but not through /proc links to open files. Return a descriptor."""
     return _open(directory, path, flags, _RESOLVE_NO_MAGICLINKS)
 
 
@@ -208,7 +208,7 @@ def _open(directory: int, path: bytes, flags: int, resolve: int) -> int:
 
 
 def signal_pidfd(pidfd: int, number: int) -> None:
-    """Send a signal to exactly the process behind `pidfd`; raises ProcessLookupError when it is gone."""
+    """Send a signal to exactly the process of `pidfd`. Raise ProcessLookupError if it is gone."""
     syscall("pidfd_send_signal", _PIDFD_SEND_SIGNAL, pidfd, number, None, 0)
 
 
@@ -217,7 +217,7 @@ class _Part(ctypes.Structure):
 
 
 def read_memory(thread: int, address: int, size: int) -> bytes:
-    """Read another process's memory; less than `size` where it ends. Needs the right to trace it."""
+    """Read another process's memory; fewer than `size` bytes if it ends earlier. Needs the right to trace it."""
     kept = ctypes.create_string_buffer(size)
     here, there = _Part(ctypes.addressof(kept), size), _Part(address, size)
     one = ctypes.c_ulong(1)
@@ -227,16 +227,16 @@ def read_memory(thread: int, address: int, size: int) -> bytes:
 
 
 def ioctl(descriptor: int, request: int, argument: ctypes.Array[ctypes.c_char]) -> None:
-    """Control what is behind a descriptor, by a structure that the kernel reads or fills."""
+    """Make an ioctl with a structure that the kernel reads or fills."""
     if _libc.ioctl(descriptor, ctypes.c_ulong(request), argument) < 0:
         raise _error(f"ioctl({request:#x})")
 
 
 def set_mode(descriptor: int, mode: int) -> None:
-    """chmod(2) of the file behind a descriptor, O_PATH ones too (Linux 6.6)."""
+    """Call chmod(2) for the file of a descriptor, including O_PATH descriptors (Linux 6.6)."""
     syscall("fchmodat2", _FCHMODAT2, descriptor, ctypes.c_char_p(b""), mode, _AT_EMPTY_PATH)
 
 
 def set_times(descriptor: int, times: bytes | None) -> None:
-    """utimensat(2) of the file behind a descriptor, O_PATH ones too; `times` as the kernel reads them, None: now."""
+    """Call utimensat(2) for the file of a descriptor, including O_PATH. `times` as the kernel reads them; None: now."""
     syscall("utimensat", _number("utimensat"), descriptor, ctypes.c_char_p(b""), times, _AT_EMPTY_PATH)

@@ -1,6 +1,6 @@
 """The read-only view of the toolchain that replaces the host's root directory in a zygote's mount namespace."""
 
-# Plain calls and no path objects: a page touched after a fork is a page copied.
+# Plain calls and no path objects: each page written after a fork is copied.
 # ruff: noqa: PTH102, PTH103, PTH112, PTH120, PTH123, PTH211
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DEVICE_LINKS: Final = (
     ("stdin", "/proc/self/fd/0"),
     ("stdout", "/proc/self/fd/1"),
     ("stderr", "/proc/self/fd/2"),
-    # Named shared memory lies in the private directory: the same size limit, gone with the cell.
+    # Named shared memory is in the private directory: it has the same size limit and ends with the cell.
     ("shm", "/tmp"),
 )
 
@@ -28,11 +28,11 @@ def build(
     links: tuple[tuple[str, str], ...],
     texts: tuple[tuple[str, str], ...],
 ) -> None:
-    """Put the view together on `root` and enter it. Needs CAP_SYS_ADMIN and a mount namespace of one's own.
+    """Build the view on `root` and enter it. Needs CAP_SYS_ADMIN and its own mount namespace.
 
-    `binds` are host paths and where they appear; `links` are symbolic links, `texts` small files. Afterwards nothing
-    else of the host's files can be named. The old /proc stays where a new one will cover it: the kernel only lets an
-    unprivileged process mount a new /proc where it can already see one.
+    `binds` are host paths and their paths in the view; `links` are symbolic links, `texts` small files. Afterwards no
+    other file of the host can be named. The old /proc stays until a new one covers it: the kernel lets an unprivileged
+    process mount a new /proc only if it can already see one.
     """
     syscalls.mount("none", "/", "", MS_REC | MS_PRIVATE)
     syscalls.mount("view", root, "tmpfs", MS_NOSUID, "mode=0755,size=4m")

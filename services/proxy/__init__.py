@@ -1,4 +1,4 @@
-"""The front door: takes requests, keeps them in the journal, orders them by batch, grants units, hands answers back.
+"""HTTP edge and dispatcher: journals requests, orders them by batch, grants units, returns answers.
 
 Any number of replicas serve HTTP; the one that holds the lease dispatches.
 """

@@ -1,7 +1,7 @@
-"""Health of the parts that a replica needs, as it saw them at its last look: Valkey, Postgres, leases, nodes, disk.
+"""Health of the parts that a replica needs, as last checked: Valkey, Postgres, leases, nodes, disk.
 
-Every look has a deadline, and what is shown comes from memory, so `/v1/health` and `/metrics` answer while the stores
-are away. Nothing of this is on the path of an action.
+Every check has a deadline, and its result is kept in memory. So `/v1/health` and `/metrics` answer while the stores
+are away. No action waits for a check.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shared.store.database import Sessions, answers
 _log = log.get(__name__)
 
 LOOK_S: Final = 1.0
-"""Between two looks, and the deadline of each."""
+"""Interval of the checks, and the deadline of each."""
 POSTGRES_LOOK_S: Final = 5.0
 POSTGRES_DEADLINE_S: Final = 2.0
 READY_DEADLINE_S: Final = 2.0
@@ -44,13 +44,13 @@ RESTARTS_LOOK_S: Final = 5.0
 LEADER_LEASE: Final = "leader"
 
 HEARTBEATS_READ: Final = 256
-"""Newest entries of the stream of nodes that a look reads: it only needs one node that is ready."""
+"""Newest entries of the stream of nodes that a check reads. It only needs one node that is ready."""
 STUCK_POOLS_SHOWN: Final = 8
-"""Those with the most waiting work."""
+"""The pools with the most waiting work."""
 
 
 class Health:
-    """What this replica knows of the parts. None: not looked at yet, or unknown while Valkey is away."""
+    """Last known state of the parts. None: not checked yet, or unknown while Valkey is away."""
 
     def __init__(
         self, redis: Redis, store: Store, sessions: Sessions, disk: StoreDisk, clock: ValkeyClock, *, node_lost_s: float
@@ -66,13 +66,13 @@ class Health:
         self.leader: bool | None = None
         self.planner: bool | None = None
         self.nodes: bool | None = None
-        """Is a node ready?"""
+        """Whether a node is ready."""
         self.stuck: list[PoolBacklog] = []
         """Pools with stuck actions."""
         self.memory: StoreMemory | None = None
 
     async def watch_valkey(self) -> None:
-        """Look at Valkey, at both leases, at nodes, at stuck actions and at its memory, for ever."""
+        """Check Valkey, both leases, nodes, stuck actions and Valkey's memory. Runs until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(LOOK_S):
@@ -91,7 +91,7 @@ class Health:
             await asyncio.sleep(LOOK_S)
 
     async def _a_node_is_ready(self) -> bool:
-        """As `/v1/nodes` has it: a sign of life within `node_lost_s`, and no goodbye since. Reads no older entry."""
+        """Same rule as `/v1/nodes`: a message within `node_lost_s`, and no `Bye` after it. Reads no older entry."""
         since = int((self._clock.unix() - self._node_lost_s) * 1000)
         stopped: set[tuple[str, str]] = set()
         for _, fields in await command(
@@ -99,7 +99,7 @@ class Health:
         ):
             try:
                 message = NODES.decode(fields[1])
-            except ValueError:  # of another version of ours
+            except ValueError:  # written by another version of Treadle
                 continue
             if isinstance(message, Bye):
                 stopped.add((message.node, message.incarnation))
@@ -108,7 +108,7 @@ class Health:
         return False
 
     async def watch_postgres(self) -> None:
-        """Look at Postgres, for ever."""
+        """Check Postgres. Runs until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(POSTGRES_DEADLINE_S):
@@ -122,7 +122,7 @@ class Health:
             await asyncio.sleep(POSTGRES_LOOK_S)
 
     async def unready(self) -> str | None:
-        """Return why this replica cannot do its work now, or None. Asks Valkey; 2 s at most."""
+        """Return the reason why this replica cannot do its work now, or None. Reads Valkey; takes at most 2 s."""
         try:
             async with asyncio.timeout(READY_DEADLINE_S):
                 leads = await command(self._redis, "EXISTS", LEADER_LEASE)
@@ -131,7 +131,7 @@ class Health:
         return None if leads else "no proxy leads: what is accepted waits for a leader"
 
     def view(self) -> HealthView:
-        """All parts, and a sentence for each that is not well."""
+        """Return the state of all parts, and a sentence for each that has a problem."""
         memory, space = self.memory, self._disk.space
         return HealthView(
             valkey=ValkeyView(
@@ -201,7 +201,7 @@ def _stuck(pool: PoolBacklog) -> str:
 
 
 async def watch_restarts(home: Path | None) -> None:
-    """Publish how often the supervisor of this machine has restarted each part, for as long as there is a home."""
+    """Publish how often this machine's supervisor has restarted each part. Returns at once without a home folder."""
     while home is not None:
         try:
             state = await asyncio.to_thread(read_state, home)

@@ -48,14 +48,14 @@ OTHER = "other"
 
 
 class PoolStages:
-    """Labels of `QUEUE`: callers choose names of stages and pools, so their number is bounded."""
+    """Labels of `QUEUE`. Callers choose the names of stages and pools, so the number of pairs is bounded."""
 
     def __init__(self, most: int = 128) -> None:
         self._most = most
         self._known: dict[tuple[str, str], Histogram] = {}
 
     def observe(self, pool: str, stage: str, queue_s: float) -> None:
-        """Count one stage. Looking the labels up each time would cost twice as much."""
+        """Count one stage. The label objects are cached, because a lookup each time costs twice as much."""
         known = self._known.get((pool, stage))
         if known is None:
             pair = (pool, stage) if len(self._known) < self._most else (OTHER, OTHER)

@@ -1,4 +1,4 @@
-"""What the proxy's handlers work with: made in the lifespan, reached through the request's state."""
+"""The proxy's state, which its handlers use. The lifespan creates it; each request's scope refers to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from services.proxy.http.retries import Retries
 
 DEFAULT_TENANT = "default"
-"""Until there are keys, everybody is this tenant unless they name another one in the `Treadle-Tenant` header."""
+"""Tenant of calls without a `Treadle-Tenant` header. There are no keys yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ProxyState:
 
 
 def state_of(state: Any) -> ProxyState:
-    """The proxy's state in a scope."""
+    """Return the proxy's state from a scope."""
     proxy: ProxyState = state["proxy"]
     return proxy
 

@@ -1,6 +1,6 @@
-"""Bare ASGI for the hot routes: a third of FastAPI's cost per request (design/facts-performance).
+"""Bare ASGI for the hot routes, at a third of FastAPI's cost per request.
 
-A hot handler gets a `Call` and returns a `Reply`; errors leave as problem+json like everywhere else.
+A hot handler gets a `Call` and returns a `Reply`. Errors are sent as problem+json, as everywhere else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Reply(NamedTuple):
-    """What goes back."""
+    """A complete reply."""
 
     status: int
     body: bytes
@@ -41,10 +41,10 @@ class Reply(NamedTuple):
 
 
 class Streamed(NamedTuple):
-    """A reply of status 200 whose headers leave at once and whose body follows in parts."""
+    """A reply of status 200. Its headers leave at once, and its body follows in parts."""
 
     parts: AsyncIterator[bytes]
-    """It ends early, without an error, where the caller has gone."""
+    """Ends early, without an error, if the caller has gone."""
     content_type: bytes = JSON_TYPE
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
@@ -58,29 +58,29 @@ class Call:
         self._scope = scope
         self._receive = receive
         self.path_args = path_args
-        """What the path's placeholders matched."""
+        """Values of the path's placeholders."""
         self.proxy: ProxyState = state_of(scope["state"])
         self.at_end = ExitStack()
-        """Closed when the reply has been sent, or cannot be."""
+        """Closed when the reply was sent or cannot be sent."""
 
     @property
     def http_version(self) -> str:
-        """`1.1`, `1.0`."""
+        """`1.1` or `1.0`."""
         version: str = self._scope["http_version"]
         return version
 
     async def gone(self) -> None:
-        """Return when the caller's connection has ended. Only after the body was read: it reads on."""
+        """Return when the caller's connection has ended. Call it after `body`, because it reads on."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     async def body(self, limit: int) -> bytes:
-        """The whole body.
+        """Return the whole body.
 
         Raises:
-            TooLarge: it is longer than `limit` bytes; reading stops there.
-            Overloaded: too many bytes of bodies are under way here.
-            BadRequest: the caller has gone before it was whole, so nobody reads this; what came means nothing.
+            TooLarge: it is longer than `limit` bytes. Reading stops there.
+            Overloaded: this replica holds too many bytes of bodies.
+            BadRequest: the caller has gone before the body was complete. Nobody reads this reply.
         """
         message = await self._next()
         chunk: bytes = message.get("body", b"")
@@ -113,10 +113,10 @@ class Call:
         return message
 
     def query(self, *names: str) -> dict[str, str]:
-        """The query's parameters; of repeated ones the last.
+        """Return the query's parameters. Of a repeated one the last counts.
 
         Raises:
-            BadRequest: one that is not among `names`: a misspelt one would be a silence.
+            BadRequest: a parameter is not among `names`. Otherwise a misspelt one would be ignored silently.
         """
         raw = self._scope["query_string"]
         query = dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True)) if raw else {}
@@ -126,7 +126,7 @@ class Call:
         return query
 
     def wait_s(self, query: dict[str, str]) -> float:
-        """Seconds to wait for the answer, from `?wait=`; 0 without it.
+        """Return the seconds to wait for the answer, from `?wait=`; 0 without it.
 
         Raises:
             BadRequest: not a number of seconds within the limit.
@@ -145,22 +145,22 @@ class Call:
 
     @property
     def method(self) -> str:
-        """`GET`, `POST` ..."""
+        """`GET`, `POST` or another."""
         method: str = self._scope["method"]
         return method
 
     def asked_wait_s(self) -> float:
-        """`?wait=` where the call has a good one, else 0; the handler refuses the others."""
+        """Return a valid `?wait=`, else 0. The handler rejects an invalid one."""
         try:
             return self.wait_s(dict(parse_qsl(self._scope["query_string"].decode("latin-1"))))
         except BadRequest:
             return 0.0
 
     def tenant(self) -> str:
-        """Who calls.
+        """Return the caller's tenant.
 
         Raises:
-            BadRequest: the header is no name.
+            BadRequest: the header's value is not a valid name.
         """
         tenant = self.header(b"treadle-tenant")
         if tenant is None:
@@ -170,7 +170,7 @@ class Call:
         return tenant
 
     def header(self, name: bytes) -> str | None:
-        """The first header of this name (in lower case), if there is one."""
+        """Return the first header of this name (in lower case); None if there is none."""
         for each, value in self._scope["headers"]:
             if each == name:
                 text: str = value.decode("latin-1")
@@ -182,7 +182,7 @@ Handler = Callable[[Call], Awaitable[Reply | Streamed]]
 
 
 class HotRoute(NamedTuple):
-    """A bare route. `path` is a template; `{}` parts match anything but a slash."""
+    """A bare route. `path` is a template; a `{}` part matches anything but a slash."""
 
     method: str
     path: str
@@ -190,7 +190,7 @@ class HotRoute(NamedTuple):
 
 
 class HotPath:
-    """ASGI middleware that answers the hot routes itself and passes everything else on."""
+    """ASGI middleware that answers the hot routes itself. The app answers all others."""
 
     def __init__(self, app: ASGIApp, routes: list[HotRoute]) -> None:
         self._app = app
@@ -222,7 +222,7 @@ class HotPath:
                 await _send(await _answer(handler, call), send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> Reply | None:
-        """Let the app answer; a reply instead where it has not begun to in time."""
+        """Let the app answer. Return an error reply if it does not begin to answer in time."""
         if scope["method"] != "GET" or not scope["path"].startswith("/v1/"):
             await self._app(scope, receive, send)
             return None
@@ -243,13 +243,13 @@ class HotPath:
 
 
 def put_in_front(app: FastAPI, routes: list[HotRoute]) -> None:
-    """Answer the hot routes before any middleware of the app: they need none of it."""
+    """Answer the hot routes before the app's middleware, which they do not need."""
     build = app.build_middleware_stack
     app.build_middleware_stack = lambda: HotPath(build(), routes)  # type: ignore[method-assign]  # outside of all others
 
 
 async def _send(reply: Reply | Streamed, send: Send) -> None:
-    """The reply as ASGI messages. A body in parts has no length in its headers, so the server sends it in chunks."""
+    """Send the reply as ASGI messages. A body in parts has no length header, so the server sends it in chunks."""
     headers = [(b"content-type", reply.content_type), *reply.headers]
     if isinstance(reply, Reply):
         headers.append((b"content-length", str(len(reply.body)).encode()))
@@ -263,9 +263,9 @@ async def _send(reply: Reply | Streamed, send: Send) -> None:
 
 
 async def _bounded(call: Call, scope: Scope, receive: Receive) -> tuple[Reply | None, Receive]:
-    """Read the body of a request that is not hot: FastAPI would without any bound. Returns (refusal, replay).
+    """Read the body of a request that is not hot, because FastAPI has no bound. Return (error reply, replay).
 
-    Every body is JSON, whatever its content type, as on the hot routes: `curl -d` names a form.
+    Every body is read as JSON, whatever its content type, as on the hot routes. `curl -d` sends a form's content type.
     """
     if scope["method"] not in ("PUT", "POST", "PATCH"):
         return None, receive
@@ -293,18 +293,18 @@ async def _answer(handler: Handler, call: Call) -> Reply | Streamed:
         return problem_reply(error)
     except OutOfMemoryError:
         return problem_reply(Overloaded(what=MEMORY_FULL, retry_after_s=2.0))
-    except asyncio.CancelledError:  # the server stops, and has waited long enough: say so, or it would say 500
+    except asyncio.CancelledError:  # the server stops, and its grace period is over; without a reply it would send 500
         return problem_reply(Unavailable(what="this proxy is stopping; a repeat with the same request_id is harmless"))
     except TRANSIENT as error:
         _log.warning("valkey_away", what="serving", error=str(error))
         return problem_reply(Unavailable(what="Valkey does not answer"))
-    except Exception as error:  # noqa: BLE001  # the last door before the server's own
+    except Exception as error:  # noqa: BLE001  # the last handler before the server's own
         _log.error("request_crashed", handler=getattr(handler, "__name__", "?"), exc_info=error)
         return problem_reply(TreadleError())
 
 
 def problem_reply(error: TreadleError) -> Reply:
-    """An error as problem+json."""
+    """Return an error as problem+json."""
     headers = tuple((name.encode(), value.encode()) for name, value in error.headers().items())
     return Reply(error.status, _encoder.encode(error.problem()), PROBLEM_JSON.encode(), headers)
 

@@ -1,4 +1,4 @@
-"""/v1/batches: watch, read results, report progress, seal, cancel."""
+"""/v1/batches: read progress and results, report progress, seal, cancel."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ router = APIRouter(prefix="/v1/batches", tags=["batches"])
 BatchName = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Id of the batch.")]
 
 LOOK_S = 5.0
-"""A follower looks at the batch itself so often, whatever wake-ups it gets."""
+"""Interval at which a follower reads the batch's record, also without a wake-up."""
 PAGE = 1000
-"""Results read at once."""
+"""Results read in one round trip."""
 
 
 @router.get("", summary="Open batches", responses=problem_responses(422, 503))
@@ -38,7 +38,7 @@ async def get_batch(batch: BatchName, proxy: CurrentState) -> BatchView:
 
 @router.post("/{batch}/seal", summary="End a batch short", responses=problem_responses(404, 409, 413, 422, 503))
 async def seal_batch(batch: BatchName, proxy: CurrentState) -> BatchView:
-    """No more requests come; it is complete when what was submitted is answered."""
+    """The batch accepts no more requests. It is complete when all submitted requests are answered."""
     return await proxy.batches.end(batch, "sealed")
 
 
@@ -46,26 +46,26 @@ async def seal_batch(batch: BatchName, proxy: CurrentState) -> BatchView:
     "/{batch}/progress", summary="Say how far the rollout is", responses=problem_responses(404, 409, 413, 422, 503)
 )
 async def report_progress(batch: BatchName, body: ProgressReport, proxy: CurrentState) -> ProgressReceipt:
-    """Optional, and worth sending: reward requests are then expected when *this* rollout will send them.
+    """Optional and useful: the planner then expects reward requests when *this* rollout will send them.
 
-    Without it the planner expects a batch's requests when those of the task's last batches came. A rollout that is
-    slower than those keeps units waiting for nothing; a faster one finds too few. A report corrects that at the
-    planner's next look, some ten seconds later at most.
+    Without reports the planner expects them at the times of the task's last batches. If this rollout is slower, units
+    wait without work. If it is faster, there are too few units. A report corrects the expectation at the planner's
+    next review, about ten seconds later at most.
 
-    Send one every few seconds from opening the batch to its last request: how many samples are still being generated,
-    and, if you have them, how many tokens each of those has so far. Send `{"generating": 0}` when the last sample is
-    done. A report replaces the one before; of several within a second the first counts (`taken` says which did).
-    Nothing waits for it, and no answer changes with it: leave one out rather than wait.
+    Send a report every few seconds, from opening the batch to its last request. It has the number of samples that are
+    still being generated and, if you have them, the tokens of each of these so far. Send `{"generating": 0}` when the
+    last sample is done. A report replaces the one before. Of several within a second the first counts (`taken` shows
+    whether this one did). Reports change no answer, so skip one rather than wait for it.
     """
     return await proxy.rollouts.report(batch, body)
 
 
 @router.delete("/{batch}", summary="Cancel and delete a batch", responses=problem_responses(404, 409, 422, 503))
 async def cancel_batch(batch: BatchName, proxy: CurrentState) -> BatchView:
-    """Queued requests are answered `cancelled`, running ones are killed.
+    """Queued requests are answered `cancelled`; running ones are killed.
 
-    Results there are can be read for five more minutes (`PROXY_KEEP_DELETED_S`); then they are deleted. So are those of
-    a batch that has ended. A repeat changes nothing.
+    Existing results can be read for five more minutes (`PROXY_KEEP_DELETED_S`), then they are deleted. This also holds
+    for a batch that has ended. A repeat changes nothing.
     """
     return await proxy.batches.end(batch, "cancelled")
 
@@ -92,15 +92,15 @@ async def get_results(
         str, Query(pattern=r"^(\d{1,18}-\d{1,18})?$", description="Cursor of the last line you have; empty: all.")
     ] = "",
 ) -> StreamingResponse:
-    """Every result once, in the order of completion. Read on with `after=<cursor>`: nothing is missed."""
+    """Every result once, in the order of completion. Continue with `after=<cursor>`; no result is lost."""
     await proxy.batches.stored(batch)
-    first = await proxy.store.results.page(batch, after, PAGE)  # a store that is away is a status, not a broken stream
+    first = await proxy.store.results.page(batch, after, PAGE)  # so that an absent store gives a status
     lines = _follow(proxy, batch, after, first) if follow else _pages(proxy, batch, after, first)
     return StreamingResponse(lines, media_type="application/x-ndjson")
 
 
 async def _pages(proxy: ProxyState, batch: str, after: str, rows: list[Result] | None = None) -> AsyncIterator[bytes]:
-    """Every result behind `after` that there is now; `rows`: the first page, if it has been read."""
+    """Yield the existing results after `after`. `rows`: the first page, if it has been read."""
     if rows is None:
         rows = await proxy.store.results.page(batch, after, PAGE)
     while rows:
@@ -109,9 +109,9 @@ async def _pages(proxy: ProxyState, batch: str, after: str, rows: list[Result] |
 
 
 async def _follow(proxy: ProxyState, batch: str, after: str, first: list[Result]) -> AsyncIterator[bytes]:
-    """Until the batch has ended and all its results are sent; ends with the batch's lifetime at the latest.
+    """Yield results until the batch has ended and all are sent; at the latest until its lifetime is over.
 
-    A store that goes away breaks the stream; the reader reads on behind its last cursor.
+    If a store goes away, the stream breaks. The reader continues after its last cursor.
     """
     if first:
         yield b"".join(_line(cursor, answer) for cursor, answer in first)
@@ -119,7 +119,7 @@ async def _follow(proxy: ProxyState, batch: str, after: str, first: list[Result]
     async with proxy.waiters.following(batch) as news:
         while True:
             news.clear()
-            stored = await proxy.store.batch(batch)  # before the results: what comes later wakes us again
+            stored = await proxy.store.batch(batch)  # read it before the results; later changes set the event again
             async for page in _pages(proxy, batch, after):
                 after = _last_cursor(page)
                 yield page

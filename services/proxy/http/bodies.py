@@ -1,4 +1,4 @@
-"""Bytes of request bodies that a replica holds: bounded in total, whatever each call may have."""
+"""Bound on the total bytes of the request bodies that a replica holds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from shared.runtime.errors import Overloaded
 
 
 class Bodies:
-    """Counts bodies from their first byte to the end of their call: while they are read, wait and are answered."""
+    """Counts the bytes of bodies from their first byte to the end of their call."""
 
     def __init__(self, most: int) -> None:
-        """`most`: bytes at once."""
+        """`most`: bytes at the same time."""
         self._most = most
         self._held = 0
         BODIES.set_function(lambda: self._held)
@@ -19,12 +19,12 @@ class Bodies:
         """Count bytes that were just read.
 
         Raises:
-            Overloaded: they are too many; nothing was counted.
+            Overloaded: the bound would be exceeded. These bytes are not counted.
         """
         if self._held + count > self._most:
             raise Overloaded(what=f"bodies of {self._held} bytes are under way here, of {self._most} at most")
         self._held += count
 
     def give_back(self, count: int) -> None:
-        """Their call has ended."""
+        """Release the bytes of a call that has ended."""
         self._held -= count

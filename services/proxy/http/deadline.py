@@ -1,7 +1,7 @@
-"""The deadline of reads: a caller learns within seconds that Valkey does not answer.
+"""The deadline of reads: a caller gets an error within seconds if Valkey does not answer.
 
-The deadline is one of silence. A long page of results may take longer, as long as Valkey sends replies; a submission
-waits for a restart, because it is worth waiting for (`submit_patience_s`).
+The deadline measures silence. A long page of results may take longer while Valkey sends replies. A submission waits
+longer, for a restart of Valkey (`submit_patience_s`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from shared.runtime.errors import Unavailable
 from shared.runtime.units import Seconds
 
 SECOND_LOOK_S: Final[Seconds] = 0.05
-"""A loop that was busy sees its timers before the replies that came meanwhile, so silence is looked at twice."""
+"""A busy event loop runs timers before it reads the replies that have arrived. So silence is checked twice."""
 
 
 class ReadDeadline:
-    """Ends a block when Valkey has sent nothing for `deadline_s`; what came before the block does not count."""
+    """Ends a block if Valkey sends nothing for `deadline_s`. Silence before the block does not count."""
 
     def __init__(self, redis: Redis, deadline_s: Seconds, wait_s: Seconds) -> None:
         self._redis = redis
@@ -36,7 +36,7 @@ class ReadDeadline:
         self._timer = self._loop.call_later(wait_s + deadline_s, self._look)
 
     def lift(self) -> None:
-        """From now on there is none."""
+        """Remove the deadline."""
         self._timer.cancel()
 
     def _look(self) -> None:
@@ -54,8 +54,8 @@ async def read_deadline(proxy: ProxyState, *, wait_s: Seconds = 0.0) -> AsyncIte
     """Bound a block that reads from Valkey.
 
     Args:
-        proxy: whose connection is watched; the lease and the measurement of the disk ask for something every second.
-        wait_s: the caller has asked to wait so long: silence counts from then on.
+        proxy: its connection is watched. The lease and the disk measurement send a command every second.
+        wait_s: how long the caller has asked to wait. Silence counts after this time.
     Raises:
         Unavailable: Valkey was silent for `read_deadline_s`.
     """
@@ -72,7 +72,7 @@ async def read_deadline(proxy: ProxyState, *, wait_s: Seconds = 0.0) -> AsyncIte
 
 
 async def answer_in_time(proxy: ProxyState, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Call `app` for a read. Once its answer has begun there is no deadline: who follows a batch waits on purpose.
+    """Call `app` for a read. The deadline ends when the answer begins, because a follower of a batch waits on purpose.
 
     Raises:
         Unavailable: Valkey was silent, and nothing has been sent yet.

@@ -1,13 +1,13 @@
-"""Held calls of `/run_code`: the headers leave at once, then a blank byte every few seconds until the answer is there.
+"""Held calls of `/run_code`: the headers leave early, then a blank byte every few seconds until the answer exists.
 
-`requests` (verl, the SandboxFusion client) counts its timeout between bytes, and JSON may begin with blanks. So a held
-caller waits as long as the queue takes, instead of giving up and scoring a right program as wrong.
+`requests` (verl, the SandboxFusion client) measures its timeout between bytes, and JSON may begin with blanks. So a
+held caller waits as long as the queue takes. Otherwise it would give up and score a correct program as wrong.
 
 Laws:
-  - a refusal comes before the headers, as 504: a bad body, too many held calls, a journal that does not accept;
-  - the status is 200 once the headers have left; what fails later is a SandboxError in the body;
-  - an action that is lost (by its node, its sandbox, or the store) is submitted again, until `hold_s` is over;
-  - the end of a caller's connection cancels its action; that of the proxy does too (`replicas`).
+  - a rejection is sent before the headers, as 504: a bad body, too many held calls, a journal that does not accept;
+  - the status is 200 once the headers have left; a later failure is a SandboxError in the body;
+  - a lost action (node, sandbox or store lost it) is submitted again, until `hold_s` is over;
+  - when a caller's connection ends, its action is cancelled; also when the proxy ends (`replicas`).
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from shared.runtime.units import Seconds
 _log = log.get(__name__)
 
 HEADERS_AFTER_S: Seconds = 0.5
-"""An answer that comes sooner is sent whole, with its length; else the headers leave."""
+"""An answer within this time is sent whole, with its length. After it the headers leave."""
 LOOK_S: Seconds = 30.0
-"""Interval at which the store is asked whether the action still exists."""
+"""Interval of the check that the store still has the action."""
 FIRST_PAUSE_S: Seconds = 1.0
-"""Before a lost action is submitted again; doubles up to `LONGEST_PAUSE_S`."""
+"""Pause before a lost action is submitted again. It doubles up to `LONGEST_PAUSE_S`."""
 LONGEST_PAUSE_S: Seconds = 30.0
 LOST = frozenset({"sandbox-lost", "node-lost", "unknown-outcome"})
-"""Endings after which a held call submits its action again."""
+"""Ends of an action after which a held call submits it again."""
 RUN_CODE_ENDS = ("answered", "late", "gave-up", "disconnected", "stopped")
 HELD_HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
-"""A reverse proxy must pass each byte on at once; nginx reads the second."""
+"""A reverse proxy must pass each byte on at once. nginx reads the second header."""
 
 Compose = Callable[[bytes], Reply]
-"""The stored answer of an action -> the reply of the contract."""
+"""Converts an action's stored answer to the contract's reply."""
 Failure = Callable[[str], bytes]
-"""What went wrong -> the body of the contract for a failure of ours."""
+"""Converts an infrastructure failure's message to the contract's body."""
 
 
 class _Ended(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class _Ended(msgspec.Struct, frozen=True):
 
     @property
     def is_lost(self) -> bool:
-        """By us. Its proxy was taken for dead where it only slept."""
+        """Whether the mesh lost it. `PROXY_GONE` here means that a sleeping proxy was treated as dead."""
         return self.ended in LOST or (self.ended == "cancelled" and self.reason == PROXY_GONE)
 
 
@@ -68,19 +68,19 @@ _ended = msgspec.json.Decoder(_Ended)
 
 
 class HeldCalls:
-    """Which callers are held, and how many are."""
+    """Decides which callers are held, and counts them."""
 
     def __init__(self, settings: ProxySettings, retries: Retries) -> None:
         self._settings = settings
         self._retries = retries
         self.replica = secrets.token_hex(8)
-        """Name of this replica, for what it holds."""
+        """Name of this replica, recorded with each held action."""
         self._count = 0
-        for ended in RUN_CODE_ENDS:  # shown as 0 before the first one
+        for ended in RUN_CODE_ENDS:  # so that each is shown as 0 from the start
             RUN_CODE.labels(ended)
 
     def holds(self, call: Call) -> bool:
-        """Is this caller held? Not over HTTP/1.0, which has no chunks."""
+        """Return whether this caller is held. HTTP/1.0 callers are not, because it has no chunks."""
         if self._settings.hold == "never" or call.http_version == "1.0":
             return False
         agent = call.header(b"user-agent") or ""
@@ -89,7 +89,7 @@ class HeldCalls:
     async def serve(
         self, call: Call, submitted: ActionSubmitted, compose: Compose, failure: Failure
     ) -> Reply | Streamed:
-        """Submit the action, and hold its caller until it is answered.
+        """Submit the action, and hold its caller until the answer exists.
 
         Raises:
             DeadlineMissed: too many calls are held, the action was not accepted, or it failed before the headers left.
@@ -131,19 +131,19 @@ class _Held:
         self._replied = False
 
     async def submit(self) -> None:
-        """Raises what `Intake.submit` raises; the caller is not held then."""
+        """Submit the action. On an error of `Intake.submit` the caller is not held."""
         try:
             await self._proxy.intake.submit(self._submitted)
         except Overloaded:
-            self._replied = True  # nothing was accepted; after any other error something may have been
+            self._replied = True  # nothing was accepted; after any other error the action may be accepted
             raise
         self._serving = asyncio.create_task(self._serve(), name="held call")
 
     async def settled(self, within_s: Seconds) -> Reply | None:
-        """The reply, where it comes in time; an empty one where the caller has gone.
+        """Return the reply if it comes in time, an empty one if the caller has gone, else None.
 
         Raises:
-            DeadlineMissed: it has none.
+            DeadlineMissed: there will be no answer.
         """
         assert self._serving is not None
         await asyncio.wait({self._serving, self._gone}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
@@ -155,7 +155,7 @@ class _Held:
         return Reply(200, b"") if self._gone.done() else None
 
     async def parts(self, failure: Failure) -> AsyncIterator[bytes]:
-        """Blanks, then the body; nothing more once the caller has gone."""
+        """Yield blanks, then the body. Yields nothing more once the caller has gone."""
         try:
             yield b" "
             while (reply := await self.settled(self._settings.hold_blank_s)) is None:
@@ -165,10 +165,10 @@ class _Held:
             RUN_CODE.labels("gave-up").inc()
             _log.warning("held_call_gave_up", action=self._submitted.action, reason=str(error))
             body = failure(str(error))
-        except Exception as error:  # noqa: BLE001  # the status has left: only the body can say that it failed
+        except Exception as error:  # noqa: BLE001  # the status has left, so only the body can report the failure
             _log.error("held_call_crashed", action=self._submitted.action, exc_info=error)
             body = failure("internal error")
-        except asyncio.CancelledError:  # the server stops, and has waited long enough
+        except asyncio.CancelledError:  # the server stops, and its grace period is over
             self._replied = True
             await self._retries.cancel_and_stop(self._submitted.action, "its proxy stops")
             RUN_CODE.labels("stopped").inc()
@@ -177,21 +177,21 @@ class _Held:
             yield body
 
     def close(self) -> None:
-        """The reply was sent, or cannot be: cancel the action where it has no answer."""
+        """Called when the reply was sent or cannot be sent. Cancel the action if it has no answer."""
         if self._gone.done() and not self._replied:
             RUN_CODE.labels("disconnected").inc()
         self._gone.cancel()
         if self._serving is not None and not self._serving.cancel() and not self._serving.cancelled():
-            self._serving.exception()  # retrieved here: its caller may have gone before
+            self._serving.exception()  # read it here, because the caller may have gone before
         self._proxy.waiters.forget(self._submitted.action, self._answer)
         if not self._replied:
             self._retries.cancel(self._submitted.action, "its caller has gone")
 
     async def _serve(self) -> Reply:
-        """The reply of the first attempt that is not lost.
+        """Return the reply of the first attempt that is not lost.
 
         Raises:
-            DeadlineMissed: the hold is over, or the action ended without a verdict in a way that no repeat changes.
+            DeadlineMissed: the hold is over, or the action has no verdict and a repeat would not change that.
         """
         pause_s = FIRST_PAUSE_S
         try:
@@ -208,7 +208,7 @@ class _Held:
             raise DeadlineMissed(what=f"no answer within the {self._settings.hold_s:g} s of a held call") from None
 
     async def _answered(self) -> bytes | None:
-        """The action's answer; None where the store has neither the action nor its answer any more."""
+        """Return the action's answer; None if the store has neither the action nor its answer."""
         while True:
             await asyncio.wait({self._answer}, timeout=LOOK_S)
             if self._answer.done():
@@ -218,7 +218,7 @@ class _Held:
                     return None
 
     async def _submit_again(self) -> None:
-        """The same work under a new id, with what is left of the hold; a store that refuses is asked again."""
+        """Submit the same work under a new id, with the remaining time of the hold. Retries while the store rejects."""
         RESUBMITTED.inc()
         self._proxy.waiters.forget(self._submitted.action, self._answer)
         action, left_s = random_id(), max(1.0, self._until - self._loop.time())

@@ -1,4 +1,4 @@
-"""The hot routes: submit an action or rewards, ask for an action."""
+"""The hot routes: submit an action or rewards, read or cancel an action."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _action = msgspec.json.Decoder(ActionRequest)
 _action_name = re.compile(r"[a-z0-9]{8,32}")
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""Some editors begin every file with it."""
+"""Some editors put it at the beginning of every file."""
 BULK_AT_ONCE = 512
-"""Lines resolved before the event loop gets a turn."""
+"""Lines that are resolved before the event loop runs other tasks."""
 
 
 async def post_action(call: Call) -> Reply:
@@ -56,7 +56,7 @@ async def post_reward(call: Call) -> Reply:
 
 
 async def submit_and_wait(call: Call, submitted: ActionSubmitted, wait_s: float) -> Reply:
-    """Journal an action. 200 with its answer where that came within `wait_s`, else 202 with where it stands."""
+    """Journal an action. Return 200 with its answer if that comes within `wait_s`, else 202 with its state."""
     proxy = call.proxy
     if not wait_s:
         accepted = await proxy.intake.submit(submitted)
@@ -109,7 +109,7 @@ async def _stored(call: Call, action: str) -> Stored:
 
 
 async def get_action(call: Call) -> Reply:
-    """GET /v1/actions/{id}: its state, or its answer as soon as there is one."""
+    """GET /v1/actions/{id}: its state, or its answer once it is finished."""
     action = _named(call)
     wait_s = call.wait_s(call.query("wait"))
     if not wait_s:
@@ -123,7 +123,7 @@ async def get_action(call: Call) -> Reply:
 
 
 async def delete_action(call: Call) -> Reply:
-    """DELETE /v1/actions/{id}: cancel it; what has finished stays finished."""
+    """DELETE /v1/actions/{id}: cancel it. A finished action does not change."""
     call.query()
     action = _named(call)
 
@@ -144,7 +144,7 @@ def _named(call: Call) -> str:
 
 
 async def post_bulk(call: Call) -> Reply:
-    """POST /v1/rewards/bulk: NDJSON, one reward request a line. Good lines are accepted whatever the others are."""
+    """POST /v1/rewards/bulk: NDJSON, one reward request per line. A bad line does not affect the others."""
     query = call.query("batch")
     batch, tenant = query.get("batch"), call.tenant()
     lines = (await call.body(call.proxy.settings.max_bulk_bytes)).removeprefix(BYTE_ORDER_MARK).split(b"\n")
@@ -166,7 +166,7 @@ async def post_bulk(call: Call) -> Reply:
 
 
 def _same_not_found(rejected: list[Rejection]) -> TreadleError | None:
-    """What all lines name alike (as a rule their batch) is not there: one answer says it."""
+    """Return one error if all lines name the same missing thing (usually their batch); None otherwise."""
     problem = rejected[0].problem
     same = problem["status"] == NotFound.status and all(each.problem == problem for each in rejected)
     return from_problem(problem) if same else None
@@ -181,7 +181,7 @@ async def _one_line(call: Call, tenant: str, batch: str | None, number: int, lin
         problem = error.problem()
     except (OutOfMemoryError, *TRANSIENT):
         raise
-    except Exception as error:  # noqa: BLE001  # whatever is wrong with one line, the others are answered
+    except Exception as error:  # noqa: BLE001  # a crash on one line must not affect the others
         _log.error("line_crashed", line=number, exc_info=error)
         problem = TreadleError().problem()
     return Rejection(line=number, request_id=request.request_id if request else None, problem=problem)

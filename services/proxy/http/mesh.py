@@ -1,6 +1,6 @@
-"""/v1/nodes, /v1/pools, /v1/plans: what there is, who uses it, what the planner decided and why.
+"""/v1/nodes, /v1/pools, /v1/plans: the nodes, their use, and the planner's decisions with their reasons.
 
-Read from the streams themselves, so every replica tells the same.
+Read from the streams, so every replica gives the same answer.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from shared.runtime.app import problem_responses
 router = APIRouter(prefix="/v1", tags=["mesh"])
 
 LOOKED_AT = 4096
-"""Newest entries of a stream that are looked at."""
+"""Newest entries of a stream that are read."""
 UNPLANNED = frozenset({STARTS, "memory_mb"})
 """Resources for which the planner publishes no targets."""
 LACKS_SHOWN = 16
-"""Of a pool; the most wanted."""
+"""Missing resources shown of a pool: those that most actions wait for."""
 
 
 async def _newest(proxy: ProxyState, topic: Topic[Any], count: int) -> list[tuple[float, Any]]:
-    """(when, message), newest first; entries of another version of ours, which cannot be read, are passed over."""
+    """Return (time, message), newest first. Skips entries of another version, which cannot be decoded."""
     newest: list[tuple[float, Any]] = []
     for row, fields in await command(proxy.redis, "XREVRANGE", topic.name, "+", "-", "COUNT", count):
         with contextlib.suppress(ValueError):
@@ -89,9 +89,9 @@ async def list_nodes(proxy: CurrentState) -> NodeList:
 
 @router.get("/pools", summary="Pools of units", responses=problem_responses(422, 503))
 async def list_pools(proxy: CurrentState) -> PoolList:
-    """Owned and used units are the nodes' own words, at most a heartbeat old; what waits is the leader's, as recent.
+    """Owned and used units are as the nodes last reported, at most a heartbeat old.
 
-    A pool that has no node is shown while something waits in it.
+    What waits is from the leader's last snapshot. A pool without nodes is shown while something waits in it.
     """
     members: dict[str, list[tuple[str, NodeView]]] = defaultdict(list)
     for node in await _nodes(proxy):
@@ -118,9 +118,9 @@ async def list_pools(proxy: CurrentState) -> PoolList:
 def _pool(
     members: list[tuple[str, NodeView]], target: TargetSet | None, backlog: PoolBacklog, *, silent: bool
 ) -> PoolView:
-    """One pool, from its ready nodes (each with the pool's resource), the planner's target and the leader's view.
+    """Return one pool: its ready nodes (each with the pool's resource), its target and the leader's backlog.
 
-    `silent`: no planner holds its lease, so the reason of the last target is out of date.
+    `silent`: no planner holds its lease, so the last target's reason is out of date.
     """
     capacity = {node.name: node.capacity[resource] for resource, node in members}
     reason = "no plan yet: everything is owned" if members else "no node is in this pool"
@@ -152,7 +152,7 @@ def _pool(
 
 @router.get("/health", summary="Stores, leader, planner, disk", responses=problem_responses(422))
 async def get_health(proxy: CurrentState) -> HealthView:
-    """From this replica's memory, so it answers while Valkey and Postgres are away."""
+    """Answered from this replica's memory, so it works while Valkey and Postgres are away."""
     return proxy.health.view()
 
 

@@ -1,4 +1,4 @@
-"""Actions of `/run_code` whose callers have left: kept for a retry, or cancelled."""
+"""Actions of `/run_code` whose callers have gone: kept for a retry, or cancelled."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from shared.runtime.errors import TreadleError
 from shared.runtime.units import Seconds
 
 MOST_ABANDONED = 65_536
-"""Of actions still to be cancelled; those beyond it end with their budget."""
+"""Most actions that wait to be cancelled. Others end with their budget."""
 STOPPING_S: Seconds = 1.0
-"""For what a stopping proxy still writes on behalf of a caller."""
+"""Time for what a stopping proxy still writes for a caller."""
 
 
 class Retries:
-    """Actions whose callers got 504: a retry joins one within `run_code_join_s`, else it is cancelled.
+    """Actions whose callers got 504. A retry joins one within `run_code_join_s`, else it is cancelled.
 
-    Kept as a list for each digest, because trainers send the same body many times at once: every retry joins another
-    action of the list, so each is executed once.
+    Each digest has a list, because trainers send the same body many times at once. Every retry joins another action of
+    the list, so each is executed once.
     """
 
     def __init__(self, redis: Redis, background: Background, settings: ProxySettings) -> None:
@@ -36,18 +36,18 @@ class Retries:
         self._abandoned: Batcher[tuple[str, str], None] = Batcher(self._cancel_all, most=64)
 
     async def leave(self, digest: str, action: str) -> None:
-        """Keep the action for the retry; cancel it when no retry has come."""
+        """Keep the action for a retry. Cancel it if no retry comes in time."""
         await self._push(digest, action)
         self._background.start(self._expire(digest, action), name="retry window")
 
     async def leave_and_stop(self, digest: str, action: str) -> None:
-        """As `leave`, of a proxy that stops: another one may serve the retry. The action's budget ends it otherwise."""
+        """Like `leave`, in a stopping proxy. Another replica may serve the retry; else the budget ends the action."""
         with suppress(*TRANSIENT, TimeoutError):
             async with asyncio.timeout(STOPPING_S):
                 await self._push(digest, action)
 
     async def join(self, digest: str) -> str | None:
-        """An action an earlier call left behind, oldest first; each is handed out once."""
+        """Return an action that an earlier call left, oldest first. Each is returned once."""
 
         async def take() -> bytes | None:
             taken: bytes | None = await command(self._redis, "LPOP", f"retry:{digest}")
@@ -57,12 +57,12 @@ class Retries:
         return None if action is None else action.decode()
 
     def cancel(self, action: str, reason: str) -> None:
-        """Cancel an action nobody waits for, in the background; while Valkey is away, `MOST_ABANDONED` are kept."""
+        """Cancel an abandoned action, in the background. While Valkey is away, `MOST_ABANDONED` cancellations wait."""
         if len(self._abandoned) < MOST_ABANDONED:
             self._abandoned.put((action, reason))
 
     async def cancel_and_stop(self, action: str, reason: str) -> None:
-        """As `cancel`, of a proxy that stops."""
+        """Like `cancel`, in a stopping proxy."""
         with suppress(*TRANSIENT, TimeoutError, TreadleError):
             async with asyncio.timeout(STOPPING_S):
                 await functions.cancel(self._redis, action, reason)
@@ -72,7 +72,7 @@ class Retries:
         await command(self._redis, "PEXPIRE", f"retry:{digest}", round(self._join_s * 1000))
 
     async def _expire(self, digest: str, action: str) -> None:
-        """The retry or this task owns the action: whoever removes it from the list."""
+        """Cancel the action unless a retry has taken it. Whichever removes it from the list owns it."""
         await asyncio.sleep(self._join_s * 0.95)
 
         async def take() -> bool:

@@ -1,8 +1,8 @@
-"""SandboxFusion's `POST /run_code`, as its own server answers it, so its clients need nothing but a changed URL.
+"""SandboxFusion's `POST /run_code`, answered as its own server does. Its clients need only another URL.
 
-Overload looks the way those clients need it (design/facts-trainer-clients §1, §6; docs/decisions/0035). A caller whose
-timeout counts between bytes is held until its program has run (`held`). Any other gets 504 before it gives up; its
-action goes on for a minute, and the retry joins it. A failure of ours is 504 or a SandboxError, not a wrong answer.
+Overload is reported so that those clients handle it correctly (docs/decisions/0035). A caller whose timeout counts
+between bytes is held until its program has run (`held`). Any other caller gets 504 before it gives up. Its action
+continues for a minute, and the retry joins it. An infrastructure failure is 504 or a SandboxError, not a wrong answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 
 
 class RunCode(msgspec.Struct, frozen=True, kw_only=True):
-    """The request, tolerant like the original: unknown fields are ignored, null stdin is none, language is python."""
+    """The request, as tolerant as the original: unknown fields are ignored, null stdin is none, default is python."""
 
     code: str
     language: str = "python"
@@ -43,7 +43,7 @@ class RunCode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Answered(msgspec.Struct, frozen=True):
-    """The parts of a stored answer this door needs."""
+    """The fields of a stored answer that this route needs."""
 
     ended: str
     reason: str = ""
@@ -66,7 +66,7 @@ LANGUAGES = frozenset(
         *("node", "javascript", "ts", "c", "c++", "cxx", "cc", "golang", "rs", "sh", "shell"),
     )
 )
-"""Names the original and its clients use, and the aliases seen in the field, in lower case."""
+"""Names that the original and its clients use, and common aliases, in lower case."""
 
 
 async def post_run_code(call: Call) -> Reply | Streamed:
@@ -88,10 +88,10 @@ async def post_run_code(call: Call) -> Reply | Streamed:
 
 
 def _check(tenant: str, task: str, language: str) -> None:
-    """Refuse what no node could ever serve; a known language that no node has is a SandboxError of the answer.
+    """Reject what no node can ever serve. A known language that no node has gives a SandboxError in the answer.
 
     Raises:
-        BadRequest: a name in the path is none, or nobody has heard of the language.
+        BadRequest: an invalid name in the path, or an unknown language.
     """
     if task and not (NAME.fullmatch(tenant) and NAME.fullmatch(task)):
         raise BadRequest(what="tenant and task in the path: letters, digits, '.', '_', '-', at most 64")
@@ -100,7 +100,7 @@ def _check(tenant: str, task: str, language: str) -> None:
 
 
 async def _serve(call: Call, submitted: ActionSubmitted, budget_s: float) -> Reply:
-    """Join what an earlier call left behind, or submit, and wait for the answer; all of it within the budget."""
+    """Join an earlier call's action or submit a new one, then wait for the answer; all within the budget."""
     proxy, digest = call.proxy, _digest(submitted)
     action = submitted.action
     try:
@@ -112,7 +112,7 @@ async def _serve(call: Call, submitted: ActionSubmitted, budget_s: float) -> Rep
         RUN_CODE.labels("late").inc()
         await proxy.retries.leave(digest, action)
         raise DeadlineMissed(what="no answer within compile_timeout + run_timeout + margin; retry to join it") from None
-    except asyncio.CancelledError:  # the server stops, and has waited long enough
+    except asyncio.CancelledError:  # the server stops, and its grace period is over
         RUN_CODE.labels("stopped").inc()
         await proxy.retries.leave_and_stop(digest, action)
         raise DeadlineMissed(what="this proxy is stopping; retry to join the action") from None
@@ -125,13 +125,13 @@ async def _serve(call: Call, submitted: ActionSubmitted, budget_s: float) -> Rep
 
 
 def _digest(submitted: ActionSubmitted) -> str:
-    """What makes two calls the same: tenant, task and body."""
+    """Return the digest of tenant, task and body. Calls with equal digests are the same."""
     scope = f"{submitted.tenant}\x00{submitted.task}".encode()
     return blake2b(digest_of(submitted.stages, 0.0) + scope, digest_size=12).hexdigest()
 
 
 async def _answer_of(call: Call, submitted: ActionSubmitted, joined: str | None) -> bytes | None:
-    """The action's answer; None where the caller has gone first."""
+    """Return the action's answer; None if the caller has gone first."""
     proxy, action = call.proxy, joined or submitted.action
     future = proxy.waiters.expect(action)
     gone: asyncio.Future[None] = asyncio.create_task(call.gone(), name="caller")
@@ -175,14 +175,14 @@ def _submission(tenant: str, task: str, request: RunCode, budget_s: float, join_
         task=task,
         stages=(stage,),
         budget_s=budget_s + join_s,
-        # Not the call's budget alone: whoever is told at once has used up its three tries in as many seconds, while
-        # one that waits its budget out, and joins, is served as long as the retries can last.
+        # The call's budget alone would be too short. A caller that gets 504 at once uses up its three attempts in as
+        # many seconds. One that waits for its budget and joins is served for as long as its retries can last.
         start_within_s=budget_s + join_s,
     )
 
 
 def _reply(raw: bytes) -> Reply:
-    """An answer in SandboxFusion's words, with queue_time, cpu_time and peak_memory beside them."""
+    """Return an answer in SandboxFusion's format, with queue_time, cpu_time and peak_memory added."""
     answered = _answer.decode(raw)
     if answered.ended == "refused":
         return Reply(200, _failure(answered.reason))
@@ -199,7 +199,7 @@ def _reply(raw: bytes) -> Reply:
 
 
 def _failure(message: str) -> bytes:
-    """The body for a failure of ours."""
+    """Return the body for an infrastructure failure."""
     return _encoder.encode(_sandbox_error(message))
 
 

@@ -39,7 +39,7 @@ async def get_task(task: TaskName, proxy: CurrentState, tenant: Tenant) -> TaskV
 
 @router.delete("/{task}", status_code=204, summary="Forget a task", responses=problem_responses(404, 422, 503))
 async def delete_task(task: TaskName, proxy: CurrentState, tenant: Tenant) -> Response:
-    """Its open batches go on."""
+    """Its open batches continue."""
     await proxy.tasks.delete(tenant, task)
     return Response(status_code=204)
 
@@ -56,9 +56,9 @@ async def delete_task(task: TaskName, proxy: CurrentState, tenant: Tenant) -> Re
 async def open_batch(
     task: TaskName, proxy: CurrentState, tenant: Tenant, response: Response, body: BatchOpening | None = None
 ) -> BatchView:
-    """This is the hint that a rollout has begun: units are warmed up for what will come.
+    """Opening a batch is the hint that a rollout has begun: the mesh prepares units for its requests.
 
-    Opening again with the same `key` returns the same batch; with the same `key` and another size it is a conflict.
+    Opening again with the same `key` returns the same batch. The same `key` with another size is a conflict.
     """
     view, is_new = await proxy.batches.open(tenant, task, body or BatchOpening())
     response.status_code = 201 if is_new else 200

@@ -1,4 +1,4 @@
-"""/v1/trajectories: open, look, act, close. Bare routes: a rollout opens thousands and acts in each dozens of times."""
+"""/v1/trajectories: open, read, act, close. Bare ASGI: a rollout opens thousands, each with dozens of actions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shared.runtime.errors import UNREADABLE, BadRequest, unreadable
 _encoder = msgspec.json.Encoder()
 _request = msgspec.json.Decoder(TrajectoryRequest)
 _action = msgspec.json.Decoder(TrajectoryAction)
-_name = re.compile(r"t(?:[0-9a-f]{16}|[0-9a-f]{24})")  # 16: of older versions
+_name = re.compile(r"t(?:[0-9a-f]{16}|[0-9a-f]{24})")  # 16: ids of older versions
 
 STATES: tuple[TrajectoryState, ...] = get_args(TrajectoryState)
 MOST_LISTED = 1000
 
 
 async def post_trajectory(call: Call) -> Reply:
-    """POST /v1/trajectories: open one."""
+    """POST /v1/trajectories: open a trajectory."""
     call.query()
     body = await call.body(call.proxy.settings.max_body_bytes)
     try:
@@ -35,7 +35,7 @@ async def post_trajectory(call: Call) -> Reply:
 
 
 async def list_trajectories(call: Call) -> Reply:
-    """GET /v1/trajectories: the newest in one state."""
+    """GET /v1/trajectories: the newest trajectories in one state."""
     query = call.query("state", "limit")
     state, limit = query.get("state", "open"), query.get("limit", "100")
     if state not in STATES:
@@ -47,13 +47,13 @@ async def list_trajectories(call: Call) -> Reply:
 
 
 async def get_trajectory(call: Call) -> Reply:
-    """GET /v1/trajectories/{trajectory}: how it stands."""
+    """GET /v1/trajectories/{trajectory}: its current state."""
     call.query()
     return Reply(200, _encoder.encode(await call.proxy.trajectories.view(named(call))))
 
 
 async def delete_trajectory(call: Call) -> Reply:
-    """DELETE /v1/trajectories/{trajectory}: end it. Ending it again changes nothing."""
+    """DELETE /v1/trajectories/{trajectory}: end it. A repeat changes nothing."""
     call.query()
     return Reply(200, _encoder.encode(await call.proxy.trajectories.close(named(call))))
 
@@ -71,10 +71,10 @@ async def post_trajectory_action(call: Call) -> Reply:
 
 
 def named(call: Call) -> str:
-    """The trajectory of the path.
+    """Return the trajectory's name from the path.
 
     Raises:
-        NotFound: none could have this name.
+        NotFound: it cannot be the name of a trajectory.
     """
     (trajectory,) = call.path_args
     if not _name.fullmatch(trajectory):

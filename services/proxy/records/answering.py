@@ -1,4 +1,4 @@
-"""Answers as callers read them: composed once, as JSON, and stored and sent as they are."""
+"""Answers as callers read them. Each is composed once, as JSON; the same bytes are stored and sent."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _encoder = msgspec.json.Encoder()
 def compose(
     submitted: ActionSubmitted, index: int, answer: Answer, finished: Finished | None, arrived_s: Seconds, now: Seconds
 ) -> bytes:
-    """The JSON answer of one action.
+    """Return the JSON answer of one action.
 
     Args:
-        submitted: what was asked.
+        submitted: the request.
         index: its place in its batch; -1 outside one.
         answer: the dispatcher's decision.
-        finished: the outcome it rests on; None where there was none.
-        arrived_s: when it came into the journal; Unix seconds, like `now`.
-        now: the moment of this answer.
+        finished: the outcome behind the decision; None if there is none.
+        arrived_s: when the action entered the journal; Unix seconds, like `now`.
+        now: time of this answer.
     """
     masked = is_masked(answer)
     shown = None if masked else finished
@@ -56,12 +56,12 @@ def compose(
 
 
 def is_masked(answer: Answer) -> bool:
-    """Is it no statement about the sample?"""
+    """Return whether the answer makes no statement about the sample."""
     return answer.ended in INFRASTRUCTURE_FAILURES or answer.ended == "cancelled"
 
 
 def reports(acts: Iterable[StageAct]) -> list[StageReport]:
-    """What each stage took, as callers read it."""
+    """Return each stage's queueing and execution, as callers read it."""
     return [
         StageReport(
             name=act.name,
@@ -76,7 +76,7 @@ def reports(acts: Iterable[StageAct]) -> list[StageReport]:
 
 
 def _act(answer: Answer, total_s: Seconds) -> Act:
-    """Overhead is what is left, shown as it is; the total is told as the sum of its parts, to the last bit."""
+    """Overhead is the unclamped remainder. The total is the sum of its parts, exact to the last bit."""
     queue_s = sum(act.queue_s for act in answer.acts) + answer.queue_s
     execution_s = sum(act.execution_s for act in answer.acts) + answer.execution_s
     overhead_s = total_s - queue_s - execution_s
@@ -91,6 +91,6 @@ def _act(answer: Answer, total_s: Seconds) -> Act:
 def _score(submitted: ActionSubmitted, answer: Answer, finished: Finished | None) -> float | None:
     if answer.ended != "timeout":
         return finished.score if finished else None
-    met = answer.acts[-1].name if answer.acts else ""  # the stage whose verdict the timeout is
+    met = answer.acts[-1].name if answer.acts else ""  # the stage that timed out
     own = next((stage.timeout_score for stage in submitted.stages if stage.name == met), None)
     return submitted.timeout_score if own is None else own

@@ -1,7 +1,7 @@
-"""Moves answers from Valkey to Postgres: those older than a minute, and beyond a fill mark all of them.
+"""Moves answers from Valkey to Postgres: those older than a minute, and all of them beyond a fill mark.
 
-Copy, commit, then delete: a crash between any two steps repeats them, and every step may be repeated, also by two
-replicas at once (ADR 0031). The lease is there to save work.
+Copy, commit, then delete. After a crash the steps are repeated. Every step can be repeated, also by two replicas at
+once (ADR 0031). So the lease only saves work.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ _log = log.get(__name__)
 
 LEASE: Final = "archiver:lease"
 LEASE_S: Final[Seconds] = 60.0
-"""Longer than any step: a statement of Postgres ends after 30 s."""
+"""Longer than any step: a Postgres statement ends after 30 s."""
 LOOK_EVERY_S: Final[Seconds] = 1.0
 LONGEST_PAUSE_S: Final[Seconds] = 15.0
-"""Between two tries while Postgres is away or its disk is full."""
+"""Longest time between two attempts while Postgres is away or its disk is full."""
 SWEEP_EVERY_S: Final[Seconds] = 15.0
 DELETE_BY_AGE_EVERY_S: Final[Seconds] = 300.0
 AT_ONCE: Final = 1000
-"""Answers of one transaction; some 20 ms of this process."""
+"""Answers of one transaction; about 20 ms of this process."""
 MOST_BYTES: Final = 4 << 20
-"""Of the answers of one transaction, about. Valkey holds them twice while they are read, so a small one gives fewer."""
+"""Approximate bytes of answers in one transaction. Fewer if Valkey is small: it holds them twice meanwhile."""
 MOST_SHARE: Final = 1 / 16
-"""Of Valkey's memory bound."""
+"""Share of Valkey's memory bound that one transaction's answers may take."""
 DELETED_AT_ONCE: Final = 5000
-"""Rows of one transaction: 50 ms of Postgres, which nobody waits behind."""
+"""Rows deleted in one transaction: 50 ms of Postgres, which nothing else waits for."""
 MARGIN_S: Final[Seconds] = 86_400.0
-"""Rows outlive what they stand for by as much at most, where Valkey has lost the batch they belong to."""
+"""Rows expire at most this much later than their batch would, if Valkey has lost the batch."""
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """The part of a result that its compact id is made of."""
+    """The field of a result that its compact id needs."""
 
     id: str
 
@@ -64,7 +64,7 @@ def _names(rows: list[Result]) -> list[str]:
 
 
 class Archiver:
-    """One replica's archiver; it works while it holds the lease."""
+    """One replica's archiver. It works while it holds the lease."""
 
     def __init__(
         self, redis: Redis, sessions: Sessions, clock: ValkeyClock, memory: ValkeyMemory, settings: ProxySettings
@@ -79,7 +79,7 @@ class Archiver:
         self._aged_s = time.monotonic()
 
     async def run(self) -> None:
-        """Loop. While Postgres or Valkey is away, try again after a pause that grows to `LONGEST_PAUSE_S`."""
+        """Loop. While Postgres or Valkey is away, retry after a pause that grows to `LONGEST_PAUSE_S`."""
         pause_s = LOOK_EVERY_S
         while True:
             try:
@@ -92,7 +92,7 @@ class Archiver:
             await asyncio.sleep(pause_s)
 
     async def stop(self) -> None:
-        """Give the lease back."""
+        """Release the lease."""
         try:
             async with asyncio.timeout(1.0):
                 await self._lease.let_go()
@@ -100,13 +100,13 @@ class Archiver:
             _log.warning("archiver_lease_kept", error=str(error))
 
     async def _turn(self) -> None:
-        """Archive what is due; now and then delete what has expired."""
+        """Archive what is due. At intervals, delete what has expired."""
         moved = 1
         while moved and await self._lease.hold():
             began = time.monotonic()
             moved = await self.archive_due()
             if not self._presses:
-                await asyncio.sleep(time.monotonic() - began)  # half of the time is the dispatcher's
+                await asyncio.sleep(time.monotonic() - began)  # leave half of the time to the dispatcher
         if time.monotonic() - self._swept_s > SWEEP_EVERY_S and await self._lease.hold():
             self._swept_s = time.monotonic()
             await self.sweep()
@@ -123,7 +123,7 @@ class Archiver:
         return min(MOST_BYTES, round(self._memory.now.bound_bytes * MOST_SHARE) or MOST_BYTES)
 
     async def archive_due(self) -> int:
-        """Archive a part of what is due: a page of each of the batches that have waited longest. How many answers."""
+        """Archive some of what is due: a page of each batch that has waited longest. Return the number of answers."""
         await self._memory.read()
         age_s = 0.0 if self._presses else self._settings.archive_after_s
         until_ms = round((self._clock.unix() - age_s) * 1000)
@@ -133,10 +133,10 @@ class Archiver:
         return moved
 
     async def _archive_actions(self, until_ms: int) -> int:
-        """Answers outside batches. Returns how many index entries have been dealt with."""
+        """Archive answers outside batches. Return how many index entries were processed."""
         due = await archive.due_actions(self._redis, until_ms, AT_ONCE, self._most_bytes)
         gone = [one for one in due if not one.entry]
-        if gone:  # they have expired: Postgres is not needed
+        if gone:  # they have expired, so Postgres is not needed
             await archive.archive_actions(self._redis, gone)
         now = self._clock.unix()
         alive = {one.action: one for one in due if one.entry}
@@ -150,7 +150,7 @@ class Archiver:
         return len(due)
 
     async def _archive_results(self, key: BatchKey, until_ms: int) -> int:
-        """A page of a batch, from its oldest result in Valkey on."""
+        """Archive one page of a batch, from its oldest result in Valkey."""
         rows = await archive.due_results(self._redis, key, until_ms, AT_ONCE, self._most_bytes)
         if not rows:
             await archive.archive_results(self._redis, key, [])
@@ -168,7 +168,7 @@ class Archiver:
         return len(rows)
 
     async def _replace(self, key: BatchKey, rows: list[Result], actions: list[str]) -> None:
-        """Leave compact ids in Valkey in the place of results; nothing where the batch has expired."""
+        """Replace results in Valkey by compact ids. Does nothing if the batch has expired."""
         lengths = [(action, len(row.answer)) for action, row in zip(actions, rows, strict=True)]
         await archive.archive_results(self._redis, key, lengths, rows[-1].cursor)
 
@@ -180,7 +180,7 @@ class Archiver:
     # ---- deletion ----------------------------------------------------------------------------------------------
 
     async def sweep(self) -> None:
-        """Delete what has expired in Valkey: accounts, and the results of batches."""
+        """Delete what has expired in Valkey: byte accounts of answers, and results of batches."""
         await archive.expire_kept(self._redis)
         for key in await archive.expired_batches(self._redis, archive.UNARCHIVED):
             await self._drop(key)
@@ -189,26 +189,26 @@ class Archiver:
                 await archive.release_batch(self._redis, key)
 
     async def _drop(self, key: BatchKey) -> None:
-        """Free what an expired batch has in Valkey, once the planner has its history. It needs no copy."""
+        """Free an expired batch's data in Valkey once the planner has its history. It is not copied."""
         async with transaction(self._sessions) as session:
             if not await Answers(session).has_history(key.batch):
-                return  # it is copied when it is due
+                return  # it is archived when it is due
         while rows := await archive.due_results(self._redis, key, None, AT_ONCE, self._most_bytes):
             await self._replace(key, rows, _names(rows))
         await archive.archive_results(self._redis, key, [])
 
     async def _forgotten(self, batch: str) -> bool:
-        """Delete an expired batch's results once the planner has its history. True: none are left."""
+        """Delete an expired batch's results in Postgres once the planner has its history. True: none are left."""
         while True:
             async with transaction(self._sessions) as session:
                 answers = Answers(session)
                 if not await answers.has_history(batch):
-                    return not await answers.has(batch)  # they go when they are too old for any batch
+                    return not await answers.has(batch)  # `delete_by_age` deletes them later
                 if await answers.forget(batch, DELETED_AT_ONCE) < DELETED_AT_ONCE:
                     return True
 
     async def delete_by_age(self) -> None:
-        """Delete answers that have expired, of batches too that Valkey has lost."""
+        """Delete answers that have expired, also of batches that Valkey has lost."""
         gone = DELETED_AT_ONCE
         while gone == DELETED_AT_ONCE:
             async with transaction(self._sessions) as session:

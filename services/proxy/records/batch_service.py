@@ -1,4 +1,4 @@
-"""Batches: opening, looking, ending; and the workflow each one was opened with."""
+"""Batches: open, read and end them; and the workflow that each was opened with."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from shared.runtime.units import Seconds
 MOST_CACHED = 4096
 PATIENCE_S: Seconds = 10.0
 LOOKED_AT = 4096
-"""Newest entries of `completions` that are searched for a batch's T: those of some seven minutes with a hundred open
-batches whose T moves at each review."""
+"""Newest entries of `completions` that are searched for a batch's T. That is about seven minutes with a hundred open
+batches whose T changes at each review."""
 
 
 class BatchService:
@@ -50,7 +50,7 @@ class BatchService:
         keep_batch_s: Seconds,
         keep_deleted_s: Seconds = 300.0,
     ) -> None:
-        """`disk`: while it is short, none is opened."""
+        """`disk`: while it is short, no batch is opened."""
         self._redis = redis
         self._store = store
         self._tasks = tasks
@@ -63,7 +63,7 @@ class BatchService:
         self._reading: dict[str, asyncio.Task[Workflow]] = {}
 
     async def open(self, tenant: str, task: str, opening: BatchOpening) -> tuple[BatchView, bool]:
-        """Open a batch, once per key. This is the hint that a rollout has begun. Returns (the batch, is it new?).
+        """Open a batch, once per key. It is the hint that a rollout has begun. Return the batch and whether it is new.
 
         Raises:
             BadRequest: an image comes from a registry that is not allowed.
@@ -87,7 +87,7 @@ class BatchService:
         key = f"batchkey:{tenant}:{task}:{opening.key}" if opening.key else ""
         if (shortage := self._disk.shortage()) is not None and not await self._was_opened(key):
             raise short_of_disk(shortage)
-        # Without what is left open: a replica of an older version refuses fields it does not know.
+        # Unset fields are left out, because a replica of an older version rejects fields that it does not know.
         fields = {"tenant": tenant, "task": task, "workflow": declared.model_dump_json(exclude_none=True)}
 
         async def attempt() -> functions.Opening:
@@ -110,7 +110,7 @@ class BatchService:
         return bool(key) and await patiently(read, what="looking for a batch", patience_s=PATIENCE_S) == 1
 
     async def stored(self, batch: str) -> StoredBatch:
-        """A batch as it is kept.
+        """Return a batch's record.
 
         Raises:
             NotFound: it was never opened, or has expired.
@@ -121,7 +121,7 @@ class BatchService:
         return found
 
     async def view(self, batch: str) -> BatchView:
-        """A batch with its progress, from its stored results. O(results)."""
+        """Return a batch with its progress, computed from its stored results. O(results)."""
         found = await self.stored(batch)
         progress = Progress()
         async for rows in self._store.results.pages(batch):
@@ -134,12 +134,12 @@ class BatchService:
         return progress.view(found, await self._expected(found), stuck, environments)
 
     async def _expected(self, batch: StoredBatch) -> float | None:
-        """T of a running batch: the planner's estimate, else first arrival + the stages' timeouts. Unix seconds."""
+        """Return T of a running batch (Unix seconds): the planner's, else first arrival + the stages' timeouts."""
         rows = await command(self._redis, "XREVRANGE", COMPLETIONS.name, "+", "-", "COUNT", LOOKED_AT)
         for _, fields in rows:
             try:
                 message = COMPLETIONS.decode(fields[1])
-            except msgspec.MsgspecError:  # of a planner of another version
+            except msgspec.MsgspecError:  # written by a planner of another version
                 continue
             if message.batch == batch.id:
                 return message.at
@@ -149,10 +149,10 @@ class BatchService:
         return batch.first_at + sum(stage.timeout_s for stage in stages)
 
     async def end(self, batch: str, state: str) -> BatchView:
-        """Seal or cancel a batch. A cancelled one, and one that has ended and is cancelled, expires soon.
+        """Seal or cancel a batch. A cancelled batch expires soon, also if it had ended before.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is no such batch.
             Conflict: it is to be sealed, and has ended otherwise.
         """
         expires_at_once = not round(self._keep_s[state])
@@ -171,10 +171,10 @@ class BatchService:
         return await self.view(batch)
 
     async def reward(self, tenant: str, request: RewardRequest, default_batch: str | None = None) -> ActionSubmitted:
-        """A reward request as the journal keeps it, with its workflow's stages filled in.
+        """Return a reward request as the journal stores it, with its workflow's stages filled in.
 
         Raises:
-            BadRequest, NotFound: it does not mean anything, or names a batch or task that is not there.
+            BadRequest, NotFound: it is invalid, or names a batch or task that does not exist.
         """
         batch = request.batch or default_batch or ""
         if not batch and not request.task:
@@ -195,7 +195,7 @@ class BatchService:
         )
 
     async def _workflow(self, batch: str) -> Workflow:
-        """A batch's workflow never changes: read once, by whoever asks first."""
+        """Return a batch's workflow. It never changes, so concurrent first calls share one read."""
         known = self._workflows.get(batch)
         if known is not None:
             return known
@@ -215,10 +215,10 @@ class BatchService:
 
 
 def _declared(batch: StoredBatch) -> Task:
-    """The task as it stood when the batch was opened.
+    """Return the task as it was when the batch was opened.
 
     Raises:
-        Conflict: it was declared under rules that hold no more.
+        Conflict: it was declared under rules that no longer apply.
     """
     try:
         return Task.model_validate_json(batch.workflow)
@@ -232,10 +232,10 @@ def _declared(batch: StoredBatch) -> Task:
 
 
 def decode_reward(text: bytes, what: str = "") -> RewardRequest:
-    """One reward request; `what` names the text in messages.
+    """Decode one reward request. `what` names the text in messages.
 
     Raises:
-        BadRequest: not JSON, or a field that does not fit.
+        BadRequest: not JSON, or an invalid field.
     """
     try:
         return _reward.decode(text)

@@ -1,4 +1,4 @@
-"""Many callers, one round trip: calls made while a flush is under way wait together and leave with the next one."""
+"""One round trip for many callers: calls made during a flush are collected and leave with the next one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Reply = TypeVar("Reply")
 
 
 class Batcher(Generic[Item, Reply]):
-    """Collects items and hands them to `flush` as lists, one flush at a time.
+    """Collects items and passes them to `flush` as lists, one flush at a time.
 
-    Nothing waits on a timer: the first item leaves at once, those that come meanwhile leave together right after. So an
-    idle mesh answers at the latency of one round trip and a busy one pays one round trip for up to `most` items.
+    There are no timers. The first item leaves at once; items that arrive meanwhile leave together right after. So an
+    idle mesh answers at the latency of one round trip, and a busy one pays one round trip for up to `most` items.
     """
 
     def __init__(self, flush: Callable[[list[Item]], Awaitable[Sequence[Reply]]], *, most: int = 256) -> None:
-        """`flush` gets 1..`most` items, returns a reply each in order; what it raises goes to all of its callers."""
+        """`flush` gets 1..`most` items and returns one reply each, in order. All of its callers get its exception."""
         self._flush = flush
         self._most = most
         self._waiting: deque[tuple[Item, asyncio.Future[Reply]]] = deque()
@@ -29,7 +29,7 @@ class Batcher(Generic[Item, Reply]):
         return len(self._waiting)
 
     def put(self, item: Item) -> asyncio.Future[Reply]:
-        """Add an item; the future ends with its reply."""
+        """Add an item. The future gets its reply."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._flusher is None:
@@ -48,11 +48,11 @@ class Batcher(Generic[Item, Reply]):
                     replies = await self._flush([item for item, _ in taken])
                     if len(replies) != len(taken):
                         raise RuntimeError(f"{len(taken)} items were flushed, {len(replies)} replies came")
-                except Exception as error:  # noqa: BLE001  # whatever went wrong belongs to those who asked
+                except Exception as error:  # noqa: BLE001  # any error goes to the callers
                     for _, future in taken:
                         if not future.done():
                             future.set_exception(error)
-                            future.exception()  # a caller that went away is no "exception was never retrieved"
+                            future.exception()  # a caller that has gone must cause no "exception was never retrieved"
                     continue
                 for (_, future), reply in zip(taken, replies, strict=True):
                     if not future.done():

@@ -1,8 +1,8 @@
 """Free space of the disks that hold the stores, and the reserve that new work must leave.
 
-A store that meets a full disk ends (Valkey) or recovers from its log again and again (PostgreSQL), so new work is
-refused earlier. The reserve is a fixed part, for the answers of accepted work and PostgreSQL's log, and the size of
-Valkey's data set, because rewriting the append-only file writes the data set once more beside the old file.
+A store that meets a full disk ends (Valkey) or recovers from its log again and again (PostgreSQL). So new work is
+rejected earlier. The reserve is a fixed part plus the size of Valkey's data set. The fixed part is for the answers of
+accepted work and PostgreSQL's log. A rewrite of the append-only file writes the data set again beside the old file.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from shared.runtime.errors import Overloaded
 
 MEBIBYTE: Final = 1 << 20
 RETRY_S: Final = 5.0
-"""Retry-After of what a short disk refuses: somebody has to free space."""
+"""Retry-After while the disk is short. An operator has to free space."""
 
 _log = log.get(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """One file system at one moment."""
+    """One file system at one time."""
 
     path: Path
     """A folder on it."""
     total_bytes: int
     free_bytes: int
-    """That an ordinary account may still write."""
+    """Bytes that an ordinary account can still write."""
 
     @property
     def used_share(self) -> float:
@@ -40,12 +40,12 @@ class DiskSpace:
 
 
 def store_paths(setting: str) -> tuple[Path, ...]:
-    """The folders that `TREADLE_STORE_PATHS` names, separated as in PATH."""
+    """Return the folders of `TREADLE_STORE_PATHS`, separated as in PATH."""
     return tuple(Path(path) for path in setting.split(os.pathsep) if path)
 
 
 def fullest(paths: Sequence[Path]) -> DiskSpace | None:
-    """Return the file system with the least free space; None without paths. Blocks: one statvfs a path.
+    """Return the file system with the least free space; None without paths. Blocks: one statvfs per path.
 
     Raises:
         OSError: a path cannot be reached.
@@ -58,24 +58,24 @@ def fullest(paths: Sequence[Path]) -> DiskSpace | None:
 
 
 def short_of_disk(shortage: str) -> Overloaded:
-    """The refusal of new work for this reason (`StoreDisk.shortage`)."""
+    """Return the error that rejects new work for this reason (`StoreDisk.shortage`)."""
     return Overloaded(what=shortage, retry_after_s=RETRY_S)
 
 
 class StoreDisk:
-    """Free space of the stores' disks as last measured, against the reserve of new work."""
+    """Free space of the stores' disks as last measured, compared with the reserve."""
 
     def __init__(self, paths: Sequence[Path], *, reserve_bytes: int) -> None:
-        """`paths`: folders of the stores; none where they are on other machines, and then nothing is refused.
+        """`paths`: folders of the stores. Without any (the stores are on other machines) nothing is rejected.
 
         `reserve_bytes`: the fixed part of the reserve.
         """
         self._paths = tuple(paths)
         self._fixed_bytes = reserve_bytes
         self.data_set_bytes = 0
-        """Of Valkey, as last heard."""
+        """Size of Valkey's data set, as last read."""
         self.space: DiskSpace | None = None
-        """The fullest disk at the last measurement; None: not measured, or it cannot be."""
+        """The fullest disk at the last measurement; None: not measured, or not measurable."""
 
     @property
     def measurable(self) -> bool:
@@ -84,14 +84,14 @@ class StoreDisk:
 
     @property
     def reserve_bytes(self) -> int:
-        """New work is accepted while at least so much is free."""
+        """Least free bytes with which new work is accepted."""
         return self._fixed_bytes + self.data_set_bytes
 
     def shortage(self) -> str | None:
-        """Why new work is refused now, for people; None while it is accepted.
+        """Return why new work is rejected now, as text for people; None while it is accepted.
 
-        Asked by each that begins work: `Intake`, `BatchBook.open`, `TrajectoryBook.open`. Repeats of what was accepted
-        are none.
+        Called by `Intake`, `BatchService.open` and `TrajectoryService.open` before they begin new work. Repeats of
+        accepted work are no new work.
         """
         space = self.space
         if space is None or space.free_bytes >= self.reserve_bytes:
@@ -102,7 +102,7 @@ class StoreDisk:
         )
 
     def measure(self) -> None:
-        """Measure now. Blocks: one statvfs a path. A disk that cannot be measured refuses nothing."""
+        """Measure now. Blocks: one statvfs per path. If a disk cannot be measured, nothing is rejected."""
         was_short = self.shortage() is not None
         try:
             self.space = fullest(self._paths)

@@ -1,4 +1,4 @@
-"""From an action in a trajectory, as its trainer writes it, to the one stage that the journal keeps."""
+"""Translation of a trajectory's action, as the trainer sends it, into the one stage that the journal stores."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _decoders = {kind: msgspec.json.Decoder(params) for kind, params in ENVIRONMENT_
 
 
 def stage_of(request: TrajectoryAction, node_class: str) -> StageWork:
-    """What its node is to do.
+    """Return the stage that the node executes.
 
     Raises:
-        BadRequest: unknown kind, or parameters that do not fit it, or units that cannot be, or no core.
+        BadRequest: unknown kind, or its parameters or units are invalid, or it has no core.
     """
     decoder = _decoders.get(request.kind)
     if decoder is None:

@@ -1,4 +1,4 @@
-"""Masked answers counted by how they ended: of a batch's requests, and of the actions in its trajectories."""
+"""Masked answers counted by how they ended: of a batch's requests, and of actions in its trajectories."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from shared.bus.connection import command, patiently
 from shared.runtime.units import Seconds
 
 MOST_REASON: Final = 500
-"""Characters of a reason that a batch's page shows."""
+"""Characters of a reason that a batch's view shows."""
 PATIENCE_S: Final[Seconds] = 5.0
 
 
 def share(count: int, answered: int) -> float:
-    """`count` of `answered`; 0 of none."""
+    """Return `count` / `answered`; 0 if none is answered."""
     return count / answered if answered else 0.0
 
 
 def kinds(masked: Mapping[str, tuple[int, str]], answered: int) -> list[FailureKind]:
-    """How it ended -> (count, newest reason), as a batch's page shows it: most first."""
+    """Convert {ended: (count, newest reason)} to a batch view's list, largest count first."""
     return [
         FailureKind(ended=ended, count=count, share=share(count, answered), reason=reason)
         for ended, (count, reason) in sorted(masked.items(), key=lambda item: (-item[1][0], item[0]))
@@ -30,7 +30,7 @@ def kinds(masked: Mapping[str, tuple[int, str]], answered: int) -> list[FailureK
 
 
 async def environments(redis: Redis, batch: str) -> EnvironmentProgress | None:
-    """The actions in trajectories that name the batch; None before the first answer. One read of Valkey, O(kinds)."""
+    """Return counts of actions in the batch's trajectories; None before the first answer. One Valkey read, O(kinds)."""
 
     async def read() -> list[bytes]:
         flat: list[bytes] = await command(redis, "HGETALL", f"environments:{batch}")

@@ -1,7 +1,7 @@
-"""Ids: nobody can guess one, and the same request has the same id on every replica, after every restart.
+"""Ids that cannot be guessed. The same request has the same id on every replica and after every restart.
 
-A caller without keys may read whatever it can name. So an id is random, or derived from the request id with a key that
-only the store holds.
+There are no keys for callers yet, so a caller may read whatever it can name. Therefore an id is random, or derived from
+the request id with a key that only the store has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ID_BYTES = 12
 DRAWN = 256
 KEY_BYTES = 32
 OLDER_S: Seconds = 7 * 86_400.0
-"""A store from before the key: its ids are looked for so long. Batches and their results live for two days."""
+"""How long older ids are looked up in a store from before the key. Batches and their results expire after two days."""
 PATIENCE_S: Seconds = 10.0
 
 
@@ -35,9 +35,9 @@ _ids = _drawn()
 
 
 def random_id() -> str:
-    """Of an action without a request id, and behind a letter of batches and trajectories: 96 random bits.
+    """Return 96 random bits: the id of an action without a request id. Batches and trajectories put a letter before it.
 
-    Drawn from the kernel many at a time: one at a time is 3 % of an action.
+    Many ids are drawn from the kernel at once, because one draw per id takes 3 % of an action's cost.
     """
     return next(_ids)
 
@@ -60,12 +60,12 @@ class Ids:
         return cls(redis, clock, await patiently(read, what="reading the key of ids", patience_s=30.0))
 
     async def of(self, tenant: str, task: str, place: str, request_id: str | None) -> str:
-        """The id of an action; the same for the same request id in the same place, so that a repeat finds it.
+        """Return the id of an action. The same request id in the same place gives the same id, so a repeat finds it.
 
-        `place`: its batch or trajectory, or empty. One round trip more where an older version has used the store.
+        `place`: its batch or trajectory, or empty. Takes one more round trip if an older version has used the store.
 
         Raises:
-            Unavailable: the store does not answer (older ids alone need it).
+            Unavailable: the store does not answer (only if older ids are looked up).
         """
         if request_id is None:
             return random_id()
@@ -77,7 +77,7 @@ class Ids:
         return "r" + blake2b(scope, digest_size=ID_BYTES, key=self._key.key).hexdigest()
 
     async def _is_known(self, action: str, place: str) -> bool:
-        """An action, or one whose answer is archived, or so old that only its trajectory's set has it."""
+        """Return whether the store has the action, its archived answer, or its name in its trajectory's set."""
 
         async def read() -> bool:
             key = f"action:{action}"

@@ -1,4 +1,4 @@
-"""Intake: from a caller's body to an entry of the journal. Accepted means the entry is on disk."""
+"""Intake: from a caller's body to a journal entry. Accepted means that the entry is on disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_TRAJECTORY = "it was never opened, or ended long ago"
 
 
 class Accepted(NamedTuple):
-    """What the journal said."""
+    """The journal's receipt."""
 
     action: str
     repeated: bool
@@ -33,24 +33,24 @@ class Accepted(NamedTuple):
 
 
 def digest_of(stages: Sequence[StageWork], priority: float) -> bytes:
-    """What makes a request what it is; the same id with another digest is a conflict."""
+    """Return the digest of a request's content. The same id with another digest is a conflict."""
     digest = blake2b(digest_size=16)
     for stage in stages:
         digest.update(f"{stage.name}\x00{stage.kind}\x00{stage.pool}\x00{stage.cost}\x00{stage.timeout_s}\x00".encode())
         digest.update(stage.params)
-        if stage.amounts or stage.elasticity or stage.duration_s:  # as entries from before these were
+        if stage.amounts or stage.elasticity or stage.duration_s:  # entries from before these fields keep their digest
             digest.update(f"\x00{stage.amounts}\x00{stage.elasticity}\x00{stage.duration_s}".encode())
     digest.update(str(priority).encode())
     return digest.digest()
 
 
 class Intake:
-    """Journals submissions, many callers a round trip."""
+    """Journals submissions, many in one round trip."""
 
     def __init__(
         self, redis: Redis, *, max_journal: int, patience_s: Seconds, disk: StoreDisk, memory: ValkeyMemory
     ) -> None:
-        """`disk`: while it is short, nothing new is accepted; repeats of what was accepted are."""
+        """`disk`: while it is short, only repeats of accepted work are accepted."""
         self._redis = redis
         self._disk = disk
         self._memory = memory
@@ -63,10 +63,10 @@ class Intake:
         """Journal one action.
 
         Raises:
-            Conflict: the same id with another body; a batch that takes no more; a trajectory that has ended.
+            Conflict: the same id with another body; a batch that accepts no more; a trajectory that has ended.
             NotFound: no such batch or trajectory.
-            Overloaded: a bound is reached; nothing was accepted.
-            Unavailable: Valkey did not come back in time. The action may have been accepted: repeat with the same id.
+            Overloaded: a bound is reached. Nothing was accepted.
+            Unavailable: Valkey did not answer in time. The action may be accepted: repeat it with the same id.
         """
         receipt = await self._batcher.call(
             Submission(
@@ -103,7 +103,7 @@ class Intake:
 
 
 def refusal_of(receipt: Receipt, submitted: ActionSubmitted) -> TreadleError | None:
-    """What the caller should know when the journal did not take it."""
+    """Return the error for a submission that the journal has rejected; None if it was accepted."""
     match receipt.code:
         case "conflict":
             return Conflict(what=f"request_id {submitted.request!r} was used with another body; use a new one")
@@ -132,10 +132,10 @@ def refusal_of(receipt: Receipt, submitted: ActionSubmitted) -> TreadleError | N
 
 
 def of_action(action: str, tenant: str, request: ActionRequest) -> ActionSubmitted:
-    """A plain action under this id, as the journal keeps it.
+    """Return a plain action under this id, as the journal stores it.
 
     Raises:
-        BadRequest: it does not mean anything.
+        BadRequest: it is invalid.
     """
     return ActionSubmitted(
         action=action,

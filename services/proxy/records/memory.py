@@ -1,7 +1,7 @@
 """Valkey's memory as this replica last read it, and the part of it that one tenant's kept answers may take.
 
-The bound of a tenant is dynamic (Choudhury and Hahne 1998, thresholds for shared buffers): `TENANT_SHARE` times what is
-free. One tenant alone gets two thirds of the memory, two get two fifths each, and some always stays free for the next.
+A tenant's bound is dynamic (Choudhury and Hahne 1998, thresholds for shared buffers): `TENANT_SHARE` times the free
+memory. One tenant alone gets two thirds of the memory, two get two fifths each. Some always stays free for the next.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TENANT_SHARE: Final = 2.0
 
 
 class ValkeyMemory:
-    """Used and most bytes of Valkey. Before the first read, and where it has no bound, nothing is refused."""
+    """Used bytes and bound of Valkey's memory. Before the first read, and without a bound, nothing is rejected."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -38,11 +38,11 @@ class ValkeyMemory:
         return max(1, int(TENANT_SHARE * (self.now.bound_bytes - self.now.used_bytes)))
 
     async def read(self) -> None:
-        """Read it now."""
+        """Read the memory use now."""
         self.now = await store_memory(self._redis)
 
     async def watch(self) -> None:
-        """Read it again and again, for ever: `INFO memory` takes Valkey 0.1 ms."""
+        """Read the memory use every second. Runs until cancelled. `INFO memory` takes Valkey 0.1 ms."""
         while True:
             try:
                 await self.read()

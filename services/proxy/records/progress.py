@@ -1,4 +1,4 @@
-"""A batch's progress from its answers: delays and how they are spread."""
+"""A batch's progress, computed from its answers: delays and their distribution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.api.requests import Act, StageReport
 
 
 class _Measured(msgspec.Struct, frozen=True):
-    """The parts of an answer that progress is made of."""
+    """The fields of an answer that progress needs."""
 
     arrived_at: float = 0.0
     act: Act | None = None
@@ -27,7 +27,7 @@ _decoder = msgspec.json.Decoder(_Measured)
 
 
 class Progress:
-    """Collects answers; O(1) memory per answer (a few floats)."""
+    """Collects answers. O(1) memory per answer (a few floats)."""
 
     def __init__(self) -> None:
         self._queue: dict[str, list[float]] = defaultdict(list)
@@ -39,7 +39,7 @@ class Progress:
         self._actual_s = 0.0
 
     def add(self, answer: bytes) -> None:
-        """Take one stored answer in."""
+        """Add one stored answer."""
         measured = _decoder.decode(answer)
         self._answered += 1
         if measured.mask:
@@ -60,13 +60,13 @@ class Progress:
         stuck: int = 0,
         environments: EnvironmentProgress | None = None,
     ) -> BatchView:
-        """The batch as callers see it.
+        """Return the batch as callers see it.
 
         Args:
-            batch: as it is stored.
-            expected_s: estimated T of a batch that goes on (Unix seconds); what its answers say already, if later.
-            stuck: requests that no present node could ever take.
-            environments: the actions in its trajectories.
+            batch: its stored record.
+            expected_s: estimated T of a running batch (Unix seconds). A later time in its answers replaces it.
+            stuck: requests that no present node can execute.
+            environments: counts of the actions in its trajectories.
         """
         masked = sum(count for count, _ in self._masked.values())
         return BatchView(
@@ -101,7 +101,7 @@ class Progress:
 
 
 def spread_of(values: list[float]) -> Spread | None:
-    """Mean, median, 99th percentile (nearest rank) and largest; None of nothing."""
+    """Return mean, median, 99th percentile (nearest rank) and maximum; None for an empty list."""
     if not values:
         return None
     ordered = sorted(values)

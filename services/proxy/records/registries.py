@@ -1,4 +1,4 @@
-"""Registries that images may come from: container engines call them, as root, from the operator's own network."""
+"""Registries that images may come from. Container engines call them, as root, from the operator's own network."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ ANY = "*"
 
 
 class Registries:
-    """The operator's list."""
+    """The operator's list of registries."""
 
     def __init__(self, allowed: str) -> None:
-        """`allowed`: names by commas, with a port where they have one; `*` allows all."""
+        """`allowed`: names separated by commas, with a port where they have one; `*` allows all."""
         self._allowed = frozenset(name.strip().lower() for name in allowed.split(",") if name.strip())
 
     def check(self, images: Iterable[str]) -> None:
-        """Pass images of allowed registries, and `local`.
+        """Accept images of allowed registries, and `local`.
 
         Raises:
-            BadRequest: one comes from a registry that the operator has not named, or is an id, which may be any local
-                image.
+            BadRequest: an image's registry is not on the list, or the image is an id, which may be any local image.
         """
         for image in images:
             if is_image_id(image) and ANY not in self._allowed:

@@ -1,4 +1,4 @@
-"""What trainers say of their rollouts, on its way to the planner: at most one report a second of each batch."""
+"""Trainers' progress reports, forwarded to the planner: at most one a second for each batch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from shared.runtime.errors import Conflict, NotFound
 from shared.runtime.units import Seconds
 
 EVERY_S: Seconds = 1.0
-"""Reports that come quicker are not taken: each is a message, and the planner looks every few seconds."""
+"""Earlier reports are dropped. Each is a message, and the planner reads them only every few seconds."""
 MOST_KNOWN = 4096
-"""Batches whose last report is remembered."""
+"""Batches whose last report is kept in memory."""
 
 
 class _Taken(NamedTuple):
     at: Seconds
     done: bool
-    """Nothing was generating any more."""
+    """Nothing is generating any more."""
 
 
 class Rollouts:
-    """This replica's ear for rollouts."""
+    """Receives this replica's progress reports."""
 
     def __init__(self, redis: Redis, clock: ValkeyClock) -> None:
         self._redis = redis
@@ -35,7 +35,7 @@ class Rollouts:
         self._taken: dict[str, _Taken] = {}
 
     async def report(self, batch: str, report: ProgressReport) -> ProgressReceipt:
-        """Pass one report on, unless it comes too soon. That the last sample is done is passed on at once, and once.
+        """Forward a report unless it comes too soon. The end of the last sample is forwarded at once, once.
 
         The median of a million lengths takes a quarter of a second; of 2,048 a fifth of a millisecond.
 
@@ -55,12 +55,12 @@ class Rollouts:
         return ProgressReceipt(batch=batch, generating=report.generating, taken=True)
 
     def _admit(self, batch: str, *, done: bool) -> _Taken | None:
-        """Take its turn; None: it is not its turn."""
+        """Reserve the batch's next report. None: it comes too soon."""
         now = self._clock.unix()
         last = self._taken.get(batch)
         if last is not None and now - last.at < EVERY_S and (last.done or not done):
             return None
-        self._taken.pop(batch, None)  # popped and set again: the dict's order is by last use
+        self._taken.pop(batch, None)  # removed and added again, so that the dict is ordered by last use
         taken = self._taken[batch] = _Taken(now, done)
         while len(self._taken) > MOST_KNOWN:
             del self._taken[next(iter(self._taken))]

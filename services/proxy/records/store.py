@@ -1,4 +1,4 @@
-"""Reading what the server-side functions keep: actions, answers, batches, results."""
+"""Reads of what the server-side functions store: actions, answers, batches, results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _stuck = msgspec.msgpack.Decoder(dict[str, int])
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What is known of one action."""
+    """Stored state of one action."""
 
     state: Literal["queued", "granted", "finished"]
     batch: str
@@ -36,19 +36,19 @@ class Stored:
     entry: str = ""
     """Its journal entry, while it is unanswered."""
     stage: int = 0
-    """The stage it is in, while it is unanswered."""
+    """Its current stage, while it is unanswered."""
     trajectory: str = ""
-    """Whose environment it needs, while it is unanswered."""
+    """Trajectory whose environment it needs, while it is unanswered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionStatus:
-    """A trajectory's environment."""
+    """State of a trajectory's environment."""
 
     unmade: str
-    """Why it could not be made when it was last tried; empty where it could, or was not tried."""
+    """Why its last creation failed; empty if it succeeded or was not tried."""
     placed: bool
-    """It was granted to a node."""
+    """It was granted on a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class StoredBatch:
     task: str
     state: str
     size: int | None
-    """Requests it has when all have come; None: not known yet. Once no more can come, those that came."""
+    """Number of requests when all have come; None: not known yet. Once no more can come: the number that came."""
     submitted: int
     answered: int
     opened_at: float
@@ -72,7 +72,7 @@ class StoredBatch:
 
 
 class Store:
-    """Reads. Postgres is asked only for what Valkey has no more; while it is away, that read raises `Unavailable`."""
+    """Reads. Postgres is read only for what Valkey no longer has. If that is away, the read raises `Unavailable`."""
 
     def __init__(self, redis: Redis, archive: ArchiveReader) -> None:
         self._redis = redis
@@ -80,7 +80,7 @@ class Store:
         self.results = Results(redis, archive)
 
     async def action(self, action: str) -> Stored | None:
-        """One action, or None when nothing is known of it (any more)."""
+        """Return one action, or None if neither store has it."""
 
         async def read() -> list[bytes | None]:
             fields = ("b", "g", "a", "r", "e", "s", "t", "m")
@@ -92,7 +92,7 @@ class Store:
         )
         if batch is not None and result is not None:
             answer = await self._result(batch, result)
-            if not await self._has_batch(batch):  # deleted; its results wait for the archiver
+            if not await self._has_batch(batch):  # deleted; the archiver will delete its results
                 return None
         if batch is None or archived is not None or (result is not None and answer is None):
             return await self._archived(action)
@@ -108,7 +108,7 @@ class Store:
         )
 
     async def submitted(self, entry: str) -> ActionSubmitted | None:
-        """What lies in the journal under this id; None when it has been answered."""
+        """Return the journal entry with this id; None if it has been answered."""
 
         async def read() -> list[tuple[bytes, list[bytes]]]:
             rows: list[tuple[bytes, list[bytes]]] = await command(self._redis, "XRANGE", ACTIONS.name, entry, entry)
@@ -117,13 +117,13 @@ class Store:
         for _, fields in await patiently(read, what="reading the journal", patience_s=PATIENCE_S):
             try:
                 message = ACTIONS.decode(fields[1])
-            except msgspec.MsgspecError:  # of another version: the leader is about to refuse it
+            except msgspec.MsgspecError:  # of another version; the leader will reject it
                 return None
             return message if isinstance(message, ActionSubmitted) else None
         return None
 
     async def standing(self, trajectory: str) -> ActionStatus:
-        """How a trajectory's environment stands."""
+        """Return the state of a trajectory's environment."""
 
         async def read() -> list[bytes | None]:
             key = f"trajectory:{trajectory}"
@@ -134,15 +134,15 @@ class Store:
         return ActionStatus(reason.decode() if state == b"open" and reason else "", node is not None)
 
     async def pools(self) -> list[PoolBacklog]:
-        """Where something waits, most first, as the leader last told."""
+        """Return the pools with waiting work, most first, as the leader last published them."""
         return await self._backlog("pools", _pools) or []
 
     async def stuck(self) -> dict[str, int]:
-        """Batch -> how many of its actions no present node could ever take, as the leader last told."""
+        """Return {batch: actions that no present node can execute}, as the leader last published it."""
         return await self._backlog("stuck", _stuck) or {}
 
     async def _backlog(self, field: str, decoder: msgspec.msgpack.Decoder[T]) -> T | None:
-        """None where no leader has told yet, or one of another version that tells it in other words."""
+        """None if no leader has published yet, or one of another version has published another format."""
 
         async def read() -> bytes | None:
             packed: bytes | None = await command(self._redis, "HGET", "backlog", field)
@@ -155,7 +155,7 @@ class Store:
             return None
 
     async def answers(self, actions: list[str]) -> dict[str, bytes]:
-        """The answers there are to these actions; without the archived ones while Postgres is away."""
+        """Return the existing answers of these actions; without archived ones while Postgres is away."""
 
         async def read() -> list[list[bytes | None]]:
             pipe = self._redis.pipeline(transaction=False)
@@ -182,7 +182,7 @@ class Store:
         return found
 
     async def _result(self, batch: bytes, cursor: bytes) -> bytes | None:
-        """One result in Valkey; None: it has been archived, or expires just now."""
+        """Return one result from Valkey. None: it has been archived, or is just expiring."""
 
         async def read() -> list[tuple[bytes, list[bytes]]]:
             reply: list[Any] = await command(self._redis, "XRANGE", b"results:" + batch, cursor, cursor)
@@ -198,7 +198,7 @@ class Store:
         return await patiently(read, what="looking for a batch", patience_s=PATIENCE_S) > 0
 
     async def _archived(self, action: str) -> Stored | None:
-        """An action whose answer is not in Valkey. A result goes with its batch, though its copy may stay a while."""
+        """Return an action whose answer is archived. A result is hidden once its batch has expired."""
         if not await self._has_archived():
             return None
         found = (await self._archive.find([action])).get(action)
@@ -207,7 +207,7 @@ class Store:
         return Stored("finished", *found)
 
     async def _has_archived(self) -> bool:
-        """Whether anything may be in Postgres at all: a mesh that has archived nothing works without it."""
+        """Return whether Postgres may have answers. A mesh that has archived nothing works without Postgres."""
 
         async def read() -> int:
             return int(await command(self._redis, "EXISTS", ARCHIVED, EXPIRING))
@@ -225,7 +225,7 @@ class Store:
         return _batch(batch, fields) if fields else None
 
     async def open_batches(self) -> list[StoredBatch]:
-        """Every batch that has not ended, oldest first."""
+        """Return every batch that has not ended, oldest first."""
         names = [name.decode() for name in await command(self._redis, "ZRANGE", "batches:open", 0, -1)]
         found = [await self.batch(name) for name in names]
         return [batch for batch in found if batch is not None]

@@ -1,4 +1,4 @@
-"""Tasks, kept in Valkey (durable like the journal) and cached briefly here."""
+"""Tasks, stored in Valkey (durable like the journal) and cached briefly in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared.runtime.units import Seconds
 _log = log.get(__name__)
 
 CACHED_S: Seconds = 1.0
-"""So long another replica may still use a task's former version for requests outside batches."""
+"""For this time another replica may use a task's former version for requests outside batches."""
 MOST_CACHED = 1024
 
 
@@ -32,7 +32,7 @@ class TaskRegistry:
         """Declare a task, or change it. Open batches keep the version they were opened with.
 
         Raises:
-            BadRequest: nodes would refuse every request of it.
+            BadRequest: nodes would reject every request of it.
         """
         Workflow.of(tenant, name, task).check()
         key = _key(tenant, name)
@@ -52,7 +52,7 @@ class TaskRegistry:
         return _view(tenant, name, task, version)
 
     async def get(self, tenant: str, name: str) -> TaskView:
-        """One task.
+        """Return one task.
 
         Raises:
             NotFound: it was never declared, or deleted.
@@ -63,16 +63,16 @@ class TaskRegistry:
         return _view(tenant, name, *current)
 
     async def all(self, tenant: str) -> list[TaskView]:
-        """Every task of a tenant, by name."""
+        """Return every task of a tenant, by name."""
         names = sorted(name.decode() for name in await command(self._redis, "SMEMBERS", f"tasks:{tenant}"))
         found = [(name, await self._read(tenant, name)) for name in names]
         return [_view(tenant, name, *current) for name, current in found if current is not None]
 
     async def delete(self, tenant: str, name: str) -> None:
-        """Forget a task. Its open batches go on.
+        """Delete a task. Its open batches continue.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is no such task.
         """
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(_key(tenant, name))
@@ -83,7 +83,7 @@ class TaskRegistry:
             raise _unknown(name)
 
     async def workflow(self, tenant: str, name: str) -> Workflow:
-        """A task's workflow, at most `CACHED_S` old.
+        """Return a task's workflow, at most `CACHED_S` old.
 
         Raises:
             NotFound: there is no such task.
@@ -108,7 +108,7 @@ class TaskRegistry:
             return None
         try:
             return Task.model_validate_json(task), int(version)
-        except ValidationError as error:  # declared under other rules: it can only be declared again, or deleted
+        except ValidationError as error:  # declared under older rules; it can only be declared again or deleted
             _log.warning("task_unreadable", tenant=tenant, task=name, error=str(error))
             return None
 

@@ -1,4 +1,4 @@
-"""Trajectories: opening, looking, closing; and what each one's environment is, read once because it never changes."""
+"""Trajectories: open, read and close them. A trajectory's environment never changes, so it is read once."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from shared.runtime.units import Seconds
 
 MOST_CACHED = 16_384
 MOST_SPEC_BYTES = 64 << 10
-"""It travels with every action; larger set-ups are files to write or to upload."""
+"""The specification is sent with every action. Write or upload larger set-ups as files."""
 PATIENCE_S = 10.0
 LOOKED_AT = 256
-"""Records read at once for a list."""
+"""Records read in one round trip for a list."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _spec = msgspec.msgpack.Decoder(EnvironmentSpec)
 
 
 class Opened(NamedTuple):
-    """What never changes of a trajectory and its actions need."""
+    """The constant fields of a trajectory that its actions need."""
 
     tenant: str
     task: str
@@ -48,9 +48,9 @@ class TrajectoryService:
     def __init__(
         self, redis: Redis, ids: Ids, registries: Registries, *, most: int, keep_s: Seconds, disk: StoreDisk
     ) -> None:
-        """`most`: open at once in the whole mesh; `keep_s`: how long a record stays after its end.
+        """`most`: open at once in the whole mesh; `keep_s`: retention of a record after its end.
 
-        `disk`: while it is short, none is opened.
+        `disk`: while it is short, no trajectory is opened.
         """
         self._redis = redis
         self._ids = ids
@@ -61,13 +61,13 @@ class TrajectoryService:
         self._opened: dict[str, Opened] = {}
 
     async def open(self, tenant: str, request: TrajectoryRequest) -> tuple[TrajectoryView, bool]:
-        """Open a trajectory, once per `request_id`. Returns (the trajectory, is it new?).
+        """Open a trajectory, once per `request_id`. Return the trajectory and whether it is new.
 
         Raises:
-            BadRequest: its environment is too long to be told with every action, or its image comes from a registry
+            BadRequest: its environment is too large to be sent with every action, or its image comes from a registry
                 that is not allowed.
             NotFound: the tenant has no such batch.
-            Conflict: the same `request_id` has opened another one.
+            Conflict: the same `request_id` has opened another trajectory.
             Overloaded: too many are open, or the stores' disk is short.
         """
         self._registries.check([request.environment.image])
@@ -108,7 +108,7 @@ class TrajectoryService:
         return await self.view(known), code == "opened"
 
     async def view(self, trajectory: str) -> TrajectoryView:
-        """A trajectory as it stands.
+        """Return a trajectory's current state.
 
         Raises:
             NotFound: it was never opened, or ended long ago.
@@ -119,7 +119,7 @@ class TrajectoryService:
         return found
 
     async def all(self, state: TrajectoryState, limit: int) -> list[TrajectoryView]:
-        """The newest in this state, at most `limit`."""
+        """Return the newest trajectories in this state, at most `limit`."""
         key = "trajectories:open" if state == "open" else "trajectories:ended"
         views: list[TrajectoryView] = []
         for start in range(0, self._most, LOOKED_AT):
@@ -130,10 +130,10 @@ class TrajectoryService:
         return views[:limit]
 
     async def close(self, trajectory: str) -> TrajectoryView:
-        """End it: its unanswered actions are cancelled, its environment ends. What has ended stays as it is.
+        """End a trajectory: cancel its unanswered actions and end its environment. No effect if it has ended.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is no such trajectory.
         """
 
         async def attempt() -> bool:
@@ -144,10 +144,10 @@ class TrajectoryService:
         return await self.view(trajectory)
 
     async def action(self, trajectory: str, request: TrajectoryAction) -> ActionSubmitted:
-        """One of its actions as the journal keeps it. Whether it is open is looked at when that is submitted.
+        """Return one of its actions as the journal stores it. The submission checks whether the trajectory is open.
 
         Raises:
-            BadRequest: it does not mean anything.
+            BadRequest: it is invalid.
             NotFound: there is no such trajectory.
         """
         opened = await self.opened(trajectory)
@@ -164,7 +164,7 @@ class TrajectoryService:
         )
 
     async def opened(self, trajectory: str) -> Opened:
-        """What it was opened as.
+        """Return the constant fields of a trajectory.
 
         Raises:
             NotFound: there is no such trajectory.
@@ -211,7 +211,7 @@ class TrajectoryService:
 
 
 def unknown(trajectory: str) -> NotFound:
-    """Nothing is known of it (any more)."""
+    """Return the error for a trajectory that the store does not have."""
     return NotFound(kind="trajectory", name=trajectory[:64], hint=NO_TRAJECTORY)
 
 

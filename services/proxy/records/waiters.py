@@ -13,14 +13,14 @@ from shared.runtime.units import Seconds
 _log = log.get(__name__)
 
 Lookup = Callable[[list[str]], Awaitable[dict[str, bytes]]]
-"""Actions -> the answers there are, from the store."""
+"""Actions -> their existing answers, from the store."""
 
 
 class Waiters:
-    """Who waits for what in this replica.
+    """Waiting callers of this replica, by action, and followers, by batch.
 
-    The leader resolves answers directly; other replicas are woken by `Answered` and look the answer up. A wake-up that
-    was missed (trimmed stream, restart of Valkey) costs a delay of `recheck_s`, never the answer.
+    The leader resolves answers directly. Other replicas are woken by `Answered` and look the answer up. If a wake-up is
+    missed (trimmed stream, restart of Valkey), the answer is at most `recheck_s` late, never lost.
     """
 
     def __init__(self, lookup: Lookup, *, recheck_s: Seconds = 5.0) -> None:
@@ -33,21 +33,21 @@ class Waiters:
         return len(self._waiting)
 
     def awaits(self, action: str) -> bool:
-        """Somebody here waits for it."""
+        """Return whether a caller of this replica waits for the action."""
         return action in self._waiting
 
     def waited_for(self) -> list[str]:
-        """Every action somebody waits for."""
+        """Return every action that a caller waits for."""
         return list(self._waiting)
 
     def expect(self, action: str) -> asyncio.Future[bytes]:
-        """A future of the action's answer. Call it before submitting, and `forget` it at the end."""
+        """Return a future of the action's answer. Call it before submitting, and `forget` at the end."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(action, set()).add(future)
         return future
 
     def forget(self, action: str, future: asyncio.Future[bytes]) -> None:
-        """The caller waits no more."""
+        """Remove a caller that no longer waits."""
         futures = self._waiting.get(action)
         if futures is not None:
             futures.discard(future)
@@ -55,20 +55,20 @@ class Waiters:
                 del self._waiting[action]
 
     def resolve(self, action: str, answer: bytes) -> None:
-        """Hand the answer to everybody who waits for it."""
+        """Pass the answer to every caller that waits for it."""
         for future in self._waiting.pop(action, ()):
             if not future.done():
                 future.set_result(answer)
 
     def wake(self, batches: Iterable[str]) -> None:
-        """Batches have new results."""
+        """Wake the followers of batches that have new results."""
         for batch in batches:
             for event in self._followed.get(batch, ()):
                 event.set()
 
     @asynccontextmanager
     async def following(self, batch: str) -> AsyncIterator[asyncio.Event]:
-        """An event that is set whenever the batch has new results (and may be set without)."""
+        """Yield an event that is set when the batch has new results. It may also be set without any."""
         event = asyncio.Event()
         self._followed.setdefault(batch, set()).add(event)
         try:
@@ -80,7 +80,7 @@ class Waiters:
                 del self._followed[batch]
 
     async def look_up(self, actions: Iterable[str]) -> None:
-        """Resolve from the store those of these that somebody waits for; while it cannot be read, `recheck` will."""
+        """Resolve awaited actions from the store. If it cannot be read, `recheck` tries again."""
         wanted = [action for action in actions if action in self._waiting]
         try:
             for start in range(0, len(wanted), 256):
@@ -90,7 +90,7 @@ class Waiters:
             _log.warning("answers_not_looked_up", waiting=len(wanted), error=str(error))
 
     async def recheck(self) -> None:
-        """Loop: now and then look up everything that is waited for, and wake all followers."""
+        """Loop: look up every awaited action at intervals of `recheck_s`, and wake all followers."""
         while True:
             await asyncio.sleep(self._recheck_s)
             await self.look_up(self.waited_for())

@@ -1,4 +1,4 @@
-"""Workflows made ready: a task's stages with their parameter types, so that a request is resolved in microseconds."""
+"""Workflows prepared for use: a task's stages with their parameter types. A request is resolved in microseconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _decoders = {kind: msgspec.json.Decoder(params) for kind, params in KINDS.items(
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage, ready to be filled with a request's parameters."""
+    """One stage, ready for a request's parameters."""
 
     template: StageTemplate
     params: type[Params]
@@ -37,7 +37,7 @@ class Stage:
         return cls(template, KINDS[template.kind], template.fields, template.formulation, template.pool)
 
     def plan(self) -> StagePlan:
-        """What the planner needs to know of it."""
+        """Return the stage's description for the planner."""
         fewest, _ = self.formulation.cost.get(self.pool.partition("@")[0], (0, 0))
         return StagePlan(
             name=self.template.name,
@@ -48,20 +48,20 @@ class Stage:
         )
 
     def check_core(self, params: Mapping[str, Any]) -> None:
-        """Nodes would refuse it, every time.
+        """Reject a stage that nodes would always reject.
 
         Raises:
-            BadRequest: with these parameters it needs a core, and its units hold none.
+            BadRequest: with these parameters it needs a core, and its units have none.
         """
         cost = self.formulation.cost
         if not _has_core(cost) and needs_core(self.template.kind, params):
             raise _coreless(f"stage {self.template.name!r} ({self.template.kind})", cost)
 
     def fill(self, given: dict[str, Any], own: dict[str, Any]) -> StageWork:
-        """This stage with a request's parameters over its template's.
+        """Return this stage with a request's parameters over its template's.
 
         Raises:
-            BadRequest: a parameter is missing or does not fit its kind, or it needs a core and has none.
+            BadRequest: a parameter is missing or invalid, or the stage needs a core and has none.
         """
         merged = self.template.merged(given, own)
         try:
@@ -88,7 +88,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Workflow:
-    """A task's stages, made ready."""
+    """A task's prepared stages."""
 
     tenant: str
     task: str
@@ -102,7 +102,7 @@ class Workflow:
         return cls(tenant, name, stages, task.budget_s, task.timeout_score)
 
     def check(self) -> None:
-        """Is it such that nodes would take its requests?
+        """Check that nodes would accept its requests.
 
         Raises:
             BadRequest: a stage needs a core and has none.
@@ -111,10 +111,10 @@ class Workflow:
             stage.check_core(stage.template.params)
 
     def resolve(self, params: msgspec.Raw, stage_params: dict[str, msgspec.Raw]) -> tuple[StageWork, ...]:
-        """Every stage with a request's parameters.
+        """Return every stage with a request's parameters.
 
         Raises:
-            BadRequest: a parameter or a stage nobody knows, or one that does not fit.
+            BadRequest: an unknown parameter or stage, or an invalid value.
         """
         given = _decode_object(params, "params")
         own = {name: _decode_object(raw, f"stage_params.{name}") for name, raw in stage_params.items()}
@@ -148,10 +148,10 @@ def _coreless(what: str, cost: Mapping[str, tuple[int, int]]) -> BadRequest:
 
 
 def plain_action(request: ActionRequest) -> StageWork:
-    """The one stage of an action outside any batch.
+    """Return the one stage of an action outside any batch.
 
     Raises:
-        BadRequest: unknown kind, or parameters that do not fit it, or it needs a core and has none.
+        BadRequest: unknown kind, or its parameters are invalid, or it needs a core and has none.
     """
     decoder = _decoders.get(request.kind)
     if decoder is None:

@@ -1,4 +1,4 @@
-"""From a verb to actions of the trajectory, and from their answers to what the client reads or raises."""
+"""Translation of a verb into actions of the trajectory, and of their answers into the client's results and errors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ T = TypeVar("T")
 MOST_TIMEOUT_S: Seconds = 3600.0
 MOST_REQUEST_ID = 128
 MARGIN_S: Seconds = 10.0
-"""An answer comes so long after its budget at the latest."""
+"""An answer comes at most this time after its budget."""
 OUTPUT_BYTES = 4 << 20
-"""Kept of a command's output: the client cannot ask for the rest."""
+"""Bytes kept of a command's output, because the client cannot read the rest later."""
 
 _encoder = msgspec.json.Encoder()
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """The parts of an answer this door needs."""
+    """The fields of an answer that this route needs."""
 
     ended: str
     passed: bool | None = None
@@ -40,10 +40,10 @@ _answer = msgspec.json.Decoder(Answered)
 
 
 async def body(call: Call, decode: Callable[[bytes], T]) -> T:
-    """What was sent.
+    """Read and decode the body.
 
     Raises:
-        BadRequest: it does not mean anything.
+        BadRequest: it is invalid.
     """
     try:
         return decode(await call.body(call.proxy.settings.max_body_bytes))
@@ -52,10 +52,10 @@ async def body(call: Call, decode: Callable[[bytes], T]) -> T:
 
 
 def request_id(call: Call) -> str | None:
-    """The caller's own name for this call.
+    """Return the caller's id of this call.
 
     Raises:
-        BadRequest: it is none.
+        BadRequest: its length is not allowed.
     """
     asked = call.header(b"x-request-id")
     if asked is not None and not 1 <= len(asked) <= MOST_REQUEST_ID:
@@ -66,11 +66,11 @@ def request_id(call: Call) -> str | None:
 async def act(
     call: Call, trajectory: str, kind: str, params: dict[str, Any], timeout_s: Seconds = 60.0, step: str = ""
 ) -> Answered:
-    """One action, and its verdict. `step`: tells several of one verb apart.
+    """Run one action and return its verdict. `step` distinguishes several actions of one verb.
 
     Raises:
-        Raised: it has none; the message says why.
-        Conflict, NotFound: the trajectory has ended, or there is none.
+        Raised: it has no verdict. The message has the reason.
+        Conflict, NotFound: the trajectory has ended or does not exist.
     """
     asked = request_id(call)
     budget_s = timeout_s + call.proxy.settings.max_wait_s
@@ -92,10 +92,10 @@ async def act(
 
 
 def as_text(*words: str) -> dict[str, bool]:
-    """The parameter that leaves words as they are, for those that a node would fill in."""
+    """Return the parameter that turns off filling in, if a word has a place that the node would fill in."""
     return {"literal": True} if any(PLACE in word for word in words) else {}
 
 
 def within(timeout: float | None) -> Seconds:
-    """None means no limit; every wait ends here."""
+    """Bound a timeout. None (no limit) becomes `MOST_TIMEOUT_S`."""
     return MOST_TIMEOUT_S if timeout is None else min(max(timeout, 0.001), MOST_TIMEOUT_S)

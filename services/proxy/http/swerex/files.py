@@ -20,12 +20,12 @@ _read = msgspec.json.Decoder(ReadFile)
 _write = msgspec.json.Decoder(WriteFile)
 
 _SLOW = frozenset({"punycode", "idna"})
-"""Encodings of names, not of files: their time grows with the square of the text."""
+"""Encodings of host names, not of files. Their run time is quadratic in the length of the text."""
 _MOST_ENCODING = 64
 
 
 async def execute(call: Call, trajectory: str) -> dict[str, Any]:
-    """A command outside any shell session."""
+    """Run a command outside any shell session."""
     asked = await body(call, _command.decode)
     argv = _argv(asked)
     params = {"argv": argv, "cwd": asked.cwd or "", "output_bytes": OUTPUT_BYTES, **as_text(*argv)}
@@ -46,7 +46,7 @@ async def execute(call: Call, trajectory: str) -> dict[str, Any]:
 
 
 def _argv(asked: Command) -> list[str]:
-    """As `subprocess.run` understands it. Where an `env` is given, it is the whole environment."""
+    """Return the words as `subprocess.run` would execute them. A given `env` is the whole environment."""
     words = [asked.command] if isinstance(asked.command, str) else asked.command
     if not words:
         raise Raised("builtins.IndexError", "the command has no words")
@@ -58,24 +58,24 @@ def _argv(asked: Command) -> list[str]:
 
 
 async def read_file(call: Call, trajectory: str) -> dict[str, Any]:
-    """A file's text."""
+    """Return a file's text."""
     asked = await body(call, _read.decode)
     answered = _done(await act(call, trajectory, "env.read", {"path": asked.path, "encoding": "base64"}))
     return {"content": await asyncio.to_thread(_text, answered.output.get("content", ""), asked)}
 
 
 def _text(content: str, asked: ReadFile) -> str:
-    """What a file says in its encoding.
+    """Decode a file's content.
 
     Raises:
-        Raised: there is no such encoding, or the file is not in it.
+        Raised: the encoding does not exist, or the content is not valid in it.
     """
     encoding = asked.encoding or "utf-8"
     try:
         if len(encoding) > _MOST_ENCODING or codecs.lookup(encoding).name in _SLOW:
             raise LookupError(f"unknown encoding: {encoding[:_MOST_ENCODING]}")
         text = io.TextIOWrapper(io.BytesIO(base64.b64decode(content)), encoding, asked.errors).read()
-        text.encode()  # as the answer will
+        text.encode()  # fails where encoding the answer would fail
     except UnicodeEncodeError as error:
         raise Raised("builtins.ValueError", f"the text cannot be told in JSON: {error}") from error
     except (LookupError, ValueError, TypeError) as error:
@@ -84,14 +84,14 @@ def _text(content: str, asked: ReadFile) -> str:
 
 
 async def write_file(call: Call, trajectory: str) -> dict[str, Any]:
-    """Write a file whole."""
+    """Write a whole file."""
     asked = await body(call, _write.decode)
     _done(await act(call, trajectory, "env.write", {"path": asked.path, "content": asked.content}))
     return {}
 
 
 async def upload(call: Call, trajectory: str) -> dict[str, Any]:
-    """A file, or a directory as a zip archive."""
+    """Write an uploaded file, or unpack a directory from a zip archive."""
     most = call.proxy.settings.max_body_bytes
     form = decode_upload(call.header(b"content-type") or "", await call.body(most))
     if form.unzip:
@@ -105,13 +105,13 @@ async def upload(call: Call, trajectory: str) -> dict[str, Any]:
 
 
 def _archive(content: bytes, most: int) -> str:
-    """A zip archive as `env.upload` takes it, in no more bytes than a body may have."""
+    """Convert a zip archive for `env.upload`, in at most the bytes that a body may have."""
     return base64.b64encode(to_tar(content, most // 4 * 3)).decode()
 
 
 def _done(answered: Answered) -> Answered:
     """Raises:
-    Raised: a file operation has not succeeded.
+    Raised: a file operation has failed.
     """
     if answered.ended == "timeout":
         raise swerex_error("CommandTimeoutError", answered.reason)

@@ -1,6 +1,6 @@
-"""What SWE-ReX's client sends and what it understands as an error (swe-rex 1.4, `runtime/{abstract,remote}.py`).
+"""Requests that SWE-ReX's client sends, and errors that it understands (swe-rex 1.4, `runtime/{abstract,remote}.py`).
 
-Tolerant like the original: fields it does not know are passed over.
+As tolerant as the original: unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from shared.runtime.errors import BadRequest
 _encoder = msgspec.json.Encoder()
 
 RAISED = 511
-"""The status under which the client looks for an exception to raise."""
+"""The status with which the client reads an exception from the body and raises it."""
 
 
 class CreateSession(msgspec.Struct, frozen=True, kw_only=True):
-    """Begin a shell."""
+    """Start a shell."""
 
     session: str = "default"
     startup_source: list[str] = []
@@ -42,7 +42,7 @@ class BashAction(msgspec.Struct, frozen=True, kw_only=True, tag_field="action_ty
 
 
 class BashInterruptAction(msgspec.Struct, frozen=True, kw_only=True, tag_field="action_type", tag="bash_interrupt"):
-    """Stop what a shell runs."""
+    """Interrupt the command that a shell runs."""
 
     session: str = "default"
 
@@ -68,7 +68,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadFile(msgspec.Struct, frozen=True, kw_only=True):
-    """As `Path.read_text` takes it."""
+    """Parameters like those of `Path.read_text`."""
 
     path: str
     encoding: str | None = None
@@ -76,7 +76,7 @@ class ReadFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WriteFile(msgspec.Struct, frozen=True, kw_only=True):
-    """As `Path.write_text` takes it."""
+    """Parameters like those of `Path.write_text`."""
 
     content: str
     path: str
@@ -91,11 +91,11 @@ class Upload(NamedTuple):
 
 
 FORMS = (CreateSession, CloseSession, Command, ReadFile, WriteFile)
-"""What the OpenAPI document takes from here, beside the two actions of a session."""
+"""Types for the OpenAPI document, in addition to the two actions of a session."""
 
 
 class Raised(Exception):
-    """An exception for the client to raise, by its class path."""
+    """An exception that the client raises, named by its class path."""
 
     def __init__(self, class_path: str, message: str, **extra_info: str) -> None:
         super().__init__(message)
@@ -103,7 +103,7 @@ class Raised(Exception):
         self.extra_info = extra_info
 
     def reply(self) -> Reply:
-        """As the client wants it."""
+        """Return the exception in the client's format."""
         transfer = {
             "message": str(self), "class_path": self.class_path, "traceback": "", "extra_info": self.extra_info
         }  # fmt: skip
@@ -111,7 +111,7 @@ class Raised(Exception):
 
 
 def swerex_error(name: str, message: str, **extra_info: str) -> Raised:
-    """One of SWE-ReX's own."""
+    """Return one of SWE-ReX's own exceptions."""
     return Raised(f"swerex.exceptions.{name}", message, **extra_info)
 
 
@@ -123,11 +123,11 @@ _OS_ERRORS = {
     "Not a directory": "NotADirectoryError",
     "Permission denied": "PermissionError",
 }
-"""How an environment's words begin -> what Python would have raised there."""
+"""Beginning of an environment's error text -> the exception that Python would raise."""
 
 
 def os_error(said: str) -> Raised:
-    """What a file operation that did not succeed raises."""
+    """Return the exception for a failed file operation."""
     return Raised(f"builtins.{_OS_ERRORS.get(said.partition(': ')[0], 'OSError')}", said)
 
 
@@ -140,14 +140,14 @@ _MOST_FIELDS = 64
 YES_OR_NO = {"true": True, "false": False, "True": True, "False": False, "1": True, "0": False} | {
     "on": True, "off": False, "yes": True, "no": False
 }  # fmt: skip
-"""How a form's field says whether."""
+"""Accepted values of a boolean form field."""
 
 
 def decode_upload(content_type: str, body: bytes) -> Upload:
-    """The form of an upload.
+    """Decode an upload's form.
 
     Raises:
-        BadRequest: it is none, a field is missing or says nothing, or it holds more than any form does.
+        BadRequest: it is not a form, a field is missing or invalid, or it is too large.
     """
     if (found := _BOUNDARY.match(content_type)) is None:
         raise BadRequest(what="send the upload as multipart/form-data")
@@ -166,7 +166,7 @@ def decode_upload(content_type: str, body: bytes) -> Upload:
 
 
 def _fields(boundary: bytes, body: bytes) -> dict[str, bytes]:
-    """Each named part's content, in one pass."""
+    """Return each named part's content, in one pass."""
     delimiter = re.escape(b"\r\n--" + boundary) + rb"(?=--|[ \t]*\r\n)"
     parts = re.split(delimiter, b"\r\n" + body, maxsplit=_MOST_FIELDS + 2)
     if len(parts) > _MOST_FIELDS + 2:
@@ -183,7 +183,7 @@ def _fields(boundary: bytes, body: bytes) -> dict[str, bytes]:
 
 
 def _name(head: str) -> str | None:
-    """What a part's head calls it."""
+    """Return the name in a part's headers."""
     for line in head.split("\r\n"):
         if line.lower().startswith("content-disposition:"):
             named = _NAME.search(line)

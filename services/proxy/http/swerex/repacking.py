@@ -1,4 +1,4 @@
-"""From the zip archive that SWE-ReX's client sends to the tar archive that environments unpack."""
+"""Conversion of SWE-ReX's zip archives to the tar archives that environments unpack."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import zipfile
 from services.proxy.http.swerex.forms import Raised
 
 MOST_BYTES = 256 << 20
-"""Of all files, unpacked."""
+"""Bytes of all files, unpacked."""
 MOST_FILES = 20_000
 _FILE, _FOLDER = 0o644, 0o755
 _NO_TIME = 0
-"""The environment puts its own in its place. The same upload is the same archive, so it may be sent again."""
+"""The environment sets its own time. Without times the same upload gives the same archive, so it can be repeated."""
 
 
 class _Bounded(io.BytesIO):
-    """Takes no more than so many bytes."""
+    """A buffer of at most `most` bytes."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -31,12 +31,13 @@ class _Bounded(io.BytesIO):
 
 
 def to_tar(archive: bytes, most: int) -> bytes:
-    """The same files as a gzipped tar archive of `most` bytes. 20 MB/s; memory: the result, and a file's chunk.
+    """Return the same files as a gzipped tar archive of at most `most` bytes.
 
-    Names are made as `zipfile` makes them when it extracts: nothing lies outside the target. Links come as files.
+    Takes 1 s per 20 MB. Memory: the result and one chunk of a file. Names are converted as `zipfile` extracts them, so
+    nothing is outside the target. Links become files.
 
     Raises:
-        Raised: it is no zip archive, or it is more than is ever taken, unpacked or packed again.
+        Raised: it is not a zip archive, or it is too large, unpacked or packed again.
     """
     out = _Bounded(most)
     try:
@@ -52,7 +53,7 @@ def to_tar(archive: bytes, most: int) -> bytes:
                     _add(source, member, target)
     except Raised:
         raise
-    except Exception as error:  # what a broken, encrypted or outlandish archive raises is a long list
+    except Exception as error:  # broken, encrypted and unusual archives raise many types of exceptions
         raise Raised("zipfile.BadZipFile", f"the archive cannot be read: {error}") from error
     return out.getvalue()
 

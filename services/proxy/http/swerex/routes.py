@@ -1,4 +1,4 @@
-"""The verbs of SWE-ReX's server, under a trajectory."""
+"""The routes of SWE-ReX's server, under a trajectory."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def _route(verb: str, run: Verb, method: str = "POST") -> HotRoute:
             return Reply(200, _encoder.encode(await run(call, named(call))))
         except Raised as error:
             return error.reply()
-        except (Conflict, NotFound) as error:  # the client shows what it raises, and of other statuses little
+        except (Conflict, NotFound) as error:  # the client shows an exception it raises, and little of other statuses
             return swerex_error("SwerexException", str(error)).reply()
 
     return HotRoute(method, f"/v1/trajectories/{{trajectory}}/swerex/{verb}", handle)
 
 
 async def is_alive(call: Call, trajectory: str) -> dict[str, Any]:
-    """Is it open? Nothing is made for this."""
+    """Return whether the trajectory is open. Creates no environment."""
     view = await call.proxy.trajectories.view(trajectory)
     alive = view.state == "open"
     return {"is_alive": alive, "message": "" if alive else f"trajectory {trajectory} is {view.state}: {view.reason}"}
 
 
 async def close(call: Call, trajectory: str) -> dict[str, Any]:
-    """The client wants no more of it: the trajectory is closed."""
+    """Close the trajectory."""
     await call.body(call.proxy.settings.max_body_bytes)
     await call.proxy.trajectories.close(trajectory)
     return {}

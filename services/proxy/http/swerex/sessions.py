@@ -1,4 +1,4 @@
-"""Shell sessions: which there are is kept in Valkey, so any replica knows; what they run is actions like all others."""
+"""Shell sessions. Their names are stored in Valkey for all replicas. Their commands are ordinary actions."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from shared.runtime.errors import TreadleError
 
 MOST_SESSIONS = 64
 CHECK_S = 10.0
-"""For asking bash whether it can read a command."""
+"""Timeout of bash's syntax check of a command."""
 MOST_PARTIAL = 64 << 10
-"""Bytes kept of a command that met its limit: the last ones."""
+"""Bytes kept of a timed-out command's output: the last ones."""
 PARTIAL_S = 300
 PROMPT = "SHELLPS1PREFIX"
-"""What the original's shells show when they are done."""
+"""Prompt that the original's shells show after a command."""
 
 _escapes = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\^_])")
 _create = msgspec.json.Decoder(CreateSession)
@@ -38,7 +38,7 @@ _action = msgspec.json.Decoder(BashAction | BashInterruptAction)
 
 
 async def create_session(call: Call, trajectory: str) -> dict[str, Any]:
-    """Begin a shell by sourcing what it shall source."""
+    """Start a shell and source its start-up files."""
     asked = await body(call, _create.decode)
     await _claim(call, trajectory, asked.session)
     line = " ; ".join(f"source {path}" for path in asked.startup_source) or ":"
@@ -54,7 +54,7 @@ async def create_session(call: Call, trajectory: str) -> dict[str, Any]:
 
 
 async def _claim(call: Call, trajectory: str, session: str) -> None:
-    """Note that the session is there; the same request may do so again."""
+    """Record a new session. A repeat of the same request may record it again."""
     kept_s, key = await _kept_s(call, trajectory), _key(trajectory)
     token = request_id(call) or uuid.uuid4().hex
     if await _ask(call, "HLEN", key) >= MOST_SESSIONS:
@@ -71,7 +71,7 @@ async def _kept_s(call: Call, trajectory: str) -> int:
 
 
 async def close_session(call: Call, trajectory: str) -> dict[str, Any]:
-    """End a shell. A repeat finds none, or already the next of that name, and is answered as the first was."""
+    """End a shell. A repeat, which may find no shell or a newer one of that name, gets the first answer."""
     asked = await body(call, _close.decode)
     token, key, closing = request_id(call), _key(trajectory), f"{_key(trajectory)}:closing"
     claim = await _ask(call, "HGET", key, asked.session)
@@ -90,14 +90,14 @@ async def close_session(call: Call, trajectory: str) -> dict[str, Any]:
 
 
 async def run_in_session(call: Call, trajectory: str) -> dict[str, Any]:
-    """A command in a shell, or an interrupt."""
+    """Run a command in a shell, or handle an interrupt."""
     asked = await body(call, _action.decode)
     await _known(call, trajectory, asked.session)
     if isinstance(asked, BashInterruptAction):
         return _observation(await _take_partial(call, trajectory, asked.session), 0)
     if asked.is_interactive_command or asked.is_interactive_quit or asked.expect:
         raise swerex_error("SwerexException", "interactive programs are not supported: environments have no terminal")
-    if "\n" in asked.command.strip():  # of one line nothing is executed where bash cannot read it
+    if "\n" in asked.command.strip():  # of an unreadable single line, bash executes nothing, so no check is needed
         await _check(call, trajectory, asked.command)
     params = {"line": asked.command, "session": asked.session, "output_bytes": OUTPUT_BYTES, **as_text(asked.command)}
     answered = await act(call, trajectory, "env.bash", params, within(asked.timeout))
@@ -119,14 +119,14 @@ async def run_in_session(call: Call, trajectory: str) -> dict[str, Any]:
 
 
 async def _keep_partial(call: Call, trajectory: str, session: str, output: str) -> None:
-    """For the interrupt that follows a timeout: the original returns there what the command had written."""
+    """Store a timed-out command's output for the next interrupt, which returns it as in the original."""
     key = f"{_key(trajectory)}:partial"
     await _ask(call, "HSET", key, session, output.encode(errors="replace")[-MOST_PARTIAL:])
     await _ask(call, "EXPIRE", key, PARTIAL_S)
 
 
 async def _take_partial(call: Call, trajectory: str, session: str) -> str:
-    """Each is returned once; empty where no command of the session has met its limit lately."""
+    """Return and delete the stored output; empty if no command of the session has timed out recently."""
     key = f"{_key(trajectory)}:partial"
     output: bytes | None = await _ask(call, "HGET", key, session)
     if output is None:
@@ -145,7 +145,7 @@ def _unknown(session: str) -> Raised:
 
 
 async def _check(call: Call, trajectory: str, line: str) -> None:
-    """Can bash read it? Where there is no bash the shell itself will say."""
+    """Check the command's syntax with bash. Without bash, the shell itself will report an error."""
     params = {"argv": ["bash", "-n"], "stdin": line}
     checked = (await act(call, trajectory, "env.exec", params, CHECK_S, step="check")).output
     exit_code, stderr = checked.get("exit_code"), str(checked.get("stderr", ""))

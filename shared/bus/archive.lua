@@ -1,11 +1,11 @@
--- Answers that have moved to Postgres. One library with functions.lua, loaded behind it.
+-- Answers that have moved to Postgres. One library with functions.lua, which is loaded first.
 --
 --   archived             sorted: tenant/batch by the number of its compact ids; rows of these batches are in Postgres
 --   archived:<batch>     hash: action -> first 8 bytes of its digest: its compact id, kept as long as the batch
 --   expiring             sorted: minutes (Unix) in which compact ids of actions outside batches expire
 --   expiring:<minute>    hash: tenant -> the part of `kept` that is free after that minute
 --
--- Whoever archives copies first, commits, and calls these last. Every function may be repeated, and called by two at once.
+-- The archiver copies the answers first, commits, and then calls these. Every function is safe to repeat.
 
 local ID_BYTES = 54       -- a compact id of a batch; measured
 local ACTION_BYTES = 170  -- an action's key without its answer; measured
@@ -18,7 +18,7 @@ local function after(one, other)
   return ms > other_ms or (ms == other_ms and tonumber(seq) > tonumber(other_seq))
 end
 
--- What the results of a batch take now; `kept` follows.
+-- Update the bytes of a batch's results, and `kept` with them.
 local function hold_batch(tenant, member, bytes)
   local before = tonumber(redis.call('HGET', 'kept:batches', member) or 0)
   if bytes > 0 then
@@ -29,7 +29,7 @@ local function hold_batch(tenant, member, bytes)
   hold(tenant, bytes - before)
 end
 
--- Leave compact ids in the place of actions' keys. Returns (ids made, bytes of the answers they stand for).
+-- Replace actions' keys by compact ids. Returns (ids made, bytes of the answers that they replace).
 local function compact(batch, alive, args, from)
   local made, freed = 0, 0
   for i = from, #args, 2 do
@@ -47,7 +47,7 @@ local function compact(batch, alive, args, from)
 end
 
 -- archive_results(tenant, batch, last result id, id behind it, {action, length of its answer}...) -> compact ids made
---   Every result up to `last` is in Postgres. Without actions: the batch is looked at anew (it may have expired).
+--   Every result up to `last` is in Postgres. Without actions: check the batch again (it may have expired).
 local function archive_results(_, args)
   local tenant, batch, last = args[1], args[2], args[3]
   local member, bkey, stream = tenant .. '/' .. batch, 'batch:' .. batch, 'results:' .. batch
@@ -75,7 +75,7 @@ local function archive_results(_, args)
 end
 
 -- archive_actions({index entry, action, journal entry or '', bytes, tenant}...) -> answers freed
---   Journal entry: of the answer that is in Postgres (an action may have run again since); '': there is no answer here.
+--   Journal entry: of the answer in Postgres (an action may have run again since); '': Valkey has no answer.
 local function archive_actions(_, args)
   local freed, now = 0, now_ms()
   for i = 1, #args, 5 do
@@ -107,7 +107,7 @@ local function expire_kept()
 end
 
 -- release_batch(tenant, batch) -> 1, or 0 while the batch is there
---   It has expired, and nothing of it is in Postgres (any more).
+--   It has expired, and Postgres has nothing of it (any more).
 local function release_batch(_, args)
   local member = args[1] .. '/' .. args[2]
   if redis.call('EXISTS', 'batch:' .. args[2]) == 1 then return 0 end
@@ -119,7 +119,7 @@ local function release_batch(_, args)
   return 1
 end
 
--- allow-oom: this is what frees memory
+-- allow-oom: these functions free memory
 redis.register_function { function_name = 'archive_results', callback = archive_results, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'archive_actions', callback = archive_actions, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'expire_kept', callback = expire_kept, flags = { 'allow-oom' } }

@@ -1,6 +1,6 @@
-"""Typed doors to the server-side functions in `archive.lua`: what is left in Valkey of answers that are in Postgres.
+"""Typed calls of the server-side functions in `archive.lua`, about answers that are in Postgres.
 
-All are atomic and safe to repeat. Whoever archives copies the answers first, commits, and calls these last.
+All are atomic and safe to repeat. The archiver copies the answers first, commits, and then calls these.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BatchKey(NamedTuple):
 
     @classmethod
     def of(cls, member: bytes) -> BatchKey:
-        """From a member of an index."""
+        """Return the key of an index member."""
         tenant, _, batch = member.decode().partition("/")
         return cls(tenant, batch)
 
@@ -42,36 +42,37 @@ class Result(NamedTuple):
 
 
 class Alone(NamedTuple):
-    """An answer outside batches that is to be archived."""
+    """An answer outside batches that is due for archiving."""
 
     listed: str
     """Its entry in the index."""
     action: str
     size: str
-    """Bytes that it takes in Valkey, as the index has it."""
+    """Its bytes in Valkey, as recorded in the index."""
     tenant: str
     entry: str = ""
-    """Journal entry of the action; empty where the answer is in Valkey no more."""
+    """Journal entry of the action; empty if Valkey no longer has the answer."""
     answer: bytes = b""
     left_s: Seconds = 0.0
-    """Until the answer expires."""
+    """Seconds until the answer expires."""
 
 
 def numeric(cursor: str) -> tuple[int, int]:
-    """A stream id as numbers, so that 9-0 comes before 10-0."""
+    """Return a stream id as numbers, so that 9-0 is less than 10-0."""
     ms, _, seq = cursor.partition("-")
     return int(ms), int(seq)
 
 
 async def due_batches(redis: Redis, until_ms: int, most: int) -> list[BatchKey]:
-    """Batches with results in Valkey from before a moment, oldest first."""
+    """Return batches with results in Valkey from before `until_ms`, oldest first."""
     members = await command(redis, "ZRANGEBYSCORE", UNARCHIVED, "-inf", until_ms, "LIMIT", 0, most)
     return [BatchKey.of(member) for member in members]
 
 
 async def due_results(redis: Redis, key: BatchKey, until_ms: int | None, most: int, most_bytes: int) -> list[Result]:
-    """The oldest results of a batch in Valkey, in order; about `most_bytes` at most, and one. `until_ms`: from before
-    this moment.
+    """Return the oldest results of a batch in Valkey, in order: about `most_bytes` at most, and at least one.
+
+    `until_ms`: only results from before this time.
     """
     stream = f"results:{key.batch}"
     kept = await command(redis, "HGET", "kept:batches", "/".join(key))
@@ -83,13 +84,13 @@ async def due_results(redis: Redis, key: BatchKey, until_ms: int | None, most: i
 
 
 async def archive_results(redis: Redis, key: BatchKey, actions: Sequence[tuple[str, int]], last: str = "0-0") -> int:
-    """Replace results that are in Postgres by compact ids. Returns how many ids were made.
+    """Replace results that are in Postgres by compact ids. Return how many ids were created.
 
     Args:
-        redis: where.
+        redis: the client.
         key: the batch.
-        actions: (action, length of its answer) of every result up to `last`; none: look at the batch anew.
-        last: cursor of the last of them.
+        actions: (action, length of its answer) of every result up to `last`; none: check again whether it has expired.
+        last: cursor of the last of these results.
     """
     ms, seq = numeric(last)
     flat = [part for pair in actions for part in pair]
@@ -97,8 +98,9 @@ async def archive_results(redis: Redis, key: BatchKey, actions: Sequence[tuple[s
 
 
 async def due_actions(redis: Redis, until_ms: int, most: int, most_bytes: int) -> list[Alone]:
-    """The oldest answers outside batches from before a moment, and index entries of those that have expired; about
-    `most_bytes` at most, and one.
+    """Return the oldest answers outside batches from before `until_ms`: about `most_bytes` at most, and at least one.
+
+    Index entries of expired answers are included.
     """
     rows = await command(redis, "XRANGE", UNARCHIVED_ACTIONS, "-", until_ms, "COUNT", most)
     listed: list[Alone] = []
@@ -123,23 +125,23 @@ async def due_actions(redis: Redis, until_ms: int, most: int, most_bytes: int) -
 
 
 async def archive_actions(redis: Redis, actions: Sequence[Alone]) -> int:
-    """Free answers that are in Postgres (or have expired); their keys stay as compact ids. Returns how many."""
+    """Free answers that are in Postgres or have expired. Their keys stay as compact ids. Return how many."""
     flat = [part for one in actions for part in (one.listed, one.action, one.entry, one.size, one.tenant)]
     return int(await call(redis, "archive_actions", *flat))
 
 
 async def expire_kept(redis: Redis) -> int:
-    """Take compact ids that have expired out of the tenants' accounts. Returns the minutes that were settled."""
+    """Subtract expired compact ids from the tenants' accounts. Return how many minutes were processed."""
     return int(await call(redis, "expire_kept"))
 
 
 async def release_batch(redis: Redis, key: BatchKey) -> bool:
-    """Forget a batch that has expired and of which nothing is in Postgres. False: it is there."""
+    """Delete the records of an expired batch that has nothing in Postgres. False: the batch exists."""
     return bool(await call(redis, "release_batch", *key) == 1)
 
 
 async def expired_batches(redis: Redis, index: str) -> list[BatchKey]:
-    """Batches of an index (`UNARCHIVED`, `ARCHIVED`) that have expired in Valkey. O(batches in it)."""
+    """Return batches of an index (`UNARCHIVED`, `ARCHIVED`) that have expired in Valkey. O(batches in the index)."""
     gone: list[BatchKey] = []
     cursor = b"0"
     while True:
@@ -155,6 +157,6 @@ async def expired_batches(redis: Redis, index: str) -> list[BatchKey]:
 
 
 async def kept(redis: Redis) -> dict[str, int]:
-    """Tenant -> bytes of Valkey's memory that its answers and compact ids take."""
+    """Return {tenant: bytes of Valkey's memory of its answers and compact ids}."""
     flat = await command(redis, "HGETALL", "kept")
     return {name.decode(): int(count) for name, count in zip(flat[::2], flat[1::2], strict=True)}

@@ -1,4 +1,4 @@
-"""Connections to Valkey: one writer and one reader a process, and patience while it restarts."""
+"""Connections to Valkey, one writer and one reader per process, and retries while it restarts."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ T = TypeVar("T")
 _log = log.get(__name__)
 
 TRANSIENT = (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OSError)
-"""What a restarting server looks like. What we send is idempotent, so it is sent again."""
+"""Errors of a restarting server. All our commands are idempotent, so they are sent again."""
 
 MEMORY_FULL = "Valkey's memory bound is reached"
 
 
 def client(url: str, *, name: str, timeout_s: Seconds | None = 30.0) -> Redis:
-    """A client for one connection's worth of traffic; it appears in CLIENT LIST under `name`.
+    """Return a client for one connection's traffic. CLIENT LIST shows it under `name`.
 
-    `timeout_s` bounds each read from the socket; blocking reads need one above their BLOCK.
+    `timeout_s` bounds each read from the socket. Blocking reads need a value above their BLOCK.
     """
     redis = PipelinedRedis.from_url(
         url,
         client_name=f"treadle-{name}",
-        protocol=2,  # streams come as plain lists, which parse fastest
+        protocol=2,  # streams arrive as plain lists, which parse fastest
         socket_timeout=timeout_s,
         socket_connect_timeout=5.0,
         health_check_interval=0,
         retry=None,
         max_connections=64,
     )
-    redis.response_callbacks.clear()  # replies stay as Valkey sends them; redis-py's reshaping costs more than parsing
+    redis.response_callbacks.clear()  # keep plain replies: redis-py's conversion costs more than parsing
     return redis
 
 
 @asynccontextmanager
 async def connect(url: str, *, name: str) -> AsyncIterator[Redis]:
-    """A client that is closed at the end."""
+    """Yield a client, and close it at the end."""
     redis = client(url, name=name)
     try:
         yield redis
@@ -67,13 +67,13 @@ async def patiently(
     """Repeat an idempotent call while Valkey is away.
 
     Args:
-        attempt: makes the call; must be harmless to repeat.
+        attempt: makes the call; must be safe to repeat.
         what: for the error, e.g. "submitting".
-        patience_s: give up after so long; None: never (loops that are stopped by cancellation).
+        patience_s: time limit of the retries; None: no limit (loops that are stopped by cancellation).
         pause_s: first pause; doubles up to 1 s.
     Raises:
-        Unavailable: Valkey did not come back in time.
-        Overloaded: its memory bound is reached; waiting here would not free any.
+        Unavailable: Valkey did not answer in time.
+        Overloaded: its memory bound is reached. Waiting here would not free memory.
     """
     loop = asyncio.get_running_loop()
     started = loop.time()
@@ -92,39 +92,39 @@ async def patiently(
 
 
 async def command(redis: Redis, *args: Any) -> Any:
-    """Send one command as it is and hand back the plain reply."""
+    """Send one command as it is and return the plain reply."""
     return await redis.execute_command(*args)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
 
 
 QUESTIONS = 5
-"""Of which the quickest answered sets a clock; 0.1 ms each."""
+"""TIME commands per clock measurement, 0.1 ms each. The one with the shortest round trip counts."""
 
 
 class ValkeyClock:
-    """Valkey's clock seen from here: Unix seconds by Valkey, from the local monotonic clock and one measured offset."""
+    """Valkey's clock in Unix seconds, computed from the local monotonic clock and one measured offset."""
 
     def __init__(self, offset_s: Seconds) -> None:
         self._offset_s = offset_s
 
     @classmethod
     async def measure(cls, redis: Redis) -> ValkeyClock:
-        """Ask TIME a few times; the quickest answer counts: the error is at most half of its round trip.
+        """Send TIME several times. The fastest reply counts; the error is at most half of its round trip.
 
-        Once is not enough: at start the loop is busy, and a reply that lies unread puts the clock back by half of that.
+        Once is not enough. At start the event loop is busy, and an unread reply shifts the clock by half of the delay.
         """
         return cls(min([await _offset(redis) for _ in range(QUESTIONS)])[1])
 
     def unix(self) -> Seconds:
-        """Now, by Valkey. Not the loop's own time: uvloop's stands still while the loop is busy."""
+        """Return the time now, by Valkey. The loop's time is not used: uvloop's stops while the loop is busy."""
         return time.monotonic() + self._offset_s
 
     def monotonic(self, unix: Seconds) -> Seconds:
-        """The local monotonic time of a moment on Valkey's clock."""
+        """Return the local monotonic time of a time on Valkey's clock."""
         return unix - self._offset_s
 
 
 async def _offset(redis: Redis) -> tuple[Seconds, Seconds]:
-    """(round trip, what to add to the local monotonic time to get Valkey's)."""
+    """Return (round trip, offset from the local monotonic time to Valkey's time)."""
     before = time.monotonic()
     seconds, micros = await command(redis, "TIME")
     after = time.monotonic()

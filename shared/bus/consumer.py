@@ -1,6 +1,6 @@
-"""A consumer group's member: at least once, acknowledged after the handler, poison set aside.
+"""A member of a consumer group: at least once, acknowledged after the handler, failing entries moved aside.
 
-Used for every stream but the journal. Handlers must be idempotent: a crash before the ack repeats the delivery.
+For every stream but the journal. Handlers must be idempotent: after a crash before the ack the delivery is repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = log.get(__name__)
 
 
 class Consumer(Generic[M]):
-    """Reads a topic as one member of a group, stale entries of dead members first."""
+    """Reads a topic as one member of a group. Stale entries of dead members come first."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Consumer(Generic[M]):
         stale_s: Seconds = 60.0,
         block_s: Seconds = 1.0,
     ) -> None:
-        """`stale_s`: an entry delivered so long ago and not acknowledged is taken over from its member."""
+        """`stale_s`: an entry that a member got this long ago and has not acknowledged is claimed."""
         self._redis = redis
         self._topic = topic
         self._group = group
@@ -44,10 +44,10 @@ class Consumer(Generic[M]):
         self._stale_ms = round(stale_s * 1000)
         self._block_ms = round(block_s * 1000)
         self.stopping = False
-        """Set it to end the loop at its next turn."""
+        """Set it to end the loop at its next round."""
 
     async def run(self, handle: Callable[[M], Awaitable[None]]) -> None:
-        """Deliver for ever: what this member held when it died, then what others left, then what is new."""
+        """Deliver until stopped: this member's unacknowledged entries, then others' stale ones, then new ones."""
         pause = 0.05
         mine: str | None = "0"
         while not self.stopping:
@@ -63,7 +63,7 @@ class Consumer(Generic[M]):
                 pause = min(1.0, pause * 2)
 
     async def _turn(self, handle: Callable[[M], Awaitable[None]], mine: str | None) -> str | None:
-        """One round. `mine` walks this member's own unacknowledged entries after a (re)start; None when done."""
+        """Run one round. After a (re)start `mine` iterates over this member's unacknowledged entries; None: done."""
         if mine is not None:
             rows = await self._read(mine, block=False)
             await self._handle_all(handle, rows)
@@ -94,7 +94,7 @@ class Consumer(Generic[M]):
             await self._handle(handle, entry.decode(), fields)
 
     async def _handle(self, handle: Callable[[M], Awaitable[None]], entry: str, fields: list[bytes] | None) -> None:
-        if fields is None:  # trimmed away while it was pending
+        if fields is None:  # trimmed while it was pending
             await self._ack(entry)
             return
         raw = dict(zip(fields[::2], fields[1::2], strict=True)).get(ENTRY, b"")
@@ -107,7 +107,7 @@ class Consumer(Generic[M]):
             await handle(message)
         except TRANSIENT:
             raise
-        except Exception as error:  # noqa: BLE001  # whatever the handler raises is counted, logged and set aside
+        except Exception as error:  # noqa: BLE001  # every error of a handler is counted and logged
             attempts = await self._attempts(entry)
             _log.exception("delivery_failed", topic=self._topic.name, entry=entry, attempt=attempts)
             if attempts >= self._max_attempts:
@@ -123,7 +123,7 @@ class Consumer(Generic[M]):
         await command(self._redis, "XACK", self._topic.name, self._group, entry)
 
     async def _bury(self, entry: str, raw: bytes, reason: str) -> None:
-        """To `<topic>.dead`, with the reason, for a person to look at."""
+        """Move an entry to `<topic>.dead`, with the reason, for a person to examine."""
         _log.error("delivery_buried", topic=self._topic.name, entry=entry, reason=reason)
         dead = f"{self._topic.name}.dead"
         await command(self._redis, "XADD", dead, "MAXLEN", "~", 1000, "*", "m", raw, "entry", entry, "reason", reason)

@@ -1,33 +1,33 @@
 #!lua name=treadle
--- Server-side functions of the mesh: each is atomic, so what they keep true cannot be seen broken.
+-- Server-side functions of the mesh. Each is atomic, so no reader sees these invariants broken.
 --
 --   journal      an entry of stream `actions` exists exactly as long as its action is unanswered
 --   action:<id>  hash: d digest, e journal entry, b batch, t trajectory, g last grant, s stage, c carried acts; answered:
 --                a answer, r result id, or m (the answer is in Postgres; see archive.lua)
 --   batch:<id>   hash: state, size, submitted, answered, opened_ms, first_ms, active_ms, ended_ms, tenant, task, ...
---                unqueued_end_ms: when the last of the answered would have been done had none ever queued
+--                unqueued_end_ms: when the last of the answered would have finished without queueing
 --                progress: entry of `batches` with the newest report of its rollout
 --                archived: last result id that is in Postgres; keep_s: retention where DELETE has shortened it
---   results:<id> stream of answers; its ids are what `after=` means
+--   results:<id> stream of answers; its ids are the cursors of `after=`
 --   kept         hash: tenant -> estimated bytes of Valkey's memory that its answers and compact ids take
 --   kept:batches hash: tenant/batch -> the part of `kept` that its results take
 --   environments:<batch>  hash: of actions in trajectories that name the batch: answered, and of those that were masked
 --                count:<how it ended> and why:<how it ended>; expires with the batch
 --   unarchived   sorted: tenant/batch by the time (ms) of its oldest result in Valkey
 --   unarchived:actions  stream: answers outside batches that are to be archived
---   backlog      hash: what waits, as the leader last told: pools, what is stuck of each batch, where batches stand
---   ids          hash: key of derived ids, and until when ids of older versions are looked for
+--   backlog      hash: what waits, as last published by the leader: pools, stuck actions of batches, open batches
+--   ids          hash: key of derived ids, and until when ids of older versions are looked up
 --   leader       holder of the dispatching lease; leader:epoch counts its changes and fences what a leader writes
 
---   (trajectories: trajectories.lua; answers in Postgres: archive.lua; both are loaded behind this)
+--   (trajectories: trajectories.lua; answers in Postgres: archive.lua; both are loaded after this file)
 
-local ANSWERED_KEPT_S = 10  -- a replica that is further behind has looked in the store meanwhile
+local ANSWERED_KEPT_S = 10  -- a replica that is further behind has read the store meanwhile
 local BATCHES_KEPT = 100000
 local GRANTS_KEPT_S = 120
 local END_GRACE_S = 60
-local RESULTS_GRACE_S = 600    -- results outlive their batch's record, for whoever frees the keys of its actions
+local RESULTS_GRACE_S = 600    -- results outlive their batch's record, because the archiver needs them to free keys
 local ARCHIVED_AFTER_S = 60  -- an answer outside a batch that expires sooner is not archived
-local ANSWER_BYTES = 250     -- what an answer takes in Valkey beside its own bytes: its action's key, stream or hash
+local ANSWER_BYTES = 250     -- bytes of an answer in Valkey besides its own: its action's key, stream or hash
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -44,7 +44,7 @@ local function say(stream, kept, message)
   redis.call('XADD', stream, 'MAXLEN', '~', kept, '*', 'm', cmsgpack.pack(message))
 end
 
--- Outcomes have been dealt with, and what came of them is written: drop them. They carry the outputs of actions.
+-- Drop outcomes whose results are written. They carry the outputs of actions.
 local function acknowledge(outcomes)
   if #outcomes > 0 then redis.call('XDEL', 'outcomes', unpack(outcomes)) end
 end
@@ -76,7 +76,7 @@ local function hold(tenant, bytes)
   if bytes ~= 0 then redis.call('HINCRBY', 'kept', tenant, bytes) end
 end
 
--- Whether a tenant's kept answers take what a tenant may keep; looked up once a call.
+-- Whether a tenant's kept answers take as much as a tenant may keep. Looked up once per call.
 local function full(room, tenant)
   if room.kept == 0 then return false end
   local known = room.full[tenant]
@@ -154,8 +154,8 @@ local function submit(_, args)
   return replies
 end
 
--- A batch exists as long as its record. Its results stay a little longer: the archiver drops the keys of its actions with
--- them, once the planner has its history.
+-- A batch exists as long as its record. Its results are kept a little longer: the archiver deletes its actions' keys
+-- with them, once the planner has its history.
 local function expire_batch(batch, retention, ...)
   redis.call('EXPIRE', 'results:' .. batch, retention + RESULTS_GRACE_S, ...)
   for _, key in ipairs({ 'batch:', 'archived:', 'environments:' }) do redis.call('EXPIRE', key .. batch, retention, ...) end
@@ -184,8 +184,8 @@ local function settle(batch, retention)
   return 1
 end
 
--- What an action in an environment did must not be done again, also when its answer is gone: remembered for as long as
--- its trajectory is.
+-- An action in an environment must not be executed again, even when its answer is gone. So it is recorded for as long
+-- as its trajectory's record exists.
 local function acted(key, trajectory)
   local left_s = redis.call('TTL', 'trajectory:' .. trajectory)
   if left_s > 0 then
@@ -210,7 +210,7 @@ local function count_for_batch(trajectory, masked)
   if left_s >= 0 then redis.call('EXPIRE', key, left_s) end
 end
 
--- The answer of an action outside a batch. One that outlives `ARCHIVED_AFTER_S` is to be archived. Returns what it takes.
+-- Store the answer of an action outside a batch. One kept longer than `ARCHIVED_AFTER_S` is archived. Returns bytes.
 local function answer_alone(key, action, answer, keep_s, tenant, masked)
   redis.call('HSET', key, 'a', answer)
   redis.call('EXPIRE', key, keep_s)
@@ -225,7 +225,7 @@ local function answer_alone(key, action, answer, keep_s, tenant, masked)
   return bytes
 end
 
--- Batches have new results: what they take, and that they are to be archived.
+-- Record the bytes of batches' new results, and that these are to be archived.
 local function hold_results(bytes_of)
   local ms = now_ms()
   for member, bytes in pairs(bytes_of) do
@@ -279,15 +279,15 @@ local function finish(_, args)
   return flags
 end
 
--- An environment begins with a grant: whoever leads next finds where. Its lifetime counts from here; its node ends it
--- in time, and where that is not heard of, `expire_trajectories` does a little later.
+-- An environment begins with a grant. Record its placement for the next leader. Its lifetime counts from here. Its node
+-- ends it in time; if no report of that arrives, `expire_trajectories` ends it a little later.
 local function place(trajectory, placement)
   local key = 'trajectory:' .. trajectory
   redis.call('HSET', 'placements', trajectory, placement)
   local t = redis.call('HMGET', key, 'state', 'lifetime_s', 'keep_s')
   if t[1] then redis.call('HSET', key, 'n', cmsgpack.unpack(placement)[1]) end
   if t[1] == 'open' then
-    redis.call('HSET', key, 'reason', '')  -- why it could not be made before
+    redis.call('HSET', key, 'reason', '')  -- clear the reason of an earlier failed creation
     redis.call('EXPIRE', key, t[2] + t[3])
     redis.call('ZADD', 'trajectories:due', 'XX', now_ms() + (t[2] + END_GRACE_S) * 1000, trajectory)
   end
@@ -303,7 +303,7 @@ local function grant(_, args)
       if args[i + 2] ~= '' then redis.call('HSET', 'action:' .. args[i + 2], 'g', args[i + 3]) end
       if args[i + 4] ~= '' then place(args[i + 4], args[i + 5]) end
       if args[i] ~= last then
-        redis.call('EXPIRE', args[i], GRANTS_KEPT_S)  -- the stream of a node that is no more disappears
+        redis.call('EXPIRE', args[i], GRANTS_KEPT_S)  -- so that the stream of a removed node disappears
         last = args[i]
       end
     end
@@ -312,7 +312,7 @@ local function grant(_, args)
 end
 
 -- advance_stages(epoch, {action, stage, carried, outcome or ''}...)
---   The next stage begins; what was measured is carried along.
+--   Begin the next stage. `carried`: measurements of the earlier stages.
 local function advance(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
   local outcomes = {}
@@ -327,7 +327,7 @@ end
 
 -- open_batch(batch, idempotency key or '', opened message, size asked for, size, field, value...) -> {code, batch}
 --   1 opened, 0 opened before under this key, -1 opened under it with another size; sizes: 0 unknown
---   The size asked for is the caller's own word; where it has none, `size` is the task's, which may have changed since.
+--   The size asked for is the caller's; if it gave none, `size` is the task's, which may have changed since.
 local function open_batch(_, args)
   local batch, ikey, asked, size = args[1], args[2], args[4], args[5]
   local known = ikey ~= '' and redis.call('GET', ikey)
@@ -348,8 +348,8 @@ local function open_batch(_, args)
 end
 
 -- end_batch(batch, state, retention_s) -> state it has now, or false when there is none
---   sealed: no more requests; cancelled, abandoned: what is unanswered is cancelled by the leader
---   `retention_s` of a cancelled batch counts in any case: of one that has ended before, it shortens what is left
+--   sealed: no more requests; cancelled, abandoned: the leader cancels the unanswered requests
+--   `retention_s` of a cancelled batch always counts: for one that has ended before, it shortens the remaining time
 local function end_batch(_, args)
   local batch, state = args[1], args[2]
   local bkey = 'batch:' .. batch
@@ -368,8 +368,8 @@ local function end_batch(_, args)
   return redis.call('HGET', bkey, 'state') or state
 end
 
--- progress(batch, message) -> state of the batch, or false when there is none; said while it is open or sealed
---   Only the newest of each batch is kept: a rollout that reports for hours must not push out what batches were opened.
+-- progress(batch, message) -> state of the batch, or false when there is none; published while it is open or sealed
+--   Only the newest of each batch is kept, so that hours of reports do not push out the messages of opened batches.
 local function progress(_, args)
   local bkey = 'batch:' .. args[1]
   local b = redis.call('HMGET', bkey, 'state', 'progress')
@@ -389,15 +389,15 @@ local function cancel(_, args)
   return 1
 end
 
--- discard(epoch, entry...): journal entries that were no requests have been dealt with
+-- discard(epoch, entry...): delete processed journal entries that are not requests
 local function discard(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
   for i = 2, #args do redis.call('XDEL', 'actions', args[i]) end
   return 1
 end
 
--- tell_backlog(epoch, pools, stuck, [batches]): what waits in pools and how much of each batch is stuck, for whoever
---   asks; where the requests of open batches stand, for the planner (left as it is where nothing is said)
+-- tell_backlog(epoch, pools, stuck, [batches]): publish what waits in pools and how much of each batch is stuck; for
+--   the planner also where the requests of open batches are (unchanged without `batches`)
 local function tell_backlog(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
   redis.call('HSET', 'backlog', 'pools', args[2], 'stuck', args[3])
@@ -405,14 +405,14 @@ local function tell_backlog(_, args)
   return 1
 end
 
--- publish(stream, kept, payload...): what nodes say must get through when memory is full, or nothing would ever drain
+-- publish(stream, kept, payload...): also when memory is full, because nodes' reports lead to freed memory
 local function publish(_, args)
   for i = 3, #args do redis.call('XADD', args[1], 'MAXLEN', '~', args[2], '*', 'm', args[i]) end
   return #args - 2
 end
 
--- id_key(candidate, window_ms) -> {key of derived ids, end in ms of the window in which older ids are looked for}
---   Created once. A store that has had a leader before holds ids of an older version.
+-- id_key(candidate, window_ms) -> {key of derived ids, end in ms of the window in which older ids are looked up}
+--   Created once. A store that has had a leader before has ids of an older version.
 local function id_key(_, args)
   if redis.call('EXISTS', 'ids') == 0 then
     local used = redis.call('EXISTS', 'leader:epoch') == 1
@@ -421,15 +421,15 @@ local function id_key(_, args)
   return redis.call('HMGET', 'ids', 'key', 'older_until_ms')
 end
 
--- mesh_identity(candidate) -> the store's identity; the candidate where it has none yet.
+-- mesh_identity(candidate) -> the store's identity; the candidate if it has none yet.
 local function mesh_identity(_, args)
   redis.call('SET', 'mesh', args[1], 'NX')
   return redis.call('GET', 'mesh')
 end
 
--- allow-oom: what is at work when memory is full is what frees it; only what is new (submit, open_batch, progress) is refused
--- A function that takes other arguments than before has another name: a replica of an older version fails, and misplaces
--- nothing (journal_actions, answer_actions, advance_stages, send_grants).
+-- allow-oom: work under way frees memory when it is full, so only new work (submit, open_batch, progress) is rejected
+-- A function with changed arguments gets another name. So a replica of an older version fails and writes nothing wrong
+-- (journal_actions, answer_actions, advance_stages, send_grants).
 redis.register_function { function_name = 'lead', callback = lead, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'hold_lease', callback = hold_lease, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'resign', callback = resign, flags = { 'allow-oom' } }

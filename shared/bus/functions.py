@@ -1,4 +1,4 @@
-"""Typed doors to the server-side functions in `functions.lua`. All are atomic and safe to repeat.
+"""Typed calls of the server-side functions in `functions.lua`. All are atomic and safe to repeat.
 
 Those of `trajectories.lua` are in `shared.bus.trajectories`, those of `archive.lua` in `shared.bus.archive`.
 """
@@ -25,11 +25,11 @@ _packed = msgspec.msgpack.Encoder().encode
 
 
 SOURCES = ("functions.lua", "trajectories.lua", "archive.lua")
-"""One library; the later use what the first defines."""
+"""Parts of one library. Later ones use definitions of the first."""
 
 
 class Deposed(Exception):
-    """Another leader has taken over; what this one wanted to write was not written."""
+    """Another leader has taken over. This leader's write was rejected."""
 
 
 class Submission(NamedTuple):
@@ -37,17 +37,17 @@ class Submission(NamedTuple):
 
     action: str
     digest: bytes
-    """Of everything that makes the request what it is; the same id with another digest is a conflict."""
+    """Digest of the request's content. The same id with another digest is a conflict."""
     batch: str
     payload: bytes
     trajectory: str = ""
-    """Whose environment it needs; it must be open."""
+    """Trajectory whose environment it needs. It must be open."""
     tenant: str = ""
-    """Whose kept answers count against it."""
+    """Tenant whose kept answers count against its bound."""
 
 
 class Receipt(NamedTuple):
-    """What `submit` says of one item."""
+    """Result of `submit` for one item."""
 
     code: Literal[
         "accepted",
@@ -63,27 +63,27 @@ class Receipt(NamedTuple):
         "disk-short",
         "tenant-full",
     ]
-    """`disk-short` is the caller's own: it asked with `max_journal` 0, because of its disk."""
+    """`disk-short` is set by the caller, which passes `max_journal` 0 while its disk is short."""
     entry: str
     """The journal entry (accepted, repeated), the batch's state (batch-closed), its size (batch-full), the shortage
     (disk-short), or how the trajectory ended and why, with a blank between (trajectory-ended)."""
 
 
 class Opening(NamedTuple):
-    """What `open_batch` says."""
+    """Result of `open_batch`."""
 
     code: Literal["opened", "repeated", "conflict"]
-    """Conflict: under this key a batch of another size was opened."""
+    """Conflict: this key has opened a batch of another size."""
     batch: str
     """The batch of this key."""
 
 
 class IdKey(NamedTuple):
-    """What derived ids are made with."""
+    """Key of derived ids."""
 
     key: bytes
     older_until: float
-    """Until when ids that an older version made without a key are looked for: Unix seconds; 0 in a fresh store."""
+    """Until this time, ids that an older version made without a key are looked up. Unix seconds; 0 in a fresh store."""
 
 
 class Answering(NamedTuple):
@@ -94,15 +94,15 @@ class Answering(NamedTuple):
     batch: str
     answer: bytes
     keep_s: int
-    """How long the answer is kept, outside a batch. Inside one, the batch's retention counts."""
+    """Retention of an answer outside a batch. Inside one, the batch's retention counts."""
     tenant: str = ""
-    """Whose kept answers it adds to."""
+    """Tenant whose kept answers it adds to."""
     masked: str = ""
-    """Of an action in a trajectory whose answer is masked: how it ended, a blank, and why."""
+    """For a masked answer in a trajectory: how it ended, a blank, and the reason."""
     outcome: str = ""
-    """Entry of `outcomes` that it rests on, which is dropped with this."""
+    """Entry of `outcomes` behind the answer. It is deleted together with this."""
     unqueued_end_ms: int = 0
-    """When it would have been done had it never queued, Unix milliseconds: the latest of a batch is kept with it."""
+    """When it would have finished without any queueing, Unix milliseconds. The batch keeps the latest."""
 
 
 class Advancing(NamedTuple):
@@ -112,23 +112,23 @@ class Advancing(NamedTuple):
     stage: int
     """Index of the stage that begins."""
     carried: bytes
-    """What the stages before took."""
+    """Measurements of the earlier stages."""
     outcome: str = ""
-    """Entry of `outcomes` that ended the stage before, which is dropped with this."""
+    """Entry of `outcomes` that ended the earlier stage. It is deleted together with this."""
 
 
 class Granting(NamedTuple):
-    """One item of `grant`: a message to a node; `action` is empty for messages about no action."""
+    """One item of `grant`: a message to a node. `action` is empty if the message is not about an action."""
 
     stream: str
     payload: bytes
     action: str = ""
     mark: str = ""
-    """`attempt:node`, kept with the action so that a new leader knows where it went."""
+    """`attempt:node`, stored with the action so that a new leader can find its last grant."""
     trajectory: str = ""
-    """Its environment begins with this grant."""
+    """Trajectory whose environment begins with this grant."""
     placement: bytes = b""
-    """Then: where, for a new leader (`shared.bus.trajectories.Placement`)."""
+    """Placement of that environment, for a new leader (`shared.bus.trajectories.Placement`)."""
 
 
 _CODES: dict[int, Any] = {
@@ -148,9 +148,10 @@ _OPENINGS: dict[int, Any] = {1: "opened", 0: "repeated", -1: "conflict"}
 
 
 async def load(redis: Redis) -> None:
-    """Load (or replace) the function library. It is part of Valkey's own durable state afterwards.
+    """Load (or replace) the function library. Afterwards it is part of Valkey's own durable state.
 
-    What is there already is left alone: loading is refused while memory is full, when services must still come back.
+    An identical library is not loaded again. Valkey rejects loading while its memory is full, and services must be able
+    to restart then.
     """
     source = "".join(files("shared.bus").joinpath(name).read_text("utf-8") for name in SOURCES)
     known = await command(redis, "FUNCTION", "LIST", "LIBRARYNAME", "treadle", "WITHCODE")
@@ -159,11 +160,11 @@ async def load(redis: Redis) -> None:
 
 
 async def call(redis: Redis, name: str, *args: Any) -> Any:
-    """One function of the library, its plain reply.
+    """Call one function of the library and return its plain reply.
 
     Raises:
-        Deposed: a leader's function, and its epoch is over.
-        Overloaded: Valkey's memory bound; nothing was written.
+        Deposed: it is a leader's function, and its epoch is over.
+        Overloaded: Valkey's memory bound is reached; nothing was written.
     """
     try:
         return await command(redis, "FCALL", name, 0, *args)
@@ -176,28 +177,28 @@ async def call(redis: Redis, name: str, *args: Any) -> Any:
 
 
 async def lead(redis: Redis, holder: str, ttl_s: Seconds) -> Epoch:
-    """Take or keep the dispatching lease. Returns the epoch, or 0 while another holds it."""
+    """Take or renew the dispatching lease. Return the epoch, or 0 while another process holds it."""
     return int(await call(redis, "lead", holder, round(ttl_s * 1000)))
 
 
 async def resign(redis: Redis, holder: str) -> None:
-    """Give the lease back, if it is still ours."""
+    """Release the lease if it is still ours."""
     await call(redis, "resign", holder)
 
 
 async def submit(
     redis: Redis, submissions: Sequence[Submission], *, max_journal: int, most_kept: int = 0
 ) -> list[Receipt]:
-    """Journal many requests in one step each atomically; accepted means this has returned.
+    """Journal many requests, each one atomically. They are accepted when this returns.
 
     Args:
-        redis: where.
-        submissions: what to journal.
+        redis: the client.
+        submissions: the requests.
         max_journal: most unanswered actions of the whole mesh.
-        most_kept: a tenant whose kept answers take so many bytes of Valkey's memory is refused; 0: none is.
+        most_kept: bytes of Valkey's memory. Tenants whose kept answers take as much are rejected; 0: no bound.
 
     Raises:
-        Overloaded: Valkey's memory bound; nothing of this call was accepted.
+        Overloaded: Valkey's memory bound is reached; nothing of this call was accepted.
     """
     args: list[Any] = [max_journal, most_kept]
     for item in submissions:
@@ -207,7 +208,7 @@ async def submit(
 
 
 async def finish(redis: Redis, epoch: Epoch, answers: Sequence[Answering], *, keep_batch_s: Seconds) -> list[bool]:
-    """Answer many actions, once each. False: it was answered before, and that answer stands.
+    """Answer many actions, once each. False: the action had an answer, which stays.
 
     Raises:
         Deposed: this leader's epoch is over; nothing was written.
@@ -239,14 +240,14 @@ async def advance(redis: Redis, epoch: Epoch, steps: Sequence[Advancing]) -> Non
 
 
 async def discard(redis: Redis, epoch: Epoch, entries: Sequence[str]) -> None:
-    """Delete journal entries that were no requests and have been dealt with."""
+    """Delete processed journal entries that are not requests."""
     await call(redis, "discard", epoch, *entries)
 
 
 async def tell_backlog(redis: Redis, epoch: Epoch, backlog: Backlog, batches: BatchesSeen | None = None) -> None:
-    """Write down what waits, for every replica to read, and where the requests of open batches stand.
+    """Publish the backlog for every replica, and where the requests of open batches are.
 
-    `batches` None: what was told of them holds.
+    `batches` None: the last published value stays.
 
     Raises:
         Deposed: this leader's epoch is over; nothing was written.
@@ -258,7 +259,7 @@ async def tell_backlog(redis: Redis, epoch: Epoch, backlog: Backlog, batches: Ba
 
 
 async def publish(redis: Redis, stream: str, maxlen: int, payloads: Sequence[bytes]) -> None:
-    """Append to a bounded stream even when memory is full: what nodes report is what frees it."""
+    """Append to a bounded stream, even when memory is full, because nodes' reports lead to freed memory."""
     await call(redis, "publish", stream, maxlen, *payloads)
 
 
@@ -268,11 +269,11 @@ async def open_batch(
     """Open a batch, once per idempotency key.
 
     Args:
-        redis: where.
-        opened: what is said of it; its size is what `asked` comes to.
+        redis: the client.
+        opened: the message to publish. Its size is `asked`, or the task's.
         idempotency_key: the caller's; empty: none.
         asked: the size that the caller named, if any.
-        fields: what else its hash shall hold.
+        fields: further fields of the batch's hash.
     """
     flat = [part for pair in fields.items() for part in pair]
     message = BATCHES.encode(opened)
@@ -282,28 +283,28 @@ async def open_batch(
 
 
 async def end_batch(redis: Redis, batch: str, state: str, *, keep_batch_s: Seconds) -> str | None:
-    """Seal, cancel or abandon a batch. Returns the state it has now; None when there is no such batch."""
+    """Seal, cancel or abandon a batch. Return its state afterwards; None if there is no such batch."""
     reply = await call(redis, "end_batch", batch, state, round(keep_batch_s))
     return None if reply is None else reply.decode()
 
 
 async def progress(redis: Redis, report: RolloutProgress) -> str | None:
-    """Say how far a rollout is. Returns the batch's state; None: no such batch. Said where it is open or sealed.
+    """Publish the progress of an open or sealed batch's rollout. Return the batch's state; None: no such batch.
 
     Raises:
-        Overloaded: Valkey's memory bound; nothing was said.
+        Overloaded: Valkey's memory bound is reached; nothing was published.
     """
     reply = await call(redis, "progress", report.batch, BATCHES.encode(report))
     return None if reply is None else reply.decode()
 
 
 async def id_key(redis: Redis, candidate: bytes, window_s: Seconds) -> IdKey:
-    """The store's key of derived ids; `candidate` where it has none yet."""
+    """Return the store's key of derived ids. If it has none, `candidate` is stored first."""
     key, older_until_ms = await call(redis, "id_key", candidate, round(window_s * 1000))
     return IdKey(key, int(older_until_ms) / 1000)
 
 
 async def cancel(redis: Redis, action: str, reason: str) -> Literal["asked", "answered", "unknown"]:
-    """Ask the leader to cancel an action."""
+    """Request the leader to cancel an action."""
     code = await call(redis, "cancel", action, reason)
     return "asked" if code == 1 else "answered" if code == 0 else "unknown"

@@ -1,4 +1,4 @@
-"""How full Valkey is."""
+"""Valkey's memory use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shared.bus.connection import command
 
 @dataclass(frozen=True, slots=True)
 class StoreMemory:
-    """Valkey's memory at one moment."""
+    """Valkey's memory at one time."""
 
     used_bytes: int
     bound_bytes: int
-    """`maxmemory`; 0: none."""
+    """`maxmemory`; 0: no bound."""
 
     @property
     def used_share(self) -> float:
@@ -24,7 +24,7 @@ class StoreMemory:
 
 
 async def store_memory(redis: Redis) -> StoreMemory:
-    """Ask `INFO memory`: one round trip, about 0.1 ms of Valkey."""
+    """Read `INFO memory`: one round trip, about 0.1 ms of Valkey."""
     text: bytes = await command(redis, "INFO", "memory")
     fields = dict(line.split(b":", 1) for line in text.splitlines() if b":" in line)
     return StoreMemory(int(fields[b"used_memory"]), int(fields[b"maxmemory"]))

@@ -1,4 +1,4 @@
-"""A batch's measurements, from its answers."""
+"""A batch's measurements, read from its answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.api.requests import Act, StageReport
 
 
 class _Measured(msgspec.Struct, frozen=True):
-    """The parts of an answer that measurements are made of."""
+    """The fields of an answer that have measurements."""
 
     index: int | None = None
     arrived_at: float = 0.0
@@ -25,7 +25,7 @@ _decoder = msgspec.json.Decoder(_Measured)
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One answered request. Durations are seconds; stages in order, fewer where it exited early."""
+    """One answered request. Durations are seconds, one per stage in order; fewer if the request ended early."""
 
     index: int
     arrived_at: float
@@ -38,7 +38,7 @@ class RequestRecord:
 
 
 async def read_record(pages: AsyncIterator[Sequence[tuple[str, bytes]]]) -> list[RequestRecord]:
-    """Every answered request of a batch, in the order of `pages` (`shared.store.results.Results.pages`)."""
+    """Return every answered request of a batch, in the order of `pages` (`shared.store.results.Results.pages`)."""
     return [_record(answer) async for rows in pages for _, answer in rows]
 
 

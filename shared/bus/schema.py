@@ -1,7 +1,7 @@
-"""The schema of Valkey: its version stands beside the data, so that no release reads what it cannot.
+"""The schema of Valkey. Its version is stored beside the data, so that no release reads data that it cannot.
 
-A release raises `VERSION` with a step that says what changes and what it needs. Version 1 is data without a version: it
-was written before there was one.
+A release raises `VERSION` with a step that describes the change and its needs. Version 1 is data without a stored
+version, from before versions existed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.messages.actions import ACTIONS
 KEY: Final = "schema"
 UNVERSIONED: Final = 1
 _TRACES: Final = ("leader:epoch", ACTIONS.name)
-"""Keys of a store that has been used: the first leader leaves one for ever."""
+"""Keys of a used store. The first leader leaves one that never expires."""
 LONGEST_LEASE_S: Final = 10.0
 
 
@@ -28,42 +28,42 @@ class WrongSchema(Exception):
 
 
 class Step(NamedTuple):
-    """From the version before to `version`."""
+    """Upgrade from the previous version to `version`."""
 
     version: int
     what: str
     """What changes, for people."""
     empty_journal: bool = False
-    """It needs an empty journal: requests that were accepted before could not be answered after it."""
+    """The journal must be empty: requests accepted before the step could not be answered after it."""
     apply: Callable[[Redis], Awaitable[None]] | None = None
-    """Changes what is stored; must be harmless to repeat."""
+    """Changes the stored data. It must be safe to repeat."""
 
 
 STEPS: Final[tuple[Step, ...]] = (
     Step(2, "submissions carry an envelope (entries without one are still read); old answers move to Postgres"),
 )
 VERSION: Final = STEPS[-1].version
-"""Of this release."""
+"""Version of this release."""
 
 
 @dataclass(frozen=True)
 class Upgrade:
-    """What is to be done to a store, and what has to be true before."""
+    """Steps of a store's upgrade, and what they need."""
 
     found: int | None
     """Its version; None: it is empty."""
     version: int
-    """What it will be."""
+    """Its version after the upgrade."""
     steps: list[Step] = field(default_factory=list)
     needs: list[str] = field(default_factory=list)
-    """What is not true yet; nothing is changed while there is any."""
+    """Needs that are not met. While there are any, nothing is changed."""
 
 
 async def read_version(redis: Redis) -> int | None:
-    """The version of what is stored; None where nothing is.
+    """Return the version of the stored data; None if the store is empty.
 
     Raises:
-        WrongSchema: the key holds no version.
+        WrongSchema: the key's value is not a version.
     """
     raw: bytes | None = await command(redis, "GET", KEY)
     if raw is None:
@@ -76,7 +76,7 @@ async def read_version(redis: Redis) -> int | None:
 
 
 async def check_schema(redis: Redis, version: int = VERSION) -> None:
-    """Let a service start only on data of its own version; an empty store gets it.
+    """Let a service start only on data of its own version. An empty store gets this version.
 
     Raises:
         WrongSchema: the data is newer or older.
@@ -95,7 +95,7 @@ async def check_schema(redis: Redis, version: int = VERSION) -> None:
 
 
 def newer(found: int, version: int) -> WrongSchema:
-    """The refusal of data that a newer release has written."""
+    """Return the error for data that a newer release has written."""
     return WrongSchema(
         f"Valkey holds data of schema {found}, and this release of treadle reads schema {version} at most. "
         "Start the newer release that wrote it, or give this one another store"
@@ -103,7 +103,7 @@ def newer(found: int, version: int) -> WrongSchema:
 
 
 async def plan_upgrade(redis: Redis, steps: Sequence[Step] = STEPS) -> Upgrade:
-    """What an upgrade would do. Waits for the lease of a proxy that was killed, 10 s at most.
+    """Return what an upgrade would do. Waits for the lease of a killed proxy, 10 s at most.
 
     Raises:
         WrongSchema: the data is newer.
@@ -126,10 +126,10 @@ async def plan_upgrade(redis: Redis, steps: Sequence[Step] = STEPS) -> Upgrade:
 
 
 async def apply_upgrade(redis: Redis, upgrade: Upgrade) -> None:
-    """Do it; after a crash the next call goes on where this one stopped.
+    """Apply an upgrade. After a crash the next call continues where this one stopped.
 
     Raises:
-        WrongSchema: it needs something that is not true.
+        WrongSchema: a need is not met.
     """
     if upgrade.needs:
         raise WrongSchema("the upgrade of Valkey needs " + "; and ".join(upgrade.needs))
@@ -142,7 +142,7 @@ async def apply_upgrade(redis: Redis, upgrade: Upgrade) -> None:
 
 
 async def _leads(redis: Redis) -> bool:
-    """Whether a proxy renews the lease; that of one which was killed lapses."""
+    """Return whether a proxy renews the lease. A killed proxy's lease expires during the wait."""
     left_ms = await command(redis, "PTTL", "leader")
     if left_ms < 0:
         return bool(left_ms == -1)  # -2: no such key

@@ -1,4 +1,4 @@
-"""What the planner reads of open batches: where their requests stand, as the leader last told, and how many came."""
+"""The planner's reads of open batches: where their requests are, as last published by the leader, and their counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shared.messages.seen import BatchesSeen
 
 
 async def read_seen(redis: Redis) -> BatchesSeen | None:
-    """Where the unanswered requests of every batch stand; None where no leader has told, or one of another version."""
+    """Return where every batch's unanswered requests are. None: not published, or by a leader of another version."""
     raw = await command(redis, "HGET", "backlog", "batches")
     try:
         return seen.decode(raw) if raw is not None else None
@@ -23,18 +23,18 @@ async def read_seen(redis: Redis) -> BatchesSeen | None:
 
 
 class Counts(NamedTuple):
-    """How far a batch is."""
+    """Counts of a batch's requests."""
 
     submitted: int
     answered: int
     closed: bool
-    """No more can come: it was sealed, or has ended."""
+    """No more requests can come: the batch was sealed or has ended."""
     unqueued_end_s: float | None = None
-    """When the last of the answered would have been done had none ever queued, Unix seconds. None: none is answered."""
+    """When the last answered request would have finished without queueing, Unix seconds. None: none is answered."""
 
 
 async def read_counts(redis: Redis, batches: Sequence[str]) -> list[Counts | None]:
-    """Of each batch, in one round trip; None of one that is unknown (or has expired)."""
+    """Return the counts of each batch, in one round trip; None for an unknown or expired one."""
     if not batches:
         return []
     pipe = redis.pipeline(transaction=False)

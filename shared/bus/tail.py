@@ -1,4 +1,4 @@
-"""Reading streams from where one stopped: no group, no ack, no `$`."""
+"""Reads of streams from a given position: without group, ack or `$`."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ class Entry(Generic[M]):
 
     @property
     def at(self) -> Seconds:
-        """When it was written: Unix seconds by Valkey."""
+        """Time at which it was written: Unix seconds, Valkey's clock."""
         return int(self.id.partition("-")[0]) / 1000
 
 
 class Tail:
-    """Follows one or several streams in one blocking XREAD, from given ids on.
+    """Follows one or more streams from given ids, in one blocking XREAD.
 
-    A message that cannot be decoded is logged. In the journal the topic makes an `UnreadableEntry` of it, which is
-    answered; on a bounded wake-up stream nothing depends on it, and it is skipped.
+    A message that cannot be decoded is logged. In the journal the topic makes an `UnreadableEntry` of it, which gets an
+    answer. On a bounded wake-up stream it is skipped, because nothing depends on it.
     """
 
     def __init__(self, redis: Redis, start: dict[Topic[Any], str], *, count: int = 512, block_s: Seconds = 1.0) -> None:
-        """`start`: topic -> last id already known ("0" reads all that is kept). `redis` must be this tail's own."""
+        """`start`: topic -> last known id ("0" reads all that is kept). No other reader may use `redis`."""
         self._redis = redis
         self._topics = {topic.name.encode(): topic for topic in start}
         self._last = {topic.name.encode(): last for topic, last in start.items()}
         self._count = count
         self._block_ms = round(block_s * 1000)
         self.bytes = 0
-        """Length of all messages read."""
+        """Total length of the messages read."""
         self.stopping = False
-        """Set it to end the loop at its next turn (redis-py may swallow a cancel that races a delivery)."""
+        """Set it to end the loop at its next round. redis-py may swallow a cancel during a delivery."""
 
     def last(self, topic: Topic[Any]) -> str:
-        """Id of the last entry that was handed out."""
+        """Return the id of the last entry that was returned."""
         return self._last[topic.name.encode()]
 
     async def read(self, *, block: bool = True) -> list[Entry[Any]]:
-        """The next entries, stream by stream in the order of `start`; [] when none came within `block_s`."""
+        """Return the next entries, by stream in the order of `start`; [] if none arrives within `block_s`."""
         reply = await command(
             self._redis, "XREAD", "COUNT", self._count, *(("BLOCK", self._block_ms) if block else ()),
             "STREAMS", *self._last.keys(), *self._last.values(),
@@ -87,7 +87,7 @@ class Tail:
         return Entry(topic.name, entry_id, message, int(named.get(b"i", -1)))
 
     async def batches(self) -> AsyncIterator[list[Entry[Any]]]:
-        """Entries in batches, for ever, also across restarts of Valkey; [] about every `block_s` when nothing comes."""
+        """Yield batches of entries until stopped, also across restarts of Valkey; [] after `block_s` without any."""
         pause = 0.05
         while not self.stopping:
             try:

@@ -1,9 +1,9 @@
--- Trajectories: what was asked for, where each lives, how it ended. One library with functions.lua, loaded behind it.
+-- Trajectories: requests, placements and ends. One library with functions.lua, which is loaded first.
 --
 --   trajectory:<id>     hash: state (open, closed, expired, lost), reason, digest, lifetime_s, keep_s, opened_ms, active_ms,
 --                       ended_ms, n node it was placed on; tenant, task, group, class, spec, ...
---   trajectories:open   sorted by when they were opened; trajectories:ended by when they ended; trajectories:due by when
---                       an open one is over, unless an action comes before
+--   trajectories:open   sorted by time of opening; trajectories:ended by time of end; trajectories:due by the time at
+--                       which an open one ends unless an action comes before
 --   acted:<id>          set: actions that were answered in it, while it is open
 --   placements          hash: trajectory -> packed {node, units} of its environment, until that has ended
 
@@ -37,7 +37,7 @@ local function not_open(trajectory)
   redis.call('ZREM', 'trajectories:due', trajectory)
 end
 
--- An open trajectory is over. Its record can be read for a while.
+-- End an open trajectory. Its record can be read for a while.
 local function over(trajectory, state, reason)
   local key, ms = 'trajectory:' .. trajectory, now_ms()
   local keep_s = tonumber(redis.call('HGET', key, 'keep_s'))
@@ -55,7 +55,7 @@ local function close(trajectory, state, reason)
 end
 
 -- close_trajectory(trajectory, reason) -> 1 it is not open (any more), 0 there is none
---   The leader finds in the journal that its unanswered actions and its environment are to be ended.
+--   The journal entry makes the leader cancel its unanswered actions and end its environment.
 local function close_trajectory(_, args)
   local state = redis.call('HGET', 'trajectory:' .. args[1], 'state')
   if not state then return 0 end
@@ -63,8 +63,8 @@ local function close_trajectory(_, args)
   return 1
 end
 
--- forget(epoch, {trajectory, ended, reason}...): its environment is no more; `unmade`: was not made, and it stays open
---   with the reason, until its environment is begun again
+-- forget(epoch, {trajectory, ended, reason}...): its environment has ended; `unmade`: it was not created, and the
+--   trajectory stays open with the reason until its environment begins again
 local function forget(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
   for i = 2, #args, 3 do
@@ -81,7 +81,7 @@ local function forget(_, args)
   return 1
 end
 
--- expire_trajectories(epoch, most) -> those that were over: nobody acted in them for their whole life, or nobody said
+-- expire_trajectories(epoch, most) -> the ended ones: without any action for their whole lifetime, or without a report
 --   that their environment has ended
 local function expire_trajectories(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end

@@ -1,4 +1,4 @@
-"""Typed doors to the server-side functions in `trajectories.lua`. All are atomic and safe to repeat."""
+"""Typed calls of the server-side functions in `trajectories.lua`. All are atomic and safe to repeat."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ READ_AT_ONCE = 512
 
 
 class Opening(NamedTuple):
-    """What `open_trajectory` says."""
+    """Result of `open_trajectory`."""
 
     code: Literal["opened", "repeated", "conflict", "full"]
-    """Conflict: under this key another trajectory was opened; full: too many are open."""
+    """Conflict: this key has opened another trajectory; full: too many are open."""
     trajectory: str
-    """The trajectory of this key; empty where too many are open."""
+    """The trajectory of this key; empty if too many are open."""
 
 
 class Placement(msgspec.Struct, frozen=True, array_like=True):
-    """Where an environment stands."""
+    """Placement of an environment."""
 
     node: str
     units: dict[str, int]
-    """What it holds of that node for its whole life."""
+    """Units that it holds on that node until it ends."""
 
 
 class Standing(NamedTuple):
-    """What is known of a trajectory's life."""
+    """Status of a trajectory."""
 
     state: str
     """`open`, or how it ended; empty: there is no record (any more)."""
@@ -47,7 +47,7 @@ class Standing(NamedTuple):
 _OPENINGS: dict[int, Any] = {1: "opened", 0: "repeated", -1: "conflict", -2: "full"}
 _placement = msgspec.msgpack.Decoder(Placement)
 pack = msgspec.msgpack.Encoder().encode
-"""A placement as it is kept."""
+"""Encodes a placement for the store."""
 
 
 async def open_trajectory(
@@ -65,18 +65,18 @@ async def open_trajectory(
     """Open a trajectory, once per idempotency key.
 
     Args:
-        redis: where.
+        redis: the client.
         trajectory: its id, if it is new.
-        spec: its environment; an image that has to be pulled is hinted at.
+        spec: its environment. An image of a registry is published as a hint.
         idempotency_key: the caller's; empty: none.
-        digest: of all that was asked for; the same key with another is a conflict.
-        most: so many may be open in the whole mesh.
-        keep_s: its record stays so long after its end.
-        node_class: where it will live.
-        fields: what else its record shall hold.
+        digest: of the whole request. The same key with another digest is a conflict.
+        most: most open trajectories in the whole mesh.
+        keep_s: retention of its record after its end.
+        node_class: class of the nodes that may have its environment.
+        fields: further fields of its record.
 
     Raises:
-        Overloaded: Valkey's memory bound; nothing was opened.
+        Overloaded: Valkey's memory bound is reached; nothing was opened.
     """
     hint = b""
     if spec.image != LOCAL:
@@ -90,12 +90,12 @@ async def open_trajectory(
 
 
 async def close_trajectory(redis: Redis, trajectory: str, reason: str) -> bool:
-    """End an open trajectory by its trainer's word; one that has ended stays as it is. False: there is none."""
+    """End an open trajectory at its trainer's request. No effect if it has ended. False: there is none."""
     return bool(await call(redis, "close_trajectory", trajectory, reason) == 1)
 
 
 async def forget(redis: Redis, epoch: Epoch, ends: Sequence[tuple[str, str, str]]) -> None:
-    """Environments are no more: (trajectory, how it ended or `unmade`, why) each.
+    """Record ended environments. Each item: (trajectory, how it ended or `unmade`, reason).
 
     Raises:
         Deposed: this leader's epoch is over; nothing was written.
@@ -104,7 +104,7 @@ async def forget(redis: Redis, epoch: Epoch, ends: Sequence[tuple[str, str, str]
 
 
 async def expire_trajectories(redis: Redis, epoch: Epoch, *, most: int = 256) -> list[str]:
-    """End open trajectories whose time is over and of which nobody says so. At most so many at once.
+    """End open trajectories whose time is over without a report of their end. At most `most` at once.
 
     Raises:
         Deposed: this leader's epoch is over; nothing was written.
@@ -113,13 +113,13 @@ async def expire_trajectories(redis: Redis, epoch: Epoch, *, most: int = 256) ->
 
 
 async def expect(redis: Redis, images: Sequence[str], node_class: str = "") -> None:
-    """Hint that environments of these images will be asked for."""
+    """Publish the hint that environments of these images will be needed."""
     message = TRAJECTORIES.encode(EnvironmentsExpected(images=list(images), node_class=node_class))
     await command(redis, "XADD", TRAJECTORIES.name, "MAXLEN", "~", TRAJECTORIES.maxlen, "*", "m", message)
 
 
 async def read_placements(redis: Redis) -> AsyncIterator[dict[str, Placement]]:
-    """Every environment that was placed and has not ended, in chunks; one may come twice."""
+    """Yield every placed environment that has not ended, in chunks. One may occur twice."""
     cursor = b"0"
     while True:
         cursor, flat = await command(redis, "HSCAN", PLACEMENTS, cursor, "COUNT", READ_AT_ONCE)
@@ -131,7 +131,7 @@ async def read_placements(redis: Redis) -> AsyncIterator[dict[str, Placement]]:
 
 
 async def read_standings(redis: Redis, trajectories: Sequence[str]) -> dict[str, Standing]:
-    """How these trajectories stand; so many round trips as there are times `READ_AT_ONCE` of them."""
+    """Return the status of these trajectories. One round trip per `READ_AT_ONCE` of them."""
     found: dict[str, Standing] = {}
     for start in range(0, len(trajectories), READ_AT_ONCE):
         chunk = trajectories[start : start + READ_AT_ONCE]

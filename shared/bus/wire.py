@@ -1,8 +1,8 @@
-"""One pipelined connection to Valkey: commands leave at once, replies come back in order, nobody waits for a pool.
+"""One pipelined connection to Valkey: commands leave at once and replies arrive in order, without a connection pool.
 
-redis-py spends 100-150 us of Python on a command (pool, retry wrapper, timeouts, reply callbacks), this about 15.
-Everything else of redis-py (URLs, pipelines, errors) stays: `PipelinedRedis` is its client with the single commands
-routed over a wire.
+redis-py takes 100-150 us of Python per command (pool, retry wrapper, timeouts, reply callbacks); this takes about 15.
+`PipelinedRedis` is redis-py's client, whose single commands use this connection. Its other parts (URLs, pipelines,
+errors) are unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _reply_error(text: str) -> Exception:
 
 
 class Wire(asyncio.Protocol):
-    """One connection. Replies are matched to calls by order; when it breaks, every call on it fails."""
+    """One connection. Replies are matched to calls by order. If it breaks, every call on it fails."""
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader(replyError=_reply_error)
@@ -43,7 +43,7 @@ class Wire(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._heard = 0.0
         self.replied = 0.0
-        """Loop time of the last bytes that came; 0: none yet."""
+        """Loop time of the last received bytes; 0: none yet."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not derive from asyncio's
@@ -54,7 +54,7 @@ class Wire(asyncio.Protocol):
             future = self._waiting.popleft()
             if not future.done():
                 future.set_exception(ConnectionError(f"the connection to Valkey broke: {exc or 'closed'}"))
-                future.exception()  # whoever awaits gets it; nobody may be left to
+                future.exception()  # mark it as retrieved, because its caller may have gone
 
     def data_received(self, data: bytes) -> None:
         self._heard = self.replied = asyncio.get_running_loop().time()
@@ -70,11 +70,11 @@ class Wire(asyncio.Protocol):
 
     @property
     def open(self) -> bool:
-        """It can take commands."""
+        """Whether it can send commands."""
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, args: tuple[Any, ...]) -> asyncio.Future[Any]:
-        """Send a command; the future ends with its reply.
+        """Send a command. The future gets its reply.
 
         Raises:
             ConnectionError: the connection is closed; nothing was sent.
@@ -90,28 +90,28 @@ class Wire(asyncio.Protocol):
         return future
 
     def silent_s(self, now: Seconds) -> Seconds:
-        """How long a reply has been outstanding without a word; 0 when none is."""
+        """Return for how long a pending reply has brought no bytes; 0 if none is pending."""
         return now - self._heard if self._waiting else 0.0
 
     def close(self) -> None:
-        """Break the connection; calls under way fail."""
+        """Close the connection. Calls under way fail."""
         if self._transport is not None:
             self._transport.abort()
 
 
 class PipelinedRedis(Redis):
-    """redis-py's client; single commands share one pipelined connection instead of borrowing one each.
+    """redis-py's client. Single commands share one pipelined connection instead of borrowing one each.
 
-    A cancelled caller leaves its reply to be read and dropped; the order is kept. A server that says nothing for
-    `socket_timeout` while replies are due is taken for dead.
+    The reply of a cancelled call is still read, and dropped, so the order is kept. A server that sends nothing for
+    `socket_timeout` while replies are pending is treated as dead.
     """
 
     _wire: Wire | None = None
     _connecting: asyncio.Task[Wire] | None = None
     _watch: asyncio.TimerHandle | None = None
 
-    async def execute_command(self, *args: Any, **options: Any) -> Any:  # redis-py names it so; Any is its type
-        """One command over the wire; the plain reply."""
+    async def execute_command(self, *args: Any, **options: Any) -> Any:  # redis-py's name and types
+        """Send one command over the wire and return the plain reply."""
         del options
         wire = self._wire
         if wire is None or not wire.open:
@@ -119,7 +119,7 @@ class PipelinedRedis(Redis):
         return await wire.send(args)
 
     async def _connected(self) -> Wire:
-        """Connect once, however many ask."""
+        """Connect once for all concurrent callers."""
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect(), name="connect to valkey")
             self._connecting.add_done_callback(lambda _: setattr(self, "_connecting", None))
@@ -127,7 +127,7 @@ class PipelinedRedis(Redis):
         try:
             return await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            if connecting.cancelled() and not (caller and caller.cancelling()):  # not the caller: `aclose` ended it
+            if connecting.cancelled() and not (caller and caller.cancelling()):  # `aclose` cancelled it, not the caller
                 raise ConnectionError("the client was closed while it connected") from None
             raise
 
@@ -138,10 +138,10 @@ class PipelinedRedis(Redis):
                 wire = await self._dial(kwargs)
                 try:
                     await _introduce(wire, kwargs)
-                except BaseException:  # refused, silent or cancelled: nobody else knows of this wire
+                except BaseException:  # rejected, silent or cancelled: no other code has a reference to this wire
                     wire.close()
                     raise
-        except OSError as error:  # builtin TimeoutError is one of them
+        except OSError as error:  # includes the builtin TimeoutError
             raise ConnectionError(f"Valkey cannot be reached: {str(error) or 'no answer in time'}") from error
         self._wire = wire
         if self._watch is not None:
@@ -160,7 +160,7 @@ class PipelinedRedis(Redis):
         return wire
 
     def _look(self, timeout_s: Seconds | None) -> None:
-        """Now and then: has the server gone silent?"""
+        """Check at intervals whether the server has become silent."""
         loop = asyncio.get_running_loop()
         wire = self._wire
         if timeout_s is None or wire is None or not wire.open:
@@ -172,7 +172,7 @@ class PipelinedRedis(Redis):
 
     @property
     def replied(self) -> Seconds:
-        """Loop time of the last reply over the present connection, whoever asked; 0: none yet."""
+        """Loop time of the last reply over the present connection, to any caller; 0: none yet."""
         return self._wire.replied if self._wire is not None else 0.0
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
@@ -188,7 +188,7 @@ class PipelinedRedis(Redis):
 
 
 async def _introduce(wire: Wire, kwargs: dict[str, Any]) -> None:
-    """Authenticate, select the database, give the connection its name."""
+    """Authenticate, select the database and name the connection."""
     if password := kwargs.get("password"):
         username = kwargs.get("username")
         await wire.send(("AUTH", username, password) if username else ("AUTH", password))

@@ -1,6 +1,6 @@
-"""The journal: stream `actions`. An entry exists exactly as long as its action is unanswered (architecture §3).
+"""The journal: stream `actions`. An entry exists exactly as long as its action is unanswered.
 
-The entry's stream id is the action's arrival, on Valkey's clock. The leader reads with XREAD, never with a group.
+The entry's stream id is the action's arrival, on Valkey's clock. The leader reads with XREAD, without a group.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shared.messages.environments import EnvironmentSpec
 from shared.policy.model.elasticity import Elasticity
 
 Json = bytes
-"""JSON text as it came; decoded only by who needs it."""
+"""JSON text as received. Only its user decodes it."""
 
 
 class StageWork(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -24,31 +24,31 @@ class StageWork(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     kind: str
     """Action kind (shared.messages.kinds)."""
     pool: str
-    """What it draws units from: `<resource>@<node class>`."""
+    """Pool of its units: `<resource>@<node class>`."""
     cost: dict[str, tuple[int, int]]
-    """Resource -> (fewest, most) units. More than the fewest is granted of the pool's resource alone, and only where
+    """Resource -> (fewest, most) units. More than the fewest is granted only of the pool's resource, and only if
     `elasticity` and a duration are known."""
     timeout_s: float
     """Execution limit of this stage; queueing does not count."""
     params: Json
     repeatable: bool = True
-    """Running it twice changes nothing outside its sandbox."""
+    """A second execution changes nothing outside its sandbox."""
     timeout_score: float | None = None
-    """Of a request that meets this stage's time limit; None: the request's. Older entries may end before it."""
+    """Score of a request that meets this stage's time limit; None: the request's. Older entries may end before it."""
     amounts: tuple[int, ...] = ()
-    """Of the pool's resource, where not every amount of its range is allowed: those that are, ascending."""
+    """Allowed amounts of the pool's resource, ascending, if not every amount of its range is allowed."""
     elasticity: Elasticity | None = None
-    """E(m) over the pool's resource; None: more units are not known to help."""
+    """E(m) over the pool's resource; None: it is not known whether more units help."""
     duration_s: float | None = None
-    """Seconds on one unit, as the trainer knows it. Older entries end before it."""
+    """Seconds on one unit, as declared by the trainer. Older entries end before it."""
     error_score: float = 0.0
-    """Of a sample that ends this stage's scoring function. Older entries end before it."""
+    """Score of a sample that ends this stage's scoring function. Older entries end before it."""
     exception_score: float | None = None
-    """Where this stage's scoring function raises; None: refused. Last: older entries end before it."""
+    """Score if this stage's scoring function raises; None: `refused`. Last field: older entries end before it."""
 
 
 class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.v1"):
-    """An accepted reward request or plain action, walking through `stages`."""
+    """An accepted reward request or plain action with its stages."""
 
     action: str
     tenant: str
@@ -58,26 +58,26 @@ class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.
     request: str = ""
     """The client's own request id."""
     index: int = -1
-    """The request's place in its batch, counted at the door; -1 outside a batch."""
+    """The request's place in its batch, counted at submission; -1 outside a batch."""
     stages: tuple[StageWork, ...]
     budget_s: float
-    """Seconds from arrival until the caller no longer cares."""
+    """Seconds from arrival until the caller no longer needs the answer."""
     start_within_s: float | None = None
-    """Answer `expired` at once when it is predicted to start later than so long after its arrival (`/run_code`)."""
+    """Answer `expired` at once if the predicted start is later than this after its arrival (`/run_code`)."""
     priority: float = 0.0
-    """Lower goes first among equals in expected completion (trajectory priority)."""
+    """Lower goes first among actions of equal expected completion (trajectory priority)."""
     timeout_score: float | None = None
-    """The score the task names for a time limit that was met, unless the stage names its own."""
+    """The task's score for a met time limit, unless the stage has its own."""
     trajectory: str = ""
-    """Whose environment it needs; empty: none's."""
+    """Trajectory whose environment it needs; empty: none."""
     environment: EnvironmentSpec | None = None
-    """What that environment is; set with `trajectory`, so that whoever reads the journal knows all there is to know."""
+    """That environment's specification. Set with `trajectory`, so that a journal entry is complete by itself."""
     held_by: str = ""
-    """The replica that holds the caller's connection (`/run_code`): the action ends with it. Empty: none does."""
+    """The replica that holds the caller's connection (`/run_code`). The action ends with it. Empty: none."""
 
 
 class CancelAsked(Message, frozen=True, kw_only=True, tag="action.cancel-asked.v1"):
-    """Somebody no longer wants an action, or all that is left of a batch. Handled by the leader, then deleted."""
+    """Request to cancel an action, or the rest of a batch. The leader handles and then deletes it."""
 
     action: str = ""
     batch: str = ""
@@ -85,16 +85,16 @@ class CancelAsked(Message, frozen=True, kw_only=True, tag="action.cancel-asked.v
 
 
 class CloseAsked(Message, frozen=True, kw_only=True, tag="trajectory.close-asked.v1"):
-    """A trainer has closed a trajectory: its unanswered actions are cancelled, its environment ends."""
+    """A trainer has closed a trajectory. Its unanswered actions are cancelled and its environment is ended."""
 
     trajectory: str
 
 
 class UnreadableEntry(Message, frozen=True, kw_only=True, tag="entry.unreadable.v1"):
-    """A journal entry of another version of ours, or a damaged one: what its envelope shows. It is never written."""
+    """A damaged journal entry or one of another version, as far as its envelope shows. It is never written."""
 
     action: str = ""
-    """The action that it submits; empty: it submits none, or it is not known which."""
+    """The action that it submits; empty: none, or unknown."""
     batch: str = ""
     task: str = ""
     request: str = ""
@@ -103,7 +103,7 @@ class UnreadableEntry(Message, frozen=True, kw_only=True, tag="entry.unreadable.
     """Why it does not decode."""
 
     def submission(self) -> ActionSubmitted:
-        """As much of the submission as is known: no stage, so nothing that could run."""
+        """Return the known part of the submission. It has no stage, so nothing can run."""
         return ActionSubmitted(
             action=self.action,
             tenant="",
@@ -119,12 +119,12 @@ class UnreadableEntry(Message, frozen=True, kw_only=True, tag="entry.unreadable.
 ACTION_FIELD, BATCH_FIELD = b"a", b"b"
 """The envelope: fields of a submission's entry beside the message. Entries of schema 1 have none."""
 SUBMISSION = "action.submitted."
-"""Beginning of the kind of every version's submission."""
+"""Prefix of the kind of a submission, in every version."""
 _named = msgspec.msgpack.Decoder()
 
 
 def unreadable_entry(fields: Mapping[bytes, bytes], error: str) -> UnreadableEntry:
-    """What can be known of an entry that does not decode: its envelope, then any text of its message by field name."""
+    """Return what is known of an undecodable entry: its envelope, then the texts of its message by field name."""
     message = _texts(fields.get(ENTRY, b""))
     enveloped = ACTION_FIELD in fields
     if not enveloped and not message.get("kind", "").startswith(SUBMISSION):

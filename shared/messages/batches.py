@@ -1,7 +1,7 @@
-"""The life of a batch: stream `batches`, read by the planner (group `planner`) and by the leader.
+"""Lifecycle of a batch: stream `batches`, read by the planner (group `planner`) and by the leader.
 
-`BatchEnded` is written by the same server-side function that records the last answer, so it is not lost
-and not doubled; its measurements are in its results (`shared.store.results`).
+The server-side function that records the last answer also writes `BatchEnded`, so it is neither lost nor doubled. Its
+measurements are in the batch's results (`shared.store.results`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import msgspec
 from shared.messages.base import Message, Topic
 
 BatchState = Literal["open", "sealed", "complete", "cancelled", "abandoned"]
-"""`sealed` while it waits for its last answers after a seal; a sealed batch that has them all is `complete`."""
+"""`sealed`: it waits for its last answers after a seal. A sealed batch with all answers is `complete`."""
 
 
 class StagePlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the planner needs to know of a stage."""
+    """A stage's description for the planner."""
 
     name: str
     pool: str
     units: int
-    """Fewest units an action of this stage takes."""
+    """Fewest units of an action of this stage."""
     worker_cost: float
-    """C_j of DistRS §5.1: what one worker costs, in any unit common to the workflow."""
+    """C_j of DistRS §5.1: cost of one worker, in any unit common to the workflow."""
     timeout_s: float
 
 
@@ -35,14 +35,14 @@ class BatchOpened(Message, frozen=True, kw_only=True, tag="batch.opened.v1"):
     tenant: str
     task: str
     size: int | None
-    """B of DistRS; None where the trainer does not say."""
+    """B of DistRS; None if the trainer did not give it."""
     opened_at: float
     """Unix seconds, Valkey's clock."""
     stages: list[StagePlan]
     max_extra_delay_s: float
     """D of DistRS §5.1."""
     resources: float
-    """Rt: what the trainer's own cluster counts, weighs delay against cost."""
+    """Rt: resources of the trainer's own cluster. It weighs delay against cost."""
 
 
 class FirstArrival(Message, frozen=True, kw_only=True, tag="batch.first-arrival.v1"):
@@ -67,7 +67,7 @@ class BatchEnded(Message, frozen=True, kw_only=True, tag="batch.ended.v1"):
 
 
 class RolloutProgress(Message, frozen=True, kw_only=True, tag="batch.progress.v1"):
-    """How far the rollout of an open batch is, by its trainer's word. The stream keeps the newest of each batch."""
+    """Progress of an open batch's rollout, as the trainer reported it. The stream keeps the newest of each batch."""
 
     batch: str
     at: float
@@ -75,7 +75,7 @@ class RolloutProgress(Message, frozen=True, kw_only=True, tag="batch.progress.v1
     generating: int
     """Samples whose reward requests are still to come."""
     tokens: float | None = None
-    """Median length of those samples so far; None where it was not told."""
+    """Median length of those samples so far; None if it was not reported."""
 
 
 BATCHES: Topic[BatchOpened | FirstArrival | BatchEnded | RolloutProgress] = Topic(

@@ -1,4 +1,4 @@
-"""What a trajectory's environment is, and what can be done in one: the contract between the door and the nodes."""
+"""Specification of a trajectory's environment and of actions in it: the contract between the proxy and the nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from shared.policy.model.formulation import STARTS
 
 LOCAL = "local"
-"""The image that is no image: an environment made of the node's own toolchain, in the sandbox's walls."""
+"""The image name for no image: the environment uses the node's own toolchain, in the sandbox's walls."""
 
 MOST_SETUP = 64
 MOST_VARIABLES = 256
@@ -17,52 +17,52 @@ MOST_LIVES_S = 86_400.0
 MOST_VALUE = 65_536
 
 MEMORY = "memory_mb"
-"""The resource that environments hold for their whole life."""
+"""The resource that an environment holds until it ends."""
 HELD = frozenset({MEMORY, STARTS})
-"""Resources that environments hold, and no action alone: no pool counts them."""
+"""Resources that environments hold, and never an action alone. No pool counts them."""
 
 Image = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*(?!\n)$")]
 Lives = Annotated[float, msgspec.Meta(gt=0, le=MOST_LIVES_S)]
 Variable = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(?!\n)$", max_length=128)]
 
 Value = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$", max_length=MOST_VALUE)]
-"""Of a variable: any text without NUL, which no program could be given."""
+"""Value of a variable: any text without NUL, which cannot be passed to a program."""
 
 
 class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One environment as its trainer asks for it. A node adds nothing to it."""
+    """One environment as its trainer requests it. A node adds nothing to it."""
 
     image: Annotated[
         str, msgspec.Meta(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*(?!\n)$")
     ] = LOCAL
     """`local`, or an image of a container engine."""
     memory_mb: Annotated[int, msgspec.Meta(ge=32, le=1 << 20)] = 1024
-    """Held on its node for its whole life; more than that ends what asks for it."""
+    """Held on its node until it ends. A process that asks for more is ended."""
     disk_mb: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 1024
-    """What it may write."""
+    """Bound of the files that it writes."""
     pids: Annotated[int, msgspec.Meta(ge=8, le=65_536)] = 256
     """Processes and threads at once."""
     env: Annotated[dict[Variable, Value], msgspec.Meta(max_length=MOST_VARIABLES)] = {}
-    """Variables that every command finds. No value holds NUL."""
+    """Variables of every command. No value has NUL."""
     setup: Annotated[list[str], msgspec.Meta(max_length=MOST_SETUP)] = []
     """Bash lines run once, in order, before the first action. One that fails ends the trajectory's first action as
     `refused`, with its output."""
     setup_timeout_s: Lives = 300.0
-    """For making it: container and set-up lines together. Waiting for its turn and for its image does not count."""
+    """Limit of its creation, container and set-up lines together. Waiting for its turn and its image does not count."""
     workdir: Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$", max_length=4096)] = ""
     """Where commands start; empty: the image's own, or the private directory of a local one."""
     network: bool = False
-    """It may reach the network. `local` environments never may."""
+    """It may reach the network. A `local` environment never may."""
     read_only: bool = False
     """The image's files cannot be changed; /tmp and `workdir` can."""
     idle_s: Lives = 1800.0
-    """It ends so long after its last action."""
+    """Seconds after its last action until it ends."""
     lifetime_s: Lives = 21_600.0
-    """It ends so long after its first action, whatever it does."""
+    """Seconds after its first action until it ends, also while it is used."""
 
 
 Encoding = Literal["utf-8", "base64"]
-"""How bytes travel in JSON."""
+"""Representation of bytes in JSON."""
 
 Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 Session = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+(?!\n)$")]

@@ -1,8 +1,8 @@
-"""From the leader to one node: stream `grants.<node>.<incarnation>`, read in order by the manager alone.
+"""From the leader to one node: stream `grants.<node>.<incarnation>`, read in order by the node's manager alone.
 
-Each incarnation has a stream of its own, so a manager that was thought dead can neither read nor trim its successor's.
+Each incarnation has its own stream. So a manager that was treated as dead can neither read nor trim its successor's.
 
-Every message carries the leader's epoch; the manager refuses a lower one than it has seen.
+Every message has the leader's epoch. The manager rejects a lower epoch than it has seen.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shared.messages.environments import EnvironmentSpec
 
 
 class Granted(Message, frozen=True, kw_only=True, tag="granted.v1"):
-    """Run this stage of this action on so many units."""
+    """Run this stage of this action on these units."""
 
     action: str
     epoch: int
@@ -26,35 +26,35 @@ class Granted(Message, frozen=True, kw_only=True, tag="granted.v1"):
     units: dict[str, int]
     timeout_s: float
     budget_s: float
-    """What is left of the caller's patience, seconds."""
+    """Seconds that are left of the caller's budget."""
     trajectory: str = ""
-    """Whose environment it acts in; empty: none's."""
+    """Trajectory whose environment it acts in; empty: none."""
     environment: EnvironmentSpec | None = None
-    """Make it first, where this trajectory has none on the node. None: it has one there, or it is lost."""
+    """Create it first if the trajectory has none on the node. None: it exists there, or it is lost."""
     error_score: float = 0.0
-    """Of a sample that ends a trainer's scoring function."""
+    """Score of a sample that ends a trainer's scoring function."""
     exception_score: float | None = None
-    """Where a trainer's scoring function raises; None: refused."""
+    """Score if a trainer's scoring function raises; None: `refused`."""
 
 
 class Revoked(Message, frozen=True, kw_only=True, tag="revoked.v1"):
-    """Stop this action if you still hold it; answer with a Finished of status `cancelled`."""
+    """Stop this action if the node still holds it. The answer is a Finished of status `cancelled`."""
 
     action: str
     epoch: int
     attempt: int
     recall: bool = False
-    """Only if it has not begun; then the status is `lost`, because nobody has asked to cancel it."""
+    """Stop it only if it has not begun. Then the status is `lost`, because no caller has cancelled it."""
 
 
 class InventoryAsked(Message, frozen=True, kw_only=True, tag="inventory-asked.v1"):
-    """Say what you hold. All grants of earlier epochs lie before this message, so the answer is complete."""
+    """Report the node's inventory. All grants of earlier epochs are before this message, so the report is complete."""
 
     epoch: int
 
 
 class ShareSet(Message, frozen=True, kw_only=True, tag="share-set.v1"):
-    """Own this many units of a resource from now on. Shrinking never stops a running action."""
+    """Own this many units of a resource from now on. A smaller share does not stop running actions."""
 
     epoch: int
     resource: str
@@ -62,14 +62,14 @@ class ShareSet(Message, frozen=True, kw_only=True, tag="share-set.v1"):
 
 
 class EnvironmentClosed(Message, frozen=True, kw_only=True, tag="environment-closed.v1"):
-    """End this trajectory's environment, if there is one; answer with an EnvironmentEnded either way."""
+    """End this trajectory's environment if it exists. The answer is an EnvironmentEnded in any case."""
 
     epoch: int
     trajectory: str
 
 
 class ImageWanted(Message, frozen=True, kw_only=True, tag="image-wanted.v1"):
-    """Environments of this image are about to be asked for: pull it now (RollArt: env.reset must not wait for it)."""
+    """Environments of this image will be needed soon: pull it now (RollArt: env.reset must not wait for it)."""
 
     epoch: int
     image: str
@@ -79,5 +79,5 @@ Grant = Granted | Revoked | InventoryAsked | ShareSet | EnvironmentClosed | Imag
 
 
 def grants_topic(node: str, incarnation: str) -> Topic[Grant]:
-    """The stream of one node's incarnation."""
+    """Return the topic of one node's incarnation."""
     return Topic(f"grants.{node}.{incarnation}", Grant)

@@ -1,7 +1,7 @@
-"""Action kinds and their parameters: the contract between the front door (validates) and the nodes (execute).
+"""Action kinds and their parameters: the contract between the proxy (validates) and the nodes (execute).
 
-A request's `params` are its stage template's `params` with the request's own laid over them. Unknown fields are an
-error at the door, so a misspelt limit is never silently ignored.
+A request's `params` are its stage template's `params`, overridden by the request's own. Unknown fields are rejected at
+submission, so that a misspelt limit is not ignored silently.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_GOLDS = 1024
 MOST_PATTERN = 4096
 """Characters of a regular expression."""
 PLACE = "{dop}"
-"""Where a command or line names the cores that were granted."""
+"""Place in a command or line that is replaced by the number of granted cores."""
 Megabytes = Annotated[int, msgspec.Meta(ge=16, le=65536)]
 
 
@@ -29,19 +29,19 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Noop(Params, frozen=True, kw_only=True):
-    """Nothing: measures the mesh itself. Needs no core."""
+    """Does nothing: measures the mesh itself. Needs no core."""
 
     echo: str = ""
 
 
 class Sleep(Params, frozen=True, kw_only=True):
-    """Hold a place for a time without using a core: stands for work that waits."""
+    """Hold a slot for a time without using a core. Stands for work that waits."""
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
 class CodeRun(Params, frozen=True, kw_only=True):
-    """Compile (where the language does) and run a program: SandboxFusion's `run_code` as an action."""
+    """Compile (if the language does) and run a program: SandboxFusion's `run_code` as an action."""
 
     code: str
     language: str = "python"
@@ -56,12 +56,12 @@ class CodeRun(Params, frozen=True, kw_only=True):
 
 
 class CodeAsserts(Params, frozen=True, kw_only=True):
-    """HumanEval/MBPP style: `code`, then `tests` (asserts) in one interpreter; passes when the last assert passed."""
+    """HumanEval/MBPP style: `code`, then `tests` (asserts) in one interpreter. Passes if the last assert passes."""
 
     code: str
     tests: str
     entry_point: str | None = None
-    """When given, `check(<entry_point>)` is called after `tests` (HumanEval)."""
+    """If given, `check(<entry_point>)` is called after `tests` (HumanEval)."""
     language: Literal["python"] = "python"
     timeout_s: Seconds = 6.0
     memory_mb: Megabytes = 1024
@@ -75,7 +75,7 @@ class StdioTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class CodeStdio(Params, frozen=True, kw_only=True):
-    """A program against tests of stdin/stdout. Expected outputs never enter the sandbox."""
+    """Run a program against stdin/stdout tests. Expected outputs never enter the sandbox."""
 
     code: str
     language: str = "python"
@@ -85,14 +85,14 @@ class CodeStdio(Params, frozen=True, kw_only=True):
     """Wall seconds of each test's run."""
     memory_mb: Megabytes = 1024
     compare: Literal["lines", "exact", "tokens", "numeric"] = "lines"
-    """lines: trailing blanks of lines and of the whole ignored; tokens: split at blanks; numeric: tokens, numbers equal
-    to 1e-5 relative; exact: byte for byte."""
+    """lines: trailing blanks of lines and of the whole are ignored; tokens: split at blanks; numeric: tokens, numbers
+    equal to 1e-5 relative; exact: byte for byte."""
     stop_at_first_failure: bool = False
     score: Literal["fraction", "all"] = "all"
 
 
 class MathVerify(Params, frozen=True, kw_only=True):
-    """Model answer against gold by the math-verify library."""
+    """Compare the model's answer with gold, by the math-verify library."""
 
     response: str
     gold: str
@@ -100,7 +100,7 @@ class MathVerify(Params, frozen=True, kw_only=True):
 
 
 class AnswerMatch(Params, frozen=True, kw_only=True):
-    """Text equality after a named normalisation."""
+    """Compare texts after a named normalisation."""
 
     response: str
     gold: str | Annotated[list[str], msgspec.Meta(max_length=MOST_GOLDS)]
@@ -124,72 +124,72 @@ class PythonFunction(Params, frozen=True, kw_only=True):
 
 
 class EnvExec(Params, frozen=True, kw_only=True):
-    """A command in a trajectory's environment, without a shell. Passes when it exits with 0."""
+    """Run a command in a trajectory's environment, without a shell. Passes when it exits with 0."""
 
     argv: Annotated[list[str], msgspec.Meta(min_length=1, max_length=4096)]
-    """A word may hold `{dop}`: the cores that were granted."""
+    """A word may have `{dop}`: the number of granted cores."""
     cwd: str = ""
     """Empty: the environment's working directory."""
     env: dict[Variable, str] = {}
     stdin: str | None = None
     literal: bool = False
-    """`{dop}` is text like any other."""
+    """`{dop}` is ordinary text."""
     output_bytes: Annotated[int, msgspec.Meta(ge=0, le=8 << 20)] = 256 << 10
-    """Kept of stdout and of stderr, each: the beginning and the end. More is counted and dropped, with a flag."""
+    """Bytes kept of stdout and of stderr, each: the beginning and the end. More is counted and dropped, with a flag."""
 
 
 class EnvBash(Params, frozen=True, kw_only=True):
-    """A bash line (or several) in a persistent shell: variables, functions and the directory stay for the next one."""
+    """Run bash lines in a persistent shell. Variables, functions and the directory stay for the next action."""
 
     line: str
-    """May hold `{dop}`; `pytest` and `make` take the cores that were granted by themselves (docs/formulation.md)."""
+    """May have `{dop}`. `pytest` and `make` use the granted cores by themselves (docs/formulation.md)."""
     session: Session = "default"
-    """Its shell. It begins with its first line."""
+    """Its shell, which starts with its first line."""
     literal: bool = False
-    """`{dop}` is text like any other."""
+    """`{dop}` is ordinary text."""
     output_bytes: Annotated[int, msgspec.Meta(ge=0, le=8 << 20)] = 256 << 10
-    """Kept of its output (stdout and stderr, as they came): the beginning and the end."""
+    """Bytes kept of its output (stdout and stderr, in order): the beginning and the end."""
 
 
 class EnvRead(Params, frozen=True, kw_only=True):
-    """A file's content. More than the node's `output_bytes` is an error in its output, never cut."""
+    """Read a file's content. More than the node's `output_bytes` is an error in its output; nothing is cut."""
 
     path: Path
     encoding: Encoding = "utf-8"
 
 
 class EnvWrite(Params, frozen=True, kw_only=True):
-    """Write a file whole; directories on the way are made."""
+    """Write a whole file. Missing parent directories are created."""
 
     path: Path
     content: str
     encoding: Encoding = "utf-8"
     mode: Annotated[int, msgspec.Meta(ge=0, le=0o777)] | None = None
-    """None: the file's own where there is one, else 0o644."""
+    """None: the existing file's own mode, else 0o644."""
 
 
 class EnvUpload(Params, frozen=True, kw_only=True):
-    """Unpack a tar archive (plain or gzip, base64) into a directory, which is made where it is missing."""
+    """Unpack a tar archive (plain or gzip, base64) into a directory, which is created if it is missing."""
 
     path: Path
     archive: str
 
 
 class EnvDownload(Params, frozen=True, kw_only=True):
-    """A file or a directory as a gzipped tar archive, base64. More than the node's `output_bytes` is an error."""
+    """Read a file or directory as a gzipped tar archive, base64. More than the node's `output_bytes` is an error."""
 
     path: Path
 
 
 class EnvList(Params, frozen=True, kw_only=True):
-    """A directory's entries: name, type, size, mode; sorted by name, at most `most`."""
+    """List a directory's entries: name, type, size, mode; sorted by name, at most `most`."""
 
     path: Path = "."
     most: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
 
 
 class EnvCloseSession(Params, frozen=True, kw_only=True):
-    """End a persistent shell and what it left in the foreground or background."""
+    """End a persistent shell and its foreground and background processes."""
 
     session: Session = "default"
 
@@ -204,10 +204,10 @@ ENVIRONMENT_KINDS: dict[str, type[Params]] = {
     "env.list": EnvList,
     "env.close_session": EnvCloseSession,
 }
-"""What can be done in a trajectory's environment (`POST /v1/trajectories/{id}/actions`), and nowhere else."""
+"""Kinds for a trajectory's environment (`POST /v1/trajectories/{id}/actions`). They are not allowed elsewhere."""
 
 ONLY_LOOKS = frozenset({"env.read", "env.download", "env.list"})
-"""Environment kinds that change nothing, so that another attempt is harmless."""
+"""Environment kinds that change nothing, so that a second attempt is harmless."""
 
 KINDS: dict[str, type[Params]] = {
     "noop": Noop,
@@ -225,20 +225,20 @@ FREE_FORM = ("ground_truth", "extra_info")
 """Parameters that may hold any JSON."""
 
 NEEDS_NO_CORE = frozenset({"noop", "sleep"})
-"""Kinds that only wait: they take a slot instead of a core."""
+"""Kinds that only wait. They take a slot instead of a core."""
 
 
 def needs_core(kind: str, params: Mapping[str, Any]) -> bool:
-    """Does it run in a sandbox, which takes a core? Comparing answers does only where one has to be searched for."""
+    """Return whether it runs in a sandbox, which takes a core. `answer.match` does only with `extract`."""
     return kind not in NEEDS_NO_CORE and (kind != "answer.match" or params.get("extract") is not None)
 
 
 def default_units(kind: str) -> dict[str, int]:
-    """What an action of this kind takes when nobody says: a core, or a slot where it only waits."""
+    """Return the default units of a kind: a core, or a slot if it only waits."""
     return {"slots": 1} if kind in NEEDS_NO_CORE else {"cores": 1}
 
 
 def pool_of(units: Iterable[str], node_class: str) -> str:
-    """The pool an action queues in: of cores where it takes any, else of its first resource, else of slots."""
+    """Return an action's pool: of cores if it takes any, else of its first resource, else of slots."""
     resources = list(units)
     return f"{'cores' if 'cores' in resources else next(iter(resources), 'slots')}@{node_class}"

@@ -1,4 +1,4 @@
-"""What nodes say of themselves: stream `nodes`.
+"""Reports of nodes about themselves: stream `nodes`.
 
 A node is name + incarnation; a new incarnation ends the old one's grants.
 """
@@ -9,26 +9,26 @@ from shared.messages.base import Message, Topic
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello.v1"):
-    """A manager has started. Its stream `grants.<node>` is empty from here on."""
+    """A manager has started. Its stream of grants is empty at this time."""
 
     node: str
     incarnation: str
     node_class: str
     capacity: dict[str, int]
-    """Resource -> units that exist, whoever owns them now."""
+    """Resource -> existing units, whoever owns them now."""
     kinds: list[str]
     """Action kinds it executes."""
     lines_up: list[str] = []
-    """Resources: grants that find none of their units free wait on the node and start in order; so some come ahead."""
+    """Resources whose grants may wait on the node for units, and start in order. So some actions are prefetched."""
     url: str = ""
     labels: dict[str, str] = {}
     """For people: languages with versions, sandbox rung, runtime ..."""
     runtimes: list[str] = []
-    """Where environments can be made: `local`, `docker`."""
+    """Runtimes that can create environments here: `local`, `docker`."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat.v1"):
-    """Still alive."""
+    """The manager is alive."""
 
     node: str
     incarnation: str
@@ -38,12 +38,12 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """Integral of owned units since the start, unit-seconds."""
     used_unit_s: dict[str, float] = {}
     cold_start_s: dict[str, float] = {}
-    """Resource -> seconds from owning a unit to a worker that executes on it, as lately measured here; absent where
-    nothing was."""
+    """Resource -> seconds from owning a unit to a worker that executes on it, as recently measured here; absent if not
+    measured."""
 
 
 class Bye(Message, frozen=True, kw_only=True, tag="bye.v1"):
-    """Stopped in good order: nothing runs there any more."""
+    """The manager has stopped in good order. Nothing runs there any more."""
 
     node: str
     incarnation: str

@@ -1,8 +1,8 @@
 """From nodes to the leader: stream `outcomes`. From the leader to the other proxies: stream `answered`. Both bounded.
 
-`Started`, `Finished` and `InventoryTaken` share one stream so that an inventory comes after every outcome that was
-published before it. `Answered` is a wake-up for proxies whose callers wait: one that fell behind reads the store. It
-has a stream of its own because the leader, who writes it, must not be woken by it.
+`Started`, `Finished` and `InventoryTaken` share one stream, so that an inventory comes after every outcome that was
+published before it. `Answered` wakes proxies whose callers wait; one that is behind reads the store. It has its own
+stream, because the leader writes it and must not be woken by it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from shared.messages.base import Message, Topic
 from shared.policy.model.formulation import TrajectoryEnd
 
 ExecutionStatus = Literal["ok", "timeout", "lost", "refused", "cancelled", "environment-lost", "postponed"]
-"""How one attempt ended on a node. `ok` and `timeout` are verdicts; `lost` is ours and is tried again. In a trajectory,
-`environment-lost`: its environment had ended before, and the action was not executed; or the environment's lifetime
-ended while the action ran, and it was executed partly. `postponed`: the environment cannot be made before `retry_in_s`,
-and the action was not executed; that is no failed attempt."""
+"""How one attempt ended on a node. `ok` and `timeout` are verdicts. `lost` is an infrastructure failure and is retried.
+In a trajectory, `environment-lost`: its environment had ended before, and the action was not executed; or the
+environment's lifetime ended while the action ran, and it was executed partly. `postponed`: the environment cannot be
+created before `retry_in_s`, and the action was not executed; this does not count as an attempt."""
 
 Evidence = Literal["", "separate", "in-process"]
 """Where a verdict was formed. `separate`: outside the interpreter that ran the sample. `in-process`: in the same one,
-so a sample that is written against its grader may forge it. Empty: the kind forms no verdict."""
+so a sample written to attack its grader may forge it. Empty: the kind forms no verdict."""
 
 RECALLED = "recalled"
-"""Reason of an attempt that was taken back before it had begun: its `lost` is nobody's failure."""
+"""Reason of an attempt that was recalled before it had begun. Its `lost` is not a failure."""
 
 
 class Started(Message, frozen=True, kw_only=True, tag="started.v1"):
-    """An attempt has begun to execute. Sent where it outlives the manager's next flush; short ones only finish."""
+    """An attempt has begun to execute. Sent if it still runs at the manager's next flush; short ones only finish."""
 
     action: str
     node: str
@@ -53,23 +53,23 @@ class Finished(Message, frozen=True, kw_only=True, tag="finished.v1"):
     output: Json = b"{}"
     reason: str = ""
     queue_s: float = 0.0
-    """On the node: from reading the grant to the start."""
+    """Time on the node, from reading the grant to the start."""
     execution_s: float = 0.0
     cpu_s: float = 0.0
     peak_memory_bytes: int = 0
     environment_stands: bool = True
-    """False: it was to make its trajectory's environment first, and could not; nothing of the action was executed."""
+    """False: its trajectory's environment could not be created first, and nothing of the action was executed."""
     units: dict[str, int] = {}
-    """What it was granted."""
+    """Granted units."""
     retry_in_s: float = 0.0
-    """Of one that was postponed."""
+    """For `postponed`: seconds until the next attempt is possible."""
     evidence: Evidence = ""
     environment_ended: TrajectoryEnd = "lost"
-    """Of `environment-lost`: how the environment ended."""
+    """For `environment-lost`: how the environment ended."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One grant a node still executes, or has in its line."""
+    """One grant that a node executes, or has in its queue."""
 
     action: str
     epoch: int
@@ -78,7 +78,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     units: dict[str, int]
     running_s: float
     waits: bool = False
-    """It stands in the node's line and has not begun."""
+    """It is in the node's queue and has not begun."""
 
 
 class Stays(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -86,11 +86,11 @@ class Stays(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     trajectory: str
     units: dict[str, int]
-    """What it holds of the node for its whole life."""
+    """Units that it holds on the node until it ends."""
 
 
 class InventoryTaken(Message, frozen=True, kw_only=True, tag="inventory-taken.v1"):
-    """Everything a node holds; what it finished lies before this message in the stream."""
+    """All grants and environments of a node. Outcomes of what it finished are before this message in the stream."""
 
     node: str
     incarnation: str
@@ -98,13 +98,13 @@ class InventoryTaken(Message, frozen=True, kw_only=True, tag="inventory-taken.v1
     """Of the leader that asked."""
     held: list[Held]
     environments: list[Stays] = []
-    """Those that stand, and those that are being made."""
+    """Existing environments, and those that are being created."""
     images: list[str] = []
-    """Of its container engine, at most `shared.policy.resources.residency.MOST_HERE`."""
+    """Images of its container engine, at most `shared.policy.resources.residency.MOST_HERE`."""
 
 
 class EnvironmentEnded(Message, frozen=True, kw_only=True, tag="environment.ended.v1"):
-    """A trajectory's environment is no more, and what it held is free. Comes after the outcomes of its actions."""
+    """A trajectory's environment has ended, and its units are free. Comes after the outcomes of its actions."""
 
     node: str
     incarnation: str
@@ -114,8 +114,9 @@ class EnvironmentEnded(Message, frozen=True, kw_only=True, tag="environment.ende
 
 
 class EnvironmentMade(Message, frozen=True, kw_only=True, tag="environment.made.v1"):
-    """A trajectory's environment stands, and its first action still executes. At most a heartbeat late; a shorter first
-    action only finishes.
+    """A trajectory's environment exists, and its first action still executes. At most a heartbeat late.
+
+    Not sent if that action finishes before.
     """
 
     node: str
@@ -124,7 +125,7 @@ class EnvironmentMade(Message, frozen=True, kw_only=True, tag="environment.made.
 
 
 class ImagesChanged(Message, frozen=True, kw_only=True, tag="images-changed.v1"):
-    """Images that a node has since its last report, and those that it has no more. At most a heartbeat late."""
+    """Images that a node got and removed since its last report. At most a heartbeat late."""
 
     node: str
     incarnation: str
@@ -133,18 +134,18 @@ class ImagesChanged(Message, frozen=True, kw_only=True, tag="images-changed.v1")
 
 
 class Answered(Message, frozen=True, kw_only=True, tag="answered.v1"):
-    """These actions have been answered; the answers are in the store."""
+    """These actions have been answered. The answers are in the store."""
 
     actions: list[str]
     batches: list[str]
-    """The batches they belong to, without repeats."""
+    """Their batches, without repeats."""
 
 
 Outcome = Started | Finished | InventoryTaken | EnvironmentEnded | EnvironmentMade | ImagesChanged
 
 OUTCOMES: Topic[Outcome] = Topic("outcomes", Outcome, maxlen=16_384)
-"""The outcome that an answer or a step to the next stage rests on is dropped by the same write. The rest is bounded:
-what is trimmed is found again through journal, inventory and store."""
+"""An outcome behind an answer or a step to the next stage is deleted by the same write. The others are bounded: what
+is trimmed is found again through journal, inventory and store."""
 
 ANSWERED: Topic[Answered] = Topic("answered", Answered)
-"""Written by `finish` itself, which keeps 10 s of it; tailed by every replica that does not lead."""
+"""`finish` writes it and keeps 10 s of it. Every replica that does not lead reads it."""

@@ -1,7 +1,6 @@
-"""What the leader sees of open batches, for the planner (Algorithm 2 of DistRS, §5.2).
+"""The leader's snapshot of open batches, for the planner (Algorithm 2 of DistRS, §5.2).
 
-It is no message: it lies in the field `batches` of the hash `backlog`, where the leader writes it over and over
-(`shared.bus.seen` reads it).
+It is not a message. The leader overwrites it in the field `batches` of the hash `backlog`; `shared.bus.seen` reads it.
 """
 
 from __future__ import annotations
@@ -14,25 +13,25 @@ import msgspec
 from shared.runtime.units import Seconds
 
 LOOKS_EVERY_S: Seconds = 0.5
-"""How often the leader looks: what it tells is as old at most, as long as it lives."""
+"""Snapshot interval. While a leader is alive, a snapshot is at most this old."""
 
 
 class BatchSeen(msgspec.Struct, frozen=True):
-    """One batch's unanswered requests, by stage. Times are Unix seconds, float64 little-endian, packed."""
+    """One batch's unanswered requests, by stage. Times are packed Unix seconds, float64 little-endian."""
 
     queuing: list[bytes]
-    """Pairs, of each request that waits for the stage (queued, or granted and without units yet): when it arrived at
-    the door, and when it would have been here had it never queued."""
+    """Pairs, one for each request that waits for the stage (queued, or granted without units yet): when it arrived at
+    the proxy, and when it would have arrived at this stage without queueing."""
     running: list[bytes]
-    """Triples, of each that holds units of the stage: the same two, and when it began there (or was granted)."""
+    """Triples, one for each request with units of the stage: the same two, and when it began there (or was granted)."""
 
 
 class BatchesSeen(msgspec.Struct, frozen=True):
-    """Every batch that had unanswered requests at one moment."""
+    """Every batch with unanswered requests at one time."""
 
     at: float
-    """When the leader looked: Unix seconds, Valkey's clock. It holds until something else is told; the leader looks
-    every `LOOKS_EVERY_S`."""
+    """Time of the snapshot: Unix seconds, Valkey's clock. It is valid until another one is published; the leader
+    compares every `LOOKS_EVERY_S`."""
     batches: dict[str, BatchSeen]
 
 
@@ -41,21 +40,21 @@ _decoder = msgspec.msgpack.Decoder(BatchesSeen)
 
 
 def encode(seen: BatchesSeen) -> bytes:
-    """24 bytes a running request, 16 a queuing one."""
+    """Encode a snapshot: 24 bytes per running request, 16 per queuing one."""
     return _encoder.encode(seen)
 
 
 def decode(raw: bytes) -> BatchesSeen:
-    """Read what `encode` wrote.
+    """Decode what `encode` wrote.
 
     Raises:
-        msgspec.MsgspecError: it is of another version, or nothing of ours.
+        msgspec.MsgspecError: it is of another version, or not a snapshot.
     """
     return _decoder.decode(raw)
 
 
 def pack(times: array[float]) -> bytes:
-    """Times as they are told."""
+    """Return times as the snapshot stores them."""
     if sys.byteorder == "big":
         times = array("d", times)
         times.byteswap()

@@ -1,4 +1,4 @@
-"""What is coming, for those who prepare: stream `trajectories`, tailed by the leader. Bounded and lossy: a hint."""
+"""Hints of coming environments: stream `trajectories`, read by the leader. Bounded and lossy."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from shared.messages.base import Message, Topic
 
 
 class EnvironmentsExpected(Message, frozen=True, kw_only=True, tag="environments.expected.v1"):
-    """A trajectory was opened, or a rollout that will open some: environments of these images will be asked for."""
+    """A trajectory, or a rollout that will open some, was opened. Environments of these images will be needed."""
 
     images: list[str]
     node_class: str = ""
-    """On nodes of this class; empty: of any."""
+    """Class of their nodes; empty: any."""
     memory_mb: int = 1024
-    """What an environment of each will hold of its node."""
+    """Memory that an environment of each will hold on its node."""
 
 
 TRAJECTORIES: Topic[EnvironmentsExpected] = Topic("trajectories", EnvironmentsExpected, maxlen=1_024)

@@ -1,1 +1,1 @@
-"""What every process of the mesh runs on: application, background tasks, errors, log, settings."""
+"""Parts that every process of the mesh uses: application, background tasks, errors, log, settings."""

@@ -1,7 +1,7 @@
-"""The frame of every service: problem+json errors, health, metrics, and hot routes in front of FastAPI.
+"""Base of every service: problem+json errors, health, metrics, and hot routes in front of FastAPI.
 
-Hot routes are bare ASGI handlers (a third of FastAPI's cost per request, design/facts-performance); they are documented
-in the same OpenAPI document, and every error leaves through the same door.
+Hot routes are bare ASGI handlers, at a third of FastAPI's cost per request. They are documented in the same OpenAPI
+document, and their errors have the same format.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from shared.runtime.errors import PROBLEM_TYPE, BadRequest, TreadleError
 _log = log.get(__name__)
 
 READY_DEADLINE_S = 2.5
-"""Of a readiness check; the supervisor's probe waits 3 s."""
+"""Time limit of a readiness check. The supervisor's probe waits 3 s."""
 
 PROBLEM_JSON = "application/problem+json"
 
 Ready = Callable[[FastAPI], Awaitable[str | None] | str | None]
-"""Says why a service is not ready, or None when it is."""
+"""Returns why a service is not ready, or None when it is."""
 
 
 class Problem(BaseModel):
@@ -44,7 +44,7 @@ class Problem(BaseModel):
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI entries for the error statuses a route can answer with."""
+    """Return OpenAPI entries for a route's error statuses."""
     content = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {status: {"model": Problem, "content": content, "description": "Problem"} for status in statuses}
 
@@ -54,7 +54,7 @@ def _problem(document: dict[str, Any], status: int, headers: dict[str, str] | No
 
 
 def problem_response(error: TreadleError) -> Response:
-    """An error as problem+json."""
+    """Return an error as problem+json."""
     return _problem(error.problem(), error.status, error.headers())
 
 
@@ -74,7 +74,7 @@ async def _on_invalid(_: Request, error: Exception) -> Response:
 
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    if error.status_code == 400:  # FastAPI's word for a body that is not even text; ours for every bad body is 422
+    if error.status_code == 400:  # FastAPI's status for a body that is not text; ours for every bad body is 422
         return problem_response(BadRequest(what=error.detail))
     headers, detail = dict(error.headers or {}), error.detail
     if error.status_code == 405:
@@ -92,7 +92,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 async def _refuse_unknown_query(request: Request) -> None:
-    """A misspelt parameter of the query would be ignored otherwise.
+    """Reject misspelt query parameters, which FastAPI would ignore.
 
     Raises:
         BadRequest: the query has a parameter that the route does not document.
@@ -106,12 +106,12 @@ async def _refuse_unknown_query(request: Request) -> None:
 
 
 def unknown_query(name: str, known: Collection[str]) -> str:
-    """What is wrong with a query that has the parameter `name`."""
+    """Return the message for a query with the unknown parameter `name`."""
     return f"unknown query parameter {name[:64]!r}; there is {', '.join(known) or 'none'}"
 
 
 def _methods_at(request: Request) -> list[str]:
-    """Every documented method of this path: Starlette names those of its first route alone, and each has its own."""
+    """Return every documented method of this path. Starlette only returns those of its first matching route."""
     found: set[str] = set()
     for path, methods in request.app.openapi()["paths"].items():
         if compile_path(path)[0].fullmatch(request.url.path):
@@ -159,16 +159,16 @@ def build_app(
     ready: Ready | None = None,
     description: str = "",
 ) -> FastAPI:
-    """A service's FastAPI app with the frame all services share.
+    """Return a service's FastAPI app with the parts that all services share.
 
     Args:
         name: the service's name, e.g. "proxy".
-        lifespan: makes and buries the service's world; yields its state.
-        routers: what the service offers. A parameter of the query that a route does not have is refused.
-        ready: says why the service is not ready, or None.
+        lifespan: creates and closes the service's state, and yields it.
+        routers: the service's routes. An unknown query parameter is rejected.
+        ready: returns why the service is not ready, or None.
         description: for the OpenAPI document.
     """
-    # The pages /docs and /redoc with files from the package: FastAPI's own fetch theirs from the internet.
+    # The pages /docs and /redoc use files from the package. FastAPI's own pages fetch files from the internet.
     app = FastAPIOffline(
         title=f"Treadle {name}",
         version="1",
@@ -183,5 +183,5 @@ def build_app(
     app.add_exception_handler(Exception, _on_crash)
     for router in routers:
         app.include_router(router, dependencies=[Depends(_refuse_unknown_query)])
-    app.include_router(_frame(ready))  # probes and scrapers may add parameters of their own
+    app.include_router(_frame(ready))  # no query check: probes and scrapers may add parameters
     return app

@@ -1,6 +1,6 @@
-"""Background loops with an owner. A loop that crashes takes its service down, so a supervisor can start it anew.
+"""Background loops with an owner. If a loop crashes, its service stops, so that a supervisor restarts it.
 
-A task that dies inside a TaskGroup in an ASGI lifespan leaves a server that answers 200 with its loop dead; hence this.
+In a TaskGroup of an ASGI lifespan a failed task does not stop the server: it still answers 200 without its loop.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ def _stop_service() -> None:
 
 
 class Background:
-    """Owner of a service's loops: `async with Background() as background: background.start(loop(), name="...")`."""
+    """Owns a service's loops: `async with Background() as background: background.start(loop(), name="...")`."""
 
     def __init__(self, on_crash: Callable[[], None] = _stop_service) -> None:
         self._on_crash = on_crash
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, loop: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        """Run a loop until it ends or the owner leaves."""
+        """Run a loop until it ends or the owner's block is left."""
         task = asyncio.create_task(loop, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -46,7 +46,7 @@ class Background:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Cancel every loop and wait for its end, again and again until it is gone (a client may swallow a cancel)."""
+        """Cancel every loop until all have ended. A loop may need several cancels, because a client may swallow one."""
         while tasks := list(self._tasks):
             for task in tasks:
                 task.cancel()

@@ -1,4 +1,4 @@
-"""Time as an argument: services take a `Clock`, tests hand them one they move by hand."""
+"""Time as an argument: services take a `Clock`, and tests pass one that they advance by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shared.runtime.units import Seconds
 
 
 class Clock(Protocol):
-    """Monotonic seconds for durations and deadlines; Unix seconds for what people and tables read."""
+    """Monotonic seconds for durations and deadlines; Unix seconds for people and tables."""
 
     def monotonic(self) -> Seconds: ...
 

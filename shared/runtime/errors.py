@@ -1,7 +1,7 @@
-"""Errors a caller can act on: each knows its slug, its HTTP status and what to do (RFC 9457 problem details).
+"""Errors that callers can act on. Each has a slug, an HTTP status and an instruction (RFC 9457 problem details).
 
-The fields of an error are the extension members of its problem document. One place renders them (`shared.runtime.app`,
-`shared.asgi`), and `PROBLEMS` lets a client rebuild the same class from the slug.
+An error's fields are the extension members of its problem document. `PROBLEMS` lets a client create the same class
+from the slug.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 PROBLEM_TYPE = "https://treadle.example/problems/"
-"""Prefix of a problem's `type`; an identifier, not an address."""
+"""Prefix of a problem's `type`. It is an identifier, not an address."""
 
 
 @dataclass(eq=False)
@@ -27,7 +27,7 @@ class TreadleError(Exception):
         return self.title
 
     def problem(self) -> dict[str, Any]:
-        """The problem+json document of this error."""
+        """Return this error's problem+json document."""
         members = {name: value for name, value in asdict(self).items() if value is not None}
         return {
             **members,
@@ -38,14 +38,14 @@ class TreadleError(Exception):
         }
 
     def headers(self) -> dict[str, str]:
-        """`Retry-After` where the error says when to come back."""
+        """Return `Retry-After` if the error has a time for a retry."""
         after = getattr(self, "retry_after_s", None)
         return {} if after is None else {"retry-after": str(max(1, round(after)))}
 
 
 @dataclass(eq=False)
 class BadRequest(TreadleError):
-    """The body or a parameter does not mean anything. Mend it; repeating it changes nothing."""
+    """The body or a parameter is invalid. Correct it; a repeat does not help."""
 
     slug, title, status = "bad-request", "Bad request", 422
     what: str
@@ -57,15 +57,15 @@ class BadRequest(TreadleError):
 
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""What a decoder raises over somebody's bytes."""
+"""Exceptions that a decoder raises for received bytes."""
 
 
 def unreadable(error: Exception, what: str = "") -> BadRequest:
-    """What a decoder's complaint means to the caller: no text, no JSON, or JSON with a field that does not fit.
+    """Convert a decoder's exception for the caller: not text, not JSON, or JSON with an invalid field.
 
     Args:
         error: one of `UNREADABLE`.
-        what: what was being read; nothing means the whole body.
+        what: name of what was decoded; empty: the whole body.
     """
     named, where = what or "the body", f"{what}: " if what else ""
     match error:
@@ -82,7 +82,7 @@ def unreadable(error: Exception, what: str = "") -> BadRequest:
 
 @dataclass(eq=False)
 class MalformedRequest(TreadleError):
-    """The request breaks HTTP's own rules."""
+    """The request is not valid HTTP."""
 
     slug, title, status = "malformed-request", "Malformed request", 400
     what: str
@@ -93,7 +93,7 @@ class MalformedRequest(TreadleError):
 
 @dataclass(eq=False)
 class Forbidden(TreadleError):
-    """A browser may have sent this on behalf of a foreign page."""
+    """The request may come from a browser, on behalf of a foreign page."""
 
     slug, title, status = "forbidden", "Forbidden", 403
     what: str
@@ -104,7 +104,7 @@ class Forbidden(TreadleError):
 
 @dataclass(eq=False)
 class NotFound(TreadleError):
-    """Nothing of that name is here (any more)."""
+    """Nothing of this name exists (any more)."""
 
     slug, title, status = "not-found", "Not found", 404
     kind: str
@@ -117,7 +117,7 @@ class NotFound(TreadleError):
 
 @dataclass(eq=False)
 class Conflict(TreadleError):
-    """What is asked contradicts what was accepted before."""
+    """The request contradicts an earlier accepted one."""
 
     slug, title, status = "conflict", "Conflict", 409
     what: str
@@ -128,7 +128,7 @@ class Conflict(TreadleError):
 
 @dataclass(eq=False)
 class Overloaded(TreadleError):
-    """A bound was reached before anything was accepted. Come back after `retry_after_s`; nothing was lost."""
+    """A bound was reached, and nothing was accepted. Retry after `retry_after_s`."""
 
     slug, title, status = "overloaded", "Overloaded", 503
     what: str
@@ -140,7 +140,7 @@ class Overloaded(TreadleError):
 
 @dataclass(eq=False)
 class TooLarge(TreadleError):
-    """The body is larger than this door takes. Send less at once."""
+    """The body is larger than this route accepts. Send less at once."""
 
     slug, title, status = "too-large", "Body too large", 413
     limit_bytes: int
@@ -151,7 +151,7 @@ class TooLarge(TreadleError):
 
 @dataclass(eq=False)
 class Unavailable(TreadleError):
-    """A part this request needs does not answer now. Retry; a request_id makes the retry harmless."""
+    """A part that this request needs does not answer now. Retry; with a request_id a retry is harmless."""
 
     slug, title, status = "unavailable", "Unavailable", 503
     what: str
@@ -163,7 +163,7 @@ class Unavailable(TreadleError):
 
 @dataclass(eq=False)
 class DeadlineMissed(TreadleError):
-    """The deadline came, or is predicted to come, before an answer."""
+    """The deadline has passed, or is predicted to pass, before the answer."""
 
     slug, title, status = "deadline-missed", "Deadline missed", 504
     what: str
@@ -188,11 +188,11 @@ PROBLEMS: dict[str, type[TreadleError]] = {
         DeadlineMissed,
     )
 }
-"""Slug -> class: the closed table a client rebuilds errors from."""
+"""Slug -> class. Clients create errors with this closed table."""
 
 
 def from_problem(document: dict[str, Any]) -> TreadleError:
-    """The error a problem document stands for; an unknown slug becomes a plain TreadleError."""
+    """Return the error of a problem document. An unknown slug gives a plain TreadleError."""
     error = PROBLEMS.get(str(document.get("type", "")).removeprefix(PROBLEM_TYPE), TreadleError)
     known = {field.name for field in fields(error)}
     return error(**{name: value for name, value in document.items() if name in known})

@@ -1,4 +1,4 @@
-"""Identity of a process: a pid and when the process began."""
+"""Identity of a process: its pid and start time."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process, told apart from a later one that got the same pid."""
+    """A process, distinguished from a later one with the same pid."""
 
     pid: int
     started: int
     """Clock ticks after boot, field 22 of /proc/<pid>/stat."""
 
     def alive(self) -> bool:
-        """Whether this very process still runs; a zombie does not."""
+        """Return whether this process still runs. A zombie does not."""
         return identify(self.pid) == self
 
 
 def identify(pid: int) -> Identity | None:
-    """Who runs under ``pid`` now: None when nobody does, or only a zombie."""
+    """Return the process that runs under ``pid`` now. None: there is none, or only a zombie."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()  # the name may be no text, and hold spaces and brackets
+        stat = Path(f"/proc/{pid}/stat").read_bytes()  # bytes: the name may be invalid text, with spaces and brackets
     except OSError:
         return None
     state, *fields = stat.rpartition(b")")[2].split()

@@ -1,4 +1,4 @@
-"""Logging: events in the past tense with fields, one line each; text for people or JSON for machines."""
+"""Logging: events in the past tense with fields, one line each, as text for people or as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import structlog
 
 
 def configure(service: str, *, level: str = "INFO", json: bool = False) -> None:
-    """Set up structlog and the standard library's logging for one process. Called by entry points, never at import."""
+    """Set up structlog and the standard library's logging for this process. Entry points call it, no import does."""
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -20,7 +20,7 @@ def configure(service: str, *, level: str = "INFO", json: bool = False) -> None:
         if json
         else structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(),
-            exception_formatter=structlog.dev.plain_traceback,  # locals hold tenants' code, and cost up to seconds
+            exception_formatter=structlog.dev.plain_traceback,  # locals have tenants' code, and take up to seconds
         )
     )
     final = [structlog.processors.format_exc_info, renderer] if json else [renderer]
@@ -35,6 +35,6 @@ def configure(service: str, *, level: str = "INFO", json: bool = False) -> None:
 
 
 def get(name: str) -> structlog.stdlib.BoundLogger:
-    """A logger whose events carry the module's name."""
+    """Return a logger whose events have the module's name."""
     logger: structlog.stdlib.BoundLogger = structlog.get_logger(module=name)
     return logger

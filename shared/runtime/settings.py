@@ -1,4 +1,4 @@
-"""Settings: frozen, documented, read once from the environment; a misspelt name is an error, not a silence."""
+"""Settings: frozen, documented, read once from the environment. A misspelt name is an error."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SHOULD_BE = {
     "int_parsing": "a whole number",
     "float_parsing": "a number",
 }
-"""Pydantic's word for an error -> what a person may write instead; of other errors pydantic's sentence serves."""
+"""Pydantic's error type -> what a person may write instead. Other errors use pydantic's sentence."""
 
 
 class WrongSetting(ValueError):
-    """Environment variables that cannot be read; the message has one line for each, for the person at the terminal."""
+    """Environment variables that cannot be read. The message has one line for each, for the person at the terminal."""
 
 
 class MisspeltSetting(WrongSetting):
-    """An environment variable carries a service's prefix but names no setting of it."""
+    """An environment variable has a service's prefix, but the service has no such setting."""
 
 
 def _url_of(*schemes: str) -> Callable[[str], str]:
@@ -42,12 +42,12 @@ def _url_of(*schemes: str) -> Callable[[str], str]:
 
 
 def _seconds(value: object) -> object:
-    """A number of seconds as a `timedelta`; everything else unchanged, for pydantic to read or to refuse."""
+    """Convert a number of seconds to a `timedelta`. Pydantic reads or rejects everything else."""
     if not isinstance(value, str):
         return value
     try:
         return timedelta(seconds=float(value))
-    except (ValueError, OverflowError):  # no number, or one that no duration has (inf, nan, 1e20)
+    except (ValueError, OverflowError):  # not a number, or out of a duration's range (inf, nan, 1e20)
         return value
 
 
@@ -58,7 +58,7 @@ def _not_negative(duration: timedelta) -> timedelta:
 
 
 Duration = Annotated[timedelta, BeforeValidator(_seconds), AfterValidator(_not_negative)]
-"""A duration: seconds (`15`, `0.5`), ISO 8601 (`PT15S`) or `HH:MM:SS`. Pydantic alone refuses the text `15`."""
+"""A duration: seconds (`15`, `0.5`), ISO 8601 (`PT15S`) or `HH:MM:SS`. Pydantic alone rejects the text `15`."""
 
 
 def _level(name: str) -> str:
@@ -68,7 +68,7 @@ def _level(name: str) -> str:
 
 
 class TreadleSettings(BaseSettings):
-    """What every service needs to find the others. Empty is not set: so Compose files and CI pass on what they lack."""
+    """Settings of every service. An empty variable counts as not set, so Compose files and CI may pass empty ones."""
 
     model_config = SettingsConfigDict(
         env_prefix="TREADLE_", frozen=True, use_attribute_docstrings=True, env_ignore_empty=True
@@ -81,16 +81,16 @@ class TreadleSettings(BaseSettings):
     )
     """Postgres for batch histories, as SQLAlchemy writes it."""
     log_json: bool = False
-    """One JSON object a line instead of text for people."""
+    """One JSON object per line instead of text for people."""
     log_level: Annotated[str, AfterValidator(_level)] = "INFO"
     """Least severe level that is written."""
     store_paths: str = ""
-    """Folders of Valkey and Postgres on this machine, separated as in PATH: the disks whose free space admission heeds.
-    `treadle up` sets it for its own servers; empty: nothing is measured."""
+    """Folders of Valkey and Postgres on this machine, separated as in PATH. New work is rejected while their disks are
+    short. `treadle up` sets it for its own servers; empty: nothing is measured."""
     home: Path | None = None
-    """Where the embedded stack lives (`~/.treadle`, as root `/var/lib/treadle`)."""
+    """Folder of the embedded stack (`~/.treadle`, as root `/var/lib/treadle`)."""
     data: Path = Path("../shared/data")
-    """Input data of tests, benches and the demo; parts that need it say so and are skipped where it is absent."""
+    """Input data of tests, benches and the demo. Parts that need it report when it is missing."""
 
 
 def load(settings: type[S]) -> S:
@@ -101,7 +101,7 @@ def load(settings: type[S]) -> S:
         WrongSetting: a value cannot be read; the message names the variable.
     """
     prefix = str(settings.model_config.get("env_prefix") or "").upper()
-    if prefix and prefix != "TREADLE_":  # TREADLE_ is shared by tools (TREADLE_HOME ...), each reads its own
+    if prefix and prefix != "TREADLE_":  # tools share TREADLE_ (TREADLE_HOME ...), and each reads its own variables
         known = {prefix + name.upper() for name in settings.model_fields}
         unknown = sorted(name for name in os.environ if name.upper().startswith(prefix) and name.upper() not in known)
         if unknown:
@@ -114,28 +114,28 @@ def load(settings: type[S]) -> S:
 
 
 def _explained(prefix: str, error: ValidationError | SettingsError) -> Iterator[str]:
-    """A line for each variable: its name, its value, what it should be."""
-    if isinstance(error, SettingsError):  # a variable that should be JSON and is not
+    """Yield a line for each variable: its name, its value, what it should be."""
+    if isinstance(error, SettingsError):  # a variable that should be JSON but is not
         named = re.search(r'field "(\w+)"', str(error))
         yield f"{prefix}{named[1].upper()} is not JSON" if named else str(error)
         return
     for each in error.errors(include_url=False):
         field, *inside = map(str, each["loc"])
         name = ".".join([prefix + field.upper(), *inside])
-        value = "wrong" if name.endswith("_URL") else repr(each["input"])  # an address may hold a password
+        value = "wrong" if name.endswith("_URL") else repr(each["input"])  # an address may have a password
         should = SHOULD_BE.get(each["type"])
         said = each["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
         yield f"{name} is {value}: {f'it should be {should}' if should else said}"
 
 
 class ServiceSettings(BaseSettings):
-    """Base of a service's own settings: where it listens, and what all services share."""
+    """Base of a service's own settings: its address, and the settings that all services share."""
 
     treadle: TreadleSettings = Field(default_factory=lambda: load(TreadleSettings))
     host: str = "127.0.0.1"
-    """Address to listen on. Loopback by default: there are no keys yet, so the network is the only wall."""
+    """Address to listen on. Loopback by default, because there are no keys yet: only the network limits access."""
     port: int = 0
     """Port to listen on; 0 takes a free one."""
     allowed_hosts: str = ""
-    """Further names of this service, by commas, without ports; `*` allows all. On a loopback address a request whose
-    Host or Origin is another name is refused: name those that a reverse proxy on the same machine passes on."""
+    """Further names of this service, separated by commas, without ports; `*` allows all. On a loopback address, a
+    request with another name in Host or Origin is rejected. List the names that a local reverse proxy passes on."""

@@ -1,4 +1,4 @@
-"""What can go wrong before a service runs; each message says what to do."""
+"""Errors before a service runs. Each message has an instruction."""
 
 
 class StackError(Exception):

@@ -1,6 +1,6 @@
-"""What the supervisor tells everyone else: one JSON file, replaced whole at each change, and one lock.
+"""State that the supervisor publishes: one JSON file, replaced as a whole at each change, and one lock.
 
-The lock is the truth about whether a stack is up: the kernel lets go of it however the supervisor ends.
+The lock decides whether a stack is up, because the kernel releases it however the supervisor ends.
 """
 
 import fcntl
@@ -17,26 +17,26 @@ from shared.runtime.stack_errors import StackError
 
 
 class State(StrEnum):
-    """How a service is."""
+    """State of a service."""
 
     STARTING = "starting"
     """Its process runs and has not been ready yet."""
     HEALTHY = "healthy"
     UNREADY = "unready"
-    """It was ready and does not say so now; it is left to recover."""
+    """It was ready and is not now. It gets time to recover."""
     RESTARTING = "restarting"
-    """It died and is about to be started again."""
+    """It has ended and will be started again."""
     FAILED = "failed"
-    """It dies again and again; it is tried every 30 s."""
+    """It ends repeatedly. It is started again every 30 s."""
     GONE = "gone"
-    """Its recorded process does not run: the supervisor has not noticed yet, or cannot write."""
+    """Its recorded process does not run. The supervisor has not noticed yet, or cannot write."""
     STOPPED = "stopped"
     EXTERNAL = "external"
-    """Somebody else's server, named by TREADLE_REDIS_URL or TREADLE_DATABASE_URL."""
+    """A server of another owner, named by TREADLE_REDIS_URL or TREADLE_DATABASE_URL."""
 
 
 class Phase(StrEnum):
-    """How far the stack as a whole is."""
+    """State of the stack as a whole."""
 
     STARTING = "starting"
     UP = "up"
@@ -53,17 +53,17 @@ class ServiceState(msgspec.Struct, frozen=True):
     url: str
     state: State
     started: int | None = None
-    """Start of the process in clock ticks after boot: with the pid it names the process for good."""
+    """Start of the process in clock ticks after boot. Together with the pid it identifies the process."""
     restarts: int = 0
     last_end: str = ""
-    """How it ended the last time, for people."""
+    """How it ended last, for people."""
 
     @property
     def identity(self) -> Identity | None:
         return Identity(self.pid, self.started) if self.pid is not None and self.started is not None else None
 
     def checked(self) -> "ServiceState":
-        """The same, unless its process is recorded and does not run: then it is gone."""
+        """Return the same state, or `gone` if the recorded process does not run."""
         if self.identity is None or self.identity.alive():
             return self
         return msgspec.structs.replace(self, state=State.GONE, pid=None, started=None)
@@ -77,17 +77,17 @@ class StackState(msgspec.Struct, frozen=True):
     phase: Phase
     services: tuple[ServiceState, ...] = ()
     error: str = ""
-    """Why it failed, for people."""
+    """Why the stack failed, for people."""
 
     @property
     def supervisor(self) -> Identity:
         return Identity(self.pid, self.started)
 
     def url(self, name: str) -> str:
-        """The address of the service ``name``.
+        """Return the address of the service ``name``.
 
         Raises:
-            StackError: there is none.
+            StackError: there is no such service.
         """
         for service in self.services:
             if service.name == name:
@@ -103,10 +103,10 @@ def write_state(root: Path, state: StackState) -> None:
 
 
 def read_state(root: Path) -> StackState | None:
-    """What the last supervisor of ``root`` wrote, alive or not; None when there was none.
+    """Return what the last supervisor of ``root`` wrote, whether it runs or not; None if there was none.
 
     Raises:
-        StackError: the file is not readable, or not ours; ``root`` is not a folder.
+        StackError: the file is unreadable or of another user; ``root`` is not a folder.
     """
     try:
         return msgspec.json.decode(_path(root).read_bytes(), type=StackState)
@@ -119,7 +119,7 @@ def read_state(root: Path) -> StackState | None:
 
 
 def is_supervised(root: Path) -> bool:
-    """Whether a supervisor holds the lock of ``root``."""
+    """Return whether a supervisor holds the lock of ``root``."""
     try:
         with supervising(root):
             return False
@@ -130,7 +130,7 @@ def is_supervised(root: Path) -> bool:
 
 
 class AlreadySupervised(StackError):
-    """Another supervisor holds this home."""
+    """Another supervisor holds this home's lock."""
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def supervising(root: Path) -> Iterator[None]:
     """Hold the lock of ``root``, whose ``run`` folder exists.
 
     Raises:
-        AlreadySupervised: somebody else holds it.
+        AlreadySupervised: another process holds it.
         StackError: the folder belongs to another user, or ``root`` is not a folder.
     """
     path = root / "run" / "lock"

@@ -1,9 +1,9 @@
-"""Names for numbers, so a signature says what it counts."""
+"""Names for numbers in signatures."""
 
 from __future__ import annotations
 
 Seconds = float
-"""A duration in seconds, or a point on a monotonic clock where the parameter says `now`."""
+"""A duration in seconds, or a time on a monotonic clock if the parameter is named `now`."""
 
 Epoch = int
-"""A leader's term, counted up by Valkey at each change of leader."""
+"""Number of a leader's term. Valkey increments it at each change of leader."""

@@ -1,5 +1,5 @@
-"""Postgres: batch histories and plans. Repositories speak frozen records and never commit; the edge does.
+"""Postgres: batch histories and plans. Repositories use frozen records and never commit; their callers do.
 
-Nothing on the path of an action writes to it: the planner writes history behind, one row of arrays a batch (ADR 0005),
-and answers older than a minute move here from Valkey (ADR 0031). They are read here where Valkey has them no more.
+No action waits for a write here. The planner writes history afterwards, one row of arrays per batch (ADR 0005). Answers
+older than a minute move here from Valkey (ADR 0031), and are read here when Valkey no longer has them.
 """

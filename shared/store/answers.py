@@ -1,4 +1,4 @@
-"""Answers that have moved out of Valkey. Every write is idempotent by action; of two answers the newer one stays."""
+"""Answers that have moved out of Valkey. Every write is idempotent by action. Of two answers the newer one stays."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Answers:
         self._session = session
 
     async def add(self, answers: Sequence[KeptAnswer]) -> None:
-        """Keep answers, each action once. One statement."""
+        """Store answers, each action once. One statement."""
         if not answers:
             return
         await self._session.execute(
@@ -52,7 +52,7 @@ class Answers:
         )
 
     async def page(self, batch: str, after: Cursor, until: Cursor | None, count: int) -> list[tuple[Cursor, bytes]]:
-        """Results of a batch in the order of their cursors: behind `after`, not behind `until`."""
+        """Return results of a batch in the order of their cursors: after `after`, up to `until`."""
         place = tuple_(ANSWERS.c.ms, ANSWERS.c.seq)
         statement = (
             select(ANSWERS.c.ms, ANSWERS.c.seq, ANSWERS.c.answer)
@@ -65,7 +65,7 @@ class Answers:
         return [((row.ms, row.seq), row.answer) for row in await self._session.execute(statement)]
 
     async def find(self, actions: Sequence[str]) -> dict[str, tuple[str, bytes]]:
-        """Action -> (its batch, its answer), of those that are here and have not expired."""
+        """Return {action: (its batch, its answer)} of those that are archived and have not expired."""
         rows = await self._session.execute(
             select(ANSWERS.c.action, ANSWERS.c.batch, ANSWERS.c.answer).where(
                 ANSWERS.c.action.in_(actions), ANSWERS.c.expires_at > func.now()
@@ -74,24 +74,24 @@ class Answers:
         return {row.action: (row.batch, row.answer) for row in rows}
 
     async def has_history(self, batch: str) -> bool:
-        """Whether the planner has stored how this batch ended."""
+        """Return whether the planner has stored the end of this batch."""
         rows = await self._session.execute(select(BATCHES.c.id).where(BATCHES.c.id == batch, BATCHES.c.state != "open"))
         return rows.one_or_none() is not None
 
     async def has(self, batch: str) -> bool:
-        """Whether any result of this batch is here."""
+        """Return whether there is any result of this batch."""
         here = select(exists().where(ANSWERS.c.batch == batch, ANSWERS.c.batch != ""))
         return bool((await self._session.execute(here)).scalar_one())
 
     async def forget(self, batch: str, most: int) -> int:
-        """Delete up to so many results of a batch. How many there were."""
+        """Delete up to `most` results of a batch. Return how many."""
         some = select(ANSWERS.c.action).where(ANSWERS.c.batch == batch, ANSWERS.c.batch != "").limit(most)
         return await self._delete(some)
 
     async def expire(self, most: int) -> int:
-        """Delete up to so many answers that have expired. How many there were."""
+        """Delete up to `most` expired answers. Return how many."""
         return await self._delete(select(ANSWERS.c.action).where(ANSWERS.c.expires_at < func.now()).limit(most))
 
     async def _delete(self, some: object) -> int:
         gone = await self._session.execute(delete(ANSWERS).where(ANSWERS.c.action.in_(some)))  # type: ignore[arg-type]
-        return int(gone.rowcount)  # type: ignore[attr-defined]  # of a DELETE there is one
+        return int(gone.rowcount)  # type: ignore[attr-defined]  # a DELETE has one

@@ -1,4 +1,4 @@
-"""Batch histories: what the planner learns from. Every write is idempotent by batch id: a repeat changes nothing."""
+"""Batch histories, which the planner learns from. Every write is idempotent by batch id: a repeat changes nothing."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from shared.store.tables import BATCH_REQUESTS, BATCHES
 
 
 class BatchHistory:
-    """Repository of batches and what was measured of their requests."""
+    """Repository of batches and the measurements of their requests."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
     async def opened(self, batch: OpenedBatch) -> bool:
-        """Keep a batch that has opened. False when it was known."""
+        """Store a batch that has opened. False: it was stored before."""
         row = {**asdict(batch), "stages": [asdict(stage) for stage in batch.stages], "state": "open"}
         row["id"] = row.pop("batch")
         added = await self._session.execute(
@@ -32,7 +32,7 @@ class BatchHistory:
         return added.one_or_none() is not None
 
     async def first_arrival(self, batch: str, at: float, expected_completion_at: float | None = None) -> None:
-        """Keep when a batch's first request came; the first word stands."""
+        """Store when a batch's first request came. Later calls change nothing."""
         await self._session.execute(
             update(BATCHES)
             .where(BATCHES.c.id == batch, BATCHES.c.first_arrival_at.is_(None))
@@ -40,9 +40,9 @@ class BatchHistory:
         )
 
     async def ended(self, batch: EndedBatch) -> bool:
-        """Keep how a batch ended and what was measured. False when it had ended before: then nothing changes.
+        """Store a batch's end and measurements. False: it had ended before, and nothing changes.
 
-        A batch whose opening was never seen is kept too, without stages, so that no measurement is lost.
+        A batch whose opening was never stored is stored too, without stages, so that no measurement is lost.
         """
         end = {
             "state": batch.state,
@@ -67,28 +67,28 @@ class BatchHistory:
         return True
 
     async def is_open(self, batch: str) -> bool:
-        """Whether a batch has opened and not ended."""
+        """Return whether a batch has opened and not ended."""
         rows = await self._session.execute(select(BATCHES.c.id).where(BATCHES.c.id == batch, BATCHES.c.state == "open"))
         return rows.one_or_none() is not None
 
     async def find(self, batch: str) -> OpenedBatch | None:
-        """A batch as it was opened."""
+        """Return a batch as it was opened."""
         rows = await self._session.execute(select(BATCHES).where(BATCHES.c.id == batch))
         row = rows.one_or_none()
         return None if row is None else _opened(row)
 
     async def still_open(self) -> list[OpenedBatch]:
-        """Batches that have opened and not ended, oldest first."""
+        """Return batches that have opened and not ended, oldest first."""
         rows = await self._session.execute(
             select(BATCHES).where(BATCHES.c.state == "open").order_by(BATCHES.c.opened_at, BATCHES.c.id)
         )
         return [_opened(row) for row in rows]
 
     async def recent(self, tenant: str, task: str, size: int | None, most: int) -> list[PastBatch]:
-        """The newest complete batches of a task and declared size with measurements, the newest last.
+        """Return the newest complete batches of a task and declared size with measurements, the newest last.
 
-        About 1 ms for each of 2,048 requests. A batch whose opening was never seen tells nothing: its stages are not
-        known.
+        About 1 ms for each of 2,048 requests. A batch whose opening was never stored is left out, because its stages
+        are not known.
         """
         rows = await self._session.execute(
             select(BATCHES, BATCH_REQUESTS.c.arrival_s, BATCH_REQUESTS.c.execution_s)
@@ -101,18 +101,18 @@ class BatchHistory:
         return [_past(row) for row in reversed(rows.all()) if row.stages]
 
     async def requests(self, batch: str) -> BatchRequests | None:
-        """What was measured of a batch."""
+        """Return the measurements of a batch."""
         rows = await self._session.execute(select(BATCH_REQUESTS).where(BATCH_REQUESTS.c.batch_id == batch))
         row = rows.one_or_none()
         return None if row is None else _requests(row)
 
     async def prune(self, before: float) -> int:
-        """Forget batches that ended before a moment (Unix seconds), with their requests. How many there were."""
+        """Delete batches that ended before a time (Unix seconds), with their requests. Return how many."""
         gone = await self._session.execute(delete(BATCHES).where(BATCHES.c.ended_at < before).returning(BATCHES.c.id))
         return len(gone.all())
 
     async def forget(self, tenant: str, task: str) -> None:
-        """Drop a task's whole history."""
+        """Delete a task's whole history."""
         await self._session.execute(delete(BATCHES).where(BATCHES.c.tenant == tenant, BATCHES.c.task == task))
 
 

@@ -1,4 +1,4 @@
-"""How fast batch histories are written: what `treadle bench` calls."""
+"""Measures how fast batch histories are written, for `treadle bench`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BATCH = 2_048
 
 
 async def measure_history_write(url: str, rows: int) -> float:
-    """Requests a second at which ended batches of 2,048 requests and two stages are stored, each committed.
+    """Return the requests per second at which batches of 2,048 requests and two stages are stored, each committed.
 
     Args:
         url: of a migrated database; what is written there is deleted again.
         rows: requests to write, rounded up to whole batches.
 
-    The median over the batches, the first left out: it opens the connection.
+    It is the median over the batches without the first one, which opens the connection.
     """
     rng = random.Random(7)
     task = f"bench-{uuid4().hex}"

@@ -1,4 +1,4 @@
-"""The way to Postgres: sessions, transactions at the edge, and patience while the server is away."""
+"""Access to Postgres: sessions, transactions, and retries while the server is away."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = log.get(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 30.0
-"""Longer than any statement of ours by far: the largest writes one batch of 16,000 requests in about 40 ms."""
+"""Far longer than any of our statements. The largest writes one batch of 16,000 requests in about 40 ms."""
 
 _ABSENT = (
     OSError,
@@ -40,12 +40,12 @@ _ABSENT = (
 
 @asynccontextmanager
 async def connect(url: str, *, name: str, connections: int = 4) -> AsyncIterator[Sessions]:
-    """Sessions on a pool of connections that is closed at the end. Connects on first use.
+    """Yield sessions on a pool of connections, which is closed at the end. Connects on first use.
 
     Args:
-        url: as SQLAlchemy writes it, `postgresql+asyncpg://...`.
+        url: in SQLAlchemy's format, `postgresql+asyncpg://...`.
         name: of the service; shown in pg_stat_activity.
-        connections: most at once; who needs one more waits 5 s.
+        connections: most at once; a caller that needs one more waits 5 s.
     """
     engine = create_async_engine(
         url,
@@ -53,7 +53,7 @@ async def connect(url: str, *, name: str, connections: int = 4) -> AsyncIterator
         max_overflow=0,
         pool_timeout=5.0,
         pool_pre_ping=True,
-        hide_parameters=True,  # of errors: answers do not belong in logs
+        hide_parameters=True,  # in errors: answers must not get into logs
         connect_args={
             "timeout": CONNECT_TIMEOUT_S,
             "command_timeout": COMMAND_TIMEOUT_S,
@@ -68,13 +68,13 @@ async def connect(url: str, *, name: str, connections: int = 4) -> AsyncIterator
 
 @asynccontextmanager
 async def transaction(sessions: Sessions) -> AsyncIterator[AsyncSession]:
-    """One transaction: committed when the block ends well, rolled back when it does not."""
+    """Yield a session in one transaction. It is committed if the block succeeds, else rolled back."""
     async with sessions.begin() as session:
         yield session
 
 
 async def answers(sessions: Sessions) -> bool:
-    """Whether the server takes a statement now; for readiness."""
+    """Return whether the server executes a statement now. For readiness."""
     try:
         async with sessions() as session:
             await session.execute(text("SELECT 1"))
@@ -86,7 +86,7 @@ async def answers(sessions: Sessions) -> bool:
 
 
 def away(error: BaseException) -> bool:
-    """Whether an error means that the server is gone or restarting, so the same transaction may succeed later."""
+    """Return whether an error means that the server is away or restarting. Then a retry may succeed later."""
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
     return isinstance(error, _ABSENT) or (error.__cause__ is not None and away(error.__cause__))
@@ -96,12 +96,12 @@ async def persistently(attempt: Callable[[], Awaitable[T]], *, what: str, pause_
     """Repeat a transaction while Postgres is away, until it succeeds or the caller is cancelled.
 
     Args:
-        attempt: runs one whole transaction; must be harmless to repeat.
+        attempt: runs one whole transaction; must be safe to repeat.
         what: for the log, e.g. "storing a batch".
         pause_s: first pause; doubles up to 2 s.
 
     Raises:
-        Exception: whatever else the attempt raises.
+        Exception: any other error of the attempt.
     """
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Brings a database to the tables of this release. Safe to run twice, and by two processes at once."""
+"""Migrates a database to the tables of this release. Safe to run twice, and by two processes at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOCK = int.from_bytes(b"treadle")
 
 
 async def upgrade(database_url: str, revision: str = "head") -> None:
-    """Migrate up to a revision. About 0.1 s for an empty database, 20 ms when there is nothing to do."""
+    """Migrate up to a revision. About 0.1 s for an empty database, 20 ms if there is nothing to do."""
     await _migrate(database_url, command.upgrade, revision)
 
 
@@ -36,7 +36,7 @@ class NewerDatabase(Exception):
 
 
 async def revisions(database_url: str) -> tuple[str | None, str]:
-    """(revision of the database, None where it has no tables of ours; newest revision of this release).
+    """Return (revision of the database, None without our tables; newest revision of this release).
 
     Raises:
         NewerDatabase: this release does not know the database's revision.

@@ -1,4 +1,4 @@
-"""Plans: what the planner decided, and why."""
+"""Plans: the planner's decisions and their reasons."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ class Plans:
         self._session = session
 
     async def add(self, plans: Sequence[StoredPlan]) -> None:
-        """Keep decisions, in order."""
+        """Store decisions, in order."""
         if plans:
             await self._session.execute(
                 insert(PLANS), [{**asdict(plan), "reason": dict(plan.reason)} for plan in plans]
             )
 
     async def newest(self, *, pool: str | None = None, limit: int = 100) -> list[StoredPlan]:
-        """The latest decisions, newest first."""
+        """Return the latest decisions, newest first."""
         statement = select(PLANS).order_by(PLANS.c.id.desc()).limit(limit)
         if pool is not None:
             statement = statement.where(PLANS.c.pool == pool)
         return [_plan(row) for row in await self._session.execute(statement)]
 
     async def targets(self) -> dict[str, int]:
-        """The target of each pool as it was last decided."""
+        """Return the last decided target of each pool."""
         newest = select(func.max(PLANS.c.id)).group_by(PLANS.c.pool)
         statement = select(PLANS.c.pool, PLANS.c.target).where(PLANS.c.id.in_(newest))
         return {row.pool: row.target for row in await self._session.execute(statement)}
 
     async def prune(self, before: float) -> None:
-        """Forget decisions older than a moment (Unix seconds)."""
+        """Delete decisions older than a time (Unix seconds)."""
         await self._session.execute(delete(PLANS).where(PLANS.c.decided_at < before))
 
 

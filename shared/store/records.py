@@ -1,4 +1,4 @@
-"""What the repositories take and give: frozen values without behaviour of a database."""
+"""Arguments and results of the repositories: frozen values that are independent of the database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EndState = Literal["complete", "cancelled", "abandoned"]
 
 @dataclass(frozen=True)
 class BatchRequests:
-    """What was measured of each request: n >= 1 requests, m >= 1 stages, seconds.
+    """Measurements of each request: n >= 1 requests, m >= 1 stages, seconds.
 
     Raises:
         ValueError: the columns differ in length, or there is no request or no stage.
@@ -43,17 +43,17 @@ class BatchRequests:
             )
 
     def record(self, stages: int) -> BatchRecord:
-        """What the policy needs of it; see `record`."""
+        """Return the part that the policy needs; see `record`."""
         return record(self.arrival_s, self.execution_s, stages)
 
 
 def record(arrival_s: Sequence[float], execution_s: Sequence[Sequence[float]], stages: int) -> BatchRecord:
-    """R and S of DistRS Algorithm 1, from the columns of `BatchRequests`.
+    """Return R and S of DistRS Algorithm 1, from the columns of `BatchRequests`.
 
     Args:
         arrival_s: n.
         execution_s: m x n.
-        stages: of the workflow, >= m; the last ones are not stored where no request reached them.
+        stages: of the workflow, >= m. The last ones are not stored if no request reached them.
     """
     unreached = ((UNREACHED,) * len(arrival_s),) * (stages - len(execution_s))
     return BatchRecord(tuple(arrival_s), (*map(tuple, execution_s), *unreached))
@@ -61,7 +61,7 @@ def record(arrival_s: Sequence[float], execution_s: Sequence[Sequence[float]], s
 
 @dataclass(frozen=True)
 class EndedBatch:
-    """A batch when its last answer was given."""
+    """A batch at its last answer."""
 
     batch: str
     tenant: str
@@ -72,13 +72,13 @@ class EndedBatch:
     ended_at: float
     answered: int
     extra_delay_s: float | None = None
-    """d: completion later than what arrivals and executions alone ask for."""
+    """d: completion beyond the time that arrivals and executions alone need."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Answers by their status."""
+    """Number of answers by status."""
     requests: BatchRequests | None = None
-    """None where nothing ran, or nothing may be learnt from it."""
+    """None if nothing ran, or if the measurements must not be learnt from."""
     tokens_per_s: float | None = None
-    """How fast its samples were generated, as the trainer reported."""
+    """Rate at which its samples were generated, as the trainer reported."""
 
 
 Cursor = tuple[int, int]
@@ -87,18 +87,18 @@ Cursor = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """An answer that is archived."""
+    """An archived answer."""
 
     action: str
     batch: str
     """Empty outside batches."""
     tenant: str
     cursor: Cursor
-    """Of the result in its batch; of the action's journal entry outside one."""
+    """Cursor of the result in its batch; outside one, of the action's journal entry."""
     answer: bytes
     """JSON, as callers read it."""
     expires_at: float
-    """Unix seconds. Of a result the latest moment: it goes with its batch."""
+    """Unix seconds. For a result the latest time, because it is deleted with its batch."""
 
 
 @dataclass(frozen=True)

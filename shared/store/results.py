@@ -1,8 +1,8 @@
 """A batch's results from both stores, in one order: old ones are in Postgres, young ones in Valkey.
 
-An entry is deleted from Valkey only after its copy is committed, always from the head of the stream, and the batch's
-field `archived` is the last one that was. What is up to `archived` is in Postgres, what is behind it in Valkey.
-An entry that is in both counts once: each store is asked for its side of `archived` alone.
+An entry is deleted from Valkey only after its copy is committed, and always from the head of the stream. The batch's
+field `archived` is the last deleted entry. Entries up to `archived` are in Postgres, later ones in Valkey. An entry in
+both counts once, because each store is read only on its side of `archived`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from shared.store.records import Cursor
 _log = log.get(__name__)
 
 READ_S: Seconds = 3.0
-"""Most time for one read of Postgres, waiting for a connection included; then it is taken for away."""
+"""Limit of one read of Postgres, including the wait for a connection. After it Postgres is treated as away."""
 PATIENCE_S: Seconds = 10.0
-"""For Valkey."""
+"""Time limit of retries while Valkey is away."""
 PAGE = 2000
 FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
-"""What a Postgres that cannot serve looks like: away, restarting, out of connections, not migrated."""
+"""Errors of a Postgres that cannot serve: away, restarting, out of connections, not migrated."""
 
 
 class ArchiveReader:
@@ -44,13 +44,13 @@ class ArchiveReader:
         self._sessions = sessions
 
     async def page(self, batch: str, after: Cursor, until: Cursor | None, count: int) -> list[Result]:
-        """Archived results behind `after` up to `until` (None: all there are)."""
+        """Return archived results after `after`, up to `until` (None: all)."""
         async with self._reading() as answers:
             rows = await answers.page(batch, after, until, count)
         return [Result(f"{ms}-{seq}", answer) for (ms, seq), answer in rows]
 
     async def find(self, actions: Sequence[str]) -> dict[str, tuple[str, bytes]]:
-        """Action -> (its batch, its answer), of those that are archived."""
+        """Return {action: (its batch, its answer)} of the archived ones."""
         async with self._reading() as answers:
             return await answers.find(actions)
 
@@ -74,12 +74,12 @@ class Results:
         self._archive = archive
 
     async def page(self, batch: str, after: str, count: int) -> list[Result]:
-        """Results behind a cursor (empty: the first ones), at least one if there is any, about `count` at most.
+        """Return results after a cursor (empty: from the first): at least one if there is any, about `count` at most.
 
-        Two round trips to Valkey; Postgres is read only where something behind `after` has been archived.
+        Takes two round trips to Valkey. Postgres is read only if something after `after` has been archived.
 
         Raises:
-            BadRequest: `after` is no cursor.
+            BadRequest: `after` is not a cursor.
             Unavailable: a store that is needed does not answer.
         """
         young, state, archived = await self._young(batch, after, count)
@@ -92,12 +92,12 @@ class Results:
         old = await self._archive.page(batch, begin, until, count)
         if len(old) >= count:
             return old
-        # `archived` was read after the stream: what is behind it was in the stream, without a gap.
+        # `archived` was read after the stream, so the stream's rows continue after it without a gap.
         behind = until or (numeric(old[-1].cursor) if old else begin)
         return old + [result for result in young if numeric(result.cursor) > behind]
 
     async def pages(self, batch: str, after: str = "", count: int = PAGE) -> AsyncIterator[list[Result]]:
-        """All results behind a cursor that there are now, page by page."""
+        """Yield all existing results after a cursor, page by page."""
         while rows := await self.page(batch, after, count):
             yield rows
             after = rows[-1].cursor

@@ -1,4 +1,4 @@
-"""The tables. Moments are `timestamptz` in the database and Unix seconds in our records; durations are seconds."""
+"""The tables. Times are `timestamptz` in the database and Unix seconds in our records. Durations are seconds."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ METADATA = MetaData(
 
 
 def moment(unix: float) -> datetime:
-    """Unix seconds as the database takes them."""
+    """Return Unix seconds as the database's type."""
     return datetime.fromtimestamp(unix, UTC)
 
 
 class UnixSeconds(TypeDecorator[float]):
-    """Unix seconds here, `timestamptz` there; exact to the microsecond."""
+    """Unix seconds in Python, `timestamptz` in the database; exact to the microsecond."""
 
     impl = DateTime(timezone=True)
     cache_ok = True

@@ -30,6 +30,7 @@ LAYERS: Final[dict[str, tuple[str, ...]]] = {
     "services.proxy.records": ("shared", "services.proxy.metrics", "services.proxy.settings"),
     "services.proxy.leader": ("shared", "services.proxy.metrics", "services.proxy.settings", "services.proxy.records"),
     "services": ("shared", "services"),
+    "treadle.client": (),
     "treadle": ("shared", "treadle"),
 }
 """Package -> what it may import of ours beside itself. The longest name that fits a module counts."""

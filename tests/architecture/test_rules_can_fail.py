@@ -43,7 +43,7 @@ BROKEN: list[tuple[Rule, str, str, list[int]]] = [
             from services.proxy import leader
         import tests.conftest
         from shared.store import results
-        from treadle.client import rest
+        from treadle.client import errors
         """,
         [5, 6, 7, 8],
     ),
@@ -59,7 +59,8 @@ BROKEN: list[tuple[Rule, str, str, list[int]]] = [
         "from services.proxy.metrics import X\nfrom services.proxy.http.hot import Y\nimport services.proxy.leader\n",
         [2, 3],
     ),
-    (layers_are_kept, "services/quota/app.py", "from shared.bus import wire\nfrom treadle.client import rest\n", [2]),
+    (layers_are_kept, "services/quota/app.py", "from shared.bus import wire\nfrom treadle.client import errors\n", [2]),
+    (layers_are_kept, "treadle/client/calls.py", "import shared.api\nfrom treadle.client import errors\n", [1]),
     (layers_are_kept, "treadle/cli/main.py", "import shared.api\nfrom services.proxy import app\n", [2]),
     (layers_are_kept, "shared/novel/thing.py", "", [1]),
     (

@@ -104,7 +104,7 @@ async def _run(door: str, plan: Plan, console: Console) -> Demonstration:
         for line in _hosts(await client.nodes()):
             console.print(line, highlight=False)
         try:
-            return await demonstrate(client, plan, lambda title, lines: ProgressBar(console, lines, title))
+            return await demonstrate(client, plan, lambda title, lines: ProgressBar(lines, title, console))
         except PackageMissing as error:
             raise Failure(str(error), WRONG) from error
 

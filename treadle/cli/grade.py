@@ -179,7 +179,7 @@ async def grade_file(options: Options, url: str | None, home: Path | None) -> Gr
         else:
             await client.put_task(name, workflow.model_dump(mode="json", exclude_unset=True))
         job = Job(name, workflow, checked.lines, options.key, options.batch_size, checked.expected)
-        with _resumable(options.key), ProgressBar(Console(stderr=True), len(job.lines), name) as bar:
+        with _resumable(options.key), ProgressBar(len(job.lines), name) as bar:
             report, batches = await run_job(client, job, bar)
     return Graded(report, job.lines, batches)
 

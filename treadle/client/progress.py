@@ -31,7 +31,15 @@ BESIDE_THE_BAR = 85
 class ProgressBar:
     """A `Progress` on a terminal; where there is none, it prints its last state once."""
 
-    def __init__(self, console: Console, total: int, title: str) -> None:
+    def __init__(self, total: int, title: str = "", console: Console | None = None) -> None:
+        """Nothing is shown before the `with` block.
+
+        Args:
+            total: requests of the batch, or of several.
+            title: shown before the bar.
+            console: None: stderr.
+        """
+        console = console or Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             BarColumn(bar_width=min(40, max(8, console.width - BESIDE_THE_BAR))),

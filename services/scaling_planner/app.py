@@ -44,7 +44,7 @@ Keeps the history of batches and decides how many units each pool holds. The pro
 
 
 class State(TypedDict):
-    """What the lifespan yields."""
+    """State that the lifespan yields."""
 
     terms: Terms
 

@@ -62,8 +62,8 @@ def sights(
 ) -> dict[str, Sight]:
     """Snapshots of open batches for the planner; batches that Valkey no longer knows are left out.
 
-    Until the leader publishes a new snapshot, the last one is still valid at its latest check; `counts` are of this
-    moment.
+    The leader publishes a snapshot only if it has changed. So the last one is still valid as of its last check, at most
+    `LOOKS_EVERY_S` ago; `counts` are of this moment.
     """
     views: dict[str, Sight] = {}
     looked_at = None if seen is None else min(now, max(seen.at, now - LOOKS_EVERY_S))

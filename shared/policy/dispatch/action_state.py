@@ -41,7 +41,7 @@ class ActionState:
     serial: int = 0
     """Serial of the grant; orders grants against inventories."""
     queued_s: float = 0.0
-    """When this stage could have begun; for the first stage, the arrival."""
+    """Earliest possible start of this stage; for the first stage, the arrival."""
     granted_s: float = 0.0
     started_s: float = 0.0
     """Start of execution of its newest attempt, as far as reported; 0 while no report says that it executes."""

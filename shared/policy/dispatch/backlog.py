@@ -34,7 +34,7 @@ class Lack:
 
 @dataclass(frozen=True, slots=True)
 class PoolBacklog:
-    """What waits in one pool."""
+    """Waiting actions of one pool."""
 
     name: str
     waiting: int

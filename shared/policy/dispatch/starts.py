@@ -45,7 +45,7 @@ class Starts:
         return not granted.capacity or in_time or self.predict(action_state, by_s) <= by_s
 
     def predict(self, action_state: ActionState, by_s: float = float("inf")) -> float:
-        """When a new request would start if it were queued now, absolute seconds; optimistic about later arrivals.
+        """Predicted start of a new request if it were queued now, absolute seconds; optimistic about later arrivals.
 
         The work before it (by `_hopeful_s`), divided by the units of its pool; minus infinity if no node has sent an
         inventory. O(granted + queue ahead), bounded; counting stops once the start lies beyond `by_s`.

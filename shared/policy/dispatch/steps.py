@@ -206,7 +206,7 @@ class Steps:
         return [*self._evict(now, trajectory, reason), ForgetTrajectory(trajectory, ended, reason)]
 
     def _evict(self, now: float, trajectory: str, reason: str) -> list[Command]:
-        """Answer every action of it that waits."""
+        """Answer every waiting action of the trajectory."""
         commands: list[Command] = []
         for action in list(self.cluster.trajectories.turns.get(trajectory, ())):
             action_state = self.action_states[action]
@@ -235,7 +235,8 @@ class Steps:
         if request.need is not None:
             following = self.cluster.trajectories.answered(request.need.trajectory, request.id)
             if following is not None and self.action_states[following].state == "queued":
-                # It waited behind this one. (Where a leader died over this answer, it may be granted already.)
+                # It waited behind this one. (If a former leader died while it wrote this answer, it may be granted
+                # already.)
                 self.cluster.dequeue(self.action_states[following])
                 self.cluster.enqueue(self.action_states[following])
         return Answer(request.id, ended, reason, tuple(action_state.acts), queue_s, execution_s)

@@ -31,10 +31,10 @@ EndedAs = Literal[
     "unknown-outcome",
     "environment-lost",
 ]
-"""How an action was answered. Only `ok` and `timeout` are verdicts; the others are never scored."""
+"""End of an action, as answered. Only `ok` and `timeout` are verdicts; the others are never scored."""
 
 TrajectoryEnd = Literal["closed", "expired", "lost"]
-"""How a trajectory ended: closed by its trainer; expired; or lost with its environment, an infrastructure failure."""
+"""End of a trajectory: closed by its trainer; expired; or lost with its environment, an infrastructure failure."""
 
 INFRASTRUCTURE_FAILURES: frozenset[EndedAs] = frozenset(
     {"expired", "refused", "sandbox-lost", "node-lost", "unknown-outcome", "environment-lost"}
@@ -135,7 +135,8 @@ class Grant(NamedTuple):
     units: Mapping[str, int]
     budget_s: float
     begins: bool = False
-    """It begins the trajectory's environment. The trajectory is placed there until its node reports otherwise."""
+    """This grant begins the trajectory's environment. The trajectory is placed there until its node reports
+    otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,15 @@ class Ended:
     """Granted units. A leader that has taken over knows them only from here, or from the node's inventory."""
 
     retry_in_s: float = 0.0
-    """Of a postponed attempt: seconds before which a retry is useless."""
+    """Seconds before which a retry is useless, for a postponed attempt."""
     environment_ended: TrajectoryEnd = "lost"
-    """Of `environment-lost`: how the environment ended."""
+    """End of the environment, for `environment-lost`."""
 
     @property
     def is_verdict(self) -> bool:
-        """It is a statement about the sample; every other status is an infrastructure failure or a cancellation."""
+        """The status is a statement about the sample. Every other status is an infrastructure failure or a
+        cancellation.
+        """
         return self.status in ("ok", "timeout")
 
 

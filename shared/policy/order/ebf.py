@@ -48,13 +48,13 @@ class EbfKey(NamedTuple):
 def expected_completion(
     first_arrival_s: float, stage_timeouts_s: Sequence[float], history_s: float | None = None
 ) -> float:
-    """The earliest moment at which a batch could be complete (equations 1 and 2), absolute seconds.
+    """Return the earliest moment at which a batch could be complete (equations 1 and 2), absolute seconds.
 
     Args:
         first_arrival_s: arrival of the batch's first request, absolute seconds.
         stage_timeouts_s: timeout of each stage, seconds.
         history_s: `BatchRecord.span_s` of the task's last batch: seconds from its first arrival to its
-            earliest completion. None without history: every stage is taken to last its timeout.
+            earliest completion. None without history: every stage is expected to last its timeout.
     Raises:
         ValueError: a part is negative or not finite: such a key would never be the smallest.
     """
@@ -85,7 +85,7 @@ def reestimate(
 
 
 Entry = tuple[EbfKey, int, Id]
-"""Key, serial number of the push (two equal keys leave in the order they came), id."""
+"""Key, serial number of the push (equal keys leave in the order of their pushes), id."""
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class EbfQueue(Generic[Id]):
                     raise RuntimeError("the queue changed during iteration: collect the ids first, then change it")
 
     def _behind(self) -> Iterator[Entry[Id]]:
-        """The heap's entries in order: a walk over its tree by a heap of its frontier."""
+        """Entries of the heap in order: a walk over its tree with a heap of its frontier."""
         heap = self._heap
         frontier: list[tuple[Entry[Id], int]] = [(heap[0], 0)] if heap else []
         while frontier:

@@ -26,7 +26,7 @@ class FairQueue:
     """Waiting actions of one pool. Head in O(1) for one tenant, O(tenants) when the turn passes."""
 
     weights: dict[str, float] = field(default_factory=dict)
-    """Tenant -> weight > 0; 1 where not named."""
+    """Tenant -> weight > 0; default 1."""
     _queues: dict[str, BatchQueue] = field(default_factory=dict)
     """Queues of tenants with waiting work."""
     _virtual: dict[str, float] = field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""Units that nodes offer, and who holds them."""
+"""Units of nodes, and what holds them."""

@@ -47,7 +47,7 @@ class Node:
     """Resources with a node queue: the node starts work granted beyond its free units by itself, in order, when units
     are free."""
     ready: bool = False
-    """It has answered this leader's inventory request; before that nothing is granted on it."""
+    """The node has answered this leader's inventory request; before that nothing is granted on it."""
     seen_s: float = 0.0
     asked: deque[int] = field(default_factory=deque)
     """Serial of the newest grant at each unanswered inventory request, oldest first.

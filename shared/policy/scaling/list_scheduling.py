@@ -69,7 +69,7 @@ class Board(NamedTuple):
     progress: Counts
     """`SERVED` and `RUNNING`."""
     free: Counts
-    """By pool; below zero while more runs than is owned."""
+    """By pool; below zero while more units are in use than are owned."""
     least_free: Counts
     """By pool: the fewest free units so far."""
     over_unit_s: Floats
@@ -232,7 +232,7 @@ def _push(heap, size, key, visit):  # type: ignore[no-untyped-def]
 
 @compiled
 def _pop(heap, size):  # type: ignore[no-untyped-def]
-    """Remove the first entry; `size` is how many remain."""
+    """Remove the first entry; `size` is the number that remain."""
     key, visit = heap[size].key, heap[size].visit
     at, below = 0, 1
     while below < size:

@@ -132,8 +132,8 @@ def _named(load: SimulationInput, units: Sequence[int]) -> dict[str, int]:
 class _Trials:
     """Simulations made so far: none is run twice. Keeps one schedule, the last feasible one.
 
-    A simulation leaves out pools that have room for all their visits at once, if no other pool comes before them. Their
-    visits arrive at the next pool at known times.
+    A simulation leaves out pools that have room for all their visits at once, if only such pools come before them.
+    Their visits arrive at the next pool at known times.
     """
 
     def __init__(self, load: SimulationInput, ceilings: Sequence[int]) -> None:

@@ -41,9 +41,9 @@ class Outcome:
     peak_units: Mapping[str, int]
     """Most units in use at once, by pool."""
     peak_workers: Mapping[tuple[str, str], int]
-    """Most requests executing at once by (batch, stage): N_j of Algorithm 1 as it was used."""
+    """Most requests executing at once by (batch, stage): the N_j of Algorithm 1 that were used."""
     blamed: Mapping[str, str]
-    """By late batch: the stage for which its last request waits longest."""
+    """Late batch -> stage for which its last request waits longest."""
 
     @property
     def feasible(self) -> bool:

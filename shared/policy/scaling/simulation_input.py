@@ -91,7 +91,7 @@ class SimulationInput:
         return self._work(self.visits[kept], firsts, numbers[firsts], numbers[kept & begun])
 
     def _drawn_from(self, pools: frozenset[int]) -> Flags:
-        """By visit: whether its units come from one of the pools."""
+        """Flag of each visit: its units come from one of the pools."""
         among = np.zeros(len(self.pools), bool)
         among[list(pools)] = True
         found: Flags = among[self.visits["pool"]]
@@ -215,7 +215,7 @@ def _timeouts_from(stages: Sequence[Stage]) -> list[float]:
 
 
 def _table(stages: Sequence[Sequence[Stage]], column: Callable[[Sequence[Stage]], Sequence[float]]) -> Floats:
-    """(batches, stages): a figure of each stage; 0 where a workflow is shorter."""
+    """(batches, stages): a figure of each stage; 0 if a workflow is shorter."""
     table = np.zeros((len(stages), max(map(len, stages), default=0)))
     for number, steps in enumerate(stages):
         table[number, : len(steps)] = column(steps)

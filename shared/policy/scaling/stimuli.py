@@ -24,7 +24,7 @@ class Opened:
     past: tuple[PastBatch, ...]
     """Past batches of its task, the newest last."""
     restored: bool = False
-    """It was open before this planner started; nothing is decided yet."""
+    """The batch was open before this planner started; nothing is decided yet."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Sight:
     running: tuple[bytes, ...] = ()
     """By stage: three float64 of each request it executes."""
     closed: bool = False
-    """It was sealed: no more requests will come."""
+    """The batch was sealed: no more requests will come."""
     looked_at: float | None = None
     """Time of the snapshot, Unix seconds: `arrived` and `answered` are newer. None: now."""
     unqueued_end_at: float | None = None

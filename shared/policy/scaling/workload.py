@@ -37,7 +37,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class OpenedBatch:
-    """A batch at the begin of its rollout."""
+    """A batch at the beginning of its rollout."""
 
     batch: str
     tenant: str

@@ -1,1 +1,1 @@
-"""Trajectories' environments on this node: state that lives between actions, cores only during one."""
+"""Trajectories' environments on this node. Their state lasts between actions; they have cores only during one."""

@@ -1,4 +1,4 @@
-"""The resident as one file: what goes into an environment that is not of our making."""
+"""The resident as one file, for environments that are not made of the sandbox's own walls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME: Final = "resident.pyz"
 
 @functools.cache
 def resident() -> bytes:
-    """A zip application, the same bytes at every call; about 30 KB, not compressed (some Pythons lack zlib)."""
+    """Return a zip application, the same bytes at every call; about 30 KB, uncompressed (some Pythons lack zlib)."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(zipfile.ZipInfo("__main__.py", _MADE), _MAIN)

@@ -1,8 +1,8 @@
-"""The manager's end of a resident: one action at a time over a stream socket, every wait bounded, every word checked.
+"""The manager's end of a resident: one action at a time over a stream socket, with bounded waits and checked replies.
 
-The other end lives among the programs of its environment, so nothing it says is trusted further than that: its frames
-are bounded by what the action may bring, its JSON is read into types, and a resident that breaks the rules or stays
-silent is given up (`Broken`), which ends the environment.
+The resident runs beside the programs of its environment, so its replies are not trusted: frames are bounded by what the
+action may return, and JSON is decoded into types. A resident that breaks the rules or does not answer is abandoned
+(`Broken`), which ends the environment.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from services.cpu_manager.environments.resident import wire
 from shared.messages.kinds import Params
 
 OUTPUT_BYTES: Final = 8 << 20
-"""Of a file or an archive that is brought back, where the node says nothing else."""
+"""Default limit for a file or an archive that is sent back."""
 _SLACK: Final = 1 << 20
-"""Of a reply beyond the bytes that were asked for: names of entries, errors."""
+"""Bytes of a reply beyond the requested ones: names of entries, errors."""
 _LATE_S: Final = 10.0
-"""A resident ends an action at its time limit within two seconds; one that has not answered by then is given up."""
+"""A resident ends an action within two seconds of its time limit. After this time without an answer it is abandoned."""
 _CANCEL_S: Final = 5.0
 _CHUNK: Final = 256 << 10
 
@@ -35,11 +35,11 @@ EndedBy = Literal["done", "wall-limit", "refused", "cancelled"]
 
 
 class Broken(Exception):
-    """The resident is gone, silent or speaks nonsense. Its environment is to be ended."""
+    """The resident has ended, does not answer or sends malformed replies. Its environment must be ended."""
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """A resident's reply, as far as it is well-formed."""
+    """A well-formed reply of a resident."""
 
     id: int
     ended_by: EndedBy
@@ -51,10 +51,10 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Resident:
-    """A connection to one resident. `do` and `settle` are called one after the other, never two at once."""
+    """A connection to one resident. Never call two of its methods at once."""
 
     def __init__(self, connection: socket.socket, most_bytes: int = OUTPUT_BYTES) -> None:
-        """Take over a connected stream socket; `most_bytes` bounds files and archives in either direction."""
+        """Take ownership of a connected stream socket. `most_bytes` bounds files and archives in both directions."""
         connection.setblocking(False)
         self._connection = connection
         self._most_bytes = most_bytes
@@ -63,12 +63,13 @@ class Resident:
         self._came: asyncio.Future[None] | None = None
 
     async def settle(self, cwd: str, env: Mapping[str, str], timeout_s: float) -> str:
-        """Say where actions start (empty: where the resident was started; made where it is missing) and with which
-        variables. Returns the working directory as the resident knows it.
+        """Set where actions start (empty: where the resident was started; created if missing), and their variables.
+
+        Returns the working directory as the resident reports it.
 
         Raises:
-            Broken: no resident is there.
-            ValueError: the directory cannot be made.
+            Broken: there is no resident.
+            ValueError: the directory cannot be created.
         """
         reply, _ = await self._ask({"op": "settle", "cwd": cwd, "env": dict(env)}, b"", timeout_s, 0)
         if not reply.passed:
@@ -76,19 +77,19 @@ class Resident:
         return str(reply.output.get("cwd", ""))
 
     async def ping(self, timeout_s: float) -> None:
-        """Return when it answers. Raises `Broken`."""
+        """Return when the resident answers. Raise `Broken` otherwise."""
         await self._ask({"op": "ping"}, b"", timeout_s, 0)
 
     async def order(self, op: str, timeout_s: float) -> bool:
-        """`stop` or `go`: every process but the resident's. Returns whether it is so. Raises `Broken`."""
+        """Send `stop` or `go` for all processes but the resident's. Return True if it was done. Raises `Broken`."""
         reply, _ = await self._ask({"op": op}, b"", timeout_s, 0)
         return reply.passed is True
 
     async def do(self, kind: str, params: Params, timeout_s: float) -> ActEnd:
-        """One action. Cancelled, it ends what the action runs in the foreground before it raises.
+        """Execute one action. If cancelled, end the action's foreground processes before raising.
 
         Raises:
-            Broken: the environment is not fit for another action.
+            Broken: the environment cannot execute another action.
         """
         try:
             request, body, most = request_of(kind, params, self._most_bytes)
@@ -132,7 +133,7 @@ class Resident:
             sending.cancel()
 
     async def _cancel(self, number: int, most: int, sending: asyncio.Task[None]) -> None:
-        """Have the running action ended, once its request is whole; a resident that does not answer is hung up on."""
+        """Cancel the running action after its request is sent. Close the connection if the resident does not answer."""
         try:
             async with asyncio.timeout(_CANCEL_S):
                 await sending
@@ -143,7 +144,7 @@ class Resident:
 
     @property
     def broken(self) -> bool:
-        """It was hung up on."""
+        """True after the connection was closed here."""
         return self._connection.fileno() < 0
 
     async def _send(self, frame: bytes) -> None:
@@ -167,7 +168,7 @@ class Resident:
         return reply, parts
 
     def _frame(self, most: int) -> tuple[bytes, bytes] | None:
-        """The next whole frame, if it is there. Nothing is taken of one that is not, so that waiting can be ended."""
+        """Return the next whole frame, or None. An incomplete frame stays in the buffer, so a wait can be cancelled."""
         start = wire.HEAD.size
         if len(self._buffer) < start:
             return None
@@ -182,7 +183,7 @@ class Resident:
         return header, body
 
     async def _more(self) -> None:
-        """Wait for bytes. A callback takes them, so that none is lost when the waiting is cancelled."""
+        """Wait for bytes. A callback reads them, so none is lost if the wait is cancelled."""
         loop, descriptor = asyncio.get_running_loop(), self._connection.fileno()
         self._came = came = loop.create_future()
 
@@ -209,7 +210,7 @@ class Resident:
                 loop.remove_reader(descriptor)
 
     def close(self) -> None:
-        """Hang up. A resident that has no other way in ends, and its environment with it; who waits hears `Broken`."""
+        """Close the connection. A resident without another one ends with its environment; waiters get `Broken`."""
         if self._came is not None and not self._came.done():
             self._came.set_exception(Broken("it was hung up on"))
         if not self.broken:
@@ -220,7 +221,7 @@ class Resident:
 
 
 def rendered(output: dict[str, Any], parts: dict[str, bytes], encoding: str) -> dict[str, Any]:
-    """What a trainer sees (docs/environments.md): bytes as text, or base64 where that was asked for."""
+    """Return the output for trainers (docs/environments.md): bytes as text, or as base64 if requested."""
     seen = dict(output)
     for name in ("stdout", "stderr", "output"):
         if name in parts:

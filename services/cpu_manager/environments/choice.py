@@ -1,4 +1,4 @@
-"""The runtimes of one node, and which of them an image asks for."""
+"""The runtimes of one node, and the choice of a runtime by image."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ _log = log.get(__name__)
 
 DOCKER = "docker"
 CLOSING_S = 5.0
-"""Patience with a runtime's own end; its environments have ended before."""
+"""Longest wait for a runtime's own end, in seconds. Its environments have ended before."""
 MOST_WANTED = 64
-"""Images that are being made ready at once; a hint beyond them is dropped, and the first action waits for its image."""
+"""Images that are prepared at the same time. A hint beyond them is dropped, and the first action waits for its
+image."""
 
 
 class Runtimes:
-    """What makes environments here. `local` is a runtime of its own; every other image is a container engine's."""
+    """Runtimes of this node. Image `local` has its own runtime; a container engine serves every other image."""
 
     def __init__(self, runtimes: Iterable[Runtime]) -> None:
         self._runtimes = {runtime.name: runtime for runtime in runtimes}
         self._wanted: dict[str, asyncio.Task[None]] = {}
 
     def add(self, runtime: Runtime) -> None:
-        """One that has come later than the others."""
+        """Add a runtime that became available later than the others."""
         assert runtime.name not in self._runtimes, f"there are two {runtime.name} runtimes"
         self._runtimes[runtime.name] = runtime
 
@@ -35,10 +36,10 @@ class Runtimes:
         return sorted(self._runtimes)
 
     def of(self, image: str) -> Runtime:
-        """The runtime that makes environments of this image.
+        """Return the runtime for this image.
 
         Raises:
-            BadEnvironment: this node has none that does.
+            BadEnvironment: this node has no such runtime.
         """
         runtime = self._runtimes.get(_name(image))
         if runtime is None:
@@ -46,7 +47,7 @@ class Runtimes:
         return runtime
 
     def want(self, image: str) -> None:
-        """Environments of this image will be asked for: make it ready, beside everything else."""
+        """Prepare this image in the background, because environments of it are expected."""
         runtime = self._runtimes.get(_name(image))
         if runtime is None or image in self._wanted:
             return
@@ -57,15 +58,15 @@ class Runtimes:
         task.add_done_callback(lambda _: self._wanted.pop(image, None))
 
     def images(self) -> frozenset[str]:
-        """What environments can be made of here without a pull."""
+        """Return the images of which environments can be created here without a pull."""
         return frozenset().union(*(runtime.images() for runtime in self._runtimes.values()))
 
     async def survivors(self) -> list[Environment]:
-        """What outlived an earlier life of this node's manager. Once, before anything is made."""
+        """Return environments of earlier managers of this node. Call it once, before any creation."""
         return [environment for runtime in self._runtimes.values() for environment in await runtime.survivors()]
 
     async def close(self) -> None:
-        """Give up what is being made ready, and end what is left."""
+        """Cancel preparations, and close the runtimes."""
         for task in self._wanted.values():
             task.cancel()
         closing = [asyncio.create_task(one.close(), name=f"close {one.name}") for one in self._runtimes.values()]

@@ -1,6 +1,7 @@
-"""How an action in an environment uses the cores it was granted: its degree of parallelism (ARL-Tangram §4.1).
+"""Use of the granted cores by an action in an environment: its degree of parallelism (ARL-Tangram §4.1).
 
-- `{dop}` stands for their number in a bash line, and in the words and variables of a command, but in `literal` ones.
+- `{dop}` is replaced by their number in a bash line, and in the words and variables of a command, but not in `literal`
+  ones.
 - `TREADLE_DOP` is that number for what a command starts, and for what a bash line with more than one core starts.
 - A bash line with more than one core runs `pytest` and `make` that wide (`widening`).
 """
@@ -19,7 +20,7 @@ VARIABLE: Final = "TREADLE_DOP"
 
 
 def filled(params: Params, cores: int) -> Params:
-    """What is done in an environment, told how many cores it has. Of other kinds: as they are."""
+    """Return the parameters with the number of cores filled in; parameters of other kinds unchanged."""
     width = str(cores)
     match params:
         case EnvExec(argv=argv, env=env, literal=literal):
@@ -34,5 +35,5 @@ def filled(params: Params, cores: int) -> Params:
 
 
 def _told(line: str, width: str) -> str:
-    """The line with the variable set while it runs. It sees the last line's `$?`, and what it sets stays set."""
+    """Return the line with the variable set while it runs. It sees the last line's `$?`; its own variables stay."""
     return f"{VARIABLE}={width} eval {shlex.quote(line)}" if line.strip() else line

@@ -1,4 +1,4 @@
-"""An `Environment` that is held: frozen but while it acts, ended when it cannot be. What holds it is its runtime's."""
+"""An `Environment` that is frozen between actions, and ended if it cannot be frozen. Its runtime supplies the hold."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _log = log.get(__name__)
 Result = TypeVar("Result")
 
 SETTLE_S: Final = 20.0
-"""One that was just started, among 24 others, on two cores."""
+"""Time to settle a new environment while 24 others start, on two cores."""
 _LOOK_S: Final = 0.05
 _EXCEEDED: Final = "something was ended for want of memory"
 _SAID: Final = 4000
-"""Characters of a failed set-up line's output that its trainer is told."""
+"""Characters of a failed set-up line's output that its trainer gets."""
 
 
 class HeldEnvironment:
-    """Made by a runtime.
+    """An environment, created by a runtime.
 
-    Waking, freezing and killing take turns: what is killed is thawed for it, and nothing later freezes what is left.
+    A lock serialises waking, freezing and killing: a killed environment is thawed, and must not be frozen again.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class HeldEnvironment:
         workdir: str = "",
         age_s: Seconds = 0.0,
     ) -> None:
-        """`workdir`: where actions start; empty where the resident was started."""
+        """`workdir`: where actions start; empty: where the resident was started."""
         self.hold = hold
         self._trajectory = trajectory
         self._spec = spec
@@ -55,11 +55,11 @@ class HeldEnvironment:
         self._made_at = asyncio.get_running_loop().time() - age_s
 
     async def cause_of_end(self) -> str:
-        """Why it has ended, as far as its runtime can find out; else empty."""
+        """Return why it has ended, if its runtime can find out; else empty."""
         return ""
 
     def dispose(self) -> None:
-        """See to its removal, once, beside everything else."""
+        """Start its removal in the background. Called once."""
         raise NotImplementedError
 
     @property
@@ -76,11 +76,11 @@ class HeldEnvironment:
 
     @property
     def age_s(self) -> Seconds:
-        """Since it was made, by whichever life of the manager."""
+        """Seconds since its creation, by this or an earlier manager."""
         return asyncio.get_running_loop().time() - self._made_at
 
     async def act(self, kind: str, params: Params, cores: frozenset[int], timeout_s: float) -> ActEnd:
-        """See `Environment.act`. About 2 ms on top of what is done, past the engine."""
+        """See `Environment.act`. Costs about 2 ms beside the action itself if it bypasses the engine."""
         try:
             try:
                 before = await self._resume(cores)
@@ -94,18 +94,18 @@ class HeldEnvironment:
             return ActEnd(ended_by="lost", reason=str(error))
 
     async def close(self) -> None:
-        """Kill everything in it at once; its removal goes on beside (`Runtime.close` waits for it)."""
+        """Kill everything in it at once. Its removal continues in the background (`Runtime.close` waits for it)."""
         if not self._over:
             self._over = "it was closed"
             await to_its_end(self._kill())
             self.dispose()
 
     async def begin(self) -> None:
-        """Settle its resident and run its set-up lines, like actions on the cores it was made on; then freeze it.
+        """Settle its resident and run its set-up lines, like actions on the cores of its creation; then freeze it.
 
         Raises:
-            BadEnvironment: its working directory cannot be made, or a line failed.
-            Broken, Gone: it ended meanwhile.
+            BadEnvironment: its working directory cannot be created, or a line failed.
+            Broken, Gone: it has ended.
             RuntimeUnavailable: the engine does not answer.
         """
         try:
@@ -126,7 +126,7 @@ class HeldEnvironment:
         """End what it was doing for an earlier manager, and freeze it.
 
         Raises:
-            Broken, Gone: it is not fit for that.
+            Broken, Gone: it cannot be adopted.
             RuntimeUnavailable: the engine does not answer.
         """
         try:
@@ -143,11 +143,11 @@ class HeldEnvironment:
                 raise Gone(self._over)
             if not self.hold.alive or self._resident.broken:
                 raise Gone("it has ended")
-            await to_its_end(self.hold.resume(cores))  # half-done nobody could tell whether it is frozen
+            await to_its_end(self.hold.resume(cores))  # half done, its state would be unknown
             return await self.hold.used()
 
     async def _pause(self) -> None:
-        """Freeze it. One that cannot be frozen is ended: nothing keeps cores that were not granted."""
+        """Freeze it. An environment that cannot be frozen is ended, so that it keeps no cores without a grant."""
         try:
             async with self._gate:
                 if not self._over and self.hold.alive:
@@ -161,7 +161,7 @@ class HeldEnvironment:
             await self.hold.kill()
 
     async def _died(self, reason: str) -> str:
-        """End what is left of it. Returns why it ended, as far as can be known."""
+        """End what is left of it. Return why it ended, if known."""
         if self._over:
             return self._over
         why = await self.cause_of_end() or reason
@@ -172,11 +172,11 @@ class HeldEnvironment:
 
 
 async def at_rest(resident: Resident, workdir: str, spec: EnvironmentSpec) -> None:
-    """Settle a resident. One that was acting for an earlier manager ends that first, and is asked again.
+    """Settle a resident. If it is still acting for an earlier manager, wait for the end and try again.
 
     Raises:
-        Broken: it does not answer, or does not come to rest.
-        ValueError: it cannot work where it is.
+        Broken: it does not answer, or its action does not end.
+        ValueError: it cannot work in its directory.
     """
     deadline = asyncio.get_running_loop().time() + SETTLE_S
     while True:
@@ -194,7 +194,7 @@ async def at_rest(resident: Resident, workdir: str, spec: EnvironmentSpec) -> No
 
 
 async def to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
-    """Do all of it, also when cancelled meanwhile; then the cancellation goes on."""
+    """Complete the work even if cancelled meanwhile; then raise the cancellation."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -208,7 +208,7 @@ async def to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def _with(end: ActEnd, before: Used, after: Used) -> ActEnd:
-    """The end with what was used meanwhile."""
+    """Return the end with the usage of this action."""
     exceeded = after.memory_kills > before.memory_kills
     return msgspec.structs.replace(
         end,

@@ -1,4 +1,4 @@
-"""How an environment is held: given cores, frozen, spoken to, killed. A container in two ways, a local cell in one."""
+"""Control over an environment: cores, freezing, connection, kill. Containers have two kinds, local cells one."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ import msgspec
 
 
 class Used(msgspec.Struct, frozen=True):
-    """By everything in an environment."""
+    """Usage of everything in an environment."""
 
     cpu_s: float = 0.0
-    """Since it began."""
+    """Since its beginning."""
     peak_memory_bytes: int = 0
-    """The most at once, since it last woke where that can be told, else since it began."""
+    """Peak since the last `resume` if that can be measured, else since its beginning."""
     memory_kills: int = 0
-    """Processes that its memory limit has ended, as far as that can be told."""
+    """Processes killed by its memory limit, if that can be measured."""
 
 
 class Hold(Protocol):
-    """One environment. The caller sees to it that of `resume`, `pause` and `kill` only one goes on at a time."""
+    """Control over one environment. The caller never runs two of `resume`, `pause` and `kill` at the same time."""
 
     @property
     def alive(self) -> bool:
-        """Its first program runs, as far as was heard."""
+        """True until the end of its first program is noticed."""
         ...
 
     async def resume(self, cores: frozenset[int]) -> None:
-        """Let it run on exactly these cores; none: on those it had.
+        """Let it run on exactly these cores; an empty set keeps its cores.
 
         Raises:
-            Gone: there is nothing there any more.
+            Gone: it does not exist any more.
             RuntimeUnavailable: the container engine does not answer.
         """
         ...
 
     async def pause(self) -> None:
-        """Freeze everything in it. Raises as `resume` does."""
+        """Freeze everything in it. Raises as `resume`."""
         ...
 
     async def used(self) -> Used:
-        """Raises as `resume` does."""
+        """Return its usage. Raises as `resume`."""
         ...
 
     async def connect(self) -> socket.socket:
-        """A connection to its resident, not blocking.
+        """Return a non-blocking connection to its resident.
 
         Raises:
             OSError: nothing listens yet.
@@ -54,11 +54,11 @@ class Hold(Protocol):
         ...
 
     async def kill(self) -> None:
-        """End everything in it, frozen or not. It may still be there a moment later. Never raises."""
+        """End everything in it, frozen or not. It may still exist a moment later. Never raises."""
         ...
 
     async def close(self) -> None:
-        """Let go of it; what it is doing it goes on doing."""
+        """Release the hold. The environment is not changed."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Finding which runtimes a node has; each that it lacks says why in the node's labels. An engine may come later."""
+"""Detection of a node's runtimes. Labels of the node give the reason for a missing one. An engine may come later."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _log = log.get(__name__)
 
 
 UNSEEN_BUDGET_MB = 102_400
-"""Of images, where the engine's disk is another host's."""
+"""Budget for images if the engine's disk is on another host."""
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """What of the mesh its containers and images need."""
+    """The mesh's data that its containers and images need."""
 
     identity: str = ALONE
-    """Of its store."""
+    """Identity of its store."""
     redis: Redis | None = None
-    """The store; None: what was pulled is remembered for this life alone."""
+    """The store; None: pulled images are remembered only in memory."""
 
     def ledger(self, node: str, engine: str) -> Ledger:
         return StoreLedger(self.redis, node, engine) if self.redis is not None and engine else Forgetful()
@@ -49,16 +49,16 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What environments can be made with here."""
+    """The runtimes of this node."""
 
     runtimes: Runtimes
     labels: dict[str, str]
-    """For people, in /v1/nodes: `runtime.<name>`, what it is or why it is not there."""
+    """For people, in /v1/nodes: `runtime.<name>`, its description or the reason for its absence."""
 
 
 @asynccontextmanager
 async def open_runtimes(settings: CpuManagerSettings, sandbox: Sandbox, mesh: Mesh) -> AsyncIterator[Opened]:
-    """Open what there is, and close it with every environment at the end. `mesh`: whose."""
+    """Open all available runtimes for this mesh; at the end close them with every environment."""
     found: list[Runtime] = []
     labels: dict[str, str] = {}
     for name in (LOCAL, DOCKER):
@@ -78,11 +78,10 @@ async def open_runtimes(settings: CpuManagerSettings, sandbox: Sandbox, mesh: Me
 
 
 async def engine_comes(settings: CpuManagerSettings, opened: Opened, mesh: Mesh) -> None:
-    """Wait for a container engine that could not be had at the node's start; then it is a runtime like the others.
+    """Wait for a container engine that was not available at the node's start; then add its runtime.
 
-    It did not answer, or another manager owned this node's containers.
-
-    What stands there from an earlier life of the manager is ended: the leader was told already that it is not here.
+    The engine did not answer, or another manager owned this node's containers. Surviving environments of an earlier
+    manager are ended, because the leader has already been told that they are not here.
     """
     while True:
         await asyncio.sleep(settings.engine_retry_s)
@@ -132,7 +131,7 @@ async def _docker(settings: CpuManagerSettings, mesh: Mesh) -> tuple[DockerRunti
 
 
 def _image_budget(settings: CpuManagerSettings, facts: EngineFacts) -> int:
-    """Bytes."""
+    """Return the budget in bytes."""
     if settings.image_budget_mb:
         return settings.image_budget_mb * _MIB
     try:

@@ -1,7 +1,7 @@
-"""What the manager asks of a container runtime, and what it gets: the seam between trajectories and their walls.
+"""Interface of a container runtime: the boundary between trajectories and their walls.
 
 An environment keeps its files, background processes, shells and their directories from one action to the next. It has
-cores only while it acts (ARL-Tangram §5.2, allocate-on-execution): between actions everything in it is frozen.
+cores only during an action (ARL-Tangram §5.2, allocate-on-execution): between actions everything in it is frozen.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from shared.messages.environments import EnvironmentSpec
 from shared.messages.kinds import Params
 
 ActEndedBy = Literal["done", "wall-limit", "refused", "lost"]
-"""`done`: it ran to its end, or could not for a reason of its own (no such file). `wall-limit`: its processes were
-ended with its time; the environment goes on. `refused`: it asks for what this node never gives. `lost`: our failure;
-the environment goes on where `Environment.alive` still says so."""
+"""`done`: it ran to its end, or failed for a reason of its own (no such file). `wall-limit`: its processes were killed
+at the time limit; the environment continues. `refused`: it asks for what this node never gives. `lost`: our failure;
+the environment continues if `Environment.alive` is still True."""
 
 
 class ActEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How one action in an environment ended. Durations are seconds, monotonic; sizes are bytes."""
+    """The end of one action in an environment. Durations are seconds, monotonic; sizes are bytes."""
 
     ended_by: ActEndedBy
     passed: bool | None = None
-    """Exit code 0, or the file operation succeeded. None where it did not end by itself."""
+    """True: exit code 0, or the file operation succeeded. None if it did not end by itself."""
     output: dict[str, Any] = {}
     """JSON-able, the same under every runtime (docs/environments.md): `exit_code`, `stdout`, `stderr`, `output`,
     `content`, `entries`, `error` ..., by kind."""
     reason: str = ""
-    """One sentence for people, when it did not pass."""
+    """One sentence for people if it did not pass."""
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    """Of everything in the environment while it acted."""
+    """CPU time of everything in the environment during the action."""
     peak_memory_bytes: int = 0
 
 
@@ -47,35 +47,36 @@ class Environment(Protocol):
 
     @property
     def alive(self) -> bool:
-        """It can act. False once it has died by itself (its container was killed) or was closed."""
+        """True if it can act. False after it has died by itself (its container was killed) or was closed."""
         ...
 
     async def act(self, kind: str, params: Params, cores: frozenset[int], timeout_s: float) -> ActEnd:
-        """Thaw it on exactly these cores, do one thing (`shared.messages.kinds.ENVIRONMENT_KINDS`), freeze it again.
+        """Thaw it on exactly these cores, execute one action (`shared.messages.kinds.ENVIRONMENT_KINDS`), freeze it.
 
-        `params` come filled (no `{dop}` is left in them). When it returns or raises, no process of the environment has
-        a core, also when it was cancelled: then what the action started in the foreground is ended first.
-        Never raises for what the action does; our own failures come back as `lost`.
+        `params` are filled in (they contain no `{dop}`). When it returns or raises, no process of the environment has a
+        core. If it is cancelled, the action's foreground processes are ended first.
+        It does not raise for what the action does; our own failures are returned as `lost`.
         """
         ...
 
     async def close(self) -> None:
-        """End it and remove all it left. Safe to call again, and while it acts."""
+        """End it and remove everything it left. Safe to call again, and during an action."""
         ...
 
 
 class BadEnvironment(Exception):
-    """The environment cannot be made for a reason of its own: no such image, a set-up line failed. Trying again would
-    not help; the message is for the trainer.
+    """The environment cannot be created for a reason of its own: no such image, a set-up line failed.
+
+    A retry would not help; the message is for the trainer.
     """
 
 
 class RuntimeUnavailable(Exception):
-    """The environment could not be made just now, and the fault is ours (engine out of reach, no memory left)."""
+    """The environment could not be created now, and the cause is ours (engine unreachable, no memory left)."""
 
 
 class Postponed(RuntimeUnavailable):
-    """The environment cannot be made before a while, and nobody failed: the attempt does not count."""
+    """The environment cannot be created yet. Nothing has failed: the attempt does not count."""
 
     def __init__(self, reason: str, retry_in_s: float) -> None:
         super().__init__(reason)
@@ -83,37 +84,38 @@ class Postponed(RuntimeUnavailable):
 
 
 class Runtime(Protocol):
-    """A way to make environments. Held by tests/conformance/test_runtimes.py for each that the node has."""
+    """A way to create environments. tests/conformance/test_runtimes.py checks each runtime of the node."""
 
     name: str
     """`local`, `docker`: in `/v1/nodes` and in labels."""
 
     async def create(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> Environment:
-        """Make an environment and run its set-up lines on these cores; it comes back frozen.
+        """Create an environment and run its set-up lines on these cores. It is returned frozen.
 
         Bounded by `spec.setup_timeout_s`. Cancelling leaves nothing behind.
 
         Raises:
-            BadEnvironment: the trainer's fault.
-            Postponed: not before a while.
-            RuntimeUnavailable: ours; may be tried again.
+            BadEnvironment: the cause is the trainer's.
+            Postponed: not possible yet.
+            RuntimeUnavailable: the cause is ours; it may be retried.
         """
         ...
 
     def images(self) -> frozenset[str]:
-        """What its environments can be made of without a pull, by familiar names (`shared.api.images`)."""
+        """Return the images that need no pull, by familiar names (`shared.api.images`)."""
         ...
 
     async def survivors(self) -> list[Environment]:
-        """Take up what an earlier life of this node's manager made and what still stands, frozen, with whatever acted
-        ended. Called once, before anything is created. What cannot be taken up is removed.
+        """Adopt the existing environments of an earlier manager of this node: end their actions and freeze them.
+
+        Called once, before any creation. Environments that cannot be adopted are removed.
         """
         ...
 
     async def prepare(self, image: str) -> None:
-        """An environment of this image will be asked for: pull it now. Returns when it is there; never raises."""
+        """Pull this image now, because an environment of it is expected. Return when it is present; never raise."""
         ...
 
     async def close(self) -> None:
-        """End every environment and what the runtime itself holds."""
+        """End every environment and release the runtime's own resources."""
         ...

@@ -1,4 +1,4 @@
-"""What a resident is asked for each kind of action, and how many bytes its answer may have."""
+"""Requests to a resident for each kind of action, with the most bytes that a reply may have."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _OPS: Final = {
     "env.close_session": "close_session",
 }
 _MODE: Final = 0o644
-"""Of a new file."""
+"""Mode of a new file."""
 _ENTRY: Final = 1200
 """Bytes of one entry of a listing: a name of 255 bytes, each escaped."""
 
 
 def request_of(kind: str, params: Params, most_bytes: int) -> tuple[dict[str, Any], bytes, int]:
-    """The request, its raw bytes, and the most that may come back: of files and archives `most_bytes`.
+    """Return the request, its raw bytes, and the most bytes of a reply; `most_bytes` for files and archives.
 
     Raises:
-        ValueError: what should be base64 is not.
+        ValueError: a base64 text is malformed.
     """
     request: dict[str, Any] = {"op": _OPS[kind], **msgspec.structs.asdict(params)}
-    request.pop("literal", None)  # it has been heeded
+    request.pop("literal", None)  # already applied
     body, most = b"", most_bytes
     if isinstance(params, EnvExec):
         body, most = (request.pop("stdin") or "").encode(), 2 * params.output_bytes
@@ -42,7 +42,7 @@ def request_of(kind: str, params: Params, most_bytes: int) -> tuple[dict[str, An
         most = params.output_bytes
     elif isinstance(params, EnvWrite):
         body = _bytes(request.pop("content"), request.pop("encoding"))
-        # As a resident of an earlier version can read it, which a container may hold.
+        # Compatible with a resident of an earlier version, which a container may have.
         request["keep_mode"], request["mode"] = params.mode is None, _MODE if params.mode is None else params.mode
     elif isinstance(params, EnvUpload):
         body = _bytes(request.pop("archive"), "base64")

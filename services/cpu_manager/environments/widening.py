@@ -1,10 +1,10 @@
-"""`pytest` and `make` of a bash line, told to use all cores: `pytest -n 4`, where xdist is there, and `make -j4`.
+"""Parallel `pytest` and `make` in a bash line: `pytest -n 4` if xdist is installed, and `make -j4`.
 
-Law: it must mean what it meant. So nothing is rewritten but plain lists of simple commands, such as
-`cd x && A=1 pytest -x | tail`, and of these only commands whose words can all be read here and name no width and
-nothing that forbids one. In any other line (quotes left open, heredocs, substitutions, compound commands) not a byte is
-changed. All that is done to a line is to put one word behind a command's name. The shell makes that word when it comes
-there, and makes none where xdist is not to be used (`xdist_probe`) or MAKEFLAGS has a width already.
+Law: the line keeps its meaning. So only plain lists of simple commands are changed, such as
+`cd x && A=1 pytest -x | tail`, and of these only commands whose words can all be read here and that contain no width
+and nothing that forbids one. Any other line (open quotes, heredocs, substitutions, compound commands) stays unchanged.
+The only change is one word after a command's name. The shell computes that word when it gets there; it is empty if
+xdist must not be used (`xdist_probe`) or MAKEFLAGS already has a width.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE,
 )
-"""A backquote, a parenthesis or a `$` of any other kind outside single quotes is no token."""
+"""A backquote, a parenthesis or another kind of `$` outside single quotes is not a token."""
 
 _COMPOUND: Final = re.compile(
     r"[!{}]|\[\[|case|coproc|do|done|elif|else|esac|fi|for|function|if|select|then|time|until|while"
 )
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=")
 _DECIDES: Final = re.compile(r"(PATH|(GNU)?MAKEFLAGS)\+?=")
-"""Variables that, set for a command alone, say which program it is or how wide: the word is made without them."""
+"""Variables that, set for one command, select the program or the width: the word is computed without them."""
 
 _PYTEST: Final = re.compile(r"(?:[\w./+-]*/)?(?:pytest|py\.test)")
 _PYTEST_OWN: Final = re.compile(xdist_probe.DECIDED)
 _PYTHON: Final = re.compile(r"(?:[\w./+-]*/)?python[\d.]*")
 _FOUND: Final = "__treadle_python"
-"""A variable of the substitution's own: the first line of the script `pytest`, which names its Python."""
+"""A variable used in the substitution: the first line of the script `pytest`, which names its Python."""
 _MAKE: Final = re.compile(r"(?:[\w./+-]*/)?g?make")
 _MAKE_OWN: Final = re.compile(r"-[^-]*j|--jobs")
 _MAKE_VALUE: Final = re.compile(
@@ -54,7 +54,7 @@ _MAKE_VALUE: Final = re.compile(
 )
 """Options whose value is the next word."""
 _SEVERAL: Final = re.compile(r"[*?\[{]")
-"""What a shell may make several words of, but where it is quoted."""
+"""Characters that a shell may expand to several words, unless quoted."""
 _QUOTED: Final = re.compile(r"""\\[\s\S]|'[^']*'|"(?:[^"\\]|\\[\s\S])*\"""")
 
 Command = list[re.Match[str]]
@@ -62,7 +62,7 @@ Command = list[re.Match[str]]
 
 
 def widened(line: str, cores: int) -> str:
-    """The line with its `pytest` and `make` on so many cores; the line itself where nothing can be done, or safely."""
+    """Return the line with `pytest` and `make` on `cores` cores; unchanged if that is impossible or unsafe."""
     commands = _commands(line) if "pytest" in line or "py.test" in line or "make" in line else ()
     insertions = [insertion for command in commands if (insertion := _insertion(command, cores)) is not None]
     for at, word in reversed(insertions):
@@ -71,7 +71,7 @@ def widened(line: str, cores: int) -> str:
 
 
 def _commands(line: str) -> list[Command]:
-    """The line's simple commands; none where it is more than a list of them."""
+    """Return the line's simple commands; empty if it is more than a list of them."""
     commands: list[Command] = [[]]
     before = "end"
     for token in _tokens(line):
@@ -90,12 +90,12 @@ def _commands(line: str) -> list[Command]:
 
 
 def _is_descriptor(command: Command, redirection: re.Match[str]) -> bool:
-    """The word right before a redirection may be the number of what is redirected, and no word of the command."""
+    """Return True if the word before a redirection is a descriptor number instead of a word of the command."""
     return bool(command) and command[-1].end() == redirection.start() and command[-1][0].isdecimal()
 
 
 def _tokens(line: str) -> Iterator[re.Match[str] | None]:
-    """Its tokens, without blanks and comments; None at the first character that begins none."""
+    """Yield its tokens, without blanks and comments; None at the first character that begins no token."""
     at = 0
     while at < len(line):
         token = _TOKEN.match(line, at)
@@ -107,7 +107,7 @@ def _tokens(line: str) -> Iterator[re.Match[str] | None]:
 
 
 def _insertion(command: Command, cores: int) -> tuple[int, str] | None:
-    """Where a word goes into the line, and which; None for a command that stays as it is."""
+    """Return the position and the word to insert; None for a command that stays unchanged."""
     texts = [word[0] for word in command]
     first = next((place for place, text in enumerate(texts) if not _ASSIGNMENT.match(text)), len(texts))
     assigned, called = texts[:first], texts[first:]
@@ -132,7 +132,7 @@ def _insertion(command: Command, cores: int) -> tuple[int, str] | None:
 
 
 def _goals(words: list[str]) -> int:
-    """How many goals these words give `make`, at most: it makes them one after the other, but all at once with `-j`."""
+    """Return the most goals that these words give `make`: it makes goals in sequence, but all at once with `-j`."""
     goals, is_value, options = 0, False, True
     for text in words:
         word = _plain(text)
@@ -162,5 +162,5 @@ def _plain(word: str) -> str:
 
 @cache
 def _probe() -> str:
-    """The probe's source as one line without single quotes."""
+    """Return the probe's source as one line without single quotes."""
     return f"exec({json.dumps(inspect.getsource(xdist_probe))});main()"

@@ -1,6 +1,6 @@
-"""Asks in an environment, of the Python that pytest will run in, whether a pytest there may be spread over processes.
+"""Checks in an environment, with the Python that pytest will use, whether pytest may run on several processes.
 
-Its source is sent into environments: no single quotes, nothing newer than Python 3.8, nothing but the library.
+Its source is sent into environments: no single quotes, nothing newer than Python 3.8, only the standard library.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ DECIDED = (
     r"-(?![rkmcoWp-])[A-Za-z]*[nsdfhV]|(-p)?no:xdist|"
     r"--(numprocesses|dist|tx|looponfail|pdb|trace|capture|collect-only|co\b|help|version|fixtures|markers|stepwise|sw\b)"
 )
-"""An option that chooses a width, or with which more processes would not do the same. Short ones may stand in a
-cluster; `-rs`, `-kname` and the like have a value and are none."""
+"""Options that choose a width, or that do not work the same with more processes. Short ones may be part of a cluster;
+`-rs`, `-kname` and the like have a value and do not match."""
 
 CONFIGS = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 
 
 def configured(paths: Iterable[Path]) -> Iterator[str]:
-    """What stands behind `addopts` in any configuration that pytest may find for these paths."""
+    """Yield the text after `addopts` in each configuration that pytest may find for these paths."""
     for folder in {above for path in paths for above in (path.resolve(), *path.resolve().parents)}:
         for name in CONFIGS:
             try:
@@ -32,7 +32,7 @@ def configured(paths: Iterable[Path]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Write the option that spreads pytest over `argv[1]` processes; `argv[2:]` are its arguments."""
+    """Write the option that runs pytest on `argv[1]` processes; `argv[2:]` are its arguments."""
     from importlib.metadata import distribution
 
     distribution("pytest-xdist")  # raises where it is not installed

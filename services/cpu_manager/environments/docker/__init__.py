@@ -1,6 +1,6 @@
-"""Environments in containers of a Docker engine. What it promises: docs/docker.md.
+"""Environments in containers of a Docker engine. Guarantees: docs/docker.md.
 
-The engine makes, starts and removes containers. Between that an action goes past it, where the manager shares the
-container's host: `control_groups` gives cores and freezes, and the resident inside (`..resident`) is spoken to through
-its socket. Where it does not, `through_engine` does the same by the engine's own API, slower.
+The engine creates, starts and removes containers. If the manager shares the container's host, actions bypass the
+engine: `control_groups` assigns cores and freezes, and a socket connects to the resident inside (`..resident`).
+Otherwise `through_engine` does the same by the engine's own API, slower.
 """

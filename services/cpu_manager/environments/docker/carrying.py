@@ -1,7 +1,7 @@
-"""The resident's own interpreter, carried into every container of a node by one read-only volume.
+"""The resident's own interpreter, mounted into every container of a node from one read-only volume.
 
-An image need not have Python, a shell or even a C library of the right kind, and what it has cannot break the resident.
-The volume costs a container nothing but a mount, and its pages are in memory once for all of them.
+An image need not have Python, a shell or a suitable C library, and its contents cannot break the resident. The volume
+costs a container only a mount, and all containers share its pages in memory.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ PYTHON: Final = [
     f"{CARRIED}/{packing.INTERPRETER}",
     *("-I", "-S", "-X", "utf8"),
 ]
-"""The interpreter, inside a container."""
+"""Command of the interpreter, inside a container."""
 
 COMMAND: Final = [*PYTHON, f"{CARRIED}/{packing.PROGRAM}", SOCKET]
-"""The resident."""
+"""Command of the resident."""
 
 _RESIDENT: Final = (str(Path(__file__).parents[1]), "resident.serving")
 
 
 class Carrier:
-    """Fills the volume once in the life of a manager, when the first image is there."""
+    """Fills the volume once per manager process, when the first image is available."""
 
     def __init__(self, engine: Engine, owner: Owner) -> None:
         self._engine = engine
         self._owner = owner
-        # The mesh is part of the digest: another mesh's node of this name removes its own volume, and not ours.
+        # The mesh is part of the digest, so that another mesh's node of this name removes only its own volume.
         digest = hashlib.sha256(f"{owner.mesh} {sys.version}".encode() + resident()).hexdigest()
         self._family = f"treadle-carried-{owner.node.lower()}-"
         self.volume = self._family + digest[:12]
@@ -53,9 +53,9 @@ class Carrier:
         self._filling: asyncio.Task[None] | None = None
 
     async def ready(self, image: Image) -> str:
-        """The volume's name, when it is full. `image`: any that the engine has.
+        """Return the volume's name when it is filled. `image`: any image that the engine has.
 
-        The filling is not cancelled with whoever waits for it: the engine would go on with it, and it would stay.
+        Cancelling a waiter does not cancel the filling: the engine would continue it, and its container would remain.
 
         Raises:
             RuntimeUnavailable: it could not be filled.
@@ -66,16 +66,16 @@ class Carrier:
         return self.volume
 
     def forget(self) -> None:
-        """The volume was found to be empty: somebody removed it. Fill it again for the next container."""
+        """Fill the volume again for the next container, because it was found empty: somebody removed it."""
         if self._filling is not None and self._filling.done():
             self._filling = None
 
     def notice(self, mounts: list[dict[str, Any]]) -> None:
-        """A container of an earlier life mounts these: a volume of another version of ours may be among them."""
+        """Record the mounts of an earlier manager's container: they may include a volume of another version."""
         self._earlier |= {mount["Name"] for mount in mounts if mount.get("Name", "").startswith(self._family)}
 
     async def remove(self) -> None:
-        """Remove the volume and those of earlier lives, where no container has them any more."""
+        """Remove the volume and those of earlier managers, unless a container still mounts them."""
         if self._filling is not None:
             await asyncio.wait({self._filling})
             self._filling = None
@@ -83,7 +83,7 @@ class Carrier:
             await self._engine.remove_volume(volume)
 
     async def _fill(self, image: Image) -> None:
-        """Through a container that is never started: the engine unpacks into the volumes of one."""
+        """Fill the volume through a container that is never started: the engine unpacks archives into its volumes."""
         archive = await _packed()
         name = f"treadle-{self._owner.node}-carrier-{secrets.token_hex(4)}"
         config: dict[str, Any] = {
@@ -117,12 +117,12 @@ def _failed(filling: asyncio.Task[None]) -> bool:
 
 
 async def _packed() -> bytes:
-    """The archive with this interpreter and the resident.
+    """Return the archive with this interpreter and the resident.
 
     Raises:
         RuntimeUnavailable: this interpreter cannot be packed.
     """
-    # By its real name: a virtual environment's interpreter is a link, and the packer needs nothing of that.
+    # By its real path: a virtual environment's interpreter is a link, and the packer does not need that environment.
     command = [os.path.realpath(sys.executable), "-I", "-S", packing.__file__]  # noqa: ASYNC240 - a readlink
     packer = await asyncio.create_subprocess_exec(
         *command,

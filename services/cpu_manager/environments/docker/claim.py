@@ -1,6 +1,6 @@
 """Claim: at most one manager on a host owns the containers of one node of one mesh (ADR 0029).
 
-Node names are unique in a mesh, not on a host: two meshes of one machine have nodes of the same name by default. So an
+Node names are unique in a mesh, not on a host: two meshes on one machine have nodes of the same name by default. So an
 owner is the pair of the mesh's identity and the node's name; containers carry both as labels.
 """
 
@@ -22,15 +22,15 @@ NODE: Final = "treadle.node"
 """Labels of containers and volumes."""
 
 ALONE: Final = "0" * 16
-"""The mesh of a runtime that belongs to none."""
+"""The mesh of a runtime without a mesh."""
 
 CLAIM_S: Final = 3.0
-"""A predecessor that was just killed, or is closing, gives its claim back within this."""
+"""Seconds within which a predecessor that was just killed, or is closing, releases its claim."""
 _LOOK_S: Final = 0.05
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose containers: one node of one mesh."""
+    """Owner of containers: one node of one mesh."""
 
     node: str
     mesh: str = ALONE
@@ -42,15 +42,15 @@ class Owner(msgspec.Struct, frozen=True):
 
     @property
     def filters(self) -> list[str]:
-        """The labels as the engine's filters take them."""
+        """The labels in the form of the engine's filters."""
         return [f"{name}={value}" for name, value in self.labels.items()]
 
 
 class Claim:
-    """An address in the kernel's table of sockets, of this network namespace. The kernel frees it with its holder."""
+    """An abstract socket address of this network namespace. The kernel releases it when its holder ends."""
 
     def __init__(self, owner: Owner) -> None:
-        """Try to take it: `held`."""
+        """Try to take it; `held` is the result."""
         digest = hashlib.sha256(f"{owner.mesh} {owner.node}".encode()).hexdigest()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.held = False
@@ -60,10 +60,10 @@ class Claim:
 
     @classmethod
     async def take(cls, owner: Owner, within_s: Seconds = CLAIM_S) -> Self:
-        """Take it, and try again for so long while another holds it.
+        """Take it. Retry for `within_s` while another manager holds it.
 
         Raises:
-            RuntimeUnavailable: another still holds it.
+            RuntimeUnavailable: another manager still holds it.
         """
         deadline = asyncio.get_running_loop().time() + within_s
         while not (claim := cls(owner)).held:

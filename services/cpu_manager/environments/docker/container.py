@@ -1,4 +1,4 @@
-"""What a trajectory's container is told to be: the engine's words for `EnvironmentSpec` and for our walls."""
+"""Configuration of a trajectory's container: `EnvironmentSpec` and our walls in the engine's terms."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from shared.messages.environments import EnvironmentSpec
 
 TRAJECTORY: Final = "treadle.trajectory"
 SPEC: Final = "treadle.spec"
-"""Labels beside the owner's: what a later life of the node's manager needs to take a container up."""
+"""Labels beside the owner's: a later manager of the node needs them to adopt a container."""
 MAKING: Final = "treadle.making"
-"""A label: by which making of ours it was created. Its name may be that of its successor, when its id is not known."""
+"""A label: the creation attempt of the container. Its name may belong to its successor while its id is not known."""
 
 CARRIED: Final = "/run/treadle/carried"
-"""Where the resident's interpreter lies, read-only (`packing`)."""
+"""Path of the resident's interpreter, read-only (`packing`)."""
 SOCKETS: Final = "/run/treadle/sockets"
-"""Memory of the container's own."""
+"""A tmpfs of the container's own."""
 SOCKET: Final = f"{SOCKETS}/resident"
-"""Where the resident listens."""
+"""Path at which the resident listens."""
 
 RESIDENT_PIDS: Final = 4
-"""Beside what the trainer asks for: the resident, and its way to us where that leads through the engine."""
+"""Processes beyond the trainer's limit: the resident, and its relay if the connection goes through the engine."""
 _MIB: Final = 1 << 20
 _TMPFS: Final = "rw,nosuid,nodev,mode=1777"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A container before it is created."""
+    """A container before its creation."""
 
     owner: Owner
     trajectory: str
@@ -41,32 +41,32 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     image: Image
     cores: frozenset[int]
     command: list[str]
-    """Of its first program, the resident."""
+    """Command of its first program, the resident."""
     volume: str
-    """That holds its interpreter."""
+    """Name of the volume with its interpreter."""
     making: str
-    """No other container's."""
+    """Unique to this container."""
 
 
 def name_of(owner: Owner, trajectory: str) -> str:
-    """The container's name: one for a trajectory of a mesh, so that a second one cannot be made by mistake."""
+    """Return the container's name. It is unique per trajectory and mesh, so that a second one cannot be created."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", f"treadle-{owner.mesh[:8]}-{owner.node}-{trajectory}")
 
 
 def workdir_of(spec: EnvironmentSpec, image: Image) -> str:
-    """Where commands start, absolute."""
+    """Return the absolute directory in which commands start."""
     return str(PurePosixPath("/", image.workdir, spec.workdir))
 
 
 def config_of(plan: Plan, *, sized: bool) -> dict[str, Any]:
-    """The body of `POST /containers/create`. `sized`: the storage driver is asked to bound what it writes."""
+    """Return the body of `POST /containers/create`. `sized`: the storage driver is asked to limit what it writes."""
     return {
         "Image": plan.image.id,
         "Entrypoint": plan.command,
         "Cmd": [],
         "WorkingDir": workdir_of(plan.spec, plan.image),
         "Labels": labels_of(plan),
-        # The engine would run the image's own check inside, also while everything there is frozen.
+        # The engine would run the image's own health check inside, even while the container is frozen.
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {**_walls(plan), **_limits(plan, sized=sized)},
     }
@@ -78,10 +78,10 @@ def labels_of(plan: Plan) -> dict[str, str]:
 
 
 def spec_from(labels: Mapping[str, str]) -> EnvironmentSpec:
-    """What a container was made of.
+    """Return the specification of a container.
 
     Raises:
-        ValueError: its labels are none of ours, or of another version.
+        ValueError: its labels are not ours, or of another version.
     """
     try:
         return msgspec.json.decode(labels[SPEC], type=EnvironmentSpec)
@@ -90,14 +90,14 @@ def spec_from(labels: Mapping[str, str]) -> EnvironmentSpec:
 
 
 def _walls(plan: Plan) -> dict[str, Any]:
-    """No network, rights, devices or other processes; its own files, which may be closed to writing."""
+    """Return its isolation: no network, rights, devices or other processes; its own files, perhaps read-only."""
     workdir = workdir_of(plan.spec, plan.image)
     mounts: list[dict[str, Any]] = [{"Type": "volume", "Source": plan.volume, "Target": CARRIED, "ReadOnly": True}]
     tmpfs = {SOCKETS: f"{_TMPFS},noexec,size=64k"}
     if plan.spec.read_only:
         tmpfs["/tmp"] = f"{_TMPFS},exec,size={plan.spec.disk_mb}m"
         if workdir not in {"/", "/tmp"}:
-            # A new volume begins with what the image has there; a tmpfs would hide it.
+            # A new volume begins with the image's files at this path; a tmpfs would hide them.
             mounts.append({"Type": "volume", "Target": workdir})
     return {
         "NetworkMode": "bridge" if plan.spec.network else "none",
@@ -114,7 +114,7 @@ def _walls(plan: Plan) -> dict[str, Any]:
 
 
 def _limits(plan: Plan, *, sized: bool) -> dict[str, Any]:
-    """Memory without swap, processes, cores; what it may write: in all where the storage driver can, else a file."""
+    """Return its limits: memory without swap, processes, cores; disk in total if possible, else per file."""
     memory, disk = plan.spec.memory_mb * _MIB, plan.spec.disk_mb * _MIB
     return {
         "CpusetCpus": ",".join(str(core) for core in sorted(plan.cores)),
@@ -126,6 +126,6 @@ def _limits(plan: Plan, *, sized: bool) -> dict[str, Any]:
             {"Name": "fsize", "Soft": disk, "Hard": disk},
             {"Name": "core", "Soft": 0, "Hard": 0},
         ],
-        # What is written to the first program's output lands in a file of the host.
+        # The first program's output is written to a file of the host.
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}},
     }

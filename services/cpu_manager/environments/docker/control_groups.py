@@ -1,10 +1,10 @@
-"""A running container's control groups, written past the engine: cores, freezing, and what was used.
+"""A running container's control groups, accessed without the engine: cores, freezing, and usage.
 
 The engine's own `update` takes 20 ms and its `pause` 14; a write to the kernel's file takes 10 us. Version 1 refuses an
-empty cpuset while tasks are in it, so what takes the cores away between actions is freezing, in both versions. A frozen
-process of version 1 hears SIGKILL only when thawed; one of version 2 hears it at once.
+empty cpuset while it has tasks, so in both versions freezing takes the cores away between actions. A process frozen by
+version 1 receives SIGKILL only after the thaw; one frozen by version 2 receives it at once.
 
-Version 2 cannot run beside version 1 on one host: it is held by tests on a recorded tree (docs/docker.md).
+Version 2 cannot run beside version 1 on one host: tests cover it with a recorded tree (docs/docker.md).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import msgspec
 from services.cpu_manager.sandbox.walls.cgroups import Files
 
 FREEZE_S: Final = 10.0
-"""A process in the middle of a slow disk access freezes when that ends."""
+"""Seconds. A process in the middle of a slow disk access freezes when the access ends."""
 _LOOK_S: Final = 0.001
 _LOOKS: Final = 20
-"""After so many in vain everything is thawed for an instant: version 1 may wait for ever for a process that was being
-forked just then."""
+"""After this many looks without success everything is thawed for an instant: version 1 may wait forever for a process
+that was being forked at that moment."""
 _NEEDED: Final = ("cpuset", "freezer", "cpuacct", "memory")
 
 
@@ -33,35 +33,35 @@ class Mount(msgspec.Struct, frozen=True):
     """A mounted hierarchy of control groups."""
 
     root: str
-    """Path of the group that is seen at the mount point."""
+    """Path of the group that is visible at the mount point."""
     point: Path
     controllers: frozenset[str]
     """Empty: version 2."""
 
 
 class ControlGroups(Protocol):
-    """Of one container. Every method costs microseconds and may block for them; `OSError` when the group is gone."""
+    """Groups of one container. Each method blocks for microseconds, and raises `OSError` when the group is gone."""
 
     def give(self, cores: Iterable[int]) -> None:
-        """Exactly these cores, for everything inside."""
+        """Assign exactly these cores to all processes inside."""
 
     def thaw(self) -> None: ...
 
     def freeze(self) -> None:
-        """Ask for it; it has happened when `frozen` says so."""
+        """Begin freezing; `frozen` returns True when it is complete."""
 
     def frozen(self) -> bool: ...
 
     def cpu_s(self) -> float:
-        """Used so far by everything inside."""
+        """CPU seconds used so far by all processes inside."""
 
     def forget_peak(self) -> None: ...
 
     def peak_memory_bytes(self) -> int:
-        """The most since it was forgotten; since the beginning where this kernel cannot forget."""
+        """Peak since `forget_peak`; since the beginning if this kernel cannot reset it."""
 
     def memory_kills(self) -> int:
-        """Processes that its memory limit has ended."""
+        """Processes killed by its memory limit."""
         ...
 
     def close(self) -> None: ...
@@ -69,7 +69,7 @@ class ControlGroups(Protocol):
 
 class _Words(Files):
     def word(self, name: str) -> str:
-        """The file's one word."""
+        """Return the only word in a file."""
         return os.pread(self._descriptor(name, os.O_RDONLY), 64, 0).decode("ascii").strip()
 
 
@@ -89,7 +89,7 @@ class VersionOne:
         self._freezer.write("freezer.state", "FROZEN")
 
     def frozen(self) -> bool:
-        # The kernel counts when somebody reads: the first look may say FREEZING of a group that has frozen.
+        # The kernel updates the state on reads: the first look may return FREEZING for a frozen group.
         return self._freezer.word("freezer.state") == "FROZEN"
 
     def cpu_s(self) -> float:
@@ -114,7 +114,7 @@ class VersionTwo:
 
     def __init__(self, directory: Path) -> None:
         self._files = Files(directory)
-        # Since Linux 6.12 a peak is forgotten for the descriptor that is written to; before that none can be.
+        # Since Linux 6.12 a peak is reset for the descriptor that is written to; before that it cannot be reset.
         self._forgets = os.access(directory / "memory.peak", os.W_OK)
         flags = os.O_RDWR if self._forgets else os.O_RDONLY
         self._peak = os.open(directory / "memory.peak", flags | os.O_CLOEXEC)
@@ -152,11 +152,11 @@ class VersionTwo:
 
 
 def control_groups_of(pid: int, container: str, proc: Path = Path("/proc")) -> ControlGroups | None:
-    """The control groups of a container's first process, as the engine numbers it.
+    """Return the control groups of a container's first process, by the process id that the engine reports.
 
-    None where they are not ours to write: when the manager lives in other namespaces than the engine the number is
-    nobody's here, or somebody else's, which the container's id in the group's name tells apart. None also where the
-    kernel has no `memory.peak` (Linux 5.19).
+    None if they are not ours to write. If the manager and the engine are in different namespaces, the id does not exist
+    here or belongs to another process; the container's id in the group's name detects that. None also if the kernel
+    has no `memory.peak` (Linux 5.19).
     """
     try:
         lines = (proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
@@ -175,7 +175,7 @@ def control_groups_of(pid: int, container: str, proc: Path = Path("/proc")) -> C
 
 
 async def frozen(groups: ControlGroups) -> bool:
-    """Freeze everything inside. False: something did not freeze within `FREEZE_S`."""
+    """Freeze everything inside. Return False if something did not freeze within `FREEZE_S`."""
     groups.freeze()
     deadline = asyncio.get_running_loop().time() + FREEZE_S
     for look in itertools.count(1):
@@ -203,7 +203,7 @@ def _mounts(lines: list[str]) -> list[Mount]:
 
 
 def _directory(controller: str, paths: dict[str, str], mounts: list[Mount]) -> Path | None:
-    """Where a controller's group of this path is to be seen; `""` is version 2."""
+    """Return the directory where a controller's group of this path is visible; `""` is version 2."""
     path = paths.get(controller)
     if path is None or ".." in path:
         return None
@@ -225,5 +225,5 @@ def _numbers(procs: Path) -> list[int]:
 
 
 def _listed(cores: Iterable[int]) -> str:
-    """As the kernel reads them: `0,2,3`."""
+    """Format cores as the kernel reads them: `0,2,3`."""
     return ",".join(str(core) for core in sorted(cores))

@@ -1,7 +1,7 @@
-"""A container held past the engine: its control groups' files, its first process and its socket, from the host.
+"""A container controlled from its host without the engine: control group files, first process and socket.
 
-What is inside is hostile and may move its files about. So its socket is opened beneath its root, where no link leads
-out of, and who listens there is compared with the process that the engine started.
+Programs inside are hostile and may move their files. So the socket is opened beneath the container's root, where no
+link leads outside, and its listener is compared with the process that the engine started.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 class Direct:
-    """A `Hold`. Made of a container that has just started; the process is pinned by a descriptor, not by its number."""
+    """A `Hold` of a container that has just started. A descriptor pins its process, not its number."""
 
     def __init__(self, container: str, pid: int, groups: ControlGroups, pidfd: int) -> None:
         self._container = container
@@ -39,12 +39,12 @@ class Direct:
 
     @classmethod
     def of(cls, container: str, pid: int) -> Self | None:
-        """Hold a running container this way; None where the engine's processes are not ours to see and to write."""
+        """Return a hold of a running container, or None if the engine's processes are not accessible from here."""
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
             return None
-        # Looked at after the process was pinned: the number cannot have become another's.
+        # Read after the process was pinned, so the number cannot have been reused.
         groups = control_groups_of(pid, container)
         if groups is None:
             os.close(pidfd)
@@ -73,7 +73,7 @@ class Direct:
             return Used(groups.cpu_s(), groups.peak_memory_bytes(), groups.memory_kills())
 
     async def connect(self) -> socket.socket:
-        """As `Hold.connect`; also an `OSError` when somebody else listens there."""
+        """See `Hold.connect`. Also raises `OSError` if another process listens there."""
         root = self._open_root()
         try:
             found = open_beneath(root, SOCKET.lstrip("/"), os.O_PATH)
@@ -95,7 +95,7 @@ class Direct:
         return connection
 
     async def kill(self) -> None:
-        # The signal first: what is thawed with it pending runs no instruction of its own.
+        # The signal first: a process that is thawed with it pending runs no further instruction.
         with contextlib.suppress(OSError):
             signal_pidfd(self._pidfd, signal.SIGKILL)
         with contextlib.suppress(OSError, ValueError):
@@ -119,7 +119,7 @@ class Direct:
 
 @contextlib.contextmanager
 def _there() -> Iterator[None]:
-    """Tell a container that is gone from a kernel that refuses."""
+    """Distinguish a container that is gone from a kernel that refuses."""
     try:
         yield
     except OSError as error:

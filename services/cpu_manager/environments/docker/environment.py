@@ -12,7 +12,7 @@ from shared.runtime.units import Seconds
 
 
 class DockerEnvironment(HeldEnvironment):
-    """Made by `runtime`."""
+    """Created by `runtime`."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class DockerEnvironment(HeldEnvironment):
         cause_of_end: Callable[[str], Awaitable[str]],
         dispose: Callable[[DockerEnvironment], None],
     ) -> None:
-        """`inquest(container)` says why one ended; `dispose` sees to the removal of this one."""
+        """`cause_of_end(container)` returns why a container ended; `dispose` removes this one."""
         super().__init__(trajectory, spec, hold, resident, age_s=age_s)
         self.container = container
         self._cause_of_end = cause_of_end

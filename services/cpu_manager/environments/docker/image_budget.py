@@ -1,11 +1,11 @@
-"""Which images stay on a node's disk: a budget for those that this manager pulled, the least recently used go first.
+"""Budget for the images that this manager pulled: the least recently used are removed first.
 
 Laws:
-  - only images that we pulled are removed; a ledger in the mesh's store remembers them across restarts;
-  - none that an environment here uses is removed, and the engine refuses to remove one that any container uses;
-  - an image is recorded before it is pulled, so a manager that is killed meanwhile leaves none that nobody owns.
+  - only images that this node pulled are removed; a ledger in the mesh's store keeps them across restarts;
+  - no image that an environment here uses is removed, and the engine refuses to remove one that any container uses;
+  - an image is recorded before its pull, so a manager that is killed during a pull leaves no image without an owner.
 
-An image counts with the size that the engine reports. Layers that images share count in each of them.
+An image counts with the size that the engine reports. Layers shared by images count in each of them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from shared.runtime.clock import SYSTEM_CLOCK, Clock
 _log = log.get(__name__)
 
 NOTED_S: Final = 60.0
-"""A use is written down so often at most."""
+"""Shortest time between two recorded uses of an image, in seconds."""
 _NONE: Final = "<none>"
 
 
 class Ledger(Protocol):
-    """The images that we pulled, with the Unix time of their last use. Raises nothing: a lost note costs only disk."""
+    """Images that this node pulled, with the Unix time of their last use. Never raises: a lost note costs only disk."""
 
     async def read(self) -> dict[str, float]: ...
     async def note(self, image: str, used_at: float) -> None: ...
@@ -38,7 +38,7 @@ class Ledger(Protocol):
 
 
 class Forgetful:
-    """A ledger of one life."""
+    """A ledger without storage: it lasts as long as its process."""
 
     async def read(self) -> dict[str, float]:
         return {}
@@ -49,7 +49,7 @@ class Forgetful:
 
 
 class Shelf(Protocol):
-    """What of an engine is needed here."""
+    """The engine's methods that are used here."""
 
     async def images(self) -> list[dict[str, Any]]: ...
     async def remove_image(self, name: str) -> None: ...
@@ -61,7 +61,7 @@ class ImageBudget:
     def __init__(
         self, shelf: Shelf, ledger: Ledger | None = None, *, budget_bytes: int = 0, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        """`budget_bytes`: of all that we pulled; 0: no bound."""
+        """`budget_bytes`: limit for all images that this node pulled; 0: no limit."""
         self._shelf = shelf
         self._ledger = ledger or Forgetful()
         self._budget_bytes = budget_bytes
@@ -73,7 +73,7 @@ class ImageBudget:
         self._removing: dict[str, asyncio.Event] = {}
 
     async def open(self) -> None:
-        """Read the ledger and the engine's list. What we pulled and somebody removed is forgotten.
+        """Read the ledger and the engine's list. Ledger entries whose image is gone are removed.
 
         Raises:
             EngineRefusal, RuntimeUnavailable: the engine does not list its images.
@@ -84,12 +84,12 @@ class ImageBudget:
             await self._forget(name)
 
     async def look(self) -> None:
-        """List what there is now: others pull and remove images as well. Raises as `open`."""
+        """Read the engine's list again: others pull and remove images as well. Raises as `open`."""
         found = {name: int(one.get("Size") or 0) for one in await self._shelf.images() for name in _names(one)}
         self._here = found
 
     def reported(self) -> frozenset[str]:
-        """The images that are here, ours first, the last used of them first; `MOST_HERE` at most."""
+        """Return the present images, ours and recently used ones first; at most `MOST_HERE`."""
         if len(self._here) <= MOST_HERE:
             return frozenset(self._here)
         ordered = sorted(self._here, key=lambda name: (-self._ours.get(name, 0.0), name))
@@ -100,46 +100,46 @@ class ImageBudget:
         return sum(self._here.get(name, 0) for name in self._ours)
 
     def hold(self, image: str) -> None:
-        """An environment of it is being made, or stands."""
+        """Count a use: an environment of the image exists or is being created."""
         self._held[familiar(image)] += 1
 
     def release(self, image: str) -> None:
-        """One less. Call `trim` afterwards."""
+        """End one use. Call `trim` afterwards."""
         name = familiar(image)
         self._held[name] -= 1
         if self._held[name] <= 0:
             del self._held[name]
 
     async def settled(self, image: str) -> None:
-        """Return when it is not being removed: it is there then, or it is not."""
+        """Wait until the image is not being removed. It may be present or absent then."""
         gone = self._removing.get(familiar(image))
         if gone is not None:
             await gone.wait()
 
     async def pulling(self, image: str) -> None:
-        """It is not here, and we pull it."""
+        """Record that the image is absent and this node pulls it."""
         name = familiar(image)
         self._here.pop(name, None)
         await self._use(name)
 
     async def found(self, image: str, size: int) -> None:
-        """It is here, and is used now."""
+        """Record that the image is present and used now."""
         name = familiar(image)
         self._here[name] = size
         if name in self._ours:
             await self._use(name)
 
     async def not_pulled(self, image: str) -> None:
-        """The pull failed."""
+        """Record that the pull failed."""
         name = familiar(image)
         if name not in self._here:
             await self._forget(name)
 
     async def trim(self, spare: Iterable[str] = ()) -> None:
-        """Remove what we pulled and nobody uses, the least recently used first, until the rest is within the budget.
+        """Remove unused images of ours, the least recently used first, until the rest is within the budget.
 
         Args:
-            spare: images that somebody is about to use.
+            spare: images that are about to be used.
         """
         spared = {familiar(image) for image in spare}
         while self._budget_bytes and self.bytes_ours > self._budget_bytes:
@@ -147,7 +147,7 @@ class ImageBudget:
                 return
 
     async def remove_oldest(self, spared: Iterable[str] = ()) -> bool:
-        """Remove the least recently used image of ours that can be removed. False: there is none."""
+        """Remove the least recently used image of ours that can be removed. Return False if there is none."""
         kept = {*spared, *self._held, *self._removing}
         for name in sorted(self._ours.keys() - kept, key=lambda name: (self._ours[name], name)):
             if name in self._here and name not in self._held and await self._remove(name):
@@ -159,7 +159,7 @@ class ImageBudget:
         try:
             await self._shelf.remove_image(name)
         except EngineRefusal as refusal:
-            if refusal.status != 404:  # a container of somebody else's uses it
+            if refusal.status != 404:  # another owner's container uses it
                 _log.info("image_kept", image=name, status=refusal.status)
                 return False
         except RuntimeUnavailable as error:
@@ -186,6 +186,6 @@ class ImageBudget:
 
 
 def _names(listed: dict[str, Any]) -> list[str]:
-    """Tags and digests under which the engine lists an image."""
+    """Return the tags and digests under which the engine lists an image."""
     names = [*(listed.get("RepoTags") or ()), *(listed.get("RepoDigests") or ())]
     return [familiar(name) for name in names if _NONE not in name]

@@ -1,7 +1,7 @@
-"""Images on this node: each is pulled once however many ask, a few at a time, and again when the registry stumbles.
+"""Images on this node. Concurrent requests share one pull, few pulls run at once, and failed pulls are retried.
 
-A registry that limits pulls (`toomanyrequests`) is left alone for longer and longer; whoever needs an image of it
-meanwhile is postponed (`Postponed`), which is no failure.
+A registry that limits pulls (`toomanyrequests`) gets increasing pauses. A request for one of its images is postponed in
+the meantime (`Postponed`), which does not count as a failure.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from shared.runtime import log
 _log = log.get(__name__)
 
 PULLS_AT_ONCE: Final = 2
-"""Each already fetches three layers at a time."""
+"""Each pull already fetches three layers at a time."""
 ATTEMPTS: Final = 5
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 8.0
 FIRST_LIMITED_S: Final = 5.0
 LONGEST_LIMITED_S: Final = 300.0
-"""Pauses of a registry that limits pulls. Public ones count over an hour and more, and say so nowhere in the engine's
-answer."""
+"""Pauses for a registry that limits pulls. Public ones count over an hour or more, and the engine's answer does not
+contain that time."""
 UNTOLD_S: Final = 60.0
 MOST_UNTOLD: Final = 1024
-"""Failed pulls that nobody waited for, and how long they count."""
+"""Failed pulls without a waiting request: how long and how many are kept for the next request."""
 PULL_S: Final = 1800.0
-"""An image of 10 GB over 100 Mbit/s takes 800 s."""
+"""Time limit of a pull: an image of 10 GB over 100 Mbit/s takes 800 s."""
 
 _NEVER: Final = (
     "not found", "manifest unknown", "does not exist", "access denied", "access to the resource is denied",
     "unauthorized", "no matching manifest", "invalid reference", "unsupported", "repository name",
 )  # fmt: skip
-"""Words of engines and registries for what another attempt would not change."""
+"""Texts in errors of engines and registries that another attempt would not change."""
 _LIMITED: Final = ("toomanyrequests", "too many requests", "rate limit", "status code 429", "429 too many")
 _DISK_FULL: Final = "no space left on device"
 
@@ -53,11 +53,11 @@ _REASONS: Final = (
     (("not found", "manifest unknown", "does not exist"), "there is no such image"),
     (("invalid reference", "repository name"), "its name is not valid"),
 )
-"""Words of engines and registries -> what a caller gets to know; the first that fits."""
+"""Texts in errors of engines and registries -> the reason for the caller; the first match counts."""
 
 
 class Image(msgspec.Struct, frozen=True):
-    """What of an image matters to its containers."""
+    """The data of an image that its containers need."""
 
     id: str
     platform: str
@@ -67,14 +67,14 @@ class Image(msgspec.Struct, frozen=True):
 
 
 class Source(Protocol):
-    """Where images come from: the engine, which has some and can fetch others."""
+    """Source of images: the engine, which has some and can pull others."""
 
     async def image(self, name: str) -> dict[str, Any] | None: ...
     async def pull(self, name: str, timeout_s: float) -> None: ...
 
 
 class Images:
-    """The images of one engine. Closed by `close`, which gives up what is being fetched."""
+    """The images of one engine. `close` cancels running pulls."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Images:
         self._flights: dict[str, asyncio.Task[Image]] = {}
         self._waiters: Counter[str] = Counter()
         self._failures: dict[str, tuple[float, Exception]] = {}
-        """Image -> until when nobody has been told of this failure, and the failure."""
+        """Image -> the time until which this failure is kept for the next request, and the failure."""
 
     @property
     def under_way(self) -> int:
@@ -102,10 +102,10 @@ class Images:
         return len(self._flights)
 
     async def get(self, name: str) -> Image:
-        """The image, fetched where it is missing. Whoever asks while that goes on waits for the same fetch.
+        """Return the image; pull it if it is missing. Concurrent requests wait for the same pull.
 
-        Cancelling ends the wait, not the fetch: others may have come for it, and the next trajectory will. A failure
-        that nobody waited for is raised for the next who asks within a minute.
+        Cancelling ends the wait, not the pull: others may wait for it, and the next trajectory may need it. A failure
+        without a waiting request is raised for the next request within a minute.
 
         Raises:
             BadEnvironment: there is no such image.
@@ -191,21 +191,21 @@ class Images:
         return found
 
     def _jittered(self, attempt: int) -> float:
-        """Seconds: half of the pause is chance, so that the nodes of a mesh do not ask a registry in step."""
+        """Return a pause in seconds. Half of it is random, so that the nodes of a mesh do not retry in step."""
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**attempt)
         return pause * (0.5 + 0.5 * self._rng.random())
 
 
 class Limits:
-    """Registries that limit pulls, and until when each is left alone."""
+    """Registries that limit pulls, and the time until which none of their images is pulled."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._limited: dict[str, tuple[float, float]] = {}
-        """Registry -> (loop time until which it is left alone, the pause)."""
+        """Registry -> (loop time at which its pause ends, length of the pause)."""
 
     def check(self, image: str) -> None:
-        """Raises `Postponed` while its registry is left alone."""
+        """Raise `Postponed` during the pause of the image's registry."""
         registry = registry_of(image)
         until = self._limited.get(registry, (0.0, 0.0))[0]
         left_s = until - asyncio.get_running_loop().time()
@@ -213,7 +213,7 @@ class Limits:
             raise _postponed(image, registry, left_s)
 
     def met(self, image: str) -> Postponed:
-        """Its registry has refused a pull. A quarter of each pause is chance, so that nodes do not ask in step."""
+        """Start a pause after a refused pull. A quarter of it is random, so that nodes do not retry in step."""
         registry = registry_of(image)
         pause_s = min(LONGEST_LIMITED_S, self._limited.get(registry, (0.0, FIRST_LIMITED_S / 2))[1] * 2)
         left_s = pause_s * (0.75 + 0.25 * self._rng.random())
@@ -221,7 +221,7 @@ class Limits:
         return _postponed(image, registry, left_s)
 
     def passed(self, image: str) -> None:
-        """Its registry has served a pull."""
+        """End the pauses after a successful pull."""
         self._limited.pop(registry_of(image), None)
 
 
@@ -236,10 +236,10 @@ def _says(refusal: EngineRefusal, *words: str) -> bool:
 
 
 def _reason(problem: EngineRefusal | RuntimeUnavailable) -> str:
-    """The failure of a pull, in words of ours.
+    """Return the failure of a pull as a fixed text.
 
-    A caller chooses the registry, so nothing that the registry sent is passed on: it may be any host of the operator's
-    network. The node's log has its words.
+    A caller chooses the registry, which may be any host of the operator's network, so no text from the registry is
+    passed on. The node's log has that text.
     """
     if isinstance(problem, RuntimeUnavailable):
         return "the container engine or the registry did not answer"
@@ -248,7 +248,7 @@ def _reason(problem: EngineRefusal | RuntimeUnavailable) -> str:
 
 
 def _for_good(refusal: EngineRefusal) -> bool:
-    """Would asking again get the same answer? A registry out of reach is worth another attempt."""
+    """Return True if another attempt would fail in the same way. An unreachable registry is worth a retry."""
     if _says(refusal, "dial tcp", "timeout"):
         return False
     return refusal.status in {400, 404} or _says(refusal, *_NEVER)

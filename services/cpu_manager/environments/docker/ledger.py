@@ -1,4 +1,4 @@
-"""The ledger of pulled images in the mesh's store: one hash for each engine and node, image -> time of its last use."""
+"""Ledger of pulled images in the mesh's store: one hash per engine and node, image -> time of its last use."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PULLED: Final = "pulled:"
 
 
 class StoreLedger:
-    """A `Ledger`. An engine's own id is part of the key: a node that moves to another host owns nothing there."""
+    """A `Ledger`. The key contains the engine's id, so a node that moves to another host owns nothing there."""
 
     def __init__(self, redis: Redis, node: str, engine: str) -> None:
         self._redis = redis
         self._key = f"{PULLED}{engine}:{node}"
 
     async def read(self) -> dict[str, float]:
-        """Empty where the store does not answer: then nothing of an earlier life is removed."""
+        """Return the ledger; empty if the store does not answer. Then no image of an earlier manager is removed."""
         flat = await self._try("HGETALL", self._key) or []
         return {name.decode(): float(used) for name, used in zip(flat[::2], flat[1::2], strict=True)}
 

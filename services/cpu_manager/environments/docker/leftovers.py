@@ -1,7 +1,7 @@
-"""Containers that a manager left when it ended: a record of whose they may be, and their removal after `treadle down`.
+"""Containers that a manager left behind: a record to find them, and their removal after `treadle down`.
 
-The record exists from the moment a manager opens the runtime until it has removed everything itself. So one that is
-found after the manager's end names containers that may still be there, thawed ones among them.
+The record exists from the time a manager opens the runtime until the manager has removed everything itself. So a record
+that exists after the manager's end names containers that may still exist, including thawed ones.
 
 ``python -m services.cpu_manager.environments.docker.leftovers RECORD`` removes them, and then the record.
 """
@@ -22,11 +22,11 @@ from shared.runtime import log
 _log = log.get(__name__)
 
 LIMIT_S = 45.0
-"""Of a removal in all; four containers at a time take 0.5 s."""
+"""Time limit of the whole removal; four containers at a time take 0.5 s."""
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What it takes to find a manager's containers."""
+    """The data that is needed to find a manager's containers."""
 
     node: str
     mesh: str
@@ -34,32 +34,32 @@ class Record(msgspec.Struct, frozen=True):
     """Its address."""
 
     def write(self, path: Path) -> None:
-        """Raises `OSError` where the folder cannot be written."""
+        """Write the record. Raise `OSError` if the folder is not writable."""
         path.write_bytes(msgspec.json.encode(self))
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Raises `OSError`, `msgspec.MsgspecError` where there is none."""
+        """Read a record. Raise `OSError` or `msgspec.MsgspecError` if there is none."""
         return msgspec.json.decode(path.read_bytes(), type=cls)
 
 
 def record_path(home: Path | None, node: str) -> Path | None:
-    """Where a node's record lies; None where the manager is part of no `treadle up`."""
+    """Return the path of a node's record; None if the manager is not part of a `treadle up`."""
     return None if home is None else home / "run" / f"containers-{node}.json"
 
 
 def forget(path: Path | None) -> None:
-    """Nothing is left: remove the record."""
+    """Remove the record, because nothing is left."""
     if path is not None:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 async def remove(record: Record) -> int:
-    """Remove every container of the record's node in its mesh, and the volume; return how many were taken up.
+    """Remove every container of the record's node in its mesh, and the volume. Return how many could be adopted.
 
     Raises:
-        RuntimeUnavailable: the engine does not answer, or a manager that lives owns them.
+        RuntimeUnavailable: the engine does not answer, or a running manager owns them.
     """
     runtime = await DockerRuntime.open(record.node, mesh=record.mesh, url=record.engine)
     try:
@@ -69,7 +69,7 @@ async def remove(record: Record) -> int:
 
 
 async def main(path: Path) -> int:
-    """Exit status: 0 when nothing is left, else 1."""
+    """Return the exit status: 0 if nothing is left, else 1."""
     try:
         record = Record.read(path)
         async with asyncio.timeout(LIMIT_S):

@@ -1,4 +1,4 @@
-"""From a specification to a running container with its resident listening, or to nothing at all."""
+"""Creation of a container from a specification, until its resident listens. A failed creation leaves nothing."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from services.cpu_manager.environments.protocol import BadEnvironment, RuntimeUn
 from shared.messages.environments import EnvironmentSpec
 
 AT_ONCE: Final = 4
-"""Containers that are being started. 24 at once each take the engine 5 s, four at once 0.6 s."""
+"""Containers that are started at the same time. 24 at once take the engine 5 s each, four at once 0.6 s."""
 _CONNECT_S: Final = 20.0
 _LOOK_S: Final = 0.005
 _NAME_S: Final = 0.1
 _NAMINGS: Final = 6
-"""Attempts at a name that is taken, by what goes but is not gone yet."""
+"""Attempts with a name that is taken by a container whose removal is not complete."""
 
 _THEIRS: Final = (
     "unable to find user",
@@ -36,13 +36,13 @@ _THEIRS: Final = (
     "exec format error",
     "working directory",
 )
-"""Words with which the engine refuses to start what an image or a specification asks for."""
+"""Texts in the engine's errors whose cause is the image or the specification."""
 _REMOVED: Final = frozenset({"removing", "dead"})
-"""States of a container that is on its way out."""
+"""States of a container that is being removed."""
 
 
 class Made(msgspec.Struct, frozen=True):
-    """A container that runs, thawed."""
+    """A running container, not frozen."""
 
     container: str
     hold: Hold
@@ -50,10 +50,10 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class Maker:
-    """Starts containers, a few at a time."""
+    """Creates containers, a few at a time."""
 
     def __init__(self, engine: Engine, owner: Owner, removal: Removal, *, past_engine: bool) -> None:
-        """`past_engine`: hold containers directly where that can be done."""
+        """`past_engine`: control containers directly if possible."""
         self._engine = engine
         self._owner = owner
         self._removal = removal
@@ -64,16 +64,16 @@ class Maker:
 
     @property
     def sized(self) -> bool:
-        """Writes of a container are bounded as a whole, as far as was seen yet; else each file is."""
+        """True if, as far as known, a container's writes are limited in total; else each file is limited."""
         return self._sized
 
     async def make(self, trajectory: str, spec: EnvironmentSpec, image: Image, cores: frozenset[int]) -> Made:
         """Create and start a container on these cores, and connect to its resident.
 
-        Cancelled or failed it leaves nothing behind, though its removal may go on for a moment.
+        If it is cancelled or fails it leaves nothing behind, though the removal may continue for a moment.
 
         Raises:
-            BadEnvironment: what the specification or the image asks for cannot be.
+            BadEnvironment: the specification or the image asks for something impossible.
             RuntimeUnavailable: the engine failed.
         """
         plan = Plan(
@@ -88,7 +88,7 @@ class Maker:
         )
         name = name_of(self._owner, trajectory)
         async with self._room:
-            # Not cancelled with us: the engine would go on creating it, and it would be there after its removal.
+            # Not cancelled together with this call: the engine would still create it, after its removal.
             given_up = asyncio.Event()
             creating = asyncio.create_task(self._create(name, plan, given_up), name=f"create {name}")
             try:
@@ -97,12 +97,12 @@ class Maker:
                 return await self._connected(container, await self.hold(container))
             except BaseException:
                 given_up.set()
-                # Not by its name: another is made for this trajectory, maybe before this one is removed.
+                # By label, not by name: the trajectory's next container may have the name before this removal ends.
                 self._removal.start_labelled(f"{MAKING}={plan.making}", after=creating)
                 raise
 
     async def hold(self, container: str) -> Hold:
-        """Hold a running container. Raises `RuntimeUnavailable`, `BadEnvironment` when it does not run."""
+        """Return a hold of a running container. Raise `RuntimeUnavailable`, or `BadEnvironment` if it does not run."""
         state = await self._state(container)
         if not state["Running"]:
             raise BadEnvironment(f"its container ended at once: {await self._engine.said(container) or state}")
@@ -113,7 +113,7 @@ class Maker:
         return ThroughEngine(self._engine, container, PYTHON, paused=state["Paused"])
 
     async def _state(self, container: str) -> dict[str, Any]:
-        """As the engine knows it. Raises `RuntimeUnavailable` when somebody removed the container."""
+        """Return the engine's state of a container. Raise `RuntimeUnavailable` if somebody removed it."""
         found = await self._engine.inspect(container)
         if found is None or found["State"].get("Status") in _REMOVED:
             raise RuntimeUnavailable("its container was removed meanwhile")
@@ -121,7 +121,7 @@ class Maker:
         return state
 
     async def _free(self, name: str, given_up: asyncio.Event) -> None:
-        """Remove our own container that has the name; not once the making was given up: that may be its successor."""
+        """Remove our own container of this name, unless the creation was given up: it may be the successor then."""
         found = await self._engine.inspect(name)
         if given_up.is_set():
             raise RuntimeUnavailable("its making was given up")
@@ -133,7 +133,7 @@ class Maker:
         await self._engine.remove(found["Id"])
 
     async def _create(self, name: str, plan: Plan, given_up: asyncio.Event) -> str:
-        """Its id. A container that has the name is what a removal could not remove: it goes first."""
+        """Create the container and return its id. A container left over under the same name is removed first."""
         for attempt in range(_NAMINGS):
             try:
                 return await self._engine.create(name, config_of(plan, sized=self._sized))
@@ -156,7 +156,7 @@ class Maker:
             raise _whose(refusal) from refusal
 
     async def _connected(self, container: str, hold: Hold) -> Made:
-        """To its resident, as soon as it listens."""
+        """Connect to its resident as soon as it listens."""
         deadline = asyncio.get_running_loop().time() + _CONNECT_S
         try:
             while True:
@@ -176,7 +176,7 @@ class Maker:
 
 
 def _whose(refusal: EngineRefusal) -> BadEnvironment | RuntimeUnavailable:
-    """The engine would not create or start a container: for what was asked of it, or for a reason of ours?"""
+    """Convert the engine's error on creation or start: caused by the specification or image, or by us."""
     theirs = any(words in refusal.message.lower() for words in _THEIRS)
     kind = BadEnvironment if theirs else RuntimeUnavailable
     return kind(f"its container cannot be made: {refusal.message}")

@@ -1,8 +1,8 @@
 """Packs the interpreter that runs this file into a tar archive: `python -I -S packing.py FOLDER MODULE > archive`.
 
-What comes out calls `main()` of that module (found in FOLDER) on any Linux of this machine's architecture, whatever the
-image around it holds: the interpreter, the loader and libraries it has mapped, and the modules that MODULE's package
-imports anywhere, compiled. Nothing of it is looked for anywhere else. About 12 MB with Debian's Python.
+The result calls `main()` of that module (found in FOLDER) on any Linux of this machine's architecture, whatever its
+image contains. It has the interpreter, its loader and mapped libraries, and the compiled modules that MODULE's package
+imports anywhere. Nothing is looked up elsewhere. About 12 MB with Debian's Python.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ INTERPRETER = "bin/python3"
 PROGRAM = "program.pyc"
 _HOME = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}"
 _CODECS = {"encodings.ascii", "encodings.latin_1"}
-"""Beside UTF-8, which the interpreter itself imports."""
+"""Codecs beside UTF-8, which the interpreter itself imports."""
 
 
 def packed(folder: str, module: str) -> bytes:
-    """The archive. Files are owned by root, readable by everybody, of no time."""
+    """Return the archive. Files are owned by root and readable by everybody; their time is 0."""
     sys.path.append(folder)
     importlib.import_module(module)
     for name in _imported_late(Path(folder, module.partition(".")[0])) | _CODECS:
@@ -45,7 +45,7 @@ def packed(folder: str, module: str) -> bytes:
 
 
 def _imported_late(package: Path) -> set[str]:
-    """The absolute imports of a package, those within functions too."""
+    """Return the absolute imports of a package, including those within functions."""
     found = set()
     for source in package.glob("*.py"):
         for node in ast.walk(ast.parse(source.read_bytes())):
@@ -57,7 +57,7 @@ def _imported_late(package: Path) -> set[str]:
 
 
 def _add_module(archive: tarfile.TarFile, name: str, imported: ModuleType) -> None:
-    """A module as a file that is imported without its source; nothing for one that is part of the interpreter."""
+    """Add a module as a file that is imported without its source. Built-in modules are left out."""
     spec = getattr(imported, "__spec__", None)
     if spec is None or spec.name != name or not hasattr(spec.loader, "get_code"):
         return
@@ -74,14 +74,14 @@ def _stored(code: CodeType) -> bytes:
 
 
 def _libraries() -> list[Path]:
-    """The loader and the shared libraries that are mapped now."""
+    """Return the loader and the shared libraries that are mapped now."""
     fields = [line.split(None, 5) for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()]
     mapped = {Path(field[5].strip()) for field in fields if len(field) == 6 and ".so" in field[5]}
     return sorted(path for path in mapped if "lib-dynload" not in path.parts)
 
 
 def _add_library(archive: tarfile.TarFile, path: Path) -> None:
-    """The library by its own name, and as links the names by which others ask for it (`libz.so.1`)."""
+    """Add the library under its own name, and links with the names that other libraries use (`libz.so.1`)."""
     _add(archive, f"lib/{path.name}", path.read_bytes())
     family = path.parent.glob(f"{path.name.partition('.so')[0]}.so*")
     names = {link.name for link in family if link.resolve() == path.resolve()}

@@ -1,4 +1,4 @@
-"""Removing containers beside everything else: a few at a time, again where the engine stumbles, all at the end."""
+"""Removal of containers in the background: a few at a time, with retries, complete at the end."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from shared.runtime import log
 _log = log.get(__name__)
 
 AT_ONCE: Final = 4
-"""More at once make the engine slower at everything."""
+"""Containers removed at the same time. More make the engine slower at everything."""
 ATTEMPTS: Final = 4
-"""After the manager has begun to close; until then there is always another."""
+"""Attempts after the manager has begun to close. Before that, attempts are unlimited."""
 _PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
 _CLOSE_S: Final = 60.0
 
 
 class Removal:
-    """What is left behind after its last attempt carries the node's label, and the node's next start finds it."""
+    """Removes containers. One left after its last attempt has the node's label, so the node's next start finds it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -33,15 +33,15 @@ class Removal:
         self._given_up = False
 
     def start(self, container: str, after: Awaitable[Any] | None = None) -> None:
-        """Remove a container, by its id, once `after` is done, however it ends."""
+        """Remove a container, by its id, after `after` has ended in any way."""
         self._begin(self._remove(container, lambda: self._engine.remove(container), after))
 
     def start_labelled(self, label: str, after: Awaitable[Any]) -> None:
-        """The same with every container that has a label by then."""
+        """Do the same with all containers that have this label then."""
         self._begin(self._remove(label, lambda: self._remove_labelled(label), after))
 
     async def close(self) -> bool:
-        """Wait until all are removed, a minute at most. False: one was not."""
+        """Wait at most a minute until all are removed. Return False if one was not."""
         self._closing.set()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_S)
@@ -76,7 +76,7 @@ class Removal:
             await self._engine.remove(container)
 
     async def _pause(self, attempt: int) -> None:
-        """Longer each time; not for long once the manager closes."""
+        """Wait, longer each time; not for long once the manager closes."""
         pause_s = min(_PAUSE_S * 2 ** (attempt - 1), _LONGEST_PAUSE_S)
         if self._closing.is_set():
             await asyncio.sleep(pause_s)

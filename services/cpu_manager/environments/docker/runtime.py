@@ -34,15 +34,15 @@ _log = log.get(__name__)
 _TAKE_UP_S: Final = 30.0
 _TAKEN_UP_AT_ONCE: Final = 8
 SOON_S: Final = 5.0
-"""A pull that takes longer goes on beside: nobody holds cores, or one of the node's starts, for it."""
+"""A longer pull continues in the background: no action holds cores or one of the node's starts for it."""
 PULL_LOOK_S: Final = 10.0
-"""Until whoever waits for a pull is granted again. The node's report of the image grants it sooner."""
+"""Seconds until an action that waits for a pull is granted again. The node's report of the image grants it sooner."""
 LOOK_S: Final = 300.0
-"""Between looks at the engine's list: others pull and remove images as well."""
+"""Seconds between reads of the engine's list: others pull and remove images as well."""
 
 
 class DockerRuntime:
-    """A `Runtime`. It holds the claim of its node in its mesh, so what carries both labels is its own (`claim`)."""
+    """A `Runtime`. It holds the claim of its node in its mesh, so containers with both labels are its own (`claim`)."""
 
     name = "docker"
 
@@ -94,17 +94,17 @@ class DockerRuntime:
         """Connect to an engine (empty: `DOCKER_HOST`, else the usual socket) and claim the node's containers there.
 
         Args:
-            node: owns the containers, of which those that are there are `survivors`.
+            node: owner of the containers; existing ones are `survivors`.
             mesh: identity of the node's mesh.
-            claim_s: wait so long for a predecessor to give the claim back.
-            emptied: called at the end of `close` when no container is left.
-            ledger: remembers which images were pulled here; None: for this life alone.
-            budget_bytes: of disk for the images that were pulled here; 0: no bound.
-            pulls: at once, at most.
-            output_bytes: of a file or an archive that is brought in or out.
-            past_engine: hold containers past the engine where they are on this host.
+            claim_s: longest wait for a predecessor to release the claim.
+            emptied: called at the end of `close` if no container is left.
+            ledger: stores which images were pulled here; None: only in memory.
+            budget_bytes: disk for the images that were pulled here; 0: no limit.
+            pulls: most pulls at the same time.
+            output_bytes: limit for a file or an archive in either direction.
+            past_engine: control containers without the engine if they are on this host.
         Raises:
-            RuntimeUnavailable: none answers, or another manager owns the node's containers.
+            RuntimeUnavailable: no engine answers, or another manager owns the node's containers.
         """
         engine, owner = Engine(url), Owner(node, mesh)
         try:
@@ -180,7 +180,7 @@ class DockerRuntime:
         return [environment for environment in found if environment is not None]
 
     async def prepare(self, image: str) -> None:
-        """See `Runtime.prepare`. A registry that limits pulls is waited for, `PULL_S` at most."""
+        """See `Runtime.prepare`. Waits at most `PULL_S` for a registry that limits pulls."""
         try:
             async with asyncio.timeout(PULL_S):
                 while True:
@@ -194,7 +194,7 @@ class DockerRuntime:
             _log.warning("image_not_prepared", image=image, problem=str(error) or repr(error))
 
     def images(self) -> frozenset[str]:
-        """See `Runtime.images`. As of the last look at the engine's list, `LOOK_S` old at most."""
+        """See `Runtime.images`. As of the last read of the engine's list, at most `LOOK_S` old."""
         return self._image_budget.reported()
 
     async def _look(self) -> None:
@@ -211,7 +211,7 @@ class DockerRuntime:
             self._trimming = asyncio.create_task(self._image_budget.trim(), name="trim images")
 
     async def close(self) -> None:
-        """End every environment; nothing with the node's labels is left but what the engine will not remove.
+        """End every environment. Only containers that the engine cannot remove are left with the node's labels.
 
         Safe to call again.
         """
@@ -239,7 +239,7 @@ class DockerRuntime:
         return image
 
     async def _image_soon(self, name: str) -> Image:
-        """As `_image`; whoever needs an image that takes longer is postponed, and the pull goes on without him."""
+        """Return the image as `_image` does. If it takes longer, raise `Postponed`; the pull continues."""
         try:
             async with asyncio.timeout(SOON_S):
                 return await self._image(name)
@@ -270,7 +270,7 @@ class DockerRuntime:
         self._removal.start(environment.container, after=environment.hold.close())
 
     async def _cause_of_end(self, container: str) -> str:
-        """Why a container ended, in words; empty when it runs, or nobody knows."""
+        """Return why a container ended, for people; empty if it runs or the reason is unknown."""
         try:
             found = await self._engine.inspect(container)
         except (EngineRefusal, RuntimeUnavailable):
@@ -285,7 +285,7 @@ class DockerRuntime:
         return f"its container was ended (exit code {state['ExitCode']})"
 
     async def _adopted(self, container: str) -> DockerEnvironment | None:
-        """An earlier life's container as an environment; None when it is beyond that, and being removed."""
+        """Return an earlier manager's container as an environment; None if that fails, and remove the container."""
         try:
             async with self._taking_up, asyncio.timeout(_TAKE_UP_S):
                 return await self._adopt(container)
@@ -304,9 +304,7 @@ class DockerRuntime:
         hold = await self._maker.hold(container)
         try:
             if isinstance(hold, ThroughEngine):
-                await hold.resume(
-                    frozenset()
-                )  # a program can be started beside the resident only where it is not frozen
+                await hold.resume(frozenset())  # the relay can be started only while the container is not frozen
             connection = await hold.connect()
         except BaseException:
             await hold.close()
@@ -322,5 +320,5 @@ class DockerRuntime:
 
 
 def _age_s(started: str) -> Seconds:
-    """Seconds since the engine started a container, by the clock of this host."""
+    """Return the seconds since the engine started a container, by this host's clock."""
     return max((dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(started)).total_seconds(), 0.0)

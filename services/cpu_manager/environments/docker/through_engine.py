@@ -1,7 +1,7 @@
-"""A container held by the engine's API alone: where the manager does not share its host, as inside a container itself.
+"""A container controlled only by the engine's API, for a manager on another host or inside a container.
 
-`update` gives cores, `pause` freezes, and a small program beside the resident carries bytes between its socket and
-the engine's stream. An action costs about 60 ms this way, of which the engine takes 50.
+`update` assigns cores, `pause` freezes, and a small program beside the resident relays bytes between its socket and the
+engine's stream. An action costs about 60 ms this way, of which the engine takes 50.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ while True:
         while data:
             data = data[os.write(ends[end], data):]
 """
-"""Run beside the resident: its standard streams are the resident's connection. `+` says that it has been made.
-Like the resident it is closed to others of its user (PR_SET_DUMPABLE)."""
+"""Runs beside the resident: its standard streams become the resident's connection. `+` means that it is connected.
+Like the resident it is closed to other processes of its user (PR_SET_DUMPABLE)."""
 
 
 class CannotFreeze(RuntimeUnavailable):
-    """Something was being forked just then (control groups of version 1); the engine has thawed it again."""
+    """A process was being forked at that moment (control groups of version 1). The engine has thawed the container."""
 
 
 class ThroughEngine:
     """A `Hold`."""
 
     def __init__(self, engine: Engine, container: str, python: list[str], *, paused: bool = False) -> None:
-        """`python`: the command of the interpreter that the container carries."""
+        """`python`: the command of the interpreter in the container's volume."""
         self._engine = engine
         self._container = container
         self._python = python
@@ -63,11 +63,11 @@ class ThroughEngine:
         return not self._ended
 
     async def resume(self, cores: frozenset[int]) -> None:
-        if cores:  # while it is frozen: thawed first, it would run on cores that are another's by now
+        if cores:  # before the thaw: a thawed container would run on cores that may be granted to others by now
             listed = ",".join(str(core) for core in sorted(cores))
             await self._told("update", "give a container cores", {"CpusetCpus": listed})
         if self._paused:
-            self._paused = False  # from here on nobody knows: it is asked to freeze again, whatever becomes of this
+            self._paused = False  # before the call: its result may stay unknown, and then `pause` must freeze again
             await self._told("unpause", "thaw a container", done="is not paused")
 
     async def pause(self) -> None:
@@ -83,7 +83,7 @@ class ThroughEngine:
                 await asyncio.sleep(_PAUSE_S * attempt)
 
     async def used(self) -> Used:
-        """Nothing: the engine takes a second to count."""
+        """Return zeros: the engine takes a second to measure."""
         return Used()
 
     async def connect(self) -> socket.socket:
@@ -118,7 +118,7 @@ class ThroughEngine:
             await asyncio.wait(self._pumps, timeout=2.0)
 
     async def _told(self, call: str, what: str, body: dict[str, Any] | None = None, done: str = "") -> None:
-        """`done`: words of a refusal that say that it is so already."""
+        """Make a call. `done`: text of an error which means that the state is already as wanted."""
         try:
             await self._engine.post(f"containers/{self._container}/{call}", what, body)
         except EngineRefusal as refusal:
@@ -139,7 +139,7 @@ class ThroughEngine:
         task.add_done_callback(self._pumps.discard)
 
     async def _carry(self, stream: Stream, ours: socket.socket) -> None:
-        """Until either side ends."""
+        """Relay bytes until either side ends."""
         both = [asyncio.create_task(_inward(ours, stream)), asyncio.create_task(_outward(stream, ours))]
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -152,7 +152,7 @@ class ThroughEngine:
 
 
 async def _first(stream: Stream) -> bytes:
-    """What the relay says first; all it says when that is a complaint."""
+    """Return the relay's first output; all of its output if it is an error."""
     async with asyncio.timeout(10.0):
         said = b""
         while (message := await stream.read_out()) is not None:

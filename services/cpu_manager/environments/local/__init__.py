@@ -1,5 +1,5 @@
-"""Environments in the sandbox's own walls, without a container engine. What it promises: docs/environments.md.
+"""Environments in the sandbox's own walls, without a container engine. Guarantees: docs/environments.md.
 
-`cells` starts a cell that stays, `suspension` says how it is frozen and confined, `hold` is one cell as a `Hold`,
-`runtime` is the `Runtime`.
+`cells` starts permanent cells, `suspension` freezes and confines them, `hold` is one cell as a `Hold`, `runtime` is the
+`Runtime`.
 """

@@ -1,4 +1,4 @@
-"""Starting cells that stay: a slot of the sandbox, a freezer beside its group, and a zygote that forks residents."""
+"""Start of permanent cells: a slot of the sandbox, a freezer for its group, and a zygote that forks residents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RESIDENT: Final = "services.cpu_manager.environments.resident.serving"
 _BEGIN_S: Final = 30.0
 _MIB: Final = 1 << 20
 _DATA_SLACK: Final = 64 << 20
-"""RLIMIT_DATA lies this much above the memory limit where the watchdog holds it."""
+"""RLIMIT_DATA lies this much above the memory limit if the watchdog enforces that limit."""
 _EXTRA_PIDS: Final = 1
 """The resident itself."""
 
@@ -45,10 +45,10 @@ class Begun:
 
 
 class Cells:
-    """One manager's cells that stay. Its places are used again, one cell after another."""
+    """One manager's permanent cells. Their slots are reused."""
 
     def __init__(self, ground: Ground, output_bytes: int) -> None:
-        """Raises OSError where control groups cannot be frozen."""
+        """Raise OSError if control groups cannot be frozen."""
         self._ground = ground
         self._output_bytes = output_bytes
         self._freezers = self._make_freezers()
@@ -65,15 +65,15 @@ class Cells:
         if ground.ladder.chosen is Rung.CGROUP_V2:
             return FreezersV2()
         freezers = FreezersV1.make_for(ground.instance.name)
-        # The frozen first: those who are to be swept with the rest have to be thawed.
+        # Freezers first: a sweep must thaw frozen processes before it can remove the other groups.
         ground.instance.note((*freezers.directories, *ground.hierarchy.directories))
         return freezers
 
     async def begin(self, spec: EnvironmentSpec, cores: frozenset[int]) -> Begun:
-        """Start a cell on these cores. Cancelled or failed it leaves nothing behind. About 10 ms.
+        """Start a cell on these cores. Leaves nothing behind if cancelled or failed. About 10 ms.
 
         Raises:
-            RuntimeUnavailable: it could not be.
+            RuntimeUnavailable: it could not be started.
         """
         try:
             zygote = await self._zygotes.get(LAUNCHER)
@@ -111,7 +111,7 @@ class Cells:
         return Begun(slot, zygote, hold, resident)
 
     def _undo(self, slot: Slot, pidfd: int) -> None:
-        """End a cell that no hold was made of. It was never frozen, so it dies at once."""
+        """End a cell without a hold. It was never frozen, so it dies at once."""
         if pidfd >= 0:
             with contextlib.suppress(OSError):
                 signal_pidfd(pidfd, signal.SIGKILL)
@@ -152,7 +152,7 @@ class Cells:
         return Stopped(process_of(pidfd), resident, spec.memory_mb * _MIB, cores)
 
     async def end(self, begun: Begun) -> None:
-        """Wait for the end of a cell that was killed, and use its place again."""
+        """Wait for the end of a killed cell, and free its slot."""
         gone = await begun.hold.gone()
         begun.zygote.end_listeners.discard(begun.hold.let_die)
         await begun.hold.close()
@@ -160,7 +160,7 @@ class Cells:
             self._ground.slots.give(begun.slot)
 
     async def close(self) -> None:
-        """End what stands and remove what was laid down. Every cell has been killed."""
+        """End the zygote and remove all freezers. Every cell has been killed before."""
         await self._zygotes.close()
         for _, freezer in self._made.values():
             freezer.close()

@@ -1,4 +1,4 @@
-"""One cell that stays, as a `Hold`: its init is the resident, and its end is the end of everything inside."""
+"""One permanent cell as a `Hold`. Its init is the resident, and everything inside ends with it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from services.cpu_manager.environments.local.suspension import Suspension
 from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
 
 _END_S: Final = 10.0
-"""What was killed and is not gone by then is left to the kernel."""
+"""Longest wait for the end of a killed cell, in seconds; after it the slot is not reused."""
 
 
 class CellHold:
-    """Made of a cell that runs. Not frozen before the first `pause`."""
+    """Hold of a running cell. Not frozen before the first `pause`."""
 
     def __init__(self, pidfd: int, connection: socket.socket, stillness: Suspension) -> None:
         self.pidfd = pidfd
-        """Of its resident; -1 when it has been let go."""
+        """Descriptor of its resident; -1 after `close`."""
         self._connection = connection
         self._suspension = stillness
         self._ended = asyncio.Event()
@@ -50,14 +50,14 @@ class CellHold:
         return self._connection
 
     async def kill(self) -> None:
-        """See `Hold.kill`. The signal first: what is thawed with it pending runs no instruction of its own."""
+        """See `Hold.kill`. The signal first: a process that is thawed with it pending runs no further instruction."""
         if self.pidfd >= 0:
             with contextlib.suppress(OSError):
                 signal_pidfd(self.pidfd, signal.SIGKILL)
             self._suspension.let_die()
 
     async def gone(self) -> bool:
-        """Wait until nothing of it is left. Returns whether that is so."""
+        """Wait until nothing of it is left. Return False after `_END_S`."""
         try:
             async with asyncio.timeout(_END_S):
                 await self._ended.wait()
@@ -73,7 +73,7 @@ class CellHold:
             self._ended.set()
 
     def let_die(self) -> None:
-        """Its zygote has died, and it with it."""
+        """Let it die with its zygote, which has died."""
         self._suspension.let_die()
 
     def _has_ended(self) -> None:

@@ -1,4 +1,4 @@
-"""Watching an environment's memory where no control group does: of those that hold too much the largest dies alone."""
+"""Memory limit of an environment without a control group: above the limit only the largest process is killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOOK_S: Final = 0.02
 
 
 class MemoryWatch:
-    """Looks every 20 ms between `start` and `stop`, and never else: an environment that stands still cannot grow."""
+    """Measures every 20 ms between `start` and `stop`, and not otherwise: a stopped environment cannot grow."""
 
     def __init__(self, init: int, tree: TreeWatch, memory_bytes: int) -> None:
         self._init = init
@@ -24,7 +24,7 @@ class MemoryWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Future[Usage] | None = None
         self.peak_bytes = 0
-        """Since it was last started."""
+        """Since the last `start`."""
         self.kills = 0
 
     def start(self) -> None:
@@ -45,7 +45,7 @@ class MemoryWatch:
     def _looked(self, looked: asyncio.Future[Usage]) -> None:
         looked.exception()  # retrieved in any case
         if looked is not self._looking:
-            return  # it was stopped meanwhile
+            return  # it was stopped in the meantime
         with contextlib.suppress(OSError):
             held = looked.result().peak_bytes
             self.peak_bytes = max(self.peak_bytes, held)
@@ -56,11 +56,11 @@ class MemoryWatch:
     def _kill_largest(self) -> None:
         sizes = {pid: resident_bytes(pid) for pid in tree_of(self._init) if pid != self._init}
         if sum(sizes.values()) <= self._memory_bytes:
-            return  # whoever held it has gone since
+            return  # the process that held the memory has ended since
         victim = max(sizes, key=sizes.__getitem__)
         pidfd = os.pidfd_open(victim)
         try:
-            # The number may have become another's before it was pinned.
+            # The number may have been reused before it was pinned.
             if victim in tree_of(self._init):
                 signal_pidfd(pidfd, signal.SIGKILL)
                 self.kills += 1

@@ -17,11 +17,11 @@ from services.cpu_manager.sandbox.rungs import Rung
 from shared.messages.environments import LOCAL, EnvironmentSpec
 
 AT_ONCE: Final = 8
-"""Cells that are being started."""
+"""Cells that are started at the same time."""
 
 
 class LocalEnvironment(HeldEnvironment):
-    """Made by `LocalRuntime`."""
+    """Created by `LocalRuntime`."""
 
     def __init__(
         self, trajectory: str, spec: EnvironmentSpec, begun: Begun, dispose: Callable[[LocalEnvironment], None]
@@ -49,12 +49,12 @@ class LocalRuntime:
 
     @classmethod
     async def open(cls, sandbox: LocalSandbox, *, output_bytes: int = OUTPUT_BYTES) -> Self:
-        """Stand on a sandbox, which is to be closed later than this.
+        """Open a runtime on a sandbox, which must be closed later than this.
 
         Args:
-            output_bytes: of a file or an archive that is brought out.
+            output_bytes: limit for a file or an archive that is sent back.
         Raises:
-            RuntimeUnavailable: this node's walls cannot hold an environment; says why.
+            RuntimeUnavailable: this node's walls cannot hold an environment; contains the reason.
         """
         rung = sandbox.ladder.chosen
         if rung is Rung.LANDLOCK:
@@ -98,15 +98,15 @@ class LocalRuntime:
         task.add_done_callback(self._ending.discard)
 
     async def survivors(self) -> list[Environment]:
-        """None: they end with their manager."""
+        """Return nothing: local environments end with their manager."""
         return []
 
     def images(self) -> frozenset[str]:
-        """See `Runtime.images`: it needs none."""
+        """See `Runtime.images`. Local environments need no image."""
         return frozenset()
 
     async def prepare(self, image: str) -> None:
-        """There is nothing to pull."""
+        """Does nothing: there is no image to pull."""
 
     async def close(self) -> None:
         """See `Runtime.close`. Safe to call again."""
@@ -120,7 +120,7 @@ class LocalRuntime:
 
 
 def _open_more_files() -> None:
-    """An environment takes fifteen descriptors; two hundred of them more than a process may usually have."""
+    """Raise the limit of open files: an environment takes fifteen; two hundred exceed the usual limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,8 +1,8 @@
-"""How the processes of a local environment stand still between actions, and on which cores they run during one.
+"""Suspension of a local environment's processes between actions, and their cores during one.
 
-A control group freezes them where the node has control groups. Elsewhere the resident, which is pid 1, stops them all
-by one SIGSTOP. Cores are given by affinity, thread by thread, while all of them stand still: none can fork meanwhile,
-and no program may change its own (`walls/seccomp.py`). The same cores as before cost nothing.
+A control group freezes them if the node has control groups. Otherwise the resident, which is pid 1, stops them all with
+one SIGSTOP. Cores are assigned by affinity, thread by thread, while all are stopped: none can fork meanwhile, and no
+program may change its own affinity (`walls/seccomp.py`). Keeping the same cores costs nothing.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from services.cpu_manager.sandbox.walls.freezers import Freezer
 from services.cpu_manager.sandbox.watch import TreeWatch, tree_of
 
 FREEZE_S: Final = 5.0
-"""A process in the middle of a slow disk access freezes when that ends; an environment that takes longer is ended."""
+"""A process in a slow disk access freezes when the access ends. An environment that takes longer is ended."""
 _LOOKS: Final = 3
 _PAUSE_S: Final = 0.001
 _ANSWER_S: Final = 5.0
 
 
 class Suspension(Protocol):
-    """Of one environment. Never two calls at once."""
+    """Suspension of one environment. Never make two calls at once."""
 
     async def resume(self, cores: frozenset[int]) -> None:
-        """Run on exactly these cores; none: those it had. Raises `Gone`."""
+        """Run on exactly these cores; an empty set keeps its cores. Raises `Gone`."""
         ...
 
     async def pause(self) -> None:
-        """Return when nothing runs any more. Raises `Gone` when that cannot be had: it is to be ended."""
+        """Return when no process runs any more. Raise `Gone` if that fails: the environment must be ended."""
         ...
 
     def used(self) -> Used: ...
 
     def let_die(self) -> None:
-        """Let what has been killed die. Safe to call again, and when it is dead."""
+        """Let killed processes die. Safe to call again, also after their end."""
         ...
 
 
 def confine(threads: Iterable[int], cores: frozenset[int]) -> None:
-    """Put threads on cores. They stand still, so whichever has gone meanwhile was killed from outside."""
+    """Assign cores to threads. They are stopped, so a missing thread was killed from outside."""
     for thread in threads:
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(thread, cores)
 
 
 class Frozen:
-    """By the freezer of its control group, the resident with the rest."""
+    """Freezes by the freezer of its control group, including the resident."""
 
     def __init__(self, freezer: Freezer, group: Group, cores: frozenset[int]) -> None:
         self._freezer = freezer
@@ -82,7 +82,7 @@ class Frozen:
                 if asyncio.get_running_loop().time() > deadline:
                     raise Gone(f"it could not be frozen in {FREEZE_S:g} s")
                 looks += 1
-                if looks >= _LOOKS:  # spinning would take the core that the last of them needs to get there
+                if looks >= _LOOKS:  # sleep, because spinning would use the core that the last process needs
                     await asyncio.sleep(_PAUSE_S)
         except OSError as error:
             raise Gone(f"its control group cannot be written: {error}") from error
@@ -100,7 +100,7 @@ class Frozen:
 
 
 class Stopped:
-    """By the resident's SIGSTOP to all others. Memory is watched while they run (docs/sandbox.md, the weaker rungs)."""
+    """Stops by the resident's SIGSTOP. Memory is watched while they run (docs/sandbox.md, the weaker rungs)."""
 
     def __init__(self, init: int, resident: Resident, memory_bytes: int, cores: frozenset[int]) -> None:
         self._init = init
@@ -133,7 +133,7 @@ class Stopped:
         return Used(self._tree.look(self._init, quick=True).cpu_s, peak, kills)
 
     def let_die(self) -> None:
-        """Processes that are stopped die when they are killed."""
+        """Stop the memory watch. Stopped processes die when they are killed."""
         self._memory.stop()
 
 

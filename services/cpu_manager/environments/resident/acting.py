@@ -1,4 +1,4 @@
-"""What every action of a resident has in common: it starts, is told what happens, and ends with one reply."""
+"""Common parts of a resident's actions: an action starts, handles events, and ends with one reply."""
 
 import time
 
@@ -7,7 +7,7 @@ from .processes import Spawner
 
 
 class Surroundings:
-    """What the actions of one environment share."""
+    """Shared state of the actions of one environment."""
 
     def __init__(self, events: Events, cwd: str, env: "dict[str, str]") -> None:
         self.events = events
@@ -17,7 +17,7 @@ class Surroundings:
 
 
 class Reply:
-    """How an action ended."""
+    """The end of an action."""
 
     def __init__(self, passed: "bool | None", output: "dict[str, object]", reason: str = "") -> None:
         self.ended_by = "done"
@@ -28,24 +28,24 @@ class Reply:
 
 
 def failed(error: str, **output: object) -> Reply:
-    """It could not be done, for a reason of its own."""
+    """Return a reply for an action that failed for a reason of its own."""
     output["error"] = error
     return Reply(False, output, error)
 
 
 def words(error: OSError, path: str) -> str:
-    """An error of the system, the same words whoever asks."""
+    """Return a system error as text, the same for all actions."""
     return f"{error.strerror or error}: {path}"
 
 
 class Action:
-    """One action under way. `finish` is called once; until then the loop calls `out_of_time` and `cancel`."""
+    """A running action. `finish` is called once; before that the loop may call `out_of_time` and `cancel`."""
 
     def __init__(self, around: Surroundings, timeout_s: float) -> None:
         self.around = around
         self.reply: Reply | None = None
         self.ended_by = "done"
-        """Why it is being ended, or was: `done`, `wall-limit`, `cancelled`."""
+        """Why it ends: `done`, `wall-limit`, `cancelled`."""
         self._began = time.monotonic()
         self.wall_s = 0.0
         self._timeout_s = timeout_s
@@ -68,7 +68,7 @@ class Action:
         self._stop("wall-limit")
 
     def cancel(self) -> None:
-        """End what it runs in the foreground, soon."""
+        """End its foreground processes soon."""
         self._stop("cancelled")
 
     def _stop(self, why: str) -> None:
@@ -77,5 +77,5 @@ class Action:
             self.end()
 
     def end(self) -> None:
-        """Make it end; `finish` follows."""
+        """Make it end; a call of `finish` follows."""
         raise NotImplementedError

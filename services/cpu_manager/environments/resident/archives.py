@@ -1,6 +1,6 @@
-"""Whole trees in and out as tar archives: the work of a child, which can be stopped and may run out of memory alone.
+"""Trees in and out as tar archives. A child process does the work, so it can be killed and has its own memory.
 
-Only that child imports what reads and writes them.
+Only that child imports the archive modules.
 """
 
 # Plain calls and no path objects: a resident starts in every environment.
@@ -28,7 +28,7 @@ class _TooLarge(Exception):
 
 
 class _Bounded(io.RawIOBase):
-    """A file that takes no more than so many bytes."""
+    """A file that accepts at most `most` bytes."""
 
     def __init__(self, descriptor: int, most: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def pack(path: str, most: int, out: int) -> None:
     import tarfile
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
-        # The same archive wherever it was made: who owned the files is no part of them.
+        # The same archive wherever it is made: owners of the files are not part of it.
         member.uid = member.gid = 0
         member.uname = member.gname = ""
         member.mtime = int(member.mtime)
@@ -67,27 +67,27 @@ def pack(path: str, most: int, out: int) -> None:
 
 
 def unpack(path: str, content: bytes, out: int) -> None:
-    """Unpack an archive into a directory and write down how many files it held. What has no time is as old as this."""
+    """Unpack an archive into a directory and write its number of files. Files without a time get the current one."""
     import tarfile
 
     os.makedirs(path, exist_ok=True)
     count, now = 0, time.time()
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:*") as archive:
-        # What later Pythons would refuse or mend is the trainer's own affair, the same under all of them.
+        # Do not filter: members that later Pythons would refuse or change are the trainer's responsibility.
         archive.extraction_filter = lambda member, _: member
         for member in archive:
             if os.path.isabs(member.name) or ".." in member.name.split("/"):
                 raise tarfile.TarError(f"{member.name} leads out of the directory")
             member.uid, member.gid = os.getuid(), os.getgid()
             member.uname = member.gname = ""
-            member.mtime = member.mtime or now  # else what is built of it would look newer than it ever is
+            member.mtime = member.mtime or now  # with time 0, files built from it would always look newer
             archive.extract(member, path)
             count += not member.isdir()
     os.write(out, str(count).encode())
 
 
 class Archive(Action):
-    """One of these, in a child of the resident."""
+    """Packing or unpacking in a child of the resident."""
 
     def __init__(
         self, around: Surroundings, timeout_s: float, shown: str, work: "Callable[[int], None]", part: str = ""
@@ -118,7 +118,7 @@ class Archive(Action):
             code = _REFUSED
         except OSError as error:
             said = words(error, self._shown)
-        except Exception as error:  # noqa: BLE001  # what a broken archive raises is a long list
+        except Exception as error:  # noqa: BLE001  # a broken archive raises many different exceptions
             said = "not a tar archive: " + (str(error).splitlines() or [""])[0]
         finally:
             if said:

@@ -1,14 +1,14 @@
-"""What a program wrote, in bounded memory: its beginning and its end are kept, what lies between is counted."""
+"""A program's output in bounded memory: its beginning and its end are kept, the bytes between are counted."""
 
 import os
 
 _CHUNK = 64 << 10
 _PIPEFUL = 1 << 20
-"""No pipe holds more than this, so a last reading ends even when somebody goes on writing."""
+"""No pipe holds more than this, so a last read ends even if a process continues to write."""
 
 
 class Capture:
-    """Keeps at most `limit` bytes: the first half as they came first, the rest as they came last."""
+    """Keeps at most `limit` bytes: the first half from the beginning, the rest from the end."""
 
     def __init__(self, limit: int) -> None:
         self._most_head = (limit + 1) // 2
@@ -21,7 +21,7 @@ class Capture:
         room = self._most_head - len(self._head)
         self._head += data[:room]
         self._tail += data[room:]
-        if len(self._tail) > 2 * self._most_tail + _CHUNK:  # seldom, so that a flood costs no copying
+        if len(self._tail) > 2 * self._most_tail + _CHUNK:  # rarely, so that much output costs little copying
             self._shorten()
 
     def _shorten(self) -> None:
@@ -30,20 +30,20 @@ class Capture:
         self.dropped += excess
 
     def absorb(self, other: "Capture") -> None:
-        """Take over what an earlier one holds, as if it had come here."""
+        """Add the contents of an earlier capture."""
         head, tail = other.halves()
         self.add(head)
         self.dropped += other.dropped
         self.add(tail)
 
     def halves(self) -> "tuple[bytes, bytes]":
-        """The beginning and the end; between them `dropped` bytes are missing."""
+        """Return the beginning and the end; `dropped` bytes between them are missing."""
         self._shorten()
         return bytes(self._head), bytes(self._tail)
 
 
 class Pipe:
-    """The read end of what a program writes to. Read as it comes; after the end, drained into nothing."""
+    """The read end of a program's output. It is read as bytes come; without a capture they are dropped."""
 
     def __init__(self, descriptor: int, capture: "Capture | None") -> None:
         os.set_blocking(descriptor, False)
@@ -51,7 +51,7 @@ class Pipe:
         self.capture = capture
 
     def read(self) -> bool:
-        """Take a chunk. False when the last writer is gone."""
+        """Read a chunk. Return False if the last writer is gone."""
         try:
             data = os.read(self.descriptor, _CHUNK)
         except BlockingIOError:
@@ -61,7 +61,7 @@ class Pipe:
         return bool(data)
 
     def drain(self) -> None:
-        """Take what is there now."""
+        """Read what is in the pipe now."""
         taken = 0
         while taken < _PIPEFUL and self.descriptor >= 0:
             try:

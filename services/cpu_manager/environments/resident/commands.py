@@ -1,4 +1,4 @@
-"""A command without a shell: its own session, its input a file, its outputs kept apart."""
+"""A command without a shell: its own session, its input a file, its outputs separate."""
 
 # Plain calls and no path objects: a resident starts in every environment.
 # ruff: noqa: PTH112, PTH118
@@ -15,13 +15,13 @@ _folder = -1
 
 
 def keep_files_in(folder: int) -> None:
-    """Make files without a name in this open directory, where memory files are refused."""
+    """Create unnamed files in this open directory from now on, because memory files are refused here."""
     global _folder  # noqa: PLW0603  # one resident a process
     _folder = folder
 
 
 def unnamed() -> int:
-    """An empty file without a name, in memory where Python can make one there."""
+    """Return an empty unnamed file, in memory if this Python supports it."""
     if _folder >= 0:
         return os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=_folder)
     if hasattr(os, "memfd_create"):
@@ -33,7 +33,7 @@ def unnamed() -> int:
 
 
 def held(content: bytes) -> int:
-    """A descriptor of an unnamed file with this content, at its start."""
+    """Return a descriptor of an unnamed file with this content, at its start."""
     if not content:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     descriptor = unnamed()
@@ -45,7 +45,7 @@ def held(content: bytes) -> int:
 
 
 class Command(Action):
-    """Runs from its first process's start to that process's end. What it left in the background goes on."""
+    """Runs from its first process's start to that process's end. Its background processes continue."""
 
     def __init__(self, around: Surroundings, request: "dict[str, object]", stdin: bytes) -> None:
         super().__init__(around, float(str(request["timeout_s"])))
@@ -55,7 +55,7 @@ class Command(Action):
         cwd = os.path.join(around.cwd, str(request["cwd"]))
         env = dict(around.env)
         env.update(request["env"])  # type: ignore[call-overload]
-        if "\0" in cwd or not os.path.isdir(cwd):  # before Python 3.8 the latter would raise
+        if "\0" in cwd or not os.path.isdir(cwd):  # before Python 3.8 isdir raises for NUL
             self.finish(
                 failed(
                     "No such directory: " + (str(request["cwd"]) or cwd), exit_code=_CANNOT_RUN, stdout="", stderr=""
@@ -106,7 +106,7 @@ class Command(Action):
 
 
 def take(reply: Reply, name: str, pipe: Pipe) -> None:
-    """Move what a pipe's capture holds into the reply; what comes later is dropped."""
+    """Move the contents of a pipe's capture into the reply. Later output is dropped."""
     assert pipe.capture is not None
     head, tail = pipe.capture.halves()
     reply.parts += [(name, head), (name + "_tail", tail)]

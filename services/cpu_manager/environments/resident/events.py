@@ -1,4 +1,4 @@
-"""The one loop of a resident: descriptors, timers and children, each with somebody who is told."""
+"""The event loop of a resident: descriptors, timers and children, each with a callback."""
 
 import contextlib
 import heapq
@@ -13,7 +13,7 @@ from .capture import Pipe
 
 
 class Events:
-    """Everything a resident waits for. Idle it waits for ever, without a timer."""
+    """Everything a resident waits for. When idle it waits without a timer."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -25,7 +25,7 @@ class Events:
         for descriptor in (self._woken, waking):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(waking)
-        # Handlers, not "ignore": what is ignored stays so in the programs that are started.
+        # Handlers instead of SIG_IGN, because started programs would inherit SIG_IGN.
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
         self.watch(self._woken, self.reap)
@@ -37,7 +37,7 @@ class Events:
         self._selector.unregister(descriptor)
 
     def pipe(self, pipe: Pipe) -> None:
-        """Read a pipe as it is written to, until its last writer is gone; then close it."""
+        """Read a pipe until its last writer is gone; then close it."""
 
         def readable() -> None:
             if not pipe.read():
@@ -48,7 +48,7 @@ class Events:
         self.watch(pipe.descriptor, readable)
 
     def after(self, seconds: float, told: "Callable[[], None]") -> int:
-        """Call `told` then, unless forgotten. Returns the timer's number."""
+        """Call `told` after `seconds`, unless forgotten. Return the timer's number."""
         number = next(self._numbers)
         heapq.heappush(self._timers, (time.monotonic() + seconds, number, told))
         return number
@@ -58,11 +58,11 @@ class Events:
             self._forgotten.add(timer)
 
     def child(self, pid: int, told: "Callable[[int], None]") -> None:
-        """Tell of the end of a child, with its status as wait(2) gives it."""
+        """Call `told` at the end of a child, with its status as returned by wait(2)."""
         self._children[pid] = told
 
     def reap(self) -> None:
-        """Tell of every child that has ended by now."""
+        """Call the callback of every child that has ended."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
         while True:
@@ -77,14 +77,14 @@ class Events:
                 told(status)
 
     def turn(self) -> None:
-        """Wait until something happens, and tell of all that has."""
+        """Wait for events, and call all their callbacks."""
         timeout = None
         while self._timers and self._timers[0][1] in self._forgotten:
             self._forgotten.discard(heapq.heappop(self._timers)[1])
         if self._timers:
             timeout = max(self._timers[0][0] - time.monotonic(), 0)
         for key, _ in self._selector.select(timeout):
-            # An earlier one of this turn may have ended it, and its number may be another's by now.
+            # An earlier callback of this turn may have closed it, and its number may be reused.
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
         while self._timers and self._timers[0][0] <= time.monotonic():

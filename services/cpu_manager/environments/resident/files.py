@@ -1,4 +1,4 @@
-"""Files of the environment, done at once: each is bounded by the size of a frame."""
+"""File operations of the environment, done at once: each is bounded by the size of a frame."""
 
 # Plain calls and no path objects: a resident starts in every environment.
 # ruff: noqa: PTH101, PTH103, PTH105, PTH108, PTH110, PTH112, PTH116, PTH118, PTH120, PTH208
@@ -13,9 +13,9 @@ _TYPES = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"), (stat.S_ISLNK, "l
 
 
 def read(path: str, shown: str, most: int) -> Reply:
-    """A file's bytes; more than `most` is refused."""
+    """Return a file's bytes; refuse more than `most`."""
     try:
-        # Not blocking: there may be a pipe of this name.
+        # Non-blocking, because it may be a pipe.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -33,7 +33,7 @@ def read(path: str, shown: str, most: int) -> Reply:
 
 
 def refused(reason: str) -> Reply:
-    """More than is ever given."""
+    """Return a refusal: the result exceeds a limit."""
     reply = Reply(None, {"error": reason}, reason)
     reply.ended_by = "refused"
     return reply
@@ -55,12 +55,12 @@ def _read_up_to(descriptor: int, most: int) -> bytes:
 
 
 def write(path: str, shown: str, content: bytes, mode: int, keep_mode: bool = False) -> Reply:
-    """Replace a file in one step: whoever reads it sees the old or the new. Directories on the way are made.
+    """Replace a file atomically: readers see the old or the new one. Missing parent directories are created.
 
-    `keep_mode`: that of the file that is replaced, where there is one.
+    `keep_mode`: keep the mode of an existing file.
     """
     try:
-        path = os.path.realpath(path)  # a link goes on leading to the file
+        path = os.path.realpath(path)  # a link keeps pointing to the file
         directory = os.path.dirname(path)
         if os.path.isdir(path):
             return failed("Is a directory: " + shown)
@@ -72,7 +72,7 @@ def write(path: str, shown: str, content: bytes, mode: int, keep_mode: bool = Fa
                 mode = before & 0o777
         try:
             os.makedirs(directory, exist_ok=True)
-        except FileExistsError:  # but no directory
+        except FileExistsError:  # not a directory
             return failed("Not a directory: " + shown)
         beside = os.path.join(directory, f".treadle-{os.urandom(8).hex()}")
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -90,7 +90,7 @@ def write(path: str, shown: str, content: bytes, mode: int, keep_mode: bool = Fa
 
 
 def listing(path: str, shown: str, most: int) -> Reply:
-    """A directory's entries, sorted by name."""
+    """Return a directory's entries, sorted by name."""
     entries = []
     try:
         names = sorted(os.listdir(os.fsencode(path)))
@@ -98,7 +98,7 @@ def listing(path: str, shown: str, most: int) -> Reply:
             try:
                 found = os.lstat(os.path.join(os.fsencode(path), name))
             except FileNotFoundError:
-                continue  # it went just now
+                continue  # it was removed in the meantime
             kind = next((word for test, word in _TYPES if test(found.st_mode)), "other")
             text = name.decode("utf-8", "backslashreplace")
             size = found.st_size if kind == "file" else 0

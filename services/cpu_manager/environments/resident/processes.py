@@ -1,4 +1,4 @@
-"""Starting processes, and finding and ending those of one session."""
+"""Start of processes; search and end of a session's processes."""
 
 # Plain calls and no path objects: a resident starts in every environment.
 # ruff: noqa: PTH123, PTH208
@@ -11,16 +11,16 @@ import time
 from collections.abc import Iterator
 
 _SWEEPS = 200
-"""Rounds of killing or of looking before giving up."""
+"""Most rounds of killing or checking."""
 _STOPPED = (b"T", b"t")
 _DEAD = (b"Z", b"X")
 _CALM = 2
-"""Sweeps in a row that find all of them stopped: what still dies during the first may wake another at its end."""
+"""Sweeps in a row that find all processes stopped. One that dies during the first may wake another at its end."""
 _PAUSE_S = 0.005
 
 
 class Spawner:
-    """Starts programs in sessions of their own, as the first victims when memory runs out."""
+    """Starts programs in separate sessions, marked as first victims of the OOM killer."""
 
     def __init__(self) -> None:
         try:
@@ -43,7 +43,7 @@ class Spawner:
         streams: "tuple[int, int, int]",
         kept: "tuple[int, ...]" = (),
     ) -> int:
-        """Start a program. Returns its process id, which is also that of its session. Raises OSError or ValueError."""
+        """Start a program. Return its process id, which is also its session's. Raise OSError or ValueError."""
         stdin, stdout, stderr = streams
         self._offer(b"1000")
         try:
@@ -63,7 +63,7 @@ class Spawner:
         return process.pid
 
     def fork(self) -> int:
-        """Fork this process, the child as an early victim of memory. Returns as os.fork does."""
+        """Fork this process; the child is an early victim of the OOM killer. Returns as os.fork does."""
         self._offer(b"1000")
         pid = os.fork()
         if pid:
@@ -72,7 +72,7 @@ class Spawner:
 
 
 def _living() -> "Iterator[tuple[int, bytes, int, int]]":
-    """Each process there is but the dead: its id, state, session, and start in clock ticks."""
+    """Yield each process that is not dead: its id, state, session, and start in clock ticks."""
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -89,7 +89,7 @@ def _living() -> "Iterator[tuple[int, bytes, int, int]]":
 
 
 def _state_of_threads(pid: str) -> bytes:
-    """Of a process whose first thread is dead: that of one that runs, else of one that is stopped, else dead."""
+    """Return the state of a process whose first thread is dead: of a running thread, else a stopped one, else dead."""
     found = b"Z"
     with contextlib.suppress(OSError):
         for thread in os.listdir("/proc/" + pid + "/task"):
@@ -103,22 +103,22 @@ def _state_of_threads(pid: str) -> bytes:
 
 
 def known(session: int) -> "frozenset[tuple[int, int]]":
-    """The living processes of a session, to be told apart from those that come later.
+    """Return the living processes of a session, to distinguish them from later ones.
 
-    Their start alone would not do: it is told in hundredths of a second, and a line is quicker.
+    Start times alone would not do: their resolution is 10 ms, and a line can be faster.
     """
     return frozenset((pid, start) for pid, _, of, start in _living() if of == session)
 
 
 def members(session: int, but: "frozenset[tuple[int, int]]" = frozenset()) -> "list[int]":
-    """The living processes of a session, `but` those that were known before."""
+    """Return the living processes of a session except those in `but`."""
     return [pid for pid, _, of, start in _living() if of == session and (pid, start) not in but]
 
 
 def stop_all() -> bool:
-    """Stop every process but this one, by one call that no fork outruns. Only for pid 1. Returns whether they are.
+    """Stop every other process with one call, which no fork can outrun. Only for pid 1. Return True if all stopped.
 
-    Again in each sweep: a process may have been cloned so that its end sends its parent SIGCONT.
+    Repeated in each sweep, because a process may have been cloned so that its end sends SIGCONT to its parent.
     """
     if os.getpid() != 1:
         return False
@@ -134,16 +134,16 @@ def stop_all() -> bool:
 
 
 def go_on() -> bool:
-    """Let every process go on. Only for pid 1."""
+    """Continue every process. Only for pid 1."""
     if os.getpid() == 1:
         _kill(-1, signal.SIGCONT)
     return os.getpid() == 1
 
 
 def end_session(session: int, but: "frozenset[tuple[int, int]]" = frozenset()) -> None:
-    """Kill every process of a session, `but` those that were known before, and see them gone.
+    """Kill every process of a session except those in `but`, and wait for their ends.
 
-    Who is killed and frozen before it could die would keep its memory until the next action.
+    A killed process that is frozen before it dies would keep its memory until the next action.
     """
     for sweep in range(_SWEEPS):
         left = members(session, but)
@@ -157,7 +157,7 @@ def end_session(session: int, but: "frozenset[tuple[int, int]]" = frozenset()) -
 
 
 def _kill_standing_still(session: int, but: "frozenset[tuple[int, int]]") -> None:
-    """Kill them while nothing can fork: everything is stopped for a moment by one call, which no storm outruns."""
+    """Kill them while nothing can fork: one call stops everything for a moment, which no fork bomb can outrun."""
     stopped = {pid for pid, state, _, _ in _living() if state in _STOPPED}
     _kill(-1, signal.SIGSTOP)
     for pid in members(session, but):
@@ -168,7 +168,7 @@ def _kill_standing_still(session: int, but: "frozenset[tuple[int, int]]") -> Non
 
 
 def _pause(sweep: int) -> None:
-    """Between two looks: short at first, and a second in all."""
+    """Wait between two sweeps: short at first, a second in total."""
     time.sleep(min(_PAUSE_S, 1e-4 * 2 ** min(sweep, 8)))
 
 
@@ -178,5 +178,5 @@ def _kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def exit_code(status: int) -> int:
-    """A status of wait(2) the way a shell tells it: 128 and the signal where one ended it."""
+    """Convert a status of wait(2) as a shell does: 128 plus the signal if a signal ended it."""
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

@@ -1,7 +1,7 @@
-"""Serving one manager: frames in, one action at a time, replies out.
+"""Serves one manager: frames in, one action at a time, replies out.
 
 Started as `python3 -I -S resident.pyz fd:N` it serves the connected socket N and ends with it. Started with a path it
-listens there, and a new connection takes the place of the one before: the action that was running is ended first.
+listens there. A new connection replaces the one before, after the running action has been cancelled.
 """
 
 # Plain calls and no path objects: a resident starts in every environment.
@@ -26,11 +26,11 @@ _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _CHUNK = 256 << 10
 _SEND_S = 30.0
-"""A manager that takes no bytes for so long is gone."""
+"""A manager that reads no bytes for this long is gone."""
 
 
 class Client:
-    """The connection to the manager of the moment."""
+    """The connection to the current manager."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -66,7 +66,7 @@ class Resident:
         self._over = False
 
     def listen(self, path: str) -> None:
-        """Wait for managers at a socket of this name."""
+        """Accept managers at a socket of this name."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         self._listener = socket.socket(socket.AF_UNIX)
@@ -76,7 +76,7 @@ class Resident:
         self._run()
 
     def attend(self, connection: socket.socket) -> None:
-        """Serve this connection alone."""
+        """Serve only this connection."""
         self._serve(connection)
         self._run()
 
@@ -93,7 +93,7 @@ class Resident:
         self._serve(connection)
 
     def _serve(self, connection: socket.socket) -> None:
-        """Take this connection for the manager's."""
+        """Use this connection as the manager's."""
         self._client = Client(connection)
         self.events.watch(connection.fileno(), self._readable)
 
@@ -105,7 +105,7 @@ class Resident:
             self._over = self._listener is None
 
     def _run(self) -> None:
-        """Until the manager hangs up, where there is only one."""
+        """Run until the manager closes its connection, if there can be only one."""
         while not self._over:
             self.events.turn()
             self._answer()
@@ -150,11 +150,11 @@ class Resident:
             self._send(self._number, started, time.monotonic() - began)
 
     def _answer(self) -> None:
-        """Tell how the action ended, if it has."""
+        """Send the reply of the action if it has ended."""
         if self._action is not None and self._action.reply is not None:
             action, self._action = self._action, None
             assert action.reply is not None
-            if self._asker is self._client:  # else nobody waits for it: a new manager never asked
+            if self._asker is self._client:  # else a new manager is connected, which did not ask
                 self._send(self._number, action.reply, action.wall_s)
 
     def _send(self, number: object, reply: Reply, wall_s: float) -> None:
@@ -201,7 +201,7 @@ class Resident:
         return failed("no such op: " + op)
 
     def _settle(self, request: "dict[str, object]") -> Reply:
-        """The working directory and the variables that every later action finds."""
+        """Set the working directory and the variables of all later actions."""
         cwd = str(request["cwd"])
         if cwd:
             try:
@@ -217,9 +217,9 @@ class Resident:
 
 
 def from_outside(pid: int) -> bool:
-    """Is this a manager's process? It is in no namespace that we can see, or it was put here by its container engine.
+    """Return True for a manager's process: outside all visible namespaces, or started here by the container engine.
 
-    What began within has a parent within: orphans are adopted by pid 1.
+    A process that began inside has a parent inside, because pid 1 adopts orphans.
     """
     if pid == 0:
         return True
@@ -231,7 +231,7 @@ def from_outside(pid: int) -> bool:
 
 
 def close_to_others() -> None:
-    """Nothing of the same user may look into this process; orphans come to it."""
+    """Hide this process's memory from others of the same user, and adopt orphans."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -251,7 +251,7 @@ def serve_descriptor(descriptor: int, folder: int = -1) -> None:
 
 
 def main() -> None:
-    """Serve `fd:N` or a path, as the one argument says."""
+    """Serve `fd:N` or a path, as given by the argument."""
     where = sys.argv[1]
     if where.startswith("fd:"):
         serve_descriptor(int(where[3:]))

@@ -1,9 +1,9 @@
-"""Persistent bash sessions: a line's variables, functions, directory and background jobs are there for the next one.
+"""Persistent bash sessions: a line's variables, functions, directory and background jobs remain for the next line.
 
 Each session is an interactive bash without a terminal. It reads two commands of ours for every line: one sources the
-line from a file without a name, one reports its exit code over a socket. So a line with an open quote cannot
-swallow what follows, its output is complete when its code has come, and an interrupt ends the whole line alone.
-Where there is no bash, `sh` is asked the same.
+line from an unnamed file, one reports its exit code over a socket. So a line with an open quote cannot swallow what
+follows, its output is complete when its exit code has come, and an interrupt ends only the whole line. Without bash,
+`sh` is used in the same way.
 
 Bash keeps a copy of the socket while a line runs, so programs can write to it. A report counts if the kernel names the
 shell itself as its writer and it repeats the line's random word. Everything else on the socket is ignored.
@@ -24,13 +24,13 @@ from .commands import take, unnamed
 from .processes import end_session, exit_code, known
 
 _BETWEEN_BYTES = 64 << 10
-"""Kept of what background jobs say between two lines."""
+"""Bytes kept of the output of background jobs between two lines."""
 _GRACE_S = 0.5
-"""An interrupted line has this long to end; its processes, once killed, again."""
+"""Seconds that an interrupted line has to end; the same again for its killed processes."""
 _HIGH = 230
-"""Our descriptors in bash begin here, out of the way of those that lines open."""
+"""First number of our descriptors in bash, above those that lines open."""
 _LOW = (6, 7)
-"""And in `sh`, which knows one digit: kept free by `reserve`."""
+"""Their numbers in `sh`, which allows one digit. `reserve` keeps them free."""
 
 _BASH = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
 _SH = ["sh", "-i"]
@@ -41,11 +41,11 @@ __treadle_last=$?; command echo "%(word)s $__treadle_last" >&%(codes)d
 """
 _REPORT = re.compile(rb"([0-9a-f]{32}) ([0-9]{1,3})\n")
 _CREDENTIALS = struct.Struct("3i")
-"""Process, user and group of a writer, as the kernel saw them (`struct ucred`)."""
+"""Process, user and group of a writer, as reported by the kernel (`struct ucred`)."""
 
 
 def out_of_the_way(descriptor: int) -> int:
-    """The same file under a number that no shell takes."""
+    """Return the same file under a number that no shell uses."""
     if descriptor > max(_LOW):
         return descriptor
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, max(_LOW) + 1)
@@ -54,7 +54,7 @@ def out_of_the_way(descriptor: int) -> int:
 
 
 def reserve() -> None:
-    """Occupy every low descriptor, before anything else is opened."""
+    """Occupy every low descriptor. Call it before anything else is opened."""
     while os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) <= max(_LOW):
         pass
 
@@ -68,7 +68,7 @@ class Shell:
         self.ended: Callable[[int], None] | None = None
         self.over = False
         self._text = unnamed()
-        # Sockets: a child could open a pipe of its shell through /proc, and so write a report, or commands of ours.
+        # Sockets, not pipes: a child could open its shell's pipe through /proc and write a report, or commands of ours.
         ours, theirs = socket.socketpair()
         self._orders, orders = ours.detach(), theirs.detach()
         self._codes, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -94,7 +94,7 @@ class Shell:
     def _start(self, around: Surroundings, orders: int, output: int, codes: int) -> int:
         env = dict(around.env, PS1="", PS2="")
         env.setdefault("TERM", "dumb")
-        silent = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)  # it complains that it has no terminal
+        silent = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)  # bash complains that it has no terminal
         streams = (orders, output, silent)
         high = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, _HIGH) for one in (self._text, codes)]
         try:
@@ -104,7 +104,7 @@ class Shell:
             os.read(orders, 4096)
             for one, low in zip((self._text, codes), _LOW):  # noqa: B905  # Python 3.6
                 os.dup2(one, low)
-            self._begin(_BEGIN, "command .", *_LOW)  # so that a broken line costs it no more than the line
+            self._begin(_BEGIN, "command .", *_LOW)  # so that a broken line ends only the line, not `sh`
             return around.spawner.spawn(_SH, around.cwd, env, streams, _LOW)
         finally:
             for descriptor in [silent, *high]:
@@ -115,7 +115,7 @@ class Shell:
         self._source, self._numbers = source, (text, codes)
 
     def run(self, line: str, limit: int) -> None:
-        """Hand it a line. What background jobs said since the last one comes first."""
+        """Run a line. The output of background jobs since the last line comes first."""
         os.ftruncate(self._text, 0)
         view = memoryview(line.encode("utf-8", "surrogateescape"))
         at = 0
@@ -146,7 +146,7 @@ class Shell:
             self.told(int(report.group(2)))
 
     def _writer(self, around: "list[tuple[int, int, bytes]]") -> int:
-        """The process that sent a packet; 0 where the kernel does not say."""
+        """Return the process that sent a packet; 0 if the kernel does not report it."""
         for level, kind, data in around:
             if (level, kind, len(data)) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS, _CREDENTIALS.size):
                 return int(_CREDENTIALS.unpack(data)[0])
@@ -158,8 +158,8 @@ class Shell:
             self.ended(status)
 
     def gone(self) -> None:
-        """Let go of its pipes; its output is read on, for the sake of what it left in the background."""
-        with contextlib.suppress(KeyError):  # its end had come that way before
+        """Close its pipes. Its output is still read, for its remaining background processes."""
+        with contextlib.suppress(KeyError):  # the end of the socket was noticed before
             self._events.unwatch(self._codes.fileno())
         for descriptor in (self._text, self._orders):
             os.close(descriptor)
@@ -197,7 +197,7 @@ class Line(Action):
 
     def _finish(self, code: int, *, ended: bool) -> None:
         stopped = self.ended_by != "done"
-        if stopped:  # the shell has heard its foreground end; of a storm some may have missed the interrupt
+        if stopped:  # the foreground has ended; of many processes some may have missed the interrupt
             end_session(self._shell.pid, self._before)
         reply = Reply(code == 0, {"exit_code": None if stopped else code})
         reply.reason = "" if reply.passed else f"exit code {code}"
@@ -209,7 +209,7 @@ class Line(Action):
         self.finish(reply)
 
     def end(self) -> None:
-        """Interrupt; then kill what the line started; then the shell itself."""
+        """Interrupt; then kill the line's processes; then the shell itself."""
         with contextlib.suppress(OSError):
             os.killpg(self._shell.pid, signal.SIGINT)
         self.around.events.after(_GRACE_S, self._kill_its_processes)
@@ -226,14 +226,14 @@ class Line(Action):
 
 
 class Sessions:
-    """The shells of one environment by name. They begin with their first line."""
+    """The shells of one environment by name. Each starts with its first line."""
 
     def __init__(self, around: Surroundings) -> None:
         self.around = around
         self._shells: dict[str, Shell] = {}
 
     def get(self, name: str) -> "tuple[Shell, bool]":
-        """The session's shell, and whether it had to be begun again because it died between two lines."""
+        """Return the session's shell, and True if it was restarted because it had died between two lines."""
         self.around.events.reap()
         shell = self._shells.get(name)
         died = shell is not None and shell.over
@@ -247,7 +247,7 @@ class Sessions:
         self._shells.pop(name).gone()
 
     def close(self, name: str) -> Reply:
-        """End a session's shell and what it left."""
+        """End a session's shell and its processes."""
         shell = self._shells.get(name)
         if shell is None:
             return failed("no such session: " + name)

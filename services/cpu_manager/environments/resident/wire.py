@@ -19,7 +19,7 @@ def pack(header: "dict[str, object]", body: bytes = b"") -> bytes:
 
 
 class Frames:
-    """Bytes as they come in, whole frames out."""
+    """Assembles whole frames from received bytes."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -28,10 +28,10 @@ class Frames:
         self._buffer += data
 
     def take(self) -> "tuple[dict[str, object], bytes] | None":
-        """The next whole frame, if there is one.
+        """Return the next whole frame, or None.
 
         Raises:
-            ValueError: what came is no frame; the connection is of no use any more.
+            ValueError: malformed frame; the connection is unusable from now on.
         """
         if len(self._buffer) < HEAD.size:
             return None

@@ -59,10 +59,25 @@ def run_typescript(tools: Tools, client: Path, *arguments: str) -> str:
     return tools.run(tools.bin / "node", client / "built" / "program.js", *arguments)
 
 
+def run_java(tools: Tools, client: Path, *arguments: str) -> str:
+    return tools.run("java", "-cp", tools.class_path(client / "classes"), "Program", *arguments)
+
+
+def run_attrs(tools: Tools, client: Path, *arguments: str) -> str:
+    return tools.run(tools.bin / "python", PROGRAMS / "attrs_program.py", *arguments, PYTHONPATH=str(client))
+
+
+def run_fetch(tools: Tools, client: Path, *arguments: str) -> str:
+    return tools.run(tools.bin / "node", client / "built" / "program_fetch.js", *arguments)
+
+
 LANGUAGES: dict[str, tuple[Callable[[Tools, Path], Path], Callable[..., str]]] = {
     "python": (Tools.python, run_python),
     "go": (Tools.go, run_go),
     "typescript": (Tools.typescript, run_typescript),
+    "java": (Tools.java, run_java),
+    "openapi-python-client": (Tools.openapi_python_client, run_attrs),
+    "openapi-typescript": (Tools.openapi_typescript, run_fetch),
 }
 
 

@@ -15,7 +15,7 @@ from shared.runtime.settings import WrongSetting, load
 def main() -> None:
     try:
         settings = load(EngineProxySettings)
-    except WrongSetting as error:  # a person's slip, not a crash: no traceback
+    except WrongSetting as error:  # a person's mistake, not a crash: no traceback
         sys.exit(str(error))
     log.configure("engine_proxy", level=settings.treadle.log_level, json=settings.treadle.log_json)
     asyncio.run(_run(settings))

@@ -1,8 +1,8 @@
-"""What may stand in the bodies of calls: every field by its name, everything else refused.
+"""Allowed bodies of calls: every field is listed by its name, and all others are rejected.
 
-The engine decodes JSON with Go's rules: names in any case, of repeated ones the last. So a body is decoded here, held
-against these types, and encoded again: the engine gets what was understood here and nothing beside it. What is left
-out has Go's zero value, and every default below is that value.
+The engine decodes JSON by Go's rules: names in any case, and the last of repeated ones counts. So a body is decoded
+here, checked against these types, and encoded again. The engine gets only what was decoded here. An omitted field has
+Go's zero value, and every default below is that value.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ S = TypeVar("S", bound=msgspec.Struct)
 Count = Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)]
 Cpuset = Annotated[str, msgspec.Meta(pattern=r"^[0-9,-]*\Z", max_length=4096)]
 Inside = Annotated[str, msgspec.Meta(pattern=r"^/[^:\x00]*\Z", max_length=4096)]
-"""A path within the container."""
+"""A path inside the container."""
 
 Capability = Literal[
     "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "NET_RAW",
     "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
 ]  # fmt: skip
-"""What the engine gives by itself: to add one of these gives back what was dropped, and no more."""
+"""Capabilities that the engine gives by default. Adding one restores a dropped one, and nothing more."""
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, rename="pascal"):
-    """Fields as the engine spells them."""
+    """Base: fields in the engine's spelling, no unknown ones."""
 
 
 class Resources(_Strict):
-    """Of `update`, and part of `create`."""
+    """Body of `update`, and part of `create`."""
 
     cpuset_cpus: Cpuset = ""
     cpuset_mems: Cpuset = ""
@@ -52,13 +52,13 @@ class Resources(_Strict):
 
 
 class VolumeOptions(_Strict):
-    """Labels of a volume that is made with its container; no driver, which could mount the host's folders."""
+    """Labels of a volume that is created with its container. No driver, because it could mount the host's folders."""
 
     labels: dict[str, str] = {}
 
 
 class Mount(_Strict):
-    """A volume: one of our own (`carries`), or without a name a fresh one. Nothing else can be mounted."""
+    """A volume: one of our own (`carries`), or without a name a new one. Nothing else can be mounted."""
 
     type: Literal["volume"]
     target: Inside
@@ -68,14 +68,14 @@ class Mount(_Strict):
 
 
 class LogConfig(_Strict):
-    """Logs that stay on the host; other drivers send them to addresses."""
+    """Logs that stay on the host. Other drivers send them to addresses."""
 
     type: Literal["", "none", "local", "json-file"] = ""
     config: dict[Literal["max-size", "max-file", "compress"], str] = {}
 
 
 class RestartPolicy(_Strict):
-    """None: what ended stays ended."""
+    """No restart: an ended container stays ended."""
 
     name: Literal["", "no"] = ""
     maximum_retry_count: Literal[0] = 0
@@ -89,11 +89,11 @@ class Ulimit(_Strict):
 
 _TMPFS_WORD = "(rw|ro|exec|noexec|nosuid|nodev|(size|mode|nr_inodes)=[0-9]+[kmg]?)"
 TMPFS = rf"^({_TMPFS_WORD}(,{_TMPFS_WORD})*)?\Z"
-"""Options of a file system in memory. Others would be flags of the mount: `bind`, `remount`, `shared`, `suid`."""
+"""Options of an in-memory file system. Others could be mount flags: `bind`, `remount`, `shared`, `suid`."""
 
 
 class HostConfig(Resources):
-    """What a container is to the host. No host paths, devices, namespaces, ports, profiles or runtimes."""
+    """A container's relation to the host. No host paths, devices, namespaces, ports, profiles or runtimes."""
 
     network_mode: Literal["", "none", "bridge", "default"] = ""
     ipc_mode: Literal["", "none", "private"] = ""
@@ -120,13 +120,13 @@ class HostConfig(Resources):
 
 
 class Healthcheck(_Strict):
-    """The image's own, switched off."""
+    """The image's own health check, switched off."""
 
     test: list[Literal["NONE"]] = []
 
 
 class NewContainer(_Strict):
-    """Of `create`."""
+    """Body of `create`."""
 
     image: Annotated[str, msgspec.Meta(min_length=1)]
     labels: dict[str, str]
@@ -150,7 +150,7 @@ class NewContainer(_Strict):
 
 
 class NewExec(_Strict):
-    """Of `exec`: a process with no more rights than its container."""
+    """Body of `exec`: a process without more rights than its container."""
 
     cmd: list[str]
     env: list[str] | None = None
@@ -162,7 +162,7 @@ class NewExec(_Strict):
     attach_stdout: bool = False
     attach_stderr: bool = False
     container: str = ""
-    """aiodocker repeats here what the path says; so does it the next. Neither means anything to the engine."""
+    """aiodocker repeats the path's container here, and also in the next field. The engine ignores both."""
     detach_keys: Literal[""] = msgspec.field(name="detachKeys", default="")
 
     def __post_init__(self) -> None:
@@ -180,18 +180,18 @@ class Nothing(_Strict):
 
 
 def carries(volume: str, node: str) -> bool:
-    """Is this the name of a volume that the node's manager fills with what its containers need?
+    """Return whether this is a volume that the node's manager fills with what its containers need.
 
-    The engine makes it with no options when a container first mounts it. Compose names volumes otherwise.
+    The engine creates it without options when a container first mounts it. Compose gives volumes other names.
     """
     return re.fullmatch(rf"treadle-carried-{re.escape(node.lower())}-[0-9a-f]{{12}}", volume, re.ASCII) is not None
 
 
 def owned(new: NewContainer, node: str) -> None:
-    """Hold a new container against whose it is.
+    """Check that a new container belongs to the node.
 
     Raises:
-        Refused: its label names another node, or it mounts what is not ours.
+        Refused: its label names another node, or it mounts a volume that is not ours.
     """
     if new.labels.get(NODE_LABEL) != node:
         raise Refused(403, f"a container needs the label {NODE_LABEL}={node}")
@@ -202,10 +202,10 @@ def owned(new: NewContainer, node: str) -> None:
 
 
 def understood(body: bytes, kind: type[S]) -> S:
-    """The body as one of the types above.
+    """Decode the body as one of the types above.
 
     Raises:
-        Refused: it is no JSON, repeats a name, or says what this type does not know.
+        Refused: it is not JSON, repeats a name, or has something that this type does not allow.
     """
     try:
         json.loads((body or b"{}").decode(), object_pairs_hook=_once)
@@ -224,6 +224,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _allowed(kind: type[msgspec.Struct], said: str) -> str:
-    """The fields that the complaint's object may have."""
+    """Return the allowed fields of the object that the error is about."""
     place = HostConfig if kind is NewContainer and "$.HostConfig" in said else kind
     return ", ".join(place.__struct_encode_fields__) or "nothing"

@@ -1,7 +1,7 @@
-"""The calls that pass: the whole list. What is not here does not exist behind the engine proxy.
+"""The complete list of calls that pass the engine proxy. All others are rejected.
 
-A path has only characters that mean themselves (nothing is percent-decoded) and the version of its API in front; a
-query has only the names that its call knows, each once. Both are written anew for the engine.
+A path has only characters that stand for themselves (nothing is percent-decoded), after an API version. A query has
+only the names that its call allows, each once. The proxy writes both again for the engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.engine_proxy.bodies import NODE_LABEL, NewContainer, NewExec, Noth
 from services.engine_proxy.http1 import Refused
 
 OLDEST_API = 40
-"""1.40 is Docker 19.03's. Ancient ones understand bodies where newer ones do not (`start` with a HostConfig)."""
+"""1.40 is Docker 19.03's. Very old versions accept bodies that newer ones do not (`start` with a HostConfig)."""
 
 Body = type[msgspec.Struct] | Literal["archive"]
 
@@ -38,18 +38,18 @@ _STREAMS = dict.fromkeys(("stream", "stdin", "stdout", "stderr", "logs"), _BOOLE
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One line of the list."""
+    """One entry of the list."""
 
     method: str
     path: str
-    """With `{container}`, `{exec}`, `{volume}` or `{image}` where it names one; all but images have to be ours."""
+    """With `{container}`, `{exec}`, `{volume}` or `{image}` for a name. All of these but images must be ours."""
     query: Mapping[str, str] = field(default_factory=dict)
     """Name -> pattern of its value."""
     body: Body = Nothing
     streams: bool = False
-    """The caller may ask for the connection, to write to the process's standard input."""
+    """The caller may take over the connection, to write to the process's standard input."""
     lists: bool = False
-    """It shows containers: ours alone, whatever is asked for."""
+    """It lists containers. Only ours are listed, whatever the filters."""
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -98,27 +98,27 @@ ROUTES = (
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call on the list, as it is going to be made."""
+    """A listed call, as it is sent to the engine."""
 
     route: Route
     version: str
-    """`/v1.41`, or nothing."""
+    """`/v1.41`, or empty."""
     names: Mapping[str, str]
-    """What stands in the braces."""
+    """Values of the names in braces."""
     query: Mapping[str, str]
 
     def target(self, container: str | None) -> str:
-        """The engine's path and query; `container` is the full id of the one it names."""
+        """Return the engine's path and query. `container`: full id of the container that the call names."""
         names = self.names if container is None else {**self.names, "container": container}
         path = self.version + self.route.path.format_map(dict(names))
         return f"{path}?{urlencode(self.query)}" if self.query else path
 
 
 def understand(method: str, target: str, node: str) -> Call:
-    """Which call this is.
+    """Return the listed call for this request.
 
     Raises:
-        Refused: none of the list; the message has the list.
+        Refused: it is not on the list. The message has the list.
     """
     path, _, query = target.partition("?")
     versioned = re.fullmatch(r"(/v1\.([0-9]{1,3}))?(/.*)", path)
@@ -156,7 +156,7 @@ def _query(route: Route, query: str) -> dict[str, str]:
 
 
 def _ours_alone(filters: str, node: str) -> str:
-    """The filters of a listing with our label among them; the engine shows what fits all labels."""
+    """Add our label to a listing's filters. The engine lists containers that have all labels."""
     try:
         asked: dict[str, list[str] | dict[str, Any]] = msgspec.convert(
             json.loads(filters), dict[Literal["label", "status", "id", "name"], list[str] | dict[str, Literal[True]]]

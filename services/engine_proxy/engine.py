@@ -1,4 +1,4 @@
-"""The engine's socket: connections to it, and which containers behind it are ours."""
+"""The engine's socket: connections to it, and the check that a container behind it is ours."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from services.engine_proxy.bodies import NODE_LABEL
 from services.engine_proxy.http1 import MOST_HEAD_BYTES, Refused
 
 ANSWER_S = 30.0
-"""For what the engine proxy itself asks."""
+"""Time limit of the engine proxy's own requests."""
 MOST_ANSWER_BYTES = 16 << 20
 MOST_KNOWN = 10_000
-"""Ids remembered as ours; one more and all are asked for anew."""
+"""Ids kept in memory as ours. When there are more, all are looked up again."""
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -22,8 +22,8 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Engine:
     """The engine of this host.
 
-    A container's id never comes back and its labels never change, so one look at each is enough. Names can move from
-    one container to another: they are looked up every time, and what passes carries the id.
+    A container's id is never used again and its labels never change, so each is looked up once. A name can move to
+    another container, so it is looked up every time, and the forwarded call has the id.
     """
 
     def __init__(self, socket: Path, node: str) -> None:
@@ -32,7 +32,7 @@ class Engine:
         self._ours: set[str] = set()
 
     async def connect(self) -> Stream:
-        """A fresh connection.
+        """Return a new connection.
 
         Raises:
             Refused: nothing listens there.
@@ -44,10 +44,10 @@ class Engine:
             raise Refused(503, f"the engine cannot be reached: {error}") from None
 
     async def container(self, reference: str) -> str:
-        """The full id of a container of ours, named by its id, the id's beginning, or its name.
+        """Return the full id of a container of ours, from its id, the id's beginning, or its name.
 
         Raises:
-            Refused: there is none, or it is not ours.
+            Refused: it does not exist, or it is not ours.
         """
         if reference in self._ours:
             return reference
@@ -62,15 +62,15 @@ class Engine:
         return str(found["Id"])
 
     async def container_of(self, execution: str) -> str:
-        """The full id of the container of ours that an exec runs in.
+        """Return the full id of the container of ours that an exec runs in.
 
         Raises:
-            Refused: there is no such exec, or it runs elsewhere.
+            Refused: there is no such exec, or its container is not ours.
         """
         return await self.container(str((await self._look(f"/exec/{execution}/json"))["ContainerID"]))
 
     async def _look(self, path: str) -> dict[str, Any]:
-        """Ask for one object; HTTP/1.0 answers have no framing but their end."""
+        """Read one object. HTTP/1.0 answers end with the connection, so they need no framing."""
         reader, writer = await self.connect()
         try:
             async with asyncio.timeout(ANSWER_S):

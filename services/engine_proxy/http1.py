@@ -1,7 +1,7 @@
-"""One HTTP/1.1 request, read strictly: what two readers could understand in two ways is refused.
+"""One HTTP/1.1 request, read strictly: what two readers could interpret differently is rejected.
 
-Nothing of it is forwarded as it came: the engine proxy writes a request of its own from what it understood. A
-connection carries one request, so there is no second one to hide behind the first.
+Nothing is forwarded as received. The engine proxy writes its own request from the parsed one. A connection carries one
+request, so a second one cannot hide behind the first.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 MOST_HEAD_BYTES = 32 * 1024
 PIECE_BYTES = 64 * 1024
 HEAD_S = 10.0
-"""For the whole head: a caller beyond a unix socket on the same host."""
+"""Time limit of the whole head. The caller is on the same host, on a unix socket."""
 PIECE_S = 60.0
-"""For the next bytes of a body."""
+"""Time limit of the next bytes of a body."""
 
 _REQUEST = re.compile(r"(GET|HEAD|POST|PUT|DELETE|OPTIONS|PATCH|TRACE|CONNECT) (/[!-~]*) HTTP/1\.1", re.ASCII)
 _FIELD = re.compile(r"([A-Za-z0-9!#$%&'*+.^_`|~-]+):[ \t]*([\t -~]*)", re.ASCII)
@@ -26,7 +26,7 @@ _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 
 
 class Refused(Exception):
-    """The engine proxy's own answer to a call, instead of the engine's."""
+    """The engine proxy rejects a call with its own answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first lines of a request; header names in lower case."""
+    """A request's first line and headers. Header names are in lower case."""
 
     method: str
     target: str
@@ -43,15 +43,15 @@ class Head:
 
     @property
     def upgrades(self) -> bool:
-        """It asks for the connection itself, to stream both ways."""
+        """Whether it asks for the connection itself, to stream both ways."""
         return self.headers.get("upgrade", "").lower() == "tcp"
 
 
 async def read_head(reader: asyncio.StreamReader) -> Head | None:
-    """Read a request's head; None when the caller left without one.
+    """Read a request's head. None: the caller has gone without sending one.
 
     Raises:
-        Refused: it came late, is too long, or is not exactly HTTP/1.1.
+        Refused: it is late, too long, or not exactly HTTP/1.1.
     """
     try:
         async with asyncio.timeout(HEAD_S):
@@ -89,7 +89,7 @@ def _headers(lines: list[str]) -> dict[str, str]:
 
 
 async def pieces(reader: asyncio.StreamReader, headers: Mapping[str, str], most: int) -> AsyncIterator[bytes]:
-    """The body's bytes, whichever way it is framed.
+    """Yield the body's bytes, for both kinds of framing.
 
     Raises:
         Refused: it has more than `most` bytes, ends early, stalls, or its chunks are not plain.
@@ -142,13 +142,13 @@ async def _exactly(reader: asyncio.StreamReader, size: int) -> AsyncIterator[byt
 
 
 def request(method: str, target: str, headers: Mapping[str, str]) -> bytes:
-    """The engine proxy's own head of a request. `Connection: close` makes the engine end its answer by closing."""
+    """Return the head of a request to the engine. With `Connection: close` its answer ends with the connection."""
     lines = [f"{method} {target} HTTP/1.1", "Host: engine", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "Connection: close", "", ""]).encode("ascii")
 
 
 def refusal(refused: Refused) -> bytes:
-    """An answer shaped like the engine's own errors, which its clients show to people."""
+    """Return an answer in the format of the engine's own errors, which its clients show to people."""
     body = json.dumps({"message": str(refused)}).encode() + b"\n"
     head = [f"HTTP/1.1 {refused.status} Refused", "Content-Type: application/json", f"Content-Length: {len(body)}"]
     return "\r\n".join([*head, "Connection: close", "", ""]).encode("ascii") + body

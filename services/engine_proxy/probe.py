@@ -1,6 +1,6 @@
 """Health of the engine proxy and of the engine behind it: `python -m services.engine_proxy.probe SOCKET`.
 
-Asked every few seconds for ever, so it imports next to nothing.
+It runs every few seconds, so it imports very little.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ PROBE_S = 3.0
 
 
 def problem(path: str) -> str | None:
-    """Why the engine does not answer through the engine proxy, or None."""
+    """Return why the engine does not answer through the engine proxy, or None."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(PROBE_S)
         try:

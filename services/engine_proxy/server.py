@@ -1,4 +1,4 @@
-"""The engine proxy: one call a connection, understood, written anew, and its answer passed on as it comes."""
+"""The engine proxy: one call per connection. It parses the call, writes a new one, and forwards the engine's answer."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _log = log.get(__name__)
 
 MOST_JSON_BYTES = 1 << 20
 PARTING_S = 2.0
-"""How long a refused caller may go on sending before it is cut off; it should get to read why."""
+"""How long a rejected caller may still send before its connection is closed, so that it can read the reason."""
 
 
 class EngineProxy:
-    """Between one manager and one engine: `async with EngineProxy(settings): ...`."""
+    """Connects one manager to one engine: `async with EngineProxy(settings): ...`."""
 
     def __init__(self, settings: EngineProxySettings) -> None:
         self._settings = settings
@@ -35,14 +35,14 @@ class EngineProxy:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        """Open it."""
+        """Start to listen."""
         settings = self._settings
         self._server = await asyncio.start_unix_server(self._meet, sock=_listening(settings), limit=MOST_HEAD_BYTES)
         _log.info("engine_proxy_opened", socket=str(settings.listen), engine=str(settings.engine), node=settings.node)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Close it, with all that is going on through it."""
+        """Stop to listen, and end all calls under way."""
         self._server.close()
         while self._calls:
             for call in self._calls:
@@ -63,7 +63,7 @@ class EngineProxy:
         try:
             await self._answer((reader, writer))
         except (OSError, EOFError, asyncio.LimitOverrunError) as error:
-            _log.info("engine_call_broken", error=repr(error))  # one side left in the middle: there is nobody to tell
+            _log.info("engine_call_broken", error=repr(error))  # one side has gone, so there is no one to answer
         finally:
             writer.close()
 
@@ -83,7 +83,7 @@ class EngineProxy:
             await _part(caller)
 
     async def _pass(self, head: Head, caller: Stream) -> None:
-        """Make the call it asks for; nothing has been answered yet when this raises `Refused`."""
+        """Make the requested call. If this raises `Refused`, nothing has been answered yet."""
         call = understand(head.method, head.target, self._settings.node)
         body = b"" if call.route.body == "archive" else await self._body(call, head, caller[0])
         container = await self._container(call)
@@ -103,7 +103,7 @@ class EngineProxy:
             engine[1].close()
 
     async def _body(self, call: Call, head: Head, reader: asyncio.StreamReader) -> bytes:
-        """The call's JSON as it is going to be sent."""
+        """Return the call's JSON body as it is sent to the engine."""
         kind = call.route.body
         assert kind != "archive"
         said = b"".join([piece async for piece in pieces(reader, head.headers, MOST_JSON_BYTES)])
@@ -113,7 +113,7 @@ class EngineProxy:
         return b"" if kind is Nothing else msgspec.json.encode(meant)
 
     async def _container(self, call: Call) -> str | None:
-        """The container that the call is about, which has to be ours; None where it is about none."""
+        """Return the call's container, which must be ours; None if the call has none."""
         if "exec" in call.names:
             return await self._engine.container_of(call.names["exec"])
         if "volume" in call.names and not carries(call.names["volume"], self._settings.node):
@@ -122,7 +122,7 @@ class EngineProxy:
 
 
 async def _put(target: str, body: AsyncIterator[bytes], engine: Stream) -> None:
-    """Send an archive in chunks of our own. An engine that stops listening has its answer ready."""
+    """Send an archive in our own chunks. If the engine stops reading, its answer is ready."""
     headers = {"Content-Type": "application/x-tar", "Transfer-Encoding": "chunked"}
     try:
         engine[1].write(request("PUT", target, headers))
@@ -135,10 +135,10 @@ async def _put(target: str, body: AsyncIterator[bytes], engine: Stream) -> None:
 
 
 async def _converse(caller: Stream, engine: Stream, *, upgrades: bool) -> None:
-    """Pass the engine's answer on until its end, or until the caller has left.
+    """Forward the engine's answer until its end, or until the caller has gone.
 
-    The caller's further bytes reach the engine only after it said that the connection is no longer HTTP; before that
-    they would be a second request, which nobody has looked at.
+    The caller's further bytes are forwarded only after the engine has answered that the connection is no longer HTTP.
+    Before that they would be an unchecked second request.
     """
     if upgrades:
         head = await engine[0].readuntil(b"\r\n\r\n")
@@ -148,7 +148,7 @@ async def _converse(caller: Stream, engine: Stream, *, upgrades: bool) -> None:
     answering = asyncio.create_task(_copy(engine[0], caller[1]))
     try:
         await asyncio.wait({answering, listening}, return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done() and not _hung_up(caller[1]):  # it has said all it had to say, and listens
+        if not answering.done() and not _hung_up(caller[1]):  # the caller only stopped sending and still reads
             await asyncio.wait({answering})
     finally:
         for task in (listening, answering):
@@ -157,7 +157,7 @@ async def _converse(caller: Stream, engine: Stream, *, upgrades: bool) -> None:
 
 
 async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    """Until the source ends; the sink learns of that and may still answer."""
+    """Copy until the source ends. Then close the sink for writing; it may still answer."""
     with contextlib.suppress(OSError):
         while piece := await source.read(PIECE_BYTES):
             sink.write(piece)
@@ -172,14 +172,14 @@ async def _until_gone(source: asyncio.StreamReader) -> None:
 
 
 def _hung_up(end: asyncio.StreamWriter) -> bool:
-    """Whoever was at the other end of this Unix socket has closed it, and not just stopped writing."""
+    """Return whether the other end of this Unix socket is closed, and not only its sending direction."""
     look = select.poll()
     look.register(end.get_extra_info("socket"), 0)
     return bool(look.poll(0))
 
 
 async def _part(caller: Stream) -> None:
-    """Let the caller read its answer before the connection is cut."""
+    """Let the caller read its answer before the connection is closed."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(PARTING_S):
             await caller[1].drain()
@@ -188,7 +188,7 @@ async def _part(caller: Stream) -> None:
 
 
 def _listening(settings: EngineProxySettings) -> socket.socket:
-    """The engine proxy's socket, that nobody but its owner can open from its first moment on."""
+    """Create the engine proxy's socket. From the beginning only its owner can open it."""
     settings.listen.parent.mkdir(parents=True, exist_ok=True)
     settings.listen.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -21,10 +21,10 @@ class EngineProxySettings(BaseSettings):
     engine: Path = Path("/var/run/docker.sock")
     """The engine's socket."""
     node: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
-    """The manager's node: only containers with the label `treadle.node=<node>` can be made or reached."""
+    """The manager's node. Only containers with the label `treadle.node=<node>` can be created or reached."""
     owner: int = Field(default=0, ge=0)
-    """User id that owns the engine proxy's socket, and alone may connect: the manager's."""
+    """User id that owns the engine proxy's socket and alone may connect: the manager's."""
     archive_bytes: int = Field(default=1 << 30, gt=0)
     """Largest archive that one call may put into a container."""
     connections: int = Field(default=4096, gt=0)
-    """Calls at once. An environment may hold one for its whole life."""
+    """Most calls at once. An environment may keep one open until it ends."""

@@ -1,8 +1,8 @@
-"""A planner's stimulus log: all it was told and all it answered, so that its decisions can be made again elsewhere.
+"""A planner's stimulus log: all its inputs and commands, so that its decisions can be made again elsewhere.
 
-One file: msgpack arrays, each after its length (4 bytes, little-endian). First the header (how the planner plans, its
-seed), then `[now, kind, stimulus, commands]` for each stimulus. `treadle/lab/replay/again.py` makes the
-decisions again; `treadle replay planner FILE` compares.
+One file of msgpack arrays, each after its length (4 bytes, little-endian). The first is the header (configuration and
+seed); then `[now, kind, stimulus, commands]` for each stimulus. `treadle/lab/replay/again.py` makes the decisions
+again; `treadle replay planner FILE` compares.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ KINDS: Mapping[str, type[Stimulus]] = {
 }
 
 VERSION = 2
-"""Of the log; a change of `PlannerConfig`, of a stimulus or of a command makes another one."""
+"""Version of the log. Raise it with any change of `PlannerConfig`, of a stimulus or of a command."""
 NAME = "planner"
-"""What the files of a folder begin with."""
+"""Prefix of the files' names."""
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 
 
 class LogError(ValueError):
-    """A file is no stimulus log, or of another version."""
+    """A file is not a stimulus log, or is of another version."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """How the planner plans."""
+    """Configuration of the planner."""
 
     version: int
     ways: PlannerConfig
@@ -58,13 +58,13 @@ class Header:
     seed: int
 
     def planner(self) -> Planner:
-        """A planner like it."""
+        """Return a planner with this configuration."""
         return Planner(self.ways, self.floors, self.ceilings, self.seed)
 
 
 @dataclass(frozen=True)
 class Told:
-    """One stimulus and what was answered."""
+    """One stimulus and the resulting commands."""
 
     now: float
     stimulus: Stimulus
@@ -73,16 +73,16 @@ class Told:
 
 
 def plain(commands: Sequence[Command]) -> list[Any]:
-    """Commands as a log holds them, to compare."""
+    """Return commands in the log's form, for comparison."""
     read: list[Any] = msgspec.msgpack.decode(_encoder.encode([[type(one).__name__, one] for one in commands]))
     return read
 
 
 class StimulusLog:
-    """Writes a log. What would grow it beyond `most_bytes` is not written, nor anything after it."""
+    """Writes a log. The first entry that would exceed `most_bytes` and all later ones are not written."""
 
     def __init__(self, path: Path, planner: Planner, *, most_bytes: int) -> None:
-        """Begin a new file; one that is there is replaced.
+        """Begin a new file. An existing one is replaced.
 
         Raises:
             OSError: it cannot be written.
@@ -94,7 +94,7 @@ class StimulusLog:
 
     @classmethod
     def begin(cls, folder: Path, planner: Planner, *, at: float, most_bytes: int, kept: int) -> StimulusLog:
-        """Begin a new file in a folder, named after the moment; of older ones the newest `kept` stay.
+        """Begin a new file in a folder, named after `at`. Of the older files the newest `kept` stay.
 
         Raises:
             OSError: it cannot be written.
@@ -106,7 +106,7 @@ class StimulusLog:
         return cls(folder / f"{NAME}-{round(at * 1000)}.log", planner, most_bytes=most_bytes)
 
     def told(self, now: float, stimulus: Stimulus, commands: Sequence[Command]) -> None:
-        """Keep one stimulus and what was answered."""
+        """Write one stimulus and the resulting commands."""
         self._write([now, type(stimulus).__name__, stimulus, [[type(one).__name__, one] for one in commands]])
 
     def close(self) -> None:
@@ -121,10 +121,10 @@ class StimulusLog:
 
 
 def read_log(path: Path) -> tuple[Header, Iterator[Told]]:
-    """A log's header, and its stimuli one by one. An entry cut off by a crash ends it.
+    """Return a log's header and an iterator over its stimuli. An entry cut off by a crash ends it.
 
     Raises:
-        LogError: it is no log of this version.
+        LogError: it is not a log of this version.
         OSError: it cannot be opened.
     """
     entries = _entries(path)

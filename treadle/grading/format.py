@@ -1,4 +1,4 @@
-"""The grading file: JSON Lines, gzipped or not; one reward request a line, an optional header first (docs/grade.md)."""
+"""The grading file: JSON Lines, gzipped or not; an optional header, then a reward request per line (docs/grade.md)."""
 
 from __future__ import annotations
 
@@ -19,51 +19,51 @@ from shared.api.tasks import Task
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 TaskName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(?!\n)$")]
 Expected = Literal["passed", "failed", "error", "timeout"] | bool
-"""A recorded verdict; `true` is passed, `false` anything else."""
+"""A recorded verdict. `true` is passed; `false` is any other."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 DEEPEST = 100
-"""Containers in each other. A bound of our own: what a decoder takes depends on Python's version and on its stack, and
-what one part read another might not be able to write."""
+"""Most nested containers. The bound is our own, because a decoder's depends on Python's version and on its stack.
+Without it, one part might read what another could not write."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One program or answer to be rewarded."""
+    """One program or answer to be graded."""
 
     id: Name
-    """Unique in the file; it travels as the request_id, so grading twice under one `--key` is harmless."""
+    """Unique in the file. It is sent as the request_id, so grading twice with one `--key` is harmless."""
     params: dict[str, Any] = {}
-    """Laid over each stage's params; a field goes to every stage whose kind has it."""
+    """Override each stage's params. A field goes to every stage whose kind has it."""
     stage_params: dict[str, dict[str, Any]] = {}
     """Stage name -> parameters for that stage alone."""
     group: Name | None = None
-    """Samples of one prompt share it; rewards are summed up by group, as GRPO compares them."""
+    """Samples of one prompt share it. Rewards are reported by group, as GRPO compares them."""
     priority: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] = 0.0
     """Lower goes first inside the batch."""
     expect: Expected | None = None
-    """The recorded verdict, to be compared with."""
+    """The recorded verdict, for comparison."""
     meta: dict[str, Any] = {}
-    """Yours: never sent, but carried into `--out`."""
+    """The user's own data. It is never sent, but copied to `--out`."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first line, where it has the field `treadle`."""
+    """The first line, if it has the field `treadle`."""
 
     treadle: Literal[1]
     """Version of this format."""
     task: TaskName | None = None
-    """The task to grade under; `--task` goes before it."""
+    """The task to grade under. `--task` overrides it."""
     workflow: dict[str, Any] | None = None
     """The body of `PUT /v1/tasks/{task}`: declares the task before grading."""
 
 
 class Complaint(NamedTuple):
-    """Something wrong in a file, and what to do."""
+    """An error in a file, with advice."""
 
     line: int
     """1-based."""
     field: str
-    """Dotted path, e.g. `params.code`; empty: the line as a whole."""
+    """Dotted path, e.g. `params.code`; empty: the whole line."""
     what: str
 
     def __str__(self) -> str:
@@ -72,10 +72,10 @@ class Complaint(NamedTuple):
 
 @dataclass(slots=True)
 class GradingFile:
-    """A file as it was read."""
+    """A file as read."""
 
     lines: list[tuple[int, Line]] = field(default_factory=list)
-    """Good ones, each with its number."""
+    """Valid lines, each with its number."""
     complaints: list[Complaint] = field(default_factory=list)
     header: int | None = None
     """Number of the header's line."""
@@ -84,7 +84,7 @@ class GradingFile:
 
 
 ADVICE = {"expect": "write passed, failed, error, timeout, true or false"}
-"""Field -> what to do about a wrong value; elsewhere the type says it."""
+"""Field -> advice about a wrong value. For other fields the type is enough."""
 
 _line = msgspec.json.Decoder(Line)
 _header = msgspec.json.Decoder(Header)
@@ -132,13 +132,13 @@ def parse(raw_lines: Iterable[bytes]) -> GradingFile:
 
 
 def _too_deep(raw: bytes) -> bool:
-    if raw.count(b"[") + raw.count(b"{") <= DEEPEST:  # nearly every line: not parsed twice
+    if raw.count(b"[") + raw.count(b"{") <= DEEPEST:  # nearly every line; avoids a second parse
         return False
     try:
         level = _containers([msgspec.json.decode(raw)])
     except RecursionError:
         return True
-    for _ in range(DEEPEST):  # level by level: a walk that recursed would meet a bound itself
+    for _ in range(DEEPEST):  # level by level, because a recursive walk would have a bound of its own
         level = _containers(inner for each in level for inner in (each.values() if isinstance(each, dict) else each))
     return bool(level)
 
@@ -148,7 +148,7 @@ def _containers(values: Iterable[Any]) -> list[dict[str, Any] | list[Any]]:
 
 
 def _is_header(raw: bytes) -> bool:
-    if b'"treadle"' not in raw:  # nearly every line: not parsed twice
+    if b'"treadle"' not in raw:  # nearly every line; avoids a second parse
         return False
     fields = msgspec.json.decode(raw)
     return isinstance(fields, dict) and "treadle" in fields
@@ -197,7 +197,7 @@ def _late_header(number: int) -> Complaint:
 
 
 def explain(error: msgspec.ValidationError, model: type[msgspec.Struct]) -> tuple[str, str]:
-    """Field and sentence of a msgspec error: what is wrong and what to do."""
+    """Return a msgspec error's field, and a sentence with the error and advice."""
     match = _located.fullmatch(str(error))
     what, path = (match["what"], match["path"] or "") if match else (str(error), "")
     if unknown := _unknown.fullmatch(what):

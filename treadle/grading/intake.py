@@ -1,4 +1,4 @@
-"""From a file as it was read to the lines that may be submitted, or to what must be mended first."""
+"""From a file as read to the lines that can be submitted, or to what must be corrected first."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from treadle.grading.format import Complaint, Expected, GradingFile, Line
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A file after all checks that were possible."""
+    """A file after all possible checks."""
 
     lines: Sequence[Line]
-    """Good ones."""
+    """Valid ones."""
     expected: dict[str, Expected]
     """Recorded verdicts by id."""
     complaints: Sequence[Complaint]
-    """By line."""
+    """Sorted by line."""
     fatal: bool
-    """The header is wrong: leaving lines out does not help."""
+    """The header is wrong, so leaving lines out does not help."""
 
 
 def check_file(found: GradingFile, workflow: Task | None, expect: str) -> Checked:
-    """All checks of a file.
+    """Run all checks of a file.
 
     Args:
         found: the file.
-        workflow: what its lines must fit; None: not known yet, then only their form is checked.
+        workflow: the workflow of its lines; None: not known yet, so only their form is checked.
         expect: field with the recorded verdict.
     """
     expected, odd = expectations(found.lines, expect)

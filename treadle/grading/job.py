@@ -19,31 +19,31 @@ from treadle.grading.report import Report, report_of
 from treadle.grading.session import grade_batch
 
 STAGE_LIMIT_S: Seconds = 60.0
-"""Execution limit of a workflow made from a kind alone; the kind's own time limits (params) lie below."""
+"""Execution limit of a workflow made from a kind alone. The kind's own time limits (params) are lower."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What shall be graded."""
+    """The lines of one run, with their task."""
 
     task: str
     workflow: Task
     lines: Sequence[Line]
     key: str
-    """Names the run; grading again with it takes up where it broke off."""
+    """Name of the run. Grading again with it continues where the run stopped."""
     batch_size: int | None = None
-    """Requests of a batch; None: all in one."""
+    """Requests per batch; None: all in one."""
     expected: Mapping[str, Expected] = field(default_factory=dict)
 
     def batches(self) -> list[tuple[str, Sequence[Line]]]:
-        """(key, lines) of each batch, in the order of the file."""
+        """Return (key, lines) of each batch, in the order of the file."""
         size = self.batch_size or max(1, len(self.lines))
         starts = range(0, len(self.lines), size)
         return [(f"{self.key}/{number}", self.lines[start : start + size]) for number, start in enumerate(starts)]
 
 
 def workflow_of(kind: str) -> Task:
-    """One stage of this kind.
+    """Return a workflow of one stage of this kind.
 
     Raises:
         ValueError: there is no such kind.
@@ -54,10 +54,10 @@ def workflow_of(kind: str) -> Task:
 
 
 async def declared(client: AsyncTreadle, name: str) -> Task:
-    """The workflow of a task that the mesh knows.
+    """Return the workflow of a task of the mesh.
 
     Raises:
-        NotFound: it knows none of that name; the message says how to name a workflow.
+        NotFound: the mesh has no such task. The message says how to name a workflow.
     """
     try:
         view = await client.task(name)
@@ -69,10 +69,10 @@ async def declared(client: AsyncTreadle, name: str) -> Task:
 
 
 async def run_job(client: AsyncTreadle, job: Job, progress: Progress) -> tuple[Report, list[GradedBatch]]:
-    """Grade batch after batch, each when the one before has ended, as training steps do.
+    """Grade one batch after another, each when the previous one has ended, as training steps do.
 
     Raises:
-        TreadleError: the mesh refuses, or was away for longer than the client is patient.
+        TreadleError: the mesh rejects a call, or was away for longer than the client waits.
     """
     loop = asyncio.get_running_loop()
     started = loop.time()

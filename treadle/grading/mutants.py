@@ -1,8 +1,8 @@
-"""Seeded mutants of a Python function: programs that are nearly right, as a model in training writes them.
+"""Seeded mutants of a Python function: programs that are nearly right, like those of a model in training.
 
-A mutant changes one place of the function (two or more where it has too few places): an operator, a comparison, a
-constant, a boundary, a condition, a result. Some mutants are equivalent to the original and pass its tests; that is
-what a group of samples looks like. An endless one never returns.
+A mutant changes one place of the function (two or more if it has too few places): an operator, a comparison, a
+constant, a boundary, a condition, a result. Some mutants are equivalent to the original and pass its tests, as happens
+in a real group of samples. An endless mutant never returns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 MOST_TRIES: Final = 24
-"""Per mutant: changes that give a text seen before are drawn again, deeper each time."""
+"""Attempts per mutant. If a changed text is not new, changes are drawn again; more at once after eight attempts."""
 
 OPERATORS: Final[dict[type[ast.operator], tuple[type[ast.operator], ...]]] = {
     ast.Add: (ast.Sub,),
@@ -47,7 +47,7 @@ class Mutant(NamedTuple):
 
     code: str
     change: str
-    """What was done, e.g. `Lt -> LtE in line 4`."""
+    """Description of the change, e.g. `Lt -> LtE in line 4`."""
 
 
 class Change(NamedTuple):
@@ -58,11 +58,11 @@ class Change(NamedTuple):
 
 
 def mutants(source: str, entry_point: str, count: int, rng: random.Random) -> list[Mutant]:
-    """So many different mutants, all different from the source as well.
+    """Return `count` different mutants, all different from the source too.
 
     Args:
         source: a module that defines `entry_point` at its top level.
-        rng: decides all; the same state gives the same mutants.
+        rng: makes all choices; the same state gives the same mutants.
     Raises:
         ValueError: the module does not define the function.
     """
@@ -76,7 +76,7 @@ def mutants(source: str, entry_point: str, count: int, rng: random.Random) -> li
 
 
 def endless(source: str, entry_point: str) -> Mutant:
-    """The program with a loop that does not end, where the function begins.
+    """Return the program with an endless loop at the beginning of the function.
 
     Raises:
         ValueError: the module does not define the function.
@@ -105,7 +105,7 @@ def _another(source: str, entry_point: str, seen: set[str], rng: random.Random) 
 
 
 def _gives_up(source: str, entry_point: str, seen: set[str]) -> Mutant:
-    """Where changes run out: a function that returns a number at once. There are as many as numbers."""
+    """Return a function that returns a number at once. Used when there are no new changes; there are enough numbers."""
     for number in range(len(seen) + 1):
         tree = ast.parse(source)
         body = _function(tree, entry_point).body
@@ -117,7 +117,7 @@ def _gives_up(source: str, entry_point: str, seen: set[str]) -> Mutant:
 
 
 def _function(tree: ast.Module, entry_point: str) -> ast.FunctionDef:
-    """The definition that counts: the last of that name."""
+    """Return the effective definition: the last one of that name."""
     for node in reversed(tree.body):
         if isinstance(node, ast.FunctionDef) and node.name == entry_point:
             return node
@@ -125,7 +125,7 @@ def _function(tree: ast.Module, entry_point: str) -> ast.FunctionDef:
 
 
 def _first_statement(body: list[ast.stmt]) -> int:
-    """Behind the docstring."""
+    """Return the index of the first statement after the docstring."""
     first = body[0]
     return int(
         isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
@@ -133,7 +133,7 @@ def _first_statement(body: list[ast.stmt]) -> int:
 
 
 def _changes(function: ast.FunctionDef) -> Iterator[Change]:
-    """Every change of the function's body, in the order of the text."""
+    """Yield every possible change of the function's body, in the order of `ast.walk` over its statements."""
     for statement in function.body[_first_statement(function.body) :]:
         for node in ast.walk(statement):
             yield from _changes_of(node)
@@ -183,7 +183,7 @@ def _constants(node: ast.Constant) -> Iterator[Change]:
 
 
 def _boundaries(call: ast.Call) -> Iterator[Change]:
-    """`range(a, b)` to `range(a, b - 1)` and `range(a, b + 1)`."""
+    """Yield changes of `range(a, b)` to `range(a, b - 1)` and `range(a, b + 1)`."""
     place = min(1, len(call.args) - 1)
     for operator, sign in ((ast.Add, "+"), (ast.Sub, "-")):
         bound = ast.BinOp(copy.deepcopy(call.args[place]), operator(), ast.Constant(1))

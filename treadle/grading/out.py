@@ -16,17 +16,17 @@ from treadle.grading.report import line_report
 
 
 class OutFile:
-    """Opened before anything is submitted, so that what cannot be written is said while it costs nothing."""
+    """Opened before anything is submitted, so that an error of the path is reported before the run."""
 
     def __init__(self, path: Path) -> None:
-        """Open `path` without changing it: what an earlier run wrote stays until `write` has something better.
+        """Open `path` without changing it. The output of an earlier run stays until `write`.
 
         Raises:
             OSError: it cannot be written.
         """
         self._path = path
         self._ours = not os.path.lexists(path)
-        """Whether to remove it unless something is written."""
+        """Whether to remove the file if nothing is written."""
         self._file = path.open("ab", buffering=0)
 
     def __enter__(self) -> Self:
@@ -38,15 +38,15 @@ class OutFile:
             self._path.unlink(missing_ok=True)
 
     def write(self, lines: Sequence[Line], graded: Sequence[GradedBatch]) -> None:
-        """Put every line with its answer in the place of what was there.
+        """Replace the file's content by every line with its answer.
 
         Raises:
-            OSError: the disk is full, or the like; what fits has been written.
+            OSError: the disk is full, or similar. What fits has been written.
         """
         encoder = msgspec.json.Encoder()
         left = memoryview(b"".join(encoder.encode(line_report(line, graded)) + b"\n" for line in lines))
         self._ours = False
-        if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):  # a pipe or a terminal has nothing to empty
+        if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):  # pipes and terminals cannot be truncated
             self._file.truncate(0)
         while left:
             left = left[self._file.write(left) :]

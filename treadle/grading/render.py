@@ -1,4 +1,4 @@
-"""A report for people."""
+"""A report as text for people."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 request`, `2 requests`."""
+    """Return a number with its noun: `1 request`, `2 requests`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def show(report: Report, console: Console) -> None:
-    """Print a report: rewards, times, resources, agreement, troubles."""
+    """Print a report: rewards, times, resources, agreement, problems."""
     for part in _parts(report):
         console.print(part)
 
@@ -45,7 +45,7 @@ def _parts(report: Report) -> Iterator[RenderableType]:
 
 
 def rewards_part(rewards: Rewards) -> Iterator[RenderableType]:
-    """Verdicts, mean reward, groups."""
+    """Yield verdicts, mean reward and groups."""
     counts = [
         f"[{style}]{rewards.verdicts[name]} {name}[/]" for name, style in STYLES.items() if rewards.verdicts[name]
     ]
@@ -71,7 +71,7 @@ def _groups_table(groups: Sequence[GroupRewards]) -> Table:
 
 
 def histogram(groups: Sequence[GroupRewards], bins: int = 11) -> str:
-    """One character a bin; means outside 0..1 count in the outer ones."""
+    """Return one character per bin. Means outside 0..1 count in the outer bins."""
     counts = [0] * bins
     for each in groups:
         if each.mean is not None:
@@ -81,7 +81,7 @@ def histogram(groups: Sequence[GroupRewards], bins: int = 11) -> str:
 
 
 def acts_table(acts: Acts, stages: Sequence[StageActs]) -> Table:
-    """ACT, part by part, in milliseconds."""
+    """Return a table of ACT by part, in milliseconds."""
     table = Table("ACT, ms", box=None, title_justify="left", padding=(0, 2, 0, 2))
     for name in ("mean", "p50", "p99", "max"):
         table.add_column(name, justify="right")
@@ -96,7 +96,7 @@ def acts_table(acts: Acts, stages: Sequence[StageActs]) -> Table:
 
 
 def pools_part(pools: Sequence[PoolUse]) -> Iterator[RenderableType]:
-    """Resource time, against a dedicated pool's."""
+    """Yield resource time, compared with a dedicated pool's."""
     for use in pools:
         resource = use.pool.partition("@")[0].removesuffix("s")
         yield (
@@ -121,7 +121,7 @@ def _arrivals(report: Report) -> str:
 
 
 def agreement_part(agreement: Agreement) -> Iterator[RenderableType]:
-    """How far recorded verdicts agree, and where they do not."""
+    """Yield the agreement with recorded verdicts, and the differences."""
     n = agreement.compared
     style = "green" if agreement.agreed == n else "red"
     yield (
@@ -151,7 +151,7 @@ def _troubles(report: Report) -> Iterator[RenderableType]:
 
 
 def masked_part(masked: Sequence[Masked]) -> Iterator[RenderableType]:
-    """Why requests have no verdict, by reason."""
+    """Yield the reasons of requests without a verdict."""
     if not masked:
         return
     requests = counted(sum(each.requests for each in masked), "request")

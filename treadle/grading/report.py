@@ -1,4 +1,4 @@
-"""The report of a run: what `treadle grade --json` prints (docs/grade.md) and what `render` shows."""
+"""The report of a run. `treadle grade --json` prints it (docs/grade.md), and `render` shows it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BatchReport(msgspec.Struct, frozen=True):
     duration_s: Seconds | None
     """From its first arrival to its end."""
     arrivals_s: Seconds
-    """From its first arrival to its last: a rollout spreads them, a file comes at once."""
+    """From its first arrival to its last. A rollout spreads them; a file's arrive at once."""
     extra_delay_s: Seconds
 
 
@@ -38,7 +38,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     batches: list[BatchReport]
     elapsed_s: Seconds
-    """From opening the first batch to the last answer, as this client saw it."""
+    """From opening the first batch to the last answer, as measured by this client."""
     requests_per_s: float
     rewards: Rewards
     acts: Acts
@@ -47,30 +47,30 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time of the graded programs."""
     pools: list[PoolUse]
     extra_delay_s: Seconds
-    """d; of several batches the largest."""
+    """d; the largest of several batches."""
     max_extra_delay_s: Seconds
-    """D: what the task tolerates."""
+    """D: extra delay that the task tolerates."""
     without_verdict: list[Masked]
-    """Masked answers by ending and reason, the commonest first."""
+    """Masked answers by end and reason, the most frequent first."""
     rejected: dict[str, str]
-    """Lines the mesh did not accept: id -> why."""
+    """Lines that the mesh did not accept: id -> reason."""
     unanswered: int
-    """Accepted and not answered when the batch ended: 0, or the batch was cancelled or abandoned."""
+    """Accepted, but not answered when the batch ended. Not 0: the batch was cancelled or abandoned."""
     repeated: int
-    """Answers to a request that had one already: 0, or the mesh broke its promise."""
+    """Further answers to answered requests. Not 0: an error of the mesh."""
     agreement: Agreement | None = None
-    """With recorded verdicts, where lines carry any."""
+    """Comparison with recorded verdicts, if lines have any."""
 
 
 class LineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of `--out`: the answer and what the file had beside it."""
+    """One line of `--out`: the answer, and the file's other fields."""
 
     id: str
     group: str | None
     verdict: str
     score: float | None
     answer: Result | None
-    """None: not accepted, or not answered."""
+    """None: not accepted or not answered."""
     meta: dict[str, object]
 
 
@@ -83,7 +83,7 @@ def report_of(
     elapsed_s: Seconds,
     expected: Mapping[str, Expected],
 ) -> Report:
-    """Everything there is to say of a run. O(n log n)."""
+    """Return the whole report of a run. O(n log n)."""
     pools = pools_by_stage(task.stages)
     groups = {line.id: line.group for line in lines if line.group is not None}
     answers = [answer for batch in batches for answer in batch.answers.values()]
@@ -123,7 +123,7 @@ def _batch(batch: GradedBatch) -> BatchReport:
 
 
 def line_report(line: Line, batches: Sequence[GradedBatch]) -> LineReport:
-    """A line with its answer."""
+    """Return a line with its answer."""
     answer = next((batch.answers[line.id] for batch in batches if line.id in batch.answers), None)
     return LineReport(
         id=line.id,

@@ -1,8 +1,9 @@
-"""Resource time a batch used, against what a dedicated pool would have held for it.
+"""Resource time that a batch used, compared with what a dedicated pool would have held for it.
 
-The dedicated pool is ZQ-Dedicated, the baseline of DistRS §6.1: no request queues and nobody shares. It holds as many
-units as this batch needs at once when every stage starts the moment it can, from the first arrival to the earliest
-possible completion T, for "allocated resources remain fixed until all requests in the batch complete" (§5.1).
+The dedicated pool is ZQ-Dedicated, the baseline of DistRS §6.1: no request queues and nothing is shared. Its size is
+the most units that this batch needs at once if every stage starts as early as it can. It holds them from the first
+arrival to the earliest possible completion T, for "allocated resources remain fixed until all requests in the batch
+complete" (§5.1).
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ class PoolUse(msgspec.Struct, frozen=True):
 
     pool: str
     used_unit_s: float
-    """Units times seconds of execution: what was held, since a unit is held only while something runs on it."""
+    """Units times seconds of execution. A unit is held only while something runs on it."""
     zero_queue_units: int
-    """Units a dedicated pool needs so that nothing queues; of several batches the most."""
+    """Units that a dedicated pool needs so that nothing queues; the maximum of several batches."""
     dedicated_unit_s: float
-    """Unit-seconds it would have held; of several batches the sum."""
+    """Unit-seconds that it would hold; the sum of several batches."""
 
     @property
     def saved(self) -> float:
-        """How many times less was used."""
+        """Ratio of the dedicated pool's unit-seconds to the used ones."""
         return self.dedicated_unit_s / self.used_unit_s if self.used_unit_s else 1.0
 
 
 class Leg(NamedTuple):
-    """A stage's hold on its pool, had nothing queued."""
+    """A stage's use of its pool, as if nothing had queued."""
 
     pool: str
     units: int
@@ -44,12 +45,12 @@ class Leg(NamedTuple):
 
 
 def pools_by_stage(stages: Iterable[StageTemplate]) -> dict[str, str]:
-    """Stage name -> the pool its units are counted in: cores where it takes any, else its first resource."""
+    """Return {stage name: its pool}. The pool is of cores if the stage takes any, else of its first resource."""
     return {stage.name: stage.pool for stage in stages}
 
 
 def legs_of(answers: Iterable[Answer], pools: Mapping[str, str]) -> Iterator[Leg]:
-    """Every stage of every answer, back to back from its arrival."""
+    """Yield every stage of every answer, without gaps from its arrival."""
     for answer in answers:
         at = answer.arrived_at
         for stage in answer.stages:
@@ -58,7 +59,7 @@ def legs_of(answers: Iterable[Answer], pools: Mapping[str, str]) -> Iterator[Leg
 
 
 def most_at_once(legs: Sequence[Leg]) -> int:
-    """The most units held at one moment; what ends at a moment makes room for what starts. O(n log n)."""
+    """Return the most units held at once. A leg that ends frees its units for one that starts then. O(n log n)."""
     changes = sorted(
         change
         for leg in legs
@@ -73,7 +74,7 @@ def most_at_once(legs: Sequence[Leg]) -> int:
 
 
 def uses_of(answers: Sequence[Answer], pools: Mapping[str, str]) -> list[PoolUse]:
-    """What one batch used of each pool, and what a dedicated one would have held."""
+    """Return what one batch used of each pool, and what a dedicated one would have held."""
     legs = list(legs_of(answers, pools))
     duration_s = max((leg.end_s for leg in legs), default=0.0) - min((leg.start_s for leg in legs), default=0.0)
     uses = []
@@ -92,7 +93,7 @@ def uses_of(answers: Sequence[Answer], pools: Mapping[str, str]) -> list[PoolUse
 
 
 def added(batches: Iterable[Sequence[PoolUse]]) -> list[PoolUse]:
-    """Uses of several batches as one; a dedicated pool is sized anew for each."""
+    """Add the uses of several batches. A dedicated pool is sized separately for each."""
     total: dict[str, PoolUse] = {}
     for use in (use for batch in batches for use in batch):
         before = total.get(use.pool)

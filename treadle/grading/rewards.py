@@ -13,15 +13,15 @@ from treadle.client.verdicts import VERDICTS, verdict_of
 
 
 class GroupRewards(msgspec.Struct, frozen=True):
-    """Samples of one prompt."""
+    """Rewards of one prompt's samples."""
 
     group: str
     requests: int
     scored: int
-    """With a score: what is masked takes no part."""
+    """Number with a score. Masked answers are left out."""
     mean: float | None
     std: float | None
-    """Of the whole group (not of a sample). 0: every advantage is 0, the group teaches nothing."""
+    """Standard deviation of the whole population. 0: every advantage is 0, so the group teaches nothing."""
 
 
 class Rewards(msgspec.Struct, frozen=True):
@@ -31,19 +31,19 @@ class Rewards(msgspec.Struct, frozen=True):
     scored: int
     mean: float | None
     verdicts: dict[str, int]
-    """Each of `VERDICTS` with its count; they sum up to `requests`, less what was not answered."""
+    """Count of each of `VERDICTS`. Their sum is `requests` without unanswered ones."""
     groups: list[GroupRewards]
-    """In the order of the file; empty where lines name none."""
+    """In the order of the file; empty if lines name no groups."""
     telling_groups: int
-    """Groups whose rewards differ: only these move a policy (an advantage is reward less group mean)."""
+    """Groups whose rewards differ. Only these change a policy (an advantage is reward less group mean)."""
 
 
 def rewards_of(answers: Sequence[Answer], groups: Mapping[str, str]) -> Rewards:
-    """Sum rewards up.
+    """Summarise rewards.
 
     Args:
         answers: finished ones.
-        groups: request_id -> group, in the order in which groups shall be told. Requests outside it have no group.
+        groups: request_id -> group, in the order of the report. Other requests have no group.
     """
     by_group: dict[str, list[Answer]] = {group: [] for group in groups.values()}
     for answer in answers:
@@ -67,7 +67,7 @@ def _group(group: str, members: Sequence[Answer]) -> GroupRewards:
     mean = _mean(scores)
     std = None
     if mean is not None:
-        alike = min(scores) == max(scores)  # rounding must not make a group tell
+        alike = min(scores) == max(scores)  # so that rounding does not make equal rewards differ
         std = 0.0 if alike else math.sqrt(math.fsum((score - mean) ** 2 for score in scores) / len(scores))
     return GroupRewards(group=group, requests=len(members), scored=len(scores), mean=mean, std=std)
 

@@ -11,7 +11,7 @@ from treadle.client.requests import RewardRequest
 from treadle.grading.format import Line
 
 QUIET_MARGIN_S: Seconds = 60.0
-"""Beyond a request's budget, after which the mesh answers in any case."""
+"""Seconds beyond a request's budget. The mesh answers by then in any case."""
 
 
 def to_request(line: Line) -> RewardRequest:
@@ -25,7 +25,7 @@ async def grade_batch(
     """Open a batch of these lines, submit them and read every answer; see `AsyncTreadle.grade`.
 
     Args:
-        budget_s: the task's; without any answer for longer than that, waiting ends.
+        budget_s: the task's. If no answer comes for this time plus `QUIET_MARGIN_S`, waiting ends.
     """
     requests = [to_request(line) for line in lines]
     return await client.grade(task, requests, key=key, quiet_s=budget_s + QUIET_MARGIN_S, progress=progress)

@@ -1,4 +1,4 @@
-"""How times are spread, and the extra delay of a batch."""
+"""Distributions of times, and the extra delay of a batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treadle.client.answers import Answer
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Seconds: mean, median, 99th percentile (both by nearest rank: a value that was measured) and largest."""
+    """Seconds: mean, median, 99th percentile (both by nearest rank, so measured values) and maximum."""
 
     mean: Seconds
     p50: Seconds
@@ -21,7 +21,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Acts(msgspec.Struct, frozen=True):
-    """Action completion times of answers, part by part: total = queueing + execution + overhead."""
+    """Action completion times of answers, by part: total = queueing + execution + overhead."""
 
     queueing: Spread | None
     execution: Spread | None
@@ -30,7 +30,7 @@ class Acts(msgspec.Struct, frozen=True):
 
 
 class StageActs(msgspec.Struct, frozen=True):
-    """One stage of the workflow; overhead is not told apart by stage."""
+    """One stage of the workflow. Overhead is not measured by stage."""
 
     name: str
     finished: int
@@ -39,7 +39,7 @@ class StageActs(msgspec.Struct, frozen=True):
 
 
 def spread_of(values: Sequence[float]) -> Spread | None:
-    """How values are spread; None of nothing. O(n log n)."""
+    """Return the distribution of values; None for an empty list. O(n log n)."""
     if not values:
         return None
     ordered = sorted(values)
@@ -52,12 +52,12 @@ def spread_of(values: Sequence[float]) -> Spread | None:
 
 
 def nearest_rank(ordered: Sequence[float], share: float) -> float:
-    """The smallest of the ascending values that at least `share` of them do not exceed."""
+    """Return the smallest of the ascending values for which at least `share` of all values are not larger."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def acts_of(answers: Sequence[Answer]) -> Acts:
-    """Of all answers that ran."""
+    """Return the times of all answers that ran."""
     acts = [answer.act for answer in answers if answer.act is not None and answer.stages]
     return Acts(
         queueing=spread_of([act.queue_s for act in acts]),
@@ -68,7 +68,7 @@ def acts_of(answers: Sequence[Answer]) -> Acts:
 
 
 def stage_acts(answers: Iterable[Answer], stages: Iterable[str]) -> list[StageActs]:
-    """Of each of these stages, in their order."""
+    """Return the times of each of these stages, in their order."""
     queueing: dict[str, list[float]] = {name: [] for name in stages}
     execution: dict[str, list[float]] = {name: [] for name in queueing}
     for stage in (stage for answer in answers for stage in answer.stages):
@@ -81,9 +81,9 @@ def stage_acts(answers: Iterable[Answer], stages: Iterable[str]) -> list[StageAc
 
 
 def extra_delay_s(answers: Iterable[Answer]) -> Seconds:
-    """d: how much later the batch was complete than the earliest possible T (DistRS §5.1, equations 1 and 2).
+    """Return d: the batch's completion minus the earliest possible T (DistRS §5.1, equations 1 and 2).
 
-    T = max over requests of arrival + summed execution. The mesh's overhead is in d, besides queueing. 0 of nothing.
+    T = max over requests of arrival + summed execution. d includes the mesh's overhead and queueing. 0 without answers.
     """
     ran = [(answer.arrived_at, answer.act) for answer in answers if answer.act is not None and answer.stages]
     ideal = max((arrived + act.execution_s for arrived, act in ran), default=0.0)

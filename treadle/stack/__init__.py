@@ -1,5 +1,5 @@
-"""The stack on one machine: embedded PostgreSQL and Valkey, every service as its own process, and who watches them.
+"""The stack on one machine: embedded PostgreSQL and Valkey, each service as its own process, and their supervisor.
 
-Nothing here knows what a service does. ``home`` says where things lie, ``valkey`` and ``postgres`` how the two servers
-are run, ``services`` which services there are, ``supervisor`` keeps them all alive and takes them all down.
+Nothing here depends on what a service does. ``home`` has the paths, ``valkey`` and ``postgres`` start the two servers,
+``services`` lists the services, ``supervisor`` keeps all of them running and stops them.
 """

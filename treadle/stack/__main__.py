@@ -1,4 +1,4 @@
-"""``python -m treadle.stack``: the supervisor alone, without a terminal; ``treadle up --detach`` starts it."""
+"""``python -m treadle.stack``: the supervisor alone, without a terminal. ``treadle up --detach`` starts it."""
 
 import os
 import sys

@@ -1,8 +1,8 @@
-"""Under whose name the embedded servers run.
+"""The account of the embedded servers.
 
-PostgreSQL refuses to run as root, and neither server needs to be. An ordinary user runs them as himself. Root gives
-them a numeric identity of their own that no account uses: no entry in ``/etc/passwd`` is made, so nothing is left
-behind, and the sandboxes' ``nobody`` owns none of the servers' files.
+PostgreSQL refuses to run as root, and neither server needs root. An ordinary user runs them as himself. Root gives them
+a numeric identity of their own that no account uses. It makes no entry in ``/etc/passwd``, so nothing is left behind,
+and the sandboxes' ``nobody`` owns none of the servers' files.
 """
 
 import os
@@ -21,7 +21,7 @@ ACCOUNT_NAME = "treadle"
 
 
 class ProcessIdentity(TypedDict, total=False):
-    """The keyword arguments of ``subprocess.Popen`` that change who a child is."""
+    """Arguments of ``subprocess.Popen`` that set a child's user and groups."""
 
     user: int
     group: int
@@ -30,19 +30,19 @@ class ProcessIdentity(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A numeric user and group; not necessarily one that has a name."""
+    """A numeric user and group. They need not have names."""
 
     uid: int
     gid: int
 
     def popen(self) -> ProcessIdentity:
-        """How a child becomes this account: empty when it is ours already, so that no privilege is needed."""
+        """Return the arguments that start a child as this account; empty if it is ours, which needs no privilege."""
         if self.uid == os.geteuid():
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def own(self, path: Path) -> None:
-        """Give ``path`` and all below it to this account, unless we are it; links are not followed."""
+        """Give ``path`` and all below it to this account, unless it is ours. Links are not followed."""
         if self.uid == os.geteuid():
             return
         for folder, names, files in os.walk(path):
@@ -51,7 +51,7 @@ class Account:
         os.chown(path, self.uid, self.gid)
 
     def can_run(self, argv: list[str]) -> bool:
-        """Whether this account may execute ``argv``, found out by doing it (about 10 ms)."""
+        """Return whether this account can execute ``argv``. Executes it (about 10 ms)."""
         try:
             done = subprocess.run(argv, capture_output=True, timeout=30, check=False, cwd="/", **self.popen())
         except (OSError, subprocess.SubprocessError):
@@ -59,24 +59,24 @@ class Account:
         return done.returncode == 0
 
     def can_enter(self, folder: Path) -> bool:
-        """Whether this account may reach ``folder`` through all its parents, found out by doing it."""
+        """Return whether this account can reach ``folder`` through all its parents. Tries it."""
         return self.can_run(["/bin/sh", "-c", 'cd "$1"', "sh", str(folder)])
 
     def first_closed(self, folder: Path) -> Path:
-        """The outermost of ``folder`` and its parents that this account may not enter; about 5 ms for each."""
+        """Return the outermost of ``folder`` and its parents that this account cannot enter. About 5 ms for each."""
         path = [*reversed(folder.parents), folder]
         return next((each for each in path if not self.can_enter(each)), folder)
 
 
 def server_account(data: Path) -> Account:
-    """The account for the servers whose data lies in ``data``.
+    """Return the account for the servers whose data is in ``data``.
 
-    Ourselves when we are not root; else the owner of existing data, an account named ``treadle``, or the first
-    unassigned uid, in this order. A uid that the kernel does not map here (a container with few ids) is passed over
-    for ``nobody``.
+    For an ordinary user, it is the user. For root it is the owner of existing data, an account named ``treadle``, or
+    the first unassigned uid, in this order. If the kernel does not map that uid here (a container with few ids), it is
+    ``nobody``.
 
     Raises:
-        StackError: we are root without the right to become anyone else.
+        StackError: root has no right to become another user.
     """
     if os.geteuid() != 0:
         return Account(os.geteuid(), os.getegid())
@@ -92,10 +92,10 @@ def server_account(data: Path) -> Account:
 
 
 def named_account(account: Account) -> Account:
-    """``account`` if it has a name, else ``nobody``: ``initdb`` insists on a name, the server itself does not.
+    """Return ``account`` if it has a name, else ``nobody``. ``initdb`` needs a name; the server does not.
 
     Raises:
-        StackError: we have no name and are not root either, or there is no ``nobody``.
+        StackError: we have no name and are not root, or there is no ``nobody``.
     """
     with suppress(KeyError):
         pwd.getpwuid(account.uid)

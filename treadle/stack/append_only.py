@@ -1,9 +1,9 @@
-"""Valkey's append-only file: whether it is whole, and how it is cut back to its last whole command.
+"""Valkey's append-only file: a check for damage, and a cut back to its last whole command.
 
-Valkey drops a short tail by itself (``aof-load-truncated``): the last command was being written when the machine
-stopped. Everything else it refuses, because what follows the damage would be lost, and only a person may decide that.
-The file is a sequence of commands in RESP, ``*<arguments>`` and then ``$<bytes>`` and the bytes of each argument, with
-comment lines (``#``) between them; a transaction is MULTI, commands, EXEC, and counts only whole.
+Valkey drops a short tail by itself (``aof-load-truncated``), because the last command was being written when the
+machine stopped. It rejects all other damage, because what follows would be lost, and only a person may decide that.
+The file is a sequence of commands in RESP: ``*<arguments>``, then ``$<bytes>`` and the bytes of each argument, with
+comment lines (``#``) between them. A transaction is MULTI, commands, EXEC, and counts only as a whole.
 """
 
 import mmap
@@ -21,21 +21,21 @@ DAMAGED = re.compile(
     r"Bad file format reading the append only file|Unexpected end of file reading the append only file"
     r"|Unknown command .* reading the append only file|Error reading the append only file"
 )
-"""What Valkey logs before it ends."""
+"""Valkey's log lines before it ends because of the file."""
 _LENGTH = re.compile(rb"[0-9]{1,10}\r\n")
 _NAME = re.compile(rb"[A-Za-z][A-Za-z._|-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """How much of a file is whole."""
+    """The undamaged part of a file."""
 
     path: Path
     size: int
     whole: int
-    """Bytes up to the end of the last whole command outside of an unfinished transaction."""
+    """Bytes up to the end of the last whole command outside an unfinished transaction."""
     commands: int
-    """In these bytes."""
+    """Number of commands in these bytes."""
 
     @property
     def damaged(self) -> bool:
@@ -43,7 +43,7 @@ class Scan:
 
 
 def explanation(name: str, lines: list[str]) -> str | None:
-    """What to do about a Valkey that does not start, from its last log lines; None where its file is not the reason."""
+    """Return advice for a Valkey that does not start, from its last log lines; None if its file is not the reason."""
     if name != "valkey" or not any(DAMAGED.search(line) for line in lines):
         return None
     return (
@@ -53,9 +53,9 @@ def explanation(name: str, lines: list[str]) -> str | None:
 
 
 def repair(home: Home) -> tuple[Scan, Path | None]:
-    """Cut the newest append-only file of ``home`` back to its whole part; the scan, and the copy of the damaged file.
+    """Cut the newest append-only file of ``home`` back to its whole part. Return the scan and the damaged file's copy.
 
-    No copy where nothing was damaged. Call it while no Valkey runs. Reads the file once, about 50 MB/s.
+    No copy if nothing was damaged. Call it while no Valkey runs. Reads the file once, about 50 MB/s.
 
     Raises:
         StackError: there is no file, or the damage cannot be cut off.
@@ -102,7 +102,7 @@ def scan(path: Path) -> Scan:
 
 
 def _command(data: mmap.mmap, start: int, size: int) -> tuple[int, bytes] | None:
-    """(end, name in capitals) of the command at ``start``, a comment's name being empty; None where there is none."""
+    """Return (end, name in capitals) of the command at ``start``; the name of a comment is empty. None: no command."""
     if data[start] == ord("#"):
         end = data.find(b"\r\n", start)
         return (end + 2, b"") if end >= 0 else None
@@ -126,14 +126,14 @@ def _command(data: mmap.mmap, start: int, size: int) -> tuple[int, bytes] | None
 
 
 def _number(data: mmap.mmap, start: int, sign: bytes) -> tuple[int, int] | None:
-    """(end of the line, number) of a line such as ``*3``."""
+    """Return (end of the line, number) of a line such as ``*3``."""
     if data[start : start + 1] != sign or (found := _LENGTH.match(data, start + 1)) is None:
         return None
     return found.end(), int(found[0])
 
 
 def _files(folder: Path) -> list[Path]:
-    """The incremental files that the manifest names, oldest first."""
+    """Return the incremental files in the manifest, oldest first."""
     try:
         (manifest,) = folder.glob("*.manifest")
         rows = [line.split() for line in manifest.read_text().splitlines() if line.startswith("file ")]

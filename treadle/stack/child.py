@@ -1,4 +1,4 @@
-"""One incarnation of a process: started, its lines noted, its end awaited."""
+"""One incarnation of a process: starts it, logs its lines, waits for its end."""
 
 import asyncio
 import os
@@ -15,10 +15,10 @@ READ_SIZE = 64 << 10
 
 
 class Child:
-    """A running process. Whoever receives SIGCHLD calls ``reap``; nothing else waits for it."""
+    """A running process. The handler of SIGCHLD calls ``reap``; nothing else waits for the process."""
 
     def __init__(self, launch: Launch, note: Callable[[str], None], inherit: int | None = None) -> None:
-        """Start it; ``note`` gets each line that it or its children print. Call from the main thread.
+        """Start it. ``note`` gets each line that it or its children print. Call from the main thread.
 
         Raises:
             OSError: the program cannot be executed.
@@ -45,7 +45,7 @@ class Child:
         return self._process.pid
 
     def reap(self) -> bool:
-        """Notice that it has ended; whether it has since the last call."""
+        """Check whether it has ended. Return whether it has since the last call."""
         if self.ended.is_set() or self._process.poll() is None:
             return False
         self.ended.set()
@@ -56,7 +56,7 @@ class Child:
             self._process.send_signal(number)
 
     async def stop(self, urgent: asyncio.Event) -> None:
-        """End it in good order; by force after its grace, or at once when ``urgent`` is set."""
+        """Stop it in good order; kill it after its grace, or at once when ``urgent`` is set."""
         self.signal(self._launch.stop_signal)
         waits = [asyncio.ensure_future(event.wait()) for event in (self.ended, urgent)]
         await asyncio.wait(waits, timeout=self._launch.grace_s, return_when=asyncio.FIRST_COMPLETED)
@@ -68,7 +68,7 @@ class Child:
             await self.ended.wait()
 
     def release(self) -> None:
-        """Note what it printed last and let go of its output; call once it has ended."""
+        """Log its last lines and close its output. Call it after the end."""
         self._on_output()
         for line in self._splitter.end():
             self._note(line)

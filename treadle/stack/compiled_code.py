@@ -1,7 +1,7 @@
-"""Where the services keep the machine code of the planner's and dispatcher's loops (numba).
+"""Cache of the machine code of the planner's and dispatcher's loops (numba).
 
-Beside the source, where ``make setup`` and the container image have put it; in the home of the stack where nothing can
-be written there (a wheel that another account has installed), so that only the first start compiles.
+It is beside the source, where ``make setup`` and the container image put it. If that is not writable (a wheel that
+another account installed), it is in the stack's home. So only the first start compiles.
 """
 
 import tempfile
@@ -14,11 +14,11 @@ LOOPS = "shared.policy"
 
 
 def cache_setting(environ: Mapping[str, str], cache: Path, source: Path | None = None) -> dict[str, str]:
-    """Return the variable that names the cache to the services; nothing where numba's own choice is right.
+    """Return the variable that sets the services' cache folder; nothing if numba's own choice is right.
 
     Args:
-        environ: a value for the variable in it is kept.
-        cache: the folder to use where the source is closed; the services' account owns it.
+        environ: a value of the variable in it is kept.
+        cache: the folder to use if the source is not writable; the services' account owns it.
         source: the folder of the compiled modules; None: that of this installation.
     """
     if environ.get(VARIABLE) or _writable((source or _source()) / "__pycache__"):
@@ -34,7 +34,7 @@ def _source() -> Path:
 
 
 def _writable(folder: Path) -> bool:
-    """Found out by writing, as numba does: a read-only file system does not show in permissions."""
+    """Try to write, as numba does, because permissions do not show a read-only file system."""
     try:
         folder.mkdir(exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

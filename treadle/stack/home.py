@@ -1,8 +1,8 @@
-"""Where a stack keeps its things: one folder, so that two stacks with two folders never meet.
+"""The folder of a stack. Two stacks with two folders share nothing.
 
-``run/`` state of the supervisor, ``log/`` one file a service, ``valkey/`` and ``postgres/`` the servers' data,
-``sockets/`` their doors, ``bin/`` copies of their programs where their account could not execute the originals,
-``cache/`` compiled code of the services where it cannot be kept beside their source.
+``run/`` state of the supervisor, ``log/`` one file per service, ``valkey/`` and ``postgres/`` the servers' data,
+``sockets/`` their sockets, ``bin/`` copies of their programs if their account cannot execute the originals, ``cache/``
+compiled code of the services if it cannot be stored beside their source.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from shared.runtime.stack_errors import StackError
 from treadle.stack.account import Account, server_account
 
 _PRIVATE = 0o700
-# sockaddr_un holds 108 bytes with the closing zero; the longest name we put there is ".s.PGSQL.5432.lock".
+# sockaddr_un has 108 bytes with the closing zero; our longest name in it is ".s.PGSQL.65535.lock".
 LONGEST_SOCKET_FOLDER = 107 - len("/.s.PGSQL.65535.lock")
 
 
 def home_path(environ: Mapping[str, str]) -> Path:
-    """``TREADLE_HOME``, else ``/var/lib/treadle`` for root and ``~/.treadle`` for everyone else."""
+    """Return ``TREADLE_HOME``, else ``/var/lib/treadle`` for root and ``~/.treadle`` for other users."""
     if chosen := environ.get("TREADLE_HOME"):
         return Path(chosen).expanduser().absolute()
     if os.geteuid() == 0:
@@ -31,7 +31,7 @@ def home_path(environ: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The paths of one stack and the account that its servers run as."""
+    """The paths of one stack, and the account of its servers."""
 
     root: Path
     account: Account
@@ -62,7 +62,7 @@ class Home:
 
     @property
     def sockets(self) -> Path:
-        """``sockets/`` here, or a folder in ``/tmp`` named after this home where the path would not fit a socket."""
+        """``sockets/`` here, or a folder in ``/tmp`` named after this home if the path is too long for a socket."""
         near = self.root / "sockets"
         if len(os.fsencode(near)) <= LONGEST_SOCKET_FOLDER:
             return near
@@ -70,9 +70,9 @@ class Home:
 
 
 def open_home(root: Path) -> Home:
-    """Create what is missing under ``root`` and say who the servers are; safe to repeat.
+    """Create what is missing under ``root``, and find the servers' account. Safe to repeat.
 
-    Only folders made here get a mode or an owner: parents are left as they are, whatever their mode.
+    Only folders created here get a mode or an owner. Parents are not changed, whatever their mode.
 
     Raises:
         StackError: ``root`` cannot be written, or the servers' account cannot reach it.
@@ -80,7 +80,7 @@ def open_home(root: Path) -> Home:
     try:
         home = Home(root, server_account(root / "postgres"))
         root.parent.mkdir(parents=True, exist_ok=True)
-        # Others may pass through (sandboxes keep their folders here), they may not look around.
+        # Other users may pass through (sandboxes have their folders here), but not list it.
         _folder(root, 0o711)
         _folder(home.run, 0o700)
         _folder(home.log, 0o700)
@@ -128,7 +128,7 @@ def _folder(path: Path, mode: int, owner: Account | None = None) -> None:
 
 
 def _check_folder(path: Path, mode: int, wanted: int) -> None:
-    """Refuse a link and what another user made; close a private folder that was opened since."""
+    """Reject a link and a folder of another user. Close a private folder whose mode was opened."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

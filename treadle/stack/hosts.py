@@ -1,11 +1,12 @@
-"""Host and Origin of a request: one Host, and on a loopback address none that a foreign web page could send.
+"""Check of a request's Host and Origin: one Host, and on a loopback address none that a foreign web page could send.
 
-A page of another site may point a name of its own to 127.0.0.1 (DNS rebinding), or post a form there. A browser sends
-the page's name with either: as `Host` in the first case, as `Origin` in the second. Nothing else tells such a request
-from the user's own, because there are no keys.
+A page of another site may point its own name to 127.0.0.1 (DNS rebinding), or post a form there. In both cases the
+browser sends the page's name: as `Host` in the first, as `Origin` in the second. There are no keys, so nothing else
+distinguishes such a request from the user's own.
 
-The check concerns connections that arrive on a loopback address, and all connections where the operator names hosts:
-without that, a service behind another address (a container's published port, a trusted network) cannot know its names.
+The check applies to connections that arrive on a loopback address, and to all connections if the operator names hosts.
+Without such names, a service behind another address (a container's published port, a trusted network) has no list of
+its names.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from shared.runtime.errors import Forbidden, MalformedRequest, TreadleError
 
 ANY = "*"
 SCHEMES = ("http", "https")
-"""Of the pages that may call."""
+"""Schemes of pages that may call."""
 NAMES_KEPT = 256
-"""Hosts and addresses of which the answer is remembered: the parsing of addresses cost 4 % of an action otherwise."""
+"""Hosts and addresses whose result is cached. Without the cache, parsing addresses took 4 % of an action's cost."""
 LONGEST_HOST = 261
-"""A name of the DNS (253), a colon and a port, rounded up: nothing longer is remembered."""
+"""A DNS name (253), a colon and a port, rounded up. Nothing longer is cached."""
 _encoder = msgspec.json.Encoder()
 
 
 class HostCheck:
-    """ASGI middleware in front of a service. Costs one pass over the headers."""
+    """ASGI middleware in front of a service. Reads the headers once."""
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str] = (), *, setting: str = "ALLOWED_HOSTS") -> None:
-        """`allowed`: further names of this service, without a port; `*` allows all. `setting` names them in errors."""
+        """`allowed`: further names of this service, without ports; `*` allows all. `setting`: its name for errors."""
         self._app = app
         self._allowed = frozenset(name.strip().lower() for name in allowed if name.strip())
         self._setting = setting
@@ -80,7 +81,7 @@ class HostCheck:
 
 @lru_cache(NAMES_KEPT)
 def _is_local(host: str) -> bool:
-    """Is this authority a name or an address of this machine itself?"""
+    """Return whether this authority is a name or an address of this machine."""
     name = hostname(host)
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -91,7 +92,7 @@ def _is_local(host: str) -> bool:
 
 
 def hostname(authority: str) -> str:
-    """The name or address of `host:port`, without the brackets of IPv6; empty where it is none."""
+    """Return the name or address of `host:port`, without IPv6's brackets; empty if it is invalid."""
     if authority.startswith("["):
         address, closed, port = authority[1:].partition("]")
         return address if closed and (not port or (port[0] == ":" and _is_port(port[1:]))) else ""
@@ -100,12 +101,12 @@ def hostname(authority: str) -> str:
 
 
 def _is_port(text: str) -> bool:
-    """Digits of ASCII: `isdigit` takes others too."""
+    """Accept ASCII digits only; `isdigit` alone accepts others."""
     return text.isascii() and text.isdigit()
 
 
 def _is_address(host: str) -> bool:
-    """An address cannot be pointed elsewhere, as a name can."""
+    """Return whether it is an address. Unlike a name, an address cannot be redirected."""
     try:
         ip_address(hostname(host))
     except ValueError:
@@ -115,7 +116,7 @@ def _is_address(host: str) -> bool:
 
 @lru_cache(NAMES_KEPT)
 def _is_loopback(address: str) -> bool:
-    """Is this the loopback address of a connection, an IPv4 one in the form of IPv6 too?"""
+    """Return whether this is a loopback address, also as an IPv4 address in IPv6 form."""
     try:
         parsed = ip_address(address)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Containers that a stack's manager left behind because it was killed: removed when the stack is down."""
+"""Removes containers that a killed manager of the stack has left. Runs when the stack is down."""
 
 import contextlib
 import subprocess
@@ -8,18 +8,18 @@ from typing import Final
 from treadle.mesh import mesh_command
 
 REMOVER: Final = "services.cpu_manager.environments.docker.leftovers"
-"""A program, not an import: the stack knows services by name alone."""
+"""Runs as a program, not an import, because the stack only has the names of services."""
 LIMIT_S: Final = 60.0
 
 
 def remove_containers(root: Path) -> bool:
-    """Remove what the records in ``run/`` name; whether there was any record. Costs a look at a folder where not.
+    """Remove the containers recorded in ``run/``. Return whether there was any record. Without one it is quick.
 
     A manager that ended in good order has removed its containers and its record. Call it when no service runs.
     """
     records = sorted((root / "run").glob("containers-*.json"))
     for record in records:
-        # What it cannot remove it logs, and the record stays for the next time.
+        # It logs what it cannot remove; then the record stays for the next time.
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(mesh_command(REMOVER, str(record)), timeout=LIMIT_S, check=False)
     return bool(records)

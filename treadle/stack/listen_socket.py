@@ -1,7 +1,7 @@
 """A listening socket that the supervisor owns and each incarnation of a service inherits.
 
-So a port that was free stays ours, and a client that connects while the service restarts waits in the backlog instead
-of being refused. A service that keeps dying has its door closed: then a client should know at once.
+So the port stays ours, and a client that connects during a restart waits in the backlog and is not refused. If a
+service ends repeatedly, its socket is closed, so that clients get an error at once.
 """
 
 import socket
@@ -12,7 +12,7 @@ BACKLOG = 2048  # uvicorn's own default
 
 
 class ListenSocket:
-    """An address to listen on; port 0 becomes a free one at the first opening and stays it."""
+    """An address to listen on. Port 0 becomes a free port at the first opening, and stays the same."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
@@ -20,7 +20,7 @@ class ListenSocket:
         self._socket: socket.socket | None = None
 
     def open(self) -> int:
-        """Listen, if we do not yet; the file descriptor to inherit.
+        """Listen, if not done yet. Return the file descriptor to inherit.
 
         Raises:
             StackError: the address is taken or not ours.

@@ -1,4 +1,4 @@
-"""One log view: every line of every service, prefixed on the terminal, and in one file a service."""
+"""Logs of all services: one file for each, and every line with its service's name on the terminal."""
 
 import os
 from collections import deque
@@ -11,7 +11,7 @@ LONGEST_LINE = 16 << 10
 
 
 class ServiceLogs:
-    """Writes lines to ``<folder>/<name>.log`` and, where there is a terminal, to it."""
+    """Writes lines to ``<folder>/<name>.log``, and to the terminal if there is one."""
 
     def __init__(self, folder: Path, *, limit_bytes: int, view: TextIO | None = None, width: int = 16) -> None:
         self._folder = folder
@@ -23,7 +23,7 @@ class ServiceLogs:
         self._tails: dict[str, deque[str]] = {}
 
     def line(self, name: str, text: str) -> None:
-        """Note one line of ``name``. A full disk costs lines, never the service."""
+        """Log one line of ``name``. A full disk loses lines, but does not stop the service."""
         self._tails.setdefault(name, deque(maxlen=REMEMBERED_LINES)).append(text)
         try:
             self._file(name).write(text.encode(errors="replace") + b"\n")
@@ -33,7 +33,7 @@ class ServiceLogs:
             self._show(self._view, name, text)
 
     def tail(self, name: str) -> list[str]:
-        """The last lines of ``name``, oldest first, 40 at most."""
+        """Return the last lines of ``name``, oldest first, 40 at most."""
         return list(self._tails.get(name, ()))
 
     def path(self, name: str) -> Path:
@@ -61,12 +61,12 @@ class ServiceLogs:
         try:
             view.write(f"{prefix} {text}\n")
             view.flush()
-        except OSError:  # the terminal went away; the files go on
+        except OSError:  # the terminal has gone; the files continue
             self._view = None
 
 
 class LineSplitter:
-    """Cuts a stream of bytes into lines; one longer than 16 KiB is cut there."""
+    """Splits a stream of bytes into lines. A line longer than 16 KiB is split there."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -79,6 +79,6 @@ class LineSplitter:
         return [line.decode(errors="replace") for line in lines]
 
     def end(self) -> list[str]:
-        """What was left without a line end."""
+        """Return the rest without a line end."""
         rest, self._rest = self._rest, b""
         return [rest.decode(errors="replace")] if rest else []

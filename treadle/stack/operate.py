@@ -1,4 +1,4 @@
-"""What ``treadle up``, ``down`` and ``status`` do, without the terminal."""
+"""Operations of ``treadle up``, ``down`` and ``status``, without the terminal."""
 
 import asyncio
 import os
@@ -42,11 +42,11 @@ POLL_S = 0.05
 
 
 def run_stack(environ: Mapping[str, str], view: TextIO | None) -> int:
-    """Bring the stack of ``environ`` up, watch it until a signal, take it down; the exit status. Blocks.
+    """Start the stack of ``environ``, run it until a signal, stop it. Return the exit status. Blocks.
 
     Raises:
-        AlreadySupervised: it is up already.
-        StackError: the home, the cluster or a port cannot be had; it is up already on another port than asked for.
+        AlreadySupervised: it is already up.
+        StackError: the home, the cluster or a port is not available; it is already up on another port than requested.
     """
     home = open_home(home_path(environ))
     with _only_stack(home.root, environ):
@@ -64,18 +64,18 @@ def run_stack(environ: Mapping[str, str], view: TextIO | None) -> int:
 
 
 def start_detached(environ: Mapping[str, str], changed: Callable[[ServiceState], None]) -> StackState:
-    """Start a supervisor that outlives this process and wait until its stack is up.
+    """Start a supervisor that outlives this process, and wait until its stack is up.
 
     Args:
-        changed: hears of each service that changed its state meanwhile.
+        changed: called for each service whose state has changed meanwhile.
     Raises:
-        AlreadySupervised: it is up already.
-        StackError: it did not come up, or is up already on another port than asked for; the message says why.
+        AlreadySupervised: it is already up.
+        StackError: it did not come up, or is already up on another port than requested. The message has the reason.
     """
     home = open_home(home_path(environ))
     with _only_stack(home.root, environ):
         pass  # the supervisor takes the lock itself
-    _decided(environ)  # said here rather than by a supervisor that ends at once
+    _decided(environ)  # so that a wrong setting is reported here, not by a supervisor that ends at once
     printed = home.log / "supervisor.log"
     with printed.open("wb") as output:
         process = subprocess.Popen(
@@ -92,13 +92,13 @@ def start_detached(environ: Mapping[str, str], changed: Callable[[ServiceState],
 def await_up(
     supervisor: subprocess.Popen[bytes], root: Path, printed: Path, changed: Callable[[ServiceState], None]
 ) -> StackState:
-    """Wait until the stack that ``supervisor`` starts on ``root`` is up; it bounds its own time.
+    """Wait until the stack that ``supervisor`` starts on ``root`` is up. The supervisor has its own time limit.
 
     Args:
-        printed: the file that gets what the supervisor itself prints.
-        changed: hears of each service that changed its state meanwhile.
+        printed: the file that gets the supervisor's own output.
+        changed: called for each service whose state has changed meanwhile.
     Raises:
-        StackError: it did not come up; the message says why.
+        StackError: it did not come up. The message has the reason.
     """
     known: dict[str, ServiceState] = {}
     while (status := supervisor.poll()) is None:
@@ -115,10 +115,10 @@ def await_up(
 
 
 def take_down(root: Path) -> bool:
-    """Stop the stack of ``root`` and sweep what an earlier one left; whether there was anything to stop.
+    """Stop the stack of ``root``, and what an earlier one has left. Return whether there was anything to stop.
 
     Raises:
-        StackError: it is somebody else's, or does not end.
+        StackError: it belongs to another user, or does not end.
     """
     state = read_state(root)
     if state is None:
@@ -142,7 +142,7 @@ def take_down(root: Path) -> bool:
 
 
 def repair_store(environ: Mapping[str, str]) -> tuple[Scan, Path | None]:
-    """Repair the embedded Valkey's file; its scan, and the copy of a file that was damaged.
+    """Repair the embedded Valkey's file. Return its scan, and the copy of a damaged file.
 
     Raises:
         StackError: no stack has run in the home, the stack is up, or the file cannot be repaired.
@@ -158,11 +158,11 @@ def repair_store(environ: Mapping[str, str]) -> tuple[Scan, Path | None]:
 
 
 def upgrade_stack(environ: Mapping[str, str], *, check: bool) -> list[str]:
-    """Start the servers alone, bring their data to this release, stop them; a line for each store and step.
+    """Start only the servers, upgrade their data to this release, stop them. Return a line for each store and step.
 
     Raises:
         StackError: no stack has run in the home, the stack is up, a server does not start, or the data cannot be
-            upgraded; the message says why.
+            upgraded. The message has the reason.
     """
     home = _used_home(environ)
     try:
@@ -188,7 +188,7 @@ def upgrade_stack(environ: Mapping[str, str], *, check: bool) -> list[str]:
 
 
 def current_state(root: Path) -> StackState | None:
-    """How the stack of ``root`` is, each recorded process checked to run; None when none is up."""
+    """Return the state of the stack of ``root``, with each recorded process checked; None if no stack is up."""
     state = read_state(root) if is_supervised(root) else None
     return state and replace(state, services=tuple(service.checked() for service in state.services))
 
@@ -199,7 +199,7 @@ def _only_stack(root: Path, environ: Mapping[str, str]) -> Iterator[None]:
 
     Raises:
         AlreadySupervised: a stack is up there.
-        StackError: a stack is up there, and its proxy does not listen on the port that ``environ`` names.
+        StackError: a stack is up there, and its proxy listens on another port than ``environ`` names.
     """
     with ExitStack() as held:
         try:
@@ -212,7 +212,7 @@ def _only_stack(root: Path, environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def _other_port(root: Path, environ: Mapping[str, str]) -> str | None:
-    """What differs where ``PROXY_PORT`` is set to another port than that of the running proxy; 0 takes any port."""
+    """Return a message if ``PROXY_PORT`` is another port than the running proxy's; 0 accepts any port."""
     asked, state = environ.get(f"{PROXY.upper()}_PORT", ""), read_state(root)
     if not asked.isdecimal() or int(asked) == 0 or state is None or not state.supervisor.alive():
         return None
@@ -226,10 +226,10 @@ def _other_port(root: Path, environ: Mapping[str, str]) -> str | None:
 
 
 def _used_home(environ: Mapping[str, str]) -> Home:
-    """The home of ``environ``, which `treadle up` has made: a misspelt path must not become a new home.
+    """Return the existing home of ``environ``. A misspelt path must not become a new home.
 
     Raises:
-        StackError: no stack has run there; nothing was created.
+        StackError: no stack has run there. Nothing was created.
     """
     root = home_path(environ)
     servers = {"valkey": "TREADLE_REDIS_URL", "postgres": "TREADLE_DATABASE_URL"}
@@ -238,17 +238,17 @@ def _used_home(environ: Mapping[str, str]) -> Home:
         is_file = root.exists() and not root.is_dir()
         unused = bool(folders) and not is_file and not any(folder.is_dir() for folder in folders)
     except PermissionError:
-        unused = False  # `open_home` names the folder that is closed
+        unused = False  # `open_home` reports which folder is closed
     if unused:
         raise StackError(f"no stack has run in TREADLE_HOME {root}: there is no data. Is the path misspelt?")
     return open_home(root)
 
 
 def _decided(environ: Mapping[str, str]) -> tuple[StackSettings, tuple[ServiceSpec, ...]]:
-    """What the environment says of the stack, and the services that it shall run.
+    """Return the environment's settings of the stack, and the services to run.
 
     Raises:
-        StackError: a setting is misspelt, or not a value of its kind; the message says which.
+        StackError: a setting is misspelt or invalid. The message names it.
     """
     try:
         load(TreadleSettings)

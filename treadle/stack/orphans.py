@@ -1,8 +1,8 @@
-"""Orphans: processes that services left behind, and that became children of the supervisor.
+"""Orphans: processes that services left behind and that became children of the supervisor.
 
-Every process of a stack carries the name of its service in its environment (``TREADLE_UNIT``). An orphan of a service
-that has died is ended; a daemon of a living one is left alone until the stack stops. A service whose children drop the
-name, as the zygotes of the CPU manager do, is its own subreaper, so that they get here only after its death.
+Every process of a stack has its service's name in its environment (``TREADLE_UNIT``). When a service has ended, its
+orphans are ended. A daemon of a running service stays until the stack stops. Some services have children without the
+name, such as the zygotes of the CPU manager. Such a service is its own subreaper, so these get here only after its end.
 """
 
 import os
@@ -18,28 +18,28 @@ from shared.runtime.identity import Identity, identify
 from treadle.stack.process import UNIT
 
 DEAD_GRACE_S = 1.0
-"""What a dead service left may end by itself. The zygotes of a dead CPU manager thaw and end their environments."""
+"""Time for the processes of an ended service to end. The zygotes of a dead CPU manager thaw and end environments."""
 
 
 class Orphans:
-    """The children of this process that it has not started. Blocking calls of about a millisecond."""
+    """Children of this process that it has not started. Blocking calls of about a millisecond."""
 
     def __init__(self) -> None:
         self._condemned: dict[Identity, float] = {}
-        """And when each is killed, on the monotonic clock."""
+        """Orphans to kill -> when, on the monotonic clock."""
 
     def settle(self, living: Mapping[str, int], dead: Collection[str]) -> float | None:
-        """Reap orphans that have ended, and condemn those of the dead. Call after each SIGCHLD.
+        """Reap ended orphans, and schedule the end of those whose service has ended. Call after each SIGCHLD.
 
-        A death shows its orphans at once: the kernel hands children on before it reports the end of their parent. What
-        an orphan leaves follows it. A daemon of a living service that has both dropped the name and left the session is
-        taken for an orphan when another service dies.
+        An end shows its orphans at once, because the kernel moves children before it reports their parent's end. What
+        an orphan leaves is ended with it. A daemon of a running service that has dropped both the name and the session
+        is treated as an orphan when another service ends.
 
         Args:
             living: name and process of each service, with all else that this process has started.
             dead: names of the services whose process has ended since the last call.
         Returns:
-            Seconds until `kill_due` has something to do; None: never.
+            Seconds until `kill_due` has work; None: never.
         """
         orphans = {orphan for pid in _children(living.values()) if (orphan := _reaped_or_alive(pid)) is not None}
         inherited = [self._condemned.pop(gone) for gone in set(self._condemned) - orphans]
@@ -52,7 +52,7 @@ class Orphans:
         return max(0.0, min(self._condemned.values()) - now) if self._condemned else None
 
     def kill_due(self) -> None:
-        """Kill the condemned whose grace is over."""
+        """Kill the scheduled orphans whose grace is over."""
         now = time.monotonic()
         for orphan, due in self._condemned.items():
             if due <= now and orphan.alive():
@@ -60,7 +60,7 @@ class Orphans:
                     os.kill(orphan.pid, signal.SIGKILL)
 
     def kill_all(self, ours: Collection[int]) -> bool:
-        """Kill and reap every child that is not `ours`. Returns whether there was any."""
+        """Kill and reap every child that is not in `ours`. Return whether there was any."""
         found = _children(ours)
         for pid in found:
             if _reaped_or_alive(pid) is not None:
@@ -74,14 +74,14 @@ def _children(ours: Collection[int]) -> list[int]:
 
 
 def _reaped_or_alive(pid: int) -> Identity | None:
-    """The process while it runs; None once it has ended, and then it is reaped."""
+    """Return the process while it runs. Once it has ended, reap it and return None."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     return identify(pid)
 
 
 def _unit(pid: int) -> str | None:
-    """The service by whose name a process was started; None where it carries none."""
+    """Return the service that a process was started for; None if its environment has no name."""
     mark = f"{UNIT}=".encode()
     with suppress(OSError):
         for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):

@@ -1,7 +1,7 @@
-"""uvicorn's HTTP protocol with an end to its patience: heads of bounded size, and nobody may stop in the middle.
+"""uvicorn's HTTP protocol with bounds: heads of bounded size, and a limit for silence in the middle of a request.
 
-With httptools uvicorn bounds neither: a head of a hundred megabytes is taken in (and stalls the loop meanwhile), and a
-caller who sends half a request keeps its connection for ever.
+With httptools uvicorn has neither. It reads a head of a hundred megabytes (which blocks the loop meanwhile), and a
+caller that sends half a request keeps its connection for ever.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MOST_HEAD_BYTES: Final = 1 << 16
-"""Of the request line and headers (and of trailers). A head that is not whole yet is refused at the next read."""
+"""Bytes of the request line and headers (and of trailers). A longer incomplete head is rejected at the next read."""
 SEPARATORS: Final = 4
-"""Bytes of a header line beside its name and value."""
+"""Bytes of a header line in addition to its name and value."""
 PATIENCE_S: Final = 60.0
 """Silence allowed in the middle of a request, and before the first one."""
 
 
 class PatientHttp(HttpToolsProtocol):
-    """One connection. Costs a few assignments a request and one timer a connection."""
+    """One connection. Costs a few assignments per request and one timer per connection."""
 
     _in_head = False
     _in_request = True
     _head_bytes = 0
-    """Of the newest head, as far as it was parsed: exact once it is whole."""
+    """Bytes of the newest head that are parsed; exact once it is complete."""
     _unfinished_bytes = 0
-    """Of the reads that a head has filled whole."""
+    """Bytes of the reads that contained nothing but this head."""
     _refused = False
-    """The connection is being closed: what it still sends means nothing."""
+    """The connection is being closed. Further input is ignored."""
     _heard_at = 0.0
     _timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
-    """The request that is answered now; `cycle` is the newest one, which may wait behind it."""
+    """The request that is being answered. `cycle` is the newest one, which may wait behind it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its parent
         super().connection_made(transport)
@@ -95,10 +95,10 @@ class PatientHttp(HttpToolsProtocol):
             super().on_message_complete()
 
     def _look(self) -> None:
-        """Is the caller stuck in the middle of what it says? uvicorn looks after those who have said it all.
+        """Close the connection if the caller is silent in the middle of a request. uvicorn handles complete ones.
 
-        Where we have stopped listening (the service has enough to read, or an earlier call to answer) the silence is
-        ours.
+        The time does not count while we have stopped reading (the service has enough input, or an earlier call to
+        answer).
         """
         if not self._in_request or self.flow.read_paused:
             self._heard_at = self.loop.time()
@@ -120,6 +120,6 @@ class PatientHttp(HttpToolsProtocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         earlier: RequestResponseCycle | None = self.cycle
-        if earlier is None or earlier.response_complete:  # else it would stand in the middle of an earlier reply
+        if earlier is None or earlier.response_complete:  # else it would be in the middle of an earlier reply
             self.transport.write(head.encode() + body)
         self.transport.close()

@@ -1,4 +1,4 @@
-"""From settings to the processes of a stack: values only, nothing is started here."""
+"""From settings to the processes of a stack. Only values: nothing is started here."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -20,20 +20,20 @@ from treadle.stack.settings import StackSettings
 from treadle.stack.valkey import MEBIBYTE, valkey_answers, valkey_launch, valkey_socket, valkey_url
 
 STORE_PAUSE_S = 5.0
-"""Longest pause before a store is started again: everything waits for it, and it starts in a tenth of a second."""
+"""Longest pause before a store is started again. Everything waits for it, and it starts in a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A process that is to be kept alive."""
+    """A process that is kept running."""
 
     launch: Launch
     url: str
     probe: Probe
     longest_pause_s: float = 30.0
-    """Before it is started again after it died."""
+    """Longest pause before it is started again."""
     door: ListenSocket | None = None
-    """What it listens on; its descriptor is the last argument of the command."""
+    """Its listening socket. The descriptor is the last argument of the command."""
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class External:
-    """Somebody else's server, used instead of ours."""
+    """A server of another owner, used instead of ours."""
 
     name: str
     url: str
@@ -50,13 +50,13 @@ class External:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All of a stack, in the order in which it starts: servers, preparation, services."""
+    """All processes of a stack, in the order of their start: servers, preparation, services."""
 
     home: Home
     servers: tuple[Unit, ...]
     externals: tuple[External, ...]
     prepare: Launch
-    """Runs once the servers answer, and must end well: migrations, the check of a foreign server."""
+    """Runs once the servers answer, and must succeed: migrations, the check of a foreign server."""
     services: tuple[Unit, ...]
     start_timeout: timedelta
     log_bytes: int
@@ -68,13 +68,13 @@ def plan_stack(
     environ: Mapping[str, str],
     services: Sequence[ServiceSpec],
 ) -> Plan:
-    """What to run for ``services``. Makes the database cluster if there is none and opens the services' ports.
+    """Return the processes for ``services``. Creates the database cluster if there is none; opens the services' ports.
 
     Args:
-        environ: what every service inherits; ``TREADLE_REDIS_URL`` and ``TREADLE_DATABASE_URL`` in it name servers
+        environ: environment of every service. ``TREADLE_REDIS_URL`` and ``TREADLE_DATABASE_URL`` in it name servers
             that are used instead of the embedded ones.
     Raises:
-        StackError: the cluster cannot be made, or a port is taken.
+        StackError: the cluster cannot be created, or a port is taken.
     """
     redis_url, database_url = environ.get("TREADLE_REDIS_URL"), environ.get("TREADLE_DATABASE_URL")
     servers, externals = [], []
@@ -138,7 +138,7 @@ def _python(name: str, env: Mapping[str, str], module: str, *arguments: str) -> 
 
 
 def without_password(url: str) -> str:
-    """``url`` as it may be shown."""
+    """Return ``url`` without its password, for display."""
     parts = urlsplit(url)
     if parts.password is None:
         return url

@@ -1,6 +1,6 @@
-"""The embedded PostgreSQL: the history of batches. One cluster a home, behind a unix socket, tuned to be small.
+"""The embedded PostgreSQL: the history of batches. One cluster per home, on a unix socket, configured to be small.
 
-The wheel's programs are run directly: its own start-up helper opens every parent folder of the data to everyone.
+The wheel's programs are run directly. Its own start-up helper opens every parent folder of the data to everyone.
 """
 
 import os
@@ -29,18 +29,18 @@ _ENVIRONMENT: Mapping[str, str] = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC
 
 
 def postgres_url(home: Home, database: str = DATABASE) -> str:
-    """The address for SQLAlchemy with asyncpg."""
+    """Return the address for SQLAlchemy with asyncpg."""
     return f"postgresql+asyncpg://{SUPERUSER}@/{database}?host={quote(str(home.sockets), safe='')}"
 
 
 def initialise_postgres(home: Home, *, durable: bool = True) -> None:
-    """Make the cluster and its database unless they are there: about 0.6 s the first time, nothing later.
+    """Create the cluster and its database if they are missing: about 0.6 s the first time, nothing later.
 
-    An interrupted attempt leaves nothing that is used: the cluster is made beside `postgres/`, which only its account
-    can enter, moved into it (a copy, where that folder is a disk of its own), and gets its name when it is complete.
+    An interrupted attempt leaves nothing that is used later. The cluster is created beside `postgres/`, which only its
+    account can enter. It is moved there (a copy, if that folder is a disk of its own), and renamed when complete.
 
     Raises:
-        StackError: ``initdb`` failed, or the cluster there belongs to another major version.
+        StackError: ``initdb`` failed, or the existing cluster belongs to another major version.
     """
     programs, cluster = postgres_programs(home), _cluster(home)
     if cluster.exists():
@@ -53,7 +53,7 @@ def initialise_postgres(home: Home, *, durable: bool = True) -> None:
     unfinished.mkdir(mode=0o700)
     maker.own(unfinished)
     _run(maker, unfinished, str(programs / "initdb"), *_initdb_options(durable), "-D", str(unfinished))
-    # The single-user mode looks its user up as well, so the change of owner comes last.
+    # The single-user mode also looks its user up, so the change of owner comes last.
     single = (str(programs / "postgres"), "--single", "-D", str(unfinished), "-j", "postgres")
     _run(maker, unfinished, *single, typed=f"CREATE DATABASE {DATABASE};\n")
     shutil.move(unfinished, moved)
@@ -64,10 +64,10 @@ def initialise_postgres(home: Home, *, durable: bool = True) -> None:
 
 
 def postgres_launch(home: Home, *, durable: bool = True) -> Launch:
-    """How PostgreSQL is run on ``home``: no TCP port, a socket for its own account and root, about 17 MB at rest (PSS).
+    """Return the launch of PostgreSQL: no TCP port, a socket for its own account and root, about 17 MB at rest (PSS).
 
     Args:
-        durable: False trades the safety of the disk for speed; for tests.
+        durable: False trades durability for speed, for tests.
     """
     settings = {
         "listen_addresses": "",
@@ -77,12 +77,12 @@ def postgres_launch(home: Home, *, durable: bool = True) -> Launch:
         "shared_buffers": "32MB",
         "wal_buffers": "4MB",
         "max_wal_size": "512MB",
-        "io_method": "sync",  # three I/O workers are for servers with many disks
+        "io_method": "sync",  # three I/O workers are only useful on servers with many disks
         "max_parallel_workers": "0",
         "max_worker_processes": "2",
         "max_logical_replication_workers": "0",
         "max_wal_senders": "0",
-        "wal_level": "minimal",  # nothing replicates from here; bulk loads write less
+        "wal_level": "minimal",  # nothing is replicated from here, and bulk loads write less
         "autovacuum_max_workers": "1",
         "autovacuum_worker_slots": "1",
         "jit": "off",
@@ -106,10 +106,10 @@ def postgres_launch(home: Home, *, durable: bool = True) -> Launch:
 
 
 def postgres_answers(home: Home, pid: int, *, timeout_s: float = 3.0) -> bool:
-    """Whether the server with this ``pid`` takes connections. Blocks; ``timeout_s`` for each step of the exchange.
+    """Return whether the server with this ``pid`` takes connections. Blocks; ``timeout_s`` for each step.
 
-    The last line of ``postmaster.pid`` has the server's own word, so that one which starts is not asked. A server that
-    hangs leaves "ready" there, so it also has to begin a session (a backend of some milliseconds, ended at once).
+    The last line of ``postmaster.pid`` has the server's own state, so a starting server is not connected to. A hanging
+    server leaves "ready" there, so it must also begin a session (a backend of a few milliseconds, ended at once).
     """
     try:
         lines = (_cluster(home) / "postmaster.pid").read_text().splitlines()
@@ -131,7 +131,7 @@ def _cluster(home: Home) -> Path:
 
 
 def _initdb_options(durable: bool) -> list[str]:
-    # "trust" over a socket in a folder that only the servers' account can enter: the folder is the lock.
+    # "trust" on a socket in a folder that only the servers' account can enter: the folder protects it.
     options = ["--username", SUPERUSER, "--auth", "trust", "--encoding", "UTF8", "--no-instructions"]
     options += ["--locale", "C", "--locale-provider", "builtin", "--builtin-locale", "C.UTF-8"]
     return options if durable else [*options, "--no-sync"]

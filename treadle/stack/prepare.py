@@ -1,7 +1,7 @@
-"""Between the servers' start and the services': ``python -m treadle.stack.prepare [--foreign-redis]``.
+"""The step between the servers' start and the services': ``python -m treadle.stack.prepare [--foreign-redis]``.
 
-Brings both stores to this release (`treadle.stack.upgrade`) and warns of what a foreign Redis would lose. A process of
-its own, so that the supervisor stays small and a failing migration cannot take it along.
+Upgrades both stores to this release (`treadle.stack.upgrade`) and warns of what a foreign Redis would lose. It is its
+own process, so that the supervisor stays small and a failing migration does not stop it.
 """
 
 import argparse
@@ -22,7 +22,7 @@ REDIS_TIMEOUT_S = 10.0
 
 
 async def check_redis(url: str) -> list[str]:
-    """Warnings about a Redis that is not ours.
+    """Return warnings about a Redis that is not ours.
 
     Raises:
         RedisError, TimeoutError: it does not answer.

@@ -1,4 +1,4 @@
-"""Is it ready? Asked over a plain socket: the supervisor needs no HTTP client."""
+"""Readiness probes over a plain socket. The supervisor needs no HTTP client."""
 
 import asyncio
 import sys
@@ -8,11 +8,11 @@ from typing import Any
 PROBE_TIMEOUT_S = 3.0
 
 Probe = Callable[[int], Coroutine[Any, Any, str | None]]
-"""Given the pid of a running process: why it is not ready, or None when it is."""
+"""Takes the pid of a running process. Returns why it is not ready, or None when it is."""
 
 
 async def http_problem(host: str, port: int, path: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
-    """Why ``GET path`` is not answered with 200, or None. One connection, closed again."""
+    """Return why ``GET path`` does not answer 200, or None. Uses one connection and closes it."""
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
@@ -32,7 +32,7 @@ async def http_problem(host: str, port: int, path: str, *, timeout_s: float = PR
 
 
 def service_probe(host: str, port: int) -> Probe:
-    """Ready when ``/healthz`` (the process answers) and then ``/readyz`` (it can do its work) say so."""
+    """Return a probe: ready when ``/healthz`` (the process answers) and then ``/readyz`` (it can work) answer 200."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
     async def probe(_: int) -> str | None:
@@ -42,7 +42,7 @@ def service_probe(host: str, port: int) -> Probe:
 
 
 def check_probe(check: Callable[[int], bool], lacking: str) -> Probe:
-    """A probe out of a short blocking check."""
+    """Return a probe that runs a short blocking check."""
 
     async def probe(pid: int) -> str | None:
         return None if await asyncio.to_thread(check, pid) else lacking
@@ -51,7 +51,7 @@ def check_probe(check: Callable[[int], bool], lacking: str) -> Probe:
 
 
 def main() -> None:
-    """``python -m treadle.stack.probes PORT``: exit status 0 when the service there is ready; for health checks."""
+    """``python -m treadle.stack.probes PORT``: exit status 0 if the service there is ready. For health checks."""
     sys.exit(asyncio.run(service_probe("127.0.0.1", int(sys.argv[1]))(0)))
 
 

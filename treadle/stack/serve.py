@@ -1,7 +1,7 @@
 """The process of one service: ``python -m treadle.stack.serve NAME MODULE:FACTORY [--fd N]``.
 
-uvicorn on uvloop and httptools, without an access log (metrics count requests), on the socket inherited from the
-supervisor or on the address of the service's settings.
+uvicorn on uvloop and httptools, without an access log (metrics count requests). It uses the socket inherited from the
+supervisor, or the address of the service's settings.
 """
 
 import argparse
@@ -24,14 +24,14 @@ from shared.runtime.settings import TreadleSettings, WrongSetting, load
 from treadle.stack.hosts import HostCheck
 from treadle.stack.patient_http import PatientHttp
 
-# Start-up garbage is frozen out of the collector's sight; then young objects are looked at every 20,000 allocations
-# (CPython's 700 costs a collection every few requests) and old ones rarely: what a request leaves is freed by
-# reference counts.
+# Start-up garbage is frozen, so the collector ignores it. Then it examines young objects every 20,000 allocations
+# (CPython's 700 costs a collection every few requests) and old ones rarely, because reference counts free what a
+# request leaves.
 GC_THRESHOLDS = (20_000, 10, 50)
 STORE_PATIENCE_S = 30.0
-"""For a Valkey that starts, or loads its file, together with the service."""
+"""Time limit for a Valkey that starts, or loads its file, together with the service."""
 DRAIN_S = 10
-"""How long a stopping service may finish its requests; less than the supervisor's grace (STACK_GRACE)."""
+"""Seconds for a stopping service to finish its requests. Less than the supervisor's grace (STACK_GRACE)."""
 
 
 class _Server(uvicorn.Server):
@@ -43,7 +43,7 @@ class _Server(uvicorn.Server):
 
 
 def serve(factory: Callable[[], Any], *, descriptor: int | None, host: str, port: int, prefix: str) -> None:
-    """Run the app until a signal; on the inherited socket ``descriptor``, else on ``host`` and ``port``.
+    """Run the app until a signal, on the inherited socket ``descriptor``, else on ``host`` and ``port``.
 
     ``prefix``: of the service's settings, such as ``PROXY``.
     """
@@ -77,12 +77,12 @@ def main() -> None:
     chosen = parser.parse_args()
     try:
         _serve(chosen.name, chosen.factory, chosen.fd)
-    except (WrongSetting, WrongSchema, Unavailable) as error:  # for a person, not a crash: no traceback
+    except (WrongSetting, WrongSchema, Unavailable) as error:  # a message for a person: no traceback
         sys.exit(str(error))
 
 
 async def _check_store(redis_url: str) -> None:
-    """Before the service reads or writes anything.
+    """Check the store's schema before the service reads or writes anything.
 
     Raises:
         WrongSchema: the data in Valkey is not of this release.

@@ -1,4 +1,4 @@
-"""Keeps one unit alive: start, watch, start again."""
+"""Keeps one unit running: start, watch, restart."""
 
 import asyncio
 import contextlib
@@ -19,11 +19,11 @@ YOUNG_S = 10.0
 YOUNG_PROBE_S = 0.05
 UNREADY_PROBE_S = 0.5
 LIMIT_LOOK_S = 0.5
-HEALTHY_PROBE_S = 5.0  # two local requests of 0.4 ms every 5 s: 0.02 % of a core a service
+HEALTHY_PROBE_S = 5.0  # two local requests of 0.4 ms every 5 s: 0.02 % of a core per service
 
 
 class ServiceRunner:
-    """One unit and its incarnations; ``run`` until ``stop``."""
+    """Runs one unit and its incarnations, from ``run`` to ``stop``."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class ServiceRunner:
         changed: Callable[[], None],
         backoff: Backoff,
     ) -> None:
-        """``note(name, line)`` takes a line of the log, ``changed()`` hears that ``state`` is another."""
+        """``note(name, line)`` logs a line; ``changed()`` is called after each change of ``state``."""
         self._unit = unit
         self._note = note
         self._changed = changed
@@ -41,7 +41,7 @@ class ServiceRunner:
         self._stopping = asyncio.Event()
         self._urgent = asyncio.Event()
         self._has_been_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._has_been_ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard by ready()
+        self._has_been_ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # `ready` raises it
         self._problem = "it has not been started"
         self._child: Child | None = None
         self.state = ServiceState(unit.name, None, unit.url, State.STARTING)
@@ -55,10 +55,10 @@ class ServiceRunner:
         return self._child.pid if self._child else None
 
     async def ready(self, limit_s: float) -> None:
-        """Return when it has been ready once.
+        """Return when the unit has been ready once.
 
         Raises:
-            StackError: it has made no progress for ``limit_s``, or died five times in a row.
+            StackError: it has made no progress for ``limit_s``, or has ended five times in a row.
         """
         limit = StartLimit(limit_s, time.monotonic())
         while not (await asyncio.wait([self._has_been_ready], timeout=min(limit_s / 4, LIMIT_LOOK_S)))[0]:
@@ -67,7 +67,7 @@ class ServiceRunner:
         self._has_been_ready.result()
 
     async def run(self) -> None:
-        """Start it, and again whenever it ends, until ``stop``; returns when its last process has ended."""
+        """Start the unit, and again after each end, until ``stop``. Return when its last process has ended."""
         while not self._stopping.is_set():
             began = time.monotonic()
             end = await self._live()
@@ -83,19 +83,19 @@ class ServiceRunner:
         self._set(State.STOPPED, pid=None, started=None)
 
     def stop(self) -> None:
-        """Ask it to end in good order; ``run`` returns when it has."""
+        """Request it to end in good order. ``run`` returns when it has."""
         self._stopping.set()
 
     def hurry(self) -> None:
-        """No more grace: kill it."""
+        """Skip the grace: kill it."""
         self._urgent.set()
 
     def reap(self) -> bool:
-        """As `Child.reap`, of the process that it has now."""
+        """Like `Child.reap`, for the current process."""
         return self._child is not None and self._child.reap()
 
     async def _live(self) -> str:
-        """One life, from start to end; how it ended."""
+        """Run one incarnation, from start to end. Return how it ended."""
         try:
             child = self._child = self._start()
         except (OSError, StackError) as error:
@@ -107,7 +107,7 @@ class ServiceRunner:
         try:
             await asyncio.wait([stop, end, watch], return_when=asyncio.FIRST_COMPLETED)
             if watch.done():
-                watch.result()  # it returns never: raise what it raised
+                watch.result()  # `_watch` never returns, so this raises its error
             if not child.ended.is_set():
                 watch.cancel()
                 await child.stop(self._urgent)
@@ -126,7 +126,7 @@ class ServiceRunner:
         return Child(launch, lambda line: self._note(self.name, line), descriptor)
 
     async def _watch(self, child: Child) -> None:
-        """Keep ``state`` true while the process lives."""
+        """Update ``state`` while the process runs."""
         unready_since = child.began
         while True:
             problem = await self._unit.probe(child.pid)

@@ -1,4 +1,4 @@
-"""Which services a stack runs. A service joins by a line in this table."""
+"""The services of a stack. To add a service, add a line to this table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ PROXY_PORT = 8700
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """A FastAPI app that runs as a process of its own."""
+    """A FastAPI app that runs in its own process."""
 
     name: str
     factory: str
-    """``module:callable`` that makes the app from the environment alone."""
+    """``module:callable`` that creates the app from the environment alone."""
     port: int = 0
-    """Where it listens unless ``<NAME>_PORT`` says otherwise; 0: any free port, found in ``treadle status``."""
+    """Port unless ``<NAME>_PORT`` is set; 0: any free port, shown by ``treadle status``."""
     host: str = "127.0.0.1"
 
     def address(self, environ: Mapping[str, str]) -> tuple[str, int]:
-        """Host and port after ``<NAME>_HOST`` and ``<NAME>_PORT``.
+        """Return host and port, from ``<NAME>_HOST`` and ``<NAME>_PORT`` if they are set.
 
         Raises:
-            StackError: the port is no port.
+            StackError: the port is invalid.
         """
         prefix = self.name.upper()
         port = environ.get(f"{prefix}_PORT", str(self.port))
@@ -41,10 +41,10 @@ SERVICES = (
 
 
 def chosen_services(names: str) -> tuple[ServiceSpec, ...]:
-    """The services that ``STACK_SERVICES`` names (``cpu_manager`` for a node that only executes); all when empty.
+    """Return the services of ``STACK_SERVICES`` (``cpu_manager`` for a node that only executes); all if it is empty.
 
     Raises:
-        StackError: a name is not in the table and brings no factory.
+        StackError: a name is not in the table and has no factory.
     """
     if not names:
         return SERVICES

@@ -1,7 +1,7 @@
-"""How long a start may take: the limit counts from the last progress, so that a busy machine does not fail a start.
+"""Time limit of a start. It counts from the last progress, so that a start on a busy machine does not fail.
 
-Progress is CPU time of the process and of its children. A process that compiles, or loads a file, makes some; one that
-waits for something that does not come makes none. Pure, but for ``cpu_seconds``.
+Progress is CPU time of the process and of its children. A process that compiles or loads a file makes some. One that
+waits for something that does not come makes none. Pure, except ``cpu_seconds``.
 """
 
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import psutil
 
 BUSY_SHARE = 0.05
-"""Of a core, over the limit: so much is progress. A waiting service and its probes use 0.01."""
+"""Share of a core, averaged over the limit, that counts as progress. A waiting service and its probes use 0.01."""
 LONGEST = 10
-"""A start ends after so many limits, whatever progress it makes: a process in an endless loop makes some for ever."""
+"""A start ends after this many limits despite its progress, because an endless loop makes some for ever."""
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class StartLimit:
     """From ``STACK_START_TIMEOUT``."""
     began: float
     _since: float = field(init=False)
-    """Last progress."""
+    """Time of the last progress."""
     _cpu_s: float = field(default=0.0, init=False)
     """CPU time at the last progress."""
 
@@ -33,8 +33,8 @@ class StartLimit:
         """Return what the start has exceeded, for people, or None.
 
         Args:
-            now: the present moment.
-            cpu_s: CPU time of the process that starts; less than before when it has been started again.
+            now: the present time.
+            cpu_s: CPU time of the starting process. Lower than before if it has been started again.
         """
         self._cpu_s = min(self._cpu_s, cpu_s)
         if cpu_s - self._cpu_s >= BUSY_SHARE * self.limit_s:
@@ -47,7 +47,7 @@ class StartLimit:
 
 
 def cpu_seconds(pid: int | None) -> float:
-    """CPU time of a process and of its descendants, ended ones included; 0 when there is no such process."""
+    """Return CPU time of a process and its descendants, ended ones included; 0 if there is no such process."""
     if pid is None:
         return 0.0
     try:

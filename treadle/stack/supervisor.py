@@ -1,9 +1,9 @@
-"""Brings a stack up, keeps it up, takes it down. One asyncio loop, one thread that starts processes.
+"""Starts a stack, keeps it running, stops it. One asyncio loop; the main thread starts all processes.
 
-Nothing survives the supervisor. In good order: services first, then the servers they speak to, each asked, then
-killed. Orphans of its children become its own (it is a *subreaper*): those of a service that has died are killed then,
-all others at the end. Should it be killed itself, the kernel signals its children, and the next ``treadle up`` or
-``down`` sweeps what is recorded in ``run/state.json``.
+Nothing outlives the supervisor. It stops the services first, then the servers they use: with a signal, then by force.
+Orphans of its children become its own children (it is a *subreaper*). It kills those of an ended service then, and all
+others at the end. If it is killed itself, the kernel signals its children, and the next ``treadle up`` or ``down`` ends
+what is recorded in ``run/state.json``.
 """
 
 import asyncio
@@ -51,9 +51,9 @@ class Supervisor:
         self._publisher = Publisher(plan.home.root, self._say)
 
     async def run(self) -> int:
-        """Up, until a stop signal, then down; the exit status: 0, or 1 when it did not come up or broke.
+        """Start the stack, run it until a stop signal, stop it. Return 0, or 1 if it did not come up or failed.
 
-        The caller holds the lock of the home and has swept what an earlier supervisor left.
+        The caller holds the lock of the home and has ended what an earlier supervisor left.
         """
         adopt_orphans()
         loop = asyncio.get_running_loop()
@@ -161,7 +161,7 @@ class Supervisor:
         self._asked_to_stop.set()
 
     def _on_child_ended(self) -> None:
-        """SIGCHLD: a child has ended, or was only stopped or continued."""
+        """Handle SIGCHLD: a child has ended, or was only stopped or continued."""
         dead = {runner.name for runner in self._runners if runner.reap()}
         if self._prepare is not None:
             self._prepare.reap()
@@ -174,13 +174,13 @@ class Supervisor:
         return started if self._prepare is None else {**started, "prepare": self._prepare.pid}
 
     async def _reap_orphans(self) -> None:
-        for _ in range(LAST_SWEEPS):  # each may bring up the children of those it killed
+        for _ in range(LAST_SWEEPS):  # each may show the children of those it killed
             if not self._orphans.kill_all(self._started().values()):
                 return
             await asyncio.sleep(0.01)
 
     def _on_runner_ended(self, task: asyncio.Task[None]) -> None:
-        """A keeper that breaks would leave its service unwatched: the stack ends, and says why."""
+        """Stop the stack with an error if a runner fails, because its service would run unwatched."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._say("".join(traceback.format_exception(error)).rstrip())
             self._fail(f"the supervisor broke ({task.get_name()}): {type(error).__name__}: {error}")
@@ -192,7 +192,7 @@ class Supervisor:
         self._say(why)
 
     def _failure_messages(self, late: ServiceRunner) -> list[str]:
-        """The last lines of ``late``, and of each that died meanwhile: it may be what ``late`` was waiting for."""
+        """Return the last lines of ``late``, and of services that ended meanwhile, because it may wait for them."""
         died = [runner for runner in self._runners if runner.state.last_end and runner is not late]
         return [self._last_lines(late.name)] + [
             f"{runner.name} has died {runner.state.restarts} times meanwhile; {self._last_lines(runner.name)}"
@@ -200,7 +200,7 @@ class Supervisor:
         ]
 
     def _last_lines(self, name: str) -> str:
-        once = [line for line, _ in groupby(self._logs.tail(name))]  # each of five starts may have said the same
+        once = [line for line, _ in groupby(self._logs.tail(name))]  # five starts may have printed the same line
         lines = "\n".join(f"    {line}" for line in once[-15:])
         return f"last lines of {self._logs.path(name)}:\n{lines}" if lines else f"it printed nothing ({name})"
 
@@ -222,8 +222,8 @@ class Supervisor:
 
 
 async def supervise(plan: Plan, logs: ServiceLogs, *, prepare_only: bool = False) -> int:
-    """Run the stack in this process until a stop signal; the exit status. Call from the main thread.
+    """Run the stack in this process until a stop signal. Return the exit status. Call from the main thread.
 
-    `prepare_only`: until it is up.
+    `prepare_only`: only until it is up.
     """
     return await Supervisor(plan, logs, prepare_only=prepare_only).run()

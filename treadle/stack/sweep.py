@@ -1,4 +1,4 @@
-"""After a supervisor that could not clean up: end what it left, and nothing else."""
+"""Cleanup after a supervisor that could not do it: ends the processes it left, and no others."""
 
 import os
 import signal
@@ -16,12 +16,12 @@ SETTLE_S = 10.0
 
 
 def sweep(state: StackState) -> list[int]:
-    """Kill every process of the services in ``state`` that still runs; the pids.
+    """Kill every process of the services in ``state`` that still runs. Return the pids.
 
-    The kernel has told most of them already (``Launch.death_signal``). A recorded pid is trusted only with its start
-    time. With it go its descendants (PostgreSQL's lead sessions of their own) and its session: each service leads one,
-    and its number is not given away while a member lives.
-    Returns when they are gone; after 10 s at most.
+    The kernel has signalled most of them already (``Launch.death_signal``). A recorded pid is trusted only with its
+    start time. Its descendants are killed too (PostgreSQL's lead sessions of their own), and its session: each service
+    leads one, and the kernel does not reuse a session's number while a member runs.
+    Returns when they have ended; after 10 s at most.
     """
     recorded = [service.identity for service in state.services]
     left = {found for leader in recorded if leader is not None for found in _session(leader)}
@@ -39,7 +39,7 @@ def _session(leader: Identity) -> Iterator[Identity]:
         yield leader
         yield from _descendants(leader)
     elif identify(leader.pid) is not None:
-        return  # the number belongs to somebody else now, so the session had ended
+        return  # the pid belongs to another process now, so the session has ended
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (member := _member(int(entry.name), leader)):
             yield member

@@ -1,4 +1,4 @@
-"""Bringing both stores to this release: Alembic's migrations for Postgres, the schema's steps for Valkey."""
+"""Upgrade of both stores to this release: Alembic's migrations for Postgres, the schema's steps for Valkey."""
 
 from shared.bus.connection import connect, patiently
 from shared.bus.schema import Upgrade, apply_upgrade, plan_upgrade
@@ -8,16 +8,16 @@ PATIENCE_S = 10.0
 
 
 async def upgrade_stores(redis_url: str, database_url: str, *, check: bool = False) -> tuple[list[str], bool]:
-    """Upgrade what is older; (a line for each store, whether anything was or would be changed).
+    """Upgrade older stores. Return (a line for each store, whether anything was or would be changed).
 
-    Both are looked at before either is changed.
+    Both are read before either is changed.
 
     Args:
         redis_url: of Valkey.
         database_url: of Postgres.
         check: change nothing.
     Raises:
-        WrongSchema, NewerDatabase: a store is newer than this release, or needs something first.
+        WrongSchema, NewerDatabase: a store is newer than this release, or an upgrade's need is not met.
         Unavailable: Valkey does not answer.
     """
     async with connect(redis_url, name="upgrade") as redis:

@@ -1,8 +1,7 @@
-"""The embedded Valkey: the bus and the store of answers. What it has acknowledged is on the disk.
+"""The embedded Valkey: the bus and the store of answers. Acknowledged writes are on the disk.
 
-``appendfsync always`` and not ``everysec``: with a slow disk and a killed server the latter lost 2,725 of 31,144
-acknowledged writes (architecture §3, durability). The price, 0.29 instead of 0.10 ms for a single write, is paid once
-a pipeline.
+It uses ``appendfsync always``, not ``everysec``: with a slow disk and a killed server the latter lost 2,725 of 31,144
+acknowledged writes. The price is 0.29 instead of 0.10 ms for a single write, paid once per pipeline.
 """
 
 import os
@@ -21,7 +20,7 @@ MEBIBYTE = 1 << 20
 
 
 class ConfigReader(Protocol):
-    """The one command of a Redis client (``redis.asyncio.Redis``) that is needed here."""
+    """The only command of a Redis client (``redis.asyncio.Redis``) that is needed here."""
 
     def config_get(self, pattern: str, /) -> Awaitable[Mapping[Any, Any]]: ...
 
@@ -35,11 +34,11 @@ def valkey_url(home: Home) -> str:
 
 
 def valkey_launch(home: Home, *, maxmemory_bytes: int = 1024 * MEBIBYTE, durable: bool = True) -> Launch:
-    """How Valkey is run on ``home``: a unix socket that only its account (and root) can open, no TCP port.
+    """Return the launch of Valkey on ``home``: a unix socket that only its account and root can open, no TCP port.
 
     Args:
-        maxmemory_bytes: its bound; at the bound writes fail (``noeviction``) and admission answers 503.
-        durable: False leaves the append-only file out, for tests that need no restart.
+        maxmemory_bytes: memory bound. At the bound writes fail (``noeviction``) and new work is answered 503.
+        durable: False turns the append-only file off, for tests that need no restart.
     """
     options = {
         "port": "0",
@@ -53,8 +52,8 @@ def valkey_launch(home: Home, *, maxmemory_bytes: int = 1024 * MEBIBYTE, durable
         "appendonly": "yes" if durable else "no",
         "appendfsync": "always",
         "no-appendfsync-on-rewrite": "no",
-        "rdbcompression": "no",  # of the rewritten file: it took a tenth of the CPU under load
-        "save": "",  # the append-only file is the only copy; snapshots would cost a fork each
+        "rdbcompression": "no",  # for the rewritten file, where it took a tenth of the CPU under load
+        "save": "",  # the append-only file is the only copy; each snapshot would cost a fork
         "maxmemory": str(maxmemory_bytes),
         "maxmemory-policy": "noeviction",
         "maxclients": "1024",
@@ -72,7 +71,7 @@ def valkey_launch(home: Home, *, maxmemory_bytes: int = 1024 * MEBIBYTE, durable
 
 
 def valkey_answers(path: Path, *, timeout_s: float = 1.0) -> bool:
-    """Whether the server behind the socket takes commands; while it still loads its file it does not. Blocks."""
+    """Return whether the server behind the socket takes commands, which it does after loading its file. Blocks."""
     with socket.socket(socket.AF_UNIX) as door:
         door.settimeout(timeout_s)
         try:
@@ -84,10 +83,10 @@ def valkey_answers(path: Path, *, timeout_s: float = 1.0) -> bool:
 
 
 async def durability_warnings(redis: ConfigReader) -> list[str]:
-    """What a server that we did not configure would do to accepted work; empty when it keeps its word.
+    """Return how a server that we did not configure may lose accepted work; empty if it does not.
 
-    One sentence a mismatch, each with the setting that ends it. A server that hides its configuration (managed
-    services forbid CONFIG) gets one sentence saying so.
+    One sentence per mismatch, each with the setting that corrects it. A server that hides its configuration (managed
+    services forbid CONFIG) gets one sentence about that.
     """
     wanted = {
         "appendonly": ("yes", "accepted actions are lost when it restarts"),
@@ -98,7 +97,7 @@ async def durability_warnings(redis: ConfigReader) -> list[str]:
     for name, (value, consequence) in wanted.items():
         try:
             found = _text(await redis.config_get(name)).get(name)
-        except Exception as error:  # noqa: BLE001 - whatever the client raises for a refused command, the answer is one
+        except Exception as error:  # noqa: BLE001 - clients raise different errors for a rejected command
             return [f"its configuration cannot be read ({error}), so nothing is known about what a crash would lose"]
         if found != value:
             warnings.append(f"{name} is {found!r}, not {value!r}: {consequence}. Fix: CONFIG SET {name} {value}")

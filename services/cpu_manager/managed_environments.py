@@ -63,7 +63,7 @@ class ManagedEnvironment:
     """True from the moment no attempt runs in it and its closing has begun."""
 
     told: bool = False
-    """True if the leader knows that it exists, or will learn it from the outcome of its first action."""
+    """True if its existence was reported to the leader, or will be with the outcome of its first action."""
 
     def stays(self) -> Stays:
         """Return what it holds, as the leader counts it."""
@@ -104,12 +104,12 @@ def cut(task: asyncio.Task[Done]) -> None:
 
 @runtime_checkable
 class Aged(Protocol):
-    """A surviving environment whose runtime knows its age."""
+    """A surviving environment with an age from its runtime."""
 
     @property
     def age_s(self) -> Seconds: ...
 
 
 def age_s(environment: Environment) -> Seconds:
-    """Return the seconds since its creation; 0 if its runtime does not know."""
+    """Return the seconds since its creation; 0 if its runtime does not report them."""
     return environment.age_s if isinstance(environment, Aged) else 0.0

@@ -61,7 +61,7 @@ class Trajectories:
         return [managed.stays() for managed in self._managed.values()]
 
     def adopt(self, environments: Iterable[Environment]) -> None:
-        """Adopt environments of an earlier manager. Their idle time begins anew; their lifetime continues."""
+        """Adopt environments of an earlier manager. Their idle time restarts; their lifetime continues."""
         now = self.clock.monotonic()
         for environment in environments:
             managed = self._enter(ManagedEnvironment(environment.trajectory, environment.spec), now)

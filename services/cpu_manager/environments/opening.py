@@ -81,7 +81,7 @@ async def engine_comes(settings: CpuManagerSettings, opened: Opened, mesh: Mesh)
     """Wait for a container engine that was not available at the node's start; then add its runtime.
 
     The engine did not answer, or another manager owned this node's containers. Surviving environments of an earlier
-    manager are ended, because the leader has already been told that they are not here.
+    manager are ended, because the inventory has already reported them as absent.
     """
     while True:
         await asyncio.sleep(settings.engine_retry_s)

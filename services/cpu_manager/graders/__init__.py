@@ -1,1 +1,1 @@
-"""One small module per action kind: parameters in, sandbox jobs, one verdict out. docs/graders.md is the guide."""
+"""Graders, one small module per action kind: parameters in, sandbox jobs, one verdict out. Guide: docs/graders.md."""

@@ -1,8 +1,9 @@
 """`answer.match`: text equality after a named normalisation.
 
 The normal forms are linear and run here. A task's own `extract` pattern may take exponential time to match and seconds
-to compile, and Python's `re` holds the interpreter's lock all the while: one bad pattern would stop every grader of
-this manager. So both happen in the walls, where a wall limit ends them; only an action that asks for it pays for a job.
+to compile, and Python's `re` holds the interpreter's lock during that time: one bad pattern would stop every grader of
+this manager. So the pattern runs inside the walls, where a wall limit ends it. Only actions with a pattern pay for a
+job.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shared.messages.kinds import AnswerMatch
 from shared.messages.outcomes import Evidence
 
 EXTRACT_S: Final = 5.0
-"""Wall seconds a pattern may take. A sane one needs milliseconds for a response of a megabyte."""
+"""Longest wall time of a pattern, in seconds. A sane one needs milliseconds for a response of a megabyte."""
 SHOWN_CHARS: Final = 200
 
 EXTRACTOR: Final = '''\
@@ -41,7 +42,7 @@ def extract(pattern, response):
 
 
 class AnswerMatchGrader:
-    """Right when the answer's normal form is that of any gold text."""
+    """Right if the answer's normal form equals that of any gold text."""
 
     kind = "answer.match"
     params = AnswerMatch
@@ -49,10 +50,10 @@ class AnswerMatchGrader:
     evidence: Evidence = "separate"
 
     async def grade(self, params: AnswerMatch, bench: Bench) -> Verdict:
-        """Extract if asked, then compare.
+        """Extract if requested, then compare.
 
         Raises:
-            ValueError: no gold text.
+            ValueError: there is no gold text.
         """
         golds = [params.gold] if isinstance(params.gold, str) else params.gold
         if not golds:
@@ -77,7 +78,7 @@ class AnswerMatchGrader:
             return decided
         report = unpack(end.report.removeprefix(BEGUN), nonce)
         if report is None:
-            return lost(end)  # only our own program ran; that it told nothing is no word on the answer
+            return lost(end)  # only our own program ran: without its report nothing is known of the answer
         if not report.sealed:
             return refused(f"extract failed: {report.told.get('message', '')}")
         text = report.told["extra"]["text"]

@@ -1,10 +1,10 @@
 """`code.asserts`: a program and asserts (HumanEval, MBPP).
 
-Where the text of the tests can be stated as calls and comparisons (`splitting`), only the calls enter the sandbox. The
-program returns data; expected values and comparisons stay here (`evidence` is `separate`). All other tests run in the
-program's interpreter (`in-process`): they pass only when the harness's report carries this run's nonce, which it can
-only after the last assert (`sandbox/harnesses/asserts.py`). docs/graders.md says what that cannot prevent. The text of
-the tests alone decides which of both it is.
+If the tests can be expressed as calls and comparisons (`splitting`), only the calls enter the sandbox. The program
+returns data; expected values and comparisons stay here (`evidence` is `separate`). All other tests run in the program's
+interpreter (`in-process`). They pass only if the harness's report contains this run's nonce, which it writes only after
+the last assert (`sandbox/harnesses/asserts.py`). docs/graders.md lists what that cannot prevent. Only the text of the
+tests decides between the two.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _INLINE_BYTES: Final = 16 << 10
 
 
 class CodeAssertsGrader:
-    """Passed, failed (an assert said no), error (another exception), or timeout."""
+    """Passed, failed (an assert was false), error (another exception), or timeout."""
 
     kind = "code.asserts"
     params = CodeAsserts
@@ -62,7 +62,7 @@ class CodeAssertsGrader:
 
 
 def asserts_of(params: CodeAsserts) -> str:
-    """The text that follows the program's: the tests and, for HumanEval, the call of `check`."""
+    """Return the text that follows the program's: the tests and, for HumanEval, the call of `check`."""
     if params.entry_point is None:
         return params.tests
     return f"{params.tests}\ncheck({params.entry_point})\n"
@@ -92,7 +92,7 @@ async def _in_process(text: str, params: CodeAsserts, bench: Bench) -> Verdict:
         return charged(refused(f"The tests cannot run: {report.told['fault']}"), [end])
     finding = _told(report)
     if finding.decided != "passed" and verdict_of_end(end) is not None:
-        finding = Finding()  # a limit that was met, and not what the program claims of itself
+        finding = Finding()  # the limit counts, not the program's report about itself
     return charged(_found(end, finding), [end])
 
 

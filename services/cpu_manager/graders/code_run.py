@@ -1,7 +1,7 @@
-"""`code.run`: compile if the language does, run, and tell what happened, in SandboxFusion's words.
+"""`code.run`: compiles if the language needs it, runs, and returns the result in SandboxFusion's format.
 
-The output's fields are those of SandboxFusion's `POST /run_code` answer (its `RunCodeResponse`), with `cpu_time`,
-`peak_memory` and `error_class` added; its clients ignore what they do not know.
+The output's fields are those of SandboxFusion's `POST /run_code` answer (its `RunCodeResponse`), plus `cpu_time`,
+`peak_memory` and `error_class`; its clients ignore unknown fields.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from shared.messages.kinds import CodeRun
 from shared.messages.outcomes import Evidence
 
 SKIPPED_NAME: Final = "IGNORE_THIS_FILE"
-"""SandboxFusion skips uploaded files whose name holds this; its data sets use it."""
+"""SandboxFusion skips uploaded files whose name contains this; its data sets use it."""
 KILLED: Final = -9
-"""Return code shown for a program we killed for memory or output, as a shell's parent would see SIGKILL."""
+"""Return code of a program that was killed for memory or output, as a shell's parent would see SIGKILL."""
 
 
 class CodeRunGrader:
-    """Runs a program once. It knows no right or wrong: `passed` stays None."""
+    """Runs a program once. It does not judge: `passed` stays None."""
 
     kind = "code.run"
     params = CodeRun
@@ -63,10 +63,10 @@ class CodeRunGrader:
 
 
 def decoded_files(files: Mapping[str, str | None]) -> dict[str, bytes]:
-    """Uploaded files by relative path; null contents and names with SKIPPED_NAME are left out.
+    """Return uploaded files by relative path, without null contents and names that contain SKIPPED_NAME.
 
     Raises:
-        ValueError: not base64 (white space aside), or a path that is absolute or climbs out of the working directory.
+        ValueError: not base64 (white space is ignored), or a path that is absolute or leaves the working directory.
     """
     decoded = {}
     for path, content in files.items():
@@ -103,7 +103,9 @@ def _verdict(compiled: Compiled | None, end: Exit | None, *, spent: list[Exit]) 
 
 
 def command_result(end: Exit) -> dict[str, Any]:
-    """One command in SandboxFusion's words: `return_code` is null after a timeout, negative after a signal."""
+    """Return one command's result as SandboxFusion does: `return_code` is null after a timeout, negative after a
+    signal.
+    """
     timed_out = end.ended_by in TIMED_OUT
     return {
         "status": "TimeLimitExceeded" if timed_out else "Finished",
@@ -115,7 +117,7 @@ def command_result(end: Exit) -> dict[str, Any]:
 
 
 def decoded_output(data: bytes, *, truncated: bool) -> str:
-    """Output as text. What is not UTF-8 becomes `[DecodeError] ...` as in SandboxFusion, unless only our cut did it."""
+    """Return output as text. Invalid UTF-8 gives `[DecodeError] ...` as in SandboxFusion, unless our cut broke it."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -1,10 +1,9 @@
 """`code.stdio`: a program against tests of stdin and stdout.
 
-Expected outputs never enter the walls: a job gets one test's stdin, its stdout comes back and is compared here. Each
-test is a job of its own, so no test sees what another left behind. Tests are independent, so they spread over the
-granted cores, one core each: this is the kind that scales with its units. A program never has more than one core, so
-that what it is judged by does not depend on what was granted; nor does the verdict, which is the one that the tests
-would give one after another.
+Expected outputs never enter the walls: a job gets one test's stdin, and its stdout is compared here. Each test is a
+separate job, so no test sees what another left behind. Tests are independent, so they spread over the granted cores,
+one core each: this kind scales with its units. A program never has more than one core, so its result does not depend on
+the grant. The verdict does not either: it is the one that the tests would give one after another.
 """
 
 from __future__ import annotations
@@ -36,22 +35,22 @@ from shared.messages.kinds import CodeStdio, StdioTest
 from shared.messages.outcomes import Evidence
 
 TEST_TAIL_CHARS: Final = 400
-"""Kept of the output of each failed test."""
+"""Characters kept of the output of each failed test."""
 DETAILED_TESTS: Final = 20
-"""Failed tests whose output is kept; 1,000 tests must not make a result of a megabyte."""
+"""Failed tests whose output is kept: 1,000 tests must not make a result of a megabyte."""
 
 
 _MOST_PRINTED: Final = Limits().output_bytes
 
 
 def _can_be_printed(expected: str) -> bool:
-    """Whether a program's output may be as long, the newline that `print` adds included."""
-    shortest = len(expected) < _MOST_PRINTED // 4  # nearly every test: not encoded to be counted
+    """Return True if a program may print this output, including the newline that `print` adds."""
+    shortest = len(expected) < _MOST_PRINTED // 4  # true for nearly every test, which need not be encoded then
     return shortest or len(expected.encode("utf-8", "surrogatepass")) < _MOST_PRINTED
 
 
 class CodeStdioGrader:
-    """Per-test verdicts; the score is the fraction passed, or all or nothing."""
+    """Per-test verdicts. The score is the fraction that passed, or all or nothing."""
 
     kind = "code.stdio"
     params = CodeStdio
@@ -86,7 +85,7 @@ class CodeStdioGrader:
 
 
 class _Session:
-    """The tests of one action: cores take the next test in order until none is left that could matter."""
+    """The tests of one action. Each core takes the next test in order, until no remaining test can matter."""
 
     def __init__(
         self, builder: Builder, program: Program, compiled: Compiled | None, params: CodeStdio, bench: Bench
@@ -98,12 +97,12 @@ class _Session:
         self._bench = bench
         self._next = 0
         self._stop = len(params.tests)
-        """Tests from here on have no say: one before them decided."""
+        """Tests from this one on do not count, because an earlier test decided."""
         self._running: dict[int, asyncio.Task[None]] = {}
         self._results: dict[int, _TestResult | None] = {}
-        """By test; None where the stage's limit came before its end, which is no word on the program."""
+        """By test; None if the stage's limit ended it, which is not a verdict on the program."""
         self.ends: list[Exit] = []
-        """Of every job that ran to an end, in no order."""
+        """Ends of all jobs that ran to an end, in no order."""
 
     async def verdict(self, left_s: float) -> Verdict:
         """Run the tests with `left_s` wall seconds on every core, and sum up."""
@@ -117,7 +116,7 @@ class _Session:
 
     async def _work(self, core: int, left_s: float) -> None:
         task = asyncio.current_task()
-        assert task is not None  # it runs in one
+        assert task is not None  # this coroutine runs in a task
         while self._next < self._stop:
             index, self._next = self._next, self._next + 1
             self._running[index] = task

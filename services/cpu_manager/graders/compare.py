@@ -1,6 +1,6 @@
-"""When an output equals the expected one: the compare modes of `code.stdio`.
+"""Equality of an output and the expected one: the compare modes of `code.stdio`.
 
-Pure and in the manager: a program's output is data here, bounded by the sandbox, and every mode is linear in it.
+Pure, and run in the manager: a program's output is data here, bounded by the sandbox, and every mode is linear in it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Final, Literal
 Compare = Literal["lines", "exact", "tokens", "numeric"]
 
 RELATIVE_TOLERANCE: Final = 1e-5
-"""`numeric`: difference allowed, relative to the expected number (SandboxFusion's CommonOJ uses the same)."""
+"""For `numeric`: allowed difference, relative to the expected number (as in SandboxFusion's CommonOJ)."""
 LONGEST_NUMBER: Final = 64
-"""Characters. A longer token is compared as text: nobody prints a float so, and int() of it is quadratic."""
+"""Characters. A longer token is compared as text: no float is printed that long, and int() of it is quadratic."""
 
 
 def outputs_equal(actual: bytes, expected: str, compare: Compare) -> bool:
-    """Whether a program's stdout is the expected one. O(length); never raises for what a program printed."""
+    """Return True if a program's stdout equals the expected one. O(length). Never raises for what a program printed."""
     if compare == "exact":
         return actual == expected.encode("utf-8", "surrogatepass")
     return _COMPARE[compare](actual.decode("utf-8", "replace"), expected)
@@ -47,7 +47,7 @@ def _number_equal(actual: str, expected: str) -> bool:
     if max(len(actual), len(expected)) > LONGEST_NUMBER:
         return False
     if _is_integer(actual) and _is_integer(expected) and max(len(actual), len(expected)) > 15:
-        return int(actual) == int(expected)  # beyond 2**53 a float would call neighbours equal
+        return int(actual) == int(expected)  # above 2**53 different integers are equal as floats
     try:
         got, wanted = float(actual), float(expected)
     except ValueError:

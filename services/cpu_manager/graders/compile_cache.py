@@ -1,9 +1,9 @@
-"""One compile per source: the node's cache of compile results.
+"""The node's cache of compile results: each source is compiled once.
 
-Trainers post the same program once per test case, so the same source arrives many times at once. The first asker
-compiles on its own cores; askers that come meanwhile wait for its result. When the first is cancelled its compile dies
-with it, because its cores are taken back, and one of those who wait starts again on its own. So a result is never
-lost to a stranger's cancellation, and nothing ever runs on cores that were given back.
+Trainers post the same program once per test case, so the same source arrives many times at once. The first request
+compiles on its own cores; later ones wait for its result. If the first is cancelled, its compile is killed, because its
+cores are taken back, and one of the waiting requests starts again on its own cores. So another request's cancellation
+loses no result, and nothing runs on released cores.
 """
 
 from __future__ import annotations
@@ -20,42 +20,43 @@ from services.cpu_manager.graders.verdicts import LOST
 from services.cpu_manager.sandbox.protocol import Exit, Limits
 
 MAX_ENTRIES: Final = 512
-"""A GRPO batch of 128 prompts x 4 distinct programs; more only costs a recompile."""
+"""A GRPO batch of 128 prompts x 4 distinct programs. More programs only cost a recompile."""
 MAX_BYTES: Final = 256 << 20
 """A Go binary is 2 MB, a C++ one 20-200 KB."""
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a compile and what it made."""
+    """The end of a compile and its artifact."""
 
     end: Exit
-    """With its `files` emptied: they are the artifact."""
+    """Its `files` are emptied: they are the artifact."""
     artifact: Mapping[str, bytes]
-    """Relative path -> content of what the compiler wrote; empty when it failed."""
+    """Relative path -> content of what the compiler wrote; empty if it failed."""
     limits: Limits
-    """What the compile was allowed."""
+    """Limits of the compile."""
 
     @property
     def succeeded(self) -> bool:
-        """Whether there is something to run."""
+        """True if there is something to run."""
         return self.end.ended_by == "exit" and self.end.exit_code == 0
 
     @property
     def weight(self) -> int:
-        """Bytes this entry holds."""
+        """Bytes of this entry."""
         return sum(map(len, self.artifact.values())) + len(self.end.stdout) + len(self.end.stderr)
 
     def answers(self, limits: Limits) -> bool:
-        """Whether it answers an asker with these limits: one who would allow more may see another end."""
+        """Return True if the result holds for these limits too. With larger limits the compile may end differently."""
         if self.end.ended_by in ("exit", "signal"):
             return True
         return limits.wall_s <= self.limits.wall_s and limits.memory_bytes <= self.limits.memory_bytes
 
 
 def compile_key(tenant: str, language: str, source: str, files: Mapping[str, bytes]) -> bytes:
-    """Digest of all that a compile's result depends on. Tenants never share: a hit would tell who sent what.
+    """Return a digest of everything that a compile's result depends on.
 
-    Flags follow from the language, so they need no part of their own. O(bytes).
+    Tenants share no entries, because a hit would reveal what another tenant sent. Flags follow from the language, so
+    they are not included. O(bytes).
     """
     digest = hashlib.blake2b(digest_size=20)
     for part in (tenant.encode(), language.encode(), source.encode("utf-8", "surrogatepass")):
@@ -67,7 +68,7 @@ def compile_key(tenant: str, language: str, source: str, files: Mapping[str, byt
 
 
 class CompileCache:
-    """Least recently used first out, bounded in entries and in bytes. For one event loop."""
+    """A cache bounded in entries and in bytes; the least recently used is evicted first. For one event loop."""
 
     def __init__(self, *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
         self._max_entries = max_entries
@@ -79,9 +80,9 @@ class CompileCache:
     async def get(
         self, key: bytes, limits: Limits, compile_now: Callable[[], Awaitable[Compiled]]
     ) -> tuple[Compiled, bool]:
-        """The result under `key`, compiled now if nobody has it; the flag says whether this call did the work.
+        """Return the result under `key`, compiled now if there is none, and True if this call compiled it.
 
-        Failures of the program are kept like successes; a `lost` compile is handed to those who wait but not kept.
+        Failures of the program are kept like successes. A `lost` compile is returned to waiting calls but not kept.
         """
         while True:
             kept = self._look_up(key, limits)
@@ -112,7 +113,7 @@ class CompileCache:
             return compiled
         finally:
             del self._flights[key]
-            flight.set_result(compiled)  # None: this asker is gone; the first of those who wait leads next
+            flight.set_result(compiled)  # None: this call was cancelled; the first of the waiting ones compiles next
 
     def _keep(self, key: bytes, compiled: Compiled) -> None:
         replaced = self._kept.pop(key, None)
@@ -126,7 +127,7 @@ class CompileCache:
             self._bytes -= dropped.weight
 
     def check(self) -> None:
-        """Assert the bounds and the ledger; tests call it after every step."""
+        """Assert the bounds and the byte count; tests call it after every step."""
         assert self._bytes == sum(compiled.weight for compiled in self._kept.values())
         assert self._bytes <= self._max_bytes
         assert len(self._kept) <= self._max_entries

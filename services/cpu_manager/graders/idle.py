@@ -1,4 +1,4 @@
-"""Kinds that touch no sandbox: they measure the mesh and stand for work that waits."""
+"""Kinds without a sandbox: they measure the mesh and represent work that waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.messages.outcomes import Evidence
 
 
 class NoopGrader:
-    """Answers at once with what it was sent."""
+    """Answers at once with what it received."""
 
     kind = "noop"
     params = Noop
@@ -18,13 +18,13 @@ class NoopGrader:
     evidence: Evidence = ""
 
     async def grade(self, params: Noop, bench: Bench) -> Verdict:
-        """The echo, if there is one."""
+        """Return the echo, if there is one."""
         del bench
         return Verdict(status="ok", output={"echo": params.echo} if params.echo else {})
 
 
 class SleepGrader:
-    """Waits without a core; longer than the stage's limit is a timeout, met exactly at the limit."""
+    """Waits without a core. If it is longer than the stage's limit, it times out exactly at the limit."""
 
     kind = "sleep"
     params = Sleep

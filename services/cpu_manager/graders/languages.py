@@ -1,4 +1,4 @@
-"""Names of languages: what clients write, and the one name we use for each."""
+"""Names of languages: the names that clients use, and the canonical name of each."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ALIASES: Final[Mapping[str, str]] = {
 
 
 def canonical(language: str) -> str:
-    """Our name of a language, whatever its case or alias; an unknown name comes back in lower case."""
+    """Return the canonical name of a language, whatever its case or alias; an unknown name in lower case."""
     name = language.strip().lower()
     return ALIASES.get(name, name)
 
 
 def missing(language: str, available: Iterable[str]) -> str:
-    """The sentence for a language this node cannot run; it must never look like the program's own compile error."""
+    """Return the message for a language without a toolchain here; it must not look like a compile error."""
     have = ", ".join(sorted(available)) or "none"
     return f"This node has no toolchain for {language!r} (it has: {have}). Send the action to a node that has one."

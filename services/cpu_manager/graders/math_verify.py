@@ -1,7 +1,7 @@
 """`math.verify`: a model's answer against gold, by the math-verify library.
 
-Its parser walks hostile text with backtracking patterns and sympy, which no exception can stop. So it runs in the
-walls, in an interpreter that has it imported already (the `math` zygote).
+Its parser processes hostile text with backtracking patterns and sympy, which no exception can stop. So it runs inside
+the walls, in an interpreter that has already imported it (the `math` zygote).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from shared.messages.kinds import MathVerify
 from shared.messages.outcomes import Evidence
 
 MEMORY_BYTES: Final = 1 << 30
-"""sympy is 60 MB; the rest is for numbers such as 9^9^9^9, which end here."""
+"""sympy needs 60 MB; the rest is for numbers such as 9^9^9^9, which reach this limit."""
 
 
 class MathVerifyGrader:
-    """Right when math-verify holds the parsed answers equal."""
+    """Right if math-verify considers the parsed answers equal."""
 
     kind = "math.verify"
     params = MathVerify
@@ -62,7 +62,7 @@ class MathVerifyGrader:
 
 
 def _no_report(end: Exit) -> Verdict:
-    """A crash is the text's doing, and wrong. An orderly end without an answer is our own library's: no verdict."""
+    """A crash is caused by the text: wrong. A normal exit without an answer is the library's fault: refused."""
     reason = f"math-verify gave no answer: the job {how_it_ended(end)}."
     if end.ended_by == "signal":
         return wrong(end, "ParserCrashed", reason)

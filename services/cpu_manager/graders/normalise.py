@@ -1,6 +1,6 @@
 """Normal forms of short answers: the modes of `answer.match`.
 
-Pure, linear in the text, and free of patterns that a caller chooses, so they may run in the manager's own process.
+Pure, linear in the text, and without patterns from callers, so they may run in the manager's own process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, Literal
 Mode = Literal["exact", "casefold", "squad", "number", "choice"]
 
 LONGEST_NUMBER: Final = 64
-"""Characters; longer runs of digits are compared as text."""
+"""Characters. Longer runs of digits are compared as text."""
 
 _ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
@@ -29,11 +29,11 @@ _MARKED_CHOICE: Final = re.compile(
 
 
 def normal_form(text: str, mode: Mode) -> str | None:
-    """The text's normal form; None where it holds nothing of the kind (no number, no choice).
+    """Return the text's normal form; None if it contains nothing of the kind (no number, no choice).
 
-    exact: as it is. casefold: case folded, blanks collapsed. squad: also without punctuation and articles (the SQuAD
+    exact: unchanged. casefold: case folded, blanks collapsed. squad: also without punctuation and articles (the SQuAD
     evaluation's rule). number: the last number, exactly (1,000.0 is 1000; 1/2 is 0.5; signs of currency and percent
-    do not count). choice: one letter, the last one marked as the answer, else the last one that stands alone.
+    are ignored). choice: one letter, the last one marked as the answer, else the last single letter.
     """
     return _FORMS[mode](text)
 
@@ -80,7 +80,7 @@ def _choice(text: str) -> str | None:
     alone: list[str] = _CHOICE.findall(text)
     if not alone:
         return None
-    capitals = [letter for letter in alone if letter.isupper() and letter != "I"]  # prose is full of "a" and "I"
+    capitals = [letter for letter in alone if letter.isupper() and letter != "I"]  # "a" and "I" are common words
     return (capitals or alone)[-1].upper()
 
 

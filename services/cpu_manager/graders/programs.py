@@ -1,4 +1,4 @@
-"""Programs in any language the node has: compile once, run as often as asked."""
+"""Programs in any language of the node: compiled once, run any number of times."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from services.cpu_manager.sandbox.protocol import Job, Limits
 
 DEFAULT_MEMORY_MB: Final = 1024
 COMPILE_MEMORY_MB: Final = 2048
-"""At least this much for a compiler, however little the program may use: g++ on the bits/stdc++ header takes 300 MB,
-a Go link 600 MB, and a compiler killed for memory would look like the program's fault."""
+"""Least memory for a compiler, however little the program may use: g++ on the bits/stdc++ header takes 300 MB, a Go
+link 600 MB, and a compiler killed for memory would look like the program's fault."""
 COMPILE_DISK_BYTES: Final = 512 << 20
 COMPILE_PIDS: Final = 256
 """Go and Java compilers start a thread for every few packages."""
 
 
 class LanguageMissingError(Exception):
-    """The node has no toolchain for the language; the message is the sentence for the client."""
+    """The node has no toolchain for the language. The message is for the client."""
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,12 +36,12 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def limits_of(wall_s: float, cores: int, memory_mb: int | None) -> Limits:
-    """Limits of one run on `cores` exclusive cores: it cannot use more CPU seconds than the wall allows anyway."""
+    """Return limits of one run on `cores` exclusive cores. CPU time is bounded by what the wall time allows anyway."""
     return Limits(wall_s=wall_s, cpu_s=wall_s * cores + 1.0, memory_bytes=(memory_mb or DEFAULT_MEMORY_MB) << 20)
 
 
 class Builder:
-    """Makes programs ready to run, each source once (compile_cache)."""
+    """Prepares programs to run; compiles each source once (compile_cache)."""
 
     def __init__(self, languages: Mapping[str, LanguageInfo], cache: CompileCache) -> None:
         self._languages = languages
@@ -50,10 +50,10 @@ class Builder:
     async def compile(
         self, program: Program, bench: Bench, timeout_s: float, memory_mb: int | None
     ) -> tuple[Compiled | None, bool]:
-        """The compiled program, None for an interpreted one; the flag says whether this call spent time on it.
+        """Return the compiled program (None if interpreted), and True if this call spent time on compiling.
 
         Raises:
-            LanguageMissingError: this node cannot; nothing was run.
+            LanguageMissingError: this node has no toolchain; nothing was run.
         """
         language = self._language(program)
         if not language.compiled:
@@ -77,7 +77,7 @@ class Builder:
     def run_job(
         self, program: Program, compiled: Compiled | None, stdin: bytes, fetch: tuple[str, ...], limits: Limits
     ) -> Job:
-        """The job for one run of a program whose compile succeeded or was not needed."""
+        """Return the job for one run of a program whose compile succeeded or was not needed."""
         runnable = program.source if compiled is None else compiled.artifact
         return run_job(self._language(program), runnable, stdin, program.files, limits, fetch=fetch)
 

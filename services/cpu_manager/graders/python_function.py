@@ -1,7 +1,7 @@
-"""`python.function`: the trainer's own `compute_score` module, run in the walls.
+"""`python.function`: the trainer's own `compute_score` module, run inside the walls.
 
-The module is the trainer's word on its rewards; the solution is data to it. But many such modules execute the
-solution, so nothing of it runs outside, and the evidence is always `in-process`.
+The module defines the trainer's rewards; the solution is data to it. But many such modules execute the solution, so no
+part of the module runs outside, and the evidence is always `in-process`.
 
 | what happened | verdict |
 | --- | --- |
@@ -10,7 +10,7 @@ solution, so nothing of it runs outside, and the evidence is always `in-process`
 | exit, BaseException, signal, memory or output limit after the call began | not passed, the stage's `error_score` |
 | time limit | `timeout` |
 
-A sample that ends its grader is scored and not masked: a policy would learn to end it.
+A sample that ends its grader is scored, not masked. Otherwise a policy would learn to end it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shared.messages.outcomes import Evidence
 
 
 class PythonFunctionGrader:
-    """The score is what the function returned; keys beside `score` are kept in the output."""
+    """The score is the function's result; keys beside `score` are kept in the output."""
 
     kind = "python.function"
     params = PythonFunction
@@ -61,7 +61,7 @@ class PythonFunctionGrader:
 
 
 def zygote_of(tenant: str, module: str) -> str:
-    """The interpreter that actions of one tenant and one module share; nobody else's code is ever forked from it."""
+    """Return the name of the zygote for one tenant and one module. No other code is forked from it."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (tenant, module):
         encoded = part.encode("utf-8", "surrogatepass")
@@ -71,12 +71,12 @@ def zygote_of(tenant: str, module: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The verdicts on one call."""
+    """Converts the end of one call to a verdict."""
 
     function: str
     bench: Bench
     begun: bool
-    """The call had begun."""
+    """True if the call had begun."""
 
     def verdict(self, end: Exit, report: Report | None) -> Verdict:
         decided = verdict_of_end(end)

@@ -22,11 +22,11 @@ from services.cpu_manager.sandbox.languages import LanguageInfo
 def build_graders(
     languages: Mapping[str, LanguageInfo], *, cache: CompileCache | None = None
 ) -> Mapping[str, Grader[Any]]:
-    """The graders of one node, which share one compile cache. No IO here; all graders work on one event loop.
+    """Return the graders of one node. They share one compile cache and work on one event loop. No IO here.
 
     Args:
-        languages: what the node has (`sandbox.languages.languages()`), by canonical name.
-        cache: for a size of its own; None makes one with the usual bounds.
+        languages: the node's languages (`sandbox.languages.languages()`), by canonical name.
+        cache: a cache of another size; None: a cache with the default bounds.
     """
     builder = Builder(languages, cache if cache is not None else CompileCache())
     graders: list[Grader[Any]] = [

@@ -1,9 +1,9 @@
-"""The seal: how a grader knows that a report was written by the harness, and at its end.
+"""The seal: proof that the harness wrote a report, and wrote it at its end.
 
-Each run gets a fresh nonce. It enters the walls at the head of the harness's payload, rests where the program cannot
-name it (`sandbox/harnesses/sealed.py` says where) and comes back at the head of the report, written only after the
-last step. A report without it may tell of a failure, since anybody may say of himself that he failed; it never tells
-of a success.
+Each run gets a fresh nonce. It enters the walls at the head of the harness's payload, is kept where the program cannot
+name it (see `sandbox/harnesses/sealed.py`) and returns at the head of the report, which is written only after the last
+step. A report without the nonce may state a failure, because a program may claim its own failure; it never states a
+success.
 """
 
 from __future__ import annotations
@@ -17,30 +17,32 @@ from typing import Any, Final
 import msgspec
 
 NONCE_BYTES: Final = 32
-"""Length of the nonce on the wire: 16 random bytes as hexadecimal text."""
+"""Length of the nonce as sent: 16 random bytes as hexadecimal text."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a harness said."""
+    """A harness's report."""
 
     sealed: bool
-    """True: it carries this run's nonce, so the harness came to its end."""
+    """True if it has this run's nonce, so the harness came to its end."""
     told: dict[str, Any]
-    """Its details. From an unsealed report these are claims of the program about its own failure."""
+    """Its details. In an unsealed report these are claims of the program about its own failure."""
 
 
 def new_nonce() -> bytes:
-    """A nonce for one run, NONCE_BYTES long."""
+    """Return a nonce for one run, NONCE_BYTES long."""
     return secrets.token_hex(NONCE_BYTES // 2).encode()
 
 
 def pack(nonce: bytes, secret: object) -> bytes:
-    """The harness's payload: the nonce, then `secret` marshalled: the harness reads it without importing anything."""
+    """Return the harness's payload: the nonce, then `secret` marshalled, so that the harness needs no import to read
+    it.
+    """
     return nonce + marshal.dumps(msgspec.to_builtins(secret))
 
 
 def unpack(report: bytes, nonce: bytes) -> Report | None:
-    """Read a report; None where there is none or it is garbage (which is never a success)."""
+    """Read a report; None if it is missing or malformed (which is never a success)."""
     sealed = hmac.compare_digest(report[:NONCE_BYTES], nonce)
     body = report[NONCE_BYTES:] if sealed else report
     try:
@@ -50,10 +52,10 @@ def unpack(report: bytes, nonce: bytes) -> Report | None:
 
 
 def _decoded(body: bytes) -> dict[str, Any]:
-    """JSON that may hold halves of surrogate pairs, as Python's encoder writes them: they become question marks.
+    """Decode JSON that may contain lone surrogates, as Python's encoder writes them: they become question marks.
 
     Raises:
-        ValueError, RecursionError: it is no JSON object.
+        ValueError, RecursionError: it is not a JSON object.
     """
     try:
         return msgspec.json.decode(body, type=dict[str, Any])

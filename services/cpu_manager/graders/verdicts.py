@@ -1,11 +1,11 @@
-"""From the end of a job to a verdict: the one table.
+"""Table from the end of a job to a verdict.
 
 | the job ended by | verdict |
 | --- | --- |
-| `lost`, `cancelled` | `lost`: ours, tried again, never a score |
-| `wall-limit`, `cpu-limit` | `timeout`: not passed; the task says its score |
+| `lost`, `cancelled` | `lost`: our failure, retried, never a score |
+| `wall-limit`, `cpu-limit` | `timeout`: not passed; the task defines its score |
 | `memory-limit`, `output-limit` | `ok`, not passed, score 0, the limit's name in `output.error_class` |
-| `exit`, `signal` | the grader looks at what the program left behind |
+| `exit`, `signal` | the grader reads the program's results |
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ ERROR_CLASSES: Final[Mapping[EndedBy, str]] = {
     "output-limit": "OutputLimitExceeded",
     "signal": "KilledBySignal",
 }
-"""Public name of each way to end that is not an ordinary exit (`output.error_class`)."""
+"""Public name of each way to end other than an ordinary exit (`output.error_class`)."""
 
 TIMED_OUT: Final[frozenset[EndedBy]] = frozenset({"wall-limit", "cpu-limit"})
 LOST: Final[frozenset[EndedBy]] = frozenset({"lost", "cancelled"})
 TAIL_CHARS: Final = 2000
-"""Characters kept of a program's output in a result: the end, where tracebacks are."""
+"""Characters kept of a program's output in a result: the end, which contains tracebacks."""
 
 
 def verdict_of_end(end: Exit) -> Verdict | None:
-    """The verdict that the way a job ended decides alone; None where the program ended by itself."""
+    """Return the verdict if the end of the job alone decides it; None if the program ended by itself."""
     if end.ended_by in LOST:
         return lost(end)
     if end.ended_by in TIMED_OUT:
@@ -52,7 +52,7 @@ def verdict_of_end(end: Exit) -> Verdict | None:
 
 
 def lost(end: Exit) -> Verdict:
-    """Our failure: no verdict on the program, to be tried again."""
+    """Return a failure of ours: no verdict on the program, to be retried."""
     return Verdict(
         status="lost",
         reason=end.detail or f"The sandbox gave no verdict (job {end.ended_by}).",
@@ -62,7 +62,7 @@ def lost(end: Exit) -> Verdict:
 
 
 def wrong(end: Exit, error_class: str, reason: str, **details: object) -> Verdict:
-    """The program is at fault: not passed, score 0, with the kind of fault for people and counters."""
+    """Return a verdict against the program: not passed, score 0, with the kind of fault for people and counters."""
     return Verdict(
         status="ok",
         passed=False,
@@ -75,12 +75,12 @@ def wrong(end: Exit, error_class: str, reason: str, **details: object) -> Verdic
 
 
 def refused(reason: str, output: Mapping[str, Any] | None = None) -> Verdict:
-    """This node cannot do it, or the trainer's own part failed: no score, and a sentence that says what to do."""
+    """Return a refusal: this node cannot do it, or the trainer's part failed. No score; the reason says what to do."""
     return Verdict(status="refused", output=dict(output or {}), reason=reason)
 
 
 def charged(verdict: Verdict, ends: Iterable[Exit]) -> Verdict:
-    """The verdict with what all its jobs used: CPU seconds summed, memory at its peak."""
+    """Return the verdict with the usage of all its jobs: the sum of CPU seconds, the peak of memory."""
     all_ends = list(ends)
     return msgspec.structs.replace(
         verdict,
@@ -90,12 +90,12 @@ def charged(verdict: Verdict, ends: Iterable[Exit]) -> Verdict:
 
 
 def tail(data: bytes, chars: int = TAIL_CHARS) -> str:
-    """The last characters of an output as text; what is not UTF-8 is shown as U+FFFD."""
+    """Return the last characters of an output as text; invalid UTF-8 is shown as U+FFFD."""
     return data[-4 * chars :].decode("utf-8", "replace")[-chars:]
 
 
 def how_it_ended(end: Exit) -> str:
-    """One clause for people: `exited with 3`, `was killed by signal 11`."""
+    """Return one clause for people: `exited with 3`, `was killed by signal 11`."""
     if end.ended_by == "signal":
         return f"was killed by signal {end.signal}"
     return f"exited with {end.exit_code}"

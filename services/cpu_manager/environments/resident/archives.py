@@ -1,4 +1,4 @@
-"""Trees in and out as tar archives. A child process does the work, so it can be killed and has its own memory.
+"""Trees in and out as tar archives. A child process does the work: it can be killed, or run out of memory, alone.
 
 Only that child imports the archive modules.
 """

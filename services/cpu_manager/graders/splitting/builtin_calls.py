@@ -1,4 +1,4 @@
-"""Calls of builtins and of `math`: computed for constants, recorded or kept for later for results."""
+"""Calls of builtins and of `math`: computed for constants, recorded or deferred for results."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from services.cpu_manager.graders.splitting.symbols import Pure, Scope, is_const
 
 
 class Reader(Protocol):
-    """What reads the arguments."""
+    """Reads the arguments."""
 
     def read(self, node: ast.expr, scope: Scope) -> Any:
-        """A constant, a register, or an operation for later."""
+        """Return a constant, a register, or a deferred operation."""
 
     def constant(self, node: ast.expr, scope: Scope) -> Any:
-        """The expression where it is known now."""
+        """Return the value of an expression that is known now."""
 
     def operand(self, found: Any) -> Any:
-        """What was read, as an operand of an operation for later."""
+        """Return a value that was read, as an operand of a deferred operation."""
 
     def counted_elements(self, node: ast.expr, scope: Scope) -> list[Any]:
-        """The elements of a constant whose order is known, charged to the steps."""
+        """Return the elements of a constant whose order is known, charged to the steps."""
 
 
 class BuiltinCalls:
-    """Reads calls of builtins and of `math`. Every method raises UnsplittableError for what has no form here."""
+    """Reads calls of builtins and of `math`. Every method raises UnsplittableError for unsupported forms."""
 
     def __init__(self, reader: Reader, recorder: Recorder, steps: Steps) -> None:
         self._reader = reader
@@ -45,7 +45,7 @@ class BuiltinCalls:
         self._steps = steps
 
     def math(self, function: Pure, node: ast.Call, scope: Scope) -> Any:
-        """A function of `math`, of constants and at most one result."""
+        """Read a function of `math`, of constants and at most one result."""
         arguments = [self._reader.operand(self._reader.read(one, scope)) for one in node.args]
         options = {one.arg: self._reader.constant(one.value, scope) for one in node.keywords if one.arg is not None}
         stated = [one for one in arguments if is_constant(one)]
@@ -59,7 +59,7 @@ class BuiltinCalls:
         return self._recorder.later(lambda *operands: operation(*operands, **options), *arguments)
 
     def builtin(self, name: str, node: ast.Call, scope: Scope) -> Any:
-        """A builtin of a constant or a result; its further arguments are constants."""
+        """Read a builtin of a constant or a result; its further arguments are constants."""
         if name == "isinstance" and len(node.args) == 2 and not node.keywords:
             return self._is_instance(node, scope)
         if name not in INSIDE or (not node.args and (name not in OF_ELEMENTS or name == "len" or node.keywords)):
@@ -108,7 +108,7 @@ class BuiltinCalls:
 
 
 def math_member(name: str) -> Any:
-    """A member of the module `math`."""
+    """Return a member of the module `math`."""
     if name not in MATHS:
         raise UnsplittableError(f"math.{name}")
     found = MATHS[name]
@@ -116,7 +116,7 @@ def math_member(name: str) -> Any:
 
 
 def _has_options(name: str, options: list[Any], named: dict[str, Any]) -> bool:
-    """Whether these further arguments of a builtin say nothing of an expected value."""
+    """Return True if these further arguments of a builtin reveal nothing of an expected value."""
     if name == "round" and len(options) + len(named) == 1:
         return all(map(is_digits, options)) and all(key == "ndigits" and is_digits(named[key]) for key in named)
     if name == "int" and len(options) + len(named) == 1:

@@ -1,6 +1,6 @@
-"""Expressions of the tests: constants are computed, calls of the program recorded, a few operations kept for later.
+"""Expressions of the tests: constants are computed, calls of the program recorded, a few operations deferred.
 
-What is not named here is not split. docs/graders.md lists the forms.
+Forms without a method here are not split. docs/graders.md lists the forms.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from services.cpu_manager.graders.splitting.values import PlainDict, PlainSet
 _METHODS: Final = frozenset(
     name for kind in (str, bytes, list, tuple, dict, set, int, float, complex) for name in dir(kind)
 )
-"""Names that plain data have. `f().startswith("a")` would let the program judge the expected value."""
+"""Names of methods of plain data. `f().startswith("a")` would let the program judge the expected value."""
 
 
 class Expressions:
-    """Reads expressions. Every method raises UnsplittableError for what has no form here."""
+    """Reads expressions. Every method raises UnsplittableError for unsupported forms."""
 
     def __init__(self, recorder: Recorder, steps: Steps) -> None:
         self._recorder = recorder
@@ -40,7 +40,7 @@ class Expressions:
         self._in_argument = False
 
     def read(self, node: ast.expr, scope: Scope) -> Any:
-        """A constant, a register, or an operation for later."""
+        """Return a constant, a register, or a deferred operation."""
         self._steps.take()
         reader: Callable[[Any, Scope], Any] | None = getattr(self, f"_read_{type(node).__name__.lower()}", None)
         if reader is None:
@@ -48,15 +48,17 @@ class Expressions:
         return reader(node, scope)
 
     def constant(self, node: ast.expr, scope: Scope) -> Any:
-        """The expression where it is known now."""
+        """Return the value of an expression that is known now."""
         found = self.read(node, scope)
         if not is_constant(found):
             raise UnsplittableError("not a constant")
         return found
 
     def check(self, test: ast.expr, scope: Scope, line: int, message: str) -> None:
-        """Record an assertion. Of `and`, of a chain, and of `all` over constants, each part is one of its own: Python
-        stops at the first that is false as well.
+        """Record an assertion.
+
+        The parts of `and`, of a chain, and of `all` over constants are recorded one by one: Python also stops at the
+        first that is false.
         """
         self._steps.take()
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
@@ -84,7 +86,7 @@ class Expressions:
             left = self.read(node.left, scope)
             return self._compared(node.ops[0], left, self.read(node.comparators[0], scope))
         found = self.read(node, scope)
-        if isinstance(found, Register):  # the truth of a program's own object is asked inside
+        if isinstance(found, Register):  # the truth of a program's own object is evaluated inside
             return self._recorder.use(self._recorder.add("apply", "bool", found.index, [], []))
         if not isinstance(found, Later):
             raise UnsplittableError("no result")
@@ -100,7 +102,7 @@ class Expressions:
         return self._recorder.later(COMPARISONS[name], self.operand(left), self.operand(right))
 
     def operand(self, found: Any) -> Any:
-        """What was read, as an operand of an operation for later."""
+        """Return a value that was read, as an operand of a deferred operation."""
         if isinstance(found, Register):
             return self._recorder.use(found)
         if isinstance(found, Hidden | Pure):
@@ -108,7 +110,7 @@ class Expressions:
         return found
 
     def elements(self, node: ast.expr, scope: Scope) -> Iterator[Any]:
-        """The elements of a constant whose order is known."""
+        """Yield the elements of a constant whose order is known."""
         found: Any
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
             if not scope.is_builtin("range") or node.keywords:
@@ -123,13 +125,13 @@ class Expressions:
             yield element
 
     def counted_elements(self, node: ast.expr, scope: Scope) -> list[Any]:
-        """The elements of a constant whose order is known, charged to the steps."""
+        """Return the elements of a constant whose order is known, charged to the steps."""
         found = list(self.elements(node, scope))
         self._steps.take_value(found)
         return found
 
     def rounds(self, generators: list[ast.comprehension], scope: Scope) -> Iterator[Scope]:
-        """One scope for each round of a comprehension over a constant."""
+        """Yield one scope for each round of a comprehension over a constant."""
         first, *others = generators
         if others or first.ifs or first.is_async:
             raise UnsplittableError("comprehension")
@@ -265,7 +267,7 @@ class Expressions:
         return self._recorder.call(self._attribute(function, scope), *self._arguments(node, scope))
 
     def _arguments(self, node: ast.Call, scope: Scope) -> tuple[list[Any], dict[str, Any]]:
-        """Constants, made for this call alone."""
+        """Return constants that are created for this call alone."""
         before, self._in_argument = self._in_argument, True
         arguments = [self.constant(one, scope) for one in node.args]
         keywords = {one.arg: self.constant(one.value, scope) for one in node.keywords if one.arg is not None}

@@ -1,4 +1,4 @@
-"""Comparing what the sandbox sent with a plan. The first deviation decides; nothing that comes after it is read."""
+"""Comparison of the sandbox's results with a plan. The first deviation decides; later results are not read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Decided = Literal["undecided", "passed", "failed", "error"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one run."""
+    """The state of one run's judgement."""
 
     decided: Decided = "undecided"
     """`failed`: an assertion was false. `error`: another exception. `undecided`: the results ended too early."""
@@ -30,7 +30,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def raised(told: dict[str, Any]) -> Finding:
-    """The finding where the program or its tests raised an exception, in the words of the harness or of the program."""
+    """Return the finding for an exception of the program or its tests, from the harness's or the program's report."""
     exception = str(told.get("exception", "Exception"))[:_NAME_CHARS]
     failed = exception == "AssertionError" or told.get("assertion") is True
     return Finding(
@@ -44,8 +44,8 @@ def raised(told: dict[str, Any]) -> Finding:
 class Judge:
     """Reads the results of one run of a plan, in pieces.
 
-    Its work is bounded for the whole report: results are read once, linear in their bytes, each operation on them is
-    applied once, and a comparison costs no more than its constant, which the plan's steps have counted.
+    The work for a whole report is bounded: results are read once, linear in their bytes; each operation on them is
+    applied once; and a comparison costs at most its constant, which the plan's steps have counted.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -56,11 +56,11 @@ class Judge:
         self.taken = 0
         """Bytes read so far."""
         self.waiting = 0
-        """Of these, bytes of a line whose end has not come."""
+        """Of these, bytes of an incomplete line."""
         self.finding = Finding()
 
     def take(self, piece: bytes) -> Finding:
-        """Read the next bytes of the report. Linear in their number; raises nothing."""
+        """Read the next bytes of the report. Linear in their number; never raises."""
         self.taken += len(piece)
         self.waiting += len(piece)
         self._pieces.append(piece)
@@ -117,7 +117,7 @@ class Judge:
                 return
         except (TooCostlyError, NotPlainError, RecursionError):
             self._decide("failed", "AssertionError", "a result is beyond the bounds of a comparison", check.line)
-        except Exception as error:  # noqa: BLE001  # as in one file: the operation's own exception leaves the test
+        except Exception as error:  # noqa: BLE001  # as in one file: the test ends with the operation's own exception
             self._decide("error", type(error).__name__, _shown(error), check.line)
         else:
             self._decide("failed", "AssertionError", check.message, check.line)
@@ -136,7 +136,7 @@ class Judge:
 
 
 def _shown(error: Exception) -> str:
-    """The exception's message, with Python's names of the types."""
+    """Return the exception's message with Python's names of the types."""
     message = str(error)[:_SHOWN_CHARS]
     for own, name in _OWN_NAMES.items():
         message = message.replace(own, name)

@@ -1,7 +1,7 @@
 """Operations on plain data: on constants while a text is read, and on results when they are judged.
 
-Constants are the tenant's, results are the sample's; both may be hostile. What an operation on constants makes is
-bounded before it is made. Operations on results are few, and cost no more than reading the result did.
+Constants are the tenant's, results are the sample's; both may be hostile. The size of a result of constants is bounded
+before it is computed. Operations on results are few, and cost no more than reading the result did.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from services.cpu_manager.graders.splitting.plan import Steps, UnsplittableError
 from services.cpu_manager.graders.splitting.values import PlainSet
 
 MOST_BITS: Final = 1 << 12
-"""Of an integer that the tests compute."""
+"""Most bits of an integer that the tests compute."""
 MOST_RESULT_BITS: Final = 1 << 16
-"""Of an integer that the tests compute with."""
+"""Most bits of an integer that the tests compute with."""
 
 Operation = Callable[..., Any]
 
 
 class TooCostlyError(Exception):
-    """A result is too large for the operation; the assertion has failed."""
+    """A result is too large for the operation; the assertion fails."""
 
 
 _NUMBERS: Final = (int, float)
@@ -31,7 +31,7 @@ _SEQUENCES: Final = (str, list, tuple)
 
 
 def is_number(value: Any) -> bool:
-    """An int, a float or a bool."""
+    """Return True for an int, a float or a bool."""
     return isinstance(value, _NUMBERS)
 
 
@@ -64,13 +64,13 @@ _ON_INTEGERS: Final[Mapping[str, Operation]] = {
     "BitXor": operator.xor,
 }
 ON_RESULTS: Final[Mapping[str, Operation]] = {"Add": operator.add, "Sub": operator.sub, "Div": operator.truediv}
-"""Of a result and a number that the tests state."""
+"""Operators for a result and a number that the tests state."""
 ON_RESULT: Final[Mapping[str, Operation]] = {"abs": abs, "float": float, "round": round}
 UNARY: Final[Mapping[str, Operation]] = {"USub": operator.neg, "UAdd": operator.pos, "Invert": operator.invert}
 
 
 def folded(name: str, one: Any, other: Any, steps: Steps) -> Any:
-    """A binary operator on constants. Raises UnsplittableError for all but numbers, and text and lists joined."""
+    """Apply a binary operator to constants. Raise UnsplittableError except for numbers, and text and lists joined."""
     if is_number(one) and is_number(other):
         if any(isinstance(side, int) and side.bit_length() > MOST_BITS for side in (one, other)):
             raise UnsplittableError("a large number")
@@ -120,7 +120,7 @@ def _absolute(value: Any) -> Any:
 
 
 def is_digits(value: Any) -> bool:
-    """A second argument of `round`."""
+    """Return True for a valid second argument of `round`."""
     return type(value) is int and abs(value) <= 20
 
 
@@ -134,16 +134,16 @@ OF_ELEMENTS: Final[Mapping[str, Operation]] = {
     "len": len,
     "sum": _numbers,
 }
-"""Builtins of constants, by what they take: values, or elements in order."""
+"""Builtins of constants: of values (`OF_CONSTANTS`), or of elements in order (`OF_ELEMENTS`)."""
 INSIDE: Final[frozenset[str]] = frozenset(
     {"abs", "all", "any", "bool", "dict", "float", "frozenset", "int", "len", "list", "max", "min", "repr", "round"}
     | {"set", "sorted", "str", "sum", "tuple"}
 )
-"""Builtins that the harness applies to the program's object itself, so they mean what they mean in Python."""
+"""Builtins that the harness applies to the program's object itself, so they have Python's own meaning."""
 TYPES: Final[frozenset[str]] = frozenset(
     {"bool", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple"}
 )
-"""What `isinstance` may ask for, inside."""
+"""Types that `isinstance` may check, inside."""
 MATHS: Final[Mapping[str, Any]] = {
     name: getattr(math, name)
     for name in ("pi", "e", "inf", "tau", "isclose", "isnan", "isinf", "isfinite", "sqrt", "floor", "ceil", "fabs")
@@ -151,7 +151,7 @@ MATHS: Final[Mapping[str, Any]] = {
 
 
 def small(operation: Operation) -> Operation:
-    """The operation with a bound on the integers that it is given."""
+    """Return the operation with a limit on its integer operands."""
 
     def bounded(*operands: Any, **options: Any) -> Any:
         for one in operands:
@@ -174,11 +174,11 @@ COMPARISONS: Final[Mapping[str, Operation]] = {
     "In": lambda element, container: element in container,
     "NotIn": lambda element, container: element not in container,
 }
-"""Of a result and a constant. Their cost is bounded by the constant's size, which the plan has counted."""
+"""Comparisons of a result and a constant. Their cost is bounded by the constant's size, which the plan has counted."""
 
 
 def comparable(name: str, constant: Any, *, result_is_left: bool) -> bool:
-    """Whether the comparison of any plain result with this constant is Python's own."""
+    """Return True if the comparison of any plain result with this constant is Python's own."""
     if name in ("Eq", "NotEq"):
         return True
     if name in ("Is", "IsNot"):

@@ -1,10 +1,10 @@
-"""Plain data on their way into the sandbox and back.
+"""Encoding of plain data on its way into the sandbox and back.
 
-Arguments go in as tagged tuples, marshalled with the plan: a scalar stands for itself, a container is `(tag, parts)`.
-The harness builds every argument anew from them (`sandbox/harnesses/calls.py`), and only there do dicts exist.
+Arguments enter as tagged tuples, marshalled with the plan: a scalar is itself, a container is `(tag, parts)`. The
+harness builds a new argument from them each time (`sandbox/harnesses/calls.py`), and dicts exist only there.
 
-Results come back as JSON, decoded by C code that limits its depth. Lists and scalars stand for themselves; all else is
-an object with one key, the tag. Nothing that arrives is executed, and JSON's own keys are text, whose hash is random.
+Results return as JSON, decoded by C code that limits its depth. Lists and scalars are themselves; anything else is an
+object with one key, the tag. Nothing received is executed, and JSON's own keys are text, whose hash is random.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _SCALARS: Final = frozenset({type(None), bool, int, float, str})
 
 
 def unpacked(node: Any, depth: int = 0) -> Any:
-    """A result from its JSON form. Linear in its size.
+    """Return a result from its JSON form. Linear in its size.
 
     Raises:
-        NotPlainError: it is nested deeper than MOST_DEPTH, or not what the harness writes.
+        NotPlainError: it is nested deeper than MOST_DEPTH, or the harness does not write such a form.
     """
     kind = type(node)
     if kind in _SCALARS:

@@ -10,10 +10,10 @@ from typing import Any, Final
 from services.cpu_manager.graders.splitting.values import PlainDict, PlainSet
 
 MOST_STEPS: Final = 20_000
-"""Work for one text, in steps of about 1 us: nodes read, loops unrolled; elements, and 64 characters each, of every
-constant that is made, passed to the program, or compared."""
+"""Most work for one text, in steps of about 1 us: nodes read, loops unrolled; elements, and 64 characters each, of
+every constant that is created, passed to the program, or compared."""
 _DEEPEST: Final = 50
-"""Levels of an argument, and operations inside each other."""
+"""Most levels of an argument, and of nested operations."""
 
 
 class UnsplittableError(Exception):
@@ -21,19 +21,19 @@ class UnsplittableError(Exception):
 
 
 class Steps:
-    """The budget of one text. Everything that costs time while a text is read is counted here first."""
+    """The budget of one text. All work on a text is counted here before it is done."""
 
     def __init__(self) -> None:
         self.taken = 0
 
     def take(self, count: int = 1) -> None:
-        """Raises UnsplittableError beyond MOST_STEPS."""
+        """Raise UnsplittableError beyond MOST_STEPS."""
         if self.taken + count > MOST_STEPS:
             raise UnsplittableError("too long")
         self.taken += count
 
     def take_value(self, value: Any) -> None:
-        """Count a constant with all its parts; one that stands in several places counts there."""
+        """Count a constant with all its parts. A part that occurs several times counts each time."""
         waiting = [value]
         while waiting:
             one = waiting.pop()
@@ -52,14 +52,14 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """An object of the program's interpreter, by the instruction that makes it."""
+    """An object in the program's interpreter, identified by the instruction that creates it."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The plain data of a register, as they arrived outside."""
+    """The plain data of a register, as received outside."""
 
     index: int
 
@@ -79,16 +79,16 @@ class Check:
 
     test: Any
     line: int
-    """In the text of the tests, from 1."""
+    """Line in the text of the tests, from 1."""
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One text of tests, split."""
+    """The plan of one text of tests."""
 
     payload: bytes
-    """The instructions, marshalled: no expected value is among them."""
+    """The instructions, marshalled. They contain no expected value."""
     events: tuple[Sent | Check, ...]
     """In the order of the text."""
 
@@ -97,8 +97,8 @@ class Plan:
 class Recorder:
     """Collects instructions and events while the text is read.
 
-    Python's order is kept: an assertion is made of calls of the program, then of operations outside. A text that has
-    them in another order is not split.
+    Python's order is kept: an assertion consists of calls of the program, then of operations outside. A text with
+    another order is not split.
     """
 
     steps: Steps
@@ -107,7 +107,7 @@ class Recorder:
     _registers: int = 0
     _wanted: list[int] = field(default_factory=list)
     _current: set[int] = field(default_factory=set)
-    """Registers that were sent and could not have changed since."""
+    """Registers that were sent and cannot have changed since."""
     _operated: bool = False
 
     def add(self, *instruction: Any) -> Register:
@@ -122,20 +122,20 @@ class Recorder:
         return register
 
     def call(self, function: Register, arguments: list[Any], keywords: dict[str, Any]) -> Register:
-        """A call with constants."""
+        """Record a call with constants."""
         seen: set[int] = set()
         packed = [self.packed(argument, seen) for argument in arguments]
         named = [(name, self.packed(argument, seen)) for name, argument in keywords.items()]
         return self.add("call", function.index, packed, named)
 
     def use(self, register: Register) -> Sent:
-        """The register's data outside, as they are after the last call before the next assertion."""
+        """Return the register's data outside, as of the last call before the next assertion."""
         if register.index not in self._wanted:
             self._wanted.append(register.index)
         return Sent(register.index)
 
     def later(self, operation: Callable[..., Any], *operands: Any, fallible: bool = True) -> Later:
-        """An operation outside. After one that may raise, the assertion can make no further call."""
+        """Return an operation outside. After one that may raise, the assertion can make no further call."""
         depth = 1 + max((one.depth for one in operands if isinstance(one, Later)), default=0)
         if depth > _DEEPEST:
             raise UnsplittableError("nested too deeply")
@@ -158,7 +158,7 @@ class Recorder:
         self._events.append(Check(test, line, message))
 
     def plan(self) -> Plan:
-        """The plan.
+        """Return the plan.
 
         Raises:
             UnsplittableError: no assertion depends on a result, so there would be nothing to compare outside.
@@ -168,7 +168,7 @@ class Recorder:
         return Plan(payload=marshal.dumps(self._instructions), events=tuple(self._events))
 
     def packed(self, value: Any, seen: set[int], depth: int = 0) -> Any:
-        """A constant in the form that the harness builds arguments from."""
+        """Return a constant in the form from which the harness builds arguments."""
         if depth > _DEEPEST:
             raise UnsplittableError("nested too deeply")
         if depth == 0:

@@ -1,4 +1,4 @@
-"""Plans by text: many samples are graded by the same tests."""
+"""Cache of plans by text: many samples are graded by the same tests."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from services.cpu_manager.graders.splitting.reading import MOST_CHARS, split
 MOST_PLANS: Final = 512
 _MOST_KEPT_CHARS: Final = 4 << 20
 _INLINE_CHARS: Final = 256
-"""Shorter texts take 3 ms at most, 0.1 ms as a rule, which is what a thread costs."""
+"""Shorter texts take 3 ms at most, usually 0.1 ms, which is the cost of a thread."""
 
 
 class Plans:
-    """The least recently used are forgotten beyond MOST_PLANS texts or 4 Mi characters."""
+    """The least recently used plans are dropped beyond MOST_PLANS texts or 4 Mi characters."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Plan | None] = OrderedDict()
         self._chars = 0
 
     async def get(self, text: str) -> Plan | None:
-        """The plan of a text of tests; None where it has none."""
+        """Return the plan of a text of tests; None if it has none."""
         if len(text) > MOST_CHARS:
             return None
         if text in self._kept:

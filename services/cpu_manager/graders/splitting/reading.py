@@ -1,4 +1,4 @@
-"""From the text of the tests to a plan: a strict list of statements, read one after another."""
+"""From the text of the tests to a plan: a strict list of statements, read in order."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _ALLOWED: Final = (ast.Module, *_STATEMENTS, *_PARTS, *_EXPRESSIONS)
 
 
 def split(text: str) -> Plan | None:
-    """Split the text of tests. About 2 us a character and 1 us a step, once: `Plans` keeps the results.
+    """Split the text of tests. Takes about 2 us a character and 1 us a step, once: `Plans` keeps the results.
 
-    Returns None where some part of the text has no form here. The text alone decides.
+    Returns None if a part of the text has an unsupported form. Only the text decides.
     """
     if len(text) > MOST_CHARS:
         return None
@@ -48,12 +48,12 @@ class _Statements:
         self._called = False
 
     def plan_of(self, text: str) -> Plan | None:
-        """The plan of a whole text; None where it has none."""
+        """Return the plan of a whole text; None if it has none."""
         try:
             tree = ast.parse(text)
             if not all(isinstance(node, _ALLOWED) for node in ast.walk(tree)):
                 return None
-            compile(tree, "tests.py", "exec", dont_inherit=True)  # names twice, and more that no tree shows
+            compile(tree, "tests.py", "exec", dont_inherit=True)  # finds repeated names, and more that no tree shows
             scope = Scope(self._shared, {})
             for statement in tree.body:
                 self._at_module_level(statement, scope)
@@ -62,14 +62,17 @@ class _Statements:
             return self._recorder.plan()
         except (UnsplittableError, RecursionError, MemoryError):
             return None
-        except Exception:  # noqa: BLE001  # computing a constant failed: Python says how, in the sandbox
+        except Exception:  # noqa: BLE001  # computing a constant failed: the run in the sandbox gives Python's error
             return None
 
     def _at_module_level(self, node: ast.stmt, scope: Scope) -> None:
-        """What binds names is left out: the program could read them, and they could replace the program's own."""
+        """Read a statement. A text that binds names of the module is not split.
+
+        The program could read these names, and they could replace its own.
+        """
         self.steps.take()
         if isinstance(node, ast.Import | ast.ImportFrom):
-            self._recorder.add("import", _import_of_math(node))  # it holds for the program too, as in one file
+            self._recorder.add("import", _import_of_math(node))  # the program sees it too, as in one file
             self._bind_math(node, self._shared)
         elif isinstance(node, ast.FunctionDef):
             self._define(node)
@@ -109,7 +112,7 @@ class _Statements:
         self._block(self._check.body, scope)
 
     def _block(self, body: list[ast.stmt], scope: Scope) -> None:
-        """Statements of `check`: the names that they bind are its own."""
+        """Read statements of `check`. The names that they bind are local to it."""
         for node in body:
             self.steps.take()
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -155,7 +158,7 @@ class _Statements:
 
 
 def _import_of_math(node: ast.Import | ast.ImportFrom) -> str:
-    """The statement, for the sandbox."""
+    """Return the statement, for the sandbox."""
     if isinstance(node, ast.ImportFrom):
         if node.module != "math" or node.level or any(alias.name == "*" for alias in node.names):
             raise UnsplittableError("import")
@@ -173,7 +176,7 @@ def _binds(node: ast.Name) -> bool:
 
 
 def _called_by_check(node: ast.stmt) -> str | None:
-    """The name in `check(name)`."""
+    """Return the name in `check(name)`."""
     call = node.value if isinstance(node, ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != _CHECK:
         return None
@@ -183,9 +186,9 @@ def _called_by_check(node: ast.stmt) -> str | None:
 
 
 def _message(node: ast.expr | None) -> str:
-    """The message of an assertion. Python reads it only after the assertion has failed.
+    """Return the message of an assertion. Python evaluates it only after the assertion has failed.
 
-    Messages that show results are left out: making a text of them can fail only as a call in them fails.
+    Messages that show results are left out: converting them to text can fail only if a call in them fails.
     """
     if node is None:
         return ""

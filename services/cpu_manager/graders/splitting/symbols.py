@@ -28,23 +28,23 @@ class Pure:
 
 
 def is_constant(value: Any) -> bool:
-    """Plain data, known while the text is read."""
+    """Return True for plain data that is known while the text is read."""
     return not isinstance(value, Register | Sent | Later | Hidden | Pure)
 
 
 @dataclass(slots=True)
 class Scope:
-    """Names of the tests. Names that they do not bind belong to the builtins or to the program."""
+    """Names of the tests. Names that the tests do not bind belong to the builtins or to the program."""
 
     shared: dict[str, Any]
-    """Of the module: what it imports and defines."""
+    """Names of the module: imports and definitions."""
     local: dict[str, Any]
-    """Of the function, and of comprehensions."""
+    """Names of the function, and of comprehensions."""
     declared: frozenset[str] = frozenset()
-    """Every name that the function binds somewhere: local from its first line on."""
+    """Every name that the function binds somewhere: it is local from the first line on."""
 
     def find(self, name: str) -> tuple[bool, Any]:
-        """Whether the tests bind the name, and to which value."""
+        """Return whether the tests bind the name, and its value."""
         if name in self.local:
             return True, self.local[name]
         if name in self.declared:
@@ -52,11 +52,11 @@ class Scope:
         return name in self.shared, self.shared.get(name)
 
     def is_builtin(self, name: str) -> bool:
-        """Whether the name means the builtin."""
+        """Return True if the name refers to the builtin."""
         return name in BUILTIN_NAMES and not self.find(name)[0]
 
     def inner(self) -> Scope:
-        """The scope of a comprehension."""
+        """Return the scope of a comprehension."""
         return Scope(self.shared, dict(self.local), self.declared)
 
 

@@ -1,8 +1,8 @@
 """Plain data outside the sandbox: sets and dicts whose cost an attacker cannot choose.
 
-A set of integers that collide costs quadratic time (475 KB of them: 2.6 s), because Python does not randomise the
-hash of numbers. `PlainSet` and `PlainDict` therefore look their elements up by a canonical byte string. The hash of
-bytes is randomised. All other plain data are Python's own objects, and `==` means what it means in Python.
+A set of integers that collide costs quadratic time (475 KB of them: 2.6 s), because Python does not randomise the hash
+of numbers. `PlainSet` and `PlainDict` therefore look up their elements by a canonical byte string. The hash of bytes is
+randomised. All other plain data are Python's own objects, and `==` has Python's own meaning.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 MOST_DEPTH: Final = 100
-"""Levels of nesting. Far below the depth at which the interpreter's own comparison gives up."""
+"""Most levels of nesting. Far below the depth at which the interpreter's own comparison fails."""
 
 
 class NotPlainError(ValueError):
-    """A result that is not what the harness writes, or nested too deeply."""
+    """A result in a form that the harness does not write, or nested too deeply."""
 
 
 class Opaque:
@@ -42,7 +42,7 @@ class PlainSet:
     __slots__ = ("frozen", "members")
 
     def __init__(self, elements: Iterable[Any], *, frozen: bool = False) -> None:
-        """Raises TypeError for an element that Python could not hash."""
+        """Raise TypeError for an element that Python could not hash."""
         self.frozen = frozen
         self.members: dict[bytes, Any] = {}
         for element in elements:
@@ -72,7 +72,7 @@ class PlainDict:
     __slots__ = ("entries",)
 
     def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
-        """Raises TypeError for a key that Python could not hash."""
+        """Raise TypeError for a key that Python could not hash."""
         self.entries: dict[bytes, tuple[Any, Any]] = {}
         for key, value in pairs:
             place = key_of(key)
@@ -102,7 +102,7 @@ class PlainDict:
         return self.entries[place][1]
 
     def items(self) -> list[tuple[Any, Any]]:
-        """Pairs in order of insertion."""
+        """Return pairs in order of insertion."""
         return list(self.entries.values())
 
     def __repr__(self) -> str:
@@ -114,12 +114,12 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def key_of(value: Any, depth: int = 0) -> bytes:
-    """Canonical bytes of a hashable value: equal exactly where Python finds the values equal.
+    """Return canonical bytes of a hashable value. They are equal if and only if Python considers the values equal.
 
-    A NaN and an opaque value get a key that no other value has, as they equal nothing.
+    A NaN and an opaque value get a unique key, because they equal nothing.
 
     Raises:
-        TypeError: lists, dicts and sets have none.
+        TypeError: it is a list, a dict or a set, which have no key.
         NotPlainError: it is nested deeper than MOST_DEPTH.
     """
     if depth > MOST_DEPTH:

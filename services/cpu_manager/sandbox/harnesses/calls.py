@@ -1,6 +1,6 @@
 """Runs a program, then calls of it. The results of each assertion are sent before the next assertion begins.
 
-No expected value is present, so nothing has to be hidden: a program that forges results has to know the right ones.
+No expected value is present, so nothing has to be hidden: a program that forges results needs the right ones.
 Results are reduced to plain data (None, bool, numbers, str, bytes, list, tuple, dict, set; subclasses to these). Any
 other result is sent as opaque, and equals nothing.
 

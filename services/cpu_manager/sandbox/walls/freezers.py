@@ -113,7 +113,7 @@ class FreezerV2:
     directory: Path
     joining: tuple[int, ...] = ()
     thawing: int = -1
-    """Not needed: version 2 kills frozen processes."""
+    """Not needed: in version 2 a frozen process dies when it is killed."""
     files: Files = field(init=False)
 
     def __post_init__(self) -> None:

@@ -58,7 +58,7 @@ pooled resources, and answers each exactly once. Errors are problem+json (RFC 94
 
 
 class State(TypedDict):
-    """What the lifespan yields."""
+    """State that the lifespan yields."""
 
     proxy: ProxyState
 
@@ -71,7 +71,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[State]:
         await asyncio.to_thread(
             scheduling.warm
-        )  # a leader must not compile, or load what was compiled, in mid-decision
+        )  # so that a leader does not compile, or load compiled code, during a decision
         url = settings.treadle.redis_url
         async with (
             connect(url, name="proxy") as redis,

@@ -117,7 +117,7 @@ class UnreadableEntry(Message, frozen=True, kw_only=True, tag="entry.unreadable.
 
 
 ACTION_FIELD, BATCH_FIELD = b"a", b"b"
-"""The envelope: fields of a submission's entry beside the message. Entries of schema 1 have none."""
+"""The envelope: fields of a submission's entry in addition to the message. Entries of schema 1 have none."""
 SUBMISSION = "action.submitted."
 """Prefix of the kind of a submission, in every version."""
 _named = msgspec.msgpack.Decoder()

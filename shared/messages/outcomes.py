@@ -95,7 +95,7 @@ class InventoryTaken(Message, frozen=True, kw_only=True, tag="inventory-taken.v1
     node: str
     incarnation: str
     epoch: int
-    """Of the leader that asked."""
+    """Epoch of the leader that requested it."""
     held: list[Held]
     environments: list[Stays] = []
     """Existing environments, and those that are being created."""

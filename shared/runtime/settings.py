@@ -90,7 +90,7 @@ class TreadleSettings(BaseSettings):
     home: Path | None = None
     """Folder of the embedded stack (`~/.treadle`, as root `/var/lib/treadle`)."""
     data: Path = Path("../shared/data")
-    """Input data of tests, benches and the demo. Parts that need it report when it is missing."""
+    """Input data of tests, benches and the demo. Parts that need it report its absence and are skipped then."""
 
 
 def load(settings: type[S]) -> S:

@@ -32,7 +32,7 @@ class Orphans:
         """Reap ended orphans, and schedule the end of those whose service has ended. Call after each SIGCHLD.
 
         An end shows its orphans at once, because the kernel moves children before it reports their parent's end. What
-        an orphan leaves is ended with it. A daemon of a running service that has dropped both the name and the session
+        an orphan leaves is ended with it. A daemon of a running service that has dropped the name and left the session
         is treated as an orphan when another service ends.
 
         Args:

@@ -46,7 +46,7 @@ STORE_S = 30.0
 
 
 class State(TypedDict):
-    """What the lifespan yields."""
+    """State that the lifespan yields."""
 
     node: Node
     outbox: Outbox

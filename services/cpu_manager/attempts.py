@@ -45,7 +45,7 @@ class _Running:
     """When the grant was read. It may have waited for cores since then."""
     since: Seconds
     told: bool = False
-    """A Started has been sent."""
+    """True if a Started has been reported."""
 
 
 class _Waiting(NamedTuple):

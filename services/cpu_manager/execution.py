@@ -57,7 +57,7 @@ class NoSandbox:
         return Exit(ended_by="lost", detail=self._reason)
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing."""
 
 
 @asynccontextmanager

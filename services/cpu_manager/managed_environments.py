@@ -14,7 +14,7 @@ from shared.policy.model.formulation import STARTS, TrajectoryEnd
 from shared.runtime.units import Seconds
 
 Word = Literal["closed", "idle", "lifetime", "died", "stopped"]
-"""Why an environment ends, in metrics."""
+"""Reason of an environment's end, in metrics."""
 
 ENDED: dict[Word, TrajectoryEnd] = {
     "closed": "closed",
@@ -27,7 +27,7 @@ ENDED: dict[Word, TrajectoryEnd] = {
 
 
 class Ending(NamedTuple):
-    """Why one environment ends."""
+    """Reason of an environment's end."""
 
     word: Word
     reason: str

@@ -46,7 +46,7 @@ class CpuManagerSettings(ServiceSettings):
     slots: int = Field(1024, gt=0)
     """Actions without cores (they sleep or wait for others) that may run at the same time."""
     heartbeat_s: float = Field(2.0, gt=0)
-    """Seconds between heartbeats. The leader considers the node dead after five missed ones."""
+    """Seconds between heartbeats. By default the leader considers a node lost after five missed ones."""
     rung: Literal["auto", "cgroup-v2", "cgroup-v1", "namespaces", "landlock"] = "auto"
     """Sandbox rung (docs/sandbox.md); auto selects the strongest that this machine offers."""
     output_bytes: int = Field(1 << 20, gt=0)

@@ -168,7 +168,7 @@ class Trajectories:
             return managed.ending.done()
         try:
             params = self.acting.params(grant)
-        except ValueError as error:  # msgspec's are of this kind
+        except ValueError as error:  # msgspec's errors are ValueErrors
             return refused(str(error))
         environment = managed.environment
         if environment is None:

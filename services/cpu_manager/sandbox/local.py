@@ -141,7 +141,7 @@ class LocalSandbox:
                 self._spares.give(zygote, job.limits.disk_bytes, spare)
             else:
                 self._spares.end(spare)
-            # After the answer has been given.
+            # Later, so that the result is returned first.
             asyncio.get_running_loop().call_soon(self._restock, zygote, job.limits.disk_bytes)
 
     def _restock(self, zygote: Zygote, disk_bytes: int) -> None:

@@ -85,7 +85,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     stdout_truncated: bool = False
     stderr_truncated: bool = False
     report: bytes = b""
-    """What the harness wrote to its private descriptor (bounded to 1 MiB). Empty for `ExecJob`."""
+    """Output of the harness on its private descriptor (at most 1 MiB). Empty for `ExecJob`."""
     files: dict[str, bytes] = {}
     wall_s: float = 0.0
     cpu_s: float = 0.0

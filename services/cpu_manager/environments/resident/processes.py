@@ -59,7 +59,7 @@ class Spawner:
             )
         finally:
             self._offer(b"0")
-        process.returncode = 0  # the loop reaps, not this object
+        process.returncode = 0  # the event loop reaps it, not this object
         return process.pid
 
     def fork(self) -> int:

@@ -158,7 +158,7 @@ class EndedFrame:
     cpu_s: float
     """Of every process that init or its descendants have waited for."""
     peak_bytes: int
-    """Of the largest single process."""
+    """Peak of the largest single process."""
 
     def pack(self) -> bytes:
         return ENDED + _ENDED.pack(*astuple(self))

@@ -35,14 +35,14 @@ class EngineProxy:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        """Start to listen."""
+        """Start listening."""
         settings = self._settings
         self._server = await asyncio.start_unix_server(self._meet, sock=_listening(settings), limit=MOST_HEAD_BYTES)
         _log.info("engine_proxy_opened", socket=str(settings.listen), engine=str(settings.engine), node=settings.node)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Stop to listen, and end all calls under way."""
+        """Stop listening, and end all calls under way."""
         self._server.close()
         while self._calls:
             for call in self._calls:

@@ -49,7 +49,7 @@ class Tools:
         return out
 
     def python(self, out: Path) -> Path:
-        """openapi-generator's Python client, checked by mypy as far as it goes: every module is imported."""
+        """openapi-generator's Python client; every module is imported."""
         self._generate("python", out, "--package-name", "treadle_api")
         modules = [path.relative_to(out) for path in (out / "treadle_api").rglob("*.py")]
         names = sorted({".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in modules})

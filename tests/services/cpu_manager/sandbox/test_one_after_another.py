@@ -1,5 +1,6 @@
 """One cell runs many programs: none may find a trace of the one before, and a cell with a trace is not used again."""
 
+import asyncio
 import itertools
 import os
 import secrets
@@ -31,9 +32,14 @@ class Succession:
         return await self._sandbox.run(PythonJob(source=source, limits=bounds, fetch=fetch), CORE)
 
     async def inits(self) -> set[int]:
-        """The cells of this size, once those of other sizes are gone."""
-        await nothing_left(self._sandbox)
-        return set(processes_of(self._sandbox)[0])
+        """The cells of this size, once those of other sizes are gone and all that were ordered exist."""
+        for _ in range(100):
+            await nothing_left(self._sandbox)
+            found = set(processes_of(self._sandbox)[0])
+            if len(found) == self._sandbox.spares():
+                break
+            await asyncio.sleep(0.02)
+        return found
 
     async def until_ended(self, cells: set[int]) -> None:
         """Wait until one of these cells is there no more."""

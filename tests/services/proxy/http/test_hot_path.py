@@ -183,7 +183,7 @@ async def test_what_lies_behind_gets_whole_bodies_of_bounded_size() -> None:
             sent.append(message)
 
         proxy = SimpleNamespace(settings=ProxySettings.model_validate({"max_body_bytes": 100}), bodies=Bodies(1 << 20))
-        scope: Scope = {"type": "http", "method": "PUT", "path": "/behind", "state": {"proxy": proxy}}
+        scope: Scope = {"type": "http", "method": "PUT", "path": "/behind", "headers": [], "state": {"proxy": proxy}}
         await HotPath(echo, ROUTES)(scope, receive, send)
         return sent[0]["status"], sent[1]["body"]
 

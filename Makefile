@@ -17,7 +17,7 @@ setup: ## Make .venv hold what requirements.lock names (once; then a blink)
 demo: setup ## The main job: grade real programs, right and wrong, by the whole mesh
 	@$(BIN)/treadle demo $(ARGS)
 
-test: setup ## The whole test suite, two files at a time; ARGS="tests/policy -k ebf" narrows it
+test: setup ## The whole test suite, two files at a time; ARGS="tests/shared/policy -k ebf" narrows it
 	@$(BIN)/python -m pytest $(or $(ARGS),$(PARALLEL))
 
 lock: setup ## Renew requirements.lock from pyproject.toml

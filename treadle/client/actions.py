@@ -11,7 +11,7 @@ from treadle.client.calls import Calls
 from treadle.client.requests import ActionRequest, TrajectoryAction
 
 POLL_S = 20.0
-"""One long poll: well below the silence after which a connection is opened anew."""
+"""One long poll, unless half of the silence after which a connection is given up is shorter."""
 
 
 async def run_action(calls: Calls, path: str, action: ActionRequest | TrajectoryAction) -> Answer:
@@ -20,7 +20,7 @@ async def run_action(calls: Calls, path: str, action: ActionRequest | Trajectory
     """
     if action.request_id is None:
         action = msgspec.structs.replace(action, request_id=uuid.uuid4().hex)
-    wait = {"wait": f"{POLL_S:g}"}
+    wait = {"wait": f"{min(POLL_S, calls.silence_s / 2):g}"}
     answer = await calls.read(Answer, "POST", path, action, query=wait)
     while answer.state != "finished":
         answer = await calls.read(Answer, "GET", f"/v1/actions/{answer.id}", query=wait)

@@ -26,6 +26,9 @@ class LoopThread:
 
     def call(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine to its end. Interrupted (Ctrl-C), it is cancelled and may clean up for a few seconds."""
+        if not self._thread.is_alive() or threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError("this Treadle is closed, belongs to another process, or is called by its own callback")
         ended = threading.Event()
 
         async def tracked() -> R:
@@ -45,9 +48,22 @@ class LoopThread:
     def close(self) -> None:
         """Stop the loop. Calling it again changes nothing."""
         if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._cancel_calls(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+    @property
+    def closed(self) -> bool:
+        """The loop has ended."""
+        return not self._thread.is_alive()
+
+    async def _cancel_calls(self) -> None:
+        """Cancel the calls of other threads, which would wait for ever."""
+        calls = asyncio.all_tasks() - {task for task in [asyncio.current_task()] if task is not None}
+        for task in calls:
+            task.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
 
 
 class _Twin:
@@ -87,7 +103,8 @@ def _iterating(
             while found := self._thread.call(following()):
                 yield from found
         finally:
-            self._thread.call(items.aclose())
+            if not self._thread.closed:
+                self._thread.call(items.aclose())
 
     return call
 
@@ -137,9 +154,10 @@ class Treadle(_Twin):
     run = _blocking(AsyncTreadle.run)
 
     def close(self) -> None:
-        """Close the connections and end the thread."""
-        self._thread.call(self._twin.close())
-        self._thread.close()
+        """Close the connections and end the thread. Calls of other threads are cancelled."""
+        if not self._thread.closed:
+            self._thread.call(self._twin.close())
+            self._thread.close()
 
     def __enter__(self) -> Self:
         return self

@@ -28,14 +28,14 @@ class Calls:
         self.patience = patience
         self.rng = rng or random.Random()
         self._headers = {"treadle-tenant": tenant} if tenant else None
-        self._silence_s = silence_s
+        self.silence_s = silence_s
         self._session: aiohttp.ClientSession | None = None
 
     @property
     def session(self) -> aiohttp.ClientSession:
         """The connections; opened now if they are not."""
         if self._session is None:
-            self._session = open_session(self.url, headers=self._headers, silence_s=self._silence_s)
+            self._session = open_session(self.url, headers=self._headers, silence_s=self.silence_s)
         return self._session
 
     async def close(self) -> None:

@@ -11,6 +11,7 @@ from services.cpu_manager.sandbox.watch import Usage, Watch, look_aside, process
 
 LOOK_S: Final = 0.02
 _SELDOM_S: Final = 0.25
+_LONGEST_REST_S: Final = 1.0
 _REST: Final = 4
 """After a look that took long (many files or processes), the watchdog pauses for four times as long."""
 
@@ -41,8 +42,12 @@ class Meter:
 
     def take(self, look: asyncio.Future[Usage]) -> None:
         """Add the result of a look in a thread."""
-        if not isinstance(look.exception(), OSError):
+        failed = look.exception()
+        if failed is None:
             self._merge(look.result())
+        elif not isinstance(failed, OSError):
+            context = {"message": "a look at a program failed", "exception": failed}
+            asyncio.get_running_loop().call_exception_handler(context)
 
     def breach(self) -> tuple[EndedBy, str] | None:
         """Return the limit that the program has exceeded and the reason for people, or None."""
@@ -60,7 +65,7 @@ class Meter:
     def next_look_s(self, took_s: float) -> float:
         """Return the seconds until the program could reach a limit at the earliest."""
         if not self.exact:
-            return max(LOOK_S, took_s * _REST)
+            return min(max(LOOK_S, took_s * _REST), _LONGEST_REST_S)
         soonest = (self._limits.cpu_s - self.usage.cpu_s) / self._cores
         return min(max(soonest, LOOK_S), _SELDOM_S)
 

@@ -229,8 +229,14 @@ class Cell:
         if self._meter.exact:
             self._meter.look()
             self._judge(0.0)
+            return
+        try:
+            look = self._meter.look_aside()
+        except (OSError, RuntimeError):  # no descriptor or no thread is left
+            self._meter.look()
+            self._judge(LOOK_S)
         else:
-            self._meter.look_aside().add_done_callback(partial(self._looked, self._loop.time()))
+            look.add_done_callback(partial(self._looked, self._loop.time()))
 
     def _looked(self, began: float, look: asyncio.Future[Usage]) -> None:
         self._meter.take(look)

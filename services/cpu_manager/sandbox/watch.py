@@ -117,7 +117,10 @@ class TreeWatch:
             # it always (copies on write do not change the sum); else, for the report, only if the sum has grown.
             self.weighed_bytes = max(resident, self.weighed_bytes)
             held = sum(_proportional(pid, init) for pid in pids)
-        disk = weigh(self.home, self.disk_bytes) if self.home else 0
+        disk = 0
+        if self.home:
+            with contextlib.suppress(OSError):  # out of descriptors, say: what was counted above still counts
+                disk = weigh(self.home, self.disk_bytes)
         return Usage(cpu_s=max(cpu_s, 0.0), peak_bytes=held, processes=tasks, disk_bytes=disk)
 
 

@@ -51,15 +51,26 @@ def _weigh_entries(folder: int, place: str, places: list[str], enough: int) -> i
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
-                found = entry.stat(follow_symlinks=False)
+                found = _stat(folder, entry)
             except FileNotFoundError:
                 continue
+            except PermissionError:
+                return enough + 1
             total += max(found.st_blocks * 512, _ENTRY_BYTES)
             if stat.S_ISDIR(found.st_mode):
                 places.append(f"{place}/{entry.name}")
             if total > enough:
                 break
     return total
+
+
+def _stat(folder: int, entry: os.DirEntry[str]) -> os.stat_result:
+    """Status of an entry. A directory that can be listed but not searched is opened."""
+    try:
+        return entry.stat(follow_symlinks=False)
+    except PermissionError:
+        os.chmod(folder, stat.S_IRWXU)
+        return entry.stat(follow_symlinks=False)
 
 
 def _open(root: int, place: str) -> int:

@@ -162,3 +162,46 @@ def test_public_names_can_be_imported() -> None:
     assert {name: getattr(treadle, name).__name__ for name in treadle.__all__} == {n: n for n in treadle.__all__}
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = treadle.nothing
+
+
+def test_closing_ends_calls_of_other_threads_and_may_be_repeated() -> None:
+    thread = LoopThread()
+    begun, failed = threading.Event(), list[BaseException]()
+
+    async def endless() -> None:
+        begun.set()
+        await asyncio.sleep(3600)
+
+    def call() -> None:
+        try:
+            thread.call(endless())
+        except BaseException as error:  # noqa: BLE001  # whatever ends it
+            failed.append(error)
+
+    other = threading.Thread(target=call, daemon=True)
+    other.start()
+    assert begun.wait(10)
+    thread.close()
+    other.join(10)
+    assert not other.is_alive()
+    assert len(failed) == 1
+    thread.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        thread.call(endless())
+    client = Treadle("http://127.0.0.1:1")
+    with client:
+        pass
+    client.close()
+
+
+def test_a_call_from_the_loops_own_thread_is_an_error_instead_of_an_endless_wait() -> None:
+    thread = LoopThread()
+
+    async def nested() -> None:
+        thread.call(asyncio.sleep(0))
+
+    try:
+        with pytest.raises(RuntimeError, match="callback"):
+            thread.call(nested())
+    finally:
+        thread.close()

@@ -39,19 +39,23 @@ class MemoryWatch:
         self._looking = None
 
     def _look(self) -> None:
-        self._looking = look_aside(self._tree, self._init)
-        self._looking.add_done_callback(self._looked)
+        try:
+            self._looking = look_aside(self._tree, self._init)
+        except (OSError, RuntimeError):  # no descriptor or no thread is left
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+        else:
+            self._looking.add_done_callback(self._looked)
 
     def _looked(self, looked: asyncio.Future[Usage]) -> None:
         looked.exception()  # retrieved in any case
         if looked is not self._looking:
             return  # it was stopped in the meantime
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
         with contextlib.suppress(OSError):
             held = looked.result().peak_bytes
             self.peak_bytes = max(self.peak_bytes, held)
             if held > self._memory_bytes:
                 self._kill_largest()
-        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _kill_largest(self) -> None:
         sizes = {pid: resident_bytes(pid) for pid in tree_of(self._init) if pid != self._init}

@@ -102,7 +102,14 @@ class Supervisor:
             except OSError as refusal:
                 error = refusal.errno or errno.EPERM
             reply = ctypes.create_string_buffer(_REPLY.pack(call, 0, -error, flags))
-            syscalls.ioctl(self._listener, _ANSWER, reply)
+            self._again(_ANSWER, reply)
+
+    def _again(self, request: int, argument: ctypes.Array[ctypes.c_char]) -> None:
+        """Make an ioctl that a signal may interrupt: the end of a child must not lose the answer to a call."""
+        while True:
+            with contextlib.suppress(InterruptedError):
+                syscalls.ioctl(self._listener, request, argument)
+                return
 
     def _answer(self, call: int, thread: int, number: int, arguments: list[int]) -> int:
         if number not in self._names:
@@ -110,7 +117,7 @@ class Supervisor:
             return _CONTINUE
 
         def still_there() -> None:
-            syscalls.ioctl(self._listener, _STILL_THERE, ctypes.create_string_buffer(struct.pack("=Q", call)))
+            self._again(_STILL_THERE, ctypes.create_string_buffer(struct.pack("=Q", call)))
 
         self._metadata.make(thread, self._names[number], arguments, still_there)
         return _MADE

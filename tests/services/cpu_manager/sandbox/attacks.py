@@ -408,6 +408,7 @@ time.sleep(0.3); print('REACHED')
         "fill it out of sight: closed directories, deeper than a path",
         """
 os.mkdir('closed'); kept = [open(f'closed/{n}', 'wb') for n in range(32)]; os.chmod('closed', 0)
+os.mkdir('listed'); open('listed/x', 'w').close(); os.chmod('listed', 0o444)
 try:
     for one in kept: one.write(bytes(1 << 20)); one.flush()
     time.sleep(0.3); print('REACHED closed')

@@ -114,6 +114,24 @@ time.sleep(0.3)
     assert ended.ended_by == "signal" or int(ended.stdout) <= 20
 
 
+async def test_looks_go_on_after_one_has_failed(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    look, failures = TreeWatch.look, iter([ValueError("no number"), OSError(errno.EMFILE, "descriptors")])
+
+    def failing(self: TreeWatch, init: int, *, quick: bool = False) -> Usage:
+        if not quick and (failure := next(failures, None)) is not None:
+            raise failure
+        return look(self, init, quick=quick)
+
+    monkeypatch.setattr(TreeWatch, "look", failing)
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(str(context["message"])))
+    spin = PythonJob(source="while True: pass", limits=Limits(wall_s=20.0, cpu_s=1.0))
+    assert (await sandbox.run(spin, CORE)).ended_by in {"cpu-limit", "signal"}
+    asyncio.get_running_loop().set_exception_handler(None)
+    watched = sandbox.ladder.chosen in {Rung.NAMESPACES, Rung.LANDLOCK}
+    assert told == (["a look at a program failed"] if watched else [])
+
+
 async def test_a_memory_bomb_is_ended_and_named(attack: Attack) -> None:
     source = "hoard = []\nwhile True: hoard.append(bytearray(b'x' * (1 << 20)))"
     ended = await attack(source, memory_bytes=128 << 20)

@@ -24,3 +24,11 @@ def test_directories_closed_during_the_walk_are_opened_again(tmp_path: Path, mon
     monkeypatch.setattr(weight, "_weigh_entries", close_what_was_read)
     assert weight.weigh(str(home), 1 << 20) == 2 * 4096 + 12_288
     home.chmod(0o700)
+
+
+def test_a_directory_that_may_be_listed_and_not_searched_is_weighed(tmp_path: Path) -> None:
+    listed = tmp_path / "home" / "listed"
+    listed.mkdir(parents=True)
+    (listed / "file").write_bytes(bytes(10_000))
+    listed.chmod(0o444)
+    assert weight.weigh(str(tmp_path / "home"), 1 << 20) == 4096 + 12_288

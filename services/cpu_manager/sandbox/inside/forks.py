@@ -5,7 +5,7 @@ the filter passes every fork and every new thread to init. Init counts the tasks
 limit. No fork begins while init counts. The count can miss forks that were allowed a moment before. Each task is in at
 most one fork, so a tree has fewer than twice as many tasks as its limit; the watchdog ends a program above the limit.
 
-Costs about 50 us for a fork that needs no count, and 20 us a process for a count. A count is needed after as many
+Costs about 20 us for a fork that needs no count, and 20 us a process for a count. A count is needed after as many
 allowed forks as the last count had room for.
 """
 

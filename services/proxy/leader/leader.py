@@ -280,7 +280,7 @@ class Leader:
         self._interpreter.put(granting)
 
     def _advance(self, advance: Advance) -> None:
-        acts, kept = self.dispatcher.action_states[advance.action].acts, self.unanswered[advance.action]
+        acts, kept = self.dispatcher.actions[advance.action].acts, self.unanswered[advance.action]
         self._interpreter.put(Advancing(advance.action, advance.stage, _json.encode(reports(acts)), kept.outcome))
         kept.outcome = ""
 

@@ -109,7 +109,7 @@ async def _resume(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmi
         for action in chunk:
             pipe.hmget(f"action:{action}", ["g", "s", "c"])
         for action, (grant, stage, carried) in zip(chunk, await pipe.execute(), strict=True):
-            if action not in leader.dispatcher.action_states or (grant is None and stage is None):
+            if action not in leader.dispatcher.actions or (grant is None and stage is None):
                 continue
             attempt, _, node = (grant or b"0:").decode().partition(":")
             acts = [_act(report) for report in _carried.decode(carried)] if carried else []

@@ -70,12 +70,12 @@ def survey(cluster: ClusterState) -> Backlog:
     batches: Counter[str] = Counter()
     stuck = Counter(
         (
-            action_state.work.pool,
-            _kind(action_state.work, _begun(action_state)),
-            tuple(action_state.needs.items()),
-            action_state.request.batch,
+            action.work.pool,
+            _kind(action.work, _begun(action)),
+            tuple(action.needs.items()),
+            action.request.batch,
         )
-        for action_state in _stuck(cluster)
+        for action in _stuck(cluster)
     )
     for (name, kind, units, batch), count in stuck.items():
         sorts[name][kind, units] += count
@@ -102,18 +102,18 @@ def _most(counted: Counter[T]) -> list[tuple[T, int]]:
 def _stuck(cluster: ClusterState) -> Iterator[ActionState]:
     for pool in cluster.pools.values():
         for lane in pool.all_lanes():
-            for action in lane.parked:
-                yield cluster.queued[action]
+            for action_id in lane.parked:
+                yield cluster.queued[action_id]
     deserted = {pool.name for pool in cluster.pools.values() if not cluster.nodes_of(pool)}
     if deserted:
-        for action_state in cluster.queued.values():
-            if action_state.work.pool in deserted:
-                yield action_state
+        for action in cluster.queued.values():
+            if action.work.pool in deserted:
+                yield action
 
 
-def _begun(action_state: ActionState) -> EnvironmentNeed | None:
+def _begun(action: ActionState) -> EnvironmentNeed | None:
     """Environment that it would begin."""
-    return action_state.request.need if action_state.begins else None
+    return action.request.need if action.begins else None
 
 
 def _kind(work: Work, begun: EnvironmentNeed | None) -> str:
@@ -133,9 +133,9 @@ def why_held_up(cluster: ClusterState, pool: Pool) -> str:
     head = lane.queue.head() if lane is not None else None
     if head is None:
         return ""
-    action_state = cluster.queued[head]
-    nodes = [node for node in cluster.nodes_of(pool, lane) if node.ready and action_state.could_run_on(node)]
-    short = [name for name, count in action_state.needs.items() if all(node.free(name) < count for node in nodes)]
+    action = cluster.queued[head]
+    nodes = [node for node in cluster.nodes_of(pool, lane) if node.ready and action.could_run_on(node)]
+    short = [name for name, count in action.needs.items() if all(node.free(name) < count for node in nodes)]
     if not nodes:
         return ""
     return " and ".join(_SHORT.get(name, f"no {name} are free") for name in short) or "no node has all it needs free"
@@ -153,18 +153,18 @@ def why_it_waits_to_begin(work: Work, pools: list[PoolBacklog]) -> str:
     return ""
 
 
-def why_it_waited(cluster: ClusterState, action_state: ActionState) -> str:
+def why_it_waited(cluster: ClusterState, action: ActionState) -> str:
     """Reason why an action did not begin before its deadline."""
-    work, lane = action_state.work, action_state.lane
-    if lane is not None and action_state.request.id in lane.behind:
+    work, lane = action.work, action.lane
+    if lane is not None and action.request.id in lane.behind:
         return "its deadline came while it waited for an earlier action of its trajectory"
-    if action_state.postponed and action_state.begins:
-        return f"its deadline came while its environment could not be made: {action_state.postponed}"
+    if action.postponed and action.begins:
+        return f"its deadline came while its environment could not be made: {action.postponed}"
     if lane is not None and lane.node and lane.node not in cluster.nodes:
         return f"its deadline came while {lane.node}, where its environment is, was away"
-    if any(action_state.could_run_on(node) for node in cluster.nodes_of(cluster.pool(work.pool))):
+    if any(action.could_run_on(node) for node in cluster.nodes_of(cluster.pool(work.pool))):
         return f"its deadline came while it waited for {work.pool}"
-    return lacking(_kind(work, _begun(action_state)), action_state.needs, work.pool)
+    return lacking(_kind(work, _begun(action)), action.needs, work.pool)
 
 
 def why_stuck(work: Work, pools: list[PoolBacklog], need: EnvironmentNeed | None = None) -> str:

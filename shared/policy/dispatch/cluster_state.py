@@ -36,43 +36,43 @@ class ClusterState(EnvironmentPlacements):
     _gone: dict[str, Node] = field(default_factory=dict)
     """Lost nodes with inventory requests unanswered; the newest incarnation of each name."""
 
-    def enqueue(self, action_state: ActionState) -> None:
+    def enqueue(self, action: ActionState) -> None:
         """As `Queues.enqueue`; computes the durations of an elastic action, so that scheduling rounds need not."""
-        EnvironmentPlacements.enqueue(self, action_state)
-        self.scaled(action_state)
+        EnvironmentPlacements.enqueue(self, action)
+        self.scaled(action)
 
-    def scaled(self, action_state: ActionState) -> Scalable | None:
+    def scaled(self, action: ActionState) -> Scalable | None:
         """Durations of its stage on each amount it may have; None if it is not elastic or its duration is unknown."""
-        if not action_state.scales:
+        if not action.scales:
             return None
-        if action_state.scalable is not None and action_state.work.duration_s is not None:
-            return action_state.scalable  # the declared duration does not change
-        single_s = self.single(action_state)
-        return None if single_s is None else self.elastic.scalable(action_state, single_s)
+        if action.scalable is not None and action.work.duration_s is not None:
+            return action.scalable  # the declared duration does not change
+        single_s = self.single(action)
+        return None if single_s is None else self.elastic.scalable(action, single_s)
 
     # ---- nodes -------------------------------------------------------------------------------------------------
 
-    def assign(self, action_state: ActionState, node: Node, now: float) -> None:
+    def assign(self, action: ActionState, node: Node, now: float) -> None:
         """Assign an action to a node and take its units."""
-        self._onto(action_state, node, now)
-        self._book(action_state, node, now)
+        self._onto(action, node, now)
+        self._book(action, node, now)
 
-    def stand(self, action_state: ActionState, node: Node, now: float) -> None:
+    def stand(self, action: ActionState, node: Node, now: float) -> None:
         """Add an action to a node's queue. It takes no units before it starts."""
-        self._onto(action_state, node, now)
-        self.ahead.join(action_state)
+        self._onto(action, node, now)
+        self.ahead.join(action)
 
-    def started_ahead(self, action_state: ActionState, node: Node, now: float) -> None:
+    def started_ahead(self, action: ActionState, node: Node, now: float) -> None:
         """Take the units of a prefetched action that its node has started, or will start at once."""
-        self.ahead.leave(action_state)
-        self._book(action_state, node, now)
+        self.ahead.leave(action)
+        self._book(action, node, now)
 
     def promote(self, now: float) -> None:
         """If units are free, take them for the first action in the node's queue: the node has started it by itself."""
         for name in list(self.ahead.lines):
             node = self.nodes[name]
-            while (action_state := self.ahead.first(node)) is not None and node.holds(action_state.units):
-                self.started_ahead(action_state, node, now)
+            while (action := self.ahead.first(node)) is not None and node.holds(action.units):
+                self.started_ahead(action, node, now)
 
     def stale_prefetched(self, now: float) -> Iterator[ActionState]:
         """Prefetched actions to recall: they have waited longer than `RECALL_S`, and either another node can start them
@@ -82,94 +82,90 @@ class ClusterState(EnvironmentPlacements):
         queue, where order and deadlines apply.
         """
         for name in list(self.ahead.short):
-            for action_state in self.granted.get(name, {}).values():
-                if action_state.short and now - action_state.expected_end_s > RECALL_S:
-                    self.ahead.lasts(action_state)
-        for action_state in self.ahead.stale_prefetched(now):
-            work, pool = action_state.work, self.pool(action_state.work.pool)
-            elsewhere = place(
-                self.nodes_of(pool), action_state.request.id, work.kind, action_state.units, pool.resource
-            )
-            if elsewhere is not None or action_state.node not in self.ahead.short:
-                yield action_state
+            for action in self.granted.get(name, {}).values():
+                if action.short and now - action.expected_end_s > RECALL_S:
+                    self.ahead.lasts(action)
+        for action in self.ahead.stale_prefetched(now):
+            work, pool = action.work, self.pool(action.work.pool)
+            elsewhere = place(self.nodes_of(pool), action.request.id, work.kind, action.units, pool.resource)
+            if elsewhere is not None or action.node not in self.ahead.short:
+                yield action
 
-    def _onto(self, action_state: ActionState, node: Node, now: float) -> None:
+    def _onto(self, action: ActionState, node: Node, now: float) -> None:
         self.newest_serial += 1
-        action_state.node, action_state.serial, action_state.granted_s = node.name, self.newest_serial, now
-        action_state.expected_end_s = now + action_state.expected_s
-        self.granted.setdefault(node.name, {})[action_state.request.id] = action_state
+        action.node, action.serial, action.granted_s = node.name, self.newest_serial, now
+        action.expected_end_s = now + action.expected_s
+        self.granted.setdefault(node.name, {})[action.request.id] = action
 
-    def _book(self, action_state: ActionState, node: Node, now: float) -> None:
-        node.take(action_state.units)
-        action_state.booked, action_state.expected_end_s = True, now + action_state.expected_s
-        self.ahead.booked(action_state)
+    def _book(self, action: ActionState, node: Node, now: float) -> None:
+        node.take(action.units)
+        action.booked, action.expected_end_s = True, now + action.expected_s
+        self.ahead.booked(action)
 
-    def adopt(self, action_state: ActionState, node: Node, now: float, *, waits: bool = False) -> None:
+    def adopt(self, action: ActionState, node: Node, now: float, *, waits: bool = False) -> None:
         """Assign a queued action to the node that reports it (granted under a former leader)."""
-        self.unqueue(action_state)
-        action_state.move("granted")
-        if action_state.scales:
-            action_state.expected_s = self.expect(action_state, action_state.granted_units)
-        (self.stand if waits else self.assign)(action_state, node, now)
+        self.unqueue(action)
+        action.move("granted")
+        if action.scales:
+            action.expected_s = self.expect(action, action.granted_units)
+        (self.stand if waits else self.assign)(action, node, now)
 
-    def await_node(self, action_state: ActionState, node: str, now: float) -> None:
+    def await_node(self, action: ActionState, node: str, now: float) -> None:
         """Set an action aside for the node where a former leader granted it, as the store says. It may run there, so
         only that node's report decides.
         """
-        self.unqueue(action_state)
-        action_state.move("granted")
-        action_state.node, action_state.granted_s, action_state.expected_end_s = node, now, now
-        self.granted.setdefault(node, {})[action_state.request.id] = action_state
+        self.unqueue(action)
+        action.move("granted")
+        action.node, action.granted_s, action.expected_end_s = node, now, now
+        self.granted.setdefault(node, {})[action.request.id] = action
 
-    def release(self, action_state: ActionState) -> None:
+    def release(self, action: ActionState) -> None:
         """Release an action from its node and free its units."""
-        node = self.nodes.get(action_state.node)
-        if action_state.booked and node is not None:
-            node.give_back(action_state.units)
-        self._off_node(action_state)
+        node = self.nodes.get(action.node)
+        if action.booked and node is not None:
+            node.give_back(action.units)
+        self._off_node(action)
 
-    def orphan(self, action_state: ActionState, now: float) -> None:
+    def orphan(self, action: ActionState, now: float) -> None:
         """Remove an action from a node that still executes it and has been asked to stop. Its units stay taken until it
         has.
         """
-        node = self.nodes.get(action_state.node)
-        if (action_state.booked or action_state.ahead) and node is not None:
-            units = action_state.units if action_state.booked else {}
-            node.orphans[action_state.request.id] = Orphan(
-                action_state.stage, action_state.attempt, units, action_state.serial, now
-            )
-        self._off_node(action_state)
+        node = self.nodes.get(action.node)
+        if (action.booked or action.ahead) and node is not None:
+            units = action.units if action.booked else {}
+            node.orphans[action.request.id] = Orphan(action.stage, action.attempt, units, action.serial, now)
+        self._off_node(action)
 
-    def reconcile(
-        self, now: float, node: Node, action_state: ActionState | None, action: str, holding: HeldGrant
-    ) -> bool:
+    def reconcile(self, now: float, node: Node, action: ActionState | None, action_id: str, holding: HeldGrant) -> bool:
         """Adopt what a node holds if it is the current attempt. False: it must be revoked, and its units stay taken
         until then.
 
         An attempt older than the newest is not adopted. Another attempt may run, and attempt numbers are never reused.
         """
-        if action_state is not None and action_state.stage == holding.stage and action_state.attempt <= holding.attempt:
+        if action is not None and action.stage == holding.stage and action.attempt <= holding.attempt:
             since_s = now - holding.running_s
-            if not action_state.booked:
-                action_state.units = holding.units or action_state.units
-            if action_state.state == "queued":
-                self.adopt(action_state, node, since_s, waits=holding.waits)
-            elif action_state.ahead and action_state.node == node.name and not holding.waits:
-                self.started_ahead(action_state, node, since_s)
-            elif action_state.node == node.name and not action_state.booked and not action_state.ahead:
-                action_state.expected_s = self.expect(action_state, action_state.granted_units)
-                (self.stand if holding.waits else self.assign)(action_state, node, since_s)
-            if action_state.node == node.name:
-                action_state.attempt = holding.attempt
+            if not action.booked:
+                action.units = holding.units or action.units
+            if action.state == "queued":
+                self.adopt(action, node, since_s, waits=holding.waits)
+            elif action.ahead and action.node == node.name and not holding.waits:
+                self.started_ahead(action, node, since_s)
+            elif action.node == node.name and not action.booked and not action.ahead:
+                action.expected_s = self.expect(action, action.granted_units)
+                (self.stand if holding.waits else self.assign)(action, node, since_s)
+            if action.node == node.name:
+                action.attempt = holding.attempt
                 return True
-        units = holding.units or (action_state.request.stages[holding.stage].units if action_state is not None else {})
+        units = holding.units or (action.request.stages[holding.stage].units if action is not None else {})
         if holding.waits:
             units = {}
-        known = node.orphans.pop(action, None)
+        known = node.orphans.pop(action_id, None)
         if known is not None:
             node.give_back(known.units)
         node.take(units)
-        node.orphans[action] = Orphan(holding.stage, holding.attempt, units, 0, now if known is None else known.since_s)
+        node.orphans[action_id] = Orphan(
+            holding.stage, holding.attempt, units, 0, now if known is None else known.since_s
+        )
         return False
 
     def is_overdue(self, node: Node, now: float, overdue_s: float) -> bool:
@@ -178,20 +174,20 @@ class ClusterState(EnvironmentPlacements):
             return False
         return (
             bool(node.asked)
-            or any(now - stray.since_s > overdue_s for stray in node.orphans.values())
+            or any(now - orphan.since_s > overdue_s for orphan in node.orphans.values())
             or any(
-                now - action_state.granted_s > action_state.work.timeout_s + overdue_s
-                for action_state in self.granted.get(node.name, {}).values()
+                now - action.granted_s > action.work.timeout_s + overdue_s
+                for action in self.granted.get(node.name, {}).values()
             )
         )
 
-    def _off_node(self, action_state: ActionState) -> None:
-        del self.granted[action_state.node][action_state.request.id]
-        self.ahead.lasts(action_state)
-        if action_state.ahead:
-            self.ahead.leave(action_state)
-        action_state.node, action_state.booked = "", False
-        self._left(action_state)
+    def _off_node(self, action: ActionState) -> None:
+        del self.granted[action.node][action.request.id]
+        self.ahead.lasts(action)
+        if action.ahead:
+            self.ahead.leave(action)
+        action.node, action.booked = "", False
+        self._left(action)
 
     def add_node(self, node: Node) -> None:
         """Add a node. Nothing is granted on it before it is ready."""
@@ -213,23 +209,21 @@ class ClusterState(EnvironmentPlacements):
             while len(self._gone) > MOST_GONE:
                 del self._gone[next(iter(self._gone))]
         known = self.granted.get(name, {}).values()
-        action_states = [
-            action_state for action_state in known if action_state.booked or action_state.ahead or not booked_only
-        ]
-        action_states.sort(key=lambda action_state: action_state.serial)
-        for action_state in action_states:
-            self.release(action_state)
+        actions = [action for action in known if action.booked or action.ahead or not booked_only]
+        actions.sort(key=lambda action: action.serial)
+        for action in actions:
+            self.release(action)
         if not self.granted.get(name):
             self.granted.pop(name, None)
         self.node_away(name)
         self.nodes_changed()
-        return action_states
+        return actions
 
     def check(self) -> None:
         """Assert the invariants; tests call it after every step, services never do."""
         self.trajectories.check()
         for pool in self.pools.values():
-            mine = {name for name, action_state in self.queued.items() if action_state.work.pool == pool.name}
+            mine = {name for name, action in self.queued.items() if action.work.pool == pool.name}
             for lane in pool.all_lanes():
                 lane.queue.check()
                 waiting = {*lane.queue, *lane.parked, *lane.behind, *lane.postponed}
@@ -240,16 +234,14 @@ class ClusterState(EnvironmentPlacements):
             assert not mine, f"{pool.name}: its lanes hold what waits for it, not {mine}"
             self._check_demand(pool)
         for node in self.nodes.values():
-            action_states = [
-                action_state for action_state in self.granted.get(node.name, {}).values() if action_state.booked
-            ]
-            self._check_line(node, action_states)
-            assert node.orphans.keys().isdisjoint(action_state.request.id for action_state in action_states), (
+            actions = [action for action in self.granted.get(node.name, {}).values() if action.booked]
+            self._check_line(node, actions)
+            assert node.orphans.keys().isdisjoint(action.request.id for action in actions), (
                 f"{node.name}: one action twice"
             )
             booked = [
-                *(action_state.units for action_state in action_states),
-                *(stray.units for stray in node.orphans.values()),
+                *(action.units for action in actions),
+                *(orphan.units for orphan in node.orphans.values()),
             ]
             for resource in {*node.capacity, *node.used}:
                 used = sum(units.get(resource, 0) for units in booked) + self.held_by_environments(node.name, resource)
@@ -257,25 +249,22 @@ class ClusterState(EnvironmentPlacements):
                 assert used <= node.capacity.get(resource, 0), f"{node.name}: more {resource} granted than exist"
 
     def _check_demand(self, pool: Pool) -> None:
-        queued = [action_state for action_state in self.queued.values() if action_state.work.pool == pool.name]
-        queued_s = sum(action_state.expected_s * action_state.pool_units for action_state in queued)
+        queued = [action for action in self.queued.values() if action.work.pool == pool.name]
+        queued_s = sum(action.expected_s * action.pool_units for action in queued)
         assert isclose(queued_s, pool.queued_s, abs_tol=1e-6), f"{pool.name}: unit-seconds that wait"
         held = [
-            action_state
-            for action_states in self.granted.values()
-            for action_state in action_states.values()
-            if action_state.work.pool == pool.name
+            action for actions in self.granted.values() for action in actions.values() if action.work.pool == pool.name
         ]
-        wanted = [(action_state.wanted_units, action_state.request.batch) for action_state in [*queued, *held]]
+        wanted = [(action.wanted_units, action.request.batch) for action in [*queued, *held]]
         assert sum(units for units, _ in wanted) == pool.demand.units, f"{pool.name}: units wanted"
         outside = sum(units for units, batch in wanted if not batch)
         assert outside == pool.outside.units, f"{pool.name}: units wanted outside batches"
 
     def _check_line(self, node: Node, booked: list[ActionState]) -> None:
         line = self.ahead.lines.get(node.name)
-        stands = {name for name, action_state in self.granted.get(node.name, {}).items() if action_state.ahead}
-        assert stands == (line.action_states.keys() if line is not None else set()), f"{node.name}: its line"
-        short = sum(action_state.pool_units for action_state in booked if action_state.short)
+        stands = {name for name, action in self.granted.get(node.name, {}).items() if action.ahead}
+        assert stands == (line.actions.keys() if line is not None else set()), f"{node.name}: its line"
+        short = sum(action.pool_units for action in booked if action.short)
         assert short == self.ahead.short.get(node.name, 0), f"{node.name}: units of short work"
         first = self.ahead.first(node)
         assert first is None or not node.holds(first.units), f"{node.name}: units are free, and its line waits"

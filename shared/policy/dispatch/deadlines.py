@@ -20,14 +20,14 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._live)
 
-    def push(self, at_s: float, action: str) -> None:
+    def push(self, at_s: float, action_id: str) -> None:
         """Set the action's deadline, absolute seconds."""
-        self._live[action] = at_s
-        heapq.heappush(self._heap, (at_s, action))
+        self._live[action_id] = at_s
+        heapq.heappush(self._heap, (at_s, action_id))
 
-    def drop(self, action: str) -> None:
+    def drop(self, action_id: str) -> None:
         """Remove the deadline of an action that is answered (or was already due)."""
-        self._live.pop(action, None)
+        self._live.pop(action_id, None)
         if len(self._heap) > COMPACT_ABOVE + 2 * len(self._live):
             self._heap = [(at_s, name) for name, at_s in self._live.items()]
             heapq.heapify(self._heap)
@@ -35,7 +35,7 @@ class Deadlines:
     def due(self, now: float) -> Iterator[str]:
         """Yield the actions that are due, each once, earliest first. More may be dropped meanwhile."""
         while self._heap and self._heap[0][0] <= now:
-            at_s, action = heapq.heappop(self._heap)
-            if self._live.get(action) == at_s:
-                del self._live[action]
-                yield action
+            at_s, action_id = heapq.heappop(self._heap)
+            if self._live.get(action_id) == at_s:
+                del self._live[action_id]
+                yield action_id

@@ -54,9 +54,9 @@ class Dispatcher(Steps):
         lost: list[Command] = []
         starts = Starts(self.cluster, now)
         for request in requests:
-            if request.id in self.action_states:
+            if request.id in self.actions:
                 continue
-            action_state = self.action_states[request.id] = ActionState(request, queued_s=request.arrival[0] / 1000)
+            action = self.actions[request.id] = ActionState(request, queued_s=request.arrival[0] / 1000)
             if request.batch:
                 self._members.setdefault(request.batch, set()).add(request.id)
             self._deadlines.push(request.deadline_s, request.id)
@@ -64,39 +64,41 @@ class Dispatcher(Steps):
             if need is not None:
                 self.cluster.trajectories.queue_up(need.trajectory, request.id)
                 if (reason := self.cluster.trajectories.ended.get(need.trajectory)) is not None:
-                    lost.append(self._answer(now, action_state, "environment-lost", reason))
+                    lost.append(self._answer(now, action, "environment-lost", reason))
                     continue
             by_s = request.start_by_s
-            if by_s is not None and not starts.by(action_state, by_s):
-                late.append(action_state)
-            self.cluster.enqueue(action_state)
-            park_stuck(self.cluster, action_state)
+            if by_s is not None and not starts.by(action, by_s):
+                late.append(action)
+            self.cluster.enqueue(action)
+            park_stuck(self.cluster, action)
         commands = [*lost, *schedule(self.cluster, now)]
-        for action_state in late:
-            if action_state.state == "queued":
-                self.cluster.dequeue(action_state)
+        for action in late:
+            if action.state == "queued":
+                self.cluster.dequeue(action)
                 reason = "it would start after its deadline: the pool is busy"
-                commands.append(self._answer(now, action_state, "expired", reason))
+                commands.append(self._answer(now, action, "expired", reason))
         return commands + schedule(self.cluster, now) if late else commands
 
-    def resumed(self, now: float, action: str, stage: int, attempt: int, acts: Iterable[StageAct], node: str) -> None:
+    def resumed(
+        self, now: float, action_id: str, stage: int, attempt: int, acts: Iterable[StageAct], node: str
+    ) -> None:
         """Restore what the store says of an unanswered action of a former leader.
 
         Call it after the action was submitted and before any node is ready. `node`: node of its last grant; "" if it
         has none. The action waits for that node's outcome, inventory or loss, and is granted nowhere before.
         """
-        action_state = self.action_states[action]
-        self.cluster.dequeue(action_state)
-        action_state.enter(stage, attempt)
-        action_state.acts = list(acts)
-        action_state.queued_s += sum(act.queue_s + act.execution_s for act in action_state.acts)
-        self.cluster.enqueue(action_state)
+        action = self.actions[action_id]
+        self.cluster.dequeue(action)
+        action.enter(stage, attempt)
+        action.acts = list(acts)
+        action.queued_s += sum(act.queue_s + act.execution_s for act in action.acts)
+        self.cluster.enqueue(action)
         if node:
-            self.cluster.await_node(action_state, node, now)
+            self.cluster.await_node(action, node, now)
 
-    def cancelled(self, now: float, action: str, reason: str) -> list[Command]:
+    def cancelled(self, now: float, action_id: str, reason: str) -> list[Command]:
         """Cancel an action. A queued one is answered; a granted one is revoked and answered when the node confirms."""
-        return self._cancel(now, [action], reason) + schedule(self.cluster, now)
+        return self._cancel(now, [action_id], reason) + schedule(self.cluster, now)
 
     def batch_cancelled(self, now: float, batch: str, reason: str) -> list[Command]:
         """Cancel the unanswered actions of a batch."""
@@ -233,20 +235,18 @@ class Dispatcher(Steps):
         if node is None or asked is None:
             return []
         commands: list[Command] = []
-        for action, holding in held.items():
-            if not self.cluster.reconcile(now, node, self.action_states.get(action), action, holding):
-                commands.append(Revoke(action, name, holding.attempt))
+        for action_id, holding in held.items():
+            if not self.cluster.reconcile(now, node, self.actions.get(action_id), action_id, holding):
+                commands.append(Revoke(action_id, name, holding.attempt))
             elif not holding.waits:
-                self.action_states[action].started_s = now - holding.running_s
-        for action_state in list(self.cluster.granted.get(name, {}).values()):
-            if action_state.serial <= asked and not holds(
-                held, action_state.request.id, action_state.stage, action_state.attempt
-            ):
-                self.cluster.release(action_state)
-                commands += self._lost(now, action_state, "node-lost", f"{name} no longer has it")
-        for action, stray in node.orphans_until(asked):
-            if not holds(held, action, stray.stage, stray.attempt):
-                node.orphan_ended(action, stray.stage, stray.attempt)
+                self.actions[action_id].started_s = now - holding.running_s
+        for action in list(self.cluster.granted.get(name, {}).values()):
+            if action.serial <= asked and not holds(held, action.request.id, action.stage, action.attempt):
+                self.cluster.release(action)
+                commands += self._lost(now, action, "node-lost", f"{name} no longer has it")
+        for action_id, orphan in node.orphans_until(asked):
+            if not holds(held, action_id, orphan.stage, orphan.attempt):
+                node.orphan_ended(action_id, orphan.stage, orphan.attempt)
         node.ready = True
         end, gone = self.cluster.take_stock(node, environments or {}, asked)
         commands += [CloseEnvironment(name, trajectory) for trajectory in end]
@@ -271,12 +271,12 @@ class Dispatcher(Steps):
 
     # ---- outcomes ----------------------------------------------------------------------------------------------
 
-    def started(self, now: float, action: str, attempt: int) -> None:
+    def started(self, now: float, action_id: str, attempt: int) -> None:
         """An attempt has started to execute."""
-        action_state = self.action_states.get(action)
-        if action_state is not None and action_state.attempt == attempt and action_state.state == "granted":
-            action_state.move("running")
-            action_state.started_s = action_state.started_s or now
+        action = self.actions.get(action_id)
+        if action is not None and action.attempt == attempt and action.state == "granted":
+            action.move("running")
+            action.started_s = action.started_s or now
 
     def finished(self, now: float, ends: Iterable[Ended]) -> list[Command]:
         """Handle ended attempts.
@@ -292,24 +292,24 @@ class Dispatcher(Steps):
     def ticked(self, now: float) -> list[Command]:
         """Handle everything that depends on time: deadlines, silent nodes, overdue grants, linger windows."""
         commands: list[Command] = []
-        for action in self._deadlines.due(now):
-            commands += self._deadline(now, action)
+        for action_id in self._deadlines.due(now):
+            commands += self._deadline(now, action_id)
         for node in list(self.cluster.nodes.values()):
             if now - node.seen_s > self.node_lost_s:
                 commands += self._dropped(now, node.name, f"silent for {now - node.seen_s:.0f} s")
             elif self.cluster.is_overdue(node, now, self.overdue_s):
                 commands.append(self._ask(node, now))
-        for action_state in self.cluster.stale_prefetched(now):
-            commands.append(Revoke(action_state.request.id, action_state.node, action_state.attempt, recall=True))
-            self.cluster.orphan(action_state, now)
-            action_state.move("queued")
-            action_state.recalls += 1
-            self.cluster.enqueue(action_state)
+        for action in self.cluster.stale_prefetched(now):
+            commands.append(Revoke(action.request.id, action.node, action.attempt, recall=True))
+            self.cluster.orphan(action, now)
+            action.move("queued")
+            action.recalls += 1
+            self.cluster.enqueue(action)
         for name in sorted(self.cluster.granted.keys() - self.cluster.nodes.keys()):
-            for action_state in list(self.cluster.granted[name].values()):
-                if now - action_state.granted_s > self.node_lost_s:
-                    self.cluster.release(action_state)
-                    commands += self._lost(now, action_state, "node-lost", f"{name} has not come back")
+            for action in list(self.cluster.granted[name].values()):
+                if now - action.granted_s > self.node_lost_s:
+                    self.cluster.release(action)
+                    commands += self._lost(now, action, "node-lost", f"{name} has not come back")
         for trajectory, placement in list(
             self.cluster.trajectories.away(self.cluster.nodes, now, self.placement_lost_s)
         ):
@@ -324,7 +324,7 @@ class Dispatcher(Steps):
         """Assert the invariants; tests call it after every step, services never do."""
         on_nodes = {name for held in self.cluster.granted.values() for name in held}
         assert on_nodes.isdisjoint(self.cluster.queued), "on a node and in a queue"
-        assert on_nodes | set(self.cluster.queued) == set(self.action_states), "neither on a node nor in a queue"
-        batches = {action_state.request.batch for action_state in self.action_states.values()}
+        assert on_nodes | set(self.cluster.queued) == set(self.actions), "neither on a node nor in a queue"
+        batches = {action.request.batch for action in self.actions.values()}
         assert self._members.keys() == batches - {""}, "batches of what is left"
         self.cluster.check()

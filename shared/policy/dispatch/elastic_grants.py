@@ -35,7 +35,7 @@ class Fresh(NamedTuple):
 
     at: int
     """Its index among the commands."""
-    action_state: ActionState
+    action: ActionState
     node: Node
     charged_s: float
     """Unit-seconds its tenant was charged."""
@@ -43,9 +43,7 @@ class Fresh(NamedTuple):
     """It was granted as its tenant's head in turn, not by backfill."""
 
 
-def units_worth_waiting_for(
-    cluster: ClusterState, action_state: ActionState, free: int, busy_s: NDArray[np.float64]
-) -> int:
+def units_worth_waiting_for(cluster: ClusterState, action: ActionState, free: int, busy_s: NDArray[np.float64]) -> int:
     """Return the units of a node that an elastic action should wait for. If they are free, it need not wait.
 
     Args:
@@ -54,8 +52,8 @@ def units_worth_waiting_for(
         free: units that are free there.
         busy_s: for each other unit, seconds until it is predicted free.
     """
-    scaled = cluster.scaled(action_state)
-    return action_state.pool_units if scaled is None else enough(scaled, free, busy_s)
+    scaled = cluster.scaled(action)
+    return action.pool_units if scaled is None else enough(scaled, free, busy_s)
 
 
 def grant_elastic_units(
@@ -66,7 +64,7 @@ def grant_elastic_units(
         return commands
     places: dict[tuple[str, str], list[Fresh]] = {}
     for one in fresh:
-        places.setdefault((one.node.name, one.action_state.resource), []).append(one)
+        places.setdefault((one.node.name, one.action.resource), []).append(one)
     evicted: list[Fresh] = []
     for granted in places.values():
         evicted += _arrange(cluster, now, commands, granted)
@@ -80,54 +78,54 @@ def grant_elastic_units(
 
 def _arrange(cluster: ClusterState, now: float, commands: list[Command], granted: Sequence[Fresh]) -> list[Fresh]:
     """Arrange one node's units. Returns the evicted grants and sets the units of the others."""
-    elastic, node, resource = cluster.elastic, granted[0].node, granted[0].action_state.resource
-    known = [(one, cluster.scaled(one.action_state)) for one in granted]
+    elastic, node, resource = cluster.elastic, granted[0].node, granted[0].action.resource
+    known = [(one, cluster.scaled(one.action)) for one in granted]
     candidates = [(one, scaled) for one, scaled in known if scaled is not None]
     if not candidates or elastic.rule is None:
         return []
     behind_rigid = next((at for at, (_, scaled) in enumerate(reversed(known)) if scaled is None), len(known))
-    fewest = sum(one.action_state.pool_units for one, _ in candidates)
-    free = node.free(resource) + sum(one.action_state.units[resource] for one, _ in candidates)
+    fewest = sum(one.action.pool_units for one, _ in candidates)
+    free = node.free(resource) + sum(one.action.units[resource] for one, _ in candidates)
     if free <= fewest and len(candidates) < 2:
         return []
     units = allot(
         [scaled for _, scaled in candidates],
         free,
-        _waiting(cluster, node, granted[0].action_state),
-        busy(cluster, now, node, resource, {one.action_state.request.id for one, _ in candidates}),
+        _waiting(cluster, node, granted[0].action),
+        busy(cluster, now, node, resource, {one.action.request.id for one, _ in candidates}),
         evictable=min(len(candidates) - 1, behind_rigid),
         depth=elastic.depth,
         rule=elastic.rule,
     )
     for (one, _), amount in zip(candidates, units, strict=False):
-        if amount != one.action_state.units[resource]:
+        if amount != one.action.units[resource]:
             _grow(cluster, now, commands, one, amount)
     return [one for one, _ in candidates[len(units) :]]
 
 
 def _grow(cluster: ClusterState, now: float, commands: list[Command], one: Fresh, amount: int) -> None:
-    action_state, grant = one.action_state, commands[one.at]
-    one.node.take({action_state.resource: amount - action_state.units[action_state.resource]})
-    action_state.units = {**action_state.units, action_state.resource: amount}
-    cluster.ahead.lasts(action_state)
-    action_state.expected_s = cluster.expect(action_state, amount)
-    action_state.expected_end_s = now + action_state.expected_s
+    action, grant = one.action, commands[one.at]
+    one.node.take({action.resource: amount - action.units[action.resource]})
+    action.units = {**action.units, action.resource: amount}
+    cluster.ahead.lasts(action)
+    action.expected_s = cluster.expect(action, amount)
+    action.expected_end_s = now + action.expected_s
     assert isinstance(grant, Grant), f"{grant} is no grant"
-    commands[one.at] = grant._replace(units=action_state.units)
+    commands[one.at] = grant._replace(units=action.units)
 
 
 def _take_back(cluster: ClusterState, one: Fresh) -> None:
     """Undo a grant of this round. The action waits at its old place."""
-    action_state, need = one.action_state, one.action_state.request.need
+    action, need = one.action, one.action.request.need
     placement = cluster.trajectories.placements.get(need.trajectory) if need is not None else None
-    cluster.release(action_state)
-    action_state.attempt -= 1
-    action_state.ungranted()
-    if need is not None and placement is not None and placement.serial == action_state.serial:
+    cluster.release(action)
+    action.attempt -= 1
+    action.ungranted()
+    if need is not None and placement is not None and placement.serial == action.serial:
         cluster.move_out(need.trajectory)
-    cluster.requeue(action_state)
-    if action_state.lane is not None:
-        action_state.lane.queue.refund(action_state.request.tenant, one.charged_s, turn=one.was_head)
+    cluster.requeue(action)
+    if action.lane is not None:
+        action.lane.queue.refund(action.request.tenant, one.charged_s, turn=one.was_head)
 
 
 def busy(cluster: ClusterState, now: float, node: Node, resource: str, but: set[str]) -> NDArray[np.float64]:
@@ -137,11 +135,11 @@ def busy(cluster: ClusterState, now: float, node: Node, resource: str, but: set[
     waiting for it would leave free units idle.
     """
     held = cluster.granted.get(node.name, {})
-    action_states = [action_state for name, action_state in held.items() if action_state.booked and name not in but]
-    ends = [action_state.expected_end_s for action_state in action_states]
-    units = [action_state.units.get(resource, 0) for action_state in action_states]
-    ends += [stray.since_s for stray in node.orphans.values()]
-    units += [stray.units.get(resource, 0) for stray in node.orphans.values()]
+    actions = [action for name, action in held.items() if action.booked and name not in but]
+    ends = [action.expected_end_s for action in actions]
+    units = [action.units.get(resource, 0) for action in actions]
+    ends += [orphan.since_s for orphan in node.orphans.values()]
+    units += [orphan.units.get(resource, 0) for orphan in node.orphans.values()]
     return np.abs(np.repeat(np.array(ends, np.float64), units) - now)
 
 
@@ -164,7 +162,7 @@ def _waiting(cluster: ClusterState, node: Node, like: ActionState) -> list[Scala
     waiting = lanes[0]
     if len(lanes) > 1:
         waiting = list(islice(merge(*lanes, key=attrgetter("key")), LOOKED_AT))
-    found = [_estimate(cluster, action_state) for action_state in waiting]
+    found = [_estimate(cluster, action) for action in waiting]
     beyond = min(count - len(found), MOST_BEYOND)
     if beyond > 0:
         total = sum(lane.waiting for lane in pool.all_lanes())
@@ -172,14 +170,14 @@ def _waiting(cluster: ClusterState, node: Node, like: ActionState) -> list[Scala
     return found
 
 
-def _estimate(cluster: ClusterState, action_state: ActionState) -> Scalable:
-    return cluster.scaled(action_state) or _rigid(cluster, action_state)
+def _estimate(cluster: ClusterState, action: ActionState) -> Scalable:
+    return cluster.scaled(action) or _rigid(cluster, action)
 
 
-def _rigid(cluster: ClusterState, action_state: ActionState) -> Scalable:
+def _rigid(cluster: ClusterState, action: ActionState) -> Scalable:
     """Estimate of an action that is not elastic: one amount. An action without units counts as one that takes one
     unit.
     """
-    if action_state.scalable is None:
-        action_state.scalable = Scalable((max(1, action_state.pool_units),), np.array([cluster.expect(action_state)]))
-    return action_state.scalable
+    if action.scalable is None:
+        action.scalable = Scalable((max(1, action.pool_units),), np.array([cluster.expect(action)]))
+    return action.scalable

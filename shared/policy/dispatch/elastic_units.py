@@ -29,27 +29,24 @@ class ElasticGrants:
     """Amounts that the first waiting action tries in estimates (§4.2)."""
     _shapes: dict[tuple[Elasticity | None, tuple[int, ...]], Scalable] = field(default_factory=dict)
 
-    def scalable(self, action_state: ActionState, single_s: float) -> Scalable:
+    def scalable(self, action: ActionState, single_s: float) -> Scalable:
         """Durations of its stage on each amount, if it takes `single_s` on one unit. Stored with the action for
         reuse.
         """
-        kept = action_state.scalable
-        shape = self._shape(action_state)
+        kept = action.scalable
+        shape = self._shape(action)
         first_s = single_s * float(shape.durations_s[0])
-        if (
-            kept is None
-            or abs(float(kept.durations_s[0]) - min(first_s, action_state.work.timeout_s)) > _NEWS * first_s
-        ):
-            kept = action_state.scalable = shape.times(single_s, action_state.work.timeout_s)
+        if kept is None or abs(float(kept.durations_s[0]) - min(first_s, action.work.timeout_s)) > _NEWS * first_s:
+            kept = action.scalable = shape.times(single_s, action.work.timeout_s)
         return kept
 
-    def _shape(self, action_state: ActionState) -> Scalable:
-        amounts, elasticity = action_state.work.amounts, action_state.work.elasticity
+    def _shape(self, action: ActionState) -> Scalable:
+        amounts, elasticity = action.work.amounts, action.work.elasticity
         shape = self._shapes.get((elasticity, amounts))
         if shape is None:
             if len(self._shapes) >= _KEPT:
                 self._shapes.clear()
-            assert elasticity is not None, f"{action_state.request.id} does not scale"
+            assert elasticity is not None, f"{action.request.id} does not scale"
             lasts_s = np.array([elasticity.duration(1.0, amount) for amount in amounts])
             shape = self._shapes[elasticity, amounts] = Scalable(amounts, lasts_s)
         return shape

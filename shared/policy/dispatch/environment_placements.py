@@ -16,10 +16,10 @@ from shared.policy.resources.ledger import Node
 class EnvironmentPlacements(Queues):
     """Queues, and the placements of trajectories."""
 
-    def move_in(self, action_state: ActionState, node: Node, serial: int, now: float) -> None:
+    def move_in(self, action: ActionState, node: Node, serial: int, now: float) -> None:
         """Place the environment of an action that begins it: take its units on the node."""
-        need = action_state.request.need
-        assert need is not None, f"{action_state.request.id} has no trajectory"
+        need = action.request.need
+        assert need is not None, f"{action.request.id} has no trajectory"
         node.take(need.held)
         node.images.begun(need.image, need.units, now)
         self.trajectories.settle(need.trajectory, Placement(node.name, need.held, serial, booked=True))

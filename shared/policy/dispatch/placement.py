@@ -12,18 +12,18 @@ from shared.policy.resources.pools import reserve
 from shared.policy.resources.residency import ABSENT, share
 
 
-def place_environment(nodes: Iterable[Node], action_state: ActionState, resource: str, now: float) -> Node | None:
+def place_environment(nodes: Iterable[Node], action: ActionState, resource: str, now: float) -> Node | None:
     """Return the node where a trajectory's environment begins, of those that have the cores now and the memory for the
     whole trajectory (ARL-Tangram §5.2).
 
     Nodes that have the image go first, then those that are getting it. Among equals the one with the smallest share of
     its memory taken afterwards; then the one with the most free cores; then the first.
     """
-    need = action_state.request.need
-    assert need is not None, f"{action_state.request.id} has no trajectory"
+    need = action.request.need
+    assert need is not None, f"{action.request.id} has no trajectory"
     best, key = None, (math.inf, math.inf, 0)
     for node in nodes:
-        if need.kind in node.kinds and node.fits(action_state.request.id, action_state.work.kind, action_state.needs):
+        if need.kind in node.kinds and node.fits(action.request.id, action.work.kind, action.needs):
             taken = [share(node.used.get(name, 0) + count, node.capacity[name]) for name, count in need.units.items()]
             mine = (node.images.rank(need.image, now), max(taken, default=0.0), -node.free(resource))
             if mine < key:
@@ -68,8 +68,8 @@ def reservation(cluster: ClusterState, nodes: list[Node], head: ActionState, now
     for node in nodes:
         if node.ready and head.could_run_on(node):
             held = cluster.granted.get(node.name, {}).values()
-            ends = [(action_state.expected_end_s, action_state.units) for action_state in held if action_state.booked]
-            ends += [(now, stray.units) for stray in node.orphans.values()]
+            ends = [(action.expected_end_s, action.units) for action in held if action.booked]
+            ends += [(now, orphan.units) for orphan in node.orphans.values()]
             until_s = reserve(now, needed, {name: node.free(name) for name in needed}, ends)
             lacks = 0.0 if need is None else _taken(node, need.units)
             if (until_s, lacks) < key:

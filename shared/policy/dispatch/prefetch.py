@@ -35,7 +35,7 @@ RECALL_S: Final = 0.2
 class NodeQueue:
     """Prefetched actions of one node, in the order in which it will start them."""
 
-    action_states: dict[str, ActionState] = field(default_factory=dict)
+    actions: dict[str, ActionState] = field(default_factory=dict)
     expected_s: float = 0.0
     """Unit-seconds of these actions, except for rounding errors."""
 
@@ -49,49 +49,49 @@ class Prefetch:
     short: dict[str, int] = field(default_factory=dict)
     """Node -> units that short work holds."""
 
-    def booked(self, action_state: ActionState) -> None:
+    def booked(self, action: ActionState) -> None:
         """Count the units of an action that holds them from now on, if it is short."""
-        if action_state.expected_s <= HORIZON_S and action_state.pool_units:
-            action_state.short = True
-            self.short[action_state.node] = self.short.get(action_state.node, 0) + action_state.pool_units
+        if action.expected_s <= HORIZON_S and action.pool_units:
+            action.short = True
+            self.short[action.node] = self.short.get(action.node, 0) + action.pool_units
 
-    def lasts(self, action_state: ActionState) -> None:
+    def lasts(self, action: ActionState) -> None:
         """Stop counting an action as short: it has ended, or has run longer than expected."""
-        if action_state.short:
-            action_state.short = False
-            self.short[action_state.node] -= action_state.pool_units
-            if not self.short[action_state.node]:
-                del self.short[action_state.node]
+        if action.short:
+            action.short = False
+            self.short[action.node] -= action.pool_units
+            if not self.short[action.node]:
+                del self.short[action.node]
 
-    def join(self, action_state: ActionState) -> None:
+    def join(self, action: ActionState) -> None:
         """Add an action to the queue of its node."""
-        line = self.lines.setdefault(action_state.node, NodeQueue())
-        line.action_states[action_state.request.id] = action_state
-        line.expected_s += action_state.expected_s
-        action_state.ahead = True
+        line = self.lines.setdefault(action.node, NodeQueue())
+        line.actions[action.request.id] = action
+        line.expected_s += action.expected_s
+        action.ahead = True
 
-    def leave(self, action_state: ActionState) -> None:
+    def leave(self, action: ActionState) -> None:
         """Remove an action from the queue of its node: it has started, has ended, or is recalled."""
-        line = self.lines[action_state.node]
-        del line.action_states[action_state.request.id]
-        line.expected_s -= action_state.expected_s
-        action_state.ahead = False
-        if not line.action_states:
-            del self.lines[action_state.node]
+        line = self.lines[action.node]
+        del line.actions[action.request.id]
+        line.expected_s -= action.expected_s
+        action.ahead = False
+        if not line.actions:
+            del self.lines[action.node]
 
     def first(self, node: Node) -> ActionState | None:
         """Return the action that the node starts next."""
         line = self.lines.get(node.name)
-        return next(iter(line.action_states.values())) if line is not None else None
+        return next(iter(line.actions.values())) if line is not None else None
 
-    def place(self, nodes: Iterable[Node], action_state: ActionState, expected_s: float) -> Node | None:
+    def place(self, nodes: Iterable[Node], action: ActionState, expected_s: float) -> Node | None:
         """Return the node with the shortest expected wait of those whose queue may take the action; the first where
         equal.
         """
-        work = action_state.work
-        if action_state.pool_units != 1 or len(work.units) != 1 or not work.repeatable or expected_s > HORIZON_S:
+        work = action.work
+        if action.pool_units != 1 or len(work.units) != 1 or not work.repeatable or expected_s > HORIZON_S:
             return None
-        if action_state.request.need is not None:
+        if action.request.need is not None:
             return None  # its environment takes one action at a time, and node queues ignore trajectories' turns
         best: Node | None = None
         shortest_s = HORIZON_S
@@ -100,9 +100,9 @@ class Prefetch:
             if not short or not node.ready or work.kind not in node.kinds or not work.units.keys() <= node.lines_up:
                 continue
             line = self.lines.get(node.name)
-            stands, before_s = (len(line.action_states), line.expected_s) if line is not None else (0, 0.0)
+            stands, before_s = (len(line.actions), line.expected_s) if line is not None else (0, 0.0)
             wait_s = (before_s + expected_s) / short
-            if stands < MOST * short and wait_s <= shortest_s and action_state.request.id not in node.orphans:
+            if stands < MOST * short and wait_s <= shortest_s and action.request.id not in node.orphans:
                 if best is None or wait_s < shortest_s:
                     best = node
                 shortest_s = wait_s
@@ -111,8 +111,8 @@ class Prefetch:
     def stale_prefetched(self, now: float) -> Iterator[ActionState]:
         """Yield repeatable prefetched actions that have waited longer than `RECALL_S`."""
         for line in list(self.lines.values()):
-            for action_state in list(line.action_states.values()):
-                if now - action_state.granted_s <= RECALL_S:
+            for action in list(line.actions.values()):
+                if now - action.granted_s <= RECALL_S:
                     break
-                if action_state.state == "granted" and action_state.work.repeatable:
-                    yield action_state
+                if action.state == "granted" and action.work.repeatable:
+                    yield action

@@ -49,112 +49,110 @@ class Queues:
             self._by_class[pool.node_class] = nodes
         return nodes
 
-    def expect(self, action_state: ActionState, units: int | None = None) -> float:
+    def expect(self, action: ActionState, units: int | None = None) -> float:
         """Seconds its stage is expected to take on this many units of its pool's resource; None: on the fewest.
 
         The declared duration, else the learned duration of its kind; at most the timeout.
         """
-        work = action_state.work
-        if work.elasticity is None or not action_state.scales:
+        work = action.work
+        if work.elasticity is None or not action.scales:
             if work.duration_s is not None:
                 return min(work.timeout_s, work.duration_s)
-            return self.durations.expect(action_state.duration_key, work.timeout_s)
-        single_s = self.single(action_state)
+            return self.durations.expect(action.duration_key, work.timeout_s)
+        single_s = self.single(action)
         if single_s is None:
-            return self.durations.expect(action_state.duration_key, work.timeout_s)
-        return min(
-            work.timeout_s, work.elasticity.duration(single_s, action_state.pool_units if units is None else units)
-        )
+            return self.durations.expect(action.duration_key, work.timeout_s)
+        return min(work.timeout_s, work.elasticity.duration(single_s, action.pool_units if units is None else units))
 
-    def expect_at_most(self, action_state: ActionState) -> float:
+    def expect_at_most(self, action: ActionState) -> float:
         """Seconds that its stage rarely exceeds on the fewest units: the expected duration plus the spread of its
         kind.
         """
-        expected_s, work = self.expect(action_state), action_state.work
-        spread_s = self.durations.spread(action_state.duration_key) if work.duration_s is None else None
+        expected_s, work = self.expect(action), action.work
+        spread_s = self.durations.spread(action.duration_key) if work.duration_s is None else None
         if spread_s is None:
             return expected_s
-        if action_state.scales and work.elasticity is not None:  # the learned spread is that on one unit
-            spread_s = work.elasticity.duration(spread_s, action_state.pool_units)
+        if action.scales and work.elasticity is not None:  # the learned spread is that on one unit
+            spread_s = work.elasticity.duration(spread_s, action.pool_units)
         return min(work.timeout_s, expected_s + spread_s)
 
-    def single(self, action_state: ActionState) -> float | None:
+    def single(self, action: ActionState) -> float | None:
         """Seconds its stage takes on one unit; None if unknown."""
-        if action_state.work.duration_s is not None:
-            return action_state.work.duration_s
-        return self.durations.single(action_state.duration_key)
+        if action.work.duration_s is not None:
+            return action.work.duration_s
+        return self.durations.single(action.duration_key)
 
-    def learn(self, action_state: ActionState, seconds: float) -> None:
+    def learn(self, action: ActionState, seconds: float) -> None:
         """Record the duration of its stage on the granted units."""
-        elasticity = action_state.work.elasticity
-        if action_state.scales and elasticity is not None:
-            seconds = elasticity.single(seconds, action_state.granted_units)
-        self.durations.seen(action_state.duration_key, seconds)
+        elasticity = action.work.elasticity
+        if action.scales and elasticity is not None:
+            seconds = elasticity.single(seconds, action.granted_units)
+        self.durations.seen(action.duration_key, seconds)
 
     # ---- queues ------------------------------------------------------------------------------------------------
 
-    def enqueue(self, action_state: ActionState) -> None:
+    def enqueue(self, action: ActionState) -> None:
         """Queue an action's current stage. It waits behind an earlier unanswered action of its trajectory, if there is
         one.
         """
-        action_state.key = self.batches.key(action_state.request, self.durations)
-        self.requeue(action_state)
+        action.key = self.batches.key(action.request, self.durations)
+        self.requeue(action)
 
-    def requeue(self, action_state: ActionState) -> None:
+    def requeue(self, action: ActionState) -> None:
         """Queue it with its old key. A new key would use newer estimates and could let other work overtake it."""
-        request = action_state.request
-        pool = self.pool(action_state.work.pool)
-        action_state.units = action_state.work.units
-        action_state.lane = lane = self._lane_of(pool, action_state)
-        action_state.expected_s = self.expect(action_state)
+        request = action.request
+        pool = self.pool(action.work.pool)
+        action.units = action.work.units
+        action.lane = lane = self._lane_of(pool, action)
+        action.expected_s = self.expect(action)
         if request.need is not None and self.trajectories.turns[request.need.trajectory][0] != request.id:
             lane.behind.add(request.id)
         else:
-            self._push(lane, action_state)
+            self._push(lane, action)
         self.batches.waits(request, (pool.name, lane.name, request.tenant))
-        self.queued[request.id] = action_state
-        pool.queued_s += action_state.expected_s * action_state.pool_units
-        pool.note(action_state.wanted_units, outside=not request.batch)
+        self.queued[request.id] = action
+        pool.queued_s += action.expected_s * action.pool_units
+        pool.note(action.wanted_units, outside=not request.batch)
         if pool.target is not None:
             self.dirty.add(pool.name)
 
-    def _push(self, lane: Lane, action_state: ActionState) -> None:
+    def _push(self, lane: Lane, action: ActionState) -> None:
         """Add it to a lane's order; an action of a batch with the batch's present T."""
-        request = action_state.request
+        request = action.request
         if request.batch:
-            action_state.key = self.batches.key(request, self.durations)
-        lane.queue.push(request.tenant, action_state.key, request.id, request.batch)
+            action.key = self.batches.key(request, self.durations)
+        lane.queue.push(request.tenant, action.key, request.id, request.batch)
 
-    def dequeue(self, action_state: ActionState) -> None:
+    def dequeue(self, action: ActionState) -> None:
         """Remove an action from its queue for good (answered, or about to be queued elsewhere)."""
-        self.unqueue(action_state)
-        self._left(action_state)
+        self.unqueue(action)
+        self._left(action)
 
-    def unqueue(self, action_state: ActionState) -> None:
+    def unqueue(self, action: ActionState) -> None:
         """Remove an action from its queue because it is on a node now."""
-        request, lane = action_state.request, action_state.lane
+        request, lane = action.request, action.lane
         assert lane is not None, f"{request.id} waits nowhere"
-        pool = self.pool(action_state.work.pool)
+        pool = self.pool(action.work.pool)
         if not lane.queue.remove(request.tenant, request.id) and lane.postponed.pop(request.id, None) is None:
             (lane.parked if request.id in lane.parked else lane.behind).remove(request.id)
         if lane is not pool and not lane.waiting:
             pool.lanes.pop(lane.name, None)
-        pool.queued_s -= action_state.expected_s * action_state.pool_units
+        pool.queued_s -= action.expected_s * action.pool_units
         if request.batch:
             self.batches.leaves(request, (pool.name, lane.name, request.tenant))
         del self.queued[request.id]
 
-    def park(self, lane: Lane, action_state: ActionState) -> None:
+    def park(self, lane: Lane, action: ActionState) -> None:
         """Set aside an action that no node could ever take, until nodes change or its deadline comes."""
-        lane.queue.remove(action_state.request.tenant, action_state.request.id)
-        lane.parked.add(action_state.request.id)
+        lane.queue.remove(action.request.tenant, action.request.id)
+        lane.parked.add(action.request.id)
 
-    def postpone(self, action_state: ActionState, until_s: float) -> None:
+    def postpone(self, action: ActionState, until_s: float) -> None:
         """Set aside a newly queued action until then, because its node cannot run it earlier."""
-        lane = action_state.lane
-        assert lane is not None, f"{action_state.request.id} waits nowhere"
-        if lane.queue.remove(action_state.request.tenant, action_state.request.id):
-            lane.postponed[action_state.request.id] = until_s
+        lane = action.lane
+        assert lane is not None, f"{action.request.id} waits nowhere"
+        if lane.queue.remove(action.request.tenant, action.request.id):
+            lane.postponed[action.request.id] = until_s
 
     def resume(self, now: float, images: Container[str] = ()) -> int:
         """Queue postponed actions again with their old keys: those due by now, and those that need one of these images.
@@ -163,13 +161,11 @@ class Queues:
         count = 0
         for pool in self.pools.values():
             for lane in pool.all_lanes():
-                for action, until_s in list(lane.postponed.items()):
-                    action_state = self.queued[action]
-                    if until_s <= now or (
-                        action_state.request.need is not None and action_state.request.need.image in images
-                    ):
-                        del lane.postponed[action]
-                        self._push(lane, action_state)
+                for action_id, until_s in list(lane.postponed.items()):
+                    action = self.queued[action_id]
+                    if until_s <= now or (action.request.need is not None and action.request.need.image in images):
+                        del lane.postponed[action_id]
+                        self._push(lane, action)
                         count += 1
         return count
 
@@ -183,22 +179,22 @@ class Queues:
 
     def move(self, trajectory: str) -> None:
         """Move a trajectory's waiting actions to another lane after its placement has changed."""
-        for action in self.trajectories.turns.get(trajectory, ()):
-            action_state = self.queued.get(action)
-            if action_state is not None:
-                self.dequeue(action_state)
-                self.enqueue(action_state)
+        for action_id in self.trajectories.turns.get(trajectory, ()):
+            action = self.queued.get(action_id)
+            if action is not None:
+                self.dequeue(action)
+                self.enqueue(action)
 
-    def _lane_of(self, pool: Pool, action_state: ActionState) -> Lane:
-        need = action_state.request.need
-        action_state.begins = self.trajectories.begins(need)
+    def _lane_of(self, pool: Pool, action: ActionState) -> Lane:
+        need = action.request.need
+        action.begins = self.trajectories.begins(need)
         if need is None:
             return pool
-        return pool.lane(None if action_state.begins else self.trajectories.placements[need.trajectory].node)
+        return pool.lane(None if action.begins else self.trajectories.placements[need.trajectory].node)
 
-    def _left(self, action_state: ActionState) -> None:
-        pool = self.pool(action_state.work.pool)
-        pool.note(-action_state.wanted_units, outside=not action_state.request.batch)
+    def _left(self, action: ActionState) -> None:
+        pool = self.pool(action.work.pool)
+        pool.note(-action.wanted_units, outside=not action.request.batch)
         if pool.target is not None:
             self.dirty.add(pool.name)
 
@@ -229,7 +225,7 @@ class Queues:
             self.dirty.add(pool.name)
             for lane in pool.all_lanes():
                 lane.feasible = ""
-                for action in sorted(lane.parked):
-                    action_state = self.queued[action]
-                    self._push(lane, action_state)
+                for action_id in sorted(lane.parked):
+                    action = self.queued[action_id]
+                    self._push(lane, action)
                 lane.parked.clear()

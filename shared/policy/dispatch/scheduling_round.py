@@ -39,15 +39,15 @@ class Blocked:
     until_s: float | None = None
     """Start of the reservation; infinity if it waits for what environments hold."""
 
-    def forbids(self, cluster: ClusterState, node: Node, action_state: ActionState, now: float) -> bool:
+    def forbids(self, cluster: ClusterState, node: Node, action: ActionState, now: float) -> bool:
         """Return whether this work, started there now, would delay the head."""
         if self.until_s is None:
             self.until_s, self.node = reservation(cluster, self.nodes, self.head, now)
-        if node is not self.node or self.head.needs.keys().isdisjoint(action_state.needs):
+        if node is not self.node or self.head.needs.keys().isdisjoint(action.needs):
             return False
         if self.until_s == math.inf:
-            return action_state.begins
-        return now + cluster.expect_at_most(action_state) > self.until_s
+            return action.begins
+        return now + cluster.expect_at_most(action) > self.until_s
 
 
 @dataclass(slots=True)
@@ -68,11 +68,11 @@ class SchedulingRound:
     busy_s: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     """Node -> seconds until each unit taken before this round is predicted free."""
 
-    def forbids(self, node: Node, action_state: ActionState) -> bool:
+    def forbids(self, node: Node, action: ActionState) -> bool:
         """Return whether this work, started there now, would delay a blocked head."""
-        return any(one.forbids(self.cluster, node, action_state, self.now) for one in self.blocked)
+        return any(one.forbids(self.cluster, node, action, self.now) for one in self.blocked)
 
-    def too_early(self, node: Node, action_state: ActionState) -> bool:
+    def too_early(self, node: Node, action: ActionState) -> bool:
         """Return whether it does better to wait for more of this node's units.
 
         Elastic work that starts on the last free unit keeps one unit to its end, though many might be free soon. If it
@@ -80,31 +80,29 @@ class SchedulingRound:
         use the units, and all elastic work behind it waits too. If enough are free, that many are held for it in this
         round. Otherwise the next action would take them before `grant_elastic_units` can grant them.
         """
-        free, wanted = node.free(action_state.resource), action_state.work.amounts[-1]
+        free, wanted = node.free(action.resource), action.work.amounts[-1]
         elastic = self.cluster.elastic
         if free >= wanted or elastic.rule is None or not elastic.patient:
             return False
         busy_s = self.busy_s.get(node.name)
         if busy_s is None:
-            busy_s = self.busy_s[node.name] = busy(
-                self.cluster, self.now, node, action_state.resource, self.granted(node)
-            )
-        wanted = units_worth_waiting_for(self.cluster, action_state, free, busy_s)
-        action_state.units = {**action_state.work.units, action_state.resource: wanted}
+            busy_s = self.busy_s[node.name] = busy(self.cluster, self.now, node, action.resource, self.granted(node))
+        wanted = units_worth_waiting_for(self.cluster, action, free, busy_s)
+        action.units = {**action.work.units, action.resource: wanted}
         if wanted > free:
             self.waits.add(node.name)
         return wanted > free
 
-    def follows(self, nodes: list[Node], action_state: ActionState) -> bool:
+    def follows(self, nodes: list[Node], action: ActionState) -> bool:
         """Return whether it waits only because others wait for more of these nodes' units. Their reservations precede
         its own.
         """
-        waits_itself = action_state.units is not action_state.work.units
-        return action_state.scales and not waits_itself and all(node.name in self.waits for node in nodes if node.ready)
+        waits_itself = action.units is not action.work.units
+        return action.scales and not waits_itself and all(node.name in self.waits for node in nodes if node.ready)
 
     def granted(self, node: Node) -> set[str]:
         """Actions that were granted on the node in this round."""
-        return {one.action_state.request.id for one in self.fresh if one.node is node}
+        return {one.action.request.id for one in self.fresh if one.node is node}
 
 
 def schedule(cluster: ClusterState, now: float) -> list[Command]:
@@ -138,17 +136,17 @@ def _serve_all(filling: SchedulingRound, waiting: list[tuple[Pool, Lane]]) -> No
             heapq.heappop(heads)
 
 
-def park_stuck(cluster: ClusterState, action_state: ActionState) -> None:
+def park_stuck(cluster: ClusterState, action: ActionState) -> None:
     """Set a new action aside if no present node could ever take it. Deep in a queue, this would not be noticed."""
-    lane = action_state.lane
-    if lane is None or action_state.request.id in lane.behind:
+    lane = action.lane
+    if lane is None or action.request.id in lane.behind:
         return
-    nodes = cluster.nodes_of(cluster.pool(action_state.work.pool), lane)
+    nodes = cluster.nodes_of(cluster.pool(action.work.pool), lane)
     for node in nodes:
-        if action_state.could_run_on(node):
+        if action.could_run_on(node):
             return
     if nodes:
-        cluster.park(lane, action_state)
+        cluster.park(lane, action)
 
 
 def _share(cluster: ClusterState, pool: Pool, *, blocked: bool = False) -> list[Command]:
@@ -160,19 +158,19 @@ def _share(cluster: ClusterState, pool: Pool, *, blocked: bool = False) -> list[
         return []
     resource = pool.resource
     head = pool.queue.head()
-    action_state = cluster.queued[head] if head is not None else None
+    action = cluster.queued[head] if head is not None else None
     rule: ZeroQueue = "off"
     if not cluster.planned:
         rule = "blocked" if blocked or (head is not None and head == pool.feasible) else "on"
     least = pool.demand.peak if rule == "on" else rule
     bound = _bound(cluster, pool)
-    head_wish = (action_state.work.kind, action_state.work.units) if action_state is not None else ()
+    head_wish = (action.work.kind, action.work.units) if action is not None else ()
     wish = (pool.target, pool.outside.peak, least, tuple(bound.items()), *head_wish)
     if wish == pool.settled:
         return []
     nodes = [node for node in cluster.nodes_of(pool) if node.ready]
-    able = [] if action_state is None else [node for node in nodes if action_state.could_run_on(node)]
-    needed = action_state.pool_units if action_state is not None and able else 0
+    able = [] if action is None else [node for node in nodes if action.could_run_on(node)]
+    needed = action.pool_units if action is not None and able else 0
     wanted = pool.wanted(nodes, needed, rule)
     shares = spread(wanted, nodes, resource, bound)
     if able and all(shares[node.name] < needed for node in able):  # else no node would ever own enough for the head
@@ -196,14 +194,14 @@ def _bound(cluster: ClusterState, pool: Pool) -> dict[str, int]:
     for lane in pool.lanes.values():
         if (head := lane.queue.head()) is None:
             continue
-        action_state = cluster.queued[head]
-        nodes = [node for node in cluster.nodes_of(pool, lane) if node.ready and action_state.could_run_on(node)]
-        need = action_state.request.need
-        if action_state.begins and need is not None:
+        action = cluster.queued[head]
+        nodes = [node for node in cluster.nodes_of(pool, lane) if node.ready and action.could_run_on(node)]
+        need = action.request.need
+        if action.begins and need is not None:
             nodes = [node for node in nodes if node.holds(need.held)]
-        if nodes and not any(node.free(pool.resource) >= action_state.pool_units for node in nodes):
+        if nodes and not any(node.free(pool.resource) >= action.pool_units for node in nodes):
             host = min(nodes, key=lambda node: (-node.limit(pool.resource), node.name))
-            bound[host.name] = max(bound.get(host.name, 0), host.used.get(pool.resource, 0) + action_state.pool_units)
+            bound[host.name] = max(bound.get(host.name, 0), host.used.get(pool.resource, 0) + action.pool_units)
     return bound
 
 
@@ -212,21 +210,21 @@ def _serve(filling: SchedulingRound, pool: Pool, lane: Lane) -> bool:
     cluster, resource, head = filling.cluster, pool.resource, lane.queue.head()
     if head is None:
         return False
-    nodes, action_state = cluster.nodes_of(pool, lane), cluster.queued[head]
-    node = _place(filling, pool, nodes, action_state)
+    nodes, action = cluster.nodes_of(pool, lane), cluster.queued[head]
+    node = _place(filling, pool, nodes, action)
     if node is not None:
-        _grant(filling, lane, action_state, node, is_head=True)
-    elif head != lane.feasible and nodes and not any(action_state.could_run_on(node) for node in nodes):
-        cluster.park(lane, action_state)
+        _grant(filling, lane, action, node, is_head=True)
+    elif head != lane.feasible and nodes and not any(action.could_run_on(node) for node in nodes):
+        cluster.park(lane, action)
     elif pool.target is not None and _owns_less(nodes, resource) and (shares := _share(cluster, pool, blocked=True)):
         filling.commands += shares
         cluster.promote(filling.now)
-    elif (node := _line(filling, nodes, action_state)) is not None:
-        _grant(filling, lane, action_state, node, is_head=True, ahead=True)
+    elif (node := _line(filling, nodes, action)) is not None:
+        _grant(filling, lane, action, node, is_head=True, ahead=True)
     else:
         lane.feasible = head
-        if not filling.follows(nodes, action_state):
-            filling.blocked.append(Blocked(action_state, nodes))
+        if not filling.follows(nodes, action):
+            filling.blocked.append(Blocked(action, nodes))
         _backfill(filling, pool, lane, nodes)
         return False
     return bool(lane.queue)
@@ -237,31 +235,30 @@ def _owns_less(nodes: list[Node], resource: str) -> bool:
     return any(node.limit(resource) < node.capacity.get(resource, 0) for node in nodes)
 
 
-def _place(filling: SchedulingRound, pool: Pool, nodes: list[Node], action_state: ActionState) -> Node | None:
-    if action_state.scales:
-        action_state.units = action_state.work.units  # decided anew each time
+def _place(filling: SchedulingRound, pool: Pool, nodes: list[Node], action: ActionState) -> Node | None:
+    if action.scales:
+        action.units = action.work.units  # decided anew each time
         if filling.waits:
             nodes = [node for node in nodes if node.name not in filling.waits]
     while True:
-        if action_state.begins:
-            node = place_environment(nodes, action_state, pool.resource, filling.now)
+        if action.begins:
+            node = place_environment(nodes, action, pool.resource, filling.now)
         else:
-            node = place(nodes, action_state.request.id, action_state.work.kind, action_state.units, pool.resource)
+            node = place(nodes, action.request.id, action.work.kind, action.units, pool.resource)
         if node is None or not (
-            (filling.blocked and filling.forbids(node, action_state))
-            or (action_state.scales and filling.too_early(node, action_state))
+            (filling.blocked and filling.forbids(node, action)) or (action.scales and filling.too_early(node, action))
         ):
             return node
         nodes = [other for other in nodes if other is not node]
 
 
-def _line(filling: SchedulingRound, nodes: list[Node], action_state: ActionState) -> Node | None:
+def _line(filling: SchedulingRound, nodes: list[Node], action: ActionState) -> Node | None:
     """Return the node whose queue may take a head that does not fit, if any."""
     cluster = filling.cluster
     if not cluster.ahead.short:
         return None
-    node = cluster.ahead.place(nodes, action_state, cluster.expect(action_state))
-    return None if node is None or filling.forbids(node, action_state) else node
+    node = cluster.ahead.place(nodes, action, cluster.expect(action))
+    return None if node is None or filling.forbids(node, action) else node
 
 
 def _backfill(filling: SchedulingRound, pool: Pool, lane: Lane, nodes: list[Node]) -> None:
@@ -271,18 +268,18 @@ def _backfill(filling: SchedulingRound, pool: Pool, lane: Lane, nodes: list[Node
     if not spare:
         return
     most = max(node.free(resource) for node in spare)
-    for action_state in [cluster.queued[name] for name in _behind(lane)]:
-        if action_state.pool_units > most:
+    for action in [cluster.queued[name] for name in _behind(lane)]:
+        if action.pool_units > most:
             continue
-        node = _place(filling, pool, spare if action_state.pool_units else nodes, action_state)
+        node = _place(filling, pool, spare if action.pool_units else nodes, action)
         if node is not None:
-            _grant(filling, lane, action_state, node, is_head=False)
+            _grant(filling, lane, action, node, is_head=False)
             spare = [node for node in spare if node.free(resource)]
             if not spare:
                 return
             most = max(node.free(resource) for node in spare)
-        elif not any(action_state.could_run_on(node) for node in nodes):
-            cluster.park(lane, action_state)
+        elif not any(action.could_run_on(node) for node in nodes):
+            cluster.park(lane, action)
 
 
 def _behind(lane: Lane) -> Iterator[str]:
@@ -294,27 +291,25 @@ def _behind(lane: Lane) -> Iterator[str]:
 
 
 def _grant(
-    filling: SchedulingRound, lane: Lane, action_state: ActionState, node: Node, *, is_head: bool, ahead: bool = False
+    filling: SchedulingRound, lane: Lane, action: ActionState, node: Node, *, is_head: bool, ahead: bool = False
 ) -> None:
-    cluster, request, begins = filling.cluster, action_state.request, action_state.begins
-    expected_s = action_state.expected_s if action_state.work.duration_s is not None else cluster.expect(action_state)
-    charged_s = expected_s * max(1, action_state.pool_units)
+    cluster, request, begins = filling.cluster, action.request, action.begins
+    expected_s = action.expected_s if action.work.duration_s is not None else cluster.expect(action)
+    charged_s = expected_s * max(1, action.pool_units)
     lane.queue.charge(request.tenant, charged_s, ends_turn=is_head)
-    cluster.unqueue(action_state)
-    if ahead or not action_state.scales:
-        action_state.units, action_state.expected_s = action_state.work.units, expected_s
+    cluster.unqueue(action)
+    if ahead or not action.scales:
+        action.units, action.expected_s = action.work.units, expected_s
     else:
-        fewest = action_state.units is action_state.work.units  # else it has waited for more units
-        action_state.expected_s = expected_s if fewest else cluster.expect(action_state, action_state.granted_units)
-    action_state.move("granted")
-    action_state.attempt += 1
-    (cluster.stand if ahead else cluster.assign)(action_state, node, filling.now)
+        fewest = action.units is action.work.units  # else it has waited for more units
+        action.expected_s = expected_s if fewest else cluster.expect(action, action.granted_units)
+    action.move("granted")
+    action.attempt += 1
+    (cluster.stand if ahead else cluster.assign)(action, node, filling.now)
     if begins:
-        cluster.move_in(action_state, node, cluster.newest_serial, filling.now)
+        cluster.move_in(action, node, cluster.newest_serial, filling.now)
     budget = max(0.0, request.deadline_s - filling.now)
     if not ahead:
-        filling.fresh.append(Fresh(len(filling.commands), action_state, node, charged_s, is_head))
-        filling.scales = filling.scales or action_state.scales
-    filling.commands.append(
-        Grant(request.id, node.name, action_state.attempt, action_state.stage, action_state.units, budget, begins)
-    )
+        filling.fresh.append(Fresh(len(filling.commands), action, node, charged_s, is_head))
+        filling.scales = filling.scales or action.scales
+    filling.commands.append(Grant(request.id, node.name, action.attempt, action.stage, action.units, budget, begins))

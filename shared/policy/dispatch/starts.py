@@ -34,31 +34,29 @@ class Starts:
     now: float
     _granted: dict[tuple[str, str, tuple[tuple[str, int], ...]], Granted] = field(default_factory=dict)
 
-    def by(self, action_state: ActionState, by_s: float) -> bool:
+    def by(self, action: ActionState, by_s: float) -> bool:
         """Return whether a new request is predicted to start by then. True while no node has sent an inventory.
 
         O(granted) for the first of its sort; as `predict` if it would be late behind everything that waits.
         """
-        pool = self.cluster.pool(action_state.work.pool)
-        granted = self._of(pool, action_state)
+        pool = self.cluster.pool(action.work.pool)
+        granted = self._of(pool, action)
         in_time = self.now <= by_s and granted.left_s + pool.queued_s <= (by_s - self.now) * granted.capacity
-        return not granted.capacity or in_time or self.predict(action_state, by_s) <= by_s
+        return not granted.capacity or in_time or self.predict(action, by_s) <= by_s
 
-    def predict(self, action_state: ActionState, by_s: float = float("inf")) -> float:
+    def predict(self, action: ActionState, by_s: float = float("inf")) -> float:
         """Predicted start of a new request if it were queued now, absolute seconds; optimistic about later arrivals.
 
         The work before it (by `_hopeful_s`), divided by the units of its pool; minus infinity if no node has sent an
         inventory. O(granted + queue ahead), bounded; counting stops once the start lies beyond `by_s`.
         """
-        cluster, pool = self.cluster, self.cluster.pool(action_state.work.pool)
-        capacity, used, ahead_s = self._of(pool, action_state)
+        cluster, pool = self.cluster, self.cluster.pool(action.work.pool)
+        capacity, used, ahead_s = self._of(pool, action)
         if not capacity:
             return float("-inf")
-        busy = used + action_state.pool_units
+        busy = used + action.pool_units
         enough_s = (by_s - self.now) * capacity
-        for name in pool.queue.ahead(
-            action_state.request.tenant, cluster.batches.key(action_state.request, cluster.durations)
-        ):
+        for name in pool.queue.ahead(action.request.tenant, cluster.batches.key(action.request, cluster.durations)):
             other = cluster.queued[name]
             ahead_s += _hopeful_s(other) * other.pool_units
             busy += other.pool_units
@@ -66,11 +64,11 @@ class Starts:
                 break
         return self.now + ahead_s / capacity if busy > capacity else self.now
 
-    def _of(self, pool: Pool, action_state: ActionState) -> Granted:
-        sort = (pool.name, action_state.work.kind, tuple(action_state.needs.items()))
+    def _of(self, pool: Pool, action: ActionState) -> Granted:
+        sort = (pool.name, action.work.kind, tuple(action.needs.items()))
         granted = self._granted.get(sort)
         if granted is None:
-            nodes = [node for node in self.cluster.nodes_of(pool) if node.ready and action_state.could_run_on(node)]
+            nodes = [node for node in self.cluster.nodes_of(pool) if node.ready and action.could_run_on(node)]
             granted = self._granted[sort] = self._count(pool.resource, nodes)
         return granted
 
@@ -82,8 +80,8 @@ class Starts:
         return Granted(capacity, used, left_s)
 
 
-def _hopeful_s(action_state: ActionState) -> float:
+def _hopeful_s(action: ActionState) -> float:
     """Seconds that queued work counts with: its declared duration, or the bound in this module's law."""
-    if action_state.work.duration_s is not None:
-        return action_state.expected_s
-    return min(action_state.expected_s, action_state.work.timeout_s * UNKNOWN_FRACTION)
+    if action.work.duration_s is not None:
+        return action.expected_s
+    return min(action.expected_s, action.work.timeout_s * UNKNOWN_FRACTION)

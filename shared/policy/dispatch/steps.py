@@ -41,7 +41,7 @@ class Steps:
     placement_lost_s: float = 60.0
     """Seconds after which environments of an absent node are lost; until then it may bring them back."""
     cluster: ClusterState = field(default_factory=ClusterState)
-    action_states: dict[str, ActionState] = field(default_factory=dict)
+    actions: dict[str, ActionState] = field(default_factory=dict)
     """Every unanswered action."""
     _deadlines: Deadlines = field(default_factory=Deadlines)
     _members: dict[str, set[str]] = field(default_factory=dict)
@@ -51,39 +51,39 @@ class Steps:
     def _dropped(self, now: float, name: str, why: str, *, booked_only: bool = False) -> list[Command]:
         """Remove an ended incarnation. Nothing is granted yet, because more incarnations may have ended."""
         commands: list[Command] = []
-        for action_state in self.cluster.drop_node(name, booked_only=booked_only):
-            commands += self._lost(now, action_state, "node-lost", f"{name}: {why}")
+        for action in self.cluster.drop_node(name, booked_only=booked_only):
+            commands += self._lost(now, action, "node-lost", f"{name}: {why}")
         return commands
 
-    def _cancel(self, now: float, actions: Iterable[str], reason: str, ended: EndedAs = "cancelled") -> list[Command]:
+    def _cancel(
+        self, now: float, action_ids: Iterable[str], reason: str, ended: EndedAs = "cancelled"
+    ) -> list[Command]:
         commands: list[Command] = []
-        for action in actions:
-            action_state = self.action_states.get(action)
-            if action_state is None or action_state.state == "cancelling":
+        for action_id in action_ids:
+            action = self.actions.get(action_id)
+            if action is None or action.state == "cancelling":
                 continue
-            if action_state.state == "queued":
-                self.cluster.dequeue(action_state)
-                commands.append(self._answer(now, action_state, ended, reason))
+            if action.state == "queued":
+                self.cluster.dequeue(action)
+                commands.append(self._answer(now, action, ended, reason))
             else:
-                action_state.move("cancelling")
-                action_state.cancel_as, action_state.cancel_reason = ended, reason
-                commands.append(Revoke(action, action_state.node, action_state.attempt))
+                action.move("cancelling")
+                action.cancel_as, action.cancel_reason = ended, reason
+                commands.append(Revoke(action_id, action.node, action.attempt))
         return commands
 
     def _ended(self, now: float, end: Ended) -> list[Command]:
         node = self.cluster.nodes.get(end.node)
         if node is not None and node.orphans:
             node.orphan_ended(end.action, end.stage, end.attempt)
-        action_state = self.action_states.get(end.action)
-        if action_state is None or end.stage != action_state.stage:
+        action = self.actions.get(end.action)
+        if action is None or end.stage != action.stage:
             return []
         commands: list[Command] = []
-        if end.is_verdict and end.units and not action_state.booked:
-            action_state.units = end.units
-        current = (
-            action_state.state != "queued" and end.attempt == action_state.attempt and end.node == action_state.node
-        )
-        need = action_state.request.need
+        if end.is_verdict and end.units and not action.booked:
+            action.units = end.units
+        current = action.state != "queued" and end.attempt == action.attempt and end.node == action.node
+        need = action.request.need
         if current and need is not None and end.environment_stands:
             self.cluster.made(need.trajectory, end.node)
         elif current and need is not None:
@@ -91,91 +91,81 @@ class Steps:
         if not current and not end.is_verdict:
             return commands
         if current:
-            self.cluster.release(action_state)
-        elif action_state.state == "queued":
-            self.cluster.dequeue(action_state)
+            self.cluster.release(action)
+        elif action.state == "queued":
+            self.cluster.dequeue(action)
         else:
-            commands.append(Revoke(end.action, action_state.node, action_state.attempt))
-            self.cluster.orphan(action_state, now)
-        return commands + (
-            self._scored(now, action_state, end) if end.is_verdict else self._unscored(now, action_state, end)
-        )
+            commands.append(Revoke(end.action, action.node, action.attempt))
+            self.cluster.orphan(action, now)
+        return commands + (self._scored(now, action, end) if end.is_verdict else self._unscored(now, action, end))
 
-    def _scored(self, now: float, action_state: ActionState, end: Ended) -> list[Command]:
+    def _scored(self, now: float, action: ActionState, end: Ended) -> list[Command]:
         """The stage has a verdict: continue with the next stage, or answer (early exit of a failed stage)."""
-        if not action_state.begins:  # else the time includes the creation of the environment
-            self.cluster.learn(action_state, end.execution_s)
-        action_state.scored(now, end)
-        if action_state.is_last or end.status == "timeout" or end.passed is False:
-            return [self._answer(now, action_state, "timeout" if end.status == "timeout" else "ok", end.reason)]
-        if action_state.state == "cancelling":
-            return [self._answer(now, action_state, action_state.cancel_as, action_state.cancel_reason)]
-        action_state.enter(action_state.stage + 1, attempt=0)
-        if action_state.state != "queued":
-            action_state.move("queued")
-        self.cluster.enqueue(action_state)
-        return [Advance(action_state.request.id, action_state.stage)]
+        if not action.begins:  # else the time includes the creation of the environment
+            self.cluster.learn(action, end.execution_s)
+        action.scored(now, end)
+        if action.is_last or end.status == "timeout" or end.passed is False:
+            return [self._answer(now, action, "timeout" if end.status == "timeout" else "ok", end.reason)]
+        if action.state == "cancelling":
+            return [self._answer(now, action, action.cancel_as, action.cancel_reason)]
+        action.enter(action.stage + 1, attempt=0)
+        if action.state != "queued":
+            action.move("queued")
+        self.cluster.enqueue(action)
+        return [Advance(action.request.id, action.stage)]
 
-    def _unscored(self, now: float, action_state: ActionState, end: Ended) -> list[Command]:
-        if end.status == "cancelled" and action_state.state != "cancelling":  # a former leader has asked for it
-            late = action_state.request.deadline_s <= now
-            return [self._answer(now, action_state, "expired" if late else "cancelled", end.reason, end)]
-        if action_state.state == "cancelling":
-            return [self._answer(now, action_state, action_state.cancel_as, action_state.cancel_reason, end)]
-        need = action_state.request.need
+    def _unscored(self, now: float, action: ActionState, end: Ended) -> list[Command]:
+        if end.status == "cancelled" and action.state != "cancelling":  # a former leader has asked for it
+            late = action.request.deadline_s <= now
+            return [self._answer(now, action, "expired" if late else "cancelled", end.reason, end)]
+        if action.state == "cancelling":
+            return [self._answer(now, action, action.cancel_as, action.cancel_reason, end)]
+        need = action.request.need
         if end.status == "environment-lost" and need is not None:
             gone = self._moved_out(now, need.trajectory, end.environment_ended, end.reason)
-            return [*gone, self._answer(now, action_state, "environment-lost", end.reason, end)]
+            return [*gone, self._answer(now, action, "environment-lost", end.reason, end)]
         if end.status == "refused":
-            return [self._answer(now, action_state, "refused", end.reason, end)]
+            return [self._answer(now, action, "refused", end.reason, end)]
         if end.status == "postponed" and not end.environment_stands:
-            return self._postponed(now, action_state, end)
-        return self._lost(now, action_state, "sandbox-lost", end.reason, end)
+            return self._postponed(now, action, end)
+        return self._lost(now, action, "sandbox-lost", end.reason, end)
 
     def _lost(
-        self, now: float, action_state: ActionState, ended: EndedAs, why: str, end: Ended | None = None
+        self, now: float, action: ActionState, ended: EndedAs, why: str, end: Ended | None = None
     ) -> list[Command]:
         """An attempt is lost and its units are free: retry, or answer with what is known."""
-        if action_state.state == "cancelling":
-            return [self._answer(now, action_state, action_state.cancel_as, action_state.cancel_reason, end)]
-        need, begun = action_state.request.need, end is None or end.environment_stands
+        if action.state == "cancelling":
+            return [self._answer(now, action, action.cancel_as, action.cancel_reason, end)]
+        need, begun = action.request.need, end is None or end.environment_stands
         if need is not None and (reason := self.cluster.trajectories.ended.get(need.trajectory)) is not None:
-            return [self._answer(now, action_state, "environment-lost", reason, end)]
-        if not action_state.work.repeatable and begun:
-            return [self._answer(now, action_state, "unknown-outcome", f"{why}; it is not repeatable", end)]
-        if action_state.attempt - action_state.recalls >= self.max_attempts:
-            return [
-                self._answer(
-                    now, action_state, ended, f"{why}; {action_state.attempt - action_state.recalls} attempts", end
-                )
-            ]
-        action_state.move("queued")
-        self.cluster.enqueue(action_state)
+            return [self._answer(now, action, "environment-lost", reason, end)]
+        if not action.work.repeatable and begun:
+            return [self._answer(now, action, "unknown-outcome", f"{why}; it is not repeatable", end)]
+        if action.attempt - action.recalls >= self.max_attempts:
+            return [self._answer(now, action, ended, f"{why}; {action.attempt - action.recalls} attempts", end)]
+        action.move("queued")
+        self.cluster.enqueue(action)
         return []
 
-    def _postponed(self, now: float, action_state: ActionState, end: Ended) -> list[Command]:
+    def _postponed(self, now: float, action: ActionState, end: Ended) -> list[Command]:
         """Its environment cannot be created yet. That is no failed attempt, so only the deadline bounds the retries."""
-        ended = (
-            self.cluster.trajectories.ended.get(action_state.request.need.trajectory)
-            if action_state.request.need
-            else None
-        )
+        ended = self.cluster.trajectories.ended.get(action.request.need.trajectory) if action.request.need else None
         if ended is not None:
-            return [self._answer(now, action_state, "environment-lost", ended, end)]
-        action_state.move("queued")
-        action_state.recalls += 1
-        action_state.postponed = end.reason
-        self.cluster.enqueue(action_state)
-        self.cluster.postpone(action_state, now + min(max(end.retry_in_s, LEAST_POSTPONED_S), MOST_POSTPONED_S))
+            return [self._answer(now, action, "environment-lost", ended, end)]
+        action.move("queued")
+        action.recalls += 1
+        action.postponed = end.reason
+        self.cluster.enqueue(action)
+        self.cluster.postpone(action, now + min(max(end.retry_in_s, LEAST_POSTPONED_S), MOST_POSTPONED_S))
         return []
 
-    def _deadline(self, now: float, action: str) -> list[Command]:
-        action_state = self.action_states.get(action)
-        if action_state is None or action_state.state == "cancelling":
+    def _deadline(self, now: float, action_id: str) -> list[Command]:
+        action = self.actions.get(action_id)
+        if action is None or action.state == "cancelling":
             return []
-        waited = action_state.state == "queued" or action_state.ahead
-        reason = why_it_waited(self.cluster, action_state) if waited else "its deadline came while it ran"
-        return self._cancel(now, [action], reason, "expired")
+        waited = action.state == "queued" or action.ahead
+        reason = why_it_waited(self.cluster, action) if waited else "its deadline came while it ran"
+        return self._cancel(now, [action_id], reason, "expired")
 
     # ---- trajectories ------------------------------------------------------------------------------------------
 
@@ -208,24 +198,22 @@ class Steps:
     def _evict(self, now: float, trajectory: str, reason: str) -> list[Command]:
         """Answer every waiting action of the trajectory."""
         commands: list[Command] = []
-        for action in list(self.cluster.trajectories.turns.get(trajectory, ())):
-            action_state = self.action_states[action]
-            if action_state.state == "queued":
-                self.cluster.dequeue(action_state)
-                commands.append(self._answer(now, action_state, "environment-lost", reason))
+        for action_id in list(self.cluster.trajectories.turns.get(trajectory, ())):
+            action = self.actions[action_id]
+            if action.state == "queued":
+                self.cluster.dequeue(action)
+                commands.append(self._answer(now, action, "environment-lost", reason))
         return commands
 
     def _ask(self, node: Node, now: float) -> AskInventory:
         node.ask(self.cluster.newest_serial, now)
         return AskInventory(node.name)
 
-    def _answer(
-        self, now: float, action_state: ActionState, ended: EndedAs, reason: str, end: Ended | None = None
-    ) -> Answer:
-        queue_s, execution_s = action_state.spent(now, end)
-        action_state.move("finished")
-        request = action_state.request
-        del self.action_states[request.id]
+    def _answer(self, now: float, action: ActionState, ended: EndedAs, reason: str, end: Ended | None = None) -> Answer:
+        queue_s, execution_s = action.spent(now, end)
+        action.move("finished")
+        request = action.request
+        del self.actions[request.id]
         self._deadlines.drop(request.id)
         if request.batch:
             members = self._members[request.batch]
@@ -234,9 +222,9 @@ class Steps:
                 del self._members[request.batch]
         if request.need is not None:
             following = self.cluster.trajectories.answered(request.need.trajectory, request.id)
-            if following is not None and self.action_states[following].state == "queued":
+            if following is not None and self.actions[following].state == "queued":
                 # It waited behind this one. (If a former leader died while it wrote this answer, it may be granted
                 # already.)
-                self.cluster.dequeue(self.action_states[following])
-                self.cluster.enqueue(self.action_states[following])
-        return Answer(request.id, ended, reason, tuple(action_state.acts), queue_s, execution_s)
+                self.cluster.dequeue(self.actions[following])
+                self.cluster.enqueue(self.actions[following])
+        return Answer(request.id, ended, reason, tuple(action.acts), queue_s, execution_s)

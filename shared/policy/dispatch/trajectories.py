@@ -76,17 +76,17 @@ class Trajectories:
         if len(self.ended) > MOST_ENDED:
             del self.ended[next(iter(self.ended))]
 
-    def queue_up(self, trajectory: str, action: str) -> bool:
+    def queue_up(self, trajectory: str, action_id: str) -> bool:
         """Add an action. Returns whether it is first in turn."""
         turn = self.turns.setdefault(trajectory, deque())
-        turn.append(action)
+        turn.append(action_id)
         return len(turn) == 1
 
-    def answered(self, trajectory: str, action: str) -> str | None:
+    def answered(self, trajectory: str, action_id: str) -> str | None:
         """Remove an answered action. Returns the next one in turn if the turn has changed, else None."""
         turn = self.turns[trajectory]
-        first = turn[0] == action
-        turn.remove(action)
+        first = turn[0] == action_id
+        turn.remove(action_id)
         if not turn:
             del self.turns[trajectory]
             return None

@@ -109,16 +109,16 @@ class Node:
 
     def orphan_ended(self, action: str, stage: int, attempt: int) -> None:
         """Free the units of an orphan that has ended; no effect on other attempts."""
-        stray = self.orphans.get(action)
-        if stray is not None and (stray.stage, stray.attempt) == (stage, attempt):
+        orphan = self.orphans.get(action)
+        if orphan is not None and (orphan.stage, orphan.attempt) == (stage, attempt):
             del self.orphans[action]
-            self.give_back(stray.units)
+            self.give_back(orphan.units)
 
     def orphans_until(self, serial: int) -> Iterator[tuple[str, Orphan]]:
         """Orphans that an inventory requested at this serial must list if they still exist."""
-        for action, stray in list(self.orphans.items()):
-            if stray.serial <= serial:
-                yield action, stray
+        for action, orphan in list(self.orphans.items()):
+            if orphan.serial <= serial:
+                yield action, orphan
 
     # ---- inventories -------------------------------------------------------------------------------------------
 

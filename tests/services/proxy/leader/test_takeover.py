@@ -239,7 +239,7 @@ async def test_a_long_legacy_is_read_whole(legacy: Legacy) -> None:
     await legacy.taken_over()
 
     assert list(legacy.leader.unanswered) == [one.action for one in requests]
-    assert legacy.leader.dispatcher.action_states["a2499"].attempt == 2
+    assert legacy.leader.dispatcher.actions["a2499"].attempt == 2
 
 
 async def test_a_long_journal_is_taken_in_pieces_so_that_the_lease_can_be_renewed_between(

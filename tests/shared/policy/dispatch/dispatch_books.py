@@ -85,7 +85,7 @@ class Books:
         told = f"{answer} after {passed_s} s"
         assert min(parts) >= 0, f"less than no time: {told}"
         assert sum(parts) <= passed_s + 0.001, f"more time than has passed: {told}"
-        if all(action != answer.action for action, _, _ in self.sent):
+        if all(action_id != answer.action for action_id, _, _ in self.sent):
             assert abs(answer.queue_s - passed_s) < 0.001, f"it never left, and its time is not queueing: {told}"
 
     def judge(self, answer: Answer) -> None:
@@ -141,16 +141,14 @@ class Books:
         """What is said to wait waits, and what is said to be stuck could run on no node the leader knows."""
         cluster = self.leader.cluster
         told = survey(cluster)
-        waiting = Counter(action_state.work.pool for action_state in cluster.queued.values())
+        waiting = Counter(action.work.pool for action in cluster.queued.values())
         assert {pool.name: pool.waiting for pool in told.pools} == waiting
         stuck = [
-            action_state
-            for action_state in cluster.queued.values()
-            if why_stuck(action_state.work, told.pools, action_state.request.need)
+            action for action in cluster.queued.values() if why_stuck(action.work, told.pools, action.request.need)
         ]
-        for action_state in stuck:
-            nodes = cluster.nodes_of(cluster.pool(action_state.work.pool))
-            assert not any(action_state.could_run_on(node) for node in nodes), f"not stuck: {action_state}"
+        for action in stuck:
+            nodes = cluster.nodes_of(cluster.pool(action.work.pool))
+            assert not any(action.could_run_on(node) for node in nodes), f"not stuck: {action}"
         assert sum(pool.stuck for pool in told.pools) <= len(stuck)
         assert sum(told.stuck.values()) <= sum(pool.stuck for pool in told.pools)
         if not cluster.nodes:
@@ -159,21 +157,15 @@ class Books:
     def check_standings(self) -> None:
         """Every unanswered request of a batch stands in one place, and runs where it has units."""
         told = batch_snapshots(self.leader.cluster)
-        action_states = [
-            action_state for action_state in self.leader.action_states.values() if action_state.request.batch
-        ]
-        assert told.keys() == {action_state.request.batch for action_state in action_states}
+        actions = [action for action in self.leader.actions.values() if action.request.batch]
+        assert told.keys() == {action.request.batch for action in actions}
         for name, batch in told.items():
-            mine = [action_state for action_state in action_states if action_state.request.batch == name]
+            mine = [action for action in actions if action.request.batch == name]
             for stage, (queuing, running) in enumerate(zip(batch.queuing, batch.running, strict=True)):
-                here = [action_state for action_state in mine if action_state.stage == stage]
-                waits = [
-                    action_state
-                    for action_state in here
-                    if not action_state.booked and action_state.state != "cancelling"
-                ]
-                assert sorted(queuing[::2]) == sorted(action_state.request.arrival[0] / 1000 for action_state in waits)
-                assert len(running) == 3 * sum(action_state.booked for action_state in here)
+                here = [action for action in mine if action.stage == stage]
+                waits = [action for action in here if not action.booked and action.state != "cancelling"]
+                assert sorted(queuing[::2]) == sorted(action.request.arrival[0] / 1000 for action in waits)
+                assert len(running) == 3 * sum(action.booked for action in here)
                 for arrived_s, began_s in zip(running[::3], running[2::3], strict=True):
                     assert arrived_s <= began_s + 0.001, f"{name}: it began before it came"
                     assert began_s <= self.now, f"{name}: it has not begun yet"

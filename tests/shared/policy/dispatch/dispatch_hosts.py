@@ -52,7 +52,7 @@ class Host:
     capacity: dict[str, int]
     kinds: frozenset[str]
     lines_up: frozenset[str] = frozenset()
-    action_state: int = 1
+    action: int = 1
     alive: bool = True
     heard: bool = True
     """False: its heartbeats do not get through, though it goes on executing."""
@@ -66,7 +66,7 @@ class Host:
 
     @property
     def incarnation(self) -> str:
-        return f"{self.name}/{self.action_state}"
+        return f"{self.name}/{self.action}"
 
     def hello(self) -> Node:
         return Node(self.name, self.incarnation, self.node_class, self.capacity, self.kinds, lines_up=self.lines_up)
@@ -102,5 +102,5 @@ class Host:
             grant = run.grant
             return HeldGrant(grant.stage, grant.attempt, 0.0 if waits else now - run.since, grant.units, waits)
 
-        held = {action: holding(run, waits=False) for action, run in self.runs.items()}
-        return held | {action: holding(run, waits=True) for action, run in self.line.items()}
+        held = {action_id: holding(run, waits=False) for action_id, run in self.runs.items()}
+        return held | {action_id: holding(run, waits=True) for action_id, run in self.line.items()}

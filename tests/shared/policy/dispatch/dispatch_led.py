@@ -39,11 +39,11 @@ class Led(Books):
         for trajectory, (host, units) in self.placements.items():
             self.leader.trajectory_placed(trajectory, host, units)
         self.do(self.leader.submitted(self.now, self.journal.values()))
-        for action in list(self.journal):
-            if action in self.leader.action_states and (action in self.marks or action in self.steps):
-                stage, acts = self.steps.get(action, (0, ()))
-                attempt, host = self.marks.get(action, (0, ""))
-                self.leader.resumed(self.now, action, stage, attempt, acts, host)
+        for action_id in list(self.journal):
+            if action_id in self.leader.actions and (action_id in self.marks or action_id in self.steps):
+                stage, acts = self.steps.get(action_id, (0, ()))
+                attempt, host = self.marks.get(action_id, (0, ""))
+                self.leader.resumed(self.now, action_id, stage, attempt, acts, host)
         for at, hello in self.hellos:
             if self.now - at < NODE_LOST_S:
                 fresh = Node(hello.name, hello.incarnation, hello.node_class, hello.capacity, hello.kinds)
@@ -79,7 +79,7 @@ class Led(Books):
             if isinstance(command, Grant):
                 node = self.leader.cluster.nodes[command.node]
                 assert node.incarnation in self.told.get(node.name, ()), f"{node.name} has not told what it holds"
-                recalls = self.leader.action_states[command.action].recalls
+                recalls = self.leader.actions[command.action].recalls
                 self.recalled += recalls > 0
                 assert 1 <= command.attempt <= MOST_ATTEMPTS + recalls, f"attempts are bounded: {command}"
                 self._fits_its_work(command)
@@ -88,7 +88,7 @@ class Led(Books):
                 assert 0 <= command.units <= node.capacity[command.resource], f"not to be owned: {command}"
                 self.shares[node.incarnation, command.resource] = command.units
             if isinstance(command, Advance):
-                self.carried[command.action, command.stage] = tuple(self.leader.action_states[command.action].acts)
+                self.carried[command.action, command.stage] = tuple(self.leader.actions[command.action].acts)
             if isinstance(command, Answer):
                 self._adds_up(command)
             to = "" if isinstance(command, Answer | Advance | ForgetTrajectory) else self.address(command.node)

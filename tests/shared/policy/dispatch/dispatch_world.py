@@ -96,10 +96,10 @@ class World(Led):
             for earlier in range(grant.stage):
                 assert self._passed(grant.action, earlier), f"stage {earlier} has not passed: {grant}"
 
-    def _passed(self, action: str, stage: int) -> bool:
+    def _passed(self, action_id: str, stage: int) -> bool:
         return any(
             isinstance(end, Ended)
-            and (end.action, end.stage, end.status) == (action, stage, "ok")
+            and (end.action, end.stage, end.status) == (action_id, stage, "ok")
             and end.passed is not False
             for end in self.outcomes
         )
@@ -162,7 +162,7 @@ class World(Led):
         host.inbox.clear()
         host.runs.clear()
         host.line.clear()
-        host.action_state += 1
+        host.action += 1
         host.alive = host.heard = True
         self.hellos.append((self.now, host.hello()))
         self.do(self.leader.node_said_hello(self.now, host.hello()))
@@ -212,13 +212,13 @@ class World(Led):
             self.settle(2)
             self.pass_time(5.0)
         for name, request in self.journal.items():
-            stage = self.leader.action_states[name].work
+            stage = self.leader.actions[name].work
             able = any(host.hello().could_ever(stage.kind, stage.units) for host in self.hosts.values())
             assert not able, f"it waits though a host could take it: {request}"
         self.pass_time(2e6)
         self.settle(2)
         assert self.answers.keys() == self.requests.keys(), "all are answered"
-        assert not self.leader.action_states
+        assert not self.leader.actions
         for node in self.leader.cluster.nodes.values():
             assert not any(node.used.values()), f"units of {node.name} are still taken: {node.used}"
             assert not node.orphans

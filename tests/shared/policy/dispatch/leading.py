@@ -20,12 +20,12 @@ def meet(
     name: str,
     held: dict[str, HeldGrant] | None = None,
     *,
-    action_state: str = "1",
+    action: str = "1",
     cores: int = 4,
 ) -> list[Command]:
-    asked = dispatcher.node_said_hello(0.0, node(name, {"cores": cores}, incarnation=action_state))
+    asked = dispatcher.node_said_hello(0.0, node(name, {"cores": cores}, incarnation=action))
     assert AskInventory(name) in asked
-    return dispatcher.inventory_taken(0.0, name, action_state, held or {})
+    return dispatcher.inventory_taken(0.0, name, action, held or {})
 
 
 def ended(grant: Grant, status: str = "ok", *, passed: bool | None = None) -> Ended:

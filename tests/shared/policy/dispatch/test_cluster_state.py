@@ -28,9 +28,9 @@ def floor_with(*nodes: Node) -> ClusterState:
 def queue(
     cluster: ClusterState, name: str, cores: int = 1, *, timeout_s: float = 10.0, at: int = 0, batch: str = ""
 ) -> ActionState:
-    action_state = ActionState(request(name, work(CORES, {"cores": cores}, timeout_s=timeout_s), seq=at, batch=batch))
-    cluster.enqueue(action_state)
-    return action_state
+    action = ActionState(request(name, work(CORES, {"cores": cores}, timeout_s=timeout_s), seq=at, batch=batch))
+    cluster.enqueue(action)
+    return action
 
 
 # ---- where lives stand -----------------------------------------------------------------------------------------------
@@ -46,21 +46,21 @@ def test_nodes_belong_to_the_pools_of_their_class_by_name() -> None:
 
 def test_a_life_goes_from_queue_to_node_and_away_and_leaves_nothing() -> None:
     cluster = floor_with(node("n"))
-    action_state = queue(cluster, "r", 2)
+    action = queue(cluster, "r", 2)
     cluster.check()
     assert [type(one) for one in schedule(cluster, 1.0)] == [Grant]
     cluster.check()
     assert cluster.nodes["n"].used == {"cores": 2}
-    cluster.release(action_state)
+    cluster.release(action)
     assert (cluster.queued, cluster.granted, cluster.nodes["n"].used) == ({}, {"n": {}}, {"cores": 0})
     assert (cluster.pool(CORES).outside.units, cluster.pool(CORES).queued_s) == (0, 0.0)
 
 
 def test_a_disowned_life_leaves_its_units_behind_and_a_dropped_node_takes_them_along() -> None:
     cluster = floor_with(node("n"))
-    action_state = queue(cluster, "r", 3)
+    action = queue(cluster, "r", 3)
     schedule(cluster, 1.0)
-    cluster.orphan(action_state, 2.0)
+    cluster.orphan(action, 2.0)
     cluster.check()
     assert cluster.nodes["n"].used == {"cores": 3}
     assert cluster.nodes["n"].orphans["r"].units == {"cores": 3}
@@ -80,10 +80,10 @@ def test_a_disowned_life_leaves_its_units_behind_and_a_dropped_node_takes_them_a
 )
 def test_a_node_keeps_what_it_holds_of_the_newest_attempt(holding: HeldGrant, taken: bool) -> None:
     cluster = floor_with(node("n"))
-    action_state = ActionState(request("r", work(), work(units={"cores": 3})), attempt=2)
-    cluster.enqueue(action_state)
-    assert cluster.reconcile(5.0, cluster.nodes["n"], action_state, "r", holding) is taken
-    assert (action_state.state, action_state.booked) == (("granted", True) if taken else ("queued", False))
+    action = ActionState(request("r", work(), work(units={"cores": 3})), attempt=2)
+    cluster.enqueue(action)
+    assert cluster.reconcile(5.0, cluster.nodes["n"], action, "r", holding) is taken
+    assert (action.state, action.booked) == (("granted", True) if taken else ("queued", False))
     assert cluster.nodes["n"].used == {"cores": 3 if holding.stage == 1 else 1}, "either way its units are taken"
     assert ("r" in cluster.nodes["n"].orphans) is not taken
 
@@ -171,8 +171,8 @@ def test_counting_only_as_far_as_asked_changes_no_verdict(cores: int, before: li
 
 def test_other_pools_on_the_same_units_are_seen() -> None:
     cluster = floor_with(node("n", {"cores": 1, "slots": 1}))
-    action_state = ActionState(request("r", work(SLOTS, {"slots": 1, "cores": 1}, timeout_s=100.0)))
-    cluster.enqueue(action_state)
+    action = ActionState(request("r", work(SLOTS, {"slots": 1, "cores": 1}, timeout_s=100.0)))
+    cluster.enqueue(action)
     schedule(cluster, 1.0)
     assert Starts(cluster, 1.0).predict(newcomer()) == pytest.approx(11.0)
 

@@ -27,7 +27,7 @@ def test_a_request_walks_through_its_stages_and_is_answered_with_all_of_them() -
     assert isinstance(answer, Answer)
     assert (answer.ended, [act.name for act in answer.acts]) == ("ok", ["compile", "run", "judge"])
     assert [act.execution_s for act in answer.acts] == [2.0, 2.0, 2.0]
-    assert dispatcher.action_states == {}
+    assert dispatcher.actions == {}
 
 
 @pytest.mark.parametrize(("status", "passed", "as_what"), [("ok", False, "ok"), ("timeout", None, "timeout")])
@@ -50,7 +50,7 @@ def test_ids_that_are_known_are_passed_over() -> None:
     dispatcher = leading("n", cores=1)
     assert len(submit(dispatcher, request("r"), request("r"))) == 1
     assert submit(dispatcher, request("r")) == []
-    assert len(dispatcher.action_states) == 1
+    assert len(dispatcher.actions) == 1
 
 
 # ---- cancelling ------------------------------------------------------------------------------------------------------
@@ -120,12 +120,12 @@ def test_a_deadline_ends_waiting_and_running_work() -> None:
 
 
 def test_a_step_that_the_table_does_not_have_tells_the_story() -> None:
-    action_state = ActionState(request("r"))
-    action_state.move("granted")
-    action_state.move("cancelling")
+    action = ActionState(request("r"))
+    action.move("granted")
+    action.move("cancelling")
     with pytest.raises(InvalidTransition, match="r: queued -> granted -> cancelling -> queued"):
-        action_state.move("queued")
-    assert action_state.state == "cancelling"
+        action.move("queued")
+    assert action.state == "cancelling"
 
 
 def test_only_the_current_attempt_is_said_to_run() -> None:
@@ -133,6 +133,6 @@ def test_only_the_current_attempt_is_said_to_run() -> None:
     submit(dispatcher, request("r"))
     dispatcher.started(0.0, "r", 2)
     dispatcher.started(0.0, "unknown", 1)
-    before = dispatcher.action_states["r"].state
+    before = dispatcher.actions["r"].state
     dispatcher.started(0.0, "r", 1)
-    assert (before, dispatcher.action_states["r"].state) == ("granted", "running")
+    assert (before, dispatcher.actions["r"].state) == ("granted", "running")

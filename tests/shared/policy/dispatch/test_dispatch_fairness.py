@@ -156,16 +156,14 @@ def test_the_spread_of_what_scales_is_that_on_its_fewest_units() -> None:
         dispatcher.cluster.durations.seen(("ada", "t", "run scaled"), seconds)
     four = replace(work(units={"cores": 4}, timeout_s=600.0), amounts=(4, 8), elasticity=NEARLY_LINEAR)
     dispatcher.submitted(0.0, [request("r", four)])
-    action_state = dispatcher.action_states["r"]
+    action = dispatcher.actions["r"]
     single_s, spread_s = (
-        dispatcher.cluster.single(action_state),
-        dispatcher.cluster.durations.spread(action_state.duration_key),
+        dispatcher.cluster.single(action),
+        dispatcher.cluster.durations.spread(action.duration_key),
     )
     assert single_s is not None
     assert spread_s is not None
-    assert dispatcher.cluster.expect_at_most(action_state) == pytest.approx(
-        NEARLY_LINEAR.duration(single_s + spread_s, 4)
-    )
+    assert dispatcher.cluster.expect_at_most(action) == pytest.approx(NEARLY_LINEAR.duration(single_s + spread_s, 4))
 
 
 def test_while_no_planner_lives_a_full_node_does_not_change_what_others_own() -> None:
@@ -224,7 +222,7 @@ def test_what_was_widened_is_expected_to_end_as_wide_as_it_is() -> None:
     new, _, grant, lasts_s = widened()
     new.cluster.durations.seen(("ada", "t", "run scaled"), 320.0)
     new.inventory_taken(0.0, "a", "1", {"r": HeldGrant(0, grant.attempt, 0.0, grant.units)})
-    assert new.action_states["r"].expected_end_s == pytest.approx(lasts_s)
+    assert new.actions["r"].expected_end_s == pytest.approx(lasts_s)
 
 
 def test_what_ended_before_the_nodes_account_is_learned_as_wide_as_it_was() -> None:

@@ -49,7 +49,7 @@ def test_a_second_hello_of_the_same_life_changes_nothing() -> None:
     dispatcher = leading("n")
     submit(dispatcher, request("r"))
     assert dispatcher.node_said_hello(1.0, node("n")) == []
-    assert dispatcher.action_states["r"].state == "granted"
+    assert dispatcher.actions["r"].state == "granted"
 
 
 def test_a_node_that_offers_more_in_the_same_life_gets_what_waited_for_it() -> None:
@@ -69,7 +69,7 @@ def test_nodes_that_fall_silent_together_are_granted_nothing_on_the_way() -> Non
     commands = dispatcher.ticked(11.0)
     dispatcher.check()
     assert [type(one) for one in commands] == [Answer]
-    assert dispatcher.action_states["r"].attempt == 1
+    assert dispatcher.actions["r"].attempt == 1
 
 
 def test_a_node_taken_for_dead_gets_its_work_back() -> None:
@@ -166,7 +166,7 @@ def test_an_inventory_nobody_asked_for_changes_nothing() -> None:
     dispatcher = leading("n")
     submit(dispatcher, request("r"))
     assert dispatcher.inventory_taken(1.0, "n", "1", {}) == []
-    assert dispatcher.action_states["r"].state == "granted"
+    assert dispatcher.actions["r"].state == "granted"
 
 
 def test_an_answer_to_an_earlier_question_does_not_lose_what_was_granted_since() -> None:
@@ -179,7 +179,7 @@ def test_an_answer_to_an_earlier_question_does_not_lose_what_was_granted_since()
     beat(dispatcher, 30.2)
     assert dispatcher.ticked(30.2) == [AskInventory("n")]
     assert dispatcher.inventory_taken(30.3, "n", "1", {"stuck": HeldGrant(0, 1, 30.0)}) == []
-    assert dispatcher.action_states["r"].state == "granted", "it is under way to the node"
+    assert dispatcher.actions["r"].state == "granted", "it is under way to the node"
     (again,) = dispatcher.inventory_taken(30.4, "n", "1", {"stuck": HeldGrant(0, 1, 30.0)})
     assert isinstance(grant, Grant)
     assert isinstance(again, Grant)
@@ -199,9 +199,7 @@ def test_an_answer_from_before_a_silence_does_not_speak_of_what_was_granted_sinc
     assert dispatcher.node_said_hello(40.0, node("n")) == [AskInventory("n")]
     assert dispatcher.inventory_taken(40.1, "n", "1", stuck) == []
     assert dispatcher.inventory_taken(40.2, "n", "1", {**stuck, "r": HeldGrant(0, 1, 24.0)}) == []
-    assert {
-        name: (action_state.state, action_state.attempt) for name, action_state in dispatcher.action_states.items()
-    } == {
+    assert {name: (action.state, action.attempt) for name, action in dispatcher.actions.items()} == {
         "stuck": ("granted", 1),
         "r": ("granted", 1),
     }
@@ -278,7 +276,7 @@ def test_hellos_of_two_lives_read_together_do_not_lose_what_the_newer_one_holds(
     assert dispatcher.node_said_hello(0.0, node("n", incarnation="2")) == [AskInventory("n")]
     assert dispatcher.inventory_taken(0.0, "n", "1", {}) == []
     assert dispatcher.inventory_taken(0.0, "n", "2", {"r": HeldGrant(0, 1, 3.0)}) == []
-    assert dispatcher.action_states["r"].booked
+    assert dispatcher.actions["r"].booked
 
 
 def test_an_older_attempt_is_not_taken_back() -> None:

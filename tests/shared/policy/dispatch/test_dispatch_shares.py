@@ -228,7 +228,7 @@ def test_a_newcomer_is_refused_when_the_backlog_says_that_it_would_start_too_lat
     assert isinstance(refused, Answer)
     assert (refused.action, refused.ended) == ("hasty", "expired")
     assert dispatcher.submitted(0.0, [request("patient", work(timeout_s=20.0), seq=11, start_by_s=5.1)]) == []
-    assert set(dispatcher.action_states) == {f"a{at}" for at in range(10)} | {"patient"}
+    assert set(dispatcher.actions) == {f"a{at}" for at in range(10)} | {"patient"}
     dispatcher.check()
 
 
@@ -259,7 +259,7 @@ def test_only_what_goes_first_delays_a_newcomer() -> None:
     dispatcher = ready(1)
     dispatcher.submitted(0.0, [request(f"b{at}", work(timeout_s=100.0), seq=at, batch="b") for at in range(1000)])
     assert dispatcher.submitted(0.0, [request("urgent", work(timeout_s=1.0), seq=1000, start_by_s=15.0)]) == []
-    assert "urgent" in dispatcher.action_states
+    assert "urgent" in dispatcher.actions
 
 
 def test_a_refusal_lets_those_behind_it_pass() -> None:
@@ -277,4 +277,4 @@ def test_a_new_leader_refuses_nothing_before_a_node_has_spoken() -> None:
     dispatcher = Dispatcher()
     assert dispatcher.submitted(100.0, [request("running", start_by_s=10.0)]) == []
     dispatcher.resumed(100.0, "running", 0, 1, [], "n0")
-    assert dispatcher.action_states["running"].state == "granted"
+    assert dispatcher.actions["running"].state == "granted"

@@ -136,8 +136,8 @@ def test_an_environment_that_could_not_be_made_may_begin_anew_elsewhere() -> Non
     assert grants([first]) == [("r0", "a", True)]
     commands = end(dispatcher, first, "lost", stands=False)
     assert ForgetTrajectory("t", "unmade", "") in commands
-    ((action, _, begins),) = grants(commands)
-    assert (action, begins) == ("r0", True)
+    ((action_id, _, begins),) = grants(commands)
+    assert (action_id, begins) == ("r0", True)
 
 
 def test_an_action_that_was_lost_in_an_environment_is_not_repeated_and_the_next_one_goes_on() -> None:

@@ -42,9 +42,9 @@ def granted(dispatcher: Dispatcher, commands: list[Command]) -> dict[str, int]:
     return {one.action: one.units["cores"] for one in commands if isinstance(one, Grant)}
 
 
-def end(dispatcher: Dispatcher, action: str, seconds: float, now: float = 1.0) -> dict[str, int]:
-    action_state = dispatcher.action_states[action]
-    ended = Ended(action, action_state.node, action_state.attempt, action_state.stage, "ok", True, 0.0, seconds)
+def end(dispatcher: Dispatcher, action_id: str, seconds: float, now: float = 1.0) -> dict[str, int]:
+    action = dispatcher.actions[action_id]
+    ended = Ended(action_id, action.node, action.attempt, action.stage, "ok", True, 0.0, seconds)
     return granted(dispatcher, dispatcher.finished(now, [ended]))
 
 
@@ -71,9 +71,9 @@ def test_without_a_known_duration_the_fewest_is_granted_and_with_history_more() 
 def test_what_is_learned_is_the_duration_on_one_unit_whatever_was_granted() -> None:
     dispatcher = leading(8)
     submit(dispatcher, request("r0", scaled()))
-    action_state = dispatcher.action_states["r0"]
+    action = dispatcher.actions["r0"]
     end(dispatcher, "r0", NEARLY_LINEAR.duration(5.0, 8))
-    assert abs((dispatcher.cluster.durations.known(action_state.duration_key)) - 5.0) < 1e-9
+    assert abs((dispatcher.cluster.durations.known(action.duration_key)) - 5.0) < 1e-9
 
 
 def test_without_elastic_scheduling_nothing_is_widened() -> None:
@@ -180,11 +180,11 @@ def test_everything_is_executed_in_order_and_no_unit_is_granted_twice(
     begun = list(submit(dispatcher, *requests))
     now, left = 0.0, [*begun]
     while left:
-        first = min(left, key=lambda name: dispatcher.action_states[name].expected_end_s)
-        action_state = dispatcher.action_states[first]
-        now = action_state.expected_end_s
+        first = min(left, key=lambda name: dispatcher.actions[name].expected_end_s)
+        action = dispatcher.actions[first]
+        now = action.expected_end_s
         left.remove(first)
-        more = list(end(dispatcher, first, action_state.expected_s, now))
+        more = list(end(dispatcher, first, action.expected_s, now))
         begun += more
         left += more
     assert sorted(begun) == sorted(one.id for one in requests)

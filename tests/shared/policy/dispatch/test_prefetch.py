@@ -28,13 +28,13 @@ def meet(
     held: dict[str, HeldGrant] | None = None,
     *,
     cores: int = 2,
-    action_state: str = "1",
+    action: str = "1",
     lines_up: bool = True,
 ) -> list[Command]:
-    met = node(name, {"cores": cores}, incarnation=action_state, kinds="run judge")
+    met = node(name, {"cores": cores}, incarnation=action, kinds="run judge")
     met.lines_up = frozenset({"cores"} if lines_up else {"slots"})
     dispatcher.node_said_hello(0.0, met)
-    commands = dispatcher.inventory_taken(0.0, name, action_state, held or {})
+    commands = dispatcher.inventory_taken(0.0, name, action, held or {})
     dispatcher.check()
     return commands
 
@@ -59,7 +59,7 @@ def submit(dispatcher: Dispatcher, *requests: Request, now: float = 0.0) -> list
 
 def line(dispatcher: Dispatcher, name: str = "n") -> list[str]:
     standing = dispatcher.cluster.ahead.lines.get(name)
-    return list(standing.action_states) if standing is not None else []
+    return list(standing.actions) if standing is not None else []
 
 
 # ---- what may stand ------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_what_sits_behind_work_that_turned_out_to_be_long_is_queued_again() -> N
     commands = dispatcher.ticked(SHORT_S + RECALL_S + 0.01)
     dispatcher.check()
     assert commands == [Revoke("r2", "a", 1, recall=True), Revoke("r3", "a", 1, recall=True)]
-    assert {dispatcher.action_states[name].state for name in ("r2", "r3")} == {"queued"}
+    assert {dispatcher.actions[name].state for name in ("r2", "r3")} == {"queued"}
 
 
 def test_what_sits_is_recalled_when_another_node_could_start_it() -> None:
@@ -259,7 +259,7 @@ def test_what_the_node_has_started_meanwhile_is_booked() -> None:
     held = {f"r{number}": HeldGrant(0, 1, 0.1, {"cores": 1}) for number in (1, 2, 3)}
     dispatcher.inventory_taken(0.2, "n", "1", held)
     dispatcher.check()
-    assert dispatcher.action_states["r3"].booked
+    assert dispatcher.actions["r3"].booked
     assert line(dispatcher) == ["r0"], "its outcome was trimmed: it runs again"
 
 
@@ -289,4 +289,4 @@ def test_work_that_takes_nothing_comes_and_goes_as_it_likes() -> None:
     for grant in granted:
         dispatcher.finished(1.0, [end(grant)])
         dispatcher.check()
-    assert dispatcher.action_states == {}
+    assert dispatcher.actions == {}

@@ -77,7 +77,7 @@ def test_the_next_begins_as_soon_as_one_stands_although_its_first_action_goes_on
 def test_who_waits_to_begin_is_told_why() -> None:
     leader = leading(limited(cores=4, starts=1, memory=3))
     (first,) = granted(submit(leader, *(starting(f"a{n}", f"t{n}", n, memory=2) for n in range(3))))
-    work = leader.action_states["a2"].work
+    work = leader.actions["a2"].work
 
     def why() -> str:
         return why_it_waits_to_begin(work, survey(leader.cluster).pools)
@@ -133,6 +133,6 @@ def test_never_more_begin_at_once_than_may_and_none_is_lost(steps: list[str], st
 
 
 def _trajectory(leader: Dispatcher, grant: Grant) -> str:
-    need = leader.action_states[grant.action].request.need
+    need = leader.actions[grant.action].request.need
     assert need is not None
     return need.trajectory

@@ -31,9 +31,9 @@ def engine(name: str, *images: str, cores: int = 4, memory: int = 100, used: int
 
 def beginning(image: str, memory: int = 10, cores: int = 1) -> ActionState:
     one = request("a", work(units={"cores": cores}, kind="act"))
-    action_state = ActionState(replace(one, need=EnvironmentNeed("t", DOCKER, {MEMORY: memory}, image)))
-    action_state.begins = True
-    return action_state
+    action = ActionState(replace(one, need=EnvironmentNeed("t", DOCKER, {MEMORY: memory}, image)))
+    action.begins = True
+    return action
 
 
 def expect(leader: Dispatcher, *images: str, now: float = 0.0, memory: int = 10) -> list[tuple[str, str]]:

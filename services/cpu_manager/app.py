@@ -69,7 +69,7 @@ def _hello(
         incarnation=uuid.uuid4().hex[:12],
         node_class=settings.node_class,
         capacity={name: holding.exist for name, holding in holdings.items()},
-        lines_up=["cores"],
+        prefetches=["cores"],
         **_offer(execution, opened),
     )
 

@@ -19,7 +19,7 @@ from services.cpu_manager.resource_usage import ResourceUsage
 from services.cpu_manager.results import Done, lost
 from services.cpu_manager.trajectories import Trajectories
 from shared.messages.grants import Granted
-from shared.messages.outcomes import RECALLED, Finished, Held, Started, Stays
+from shared.messages.outcomes import RECALLED, EnvironmentHeld, Finished, GrantHeld, Started
 from shared.runtime import log
 from shared.runtime.clock import Clock
 from shared.runtime.units import Seconds
@@ -152,13 +152,13 @@ class Attempts:
                 grant = running.grant
                 self.report(Started(action=grant.action, node=self.node, epoch=grant.epoch, attempt=grant.attempt))
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[GrantHeld]:
         """Return all grants that run or wait now."""
         now = self.clock.monotonic()
-        running = [_held(running.grant, now - running.since, waits=False) for running in self._running.values()]
-        return running + [_held(waiting.grant, 0.0, waits=True) for waiting in self._line.values()]
+        running = [_held(running.grant, now - running.since, queued=False) for running in self._running.values()]
+        return running + [_held(waiting.grant, 0.0, queued=True) for waiting in self._line.values()]
 
-    def environments(self) -> list[Stays]:
+    def environments(self) -> list[EnvironmentHeld]:
         """Return all environments of this node, and those that waiting grants will create."""
         specs = {one.grant.trajectory: one.grant.environment for one in self._line.values()}
         to_come = [stays(trajectory, spec, making=True) for trajectory, spec in specs.items() if spec is not None]
@@ -212,7 +212,7 @@ class Attempts:
                 cpu_s=done.cpu_s,
                 peak_memory_bytes=done.peak_memory_bytes,
                 evidence=done.evidence,
-                environment_stands=self.trajectories.stands(grant),
+                environment_exists=self.trajectories.stands(grant),
                 units=grant.units,
                 retry_in_s=done.retry_in_s,
                 environment_ended=done.environment_ended,
@@ -220,13 +220,13 @@ class Attempts:
         )
 
 
-def _held(grant: Granted, running_s: Seconds, *, waits: bool) -> Held:
-    return Held(
+def _held(grant: Granted, running_s: Seconds, *, queued: bool) -> GrantHeld:
+    return GrantHeld(
         action=grant.action,
         epoch=grant.epoch,
         attempt=grant.attempt,
         stage=grant.stage,
         units=grant.units,
         running_s=running_s,
-        waits=waits,
+        queued=queued,
     )

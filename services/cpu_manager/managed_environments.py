@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 from services.cpu_manager.environments.protocol import Environment
 from services.cpu_manager.results import Done
 from shared.messages.environments import MEMORY, EnvironmentSpec
-from shared.messages.outcomes import Stays
+from shared.messages.outcomes import EnvironmentHeld
 from shared.policy.model.formulation import STARTS, TrajectoryEnd
 from shared.runtime.units import Seconds
 
@@ -65,7 +65,7 @@ class ManagedEnvironment:
     told: bool = False
     """True if its existence was reported to the leader, or will be with the outcome of its first action."""
 
-    def stays(self) -> Stays:
+    def stays(self) -> EnvironmentHeld:
         """Return what it holds, as the leader counts it."""
         return stays(self.trajectory, self.spec, making=self.environment is None)
 
@@ -90,10 +90,10 @@ class ManagedEnvironment:
             cut(task)
 
 
-def stays(trajectory: str, spec: EnvironmentSpec, *, making: bool) -> Stays:
+def stays(trajectory: str, spec: EnvironmentSpec, *, making: bool) -> EnvironmentHeld:
     """Return what an environment holds of its node: its memory until its end, and one of the starts during creation."""
     units = {MEMORY: spec.memory_mb, STARTS: 1} if making else {MEMORY: spec.memory_mb}
-    return Stays(trajectory=trajectory, units=units)
+    return EnvironmentHeld(trajectory=trajectory, units=units)
 
 
 def cut(task: asyncio.Task[Done]) -> None:

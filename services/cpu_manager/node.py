@@ -19,8 +19,8 @@ from shared.messages.grants import (
     EnvironmentClosed,
     Grant,
     Granted,
-    ImageWanted,
-    InventoryAsked,
+    ImageRequested,
+    InventoryRequested,
     Revoked,
     ShareSet,
     grants_topic,
@@ -144,9 +144,9 @@ class Node:
                     self._holdings[message.resource].own(message.units, self._clock.monotonic())
             case EnvironmentClosed():
                 self._attempts.close_environment(message.trajectory)
-            case ImageWanted():
+            case ImageRequested():
                 self._attempts.trajectories.want(message.image)
-            case InventoryAsked():
+            case InventoryRequested():
                 self.met_leader = True
                 self._images = self._attempts.trajectories.images()
                 self._outbox.put(
@@ -168,8 +168,8 @@ class Node:
             changed = ImagesChanged(
                 node=self._hello.node,
                 incarnation=self._hello.incarnation,
-                here=sorted(now - before),
-                gone=sorted(before - now),
+                added=sorted(now - before),
+                removed=sorted(before - now),
             )
             self._outbox.put(changed)
 

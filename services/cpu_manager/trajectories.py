@@ -19,7 +19,7 @@ from services.cpu_manager.managed_environments import CLOSED, DIED, ENDED, NONE_
 from services.cpu_manager.resource_usage import ResourceUsage
 from services.cpu_manager.results import Done, lost, refused
 from shared.messages.grants import Granted
-from shared.messages.outcomes import EnvironmentEnded, EnvironmentMade, Stays
+from shared.messages.outcomes import EnvironmentCreated, EnvironmentEnded, EnvironmentHeld
 from shared.runtime import log
 from shared.runtime.clock import Clock
 from shared.runtime.units import Seconds
@@ -40,7 +40,7 @@ class Trajectories:
     incarnation: str
     acting: Acting
     memory: ResourceUsage
-    tell: Callable[[EnvironmentEnded | EnvironmentMade], None]
+    tell: Callable[[EnvironmentEnded | EnvironmentCreated], None]
     clock: Clock
     starts: ResourceUsage = field(default_factory=lambda: ResourceUsage(0, owned=0))
     """Environments that are being created. The leader enforces the limit; this node only counts them."""
@@ -56,7 +56,7 @@ class Trajectories:
     def __len__(self) -> int:
         return len(self._managed)
 
-    def stays(self) -> list[Stays]:
+    def stays(self) -> list[EnvironmentHeld]:
         """Return what all environments hold: existing ones, and those that are being created or closed."""
         return [managed.stays() for managed in self._managed.values()]
 
@@ -115,7 +115,7 @@ class Trajectories:
                 managed.told = True
                 if managed.acting:
                     self.tell(
-                        EnvironmentMade(node=self.node, incarnation=self.incarnation, trajectory=managed.trajectory)
+                        EnvironmentCreated(node=self.node, incarnation=self.incarnation, trajectory=managed.trajectory)
                     )
             if managed.environment is not None and not managed.environment.alive and not managed.acting:
                 self._end(managed, DIED)

@@ -362,7 +362,7 @@ local function end_batch(_, args)
   if b[2] or b[1] == 'cancelled' or b[1] == 'abandoned' or b[1] == state then return b[1] end
   redis.call('HSET', bkey, 'state', state)
   if state ~= 'sealed' then
-    redis.call('XADD', 'actions', '*', 'm', cmsgpack.pack({ kind = 'action.cancel-asked.v1', batch = batch, reason = state }))
+    redis.call('XADD', 'actions', '*', 'm', cmsgpack.pack({ kind = 'action.cancel-requested.v1', batch = batch, reason = state }))
   end
   settle(batch, args[3])
   return redis.call('HGET', bkey, 'state') or state
@@ -385,7 +385,7 @@ local function cancel(_, args)
   local a = redis.call('HMGET', 'action:' .. args[1], 'e', 'a', 'r', 'm')
   if not a[1] then return -1 end
   if a[2] or a[3] or a[4] then return 0 end
-  redis.call('XADD', 'actions', '*', 'm', cmsgpack.pack({ kind = 'action.cancel-asked.v1', action = args[1], reason = args[2] }))
+  redis.call('XADD', 'actions', '*', 'm', cmsgpack.pack({ kind = 'action.cancel-requested.v1', action = args[1], reason = args[2] }))
   return 1
 end
 
@@ -396,9 +396,9 @@ local function discard(_, args)
   return 1
 end
 
--- tell_backlog(epoch, pools, stuck, [batches]): publish what waits in pools and how much of each batch is stuck; for
+-- publish_backlog(epoch, pools, stuck, [batches]): publish what waits in pools and how much of each batch is stuck; for
 --   the planner also where the requests of open batches are (unchanged without `batches`)
-local function tell_backlog(_, args)
+local function publish_backlog(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
   redis.call('HSET', 'backlog', 'pools', args[2], 'stuck', args[3])
   if args[4] then redis.call('HSET', 'backlog', 'batches', args[4]) end
@@ -438,7 +438,7 @@ redis.register_function { function_name = 'answer_actions', callback = finish, f
 redis.register_function { function_name = 'send_grants', callback = grant, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'advance_stages', callback = advance, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'discard', callback = discard, flags = { 'allow-oom' } }
-redis.register_function { function_name = 'tell_backlog', callback = tell_backlog, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'publish_backlog', callback = publish_backlog, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'publish', callback = publish, flags = { 'allow-oom' } }
 redis.register_function('open_batch', open_batch)
 redis.register_function('progress', progress)

@@ -244,7 +244,7 @@ async def discard(redis: Redis, epoch: Epoch, entries: Sequence[str]) -> None:
     await call(redis, "discard", epoch, *entries)
 
 
-async def tell_backlog(redis: Redis, epoch: Epoch, backlog: Backlog, batches: BatchesSeen | None = None) -> None:
+async def publish_backlog(redis: Redis, epoch: Epoch, backlog: Backlog, batches: BatchesSeen | None = None) -> None:
     """Publish the backlog for every replica, and where the requests of open batches are.
 
     `batches` None: the last published value stays.
@@ -255,7 +255,7 @@ async def tell_backlog(redis: Redis, epoch: Epoch, backlog: Backlog, batches: Ba
     args: list[Any] = [epoch, _packed(backlog.pools), _packed(backlog.stuck)]
     if batches is not None:
         args.append(seen.encode(batches))
-    await call(redis, "tell_backlog", *args)
+    await call(redis, "publish_backlog", *args)
 
 
 async def publish(redis: Redis, stream: str, maxlen: int, payloads: Sequence[bytes]) -> None:
@@ -304,7 +304,7 @@ async def id_key(redis: Redis, candidate: bytes, window_s: Seconds) -> IdKey:
     return IdKey(key, int(older_until_ms) / 1000)
 
 
-async def cancel(redis: Redis, action: str, reason: str) -> Literal["asked", "answered", "unknown"]:
-    """Request the leader to cancel an action."""
+async def cancel(redis: Redis, action: str, reason: str) -> Literal["requested", "answered", "unknown"]:
+    """Request that the leader cancels an action."""
     code = await call(redis, "cancel", action, reason)
-    return "asked" if code == 1 else "answered" if code == 0 else "unknown"
+    return "requested" if code == 1 else "answered" if code == 0 else "unknown"

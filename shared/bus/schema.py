@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from redis.asyncio import Redis
 
 from shared.bus.connection import command
+from shared.bus.renames import rename_messages
 from shared.messages.actions import ACTIONS
 
 KEY: Final = "schema"
@@ -41,6 +42,7 @@ class Step(NamedTuple):
 
 STEPS: Final[tuple[Step, ...]] = (
     Step(2, "submissions carry an envelope (entries without one are still read); old answers move to Postgres"),
+    Step(3, "kinds and fields of stored messages have standard names", apply=rename_messages),
 )
 VERSION: Final = STEPS[-1].version
 """Version of this release."""

@@ -51,7 +51,7 @@ end
 
 local function close(trajectory, state, reason)
   over(trajectory, state, reason)
-  redis.call('XADD', 'actions', '*', 'm', cmsgpack.pack({ kind = 'trajectory.close-asked.v1', trajectory = trajectory }))
+  redis.call('XADD', 'actions', '*', 'm', cmsgpack.pack({ kind = 'trajectory.close-requested.v1', trajectory = trajectory }))
 end
 
 -- close_trajectory(trajectory, reason) -> 1 it is not open (any more), 0 there is none

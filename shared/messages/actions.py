@@ -76,15 +76,15 @@ class ActionSubmitted(Message, frozen=True, kw_only=True, tag="action.submitted.
     """The replica that holds the caller's connection (`/run_code`). The action ends with it. Empty: none."""
 
 
-class CancelAsked(Message, frozen=True, kw_only=True, tag="action.cancel-asked.v1"):
+class CancelRequested(Message, frozen=True, kw_only=True, tag="action.cancel-requested.v1"):
     """Request to cancel an action, or the rest of a batch. The leader handles and then deletes it."""
 
     action: str = ""
     batch: str = ""
-    reason: str = "asked"
+    reason: str = "requested"
 
 
-class CloseAsked(Message, frozen=True, kw_only=True, tag="trajectory.close-asked.v1"):
+class CloseRequested(Message, frozen=True, kw_only=True, tag="trajectory.close-requested.v1"):
     """A trainer has closed a trajectory. Its unanswered actions are cancelled and its environment is ended."""
 
     trajectory: str
@@ -150,7 +150,7 @@ def _texts(raw: bytes) -> dict[str, str]:
     return {name: value for name, value in message.items() if isinstance(name, str) and isinstance(value, str)}
 
 
-ACTIONS: Topic[ActionSubmitted | CancelAsked | CloseAsked | UnreadableEntry] = Topic(
-    "actions", ActionSubmitted | CancelAsked | CloseAsked, unreadable=unreadable_entry
+ACTIONS: Topic[ActionSubmitted | CancelRequested | CloseRequested | UnreadableEntry] = Topic(
+    "actions", ActionSubmitted | CancelRequested | CloseRequested, unreadable=unreadable_entry
 )
 """The journal."""

@@ -47,7 +47,7 @@ class Revoked(Message, frozen=True, kw_only=True, tag="revoked.v1"):
     """Stop it only if it has not begun. Then the status is `lost`, because no caller has cancelled it."""
 
 
-class InventoryAsked(Message, frozen=True, kw_only=True, tag="inventory-asked.v1"):
+class InventoryRequested(Message, frozen=True, kw_only=True, tag="inventory-requested.v1"):
     """Report the node's inventory. All grants of earlier epochs are before this message, so the report is complete."""
 
     epoch: int
@@ -68,14 +68,14 @@ class EnvironmentClosed(Message, frozen=True, kw_only=True, tag="environment-clo
     trajectory: str
 
 
-class ImageWanted(Message, frozen=True, kw_only=True, tag="image-wanted.v1"):
+class ImageRequested(Message, frozen=True, kw_only=True, tag="image-requested.v1"):
     """Environments of this image will be needed soon: pull it now (RollArt: env.reset must not wait for it)."""
 
     epoch: int
     image: str
 
 
-Grant = Granted | Revoked | InventoryAsked | ShareSet | EnvironmentClosed | ImageWanted
+Grant = Granted | Revoked | InventoryRequested | ShareSet | EnvironmentClosed | ImageRequested
 
 
 def grants_topic(node: str, incarnation: str) -> Topic[Grant]:

@@ -18,8 +18,8 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello.v1"):
     """Resource -> existing units, whoever owns them now."""
     kinds: list[str]
     """Action kinds it executes."""
-    lines_up: list[str] = []
-    """Resources whose grants may wait on the node for units, and start in order. So some actions are prefetched."""
+    prefetches: list[str] = []
+    """Resources of which it takes more grants than it has units. The rest wait in its queue and start in order."""
     url: str = ""
     labels: dict[str, str] = {}
     """For people: languages with versions, sandbox rung, runtime ..."""

@@ -57,8 +57,8 @@ class Finished(Message, frozen=True, kw_only=True, tag="finished.v1"):
     execution_s: float = 0.0
     cpu_s: float = 0.0
     peak_memory_bytes: int = 0
-    environment_stands: bool = True
-    """False: its trajectory's environment could not be created first, and nothing of the action was executed."""
+    environment_exists: bool = True
+    """False: its trajectory's environment could not be created, so nothing of the action was executed."""
     units: dict[str, int] = {}
     """Granted units."""
     retry_in_s: float = 0.0
@@ -68,7 +68,7 @@ class Finished(Message, frozen=True, kw_only=True, tag="finished.v1"):
     """For `environment-lost`: how the environment ended."""
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class GrantHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One grant that a node executes, or has in its queue."""
 
     action: str
@@ -77,11 +77,11 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     stage: int
     units: dict[str, int]
     running_s: float
-    waits: bool = False
-    """It is in the node's queue and has not begun."""
+    queued: bool = False
+    """It waits in the node's queue and holds no units."""
 
 
-class Stays(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class EnvironmentHeld(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One trajectory's environment on a node."""
 
     trajectory: str
@@ -96,8 +96,8 @@ class InventoryTaken(Message, frozen=True, kw_only=True, tag="inventory-taken.v1
     incarnation: str
     epoch: int
     """Epoch of the leader that requested it."""
-    held: list[Held]
-    environments: list[Stays] = []
+    held: list[GrantHeld]
+    environments: list[EnvironmentHeld] = []
     """Existing environments, and those that are being created."""
     images: list[str] = []
     """Images of its container engine, at most `shared.policy.resources.residency.MOST_HERE`."""
@@ -113,7 +113,7 @@ class EnvironmentEnded(Message, frozen=True, kw_only=True, tag="environment.ende
     reason: str = ""
 
 
-class EnvironmentMade(Message, frozen=True, kw_only=True, tag="environment.made.v1"):
+class EnvironmentCreated(Message, frozen=True, kw_only=True, tag="environment.created.v1"):
     """A trajectory's environment exists, and its first action still executes. At most a heartbeat late.
 
     Not sent if that action finishes before.
@@ -125,12 +125,12 @@ class EnvironmentMade(Message, frozen=True, kw_only=True, tag="environment.made.
 
 
 class ImagesChanged(Message, frozen=True, kw_only=True, tag="images-changed.v1"):
-    """Images that a node got and removed since its last report. At most a heartbeat late."""
+    """Changes of a node's images since its last report. At most a heartbeat late."""
 
     node: str
     incarnation: str
-    here: list[str] = []
-    gone: list[str] = []
+    added: list[str] = []
+    removed: list[str] = []
 
 
 class Answered(Message, frozen=True, kw_only=True, tag="answered.v1"):
@@ -141,7 +141,7 @@ class Answered(Message, frozen=True, kw_only=True, tag="answered.v1"):
     """Their batches, without repeats."""
 
 
-Outcome = Started | Finished | InventoryTaken | EnvironmentEnded | EnvironmentMade | ImagesChanged
+Outcome = Started | Finished | InventoryTaken | EnvironmentEnded | EnvironmentCreated | ImagesChanged
 
 OUTCOMES: Topic[Outcome] = Topic("outcomes", Outcome, maxlen=16_384)
 """An outcome behind an answer or a step to the next stage is deleted by the same write. The others are bounded: what

@@ -27,7 +27,7 @@ LEISURE = 50
 """A survey of very many stuck actions takes at most 1/50 of the leader's time."""
 
 
-async def tell_backlog(redis: Redis, epoch: Epoch, cluster: ClusterState, clock: ValkeyClock) -> None:
+async def publish_backlog(redis: Redis, epoch: Epoch, cluster: ClusterState, clock: ValkeyClock) -> None:
     """Loop: publish the backlog and the batch snapshots whenever they have changed, until another leader has taken
     over.
 
@@ -47,7 +47,7 @@ async def tell_backlog(redis: Redis, epoch: Epoch, cluster: ClusterState, clock:
             continue
         try:
             seen = BatchesSeen(clock.unix(), batches) if changed else None
-            await functions.tell_backlog(redis, epoch, backlog, seen)
+            await functions.publish_backlog(redis, epoch, backlog, seen)
             told = backlog, batches
             _publish(backlog)
         except Deposed:

@@ -24,16 +24,16 @@ from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Advancing, Answering, Granting
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import Placement, pack
-from shared.messages.actions import ACTIONS, ActionSubmitted, CancelAsked, CloseAsked, UnreadableEntry
+from shared.messages.actions import ACTIONS, ActionSubmitted, CancelRequested, CloseRequested, UnreadableEntry
 from shared.messages.batches import BATCHES, BatchEnded
 from shared.messages.environments import MEMORY
-from shared.messages.grants import EnvironmentClosed, ImageWanted, InventoryAsked, Revoked, ShareSet
+from shared.messages.grants import EnvironmentClosed, ImageRequested, InventoryRequested, Revoked, ShareSet
 from shared.messages.grants import Grant as GrantMessage
 from shared.messages.nodes import NODES
 from shared.messages.outcomes import (
     OUTCOMES,
+    EnvironmentCreated,
     EnvironmentEnded,
-    EnvironmentMade,
     Finished,
     ImagesChanged,
     InventoryTaken,
@@ -120,7 +120,7 @@ class Leader:
                     submitted.append(entry)
                 case Finished():
                     finished.append(entry)
-                case CancelAsked() | CloseAsked():
+                case CancelRequested() | CloseRequested():
                     self._submit(now, submitted)
                     submitted = []
                     self._cancel(now, entry.message)
@@ -163,8 +163,8 @@ class Leader:
             why = f"this version of treadle cannot read the request ({entry.message.error}); submit it again"
             self._answer(Answer(action, "refused", why, ()))
 
-    def _cancel(self, now: float, asked: CancelAsked | CloseAsked) -> None:
-        if isinstance(asked, CloseAsked):
+    def _cancel(self, now: float, asked: CancelRequested | CloseRequested) -> None:
+        if isinstance(asked, CloseRequested):
             self._do(self.dispatcher.trajectory_closed(now, asked.trajectory))
         elif asked.batch:
             self._do(self.dispatcher.batch_cancelled(now, asked.batch, f"the batch was {asked.reason}"))
@@ -194,7 +194,7 @@ class Leader:
             self._do(self.dispatcher.environment_ended(now, *end))
         elif said.epoch == self._epoch:
             held = {
-                one.action: HeldGrant(one.stage, one.attempt, one.running_s, one.units, one.waits) for one in said.held
+                one.action: HeldGrant(one.stage, one.attempt, one.running_s, one.units, one.queued) for one in said.held
             }
             environments = {one.trajectory: one.units for one in said.environments}
             self._do(self.dispatcher.images_changed(now, said.node, said.incarnation, said.images, ()))
@@ -207,9 +207,9 @@ class Leader:
             case Started():
                 self.dispatcher.started(now, message.action, message.attempt)
             case ImagesChanged():
-                changed = (message.node, message.incarnation, message.here, message.gone)
+                changed = (message.node, message.incarnation, message.added, message.removed)
                 self._do(self.dispatcher.images_changed(now, *changed))
-            case EnvironmentMade():
+            case EnvironmentCreated():
                 made = (message.node, message.incarnation, message.trajectory)
                 self._do(self.dispatcher.environment_made(now, *made))
             case TargetSet():
@@ -257,14 +257,14 @@ class Leader:
                     )
                     self._send(command.node, revoked)
                 case AskInventory():
-                    self._send(command.node, InventoryAsked(epoch=self._epoch))
+                    self._send(command.node, InventoryRequested(epoch=self._epoch))
                 case SetShare():
                     share = ShareSet(epoch=self._epoch, resource=command.resource, units=command.units)
                     self._send(command.node, share)
                 case CloseEnvironment():
                     self._send(command.node, EnvironmentClosed(epoch=self._epoch, trajectory=command.trajectory))
                 case PullImage():
-                    self._send(command.node, ImageWanted(epoch=self._epoch, image=command.image))
+                    self._send(command.node, ImageRequested(epoch=self._epoch, image=command.image))
                 case ForgetTrajectory():
                     self._interpreter.put(Forget(command.trajectory, command.ended, command.reason))
 

@@ -7,7 +7,7 @@ import uuid
 
 from redis.asyncio import Redis
 
-from services.proxy.leader.backlog import tell_backlog
+from services.proxy.leader.backlog import publish_backlog
 from services.proxy.leader.interpreter import Interpreter
 from services.proxy.leader.leader import Leader
 from services.proxy.leader.replicas import LOOK_S, Absent
@@ -94,7 +94,7 @@ class Leadership:
                 asyncio.create_task(interpreter.run(), name="interpreter"),
                 asyncio.create_task(self._keep_house(interpreter, leader, tail), name="house"),
                 asyncio.create_task(self._end_held(interpreter, leader), name="held calls"),
-                asyncio.create_task(tell_backlog(self._redis, epoch, dispatcher.cluster, clock), name="backlog"),
+                asyncio.create_task(publish_backlog(self._redis, epoch, dispatcher.cluster, clock), name="backlog"),
             ]
             leading = asyncio.create_task(leader.run(tail), name="leader")
             done, _ = await asyncio.wait({leading, *tasks}, return_when=asyncio.FIRST_COMPLETED)

@@ -67,7 +67,7 @@ class NodeRegistry:
 
 
 def _ledger_node(hello: Hello) -> Node:
-    lines_up = frozenset(hello.lines_up)
+    lines_up = frozenset(hello.prefetches)
     capacity = {STARTS: UNLIMITED, **hello.capacity} if hello.runtimes else hello.capacity
     return Node(hello.node, hello.incarnation, hello.node_class, capacity, _kinds(hello), lines_up=lines_up)
 

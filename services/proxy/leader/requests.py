@@ -141,7 +141,7 @@ def to_end(outcome: Finished) -> Ended:
         outcome.queue_s,
         outcome.execution_s,
         outcome.reason,
-        outcome.environment_stands,
+        outcome.environment_exists,
         outcome.units,
         outcome.retry_in_s,
         outcome.environment_ended,

@@ -14,7 +14,7 @@ from shared.api.requests import StageReport
 from shared.bus.connection import ValkeyClock, command
 from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import read_placements, read_standings
-from shared.messages.actions import ACTIONS, ActionSubmitted, CloseAsked
+from shared.messages.actions import ACTIONS, ActionSubmitted, CloseRequested
 from shared.messages.outcomes import OUTCOMES
 from shared.policy.model.formulation import StageAct
 from shared.runtime import log
@@ -39,7 +39,7 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader, clock: ValkeyCl
     entries = await _drain(journal)
     requests = [entry for entry in entries if isinstance(entry.message, ActionSubmitted)]
     await _first_arrivals(redis, leader, requests)
-    closing = {entry.message.trajectory for entry in entries if isinstance(entry.message, CloseAsked)}
+    closing = {entry.message.trajectory for entry in entries if isinstance(entry.message, CloseRequested)}
     await _homes(redis, leader, {entry.message.trajectory for entry in requests} - {""}, closing)
     await _take(leader, entries)
     await _resume(redis, leader, requests, clock)

@@ -84,7 +84,7 @@ class Steps:
             action.units = end.units
         current = action.state != "queued" and end.attempt == action.attempt and end.node == action.node
         need = action.request.need
-        if current and need is not None and end.environment_stands:
+        if current and need is not None and end.environment_exists:
             self.cluster.made(need.trajectory, end.node)
         elif current and need is not None:
             commands = self._unmade(now, need, end)
@@ -126,7 +126,7 @@ class Steps:
             return [*gone, self._answer(now, action, "environment-lost", end.reason, end)]
         if end.status == "refused":
             return [self._answer(now, action, "refused", end.reason, end)]
-        if end.status == "postponed" and not end.environment_stands:
+        if end.status == "postponed" and not end.environment_exists:
             return self._postponed(now, action, end)
         return self._lost(now, action, "sandbox-lost", end.reason, end)
 
@@ -136,7 +136,7 @@ class Steps:
         """An attempt is lost and its units are free: retry, or answer with what is known."""
         if action.state == "cancelling":
             return [self._answer(now, action, action.cancel_as, action.cancel_reason, end)]
-        need, begun = action.request.need, end is None or end.environment_stands
+        need, begun = action.request.need, end is None or end.environment_exists
         if need is not None and (reason := self.cluster.trajectories.ended.get(need.trajectory)) is not None:
             return [self._answer(now, action, "environment-lost", reason, end)]
         if not action.work.repeatable and begun:

@@ -22,7 +22,7 @@ class Ended:
     queue_s: float = 0.0
     execution_s: float = 0.0
     reason: str = ""
-    environment_stands: bool = True
+    environment_exists: bool = True
     """False: the attempt failed to create its trajectory's environment, and nothing of the action was executed."""
     units: Mapping[str, int] = field(default_factory=dict)
     """Granted units. A leader that has taken over knows them only from here, or from the node's inventory."""

@@ -11,7 +11,7 @@ import pytest
 from services.cpu_manager.graders.protocol import Bench, Verdict
 from services.cpu_manager.sandbox.protocol import PythonJob
 from services.cpu_manager.tenancy import TenantSandbox
-from shared.messages.outcomes import Held, Started
+from shared.messages.outcomes import GrantHeld, Started
 from tests.services.cpu_manager.node_parts import Bed, Params, grant, turns
 
 
@@ -284,8 +284,8 @@ async def test_an_inventory_lists_what_runs_now(bed: Bed) -> None:
     bed.attempts.begin(grant("b", attempt=2, stage=1))
 
     assert bed.attempts.held() == [
-        Held(action="a", epoch=1, attempt=1, stage=0, units={"cores": 2}, running_s=3.0),
-        Held(action="b", epoch=1, attempt=2, stage=1, units={"cores": 1}, running_s=0.0),
+        GrantHeld(action="a", epoch=1, attempt=1, stage=0, units={"cores": 2}, running_s=3.0),
+        GrantHeld(action="b", epoch=1, attempt=2, stage=1, units={"cores": 1}, running_s=0.0),
     ]
     bed.grader.go.set()
     await bed.settled()

@@ -130,7 +130,7 @@ async def test_closing_while_it_is_made_leaves_nothing_and_is_told(bed: Bed) -> 
     await turns()
 
     assert told(bed) == [("Finished", "cancelled"), ("EnvironmentEnded", "closed")]
-    assert not bed.finished()[0].environment_stands
+    assert not bed.finished()[0].environment_exists
     assert (bed.runtime.made, bed.memory.used, len(bed.trajectories)) == ([], 0, 0)
 
 
@@ -234,7 +234,7 @@ async def test_a_stopping_node_closes_all_of_them(bed: Bed) -> None:
     async with asyncio.timeout(20):
         await bed.attempts.stop()
 
-    outcomes = {one.action: (one.status, one.reason, one.environment_stands) for one in bed.finished()}
+    outcomes = {one.action: (one.status, one.reason, one.environment_exists) for one in bed.finished()}
     assert outcomes == {
         "b": ("environment-lost", "the node is stopping", True),
         "c": ("lost", "the node is stopping", False),

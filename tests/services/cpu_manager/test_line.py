@@ -20,7 +20,7 @@ async def test_what_finds_no_cores_waits_for_them_in_order(bed: Bed) -> None:
         bed.attempts.begin(grant(name, cores=cores))
     await turns()
     assert (len(bed.attempts), bed.cores.used, len(bed.grader.begun)) == (4, 4, 2)
-    assert [(one.action, one.waits) for one in bed.attempts.held()] == [
+    assert [(one.action, one.queued) for one in bed.attempts.held()] == [
         ("a", False), ("b", False), ("c", True), ("d", True)
     ]  # fmt: skip
 

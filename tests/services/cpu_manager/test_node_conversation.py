@@ -22,8 +22,8 @@ from shared.messages.base import Message, Topic
 from shared.messages.grants import (
     EnvironmentClosed,
     Grant,
-    ImageWanted,
-    InventoryAsked,
+    ImageRequested,
+    InventoryRequested,
     Revoked,
     ShareSet,
     grants_topic,
@@ -31,13 +31,13 @@ from shared.messages.grants import (
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.messages.outcomes import (
     OUTCOMES,
+    EnvironmentCreated,
     EnvironmentEnded,
-    EnvironmentMade,
+    EnvironmentHeld,
     Finished,
     ImagesChanged,
     InventoryTaken,
     Started,
-    Stays,
 )
 from tests.services.cpu_manager.node_parts import Bed, grant, in_environment
 from tests.shared.bus.soon import soon
@@ -138,7 +138,7 @@ async def test_grants_that_were_sent_before_it_read_are_not_lost(redis_url: str)
 async def test_a_leader_that_was_deposed_is_refused(post: Post) -> None:
     await post.send(grant("new", epoch=5), grant("old", epoch=4), Revoked(action="x", epoch=4, attempt=1))
     await post.send(ShareSet(epoch=4, resource="cores", units=1), grant("newer", epoch=6), grant("new again", epoch=5))
-    await post.send(InventoryAsked(epoch=6))
+    await post.send(InventoryRequested(epoch=6))
 
     told = await post.outcomes(3)
     assert [one.action for one in told if isinstance(one, Finished)] == ["new", "newer"]
@@ -155,7 +155,9 @@ async def test_a_revocation_stops_what_runs(post: Post) -> None:
 
 async def test_its_share_is_what_it_was_told_to_own(post: Post) -> None:
     shares = [("cores", 2), ("slots", 5), ("gpus", 1)]
-    await post.send(*(ShareSet(epoch=1, resource=name, units=units) for name, units in shares), InventoryAsked(epoch=1))
+    await post.send(
+        *(ShareSet(epoch=1, resource=name, units=units) for name, units in shares), InventoryRequested(epoch=1)
+    )
     await post.outcomes(1)
 
     assert (post.bed.cores.holding.owned, post.bed.slots.owned) == (2, 5)
@@ -165,7 +167,7 @@ async def test_an_inventory_comes_after_every_outcome_before_it(post: Post) -> N
     await post.send(*(grant(f"a{number}") for number in range(4)))
     await post.outcomes(4)
     post.bed.grader.waits = True
-    await post.send(grant("runs", attempt=3, stage=1, cores=2), InventoryAsked(epoch=7))
+    await post.send(grant("runs", attempt=3, stage=1, cores=2), InventoryRequested(epoch=7))
 
     *finished, inventory = await post.outcomes(5)
 
@@ -178,17 +180,17 @@ async def test_an_inventory_comes_after_every_outcome_before_it(post: Post) -> N
 
 async def test_environments_begin_stand_in_the_inventory_and_end(post: Post) -> None:
     post.bed.runtime.create_waits = True
-    await post.send(in_environment("a", begins=True), InventoryAsked(epoch=1))
+    await post.send(in_environment("a", begins=True), InventoryRequested(epoch=1))
     (being_made,) = await post.outcomes(1)
     post.bed.runtime.go.set()
     await post.outcomes(2)
-    await post.send(InventoryAsked(epoch=1))
+    await post.send(InventoryRequested(epoch=1))
     _, began, stands = await post.outcomes(3)
     await post.send(EnvironmentClosed(epoch=1, trajectory="t"), EnvironmentClosed(epoch=1, trajectory="unknown"))
     ended = (await post.outcomes(5))[3:]
 
-    assert being_made.environments == [Stays(trajectory="t", units={"memory_mb": 100, "starts": 1})]
-    assert stands.environments == [Stays(trajectory="t", units={"memory_mb": 100})]
+    assert being_made.environments == [EnvironmentHeld(trajectory="t", units={"memory_mb": 100, "starts": 1})]
+    assert stands.environments == [EnvironmentHeld(trajectory="t", units={"memory_mb": 100})]
     assert (began.action, began.status) == ("a", "ok")
     assert kinds(ended) == [EnvironmentEnded] * 2
     assert {one.trajectory: (one.node, one.incarnation, one.ended) for one in ended} == {
@@ -199,7 +201,7 @@ async def test_environments_begin_stand_in_the_inventory_and_end(post: Post) -> 
 
 
 async def test_an_image_that_is_wanted_is_made_ready(post: Post) -> None:
-    await post.send(ImageWanted(epoch=1, image="local"))
+    await post.send(ImageRequested(epoch=1, image="local"))
 
     async def prepared() -> bool:
         return post.bed.runtime.prepared == ["local"]
@@ -220,19 +222,19 @@ async def test_a_heartbeat_reports_which_environment_stands_while_its_first_acti
         post.bed.runtime.go.set()
         finished = (await post.outcomes(3))[2]
 
-    assert (made, finished.status) == (EnvironmentMade(node="n", incarnation="1", trajectory="t"), "ok")
+    assert (made, finished.status) == (EnvironmentCreated(node="n", incarnation="1", trajectory="t"), "ok")
 
 
 async def test_a_heartbeat_reports_images_that_came_and_went(post: Post) -> None:
     post.bed.runtime.has = {"a:1", "b:1"}
-    await post.send(InventoryAsked(epoch=1))
+    await post.send(InventoryRequested(epoch=1))
     (inventory,) = await post.outcomes(1)
     post.bed.runtime.has = {"b:1", "c:1"}
     async with running(lambda: post.node.heartbeats(0.01)):
         changed = (await post.outcomes(2))[1]
 
     assert inventory.images == ["a:1", "b:1"]
-    assert changed == ImagesChanged(node="n", incarnation="1", here=["c:1"], gone=["a:1"])
+    assert changed == ImagesChanged(node="n", incarnation="1", added=["c:1"], removed=["a:1"])
 
 
 async def test_a_postponed_environment_is_told_with_its_reason_and_time(post: Post) -> None:
@@ -241,7 +243,7 @@ async def test_a_postponed_environment_is_told_with_its_reason_and_time(post: Po
     (end,) = await post.outcomes(1)
 
     assert (end.status, end.reason, end.retry_in_s) == ("postponed", "the registry limits pulls", 7.0)
-    assert (end.environment_stands, post.bed.memory.used) == (False, 0)
+    assert (end.environment_exists, post.bed.memory.used) == (False, 0)
 
 
 async def test_a_heartbeat_tells_memory_and_finds_who_has_died(post: Post) -> None:
@@ -307,7 +309,7 @@ async def test_a_heartbeat_trims_what_is_left_and_keeps_what_is_not_read(post: P
 async def test_a_heartbeat_tells_units_and_what_outlived_it(post: Post) -> None:
     post.bed.grader.waits = True
     shares = [ShareSet(epoch=1, resource=name, units=units) for name, units in (("cores", 2), ("slots", 0))]
-    await post.send(grant("a", units={"cores": 3, "slots": 1}), *shares, InventoryAsked(epoch=1))
+    await post.send(grant("a", units={"cores": 3, "slots": 1}), *shares, InventoryRequested(epoch=1))
     await post.outcomes(1)
     post.bed.clock.now += 2.0
     async with running(lambda: post.node.heartbeats(3600.0)):
@@ -353,7 +355,7 @@ async def test_a_node_that_can_do_more_says_so_and_keeps_saying_it(post: Post) -
 
 async def test_leaving_tells_what_was_lost_and_says_goodbye(post: Post) -> None:
     post.bed.grader.waits = True
-    await post.send(*(grant(name) for name in ("a", "b")), InventoryAsked(epoch=1))
+    await post.send(*(grant(name) for name in ("a", "b")), InventoryRequested(epoch=1))
     await post.outcomes(1)
 
     await post.node.leave()

@@ -97,7 +97,7 @@ async def test_a_set_up_that_fails_is_the_trainers(bed: Bed) -> None:
     bed.attempts.begin(msgspec.structs.replace(grant, environment=broken))
 
     (outcome,) = await bed.settled()
-    assert (outcome.status, outcome.environment_stands) == ("refused", False)
+    assert (outcome.status, outcome.environment_exists) == ("refused", False)
     assert "no luck" in outcome.reason
     assert (bed.ended(), bed.memory.used) == ([], 0)
 

@@ -12,7 +12,7 @@ from services.cpu_manager.environments.protocol import ActEnd, BadEnvironment, R
 from services.cpu_manager.managed_environments import NONE_HERE
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.kinds import EnvBash
-from shared.messages.outcomes import Finished, Stays
+from shared.messages.outcomes import EnvironmentHeld, Finished
 from tests.services.cpu_manager.node_parts import Bed, grant, in_environment, turns
 
 
@@ -32,7 +32,7 @@ async def test_the_first_action_makes_the_environment_and_acts_in_it(bed: Bed) -
     bed.attempts.begin(in_environment("a", cores=2, begins=True, line="echo {dop}", timeout_s=7.0))
 
     (outcome,) = await bed.settled()
-    assert (outcome.status, outcome.passed, outcome.score, outcome.environment_stands) == ("ok", True, None, True)
+    assert (outcome.status, outcome.passed, outcome.score, outcome.environment_exists) == ("ok", True, None, True)
     assert msgspec.json.decode(outcome.output) == {"exit_code": 0}
     (environment,) = bed.runtime.made
     told = filled(EnvBash(line="echo {dop}"), 2)
@@ -74,7 +74,7 @@ async def test_an_environment_that_cannot_be_made_is_told_by_its_outcome_alone(
 
     (outcome,) = await bed.settled()
     await turns()
-    assert (outcome.status, outcome.reason, outcome.environment_stands) == (status, str(fails), False)
+    assert (outcome.status, outcome.reason, outcome.environment_exists) == (status, str(fails), False)
     assert (bed.ended(), bed.trajectories.stays(), bed.memory.used) == ([], [], 0)
 
 
@@ -85,7 +85,7 @@ async def test_after_a_failed_beginning_the_next_one_may_succeed(bed: Bed) -> No
     bed.runtime.fails = None
     bed.attempts.begin(in_environment("a", attempt=2, begins=True))
 
-    assert [(one.status, one.environment_stands) for one in await bed.settled()] == [("lost", False), ("ok", True)]
+    assert [(one.status, one.environment_exists) for one in await bed.settled()] == [("lost", False), ("ok", True)]
 
 
 async def test_a_runtime_that_breaks_is_our_failure(bed: Bed) -> None:
@@ -93,7 +93,7 @@ async def test_a_runtime_that_breaks_is_our_failure(bed: Bed) -> None:
     bed.attempts.begin(in_environment(begins=True))
 
     (outcome,) = await bed.settled()
-    assert (outcome.status, outcome.environment_stands) == ("lost", False)
+    assert (outcome.status, outcome.environment_exists) == ("lost", False)
     assert outcome.reason == "making the environment crashed: KeyError"
 
 
@@ -102,7 +102,7 @@ async def test_an_image_no_runtime_here_makes_is_refused(bed: Bed) -> None:
     bed.attempts.begin(grant(work="env.bash", params=b'{"line":"ls"}', trajectory="t", environment=wanted))
 
     (outcome,) = await bed.settled()
-    assert (outcome.status, outcome.environment_stands) == ("refused", False)
+    assert (outcome.status, outcome.environment_exists) == ("refused", False)
     assert outcome.reason == "this node has no docker runtime, which image 'debian:12' asks for"
 
 
@@ -113,7 +113,7 @@ async def test_what_is_cancelled_while_its_environment_is_made_leaves_none(bed: 
     bed.attempts.revoke("a", 1)
 
     (outcome,) = await bed.settled()
-    assert (outcome.status, outcome.environment_stands) == ("cancelled", False)
+    assert (outcome.status, outcome.environment_exists) == ("cancelled", False)
     assert (bed.runtime.making, bed.runtime.made, bed.memory.used, bed.ended()) == (0, [], 0, [])
 
 
@@ -121,7 +121,7 @@ async def test_what_is_cancelled_before_its_first_step_leaves_none_either(bed: B
     bed.attempts.begin(in_environment(begins=True))
     bed.attempts.revoke("a", 1)
 
-    assert [(one.status, one.environment_stands) for one in await bed.settled()] == [("cancelled", False)]
+    assert [(one.status, one.environment_exists) for one in await bed.settled()] == [("cancelled", False)]
     assert (bed.runtime.made, bed.memory.used, bed.cores.used) == ([], 0, 0)
 
 
@@ -130,7 +130,7 @@ async def test_without_an_environment_and_without_a_word_of_how_to_make_it_it_is
 
     (outcome,) = await bed.settled()
     assert (outcome.status, outcome.reason) == ("environment-lost", NONE_HERE.reason)
-    assert outcome.environment_stands, "this attempt was not to make one"
+    assert outcome.environment_exists, "this attempt was not to make one"
 
 
 # ---- how actions end -----------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ async def test_an_action_without_an_end_is_our_failure() -> None:
 async def test_what_means_nothing_is_refused_before_anything_is_made(bed: Bed, work: str, params: bytes) -> None:
     bed.attempts.begin(in_environment(work=work, params=params, begins=True))
 
-    assert [(one.status, one.environment_stands) for one in await bed.settled()] == [("refused", False)]
+    assert [(one.status, one.environment_exists) for one in await bed.settled()] == [("refused", False)]
     assert bed.runtime.made == []
 
 
@@ -280,8 +280,8 @@ async def test_it_waits_for_cores_where_none_are_free(bed: Bed) -> None:
     bed.attempts.begin(grant("runs", cores=4))
     bed.attempts.begin(in_environment("b", begins=True))
     await turns()
-    assert [(one.action, one.waits) for one in bed.attempts.held()] == [("runs", False), ("b", True)]
-    assert bed.attempts.environments() == [Stays(trajectory="t", units={"memory_mb": 100, "starts": 1})]
+    assert [(one.action, one.queued) for one in bed.attempts.held()] == [("runs", False), ("b", True)]
+    assert bed.attempts.environments() == [EnvironmentHeld(trajectory="t", units={"memory_mb": 100, "starts": 1})]
 
     bed.grader.go.set()
     assert [one.status for one in await bed.settled()] == ["ok", "ok"]
@@ -302,12 +302,12 @@ async def test_two_actions_in_one_environment_take_turns(bed: Bed) -> None:
 async def test_memory_is_held_from_the_beginning_until_it_is_closed(bed: Bed) -> None:
     bed.runtime.create_waits = True
     bed.attempts.begin(in_environment("a", begins=True))
-    making = Stays(trajectory="t", units={"memory_mb": 100, "starts": 1})
+    making = EnvironmentHeld(trajectory="t", units={"memory_mb": 100, "starts": 1})
     assert (bed.memory.used, bed.trajectories.starts.used, bed.attempts.environments()) == (100, 1, [making])
     bed.runtime.go.set()
     await bed.settled()
     assert bed.trajectories.starts.used == 0
-    assert bed.attempts.environments() == [Stays(trajectory="t", units={"memory_mb": 100})]
+    assert bed.attempts.environments() == [EnvironmentHeld(trajectory="t", units={"memory_mb": 100})]
     bed.runtime.may_close.clear()
     bed.attempts.close_environment("t")
     await turns()
@@ -324,7 +324,7 @@ async def test_more_memory_than_there_is_is_not_lent() -> None:
     bed.attempts.begin(in_environment("b", "another", begins=True))
 
     (outcome,) = await bed.settled()
-    assert (outcome.status, outcome.environment_stands) == ("lost", False)
+    assert (outcome.status, outcome.environment_exists) == ("lost", False)
     assert outcome.reason == "of the 150 MB for environments 100 are not free"
     assert bed.memory.used == 100
 

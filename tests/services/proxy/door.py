@@ -22,10 +22,10 @@ from shared.bus.connection import command, connect
 from shared.bus.tail import Tail
 from shared.messages.base import Message, Topic
 from shared.messages.environments import MEMORY
-from shared.messages.grants import EnvironmentClosed, Granted, InventoryAsked, Revoked, grants_topic
+from shared.messages.grants import EnvironmentClosed, Granted, InventoryRequested, Revoked, grants_topic
 from shared.messages.kinds import ENVIRONMENT_KINDS
 from shared.messages.nodes import NODES, Heartbeat, Hello
-from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, Finished, Held, InventoryTaken, Stays
+from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, EnvironmentHeld, Finished, GrantHeld, InventoryTaken
 
 Play = Callable[[Granted, dict[str, Any]], dict[str, Any] | None]
 """What an action comes to: fields of its `Finished`; None: it goes on until it is revoked or played on."""
@@ -106,12 +106,14 @@ class PlayedNode:
 
     async def _hear(self, message: Any) -> None:
         match message:
-            case InventoryAsked(epoch=epoch):
+            case InventoryRequested(epoch=epoch):
                 held = [
-                    Held(action=one.action, epoch=one.epoch, attempt=one.attempt, stage=0, units=one.units, running_s=0)
+                    GrantHeld(
+                        action=one.action, epoch=one.epoch, attempt=one.attempt, stage=0, units=one.units, running_s=0
+                    )
                     for one in self._held.values()
                 ]
-                stays = [Stays(trajectory=name, units={MEMORY: mb}) for name, mb in self.stands.items()]
+                stays = [EnvironmentHeld(trajectory=name, units={MEMORY: mb}) for name, mb in self.stands.items()]
                 taken = InventoryTaken(node="n", incarnation="1", epoch=epoch, held=held, environments=stays)
                 await self._say(OUTCOMES, taken)
             case Granted():

@@ -19,7 +19,7 @@ from shared.messages.environments import MEMORY, EnvironmentSpec
 from shared.messages.grants import Grant, Granted, grants_topic
 from shared.messages.kinds import ENVIRONMENT_KINDS, ONLY_LOOKS
 from shared.messages.nodes import NODES, Hello
-from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, Finished, Held, InventoryTaken, Stays
+from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, EnvironmentHeld, Finished, GrantHeld, InventoryTaken
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.runtime.units import Epoch, Seconds
 
@@ -127,10 +127,10 @@ def hello(node: str = "n", incarnation: str = "1", *, cores: int = 4, memory_mb:
 
 
 def inventory(
-    *held: Held, node: str = "n", incarnation: str = "1", epoch: Epoch = EPOCH, stays: tuple[str, ...] = ()
+    *held: GrantHeld, node: str = "n", incarnation: str = "1", epoch: Epoch = EPOCH, stays: tuple[str, ...] = ()
 ) -> InventoryTaken:
     """`stays`: trajectories whose environments stand there."""
-    environments = [Stays(trajectory=name, units={MEMORY: SPEC.memory_mb}) for name in stays]
+    environments = [EnvironmentHeld(trajectory=name, units={MEMORY: SPEC.memory_mb}) for name in stays]
     return InventoryTaken(node=node, incarnation=incarnation, epoch=epoch, held=list(held), environments=environments)
 
 
@@ -138,8 +138,8 @@ def ended(trajectory: str = "t1", how: Any = "expired", *, node: str = "n", reas
     return EnvironmentEnded(node=node, incarnation="1", trajectory=trajectory, ended=how, reason=reason)
 
 
-def held(action: str, *, attempt: int = 1, stage: int = 0) -> Held:
-    return Held(action=action, epoch=EPOCH - 1, attempt=attempt, stage=stage, units={"cores": 1}, running_s=1.0)
+def held(action: str, *, attempt: int = 1, stage: int = 0) -> GrantHeld:
+    return GrantHeld(action=action, epoch=EPOCH - 1, attempt=attempt, stage=stage, units={"cores": 1}, running_s=1.0)
 
 
 def outcome(action: str, *, node: str = "n", attempt: int = 1, stage: int = 0, **rest: Any) -> Finished:

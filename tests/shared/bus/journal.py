@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from shared.bus import functions
 from shared.bus.connection import command
 from shared.bus.functions import Answering, Opening, Receipt, Submission
-from shared.messages.actions import ACTIONS, ActionSubmitted, CancelAsked
+from shared.messages.actions import ACTIONS, ActionSubmitted, CancelRequested
 from shared.messages.base import M, Topic
 from shared.messages.batches import BATCHES, BatchEnded, BatchOpened
 from shared.runtime.units import Epoch
@@ -93,8 +93,8 @@ class Journal:
     async def unanswered(self) -> list[str]:
         return [one.action for one in await self.said(ACTIONS) if isinstance(one, ActionSubmitted)]
 
-    async def cancels(self) -> list[CancelAsked]:
-        return [one for one in await self.said(ACTIONS) if isinstance(one, CancelAsked)]
+    async def cancels(self) -> list[CancelRequested]:
+        return [one for one in await self.said(ACTIONS) if isinstance(one, CancelRequested)]
 
     async def results(self, batch: str = "b") -> list[bytes]:
         return [fields[1] for _, fields in await command(self.redis, "XRANGE", f"results:{batch}", "-", "+")]

@@ -6,7 +6,7 @@ import pytest
 
 from shared.bus import functions
 from shared.bus.connection import command
-from shared.messages.actions import CancelAsked
+from shared.messages.actions import CancelRequested
 from shared.messages.batches import BATCHES, BatchOpened
 from tests.shared.bus.journal import KEEP_BATCH_S, Journal, opened
 
@@ -134,14 +134,14 @@ async def test_a_sealed_batch_can_still_be_given_up(journal: Journal, state: str
     await journal.end("b", "sealed")
 
     assert await journal.end("b", state) == state
-    assert await journal.cancels() == [CancelAsked(batch="b", reason=state)]
+    assert await journal.cancels() == [CancelRequested(batch="b", reason=state)]
 
 
 async def test_cancelling_an_action_asks_the_leader(journal: Journal) -> None:
     await journal.entry("a1")
 
-    assert await functions.cancel(journal.redis, "a1", "not needed") == "asked"
-    assert await journal.cancels() == [CancelAsked(action="a1", reason="not needed")]
+    assert await functions.cancel(journal.redis, "a1", "not needed") == "requested"
+    assert await journal.cancels() == [CancelRequested(action="a1", reason="not needed")]
 
 
 @pytest.mark.parametrize("batch", ["", "b"])

@@ -88,7 +88,7 @@ async def test_what_nodes_say_gets_through(full: Journal) -> None:
 
 
 async def test_what_waits_is_told(full: Journal) -> None:
-    await functions.tell_backlog(full.redis, full.epoch, Backlog())
+    await functions.publish_backlog(full.redis, full.epoch, Backlog())
 
     assert (await full.fields("backlog")).keys() == {"pools", "stuck"}
 
@@ -102,7 +102,7 @@ async def test_actions_are_granted_advanced_and_answered(full: Journal) -> None:
 
 
 async def test_actions_and_batches_are_cancelled(full: Journal) -> None:
-    assert await functions.cancel(full.redis, "a1", "asked") == "asked"
+    assert await functions.cancel(full.redis, "a1", "asked") == "requested"
     assert await full.end("b", "cancelled") == "cancelled"
 
 

@@ -21,7 +21,7 @@ WRITES: dict[str, Write] = {
         journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")]
     ),
     "advance": lambda journal, _: functions.advance(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]")]),
-    "tell_backlog": lambda journal, _: functions.tell_backlog(journal.redis, journal.epoch, Backlog()),
+    "publish_backlog": lambda journal, _: functions.publish_backlog(journal.redis, journal.epoch, Backlog()),
     "discard": lambda journal, entry: functions.discard(journal.redis, journal.epoch, [entry]),
 }
 

@@ -40,10 +40,10 @@ async def test_nothing_is_seen_before_a_leader_has_told(valkey: Redis) -> None:
 
 
 async def test_what_was_told_of_batches_holds_until_something_else_is(journal: Journal) -> None:
-    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(), SEEN)
-    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(stuck={"b": 1}))
+    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(), SEEN)
+    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(stuck={"b": 1}))
     assert await read_seen(journal.redis) == SEEN
-    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(), BatchesSeen(8.0, {}))
+    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(), BatchesSeen(8.0, {}))
     assert await read_seen(journal.redis) == BatchesSeen(8.0, {})
 
 

@@ -10,7 +10,7 @@ from shared.bus import functions, trajectories
 from shared.bus.connection import command
 from shared.bus.functions import Deposed, Granting, Receipt, Submission
 from shared.bus.trajectories import Opening, Placement, Standing, pack
-from shared.messages.actions import ACTIONS, CloseAsked
+from shared.messages.actions import ACTIONS, CloseRequested
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
 from tests.shared.bus.journal import Journal, submission
@@ -44,7 +44,7 @@ async def begun(journal: Journal, action: str = "a1", trajectory: str = "t1", no
 
 
 async def closings(journal: Journal) -> list[str]:
-    return [one.trajectory for one in await journal.said(ACTIONS) if isinstance(one, CloseAsked)]
+    return [one.trajectory for one in await journal.said(ACTIONS) if isinstance(one, CloseRequested)]
 
 
 async def state(journal: Journal, trajectory: str = "t1") -> tuple[bytes | None, bytes | None]:

@@ -10,7 +10,7 @@ from services.proxy.leader.replicas import PROXY_GONE, Absent, renew
 from shared.bus import functions
 from shared.bus.connection import command
 from shared.bus.functions import Submission
-from shared.messages.actions import ACTIONS, ActionSubmitted, CancelAsked
+from shared.messages.actions import ACTIONS, ActionSubmitted, CancelRequested
 from tests.services.proxy.mesh import stage
 from tests.shared.bus.soon import soon
 
@@ -21,10 +21,10 @@ async def submitted(valkey: Redis, action: str, held_by: str) -> ActionSubmitted
     return message
 
 
-async def cancelled(valkey: Redis) -> list[CancelAsked]:
+async def cancelled(valkey: Redis) -> list[CancelRequested]:
     rows = await command(valkey, "XRANGE", ACTIONS.name, "-", "+")
     found = [ACTIONS.decode(fields[fields.index(b"m") + 1]) for _, fields in rows]
-    return [one for one in found if isinstance(one, CancelAsked)]
+    return [one for one in found if isinstance(one, CancelRequested)]
 
 
 async def test_what_a_dead_replica_held_is_cancelled_at_the_second_look(valkey: Redis) -> None:

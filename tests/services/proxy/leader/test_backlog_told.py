@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.proxy.leader import backlog
-from services.proxy.leader.backlog import reason_of, tell_backlog
+from services.proxy.leader.backlog import publish_backlog, reason_of
 from services.proxy.records.store import Store
 from shared.bus import functions
 from shared.bus.connection import command
@@ -55,7 +55,7 @@ async def test_before_a_leader_has_spoken_nothing_is_known(store: Store, journal
 
 
 async def test_what_was_told_is_read(store: Store, journal: Journal) -> None:
-    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"b": 1}))
+    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"b": 1}))
 
     assert (await store.pools(), await store.stuck()) == (STUCK, {"b": 1})
 
@@ -63,14 +63,14 @@ async def test_what_was_told_is_read(store: Store, journal: Journal) -> None:
 async def test_an_action_that_is_stuck_is_told_why_and_others_are_not(store: Store, journal: Journal) -> None:
     await submit(journal, submitted("stuck", WIDE))
     await submit(journal, submitted("fine", stage()))
-    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(STUCK))
+    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK))
 
     assert (await reason(store, "stuck"), await reason(store, "fine")) == (WHY, "")
 
 
 async def test_the_stage_it_is_in_counts(store: Store, journal: Journal) -> None:
     await submit(journal, submitted("a", stage("compile"), WIDE))
-    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(STUCK))
+    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK))
     assert await reason(store, "a") == ""
 
     await functions.advance(journal.redis, journal.epoch, [Advancing("a", 1, b"[]")])
@@ -79,7 +79,7 @@ async def test_the_stage_it_is_in_counts(store: Store, journal: Journal) -> None
 
 async def test_what_is_answered_meanwhile_is_not_stuck(store: Store, journal: Journal) -> None:
     entry = await submit(journal, submitted("a", WIDE))
-    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(STUCK))
+    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK))
     stored = await store.action("a")
     await journal.finish("a", entry)
 
@@ -99,9 +99,9 @@ async def test_changes_are_told_until_another_leads(
     store: Store, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backlog, "TOLD_EVERY_S", 0.01)
-    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"former": 1}))
+    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"former": 1}))
     cluster, flaky = ClusterState(), Flaky(journal.redis)
-    telling = asyncio.create_task(tell_backlog(flaky, journal.epoch, cluster, StillClock()))
+    telling = asyncio.create_task(publish_backlog(flaky, journal.epoch, cluster, StillClock()))
     await soon(lambda: _is(store, {}))
     flaky.failures = ["before", "after"]
     waiting(cluster, "a")
@@ -126,9 +126,9 @@ async def test_of_batches_only_changes_are_told_and_first_that_there_are_none(
 ) -> None:
     monkeypatch.setattr(backlog, "TOLD_EVERY_S", 0.01)
     former = BatchesSeen(1.0, {"gone": BatchSeen([b""], [b""])})
-    await functions.tell_backlog(journal.redis, journal.epoch, Backlog(), former)
+    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(), former)
     cluster, clock = ClusterState(), StillClock()
-    telling = asyncio.create_task(tell_backlog(journal.redis, journal.epoch, cluster, clock))
+    telling = asyncio.create_task(publish_backlog(journal.redis, journal.epoch, cluster, clock))
 
     async def seen(*batches: str) -> bool:
         told = await read_seen(journal.redis)

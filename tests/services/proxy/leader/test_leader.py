@@ -12,9 +12,9 @@ from redis.asyncio import Redis
 from services.proxy.leader.leader import Leader
 from shared.bus.functions import Answering, Granting
 from shared.bus.tail import Tail
-from shared.messages.actions import CancelAsked
+from shared.messages.actions import CancelRequested
 from shared.messages.batches import BATCHES, RolloutProgress
-from shared.messages.grants import Granted, InventoryAsked, Revoked, ShareSet
+from shared.messages.grants import Granted, InventoryRequested, Revoked, ShareSet
 from shared.messages.nodes import NODES
 from shared.messages.outcomes import Started
 from shared.messages.targets import TARGETS, CompletionExpected, TargetSet
@@ -70,7 +70,7 @@ def test_a_node_gets_nothing_before_it_has_told_what_it_holds() -> None:
     term = Term()
 
     writes = term.take(journalled(submitted("a")), said(hello()))
-    assert told(writes) == [InventoryAsked(epoch=EPOCH)]
+    assert told(writes) == [InventoryRequested(epoch=EPOCH)]
 
     assert [one.action for one in granted(term.take(said(inventory())))] == ["a"]
 
@@ -176,7 +176,7 @@ def test_each_write_names_the_outcome_that_it_rests_on_once(term: Term) -> None:
 def test_an_answer_without_a_new_outcome_drops_none(term: Term) -> None:
     term.take(journalled(submitted("a", stage("compile"), stage("run"))))
     term.take(said(outcome("a")))
-    term.take(journalled(CancelAsked(action="a", reason="asked")))
+    term.take(journalled(CancelRequested(action="a", reason="asked")))
 
     (answer,) = answers(term.take(said(outcome("a", stage=1, status="cancelled", passed=None, score=None))))
 
@@ -222,7 +222,7 @@ def test_a_refusal_is_told_and_masked(term: Term) -> None:
 
 def test_a_queued_action_is_cancelled_at_once_and_the_wish_discarded(term: Term) -> None:
     term.take(journalled(submitted("big", stage(cores=4))), journalled(submitted("a")))
-    wish = journalled(CancelAsked(action="a", reason="not needed"))
+    wish = journalled(CancelRequested(action="a", reason="not needed"))
 
     answer, discard = term.take(wish)
 
@@ -233,7 +233,7 @@ def test_a_queued_action_is_cancelled_at_once_and_the_wish_discarded(term: Term)
 def test_a_running_action_is_revoked_and_answered_when_the_node_confirms(term: Term) -> None:
     term.take(journalled(submitted("a")), said(Started(action="a", node="n", epoch=EPOCH, attempt=1)))
 
-    writes = term.take(journalled(CancelAsked(action="a")))
+    writes = term.take(journalled(CancelRequested(action="a")))
     assert told(writes) == [Revoked(action="a", epoch=EPOCH, attempt=1)]
     assert answers(writes) == []
 
@@ -244,7 +244,7 @@ def test_a_running_action_is_revoked_and_answered_when_the_node_confirms(term: T
 def test_a_cancelled_batch_takes_its_queued_requests_with_it(term: Term) -> None:
     term.take(*(journalled(submitted(f"a{number}", stage(cores=4), batch="b")) for number in range(3)))
 
-    writes = term.take(journalled(CancelAsked(batch="b", reason="cancelled")))
+    writes = term.take(journalled(CancelRequested(batch="b", reason="cancelled")))
 
     assert sorted(one.action for one in answers(writes)) == ["a1", "a2"]
     assert [type(one) for one in told(writes)] == [Revoked]
@@ -255,7 +255,7 @@ def test_a_wish_counts_for_what_was_submitted_before_it_and_not_for_what_came_af
 
     before, wish, after = [
         journalled(submitted("a1", batch="b")),
-        journalled(CancelAsked(batch="b")),
+        journalled(CancelRequested(batch="b")),
         journalled(submitted("a2", batch="b")),
     ]
     writes = term.take(before, wish, after)
@@ -268,7 +268,7 @@ def test_outcomes_before_an_inventory_are_taken_before_it(term: Term) -> None:
     """Else what has finished would look lost."""
     term.take(journalled(submitted("a")))
     term.clock.now += 60.0  # overdue: the leader asks again
-    assert InventoryAsked(epoch=EPOCH) in told(term.take(said(hello(), at=term.clock.now)))
+    assert InventoryRequested(epoch=EPOCH) in told(term.take(said(hello(), at=term.clock.now)))
 
     writes = term.take(said(outcome("a")), said(inventory()))
 

@@ -11,9 +11,9 @@ from services.proxy.leader.interpreter import Forget
 from services.proxy.leader.leader import Leader
 from shared.bus.functions import Answering, Granting
 from shared.bus.trajectories import Placement
-from shared.messages.actions import CancelAsked, CloseAsked
+from shared.messages.actions import CancelRequested, CloseRequested
 from shared.messages.environments import EnvironmentSpec
-from shared.messages.grants import EnvironmentClosed, ImageWanted
+from shared.messages.grants import EnvironmentClosed, ImageRequested
 from shared.messages.outcomes import ImagesChanged
 from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
 from tests.services.proxy.mesh import (
@@ -60,7 +60,7 @@ def term() -> Term:
 
 
 def close(trajectory: str = "t1") -> Any:
-    return journalled(CloseAsked(trajectory=trajectory))
+    return journalled(CloseRequested(trajectory=trajectory))
 
 
 def body(answer: Answering) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def test_a_lost_environment_is_told_as_that_and_masked(term: Term) -> None:
 def test_an_attempt_that_could_not_make_it_leaves_the_trajectory_to_begin_anew(term: Term) -> None:
     term.take(journalled(acting("a")))
 
-    writes = term.take(said(outcome("a", status="lost", passed=None, reason="no memory", environment_stands=False)))
+    writes = term.take(said(outcome("a", status="lost", passed=None, reason="no memory", environment_exists=False)))
 
     assert [(one.trajectory, one.ended) for one in forgotten(writes)] == [("t1", "unmade")]
     again = granted(writes)
@@ -213,7 +213,7 @@ def test_an_environment_nobody_asked_for_is_ended(term: Term) -> None:
 
 def test_cancelling_one_action_leaves_its_trajectory_open(term: Term) -> None:
     term.take(journalled(acting("a")), journalled(acting("b")))
-    term.take(journalled(CancelAsked(action="a")))
+    term.take(journalled(CancelRequested(action="a")))
 
     writes = term.take(said(outcome("a", status="cancelled", passed=None)))
 
@@ -252,7 +252,8 @@ def docked(term: Term) -> Term:
 
 def pulls(writes: list[Any]) -> list[list[str]]:
     return [
-        [one.image for one in told(writes, node) if isinstance(one, ImageWanted)] for node in ("n", "m", "o", "other")
+        [one.image for one in told(writes, node) if isinstance(one, ImageRequested)]
+        for node in ("n", "m", "o", "other")
     ]
 
 
@@ -266,10 +267,10 @@ def test_where_no_class_is_named_any_may_be(docked: Term) -> None:
 
 
 def test_a_node_that_has_the_image_is_known_by_its_inventory_and_its_reports(docked: Term) -> None:
-    changed = ImagesChanged(node="o", incarnation=inventory(node="o").incarnation, here=["a:1", "b:latest"])
+    changed = ImagesChanged(node="o", incarnation=inventory(node="o").incarnation, added=["a:1", "b:latest"])
     docked.take(said(changed))
     assert pulls(docked.take(expected("a:1", "b"))) == [[]] * 4
-    docked.take(said(msgspec.structs.replace(changed, here=[], gone=["a:1"])))
+    docked.take(said(msgspec.structs.replace(changed, added=[], removed=["a:1"])))
     assert pulls(docked.take(expected("a:1"))) == [[], ["a:1"], [], []]
 
 
@@ -279,7 +280,7 @@ def test_a_hint_of_long_ago_is_left_alone(docked: Term) -> None:
 
 def test_the_first_action_goes_where_its_image_is(docked: Term) -> None:
     incarnation = inventory(node="o").incarnation
-    docked.take(said(ImagesChanged(node="o", incarnation=incarnation, here=["a:1"])))
+    docked.take(said(ImagesChanged(node="o", incarnation=incarnation, added=["a:1"])))
     spec = EnvironmentSpec(image="docker.io/library/a:1", memory_mb=32)
     (write,) = docked.take(journalled(msgspec.structs.replace(acting("a"), environment=spec)))
     assert write.stream.startswith("grants.o.")

@@ -111,5 +111,5 @@ def test_a_trajectory_is_told_what_its_environment_is_where_that_begins() -> Non
 
 
 def test_an_end_says_whether_the_environment_stands() -> None:
-    assert to_end(outcome("a")).environment_stands
-    assert not to_end(outcome("a", status="lost", environment_stands=False)).environment_stands
+    assert to_end(outcome("a")).environment_exists
+    assert not to_end(outcome("a", status="lost", environment_exists=False)).environment_exists

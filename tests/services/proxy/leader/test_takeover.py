@@ -16,7 +16,7 @@ from shared.bus import functions
 from shared.bus.connection import command
 from shared.bus.functions import Advancing, Submission
 from shared.messages.actions import ACTIONS
-from shared.messages.grants import InventoryAsked, Revoked
+from shared.messages.grants import InventoryRequested, Revoked
 from shared.messages.nodes import NODES, Bye, Heartbeat
 from shared.messages.outcomes import OUTCOMES
 from shared.messages.targets import TARGETS, TargetSet
@@ -72,7 +72,7 @@ async def test_a_fresh_node_is_asked_and_gets_work_when_it_has_answered(legacy: 
     await legacy.submit(submitted("a"))
     await legacy.say(NODES, hello())
     await legacy.taken_over()
-    assert told(legacy.notes.writes) == [InventoryAsked(epoch=EPOCH)]
+    assert told(legacy.notes.writes) == [InventoryRequested(epoch=EPOCH)]
 
     assert [one.action for one in granted(legacy.hear(inventory()))] == ["a"]
 
@@ -83,7 +83,7 @@ async def test_an_old_hello_is_no_sign_of_life_but_a_fresh_heartbeat_is(legacy: 
     assert told(legacy.notes.writes) == []
 
     beat = Heartbeat(node="n", incarnation="1", owned={}, used={})
-    assert told(legacy.hear(beat)) == [InventoryAsked(epoch=EPOCH)]
+    assert told(legacy.hear(beat)) == [InventoryRequested(epoch=EPOCH)]
 
 
 async def test_a_node_that_has_left_is_not_asked(legacy: Legacy) -> None:

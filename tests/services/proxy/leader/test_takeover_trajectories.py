@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from shared.bus import trajectories
 from shared.bus.connection import command
 from shared.bus.trajectories import Placement, pack
-from shared.messages.actions import ACTIONS, CloseAsked
+from shared.messages.actions import ACTIONS, CloseRequested
 from shared.messages.environments import MEMORY
 from shared.messages.grants import EnvironmentClosed
 from shared.messages.nodes import NODES
@@ -162,7 +162,7 @@ async def test_its_memory_is_held_from_the_inventory_on(legacy: Legacy) -> None:
 
 
 async def test_a_closing_that_was_dealt_with_is_struck_from_the_journal(legacy: Legacy) -> None:
-    await legacy.say(ACTIONS, CloseAsked(trajectory="t1"))
+    await legacy.say(ACTIONS, CloseRequested(trajectory="t1"))
     await legacy.taken_over()
 
     assert len(discards(legacy.notes.take())) == 1

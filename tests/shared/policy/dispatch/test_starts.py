@@ -122,7 +122,7 @@ def test_never_more_begin_at_once_than_may_and_none_is_lost(steps: list[str], st
             if trajectory in making:
                 making.remove(trajectory)
             ended = Ended(grant.action, "a", grant.attempt, 0, "refused" if fails else "ok", True)
-            found = leader.finished(now, [replace(ended, environment_stands=not fails)])
+            found = leader.finished(now, [replace(ended, environment_exists=not fails)])
         leader.check()
         for grant in granted(found):
             running.append(grant)

@@ -190,7 +190,7 @@ def test_a_node_that_could_not_make_one_comes_last_for_a_while() -> None:
 
 def postponed(leader: Dispatcher, grant: Grant, now: float, in_s: float) -> list[object]:
     told = Ended(
-        grant.action, grant.node, grant.attempt, 0, "postponed", environment_stands=False, reason="r", retry_in_s=in_s
+        grant.action, grant.node, grant.attempt, 0, "postponed", environment_exists=False, reason="r", retry_in_s=in_s
     )
     commands = leader.finished(now, [told])
     leader.check()

@@ -1,0 +1,87 @@
+"""Renames in stored messages, for steps of the schema: kinds and fields of streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+
+from shared.bus.connection import command
+from shared.messages.actions import ACTIONS
+from shared.messages.base import ENTRY
+from shared.messages.nodes import NODES
+from shared.messages.outcomes import OUTCOMES
+
+READ_AT_ONCE = 512
+KINDS = {
+    "action.cancel-asked.v1": "action.cancel-requested.v1",
+    "trajectory.close-asked.v1": "trajectory.close-requested.v1",
+    "environment.made.v1": "environment.created.v1",
+}
+FIELDS = {
+    "hello.v1": {"lines_up": "prefetches"},
+    "finished.v1": {"environment_stands": "environment_exists"},
+    "images-changed.v1": {"here": "added", "gone": "removed"},
+}
+"""Kind -> renamed fields."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+async def rename_messages(redis: Redis) -> None:
+    """Rename stored messages of schema 2 to schema 3. Safe to repeat: a renamed message is not changed again.
+
+    Nodes' reports keep their ids. A renamed request of the journal moves to its end: the leader acts on it, in any
+    order, and deletes it. Submissions are not read.
+    """
+    for topic in (NODES, OUTCOMES):
+        await _rewrite(redis, topic.name)
+    await _move_requests(redis)
+
+
+async def _rewrite(redis: Redis, stream: str) -> None:
+    """Replace a bounded stream by its renamed entries, in one transaction."""
+    rows = await command(redis, "XRANGE", stream, "-", "+")
+    renamed = [(entry, _renamed(fields) or fields) for entry, fields in rows]
+    pipe = redis.pipeline(transaction=True)
+    pipe.delete(stream)
+    for entry, fields in renamed:
+        pipe.execute_command("XADD", stream, entry, *fields)
+    if renamed:
+        await pipe.execute()
+
+
+async def _move_requests(redis: Redis) -> None:
+    """Append renamed requests to the journal and delete the old ones, each chunk in one transaction."""
+    after = "-"
+    while rows := await command(redis, "XRANGE", ACTIONS.name, after, "+", "COUNT", READ_AT_ONCE):
+        pipe = redis.pipeline(transaction=True)
+        for entry, fields in rows:
+            if (renamed := _renamed(fields)) is not None:
+                pipe.execute_command("XADD", ACTIONS.name, "*", *renamed)
+                pipe.execute_command("XDEL", ACTIONS.name, entry)
+        if len(pipe):
+            await pipe.execute()
+        after = f"({rows[-1][0].decode()}"
+
+
+def _renamed(fields: list[bytes]) -> list[bytes] | None:
+    """Return the fields of a stream entry with its message renamed; None if nothing in it is renamed."""
+    named = dict(zip(fields[::2], fields[1::2], strict=True))
+    try:
+        message = _decode(named[ENTRY])
+    except (KeyError, msgspec.MsgspecError):
+        return None  # it was unreadable before, too
+    if not isinstance(message, dict):
+        return None
+    kind = message.get("kind")
+    renames: Mapping[str, str] = FIELDS.get(kind, {}) if isinstance(kind, str) else {}
+    new: dict[str, Any] = {renames.get(name, name): value for name, value in message.items()}
+    if kind in KINDS:
+        new["kind"] = KINDS[kind]
+    if new == message:
+        return None
+    return [part for pair in (named | {ENTRY: _encode(new)}).items() for part in pair]

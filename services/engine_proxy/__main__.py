@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 
-from services.engine_proxy.server import EngineProxy
+from services.engine_proxy.app import EngineProxy
 from services.engine_proxy.settings import EngineProxySettings
 from shared.runtime import log
 from shared.runtime.settings import WrongSetting, load

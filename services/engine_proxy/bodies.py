@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from services.engine_proxy.http1 import Refused
+from services.engine_proxy.http1 import Rejected
 
 NODE_LABEL = "treadle.node"
 
@@ -21,7 +21,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 Count = Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)]
 Cpuset = Annotated[str, msgspec.Meta(pattern=r"^[0-9,-]*\Z", max_length=4096)]
-Inside = Annotated[str, msgspec.Meta(pattern=r"^/[^:\x00]*\Z", max_length=4096)]
+ContainerPath = Annotated[str, msgspec.Meta(pattern=r"^/[^:\x00]*\Z", max_length=4096)]
 """A path inside the container."""
 
 Capability = Literal[
@@ -57,11 +57,11 @@ class VolumeOptions(_Strict):
     labels: dict[str, str] = {}
 
 
-class Mount(_Strict):
-    """A volume: one of our own (`carries`), or without a name a new one. Nothing else can be mounted."""
+class VolumeMount(_Strict):
+    """A volume: one of our own (`is_carried_volume`), or without a name a new one. Nothing else can be mounted."""
 
     type: Literal["volume"]
-    target: Inside
+    target: ContainerPath
     source: str = ""
     read_only: bool = False
     volume_options: VolumeOptions | None = None
@@ -105,8 +105,8 @@ class HostConfig(Resources):
     readonly_rootfs: bool = False
     init: bool | None = None
     auto_remove: bool = False
-    mounts: list[Mount] = []
-    tmpfs: dict[Inside, Annotated[str, msgspec.Meta(pattern=TMPFS)]] = {}
+    mounts: list[VolumeMount] = []
+    tmpfs: dict[ContainerPath, Annotated[str, msgspec.Meta(pattern=TMPFS)]] = {}
     storage_opt: dict[Literal["size"], Annotated[str, msgspec.Meta(pattern=r"^[0-9]+[bkmgBKMG]?\Z")]] = {}
     shm_size: Count = 0
     ulimits: list[Ulimit] = []
@@ -175,11 +175,11 @@ class StartExec(_Strict):
     tty: bool = False
 
 
-class Nothing(_Strict):
+class EmptyBody(_Strict):
     """No body, or an empty object."""
 
 
-def carries(volume: str, node: str) -> bool:
+def is_carried_volume(volume: str, node: str) -> bool:
     """Return whether this is a volume that the node's manager fills with what its containers need.
 
     The engine creates it without options when a container first mounts it. Compose gives volumes other names.
@@ -187,43 +187,43 @@ def carries(volume: str, node: str) -> bool:
     return re.fullmatch(rf"treadle-carried-{re.escape(node.lower())}-[0-9a-f]{{12}}", volume, re.ASCII) is not None
 
 
-def owned(new: NewContainer, node: str) -> None:
+def check_owned(new: NewContainer, node: str) -> None:
     """Check that a new container belongs to the node.
 
     Raises:
-        Refused: its label names another node, or it mounts a volume that is not ours.
+        Rejected: its label names another node, or it mounts a volume that is not ours.
     """
     if new.labels.get(NODE_LABEL) != node:
-        raise Refused(403, f"a container needs the label {NODE_LABEL}={node}")
+        raise Rejected(403, f"a container needs the label {NODE_LABEL}={node}")
     for mount in new.host_config.mounts if new.host_config else []:
-        if mount.source and not carries(mount.source, node):
+        if mount.source and not is_carried_volume(mount.source, node):
             allowed = f"treadle-carried-{node.lower()}-<12 hexadecimal digits>, or none for a fresh one"
-            raise Refused(403, f"the volume {mount.source[:80]} cannot be mounted; allowed here: {allowed}")
+            raise Rejected(403, f"the volume {mount.source[:80]} cannot be mounted; allowed here: {allowed}")
 
 
-def understood(body: bytes, kind: type[S]) -> S:
+def decode_body(body: bytes, kind: type[S]) -> S:
     """Decode the body as one of the types above.
 
     Raises:
-        Refused: it is not JSON, repeats a name, or has something that this type does not allow.
+        Rejected: it is not JSON, repeats a name, or has something that this type does not allow.
     """
     try:
-        json.loads((body or b"{}").decode(), object_pairs_hook=_once)
+        json.loads((body or b"{}").decode(), object_pairs_hook=_unique_names)
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.ValidationError as error:
-        raise Refused(403, f"{error}; allowed here: {_allowed(kind, str(error))}") from None
+        raise Rejected(403, f"{error}; allowed here: {_allowed(kind, str(error))}") from None
     except (ValueError, RecursionError) as error:
-        raise Refused(400, f"the body is not plain JSON: {error}") from None
+        raise Rejected(400, f"the body is not plain JSON: {error}") from None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a name comes twice in one object")
     return found
 
 
-def _allowed(kind: type[msgspec.Struct], said: str) -> str:
+def _allowed(kind: type[msgspec.Struct], message: str) -> str:
     """Return the allowed fields of the object that the error is about."""
-    place = HostConfig if kind is NewContainer and "$.HostConfig" in said else kind
+    place = HostConfig if kind is NewContainer and "$.HostConfig" in message else kind
     return ", ".join(place.__struct_encode_fields__) or "nothing"

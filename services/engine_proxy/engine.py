@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.engine_proxy.bodies import NODE_LABEL
-from services.engine_proxy.http1 import MOST_HEAD_BYTES, Refused
+from services.engine_proxy.http1 import MOST_HEAD_BYTES, Rejected
 
 ANSWER_S = 30.0
 """Time limit of the engine proxy's own requests."""
@@ -19,7 +19,7 @@ MOST_KNOWN = 10_000
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Engine:
+class ProxiedEngine:
     """The engine of this host.
 
     A container's id is never used again and its labels never change, so each is looked up once. A name can move to
@@ -35,27 +35,27 @@ class Engine:
         """Return a new connection.
 
         Raises:
-            Refused: nothing listens there.
+            Rejected: nothing listens there.
         """
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await asyncio.open_unix_connection(self._socket, limit=MOST_HEAD_BYTES)
         except (OSError, TimeoutError) as error:
-            raise Refused(503, f"the engine cannot be reached: {error}") from None
+            raise Rejected(503, f"the engine cannot be reached: {error}") from None
 
     async def container(self, reference: str) -> str:
         """Return the full id of a container of ours, from its id, the id's beginning, or its name.
 
         Raises:
-            Refused: it does not exist, or it is not ours.
+            Rejected: it does not exist, or it is not ours.
         """
         if reference in self._ours:
             return reference
-        found = await self._look(f"/containers/{reference}/json")
+        found = await self._inspect(f"/containers/{reference}/json")
         config = found.get("Config") or {}
         if (config.get("Labels") or {}).get(NODE_LABEL) != self._node:
             message = f"container {reference} does not have the label {NODE_LABEL}={self._node}; only those that do"
-            raise Refused(403, f"{message} can be reached through the engine proxy")
+            raise Rejected(403, f"{message} can be reached through the engine proxy")
         if len(self._ours) >= MOST_KNOWN:
             self._ours.clear()
         self._ours.add(found["Id"])
@@ -65,11 +65,11 @@ class Engine:
         """Return the full id of the container of ours that an exec runs in.
 
         Raises:
-            Refused: there is no such exec, or its container is not ours.
+            Rejected: there is no such exec, or its container is not ours.
         """
-        return await self.container(str((await self._look(f"/exec/{execution}/json"))["ContainerID"]))
+        return await self.container(str((await self._inspect(f"/exec/{execution}/json"))["ContainerID"]))
 
-    async def _look(self, path: str) -> dict[str, Any]:
+    async def _inspect(self, path: str) -> dict[str, Any]:
         """Read one object. HTTP/1.0 answers end with the connection, so they need no framing."""
         reader, writer = await self.connect()
         try:
@@ -80,11 +80,11 @@ class Engine:
                 while more := await reader.read(MOST_ANSWER_BYTES):
                     body += more
         except (OSError, TimeoutError, EOFError) as error:
-            raise Refused(503, f"the engine does not answer: {error!r}") from None
+            raise Rejected(503, f"the engine does not answer: {error!r}") from None
         finally:
             writer.close()
         status = int(head.split(b" ", 2)[1])
         found: dict[str, Any] = json.loads(body)
         if status != 200:
-            raise Refused(status, str(found.get("message", "")))
+            raise Rejected(status, str(found.get("message", "")))
         return found

@@ -25,7 +25,7 @@ _LENGTH = re.compile(r"[0-9]{1,15}", re.ASCII)
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """The engine proxy rejects a call with its own answer."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -51,7 +51,7 @@ async def read_head(reader: asyncio.StreamReader) -> Head | None:
     """Read a request's head. None: the caller has gone without sending one.
 
     Raises:
-        Refused: it is late, too long, or not exactly HTTP/1.1.
+        Rejected: it is late, too long, or not exactly HTTP/1.1.
     """
     try:
         async with asyncio.timeout(HEAD_S):
@@ -59,15 +59,15 @@ async def read_head(reader: asyncio.StreamReader) -> Head | None:
     except asyncio.IncompleteReadError as error:
         if not error.partial:
             return None
-        raise Refused(400, "the request ends within its head") from None
+        raise Rejected(400, "the request ends within its head") from None
     except asyncio.LimitOverrunError:
-        raise Refused(431, f"the head is longer than {MOST_HEAD_BYTES} bytes") from None
+        raise Rejected(431, f"the head is longer than {MOST_HEAD_BYTES} bytes") from None
     except TimeoutError:
-        raise Refused(408, f"the head did not come in {HEAD_S:g} s") from None
-    request = _REQUEST.fullmatch(lines[0])
-    if request is None:
-        raise Refused(400, "the request line is not HTTP/1.1 with a path")
-    return Head(request[1], request[2], _headers(lines[1:]))
+        raise Rejected(408, f"the head did not come in {HEAD_S:g} s") from None
+    line = _REQUEST.fullmatch(lines[0])
+    if line is None:
+        raise Rejected(400, "the request line is not HTTP/1.1 with a path")
+    return Head(line[1], line[2], _headers(lines[1:]))
 
 
 def _headers(lines: list[str]) -> dict[str, str]:
@@ -75,24 +75,24 @@ def _headers(lines: list[str]) -> dict[str, str]:
     for line in lines:
         field = _FIELD.fullmatch(line)
         if field is None:
-            raise Refused(400, "a header line is not `name: value`")
+            raise Rejected(400, "a header line is not `name: value`")
         name = field[1].lower()
         if name in headers:
-            raise Refused(400, f"the header {name} comes twice")
+            raise Rejected(400, f"the header {name} comes twice")
         headers[name] = field[2].rstrip()
     coding = headers.get("transfer-encoding")
     if coding is not None and (coding.lower() != "chunked" or "content-length" in headers):
-        raise Refused(400, "a body has a content-length, or else it is chunked and nothing more")
+        raise Rejected(400, "a body has a content-length, or else it is chunked and nothing more")
     if not _LENGTH.fullmatch(headers.get("content-length", "0")):
-        raise Refused(400, "the content-length is not a number")
+        raise Rejected(400, "the content-length is not a number")
     return headers
 
 
-async def pieces(reader: asyncio.StreamReader, headers: Mapping[str, str], most: int) -> AsyncIterator[bytes]:
+async def read_body(reader: asyncio.StreamReader, headers: Mapping[str, str], most: int) -> AsyncIterator[bytes]:
     """Yield the body's bytes, for both kinds of framing.
 
     Raises:
-        Refused: it has more than `most` bytes, ends early, stalls, or its chunks are not plain.
+        Rejected: it has more than `most` bytes, ends early, stalls, or its chunks are not plain.
     """
     try:
         if "transfer-encoding" in headers:
@@ -100,7 +100,7 @@ async def pieces(reader: asyncio.StreamReader, headers: Mapping[str, str], most:
             while size := await _chunk_size(reader):
                 left -= size
                 if left < 0:
-                    raise Refused(413, f"the body is larger than {most} bytes")
+                    raise Rejected(413, f"the body is larger than {most} bytes")
                 async for piece in _exactly(reader, size):
                     yield piece
                 await _expect(reader, b"\r\n")
@@ -108,13 +108,13 @@ async def pieces(reader: asyncio.StreamReader, headers: Mapping[str, str], most:
             return
         size = int(headers.get("content-length", "0"))
         if size > most:
-            raise Refused(413, f"the body is larger than {most} bytes")
+            raise Rejected(413, f"the body is larger than {most} bytes")
         async for piece in _exactly(reader, size):
             yield piece
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        raise Refused(400, "the body ends early") from None
+        raise Rejected(400, "the body ends early") from None
     except TimeoutError:
-        raise Refused(408, f"nothing of the body came for {PIECE_S:g} s") from None
+        raise Rejected(408, f"nothing of the body came for {PIECE_S:g} s") from None
 
 
 async def _chunk_size(reader: asyncio.StreamReader) -> int:
@@ -122,7 +122,7 @@ async def _chunk_size(reader: asyncio.StreamReader) -> int:
         line = await reader.readuntil(b"\r\n")
     size = _CHUNK.fullmatch(line)
     if size is None:
-        raise Refused(400, "a chunk does not begin with its plain size")
+        raise Rejected(400, "a chunk does not begin with its plain size")
     return int(size[1], 16)
 
 
@@ -130,7 +130,7 @@ async def _expect(reader: asyncio.StreamReader, wanted: bytes) -> None:
     async with asyncio.timeout(PIECE_S):
         found = await reader.readexactly(len(wanted))
     if found != wanted:
-        raise Refused(400, "a chunk is longer than it says, or trailers follow the body")
+        raise Rejected(400, "a chunk is longer than its size, or trailers follow the body")
 
 
 async def _exactly(reader: asyncio.StreamReader, size: int) -> AsyncIterator[bytes]:
@@ -141,14 +141,14 @@ async def _exactly(reader: asyncio.StreamReader, size: int) -> AsyncIterator[byt
         yield piece
 
 
-def request(method: str, target: str, headers: Mapping[str, str]) -> bytes:
+def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
     """Return the head of a request to the engine. With `Connection: close` its answer ends with the connection."""
     lines = [f"{method} {target} HTTP/1.1", "Host: engine", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "Connection: close", "", ""]).encode("ascii")
 
 
-def refusal(refused: Refused) -> bytes:
+def error_response(rejected: Rejected) -> bytes:
     """Return an answer in the format of the engine's own errors, which its clients show to people."""
-    body = json.dumps({"message": str(refused)}).encode() + b"\n"
-    head = [f"HTTP/1.1 {refused.status} Refused", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    body = json.dumps({"message": str(rejected)}).encode() + b"\n"
+    head = [f"HTTP/1.1 {rejected.status} Rejected", "Content-Type: application/json", f"Content-Length: {len(body)}"]
     return "\r\n".join([*head, "Connection: close", "", ""]).encode("ascii") + body

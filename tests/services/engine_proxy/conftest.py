@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from tests.services.engine_proxy.knocking import Doorstep, doorstep
+from tests.services.engine_proxy.scripted_engine import ProxyUnderTest, proxy_under_test
 
 
 @pytest_asyncio.fixture
-async def step(tmp_path: Path) -> AsyncIterator[Doorstep]:
-    async with doorstep(tmp_path) as step:
-        yield step
+async def proxy(tmp_path: Path) -> AsyncIterator[ProxyUnderTest]:
+    async with proxy_under_test(tmp_path) as proxy:
+        yield proxy

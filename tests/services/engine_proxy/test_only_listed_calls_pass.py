@@ -1,4 +1,4 @@
-"""Everything but the list is answered by the engine proxy, and no byte of it reaches the engine."""
+"""Calls that are not on the list are rejected by the engine proxy. No byte of them reaches the engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.services.engine_proxy.knocking import EXEC_OF_FOREIGN, EXEC_OF_OURS, FOREIGN, NODE, OURS, Doorstep
+from tests.services.engine_proxy.scripted_engine import (
+    EXEC_OF_FOREIGN,
+    EXEC_OF_OURS,
+    FOREIGN,
+    NODE,
+    OURS,
+    ProxyUnderTest,
+)
 
 CARRIED = f"treadle-carried-{NODE}-0123456789ab"
 
@@ -29,7 +36,7 @@ PASSING = [
     ("DELETE", f"/v1.41/volumes/{CARRIED}", f"/v1.41/volumes/{CARRIED}"),
 ]
 
-REFUSED = [
+REJECTED = [
     # whole areas of the engine
     ("POST", "/v1.41/build"),
     ("POST", "/v1.41/build?remote=http://example.org/x"),
@@ -62,7 +69,7 @@ REFUSED = [
     ("POST", "/v1.41/auth"),
     ("GET", "/debug/pprof/"),
     ("GET", "/"),
-    # of our own container, too
+    # calls of our own container
     ("POST", f"/v1.41/containers/{OURS}/rename?name=x"),
     ("POST", f"/v1.41/containers/{OURS}/restart"),
     ("POST", f"/v1.41/containers/{OURS}/checkpoints"),
@@ -87,7 +94,7 @@ REFUSED = [
     ("GET", f"/v1.41/containers/{OURS}/json?size"),
     ("GET", f"/v1.41/containers/{OURS}/archive?path=etc"),
     ("GET", "/_ping?x=1"),
-    # paths that a cleaning or decoding reader would take for others
+    # paths that a normalizing or decoding reader would read as others
     ("GET", "/v1.41/images/../containers/foreign/json"),
     ("GET", "/v1.41/images/a/../../containers/foreign/json"),
     ("GET", "/v1.41/images/a/./json"),
@@ -103,13 +110,13 @@ REFUSED = [
     ("GET", "/v1.41/containers/ours/json;x"),
     ("GET", "/v1.41/Containers/ours/json"),
     ("GET", "/v1.41/version#x"),
-    # versions that read other things into a call
+    # versions with other rules for a call
     ("POST", f"/v1.23/containers/{OURS}/start"),
     ("GET", "/v1.39/version"),
     ("GET", "/v2.41/version"),
     ("GET", "/v1.41/v1.41/version"),
     ("GET", "/v1.١/version"),
-    # what is not ours
+    # containers and execs of others
     ("GET", f"/v1.41/containers/{FOREIGN}/json"),
     ("POST", "/v1.41/containers/foreign/start"),
     ("DELETE", "/v1.41/containers/foreign?force=1"),
@@ -124,48 +131,50 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("method", "target", "written"), PASSING)
-async def test_a_call_on_the_list_reaches_the_engine_as_the_door_writes_it(
-    step: Doorstep, method: str, target: str, written: str
+async def test_a_listed_call_reaches_the_engine_as_the_proxy_writes_it(
+    proxy: ProxyUnderTest, method: str, target: str, written: str
 ) -> None:
-    status, body = await step.call(method, target)
+    status, body = await proxy.call(method, target)
     assert (status, body) == (200, b"ok")
     head = f"{method} {written} HTTP/1.1\r\nHost: engine\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    assert step.engine.told == [head.encode()]
+    assert proxy.engine.received == [head.encode()]
 
 
-@pytest.mark.parametrize(("method", "target"), REFUSED)
-async def test_any_other_call_is_refused_and_the_engine_hears_nothing(step: Doorstep, method: str, target: str) -> None:
-    said = f"{method} {target} HTTP/1.1\r\nHost: engine\r\nContent-Length: 0\r\n\r\n".encode()
-    head, _, body = (await step.knock(said)).partition(b"\r\n\r\n")
+@pytest.mark.parametrize(("method", "target"), REJECTED)
+async def test_any_other_call_is_rejected_and_nothing_reaches_the_engine(
+    proxy: ProxyUnderTest, method: str, target: str
+) -> None:
+    sent = f"{method} {target} HTTP/1.1\r\nHost: engine\r\nContent-Length: 0\r\n\r\n".encode()
+    head, _, body = (await proxy.send(sent)).partition(b"\r\n\r\n")
     assert int(head.split(b" ")[1]) in {400, 403}
     assert json.loads(body).keys() == {"message"}
-    assert step.engine.told == []
+    assert proxy.engine.received == []
 
 
-async def test_a_refusal_says_what_is_allowed(step: Doorstep) -> None:
-    status, body = await step.call("POST", "/v1.41/build")
+async def test_a_rejection_lists_the_allowed_calls(proxy: ProxyUnderTest) -> None:
+    status, body = await proxy.call("POST", "/v1.41/build")
     assert status == 403
     message = json.loads(body)["message"]
     assert message.startswith("POST /v1.41/build does not pass the engine proxy")
     assert "POST /containers/{container}/start" in message
 
 
-async def test_what_the_engine_does_not_have_is_missing_and_not_forbidden(step: Doorstep) -> None:
-    status, body = await step.call("POST", "/v1.41/containers/nobody/start")
+async def test_what_the_engine_does_not_have_is_missing_and_not_forbidden(proxy: ProxyUnderTest) -> None:
+    status, body = await proxy.call("POST", "/v1.41/containers/nobody/start")
     assert (status, json.loads(body)) == (404, {"message": "No such container: nobody"})
 
 
-async def test_one_look_at_a_containers_label_is_enough_for_its_id_but_not_for_its_name(step: Doorstep) -> None:
+async def test_a_label_is_read_once_for_an_id_and_every_time_for_a_name(proxy: ProxyUnderTest) -> None:
     for _ in range(3):
-        assert (await step.call("POST", f"/v1.41/containers/{OURS}/pause"))[0] == 200
-    assert step.engine.looks == 1
+        assert (await proxy.call("POST", f"/v1.41/containers/{OURS}/pause"))[0] == 200
+    assert proxy.engine.inspections == 1
     for _ in range(3):
-        assert (await step.call("POST", "/v1.41/containers/ours/pause"))[0] == 200
-    assert step.engine.looks == 4
+        assert (await proxy.call("POST", "/v1.41/containers/ours/pause"))[0] == 200
+    assert proxy.engine.inspections == 4
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "received"),
     [
         (None, {"label": [f"treadle.node={NODE}"]}),
         ({"label": ["treadle.node=node-8"]}, {"label": ["treadle.node=node-8", f"treadle.node={NODE}"]}),
@@ -175,11 +184,11 @@ async def test_one_look_at_a_containers_label_is_enough_for_its_id_but_not_for_i
         ),
     ],
 )
-async def test_a_listing_shows_ours_alone(step: Doorstep, asked: object, told: object) -> None:
+async def test_a_listing_shows_ours_alone(proxy: ProxyUnderTest, asked: object, received: object) -> None:
     filters = "" if asked is None else f"&filters={quote(json.dumps(asked))}"
-    assert (await step.call("GET", f"/v1.41/containers/json?all=1{filters}"))[0] == 200
-    (heard,) = step.engine.told
-    assert f"filters={quote(json.dumps(told), safe='')}".replace("%20", "+").encode() in heard
+    assert (await proxy.call("GET", f"/v1.41/containers/json?all=1{filters}"))[0] == 200
+    (forwarded,) = proxy.engine.received
+    assert f"filters={quote(json.dumps(received), safe='')}".replace("%20", "+").encode() in forwarded
 
 
 @pytest.mark.parametrize(
@@ -195,7 +204,7 @@ async def test_a_listing_shows_ours_alone(step: Doorstep, asked: object, told: o
         "[" * 90_000,
     ],
 )
-async def test_other_filters_are_refused(step: Doorstep, filters: str) -> None:
-    status, _ = await step.call("GET", f"/v1.41/containers/json?filters={quote(filters)}")
+async def test_other_filters_are_rejected(proxy: ProxyUnderTest, filters: str) -> None:
+    status, _ = await proxy.call("GET", f"/v1.41/containers/json?filters={quote(filters)}")
     assert status in {400, 403, 431}
-    assert step.engine.told == []
+    assert proxy.engine.received == []

@@ -1,4 +1,4 @@
-"""What the CPU manager's docker runtime does in an environment's life, it can do through the engine proxy."""
+"""All calls that the CPU manager's docker runtime makes for an environment pass the engine proxy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
-from services.engine_proxy.server import EngineProxy
+from services.engine_proxy.app import EngineProxy
 from services.engine_proxy.settings import EngineProxySettings
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.kinds import EnvBash, EnvRead, EnvWrite
@@ -32,7 +32,7 @@ def image() -> Iterator[str]:
 
 @pytest.mark.parametrize("past_engine", [False, True], ids=["by the engine alone", "past the engine"])
 @pytest.mark.parametrize("read_only", [False, True], ids=["writable", "read-only"])
-async def test_an_environment_lives_its_whole_life_through_the_door(
+async def test_a_whole_environment_through_the_proxy(
     tmp_path: Path, image: str, past_engine: bool, read_only: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = EngineProxySettings(node=NODE, listen=tmp_path / "proxy.sock", engine=Path("/var/run/docker.sock"))
@@ -54,11 +54,11 @@ async def test_an_environment_lives_its_whole_life_through_the_door(
             await runtime.prepare(image)
         finally:
             await runtime.close()
-    assert NODE not in left_behind()
-    assert "engine_call_refused" not in capsys.readouterr().out
+    assert NODE not in leftovers()
+    assert "engine_call_rejected" not in capsys.readouterr().out
 
 
-def left_behind() -> str:
+def leftovers() -> str:
     """Containers and volumes of the engine, by name."""
     commands = (["ps", "--all", "--format", "{{.Names}}"], ["volume", "ls"])
     return "".join(

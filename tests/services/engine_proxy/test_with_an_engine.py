@@ -1,4 +1,4 @@
-"""The engine proxy in front of a real engine, spoken to by the client that the CPU manager uses."""
+"""The engine proxy in front of a real engine, with the client that the CPU manager uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiodocker import Docker
 from aiodocker.containers import DockerContainer
 from aiodocker.exceptions import DockerError
 
-from services.engine_proxy.server import EngineProxy
+from services.engine_proxy.app import EngineProxy
 from services.engine_proxy.settings import EngineProxySettings
 from tests.e2e.containers.engine import private_engine
 from treadle.testing.small_image import small_image
@@ -39,7 +39,7 @@ def image() -> Iterator[str]:
 
 @pytest_asyncio.fixture
 async def client(tmp_path: Path) -> AsyncIterator[Docker]:
-    """An engine's client, with the engine proxy between; what it made is removed."""
+    """A client behind the engine proxy. Its containers are removed."""
     settings = EngineProxySettings(node=NODE, listen=tmp_path / "proxy.sock", engine=ENGINE)
     async with asyncio.timeout(PATIENCE_S), EngineProxy(settings), Docker(f"unix://{settings.listen}") as client:
         yield client
@@ -56,19 +56,19 @@ async def running(client: Docker, image: str, **fields: Any) -> DockerContainer:
 
 
 def docker(*argv: str) -> str:
-    """The engine itself, past the engine proxy."""
+    """Call the engine itself, past the engine proxy."""
     return subprocess.run(["docker", *argv], capture_output=True, text=True, timeout=30, check=True).stdout
 
 
-async def said_by(container: DockerContainer, *argv: str) -> str:
-    said = b""
+async def output_of(container: DockerContainer, *argv: str) -> str:
+    output = b""
     async with (await container.exec(list(argv))).start() as stream:
         while (message := await stream.read_out()) is not None:
-            said += message.data
-    return said.decode()
+            output += message.data
+    return output.decode()
 
 
-async def test_a_container_lives_its_whole_life_through_the_door(client: Docker, image: str) -> None:
+async def test_a_whole_container_through_the_proxy(client: Docker, image: str) -> None:
     container = await running(client, image)
     shown = await container.show()
     assert shown["State"]["Running"]
@@ -76,7 +76,7 @@ async def test_a_container_lives_its_whole_life_through_the_door(client: Docker,
     await container.pause()
     await container.unpause()
     await client._query_json(f"containers/{container.id}/update", "POST", data={"CpusetCpus": "0"})
-    assert "Cpus_allowed_list:\t0\n" in await said_by(container, "cat", "/proc/self/status")
+    assert "Cpus_allowed_list:\t0\n" in await output_of(container, "cat", "/proc/self/status")
     waiting = asyncio.create_task(container.wait())
     await container.kill(signal="SIGKILL")
     assert (await waiting)["StatusCode"] == 137
@@ -95,35 +95,35 @@ async def test_files_go_in_and_out(client: Docker, image: str) -> None:
         archive.addfile(entry, io.BytesIO(b"n" * entry.size))
     packed.seek(0)
     await container.put_archive("/tmp", packed)  # type: ignore[no-untyped-call]
-    assert await said_by(container, "wc", "-c", "/tmp/note") == f"{1 << 20} /tmp/note\n"
+    assert await output_of(container, "wc", "-c", "/tmp/note") == f"{1 << 20} /tmp/note\n"
     fetched = await container.get_archive("/tmp/note")
     member = fetched.extractfile("note")
     assert member is not None
     assert member.read() == b"n" * (1 << 20)
 
 
-async def test_a_program_beside_it_is_spoken_to_both_ways(client: Docker, image: str) -> None:
+async def test_an_exec_streams_both_ways(client: Docker, image: str) -> None:
     container = await running(client, image)
     program = await container.exec(["cat"], stdin=True)
     async with program.start() as stream:
         for line in (b"one\n", b"x" * 200_000 + b"\n"):
             await stream.write_in(line)
-            heard = b""
-            while len(heard) < len(line):
+            echoed = b""
+            while len(echoed) < len(line):
                 message = await stream.read_out()
                 assert message is not None
-                heard += message.data
-            assert heard == line
+                echoed += message.data
+            assert echoed == line
     assert (await program.inspect())["ContainerID"] == container.id
 
 
 async def test_a_volume_is_filled_once_and_read_by_others(client: Docker, image: str) -> None:
     mount = {"Type": "volume", "Source": CARRIED, "Target": "/run/carried"}
     first = await running(client, image, HostConfig={"Mounts": [mount]})
-    await said_by(first, "sh", "-c", "echo carried >/run/carried/file")
+    await output_of(first, "sh", "-c", "echo carried >/run/carried/file")
     second = await running(client, image, HostConfig={"Mounts": [{**mount, "ReadOnly": True}]})
-    assert await said_by(second, "cat", "/run/carried/file") == "carried\n"
-    assert "Read-only" in await said_by(second, "touch", "/run/carried/file")
+    assert await output_of(second, "cat", "/run/carried/file") == "carried\n"
+    assert "Read-only" in await output_of(second, "touch", "/run/carried/file")
     for container in (first, second):
         await container.delete(force=True)
     await client._query_json(f"volumes/{CARRIED}", "DELETE")
@@ -131,7 +131,7 @@ async def test_a_volume_is_filled_once_and_read_by_others(client: Docker, image:
 
 
 async def test_an_image_is_asked_for_at_its_registry(client: Docker) -> None:
-    """Nothing listens on the port: that the engine says so shows that it was told to pull."""
+    """Nothing listens on the port. The engine's error shows that it tried to pull."""
     with pytest.raises(DockerError, match=r"127\.0\.0\.1:9/v2/"):
         await client.images.pull("127.0.0.1:9/treadle/nothing:1")
 
@@ -150,25 +150,25 @@ async def test_somebody_elses_container_cannot_be_reached(client: Docker, image:
             container.get_archive("/etc/passwd"),
             client.containers.container(foreign[:12]).pause(),
         ):
-            with pytest.raises(DockerError) as refused:
+            with pytest.raises(DockerError) as rejected:
                 await attempt
-            assert refused.value.status == 403
-            assert "does not have the label" in str(refused.value.message)
+            assert rejected.value.status == 403
+            assert "does not have the label" in str(rejected.value.message)
     finally:
         docker("rm", "--force", foreign)
 
 
-def posted(target: str, body: bytes, *headers: bytes) -> bytes:
-    """A request as the engine likes it."""
+def post_request(target: str, body: bytes, *headers: bytes) -> bytes:
+    """Return a plain POST request."""
     length = b"Content-Length: %d" % len(body)
     lines = (b"POST %b HTTP/1.1" % target.encode(), b"Host: x", b"Content-Type: application/json", length, *headers)
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
-async def answered(socket: Path, said: bytes) -> bytes:
-    """All that comes back for it."""
+async def response_to(socket: Path, sent: bytes) -> bytes:
+    """Return the whole answer."""
     reader, writer = await asyncio.open_unix_connection(socket)
-    writer.write(said)
+    writer.write(sent)
     writer.write_eof()
     answer = await reader.read()
     writer.close()
@@ -178,19 +178,19 @@ async def answered(socket: Path, said: bytes) -> bytes:
 async def test_a_program_that_cannot_start_leaves_no_way_to_the_engine(
     client: Docker, image: str, tmp_path: Path
 ) -> None:
-    """The engine answers 409 for a paused container and reads on: what follows would be a request of its own."""
+    """The engine answers 409 for a paused container and reads on. The next bytes would be a second request."""
     container = await running(client, image)
     program = await container.exec(["cat"], stdin=True)
     await container.pause()
     name = f"smuggled{os.getpid()}"
-    start = posted(f"/v1.41/exec/{program.id}/start", b"{}", b"Connection: Upgrade", b"Upgrade: tcp")
-    create = posted(f"/v1.41/containers/create?name={name}", b'{"Image":"%b","Cmd":["id"]}' % image.encode())
+    start = post_request(f"/v1.41/exec/{program.id}/start", b"{}", b"Connection: Upgrade", b"Upgrade: tcp")
+    create = post_request(f"/v1.41/containers/create?name={name}", b'{"Image":"%b","Cmd":["id"]}' % image.encode())
 
-    answer = await answered(ENGINE, start + create)
+    answer = await response_to(ENGINE, start + create)
     assert answer.count(b"HTTP/1.1") == 2, "the engine takes no second request: this test shows nothing"
     docker("rm", name)
 
-    answer = await answered(tmp_path / "proxy.sock", start + create)
+    answer = await response_to(tmp_path / "proxy.sock", start + create)
     assert answer.startswith(b"HTTP/1.1 409 ")
     assert answer.count(b"HTTP/1.1") == 1
     assert name not in docker("ps", "--all", "--format", "{{.Names}}")
@@ -205,23 +205,23 @@ async def test_a_program_that_cannot_start_leaves_no_way_to_the_engine(
         '{"binds":["/:/h"]}',
     ],
 )
-async def test_what_go_reads_as_another_name_is_read_so_by_the_engine_and_refused_by_the_door(
+async def test_names_that_go_folds_are_accepted_by_the_engine_and_rejected_by_the_proxy(
     client: Docker, image: str, tmp_path: Path, host: str
 ) -> None:
     body = f'{{"Image":"{image}","Cmd":["id"],"Labels":{{"treadle.node":"{NODE}"}},"HostConfig":{host}}}'.encode()
-    create = posted("/v1.41/containers/create", body, b"Connection: close")
-    assert (await answered(ENGINE, create)).startswith(b"HTTP/1.1 201 ")
+    create = post_request("/v1.41/containers/create", body, b"Connection: close")
+    assert (await response_to(ENGINE, create)).startswith(b"HTTP/1.1 201 ")
     (made,) = await client.containers.list(all="1")
     config = (await made.show())["HostConfig"]
     assert config["Privileged"] or config["Binds"]
 
-    assert (await answered(tmp_path / "proxy.sock", create)).split(b" ")[1] in {b"400", b"403"}
+    assert (await response_to(tmp_path / "proxy.sock", create)).split(b" ")[1] in {b"400", b"403"}
     assert len(await client.containers.list(all="1")) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="an engine of its own needs root")
-async def test_the_door_finds_its_containers_again_when_the_engine_has_been_killed(tmp_path: Path) -> None:
+async def test_containers_are_found_again_after_the_engine_was_killed(tmp_path: Path) -> None:
     tag = f"treadletest:{NODE}again"
     with private_engine() as engine, small_image(tag) as image:
         docker("save", image, "--output", str(tmp_path / "image.tar"))
@@ -235,4 +235,4 @@ async def test_the_door_finds_its_containers_again_when_the_engine_has_been_kill
             assert away.value.status == 503
             engine.start()
             assert (await container.show())["State"]["Running"]
-            assert "600" in await said_by(container, "cat", "/proc/1/cmdline")
+            assert "600" in await output_of(container, "cat", "/proc/1/cmdline")

@@ -15,8 +15,8 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
-from services.engine_proxy.bodies import NODE_LABEL, NewContainer, NewExec, Nothing, Resources, StartExec
-from services.engine_proxy.http1 import Refused
+from services.engine_proxy.bodies import NODE_LABEL, EmptyBody, NewContainer, NewExec, Resources, StartExec
+from services.engine_proxy.http1 import Rejected
 
 OLDEST_API = 40
 """1.40 is Docker 19.03's. Very old versions accept bodies that newer ones do not (`start` with a HostConfig)."""
@@ -45,7 +45,7 @@ class Route:
     """With `{container}`, `{exec}`, `{volume}` or `{image}` for a name. All of these but images must be ours."""
     query: Mapping[str, str] = field(default_factory=dict)
     """Name -> pattern of its value."""
-    body: Body = Nothing
+    body: Body = EmptyBody
     streams: bool = False
     """The caller may take over the connection, to write to the process's standard input."""
     lists: bool = False
@@ -97,7 +97,7 @@ ROUTES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class EngineCall:
     """A listed call, as it is sent to the engine."""
 
     route: Route
@@ -114,23 +114,23 @@ class Call:
         return f"{path}?{urlencode(self.query)}" if self.query else path
 
 
-def understand(method: str, target: str, node: str) -> Call:
+def parse_call(method: str, target: str, node: str) -> EngineCall:
     """Return the listed call for this request.
 
     Raises:
-        Refused: it is not on the list. The message has the list.
+        Rejected: it is not on the list. The message has the list.
     """
     path, _, query = target.partition("?")
     versioned = re.fullmatch(r"(/v1\.([0-9]{1,3}))?(/.*)", path)
     if versioned is None or (versioned[2] and int(versioned[2]) < OLDEST_API):
-        raise Refused(403, f"the engine proxy speaks version 1.{OLDEST_API} of the engine's API and newer")
+        raise Rejected(403, f"the engine proxy passes version 1.{OLDEST_API} of the engine's API and newer")
     for route in ROUTES:
         if route.method == method and (named := _pattern(route).fullmatch(versioned[3])):
             known = _query(route, query)
             if route.lists:
-                known["filters"] = _ours_alone(known.get("filters", "{}"), node)
-            return Call(route, versioned[1] or "", named.groupdict(), known)
-    raise Refused(403, f"{method} {path} does not pass the engine proxy; allowed: {', '.join(map(str, ROUTES))}")
+                known["filters"] = _with_own_label(known.get("filters", "{}"), node)
+            return EngineCall(route, versioned[1] or "", named.groupdict(), known)
+    raise Rejected(403, f"{method} {path} does not pass the engine proxy; allowed: {', '.join(map(str, ROUTES))}")
 
 
 def _pattern(route: Route) -> re.Pattern[str]:
@@ -144,25 +144,25 @@ def _query(route: Route, query: str) -> dict[str, str]:
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True, errors="strict") if query else []
     except ValueError as error:
-        raise Refused(400, f"the query cannot be read: {error}") from None
+        raise Rejected(400, f"the query cannot be read: {error}") from None
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise Refused(400, "a name comes twice in the query")
+        raise Rejected(400, "a name comes twice in the query")
     for name, value in found.items():
         if name not in route.query or not re.fullmatch(route.query[name], value, re.ASCII | re.DOTALL):
             known = ", ".join(route.query) or "nothing"
-            raise Refused(403, f"{name}={value[:80]} does not pass the engine proxy; {route} allows {known}")
+            raise Rejected(403, f"{name}={value[:80]} does not pass the engine proxy; {route} allows {known}")
     return found
 
 
-def _ours_alone(filters: str, node: str) -> str:
+def _with_own_label(filters: str, node: str) -> str:
     """Add our label to a listing's filters. The engine lists containers that have all labels."""
     try:
         asked: dict[str, list[str] | dict[str, Any]] = msgspec.convert(
             json.loads(filters), dict[Literal["label", "status", "id", "name"], list[str] | dict[str, Literal[True]]]
         )
     except (ValueError, RecursionError) as error:
-        raise Refused(403, f"filters: {error}; allowed: label, status, id, name, each a list") from None
+        raise Rejected(403, f"filters: {error}; allowed: label, status, id, name, each a list") from None
     lists = {name: list(values) for name, values in asked.items()}
     lists["label"] = [*lists.get("label", []), f"{NODE_LABEL}={node}"]
     return json.dumps(lists)

@@ -1,4 +1,4 @@
-"""What a container may be: every field by name, and the engine gets what was understood, not what was sent."""
+"""Allowed fields of containers. The engine receives the decoded body, not the sent one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.services.engine_proxy.knocking import EXEC_OF_OURS, NODE, OURS, Doorstep
+from tests.services.engine_proxy.scripted_engine import EXEC_OF_OURS, NODE, OURS, ProxyUnderTest
 
 CREATE = "/v1.41/containers/create?name=treadle-x"
 EXEC = f"/v1.41/containers/{OURS}/exec"
@@ -130,29 +130,29 @@ BESIDE_THE_HOST: list[dict[str, Any]] = [
 ]
 
 
-async def test_an_environment_reaches_the_engine_field_by_field(step: Doorstep) -> None:
-    status, _ = await step.call("POST", CREATE, json.dumps(ENVIRONMENT).encode())
+async def test_an_environment_reaches_the_engine_field_by_field(proxy: ProxyUnderTest) -> None:
+    status, _ = await proxy.call("POST", CREATE, json.dumps(ENVIRONMENT).encode())
     assert status == 200
-    (heard,) = step.engine.told
-    head, _, body = heard.partition(b"\r\n\r\n")
+    (forwarded,) = proxy.engine.received
+    head, _, body = forwarded.partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v1.41/containers/create?name=treadle-x HTTP/1.1\r\n")
     assert json.loads(body) == ENVIRONMENT
 
 
 @pytest.mark.parametrize("fields", OF_THE_HOST, ids=json.dumps)
-async def test_nothing_of_the_host_is_given_to_a_container(step: Doorstep, fields: dict[str, Any]) -> None:
+async def test_nothing_of_the_host_is_given_to_a_container(proxy: ProxyUnderTest, fields: dict[str, Any]) -> None:
     asked = {**ENVIRONMENT, "HostConfig": {**ENVIRONMENT["HostConfig"], **fields}}
-    status, body = await step.call("POST", CREATE, json.dumps(asked).encode())
+    status, body = await proxy.call("POST", CREATE, json.dumps(asked).encode())
     assert status == 403
     assert "allowed here" in json.loads(body)["message"]
-    assert step.engine.told == []
+    assert proxy.engine.received == []
 
 
 @pytest.mark.parametrize("fields", BESIDE_THE_HOST, ids=json.dumps)
-async def test_a_container_is_ours_and_has_only_known_fields(step: Doorstep, fields: dict[str, Any]) -> None:
-    status, _ = await step.call("POST", CREATE, json.dumps({**ENVIRONMENT, **fields}).encode())
+async def test_a_container_is_ours_and_has_only_known_fields(proxy: ProxyUnderTest, fields: dict[str, Any]) -> None:
+    status, _ = await proxy.call("POST", CREATE, json.dumps({**ENVIRONMENT, **fields}).encode())
     assert status == 403
-    assert step.engine.told == []
+    assert proxy.engine.received == []
 
 
 @pytest.mark.parametrize(
@@ -173,22 +173,22 @@ async def test_a_container_is_ours_and_has_only_known_fields(step: Doorstep, fie
         b'{"Image":' * 50_000,
     ],
 )
-async def test_json_that_two_readers_could_read_differently_is_refused(step: Doorstep, body: bytes) -> None:
-    status, _ = await step.call("POST", CREATE, body)
+async def test_ambiguous_json_is_rejected(proxy: ProxyUnderTest, body: bytes) -> None:
+    status, _ = await proxy.call("POST", CREATE, body)
     assert status == 400
-    assert step.engine.told == []
+    assert proxy.engine.received == []
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"7", b'"x"'])
-async def test_a_container_needs_a_body(step: Doorstep, body: bytes) -> None:
-    assert (await step.call("POST", CREATE, body))[0] == 403
-    assert step.engine.told == []
+async def test_a_container_needs_a_body(proxy: ProxyUnderTest, body: bytes) -> None:
+    assert (await proxy.call("POST", CREATE, body))[0] == 403
+    assert proxy.engine.received == []
 
 
-async def test_a_body_has_a_bound(step: Doorstep) -> None:
+async def test_a_body_has_a_bound(proxy: ProxyUnderTest) -> None:
     large = json.dumps({**ENVIRONMENT, "Env": ["x" * (1 << 20)]}).encode()
-    assert (await step.call("POST", CREATE, large))[0] == 413
-    assert step.engine.told == []
+    assert (await proxy.call("POST", CREATE, large))[0] == 413
+    assert proxy.engine.received == []
 
 
 @pytest.mark.parametrize(
@@ -211,16 +211,18 @@ async def test_a_body_has_a_bound(step: Doorstep) -> None:
         ("/v1.41/images/create?fromImage=x", {"x": 1}),
     ],
 )
-async def test_other_bodies_have_no_unknown_fields_either(step: Doorstep, target: str, body: dict[str, Any]) -> None:
-    assert (await step.call("POST", target, json.dumps(body).encode()))[0] == 403
-    assert step.engine.told == []
+async def test_other_bodies_have_no_unknown_fields_either(
+    proxy: ProxyUnderTest, target: str, body: dict[str, Any]
+) -> None:
+    assert (await proxy.call("POST", target, json.dumps(body).encode()))[0] == 403
+    assert proxy.engine.received == []
 
 
-async def test_an_exec_and_an_update_reach_the_engine(step: Doorstep) -> None:
+async def test_an_exec_and_an_update_reach_the_engine(proxy: ProxyUnderTest) -> None:
     asked = {"Cmd": ["id"], "AttachStdout": True, "Privileged": False, "detachKeys": "", "Container": OURS, "Env": None}
-    assert (await step.call("POST", EXEC, json.dumps(asked).encode()))[0] == 200
-    assert (await step.call("POST", UPDATE, b'{"CpusetCpus":"0,2"}'))[0] == 200
-    assert [json.loads(heard.partition(b"\r\n\r\n")[2]) for heard in step.engine.told] == [
+    assert (await proxy.call("POST", EXEC, json.dumps(asked).encode()))[0] == 200
+    assert (await proxy.call("POST", UPDATE, b'{"CpusetCpus":"0,2"}'))[0] == 200
+    assert [json.loads(forwarded.partition(b"\r\n\r\n")[2]) for forwarded in proxy.engine.received] == [
         {"Cmd": ["id"], "AttachStdout": True, "Container": OURS},
         {"CpusetCpus": "0,2"},
     ]

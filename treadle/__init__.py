@@ -7,8 +7,8 @@
         samples = [RewardRequest(params={"code": "def f(x): return x", "tests": "assert f(1) == 1"})]
         print(treadle.grade("coder", samples).scores)
 
-`AsyncTreadle` is the same with `await`. The names are imported when they are used first, so that processes of the mesh
-start without the client.
+`AsyncTreadle` is the same with `await`. A name is imported at its first use, so that processes of the mesh start
+without the client.
 """
 
 import importlib
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from treadle.client.blocking import Treadle as Treadle
     from treadle.client.errors import TreadleError as TreadleError
     from treadle.client.graded import GradedBatch as GradedBatch
-    from treadle.client.graded import Progress as Progress
-    from treadle.client.patience import Patience as Patience
+    from treadle.client.graded import ProgressListener as ProgressListener
     from treadle.client.progress import ProgressBar as ProgressBar
     from treadle.client.requests import EnvironmentSpec as EnvironmentSpec
     from treadle.client.requests import RewardRequest as RewardRequest
     from treadle.client.requests import StageTemplate as StageTemplate
     from treadle.client.requests import Task as Task
     from treadle.client.requests import TrajectoryRequest as TrajectoryRequest
+    from treadle.client.retry import RetryPolicy as RetryPolicy
 
-_HOMES = {
+_EXPORTS = {
     "answers": ("Answer", "BatchView", "Result", "TrajectoryView"),
     "asynchronous": ("AsyncTreadle",),
     "blocking": ("Treadle",),
     "errors": ("TreadleError",),
-    "graded": ("GradedBatch", "Progress"),
-    "patience": ("Patience",),
+    "graded": ("GradedBatch", "ProgressListener"),
     "progress": ("ProgressBar",),
     "requests": ("EnvironmentSpec", "RewardRequest", "StageTemplate", "Task", "TrajectoryRequest"),
+    "retry": ("RetryPolicy",),
 }
 """Module of `treadle.client` -> public names in it."""
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+_MODULES = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = [
     "Answer",
@@ -51,10 +51,10 @@ __all__ = [
     "BatchView",
     "EnvironmentSpec",
     "GradedBatch",
-    "Patience",
-    "Progress",
     "ProgressBar",
+    "ProgressListener",
     "Result",
+    "RetryPolicy",
     "RewardRequest",
     "StageTemplate",
     "Task",

@@ -60,7 +60,7 @@ BROKEN: list[tuple[Rule, str, str, list[int]]] = [
         [2, 3],
     ),
     (layers_are_kept, "services/quota/app.py", "from shared.bus import wire\nfrom treadle.client import errors\n", [2]),
-    (layers_are_kept, "treadle/client/calls.py", "import shared.api\nfrom treadle.client import errors\n", [1]),
+    (layers_are_kept, "treadle/client/transport.py", "import shared.api\nfrom treadle.client import errors\n", [1]),
     (layers_are_kept, "treadle/cli/main.py", "import shared.api\nfrom services.proxy import app\n", [2]),
     (layers_are_kept, "shared/novel/thing.py", "", [1]),
     (

@@ -1,4 +1,4 @@
-"""One action: submitted once, waited for until it has an answer."""
+"""One action: submitted, then polled until it has an answer."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ import uuid
 import msgspec
 
 from treadle.client.answers import Answer
-from treadle.client.calls import Calls
 from treadle.client.requests import ActionRequest, TrajectoryAction
+from treadle.client.transport import Transport
 
 POLL_S = 20.0
-"""One long poll, unless half of the silence after which a connection is given up is shorter."""
+"""Seconds of one long poll, unless half of the read timeout is shorter."""
 
 
-async def run_action(calls: Calls, path: str, action: ActionRequest | TrajectoryAction) -> Answer:
-    """Submit an action to `path` and wait for its answer. Without a `request_id` it gets one, so that it may be sent
-    again.
-    """
+async def run_action(transport: Transport, path: str, action: ActionRequest | TrajectoryAction) -> Answer:
+    """Submit an action to `path` and return its answer. It gets a `request_id` if it has none, for retries."""
     if action.request_id is None:
         action = msgspec.structs.replace(action, request_id=uuid.uuid4().hex)
-    wait = {"wait": f"{min(POLL_S, calls.silence_s / 2):g}"}
-    answer = await calls.read(Answer, "POST", path, action, query=wait)
+    wait = {"wait": f"{min(POLL_S, transport.read_timeout_s / 2):g}"}
+    answer = await transport.call(Answer, "POST", path, action, query=wait)
     while answer.state != "finished":
-        answer = await calls.read(Answer, "GET", f"/v1/actions/{answer.id}", query=wait)
+        answer = await transport.call(Answer, "GET", f"/v1/actions/{answer.id}", query=wait)
     return answer

@@ -27,28 +27,27 @@ from treadle.client.answers import (
     Result,
     TaskView,
 )
-from treadle.client.calls import NDJSON, Calls
-from treadle.client.errors import Overloaded, TreadleError
-from treadle.client.following import follow_results
-from treadle.client.graded import GradedBatch, Progress, Silence
-from treadle.client.patience import Patience, Tries
+from treadle.client.errors import BadRequest, Overloaded, TreadleError
+from treadle.client.graded import GradedBatch, NoProgress, ProgressListener
 from treadle.client.requests import ActionRequest, RewardRequest, Task
+from treadle.client.results import follow_results
+from treadle.client.retry import Retries, RetryPolicy
 from treadle.client.trajectories import AsyncTrajectories
+from treadle.client.transport import NDJSON, Transport
 
 DEFAULT_URL = "http://127.0.0.1:8700"
-ONCE = Patience(total_s=0.0)
-"""One try."""
-QUIET_S = 3660.0
-"""A batch without an answer for so long is given up: a minute beyond the default budget of a request."""
+NO_RETRY = RetryPolicy(give_up_after_s=0.0)
+ANSWER_TIMEOUT_S = 3660.0
+"""Seconds without an answer after which waiting for a batch ends: a request's default budget and a minute."""
+BULK = "/v1/rewards/bulk"
 CANCEL_S = 5.0
 """Limit of cancelling a batch after Ctrl-C."""
 
 
 class AsyncTreadle:
-    """One mesh, seen by one caller. Calls may run at the same time, in one event loop.
+    """Client of one mesh. Calls may run at the same time, in one event loop.
 
-    Every call is harmless to repeat, and is repeated while the mesh is away. Errors are those of
-    `treadle.client.errors`.
+    Every call is idempotent, and is retried while the mesh is away. Errors are those of `treadle.client.errors`.
     """
 
     def __init__(
@@ -56,33 +55,34 @@ class AsyncTreadle:
         url: str | None = None,
         *,
         tenant: str | None = None,
-        patience: Patience | None = None,
-        silence_s: float = 30.0,
+        retry_policy: RetryPolicy | None = None,
+        read_timeout_s: float = 30.0,
         rng: random.Random | None = None,
     ) -> None:
-        """Nothing is sent yet.
+        """Check the address. Nothing is sent yet.
 
         Args:
-            url: of the proxy. None: TREADLE_URL, else http://127.0.0.1:8700.
-            tenant: who pays; None: the default tenant.
-            patience: how long calls are repeated while the mesh is away.
-            silence_s: a connection without a byte for so long is opened anew.
-            rng: jitters the pauses between tries.
+            url: address of the proxy, with the prefix of a reverse proxy if there is one. None: TREADLE_URL, else
+                http://127.0.0.1:8700.
+            tenant: owner of the work for shares and limits. None: the default tenant.
+            retry_policy: bounds of retries while the mesh is away.
+            read_timeout_s: seconds without a byte after which a connection is opened anew.
+            rng: source of the backoff's jitter.
         Raises:
             ValueError: `url` is not the address of a server.
         """
         url = url or os.environ.get("TREADLE_URL") or DEFAULT_URL
-        self._calls = Calls(url, tenant, patience or Patience(), silence_s, rng)
-        self.trajectories = AsyncTrajectories(self._calls)
+        self._transport = Transport(url, tenant, retry_policy or RetryPolicy(), read_timeout_s, rng)
+        self.trajectories = AsyncTrajectories(self._transport)
 
     @property
     def url(self) -> str:
         """Address of the proxy."""
-        return self._calls.url
+        return self._transport.url
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._calls.close()
+        await self._transport.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -96,32 +96,34 @@ class AsyncTreadle:
         requests: Sequence[RewardRequest],
         *,
         key: str | None = None,
-        progress: Progress | None = None,
-        quiet_s: float = QUIET_S,
+        progress: ProgressListener | None = None,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> GradedBatch:
         """Open a batch of these requests, submit them and read every answer.
 
-        Cancelled (Ctrl-C), it cancels the batch.
+        Ctrl-C (or cancelling the coroutine) cancels the batch.
 
         Args:
             task: a declared task (`put_task`).
-            requests: one a sample; one without a `request_id` gets its place, from "0".
-            key: opens the batch; the same key and requests again continue where an earlier run stopped.
-            progress: receives what is submitted and answered meanwhile.
-            quiet_s: without any answer for so long, waiting ends.
+            requests: one for each sample. The default of a `request_id` is its place, from "0".
+            key: key of the batch. The same key and requests continue where an earlier run stopped.
+            progress: receives the submitted and answered requests.
+            answer_timeout_s: seconds without any answer after which waiting ends.
         Raises:
+            BadRequest: two requests have the same `request_id`, or JSON has no such value. No batch stays open.
             NotFound: there is no such task.
-            DeadlineMissed: nothing was answered for `quiet_s`.
-            Unavailable: the mesh was away for longer than patience lasts; the batch goes on meanwhile.
+            DeadlineMissed: nothing was answered for `answer_timeout_s`.
+            Unavailable: the mesh was away until the retry policy gave up. The batch goes on.
         """
         named = [
             request if request.request_id else msgspec.structs.replace(request, request_id=str(place))
             for place, request in enumerate(requests)
         ]
+        bulk.check_unique(named)
         graded = GradedBatch(await self.open_batch(task, size=len(named), key=key))
         try:
-            await self._exchange(graded, named, quiet_s, progress or Silence())
-        except asyncio.CancelledError:
+            await self._exchange(graded, named, answer_timeout_s, progress or NoProgress())
+        except (asyncio.CancelledError, BadRequest):
             with contextlib.suppress(TreadleError, TimeoutError):
                 async with asyncio.timeout(CANCEL_S):
                     await self.cancel(graded.view.id)
@@ -134,12 +136,12 @@ class AsyncTreadle:
 
         Args:
             kind: `code.asserts`, `math.verify` ... (docs/graders.md)
-            params: the kind's own.
+            params: parameters of the kind.
             rest: other fields of `ActionRequest`: `units`, `timeout_s`, `budget_s`, `request_id` ...
         Raises:
-            BadRequest: it has no meaning.
+            BadRequest: the mesh rejects the kind, its parameters or a field.
         """
-        return await run_action(self._calls, "/v1/actions", ActionRequest(kind=kind, params=params or {}, **rest))
+        return await run_action(self._transport, "/v1/actions", ActionRequest(kind=kind, params=params or {}, **rest))
 
     async def probe(self) -> None:
         """Check once that a mesh answers here.
@@ -148,15 +150,15 @@ class AsyncTreadle:
             Unavailable: nothing answers.
             Unexpected: another server answers.
         """
-        await self._calls.read(Health, "GET", "/healthz", patience=ONCE)
+        await self._transport.call(Health, "GET", "/healthz", retry_policy=NO_RETRY)
 
     async def nodes(self) -> list[NodeView]:
         """Return every node that reported lately."""
-        return (await self._calls.read(NodeList, "GET", "/v1/nodes")).nodes
+        return (await self._transport.call(NodeList, "GET", "/v1/nodes")).nodes
 
     async def put_task(self, name: str, task: Task | Mapping[str, Any]) -> TaskView:
-        """Declare a task, or change it; the same again changes nothing."""
-        return await self._calls.read(TaskView, "PUT", f"/v1/tasks/{name}", task)
+        """Declare a task, or change it. Idempotent."""
+        return await self._transport.call(TaskView, "PUT", f"/v1/tasks/{name}", task)
 
     async def task(self, name: str) -> TaskView:
         """Return a task.
@@ -164,21 +166,21 @@ class AsyncTreadle:
         Raises:
             NotFound: it was never declared.
         """
-        return await self._calls.read(TaskView, "GET", f"/v1/tasks/{name}")
+        return await self._transport.call(TaskView, "GET", f"/v1/tasks/{name}")
 
     async def open_batch(self, task: str, *, size: int | None = None, key: str | None = None) -> BatchView:
         """Open a batch; the same `key` again returns the same batch.
 
         Args:
-            size: requests to come; None: the task's batch size, or until sealed.
-            key: yours, e.g. the training step; None: one of its own, so that tries are harmless.
-
+            task: its name.
+            size: number of requests. None: the task's batch size; without one, the batch ends when it is sealed.
+            key: key of the caller, e.g. the training step. None: a random one, so that retries open one batch.
         Raises:
             NotFound: no such task.
             Conflict: the key has opened a batch of another size.
         """
         opening = {"size": size, "key": key or uuid.uuid4().hex}
-        return await self._calls.read(BatchView, "POST", f"/v1/tasks/{task}/batches", opening)
+        return await self._transport.call(BatchView, "POST", f"/v1/tasks/{task}/batches", opening)
 
     async def batch(self, batch: str) -> BatchView:
         """Return a batch. O(results) for the proxy.
@@ -186,15 +188,15 @@ class AsyncTreadle:
         Raises:
             NotFound: it was never opened, or has expired.
         """
-        return await self._calls.read(BatchView, "GET", f"/v1/batches/{batch}")
+        return await self._transport.call(BatchView, "GET", f"/v1/batches/{batch}")
 
     async def seal(self, batch: str) -> BatchView:
-        """No more requests come; it ends with the last answer.
+        """Seal a batch: it accepts no more requests and ends with the last answer.
 
         Raises:
             Conflict: it ended otherwise.
         """
-        return await self._calls.read(BatchView, "POST", f"/v1/batches/{batch}/seal")
+        return await self._transport.call(BatchView, "POST", f"/v1/batches/{batch}/seal")
 
     async def cancel(self, batch: str) -> BatchView:
         """Cancel the requests without an answer.
@@ -202,43 +204,44 @@ class AsyncTreadle:
         Raises:
             Conflict: it ended otherwise.
         """
-        return await self._calls.read(BatchView, "DELETE", f"/v1/batches/{batch}")
+        return await self._transport.call(BatchView, "DELETE", f"/v1/batches/{batch}")
 
     async def report_progress(
         self, batch: str, generating: int, lengths: Sequence[float] | None = None
     ) -> ProgressReceipt:
-        """Report how far a rollout is, so that units are ready when its requests come.
+        """Report the progress of a rollout, so that units are ready when its requests come.
 
         Args:
             batch: its id.
             generating: samples still being generated; 0: all requests have been sent.
-            lengths: tokens so far of each of them, as far as known.
+            lengths: tokens so far of each of them, if known.
         """
         report = {"generating": generating, "lengths": lengths}
-        return await self._calls.read(ProgressReceipt, "POST", f"/v1/batches/{batch}/progress", report)
+        return await self._transport.call(ProgressReceipt, "POST", f"/v1/batches/{batch}/progress", report)
 
     async def submit(
-        self, batch: str, requests: Sequence[RewardRequest], *, taken: Callable[[int], None] | None = None
+        self, batch: str, requests: Sequence[RewardRequest], *, on_accepted: Callable[[int], None] | None = None
     ) -> BulkReceipt:
-        """Submit requests to a batch, in chunks; what is rejected because the mesh is full is sent again.
+        """Submit requests to a batch, in chunks. Requests rejected because the mesh is full are sent again.
 
         Args:
-            requests: each with a `request_id`, which makes sending again harmless.
-            taken: receives how many more are in the journal, call by call.
+            batch: its id.
+            requests: each with a `request_id`, which makes retries idempotent.
+            on_accepted: receives the number of newly accepted requests after each call.
         Returns:
-            Counts, and what cannot be accepted; `line` is the 1-based place in `requests`.
+            Counts, and the rejected requests; `line` is the 1-based place in `requests`.
         Raises:
+            BadRequest: a request has no `request_id`, or JSON has no such value. Nothing was sent.
             NotFound: there is no such batch.
-            Overloaded, Unavailable: nothing was taken for as long as patience lasts; what was accepted stays so.
+            Overloaded, Unavailable: the retry policy gave up. Accepted requests stay accepted.
         """
-        assert all(request.request_id for request in requests), "a request without request_id cannot be sent again"
         lines = bulk.encode(requests)
         accepted = repeated = 0
         rejected: list[Rejection] = []
         for chunk in bulk.chunks(lines):
             receipt = await self._submit(batch, lines, range(*chunk.indices(len(lines))))
-            if taken is not None:
-                taken(receipt.accepted + receipt.repeated)
+            if on_accepted is not None:
+                on_accepted(receipt.accepted + receipt.repeated)
             accepted, repeated = accepted + receipt.accepted, repeated + receipt.repeated
             rejected += receipt.rejected
         return BulkReceipt(accepted=accepted, repeated=repeated, rejected=rejected)
@@ -246,61 +249,72 @@ class AsyncTreadle:
     async def _submit(self, batch: str, lines: Sequence[bytes], places: Sequence[int]) -> BulkReceipt:
         accepted = repeated = 0
         rejected: list[Rejection] = []
-        tries = Tries(self._calls.patience, f"submitting to {self.url}", self._calls.rng)
+        retries = Retries(self._transport.retry_policy, f"submitting to {self.url}", self._transport.rng)
         while True:
             body = b"\n".join(lines[place] for place in places)
-            reply = await self._calls.send("POST", "/v1/rewards/bulk", body, NDJSON, {"batch": batch})
-            receipt = msgspec.json.decode(reply, type=BulkReceipt)
+            reply = await self._transport.send("POST", BULK, body, NDJSON, {"batch": batch})
+            receipt = self._transport.decoded(BulkReceipt, reply, BULK)
             accepted, repeated = accepted + receipt.accepted, repeated + receipt.repeated
-            ends = bulk.shifted(receipt, places)
-            rejected += [end for end in ends if not bulk.is_transient(end)]
-            again = [end for end in ends if bulk.is_transient(end)]
+            rejections = bulk.renumbered(receipt, places)
+            rejected += [each for each in rejections if not bulk.is_transient(each)]
+            again = [each for each in rejections if bulk.is_transient(each)]
             if not again:
                 return BulkReceipt(accepted=accepted, repeated=repeated, rejected=rejected)
             if len(again) < len(places):
-                tries.succeeded()
-            places = [end.line - 1 for end in again]
-            await tries.failed(_error_of_line(again[-1]))
+                retries.reset()
+            places = [each.line - 1 for each in again]
+            await retries.backoff(_error_of(again[-1]))
 
-    def results(self, batch: str, *, after: str = "", quiet_s: float = QUIET_S) -> AsyncGenerator[list[Result], None]:
+    def results(
+        self, batch: str, *, after: str = "", answer_timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> AsyncGenerator[list[Result], None]:
         """Read every result of a batch once, page by page, until it has ended. A broken connection is continued.
 
         Args:
             batch: its id.
-            after: cursor of the last result the caller has; empty: from the first.
-            quiet_s: give up when nothing came for so long.
+            after: cursor of the last result that the caller has. Empty: from the first.
+            answer_timeout_s: seconds without any answer after which reading ends.
         Raises:
-            DeadlineMissed: nothing came for `quiet_s`.
-            Unavailable: the mesh was away for longer than patience lasts.
+            DeadlineMissed: nothing was answered for `answer_timeout_s`.
+            Unavailable: the mesh was away until the retry policy gave up.
             NotFound: there is no such batch.
         """
-        return follow_results(self._calls, batch, after, quiet_s)
+        return follow_results(self._transport, batch, after, answer_timeout_s)
 
     async def _exchange(
-        self, graded: GradedBatch, requests: Sequence[RewardRequest], quiet_s: float, progress: Progress
+        self,
+        graded: GradedBatch,
+        requests: Sequence[RewardRequest],
+        answer_timeout_s: float,
+        progress: ProgressListener,
     ) -> None:
-        """Submit and read at the same time: the first answers are back before the last request has left."""
+        """Submit requests and read results at the same time."""
         failed: TreadleError | None = None
         try:
-            async with asyncio.TaskGroup() as group, aclosing(self.results(graded.view.id, quiet_s=quiet_s)) as pages:
+            async with (
+                asyncio.TaskGroup() as group,
+                aclosing(self.results(graded.view.id, answer_timeout_s=answer_timeout_s)) as pages,
+            ):
                 group.create_task(self._submit_all(graded, requests, progress))
                 async for page in pages:
-                    graded.take(page)
+                    graded.add(page)
                     progress.answered(page)
         except* TreadleError as errors:
             failed = _first(errors)
-        if failed is not None:  # raised out here: Python 3.11.2 wraps what is raised in an except* into a group again
+        if failed is not None:  # not in the except*: Python 3.11.2 wraps an error raised there into a group again
             raise failed
 
-    async def _submit_all(self, graded: GradedBatch, requests: Sequence[RewardRequest], progress: Progress) -> None:
-        receipt = await self.submit(graded.view.id, requests, taken=progress.submitted)
+    async def _submit_all(
+        self, graded: GradedBatch, requests: Sequence[RewardRequest], progress: ProgressListener
+    ) -> None:
+        receipt = await self.submit(graded.view.id, requests, on_accepted=progress.submitted)
         for rejection in receipt.rejected:
             graded.rejected[requests[rejection.line - 1].request_id or ""] = rejection
         if receipt.rejected:  # the batch waits for requests that will not come
             await self.seal(graded.view.id)
 
 
-def _error_of_line(rejection: Rejection) -> Overloaded:
+def _error_of(rejection: Rejection) -> Overloaded:
     return Overloaded(str(rejection.problem.get("detail")), rejection.problem)
 
 

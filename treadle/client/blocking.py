@@ -1,4 +1,4 @@
-"""`Treadle`: the same mesh without `await`. Its methods are those of `AsyncTreadle`, in the event loop of a thread."""
+"""`Treadle`: the client without `await`. Its methods are those of `AsyncTreadle`, in the event loop of a thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from treadle.client.asynchronous import CANCEL_S, AsyncTreadle
-from treadle.client.patience import Patience
+from treadle.client.retry import RetryPolicy
 from treadle.client.trajectories import AsyncTrajectories
 
 P = ParamSpec("P")
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class LoopThread:
-    """An event loop in a thread of its own. Any thread may call; so does a notebook, which has a loop already."""
+    """An event loop in a thread of its own. Any thread may call it, also one with an event loop (notebooks)."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -25,7 +25,7 @@ class LoopThread:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine to its end. Interrupted (Ctrl-C), it is cancelled and may clean up for a few seconds."""
+        """Run a coroutine to its end. Ctrl-C cancels it and leaves it `CANCEL_S` + 1 s to clean up."""
         if not self._thread.is_alive() or threading.current_thread() is self._thread:
             coroutine.close()
             raise RuntimeError("this Treadle is closed, belongs to another process, or is called by its own callback")
@@ -46,7 +46,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Stop the loop. Calling it again changes nothing."""
+        """Stop the loop. Idempotent."""
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._cancel_calls(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -59,7 +59,7 @@ class LoopThread:
         return not self._thread.is_alive()
 
     async def _cancel_calls(self) -> None:
-        """Cancel the calls of other threads, which would wait for ever."""
+        """Cancel the calls of other threads: they would wait for ever."""
         calls = asyncio.all_tasks() - {task for task in [asyncio.current_task()] if task is not None}
         for task in calls:
             task.cancel()
@@ -67,7 +67,7 @@ class LoopThread:
 
 
 class _Twin:
-    """What runs the methods of an asynchronous object."""
+    """Base of the blocking clients: an asynchronous one and the thread that runs it."""
 
     def __init__(self, twin: Any, thread: LoopThread) -> None:
         self._twin = twin
@@ -75,7 +75,7 @@ class _Twin:
 
 
 def _blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[_Twin, P], R]:
-    """Return the method that waits for `method` of the twin: same parameters, result and documentation."""
+    """Return the blocking form of `method`: same parameters, result and documentation."""
 
     @functools.wraps(method)
     def call(self: _Twin, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -87,7 +87,7 @@ def _blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> 
 def _iterating(
     method: Callable[Concatenate[Any, P], AsyncGenerator[R, None]],
 ) -> Callable[Concatenate[_Twin, P], Iterator[R]]:
-    """Return the method that yields what `method` of the twin yields."""
+    """Return the blocking form of a `method` that yields."""
 
     @functools.wraps(method)
     def call(self: _Twin, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
@@ -110,7 +110,7 @@ def _iterating(
 
 
 class Trajectories(_Twin):
-    """Trajectories of one mesh, seen by one caller."""
+    """Trajectories of one mesh."""
 
     open = _blocking(AsyncTrajectories.open)
     view = _blocking(AsyncTrajectories.view)
@@ -119,10 +119,10 @@ class Trajectories(_Twin):
 
 
 class Treadle(_Twin):
-    """One mesh, seen by one caller. Threads may share it.
+    """Client of one mesh. Threads may share it.
 
-    Every call is harmless to repeat, and is repeated while the mesh is away. Errors are those of
-    `treadle.client.errors`. Use it in a `with` block, or close it.
+    Every call is idempotent, and is retried while the mesh is away. Errors are those of `treadle.client.errors`. Use it
+    in a `with` block, or close it.
     """
 
     def __init__(
@@ -130,11 +130,11 @@ class Treadle(_Twin):
         url: str | None = None,
         *,
         tenant: str | None = None,
-        patience: Patience | None = None,
-        silence_s: float = 30.0,
+        retry_policy: RetryPolicy | None = None,
+        read_timeout_s: float = 30.0,
     ) -> None:
-        """Nothing is sent yet; the arguments are those of `AsyncTreadle`."""
-        twin = AsyncTreadle(url, tenant=tenant, patience=patience, silence_s=silence_s)
+        """Check the address. Nothing is sent yet; the arguments are those of `AsyncTreadle`."""
+        twin = AsyncTreadle(url, tenant=tenant, retry_policy=retry_policy, read_timeout_s=read_timeout_s)
         super().__init__(twin, LoopThread())
         self.url = twin.url
         self.trajectories = Trajectories(twin.trajectories, self._thread)

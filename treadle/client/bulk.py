@@ -1,4 +1,4 @@
-"""Bulk calls: requests in chunks that the proxy takes, and what became of each."""
+"""Bulk calls: requests in chunks that the proxy takes, and the rejections among them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from treadle.client.answers import BulkReceipt, Rejection
-from treadle.client.errors import Overloaded, Unavailable, slug_of
+from treadle.client.errors import BadRequest, Overloaded, Unavailable, Unexpected, slug_of
 from treadle.client.requests import RewardRequest
+from treadle.client.transport import encoded
 
-MOST_LINES = 512
-"""Of one call: the proxy resolves so many at a turn."""
-MOST_BYTES = 4 << 20
-"""Of one call; a larger single line travels alone."""
-
-_encoder = msgspec.json.Encoder()
+MAX_LINES = 512
+"""Lines of one call: the proxy resolves this many at once."""
+MAX_BYTES = 4 << 20
+"""Bytes of one call. A larger line is sent alone."""
 
 
-def chunks(lines: Sequence[bytes], *, most_lines: int = MOST_LINES, most_bytes: int = MOST_BYTES) -> Iterator[slice]:
+def chunks(lines: Sequence[bytes], *, max_lines: int = MAX_LINES, max_bytes: int = MAX_BYTES) -> Iterator[slice]:
     """Slices of `lines` in order, each within both bounds, or one line that alone is longer. O(n)."""
     start = size = 0
     for at, line in enumerate(lines):
         length = len(line) + 1
-        if at > start and (at - start == most_lines or size + length > most_bytes):
+        if at > start and (at - start == max_lines or size + length > max_bytes):
             yield slice(start, at)
             start, size = at, 0
         size += length
@@ -32,15 +31,44 @@ def chunks(lines: Sequence[bytes], *, most_lines: int = MOST_LINES, most_bytes: 
 
 
 def encode(requests: Sequence[RewardRequest]) -> list[bytes]:
-    """Return one JSON text a request."""
-    return [_encoder.encode(request) for request in requests]
+    """Return one JSON text a request.
+
+    Raises:
+        BadRequest: a request has no `request_id`, so it could not be sent again; or JSON has no such value.
+    """
+    for place, request in enumerate(requests):
+        if not request.request_id:
+            raise BadRequest(f"requests[{place}] has no request_id: give it one that is unique in the batch")
+    return [encoded(request, f"request {request.request_id!r}") for request in requests]
+
+
+def check_unique(requests: Sequence[RewardRequest]) -> None:
+    """Check that a batch has each `request_id` once, because the mesh answers each once.
+
+    Raises:
+        BadRequest: two requests have the same.
+    """
+    places: dict[str | None, int] = {}
+    for place, request in enumerate(requests):
+        first = places.setdefault(request.request_id, place)
+        if first != place:
+            what = f"requests[{first}] and requests[{place}] have the same request_id {request.request_id!r}"
+            raise BadRequest(f"{what}: give each its own, or none; nothing was submitted")
 
 
 def is_transient(rejection: Rejection) -> bool:
-    """Return whether the request was rejected because the mesh was full or a part was away: it may be sent again."""
+    """Return whether the mesh was full or a part of it was away, so that the request may be sent again."""
     return slug_of(rejection.problem) in (Overloaded.slug, Unavailable.slug)
 
 
-def shifted(receipt: BulkReceipt, places: Sequence[int]) -> list[Rejection]:
-    """A chunk's rejections with `line` counted in the whole from 1; `places[i]` is the place of line i+1, from 0."""
+def renumbered(receipt: BulkReceipt, places: Sequence[int]) -> list[Rejection]:
+    """Rejections of a chunk with `line` counted in the whole, from 1.
+
+    Args:
+        places: place of each line of the chunk in the whole, from 0.
+    Raises:
+        Unexpected: the receipt rejects a line that was not sent.
+    """
+    if any(not 1 <= each.line <= len(places) for each in receipt.rejected):
+        raise Unexpected(f"the receipt rejects a line that is not among the {len(places)} sent")
     return [msgspec.structs.replace(each, line=places[each.line - 1] + 1) for each in receipt.rejected]

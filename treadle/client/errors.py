@@ -1,4 +1,4 @@
-"""Errors of the client: those that the mesh answers (RFC 9457), by their slug, and those of the way to it."""
+"""Errors of the client: errors that the mesh answers (RFC 9457), by their slug, and errors of the connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN_CHARS = 200
 
 
 class TreadleError(Exception):
-    """Base of every error of the client. Its text is for people."""
+    """Base of every error of the client."""
 
     slug: ClassVar[str] = "internal"
     """Last part of the problem's `type`."""
@@ -23,11 +23,11 @@ class TreadleError(Exception):
     def __init__(self, detail: str, problem: Mapping[str, Any] | None = None) -> None:
         super().__init__(detail)
         self.problem = dict(problem or {})
-        """The document of the mesh; empty where the mesh did not answer."""
+        """The problem document of the mesh; empty if the mesh did not answer."""
 
 
 class BadRequest(TreadleError):
-    """The body or a parameter has no meaning. Repeating it changes nothing."""
+    """The body or a parameter is invalid. A retry does not change it."""
 
     slug = "bad-request"
 
@@ -63,18 +63,19 @@ class TooLarge(TreadleError):
 
 
 class DeadlineMissed(TreadleError):
-    """The deadline passed, or is predicted to pass, before an answer."""
+    """The deadline has passed, or is predicted to pass, without an answer."""
 
     slug = "deadline-missed"
 
 
 class Transient(TreadleError):
-    """An error that ends by itself. The client repeats the call."""
+    """An error that ends by itself. The client retries the call."""
 
     @property
     def retry_after_s(self) -> float:
         """Seconds to wait before the next try."""
-        return float(self.problem.get("retry_after_s") or 0.0)
+        seconds = self.problem.get("retry_after_s")
+        return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
 class Overloaded(Transient):
@@ -90,7 +91,7 @@ class Unavailable(Transient):
 
 
 class Unexpected(TreadleError):
-    """The server answered something that this client does not know. Repeating it changes nothing."""
+    """The server answered something that this client does not know. A retry does not change it."""
 
     slug = "unexpected"
 
@@ -114,12 +115,12 @@ BY_SLUG: dict[str, type[TreadleError]] = {
 
 
 def error_of(status: int, body: bytes, url: str, retry_after: str | None = None) -> TreadleError:
-    """Return the error that a reply stands for.
+    """Return the error of a reply.
 
     Args:
         status: of the reply; 400 or more.
-        body: a problem document where the mesh itself answered.
-        url: what was called, for people.
+        body: a problem document if the mesh itself answered.
+        url: address of the call, for the error's text.
         retry_after: the reply's header.
     """
     document = _problem(body)

@@ -1,4 +1,4 @@
-"""A batch that is graded whole: what came of it, and how a caller follows it meanwhile."""
+"""A batch that is graded whole: its answers, and the listener of its progress."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from typing import Protocol
 from treadle.client.answers import BatchView, Rejection, Result
 
 
-class Progress(Protocol):
-    """Receives how a batch goes on. `ProgressBar` shows it on a terminal."""
+class ProgressListener(Protocol):
+    """Receiver of a batch's progress. `ProgressBar` shows it on a terminal."""
 
     def submitted(self, requests: int) -> None:
-        """So many more requests are in the journal."""
+        """Receive the number of newly accepted requests."""
 
     def answered(self, results: Sequence[Result]) -> None:
-        """These results are new."""
+        """Receive new results."""
 
 
-class Silence:
-    """A progress that shows nothing."""
+class NoProgress:
+    """A listener that does nothing."""
 
     def submitted(self, requests: int) -> None:
-        """Nothing."""
+        pass
 
     def answered(self, results: Sequence[Result]) -> None:
-        """Nothing."""
+        pass
 
 
 @dataclass(slots=True)
 class GradedBatch:
-    """One batch when it has ended."""
+    """One ended batch."""
 
     view: BatchView
     answers: dict[str, Result] = field(default_factory=dict)
     """By `request_id`, in the order of completion."""
     rejected: dict[str, Rejection] = field(default_factory=dict)
-    """What the mesh did not accept, by `request_id`."""
+    """Requests that the mesh did not accept, by `request_id`."""
     repeated: int = 0
     """Second answers to a request. The mesh promises 0."""
 
     @property
     def scores(self) -> dict[str, float | None]:
-        """Reward by `request_id`; None where there is no verdict: leave these samples out."""
+        """Reward by `request_id`. None: there is no verdict, leave the sample out."""
         return {name: None if answer.mask else answer.score for name, answer in self.answers.items()}
 
-    def take(self, page: Sequence[Result]) -> None:
+    def add(self, page: Sequence[Result]) -> None:
         """Add results."""
         for result in page:
             if result.request_id in self.answers:

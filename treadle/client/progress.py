@@ -1,4 +1,4 @@
-"""The progress bar of a run, with what was found so far."""
+"""Progress bar of a run, with its verdicts so far."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ STYLES: dict[Verdict, str] = {
 
 
 BESIDE_THE_BAR = 85
-"""Columns of title, counts and time; the bar gets what is left."""
+"""Columns of title, counts and time. The bar takes the rest."""
 
 
 class ProgressBar:
-    """A `Progress` on a terminal; where there is none, it prints its last state once."""
+    """A progress bar on the terminal. Without a terminal, its last state is printed once."""
 
     def __init__(self, total: int, title: str = "", console: Console | None = None) -> None:
-        """Nothing is shown before the `with` block.
+        """Prepare the bar. The `with` block shows it.
 
         Args:
             total: requests of the batch, or of several.
             title: shown before the bar.
-            console: None: stderr.
+            console: output. None: stderr.
         """
         console = console or Console(stderr=True)
         self._progress = Progress(

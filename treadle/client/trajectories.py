@@ -10,29 +10,29 @@ import msgspec
 
 from treadle.client.actions import run_action
 from treadle.client.answers import Answer, TrajectoryView
-from treadle.client.calls import Calls
 from treadle.client.requests import TrajectoryAction, TrajectoryRequest
+from treadle.client.transport import Transport
 
 
 class AsyncTrajectories:
-    """Trajectories of one proxy, seen by one caller."""
+    """Trajectories of one mesh."""
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
     async def open(self, request: TrajectoryRequest | None = None) -> TrajectoryView:
         """Open a trajectory. Its environment is made for its first action.
 
         Args:
-            request: its environment; without a `request_id` it gets one, so that tries are harmless.
+            request: its environment. It gets a `request_id` if it has none, so that retries open one trajectory.
         Raises:
             Conflict: its `request_id` has opened another one.
-            Overloaded: too many are open, for longer than patience lasts.
+            Overloaded: too many were open until the retry policy gave up.
         """
-        asked = request or TrajectoryRequest()
-        if asked.request_id is None:
-            asked = msgspec.structs.replace(asked, request_id=uuid.uuid4().hex)
-        return await self._calls.read(TrajectoryView, "POST", "/v1/trajectories", asked)
+        opening = request or TrajectoryRequest()
+        if opening.request_id is None:
+            opening = msgspec.structs.replace(opening, request_id=uuid.uuid4().hex)
+        return await self._transport.call(TrajectoryView, "POST", "/v1/trajectories", opening)
 
     async def view(self, trajectory: str) -> TrajectoryView:
         """Return a trajectory.
@@ -40,7 +40,7 @@ class AsyncTrajectories:
         Raises:
             NotFound: it was never opened, or ended long ago.
         """
-        return await self._calls.read(TrajectoryView, "GET", f"/v1/trajectories/{trajectory}")
+        return await self._transport.call(TrajectoryView, "GET", f"/v1/trajectories/{trajectory}")
 
     async def act(self, /, trajectory: str, kind: str, params: Mapping[str, Any] | None = None, **rest: Any) -> Answer:
         """Run one action in its environment and return its answer, however it ended.
@@ -48,20 +48,20 @@ class AsyncTrajectories:
         Args:
             trajectory: its id.
             kind: `env.bash`, `env.exec`, `env.read` ... (docs/environments.md)
-            params: the kind's own.
+            params: parameters of the kind.
             rest: other fields of `TrajectoryAction`: `units`, `timeout_s`, `budget_s`, `request_id` ...
         Raises:
-            BadRequest: it has no meaning.
-            Conflict: the trajectory has ended; the error says how.
+            BadRequest: the mesh rejects the kind, its parameters or a field.
+            Conflict: the trajectory has ended; the error has the reason.
             NotFound: there is no such trajectory.
         """
         action = TrajectoryAction(kind=kind, params=params or {}, **rest)
-        return await run_action(self._calls, f"/v1/trajectories/{trajectory}/actions", action)
+        return await run_action(self._transport, f"/v1/trajectories/{trajectory}/actions", action)
 
     async def close(self, trajectory: str) -> TrajectoryView:
-        """End it: unanswered actions are cancelled, its environment ends. Closing it again changes nothing.
+        """End a trajectory: cancel its unanswered actions and close its environment. Idempotent.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is no such trajectory.
         """
-        return await self._calls.read(TrajectoryView, "DELETE", f"/v1/trajectories/{trajectory}")
+        return await self._transport.call(TrajectoryView, "DELETE", f"/v1/trajectories/{trajectory}")

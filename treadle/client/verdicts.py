@@ -1,4 +1,4 @@
-"""What an answer says of a program, in one word."""
+"""The verdict of an answer, in one word."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from treadle.client.answers import Answer
 Verdict = Literal["passed", "failed", "error", "timeout", "scored", "masked"]
 
 VERDICTS: Final[tuple[Verdict, ...]] = ("passed", "failed", "error", "timeout", "scored", "masked")
-"""passed, failed: the tests' word. error: it raised, crashed or met a limit other than time, where the kind tells that
-apart from failing. timeout: it met its time limit. scored: the kind gives a score and no verdict. masked: refused,
-cancelled, expired or a failure of ours, which is no statement: leave the sample out."""
+"""passed, failed: verdict of the tests. error: it raised, crashed or met a limit other than time, if the kind separates
+that from a failed test. timeout: it met its time limit. scored: the kind gives a score and no verdict. masked: refused,
+cancelled, expired or a failure of the mesh; leave the sample out."""
 
 
 def verdict_of(answer: Answer) -> Verdict:
-    """The verdict of a finished answer."""
+    """Return the verdict of a finished answer."""
     if answer.mask or answer.ended not in ("ok", "timeout"):
         return "masked"
     if answer.ended == "timeout":
@@ -24,10 +24,10 @@ def verdict_of(answer: Answer) -> Verdict:
         return "scored"
     if answer.passed:
         return "passed"
-    return "error" if told_verdict(answer) == "error" else "failed"
+    return "error" if reported_verdict(answer) == "error" else "failed"
 
 
-def told_verdict(answer: Answer) -> str:
-    """The kind's own word for it, where it has one (`output.verdict`); else empty."""
+def reported_verdict(answer: Answer) -> str:
+    """Return the verdict in the kind's output (`output.verdict`); empty if there is none."""
     verdict = answer.output.get("verdict") if isinstance(answer.output, dict) else None
     return verdict if isinstance(verdict, str) else ""

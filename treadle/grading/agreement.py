@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from treadle.client.answers import Answer
-from treadle.client.verdicts import told_verdict, verdict_of
+from treadle.client.verdicts import reported_verdict, verdict_of
 from treadle.grading.format import Complaint, Expected, Line
 
 EXPECTED = ("passed", "failed", "error", "timeout", True, False)
@@ -72,7 +72,7 @@ def agrees(expected: Expected, answer: Answer) -> bool:
         return expected == (got == "passed")
     if expected == got:
         return True
-    return {expected, got} == {"failed", "error"} and not told_verdict(answer)
+    return {expected, got} == {"failed", "error"} and not reported_verdict(answer)
 
 
 def compare(expected: Mapping[str, Expected], answers: Iterable[Answer]) -> Agreement:

@@ -12,7 +12,7 @@ import msgspec
 from shared.api.tasks import StageTemplate, Task
 from shared.runtime.units import Seconds
 from treadle.client.asynchronous import AsyncTreadle
-from treadle.client.graded import GradedBatch, Progress
+from treadle.client.graded import GradedBatch, ProgressListener
 from treadle.client.verdicts import verdict_of
 from treadle.grading.format import Line
 from treadle.grading.humaneval import generation_lines, mutant_groups, packaged_problems, reference_id
@@ -27,7 +27,7 @@ MEMORY_MB = 4096
 """For each program. Recorded verdicts come from runs without a memory bound. One of their endless loops fills a
 gigabyte within the time limit on a fast machine."""
 
-Watching = Callable[[str, int], AbstractContextManager[Progress]]
+Watching = Callable[[str, int], AbstractContextManager[ProgressListener]]
 """(title, lines) -> the progress display of one batch."""
 
 

@@ -13,7 +13,7 @@ from shared.messages.kinds import KINDS
 from shared.runtime.units import Seconds
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.errors import NotFound
-from treadle.client.graded import GradedBatch, Progress
+from treadle.client.graded import GradedBatch, ProgressListener
 from treadle.grading.format import Expected, Line
 from treadle.grading.report import Report, report_of
 from treadle.grading.session import grade_batch
@@ -68,7 +68,7 @@ async def declared(client: AsyncTreadle, name: str) -> Task:
     return Task.model_validate_json(msgspec.json.encode(known))
 
 
-async def run_job(client: AsyncTreadle, job: Job, progress: Progress) -> tuple[Report, list[GradedBatch]]:
+async def run_job(client: AsyncTreadle, job: Job, progress: ProgressListener) -> tuple[Report, list[GradedBatch]]:
     """Grade one batch after another, each when the previous one has ended, as training steps do.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`Treadle` does what `AsyncTreadle` does, without `await`."""
+"""`Treadle` is `AsyncTreadle` without `await`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 import treadle
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.blocking import LoopThread, Trajectories, Treadle
-from treadle.client.errors import NotFound
+from treadle.client.errors import BadRequest, NotFound
 from treadle.client.trajectories import AsyncTrajectories
 
 OWN = {"close", "__enter__", "__exit__", "__init__"}
@@ -33,7 +33,7 @@ RESULTS = (
 
 
 class FakeProxy:
-    """One batch of two requests, cancelled when that is asked for."""
+    """Server of one batch of two requests, which can be cancelled."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
@@ -135,7 +135,7 @@ def test_errors_are_raised_in_the_caller(client: Treadle) -> None:
         client.task("u")
 
 
-async def test_it_works_where_an_event_loop_runs_already(client: Treadle) -> None:
+async def test_it_works_beside_a_running_event_loop(client: Treadle) -> None:
     assert client.batch("b").task == "t"
 
 
@@ -205,3 +205,10 @@ def test_a_call_from_the_loops_own_thread_is_an_error_instead_of_an_endless_wait
             thread.call(nested())
     finally:
         thread.close()
+
+
+def test_a_batch_with_a_value_that_json_does_not_have_is_cancelled(client: Treadle, proxy: FakeProxy) -> None:
+    proxy.silent = True
+    with pytest.raises(BadRequest, match="request '1' cannot be encoded as JSON"):
+        client.grade("t", [treadle.RewardRequest(), treadle.RewardRequest(params={"code": object()})])
+    assert proxy.cancelled.is_set()

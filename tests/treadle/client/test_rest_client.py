@@ -15,12 +15,12 @@ from aiohttp.test_utils import TestServer, unused_port
 
 from shared.runtime import errors as served
 from treadle.client.asynchronous import AsyncTreadle
-from treadle.client.errors import DeadlineMissed, NotFound, Unavailable, Unexpected
-from treadle.client.patience import Patience
+from treadle.client.errors import BadRequest, DeadlineMissed, NotFound, TreadleError, Unavailable, Unexpected
 from treadle.client.requests import RewardRequest, StageTemplate, Task
+from treadle.client.retry import RetryPolicy
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-QUICK = Patience(total_s=20, first_pause_s=0.001, longest_pause_s=0.01)
+QUICK = RetryPolicy(give_up_after_s=20, first_backoff_s=0.001, max_backoff_s=0.01)
 TOTAL = 9
 LINES = [
     json.dumps({"cursor": f"{n}-0", "id": f"r{n}", "state": "finished", "request_id": str(n)}).encode() + b"\n"
@@ -39,7 +39,7 @@ class FakeProxy:
         self.afters: list[str] = []
         self.follows: list[bool] = []
         self.manners: list[str] = []
-        """How the next calls for results go: cut, silent, short, away; then whole."""
+        """Behaviours of the next calls for results: cut, silent, short, away; then whole."""
         self.bulks: list[list[str]] = []
         """request_ids of each bulk call."""
         self.bulk_replies: list[Any] = []
@@ -121,7 +121,10 @@ async def proxy() -> FakeProxy:
 
 @pytest.fixture
 async def client(proxy: FakeProxy) -> AsyncIterator[AsyncTreadle]:
-    async with serving(proxy.app()) as url, AsyncTreadle(url, tenant="me", patience=QUICK, silence_s=0.3) as client:
+    async with (
+        serving(proxy.app()) as url,
+        AsyncTreadle(url, tenant="me", retry_policy=QUICK, read_timeout_s=0.3) as client,
+    ):
         yield client
 
 
@@ -150,7 +153,9 @@ async def test_results_come_once_each_however_the_connection_breaks(
     assert proxy.afters[:3] == expected
 
 
-async def test_a_break_after_the_end_is_mended_too(client: AsyncTreadle, proxy: FakeProxy) -> None:
+async def test_a_connection_broken_after_the_end_of_the_batch_is_continued(
+    client: AsyncTreadle, proxy: FakeProxy
+) -> None:
     """The batch ends between two connections: what came last is read without following, and that may break as well."""
     proxy.manners = ["short", "cut", "silent", "away", "whole"]
     async with asyncio.timeout(30):
@@ -158,24 +163,24 @@ async def test_a_break_after_the_end_is_mended_too(client: AsyncTreadle, proxy: 
     assert proxy.follows == [True, False, False, False, False]
 
 
-async def test_reading_goes_on_after_a_cursor(client: AsyncTreadle) -> None:
+async def test_reading_begins_after_a_cursor(client: AsyncTreadle) -> None:
     assert await read(client, after="6-0") == ["7", "8"]
 
 
-async def test_a_batch_that_stays_silent_is_given_up(client: AsyncTreadle, proxy: FakeProxy) -> None:
+async def test_waiting_for_a_batch_without_answers_ends(client: AsyncTreadle, proxy: FakeProxy) -> None:
     proxy.ends_at_call = math.inf
     with pytest.raises(DeadlineMissed, match="after='8-0'"):
         async with asyncio.timeout(30):
-            await read(client, quiet_s=0.2)
+            await read(client, answer_timeout_s=0.2)
 
 
-async def test_no_such_batch_is_said_at_once(client: AsyncTreadle, proxy: FakeProxy) -> None:
+async def test_a_batch_that_does_not_exist_is_an_error_at_once(client: AsyncTreadle, proxy: FakeProxy) -> None:
     async def gone(request: web.Request) -> web.Response:
         return problem(served.NotFound(kind="batch", name="b"))
 
     app = web.Application()
     app.router.add_get("/v1/batches/{batch}/results", gone)
-    async with serving(app) as url, AsyncTreadle(url, patience=QUICK) as other:
+    async with serving(app) as url, AsyncTreadle(url, retry_policy=QUICK) as other:
         with pytest.raises(NotFound, match="no batch 'b'"):
             await read(other)
 
@@ -184,9 +189,7 @@ def requests(count: int) -> list[RewardRequest]:
     return [RewardRequest(request_id=str(number)) for number in range(count)]
 
 
-async def test_what_is_refused_for_want_of_room_is_sent_again_and_only_that(
-    client: AsyncTreadle, proxy: FakeProxy
-) -> None:
+async def test_only_requests_rejected_by_a_full_mesh_are_sent_again(client: AsyncTreadle, proxy: FakeProxy) -> None:
     full = served.Overloaded(what="full", retry_after_s=0.0).problem()
     odd = served.BadRequest(what="odd").problem()
     rejected = [{"line": 2, "request_id": "1", "problem": full}, {"line": 3, "request_id": "2", "problem": odd}]
@@ -195,15 +198,15 @@ async def test_what_is_refused_for_want_of_room_is_sent_again_and_only_that(
         {"accepted": 2, "repeated": 0, "rejected": rejected},
         {"accepted": 0, "repeated": 0, "rejected": again},
     ]
-    taken: list[int] = []
-    receipt = await client.submit("b", requests(4), taken=taken.append)
+    accepted: list[int] = []
+    receipt = await client.submit("b", requests(4), on_accepted=accepted.append)
     assert proxy.bulks == [["0", "1", "2", "3"], ["1"], ["1"]]
     assert (receipt.accepted, [(each.line, each.problem["what"]) for each in receipt.rejected]) == (3, [(3, "odd")])
-    assert sum(taken) == 3
+    assert sum(accepted) == 3
     assert proxy.tenants == {"me"}
 
 
-async def test_a_call_without_its_answer_is_made_again(client: AsyncTreadle, proxy: FakeProxy) -> None:
+async def test_a_call_without_an_answer_is_retried(client: AsyncTreadle, proxy: FakeProxy) -> None:
     proxy.bulk_replies = [
         "cut",
         served.Unavailable(what="away", retry_after_s=0.0),
@@ -220,9 +223,9 @@ async def test_many_requests_travel_in_chunks(client: AsyncTreadle, proxy: FakeP
     assert [len(bulk) for bulk in proxy.bulks] == [512, 512, 76]
 
 
-async def test_a_request_that_cannot_be_sent_again_is_not_sent_at_all(client: AsyncTreadle, proxy: FakeProxy) -> None:
-    with pytest.raises(AssertionError, match="request_id"):
-        await client.submit("b", [RewardRequest()])
+async def test_a_request_that_cannot_be_retried_is_not_sent(client: AsyncTreadle, proxy: FakeProxy) -> None:
+    with pytest.raises(BadRequest, match=r"requests\[1\] has no request_id"):
+        await client.submit("b", [RewardRequest(request_id="a"), RewardRequest()])
     assert proxy.bulks == []
 
 
@@ -234,7 +237,7 @@ async def test_tasks_come_back_as_they_are(client: AsyncTreadle) -> None:
         await client.task("u")
 
 
-async def test_a_probe_asks_once() -> None:
+async def test_a_probe_is_one_call() -> None:
     async with AsyncTreadle(f"http://127.0.0.1:{unused_port()}") as nobody:
         with pytest.raises(Unavailable):
             await nobody.probe()
@@ -249,3 +252,69 @@ async def test_a_probe_asks_once() -> None:
             await other.probe()
     async with serving(FakeProxy().app()) as url, AsyncTreadle(url) as treadle:
         await treadle.probe()
+
+
+async def test_equal_request_ids_are_rejected_before_a_batch_is_opened(client: AsyncTreadle, proxy: FakeProxy) -> None:
+    """One of the two would stay without an answer, and the batch would never be complete."""
+    async with asyncio.timeout(10):
+        with pytest.raises(BadRequest, match="have the same request_id '0'"):
+            await client.grade("t", [RewardRequest(), RewardRequest(request_id="0")])
+    assert proxy.bulks == []
+
+
+@pytest.mark.parametrize("value", [object(), "\ud800", {(1, 2): 3}])
+async def test_a_value_that_json_does_not_have_is_a_bad_request(client: AsyncTreadle, value: object) -> None:
+    with pytest.raises(BadRequest, match="request 'a' cannot be encoded as JSON"):
+        await client.submit("b", [RewardRequest(request_id="a", params={"code": value})])
+    with pytest.raises(BadRequest, match="the body of POST /v1/actions cannot be encoded as JSON"):
+        await client.run("noop", {"echo": value})
+
+
+async def test_the_proxy_may_have_a_path(proxy: FakeProxy) -> None:
+    """A reverse proxy offers the mesh below a prefix."""
+    app = web.Application()
+    app.add_subapp("/mesh/one", proxy.app())
+    async with serving(app) as url, AsyncTreadle(f"{url}mesh/one", retry_policy=QUICK) as client:
+        await client.probe()
+        assert (await client.submit("b", requests(2))).accepted == 2
+        assert await read(client) == ALL
+
+
+async def test_an_answer_that_is_no_receipt_is_unexpected(client: AsyncTreadle, proxy: FakeProxy) -> None:
+    proxy.bulk_replies = [{"hello": "world"}]
+    with pytest.raises(Unexpected, match="BulkReceipt"):
+        await client.submit("b", requests(1))
+
+
+async def test_a_stream_that_is_no_ndjson_is_unexpected(client: AsyncTreadle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "LINES", [b"<html>\n"])
+    with pytest.raises(Unexpected, match="a line that is no result"):
+        await read(client)
+
+
+@asynccontextmanager
+async def replying(reply: bytes) -> AsyncIterator[str]:
+    """Serve these bytes to whatever connects."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(reply)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [b"SSH-2.0-OpenSSH_9.2\r\n\r\n", b"HTTP/1.1 307 Again\r\nlocation: /healthz\r\ncontent-length: 0\r\n\r\n"],
+    ids=["no HTTP", "endless redirect"],
+)
+async def test_a_server_of_another_protocol_is_unexpected(reply: bytes) -> None:
+    async with asyncio.timeout(20), replying(reply) as url, AsyncTreadle(url, retry_policy=QUICK) as client:
+        for call in (client.nodes(), read(client)):
+            with pytest.raises(TreadleError, match="does not answer as an HTTP server does") as raised:
+                await call
+            assert type(raised.value) is Unexpected

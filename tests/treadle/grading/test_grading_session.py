@@ -13,7 +13,7 @@ from tests.treadle.grading.answers import answer
 from treadle.client.answers import BatchView, BulkReceipt, Rejection, Result
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.errors import Unavailable
-from treadle.client.graded import Silence
+from treadle.client.graded import NoProgress
 from treadle.client.requests import RewardRequest
 from treadle.grading.format import Line
 from treadle.grading.job import Job, run_job, workflow_of
@@ -56,7 +56,7 @@ class FakeMesh(AsyncTreadle):
         return view(key or "", size or 0)
 
     async def submit(
-        self, batch: str, requests: Sequence[RewardRequest], *, taken: Callable[[int], None] | None = None
+        self, batch: str, requests: Sequence[RewardRequest], *, on_accepted: Callable[[int], None] | None = None
     ) -> BulkReceipt:
         if self._away:
             raise Unavailable("away")
@@ -97,7 +97,7 @@ def job(*ids: str, batch_size: int | None = None) -> Job:
 
 async def test_batches_come_one_after_the_other_in_the_order_of_the_file() -> None:
     mesh = FakeMesh()
-    report, batches = await run_job(mesh, job("a", "b", "c", batch_size=2), Silence())
+    report, batches = await run_job(mesh, job("a", "b", "c", batch_size=2), NoProgress())
     assert mesh.calls == [("open", "key/0"), ("open", "key/1")]
     assert [list(batch.answers) for batch in batches] == [["a", "b"], ["c"]]
     assert (report.rewards.requests, report.unanswered, report.repeated) == (3, 0, 0)
@@ -106,20 +106,20 @@ async def test_batches_come_one_after_the_other_in_the_order_of_the_file() -> No
 
 async def test_a_batch_with_rejected_lines_is_sealed_or_it_would_wait_for_them() -> None:
     mesh = FakeMesh(bad=["b"])
-    report, _ = await run_job(mesh, job("a", "b"), Silence())
+    report, _ = await run_job(mesh, job("a", "b"), NoProgress())
     assert ("seal", "key/0") in mesh.calls
     assert report.rejected == {"b": "odd"}
     assert (report.rewards.requests, report.unanswered) == (1, 0)
 
 
 async def test_an_answer_that_comes_twice_is_counted_once_and_told() -> None:
-    report, _ = await run_job(FakeMesh(twice=True), job("a", "b"), Silence())
+    report, _ = await run_job(FakeMesh(twice=True), job("a", "b"), NoProgress())
     assert (report.rewards.requests, report.repeated) == (2, 1)
 
 
 async def test_ctrl_c_cancels_the_batch() -> None:
     mesh = FakeMesh(stuck=True)
-    run = asyncio.create_task(run_job(mesh, job("a"), Silence()))
+    run = asyncio.create_task(run_job(mesh, job("a"), NoProgress()))
     await mesh.reading.wait()
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -130,5 +130,5 @@ async def test_ctrl_c_cancels_the_batch() -> None:
 async def test_when_the_door_is_away_the_batch_is_left_to_go_on() -> None:
     mesh = FakeMesh(away=True)
     with pytest.raises(Unavailable):
-        await run_job(mesh, job("a"), Silence())
+        await run_job(mesh, job("a"), NoProgress())
     assert [name for name, _ in mesh.calls] == ["open"]

@@ -309,7 +309,10 @@ async def replying(reply: bytes) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize(
     "reply",
-    [b"SSH-2.0-OpenSSH_9.2\r\n\r\n", b"HTTP/1.1 307 Again\r\nlocation: /healthz\r\ncontent-length: 0\r\n\r\n"],
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+        b"HTTP/1.1 307 Again\r\nlocation: /\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
+    ],
     ids=["no HTTP", "endless redirect"],
 )
 async def test_a_server_of_another_protocol_is_unexpected(reply: bytes) -> None:

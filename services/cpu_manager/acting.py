@@ -18,7 +18,7 @@ from services.cpu_manager.environments.protocol import (
     Postponed,
     RuntimeUnavailable,
 )
-from services.cpu_manager.results import Done, encode_output, encode_whole, lost, refused
+from services.cpu_manager.results import AttemptResult, encode_output, encode_whole, lost, refused
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.grants import Granted
 from shared.messages.kinds import ENVIRONMENT_KINDS, ONLY_LOOKS, Params
@@ -28,7 +28,7 @@ from shared.runtime.clock import Clock
 
 _log = log.get(__name__)
 
-MOST_REASON = 4096
+REASON_CHARS = 4096
 """Longest reason, in characters. It may contain the output of a set-up line."""
 _STATUS: dict[ActEndedBy, ExecutionStatus] = {
     "done": "ok",
@@ -56,13 +56,15 @@ class Acting:
         """
         kind = ENVIRONMENT_KINDS.get(grant.work)
         if kind is None:
-            raise ValueError(f"{grant.work} is not done in environments")
+            raise ValueError(f"{grant.work} does not run in environments")
         return filled(msgspec.json.decode(grant.params, type=kind), grant.units.get("cores", 1))
 
-    async def make(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> Environment | Done:
-        """Return the environment, or the result that says why there is none.
+    async def create(
+        self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]
+    ) -> Environment | AttemptResult:
+        """Return a new environment, or the result of an attempt without one.
 
-        Raises only its own cancellation, and leaves nothing behind in that case.
+        Raises only its own cancellation, and leaves nothing behind then.
         """
         began = self.clock.monotonic()
         try:
@@ -70,40 +72,42 @@ class Acting:
             async with asyncio.timeout(spec.setup_timeout_s + self.guard_s):
                 environment = await runtime.create(trajectory, spec, cores)
         except BadEnvironment as error:
-            return refused(str(error)[:MOST_REASON])
+            return refused(str(error)[:REASON_CHARS])
         except Postponed as postponed:
-            return Done("postponed", reason=str(postponed)[:MOST_REASON], retry_in_s=postponed.retry_in_s)
+            return AttemptResult("postponed", reason=str(postponed)[:REASON_CHARS], retry_in_s=postponed.retry_in_s)
         except RuntimeUnavailable as error:
-            return lost(str(error)[:MOST_REASON])
+            return lost(str(error)[:REASON_CHARS])
         except TimeoutError:
-            return lost(f"no environment {self.guard_s:g} s after its limit of {spec.setup_timeout_s:g} s")
+            return lost(f"no environment {self.guard_s:g} s after its time limit of {spec.setup_timeout_s:g} s")
         except Exception as error:  # noqa: BLE001  # a runtime's bug is our failure
-            _log.exception("runtime_crashed", trajectory=trajectory, image=spec.image)
-            return lost(f"making the environment crashed: {type(error).__name__}")
+            _log.exception("runtime_failed", trajectory=trajectory, image=spec.image)
+            return lost(f"creating the environment failed: {type(error).__name__}")
         metrics.CREATION.labels(runtime.name).observe(self.clock.monotonic() - began)
         return environment
 
-    async def act(self, grant: Granted, params: Params, environment: Environment, cores: frozenset[int]) -> Done:
+    async def act(
+        self, grant: Granted, params: Params, environment: Environment, cores: frozenset[int]
+    ) -> AttemptResult:
         """Execute the action. Raises only its own cancellation."""
         if not environment.alive:
-            return Done("environment-lost", reason="its environment has died")
+            return AttemptResult("environment-lost", reason="its environment has died")
         try:
             async with asyncio.timeout(grant.timeout_s + self.guard_s):
                 end = await environment.act(grant.work, params, cores, grant.timeout_s)
-            return self._done(grant.work, end)
+            return self._result(grant.work, end)
         except TimeoutError:
             return lost(f"no end {self.guard_s:g} s after its limit of {grant.timeout_s:g} s")
         except Exception as error:  # noqa: BLE001  # as above
-            _log.exception("environment_crashed", action=grant.action, work=grant.work)
-            return lost(f"acting crashed: {type(error).__name__}")
+            _log.exception("environment_action_failed", action=grant.action, work=grant.work)
+            return lost(f"the action failed: {type(error).__name__}")
 
-    def _done(self, kind: str, end: ActEnd) -> Done:
+    def _result(self, kind: str, end: ActEnd) -> AttemptResult:
         if kind in ONLY_LOOKS:
             end, output = self._whole(end)
         else:
             output = encode_output(end.output, self.output_bytes)
-        reason = end.reason[:MOST_REASON]
-        return Done(_STATUS[end.ended_by], end.passed, None, output, reason, end.cpu_s, end.peak_memory_bytes)
+        reason = end.reason[:REASON_CHARS]
+        return AttemptResult(_STATUS[end.ended_by], end.passed, None, output, reason, end.cpu_s, end.peak_memory_bytes)
 
     def _whole(self, end: ActEnd) -> tuple[ActEnd, bytes]:
         """Return the complete output, or none of it. A result that is too large is an answer, like a missing file."""
@@ -113,5 +117,5 @@ class Acting:
             too_large = f"{encoded} bytes of result; this node sends {self.output_bytes} at most"
         elif not too_large:
             return end, encoded
-        told = msgspec.structs.replace(end, ended_by="done", passed=False, reason=too_large)
-        return told, msgspec.json.encode({"error": too_large})
+        ended = msgspec.structs.replace(end, ended_by="done", passed=False, reason=too_large)
+        return ended, msgspec.json.encode({"error": too_large})

@@ -13,19 +13,20 @@ from redis.asyncio import Redis
 from services.cpu_manager.acting import Acting
 from services.cpu_manager.attempts import Attempts
 from services.cpu_manager.cores import Cores, usable_cores
+from services.cpu_manager.environment_registry import EnvironmentRegistry
 from services.cpu_manager.environments.choice import DOCKER
 from services.cpu_manager.environments.opening import Mesh, Opened, engine_comes, open_runtimes
 from services.cpu_manager.execution import Execution, open_execution
 from services.cpu_manager.grading import Grading
 from services.cpu_manager.memory import lendable_mb
 from services.cpu_manager.metrics import observe
-from services.cpu_manager.node import Node
+from services.cpu_manager.node_manager import NodeManager
 from services.cpu_manager.outbox import Outbox
 from services.cpu_manager.resource_usage import ResourceUsage
+from services.cpu_manager.routes import CpuManagerState, readiness
 from services.cpu_manager.sandbox.child_processes import become_subreaper
 from services.cpu_manager.settings import NO_ENGINE, CpuManagerSettings
 from services.cpu_manager.topology import topology
-from services.cpu_manager.trajectories import Trajectories
 from shared.bus import functions
 from shared.bus.connection import connect, patiently
 from shared.bus.identity import mesh_identity
@@ -45,14 +46,6 @@ STORE_S = 30.0
 """Seconds of retries against Valkey at the start. After them the process ends and its supervisor restarts it."""
 
 
-class State(TypedDict):
-    """State that the lifespan yields."""
-
-    node: Node
-    outbox: Outbox
-    execution: Execution
-
-
 class Offer(TypedDict):
     """Fields of a hello that may grow while the node runs."""
 
@@ -62,13 +55,13 @@ class Offer(TypedDict):
 
 
 def _hello(
-    settings: CpuManagerSettings, holdings: dict[str, ResourceUsage], execution: Execution, opened: Opened
+    settings: CpuManagerSettings, usages: dict[str, ResourceUsage], execution: Execution, opened: Opened
 ) -> Hello:
     return Hello(
         node=settings.node,
         incarnation=uuid.uuid4().hex[:12],
         node_class=settings.node_class,
-        capacity={name: holding.exist for name, holding in holdings.items()},
+        capacity={name: usage.exist for name, usage in usages.items()},
         prefetches=["cores"],
         **_offer(execution, opened),
     )
@@ -88,19 +81,19 @@ def create_app(settings: CpuManagerSettings | None = None, *, clock: Clock = SYS
     settings = settings or load(CpuManagerSettings)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[State]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[CpuManagerState]:
         become_subreaper()
-        mine = frozenset(sorted(usable_cores())[: settings.cores or None])
+        usable = frozenset(sorted(usable_cores())[: settings.cores or None])
         url = settings.treadle.redis_url
         async with (
-            open_execution(settings, mine) as execution,
+            open_execution(settings, usable) as execution,
             connect(url, name="cpu_manager") as redis,
             connect(url, name="cpu_manager-reader") as reader,
             _runtimes(settings, execution, redis) as (opened, mesh),
             Background() as background,
         ):
-            cores = Cores(topology(settings.topology, mine))
-            node, outbox = await _world(settings, cores, execution, opened, redis, reader, clock)
+            cores = Cores(topology(settings.topology, usable))
+            node, outbox = await _assemble(settings, cores, execution, opened, redis, reader, clock)
             background.start(outbox.run(), name="outbox")
             background.start(node.run(), name="grants")
             if execution.child_processes is not None:
@@ -109,10 +102,10 @@ def create_app(settings: CpuManagerSettings | None = None, *, clock: Clock = SYS
             if _may_get_engine(settings, opened):
                 background.start(_meet_engine(settings, execution, opened, node, mesh), name="engine")
             app.state.node, app.state.outbox = node, outbox
-            yield State(node=node, outbox=outbox, execution=execution)
-            await node.leave()
+            yield CpuManagerState(node=node, outbox=outbox, execution=execution)
+            await node.stop()
 
-    return build_app("cpu_manager", lifespan, ready=_ready, description=__doc__ or "")
+    return build_app("cpu_manager", lifespan, ready=readiness, description=__doc__ or "")
 
 
 @asynccontextmanager
@@ -132,13 +125,13 @@ def _may_get_engine(settings: CpuManagerSettings, opened: Opened) -> bool:
 
 
 async def _meet_engine(
-    settings: CpuManagerSettings, execution: Execution, opened: Opened, node: Node, mesh: Mesh
+    settings: CpuManagerSettings, execution: Execution, opened: Opened, node: NodeManager, mesh: Mesh
 ) -> None:
     await engine_comes(settings, opened, mesh)
     await node.offer(**_offer(execution, opened))
 
 
-async def _world(
+async def _assemble(
     settings: CpuManagerSettings,
     cores: Cores,
     execution: Execution,
@@ -146,24 +139,24 @@ async def _world(
     redis: Redis,
     reader: Redis,
     clock: Clock,
-) -> tuple[Node, Outbox]:
+) -> tuple[NodeManager, Outbox]:
     """Assemble the node's parts. Adopt every environment that outlived the previous manager."""
     memory_mb = lendable_mb(settings.memory_mb, len(cores.all))
     slots, memory = ResourceUsage(settings.slots, owned=settings.slots), ResourceUsage(memory_mb, owned=memory_mb)
     at_once = settings.starts or max(1, len(cores.all) // 2)
     starts = ResourceUsage(at_once, owned=at_once)
-    holdings = {"cores": cores.holding, "slots": slots}
+    usages = {"cores": cores.usage, "slots": slots}
     if opened.runtimes.names or _may_get_engine(settings, opened):
-        holdings[MEMORY], holdings[STARTS] = memory, starts
-    hello = _hello(settings, holdings, execution, opened)
+        usages[MEMORY], usages[STARTS] = memory, starts
+    hello = _hello(settings, usages, execution, opened)
     outbox = Outbox(redis)
     report = observe(outbox.put)
-    trajectories = Trajectories(
+    registry = EnvironmentRegistry(
         node=hello.node,
         incarnation=hello.incarnation,
         acting=Acting(opened.runtimes, clock, settings.output_bytes, settings.guard_s),
         memory=memory,
-        tell=report,
+        report=report,
         clock=clock,
         starts=starts,
     )
@@ -173,17 +166,11 @@ async def _world(
         cores=cores,
         slots=slots,
         grading=Grading(execution.graders, execution.sandbox, settings.output_bytes, settings.guard_s),
-        trajectories=trajectories,
+        registry=registry,
         report=report,
         clock=clock,
     )
     outbox.may_gather = attempts.busy
-    trajectories.adopt(await opened.runtimes.survivors())
+    registry.adopt(await opened.runtimes.survivors())
     _log.info("node_started", node=hello.node, capacity=hello.capacity, **hello.labels)
-    return Node(redis, reader, hello, attempts, outbox, holdings, clock, execution.cold_start_s), outbox
-
-
-def _ready(app: FastAPI) -> str | None:
-    if not app.state.node.met_leader:
-        return "no leader has asked for this node's inventory yet"
-    return None if app.state.outbox.ready() else "outcomes pile up: Valkey does not take them"
+    return NodeManager(redis, reader, hello, attempts, outbox, usages, clock, execution.cold_start_s), outbox

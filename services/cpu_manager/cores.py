@@ -24,21 +24,21 @@ class Cores:
 
     topology: Topology
     all: frozenset[int] = field(init=False)
-    holding: ResourceUsage = field(init=False)
+    usage: ResourceUsage = field(init=False)
     _sets: CoreSets = field(init=False)
 
     def __post_init__(self) -> None:
         self.all = frozenset(core for node in self.topology.nodes for group in node for core in group)
-        self.holding = ResourceUsage(len(self.all), owned=len(self.all))
+        self.usage = ResourceUsage(len(self.all), owned=len(self.all))
         self._sets = CoreSets(self.topology)
 
     @property
     def free(self) -> int:
-        return len(self.all) - self.holding.used
+        return len(self.all) - self.usage.used
 
     @property
     def used(self) -> int:
-        return self.holding.used
+        return self.usage.used
 
     def take(self, count: int, now: Seconds) -> frozenset[int]:
         """Assign `count` cores exclusively.
@@ -49,7 +49,7 @@ class Cores:
         if count == 0:
             return frozenset()
         taken = self._sets.take(count)
-        self.holding.use(count, now)
+        self.usage.use(count, now)
         return taken
 
     def give_back(self, cores: frozenset[int], now: Seconds) -> None:
@@ -60,4 +60,4 @@ class Cores:
         """
         if cores:
             self._sets.give_back(cores)
-            self.holding.use(-len(cores), now)
+            self.usage.use(-len(cores), now)

@@ -1,4 +1,4 @@
-"""Work that needs only a sandbox: passes a grant's parameters to its grader and returns the verdict."""
+"""Attempts that need only a sandbox: parse a grant's parameters, grade, return the verdict."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 
-from services.cpu_manager.graders.protocol import Bench, Grader
-from services.cpu_manager.results import Done, encode_output, lost, refused
-from services.cpu_manager.sandbox.protocol import Sandbox
-from services.cpu_manager.tenancy import TenantSandbox
+from services.cpu_manager.graders.protocol import Grader, GradingContext
+from services.cpu_manager.results import AttemptResult, encode_output, lost, refused
+from services.cpu_manager.sandbox.protocol import Exit, Job, PythonJob, Sandbox
 from shared.messages.grants import Granted
 from shared.runtime import log
 
@@ -30,7 +29,7 @@ class Grading:
     guard_s: float
     """Seconds past its limit after which an attempt that has not ended counts as our failure."""
 
-    async def grade(self, grant: Granted, cores: frozenset[int]) -> Done:
+    async def grade(self, grant: Granted, cores: frozenset[int]) -> AttemptResult:
         """Execute the grant on these cores. Raises only its own cancellation."""
         grader = self.graders.get(grant.work)
         if grader is None:
@@ -38,7 +37,7 @@ class Grading:
         try:
             params = msgspec.json.decode(grant.params, type=grader.params)
             sandbox = TenantSandbox(self.sandbox, grant.tenant)
-            bench = Bench(
+            context = GradingContext(
                 sandbox=sandbox,
                 cores=cores,
                 timeout_s=grant.timeout_s,
@@ -47,16 +46,16 @@ class Grading:
                 exception_score=grant.exception_score,
             )
             async with asyncio.timeout(grant.timeout_s + self.guard_s):
-                verdict = await grader.grade(params, bench)
+                verdict = await grader.grade(params, context)
             output = encode_output(verdict.output, self.output_bytes)
         except TimeoutError:
             return lost(f"no end {self.guard_s:g} s after its limit of {grant.timeout_s:g} s")
         except (ValueError, msgspec.MsgspecError) as error:
             return refused(str(error))
         except Exception as error:  # noqa: BLE001  # a grader's bug is our failure, never a verdict
-            _log.exception("grader_crashed", action=grant.action, work=grant.work)
-            return lost(f"grader crashed: {type(error).__name__}")
-        return Done(
+            _log.exception("grader_failed", action=grant.action, work=grant.work)
+            return lost(f"the grader failed: {type(error).__name__}")
+        return AttemptResult(
             verdict.status,
             verdict.passed,
             verdict.score,
@@ -66,3 +65,24 @@ class Grading:
             verdict.peak_memory_bytes,
             evidence="" if verdict.status == "lost" else verdict.evidence or grader.evidence,
         )
+
+
+class TenantSandbox:
+    """The node's sandbox, with separate zygotes for this tenant.
+
+    Zygotes hold no payload and no secret, so no leak between tenants is known. Separate zygotes also prevent unknown
+    ones. The default tenant uses the zygotes that were started first.
+    """
+
+    def __init__(self, sandbox: Sandbox, tenant: str) -> None:
+        self._sandbox = sandbox
+        self._tenant = tenant
+
+    async def run(self, job: Job, cores: frozenset[int]) -> Exit:
+        """Run one job (see `Sandbox.run`)."""
+        if isinstance(job, PythonJob) and self._tenant != "default":
+            job = msgspec.structs.replace(job, zygote=f"{job.zygote}@{self._tenant}")
+        return await self._sandbox.run(job, cores)
+
+    async def close(self) -> None:
+        """Does nothing: the node closes its sandbox itself."""

@@ -1,4 +1,4 @@
-"""One trajectory's environment on this node: its attempts, and the reason of its end."""
+"""State of one trajectory's environment on this node: its attempts, and the reason of its end."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from services.cpu_manager.environments.protocol import Environment
-from services.cpu_manager.results import Done
+from services.cpu_manager.results import AttemptResult
 from shared.messages.environments import MEMORY, EnvironmentSpec
 from shared.messages.outcomes import EnvironmentHeld
 from shared.policy.model.formulation import STARTS, TrajectoryEnd
 from shared.runtime.units import Seconds
 
-Word = Literal["closed", "idle", "lifetime", "died", "stopped"]
+EndReason = Literal["closed", "idle", "lifetime", "died", "stopped"]
 """Reason of an environment's end, in metrics."""
 
-ENDED: dict[Word, TrajectoryEnd] = {
+ENDED: dict[EndReason, TrajectoryEnd] = {
     "closed": "closed",
     "idle": "expired",
     "lifetime": "expired",
@@ -29,13 +29,13 @@ ENDED: dict[Word, TrajectoryEnd] = {
 class Ending(NamedTuple):
     """Reason of an environment's end."""
 
-    word: Word
+    reason_code: EndReason
     reason: str
     """For people."""
 
-    def done(self) -> Done:
+    def result(self) -> AttemptResult:
         """Return the outcome of an attempt that came too late, or that this end interrupted."""
-        return Done("environment-lost", reason=self.reason, environment_ended=ENDED[self.word])
+        return AttemptResult("environment-lost", reason=self.reason, environment_ended=ENDED[self.reason_code])
 
 
 CLOSED = Ending("closed", "its trajectory was closed")
@@ -50,32 +50,31 @@ class ManagedEnvironment:
     trajectory: str
     spec: EnvironmentSpec
     environment: Environment | None = None
-    """None: not made yet."""
+    """None: not created yet."""
     since: Seconds = 0.0
     """When it was created. Its lifetime counts from here."""
-    rests_since: Seconds = 0.0
-    acting: set[asyncio.Task[Done]] = field(default_factory=set)
-    """Running attempts. The leader sends one at a time; if another comes, it waits for `turn`."""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    idle_since: Seconds = 0.0
+    acting: set[asyncio.Task[AttemptResult]] = field(default_factory=set)
+    """Running attempts. The leader sends one at a time; if another comes, it waits for `lock`."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     ending: Ending | None = None
     """Set once. After that no attempt begins in it."""
     closing: bool = False
-    """True from the moment no attempt runs in it and its closing has begun."""
-
-    told: bool = False
+    """True if its closing has begun; no attempt runs in it any more."""
+    reported: bool = False
     """True if its existence was reported to the leader, or will be with the outcome of its first action."""
 
-    def stays(self) -> EnvironmentHeld:
+    def held(self) -> EnvironmentHeld:
         """Return what it holds, as the leader counts it."""
-        return stays(self.trajectory, self.spec, making=self.environment is None)
+        return environment_units(self.trajectory, self.spec, creating=self.environment is None)
 
     def ends_at(self) -> tuple[Seconds, Ending]:
         """Return when its own limits will end it in its present state, and the limit that comes first."""
         spec = self.spec
-        lifetime = self.since + spec.lifetime_s, Ending("lifetime", f"it has lived for {spec.lifetime_s:g} s")
+        lifetime = self.since + spec.lifetime_s, Ending("lifetime", f"its lifetime of {spec.lifetime_s:g} s is over")
         if self.acting:
             return lifetime
-        idle = self.rests_since + spec.idle_s, Ending("idle", f"nothing was done in it for {spec.idle_s:g} s")
+        idle = self.idle_since + spec.idle_s, Ending("idle", f"it was idle for {spec.idle_s:g} s")
         return min(idle, lifetime)
 
     def die(self, reason: str = "") -> None:
@@ -87,16 +86,16 @@ class ManagedEnvironment:
         """Record the end: no attempt begins any more, and running ones are cancelled."""
         self.ending = ending
         for task in self.acting:
-            cut(task)
+            cancel_once(task)
 
 
-def stays(trajectory: str, spec: EnvironmentSpec, *, making: bool) -> EnvironmentHeld:
+def environment_units(trajectory: str, spec: EnvironmentSpec, *, creating: bool) -> EnvironmentHeld:
     """Return what an environment holds of its node: its memory until its end, and one of the starts during creation."""
-    units = {MEMORY: spec.memory_mb, STARTS: 1} if making else {MEMORY: spec.memory_mb}
+    units = {MEMORY: spec.memory_mb, STARTS: 1} if creating else {MEMORY: spec.memory_mb}
     return EnvironmentHeld(trajectory=trajectory, units=units)
 
 
-def cut(task: asyncio.Task[Done]) -> None:
+def cancel_once(task: asyncio.Task[AttemptResult]) -> None:
     """Cancel the task, once: a second cancellation would disturb the cleanup after the first."""
     if not task.cancelling():
         task.cancel()
@@ -104,12 +103,12 @@ def cut(task: asyncio.Task[Done]) -> None:
 
 @runtime_checkable
 class Aged(Protocol):
-    """A surviving environment with an age from its runtime."""
+    """An environment of an earlier manager whose runtime reports its age."""
 
     @property
     def age_s(self) -> Seconds: ...
 
 
 def age_s(environment: Environment) -> Seconds:
-    """Return the seconds since its creation; 0 if its runtime does not report them."""
+    """Return the seconds since its creation; 0 if its runtime does not report its age."""
     return environment.age_s if isinstance(environment, Aged) else 0.0

@@ -25,7 +25,7 @@ def usable_bytes(root: Path = Path("/")) -> int:
     for line in (root / "proc/meminfo").read_text().splitlines():
         if line.startswith("MemTotal:"):
             return min([int(line.split()[1]) * 1024, *_limits(root)])
-    raise OSError(f"{root / 'proc/meminfo'} does not say how much memory there is")
+    raise OSError(f"{root / 'proc/meminfo'} has no line MemTotal")
 
 
 def _limits(root: Path) -> list[int]:

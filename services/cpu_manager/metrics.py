@@ -15,10 +15,10 @@ EXECUTION = Histogram(
     "Execution of one attempt, from its grant's arrival to its end.",
     buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
 )
-STANDING = Gauge("treadle_cpu_manager_environments", "Trajectories' environments that stand on this node.")
+ENVIRONMENTS = Gauge("treadle_cpu_manager_environments", "Trajectories' environments that exist on this node.")
 CREATION = Histogram(
     "treadle_cpu_manager_environment_creation_seconds",
-    "Making one environment, set-up lines included; their count is the environments made.",
+    "Creation of one environment, set-up lines included; the count is that of created environments.",
     ["runtime"],
     buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
 )

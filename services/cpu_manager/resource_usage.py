@@ -11,7 +11,7 @@ from shared.runtime.units import Seconds
 class ResourceUsage:
     """Units of one resource. `owned` is the planner's share for this node; `used` is what running actions hold.
 
-    Unit-seconds of both are integrated from the first call of `settle` on.
+    Unit-seconds of both are integrated from the first call of `integrate` on.
     """
 
     exist: int
@@ -28,15 +28,15 @@ class ResourceUsage:
 
     def use(self, units: int, now: Seconds) -> None:
         """Count units that actions have taken (+) or released (-)."""
-        self.settle(now)
+        self.integrate(now)
         self.used += units
 
     def own(self, units: int, now: Seconds) -> None:
         """Set the number of owned units. Running actions keep theirs, whatever the number."""
-        self.settle(now)
+        self.integrate(now)
         self.owned = max(0, min(units, self.exist))
 
-    def settle(self, now: Seconds) -> None:
+    def integrate(self, now: Seconds) -> None:
         """Update the integrals to `now`."""
         elapsed = max(0.0, now - self._since) if self._since else 0.0
         self.owned_unit_s += elapsed * self.held

@@ -14,7 +14,7 @@ _encoder = msgspec.json.Encoder()
 EMPTY = b"{}"
 
 
-class Done(NamedTuple):
+class AttemptResult(NamedTuple):
     """The end of an attempt. The reporter adds durations and epochs."""
 
     status: ExecutionStatus
@@ -32,14 +32,14 @@ class Done(NamedTuple):
     """For `environment-lost`."""
 
 
-def lost(reason: str) -> Done:
+def lost(reason: str) -> AttemptResult:
     """Return a failure of ours, to be retried."""
-    return Done("lost", reason=reason)
+    return AttemptResult("lost", reason=reason)
 
 
-def refused(reason: str) -> Done:
+def refused(reason: str) -> AttemptResult:
     """Return a refusal: no other attempt would succeed either."""
-    return Done("refused", reason=reason)
+    return AttemptResult("refused", reason=reason)
 
 
 def encode_output(output: dict[str, Any], limit: int) -> bytes:
@@ -67,15 +67,15 @@ def _bounded(output: dict[str, Any], limit: int) -> bytes:
     room = limit
     while len(encoded) > limit and room > 16:
         room //= 2
-        encoded = _encoder.encode({**_cut(output, room), "truncated": True})
+        encoded = _encoder.encode({**_shortened(output, room), "truncated": True})
     return encoded if len(encoded) <= limit else _encoder.encode({"truncated": True})
 
 
-def _cut(value: Any, room: int) -> Any:
+def _shortened(value: Any, room: int) -> Any:
     if isinstance(value, str):
         return value if len(value) <= room else value[:room]
     if isinstance(value, dict):
-        return {key: _cut(part, room) for key, part in value.items()}
+        return {key: _shortened(part, room) for key, part in value.items()}
     if isinstance(value, list):
-        return [_cut(part, room) for part in value[: max(1, room)]]
+        return [_shortened(part, room) for part in value[: max(1, room)]]
     return value

@@ -17,8 +17,8 @@ BROKEN: list[tuple[Rule, str, str, list[int]]] = [
         rules.services_never_import_each_other,
         "services/proxy/leader.py",
         """\
-        import services.cpu_manager.node
-        from services.cpu_manager import node
+        import services.cpu_manager.node_manager
+        from services.cpu_manager import node_manager
         from services import cpu_manager
         from ..cpu_manager import node
         import services.proxy.records.waiters

@@ -76,7 +76,7 @@ async def test_a_trainer_that_vanishes_leaves_nothing_behind(scene: Scene, image
         await trainer.bash(trajectory, "sleep 1000 &")
         await trainer.until_used(memory_mb=0)
         view = await ended(trainer, trajectory)
-        assert (view["state"], view["reason"]) == ("expired", "nothing was done in it for 0.5 s")
+        assert (view["state"], view["reason"]) == ("expired", "it was idle for 0.5 s")
         refused = await trainer.bash(trajectory, "true")
         assert refused["status"] == 409, refused
 

@@ -202,7 +202,7 @@ async def test_an_environment_ends_with_its_lifetime(stack: RunningStack, caller
     assert answer.get("ended") == "environment-lost" or answer["status"] == 409, answer
     status, view = await caller.call("GET", f"/v1/trajectories/{trajectory}")
     assert (status, view["state"]) == (200, "expired"), view
-    assert view["reason"] == "it has lived for 1 s", view
+    assert view["reason"] == "its lifetime of 1 s is over", view
 
 
 async def test_work_of_a_dead_node_is_done_by_another(stack: RunningStack, caller: Caller) -> None:

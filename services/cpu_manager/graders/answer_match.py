@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from services.cpu_manager.graders.normalise import normal_form
-from services.cpu_manager.graders.protocol import Bench, Verdict
+from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.graders.seal import new_nonce, pack, unpack
 from services.cpu_manager.graders.verdicts import charged, lost, refused, verdict_of_end
 from services.cpu_manager.sandbox.harnesses.function import BEGUN
@@ -49,7 +49,7 @@ class AnswerMatchGrader:
     repeatable = True
     evidence: Evidence = "separate"
 
-    async def grade(self, params: AnswerMatch, bench: Bench) -> Verdict:
+    async def grade(self, params: AnswerMatch, context: GradingContext) -> Verdict:
         """Extract if requested, then compare.
 
         Raises:
@@ -60,19 +60,19 @@ class AnswerMatchGrader:
             raise ValueError("answer.match needs at least one gold text")
         if params.extract is None:
             return _compared(params, golds, params.response)
-        return await self._extracted(params, params.extract, golds, bench)
+        return await self._extracted(params, params.extract, golds, context)
 
-    async def _extracted(self, params: AnswerMatch, pattern: str, golds: list[str], bench: Bench) -> Verdict:
+    async def _extracted(self, params: AnswerMatch, pattern: str, golds: list[str], context: GradingContext) -> Verdict:
         nonce = new_nonce()
         request = {"function": "extract", "arguments": {"pattern": pattern, "response": params.response}}
-        wall_s = min(EXTRACT_S, bench.timeout_s)
+        wall_s = min(EXTRACT_S, context.timeout_s)
         job = PythonJob(
             harness="function",
             source=EXTRACTOR,
             payload=pack(nonce, request),
             limits=Limits(wall_s=wall_s, cpu_s=wall_s + 1.0),
         )
-        end = await bench.sandbox.run(job, bench.cores)
+        end = await context.sandbox.run(job, context.cores)
         decided = verdict_of_end(end)
         if decided is not None and decided.status != "ok":
             return decided
@@ -80,8 +80,8 @@ class AnswerMatchGrader:
         if report is None:
             return lost(end)  # only our own program ran: without its report nothing is known of the answer
         if not report.sealed:
-            return refused(f"extract failed: {report.told.get('message', '')}")
-        text = report.told["extra"]["text"]
+            return refused(f"extract failed: {report.details.get('message', '')}")
+        text = report.details["extra"]["text"]
         return charged(_compared(params, golds, text), [end])
 
 

@@ -15,11 +15,11 @@ from typing import Final
 import msgspec
 
 from services.cpu_manager.graders.programs import limits_of
-from services.cpu_manager.graders.protocol import Bench, Verdict
-from services.cpu_manager.graders.seal import Report, new_nonce, pack, unpack
+from services.cpu_manager.graders.protocol import GradingContext, Verdict
+from services.cpu_manager.graders.seal import HarnessReport, new_nonce, pack, unpack
 from services.cpu_manager.graders.splitting.judging import Finding, Judge, raised
-from services.cpu_manager.graders.splitting.plan import Plan
-from services.cpu_manager.graders.splitting.plans import Plans
+from services.cpu_manager.graders.splitting.plan import SplitPlan
+from services.cpu_manager.graders.splitting.reading import PlanCache
 from services.cpu_manager.graders.verdicts import (
     ERROR_CLASSES,
     LOST,
@@ -48,16 +48,16 @@ class CodeAssertsGrader:
     evidence: Evidence = "in-process"
 
     def __init__(self) -> None:
-        self._plans = Plans()
+        self._plans = PlanCache()
 
-    async def grade(self, params: CodeAsserts, bench: Bench) -> Verdict:
+    async def grade(self, params: CodeAsserts, context: GradingContext) -> Verdict:
         """Run `code`, then `tests`, then `check(entry_point)`, as one program would."""
         text = asserts_of(params)
         plan = await self._plans.get(text)
         if plan is not None:
-            verdict = await _separate(plan, params, bench)
+            verdict = await _separate(plan, params, context)
         else:
-            verdict = await _in_process(text, params, bench)
+            verdict = await _in_process(text, params, context)
         return msgspec.structs.replace(verdict, evidence="in-process" if plan is None else "separate")
 
 
@@ -68,7 +68,7 @@ def asserts_of(params: CodeAsserts) -> str:
     return f"{params.tests}\ncheck({params.entry_point})\n"
 
 
-async def _separate(plan: Plan, params: CodeAsserts, bench: Bench) -> Verdict:
+async def _separate(plan: SplitPlan, params: CodeAsserts, context: GradingContext) -> Verdict:
     judge = Judge(plan)
 
     def enough(report: bytes) -> bool:
@@ -76,38 +76,38 @@ async def _separate(plan: Plan, params: CodeAsserts, bench: Bench) -> Verdict:
             return False
         return judge.take(report[judge.taken :]).decided in ("failed", "error")
 
-    job = _job("calls", params, bench, plan.payload)
-    end = await bench.sandbox.run(msgspec.structs.replace(job, enough=enough), bench.cores)
+    job = _job("calls", params, context, plan.payload)
+    end = await context.sandbox.run(msgspec.structs.replace(job, enough=enough), context.cores)
     rest = end.report[judge.taken :]
     inline = judge.waiting + len(rest) <= _INLINE_BYTES
     finding = judge.take(rest) if inline else await asyncio.to_thread(judge.take, rest)
     return charged(_found(end, finding), [end])
 
 
-async def _in_process(text: str, params: CodeAsserts, bench: Bench) -> Verdict:
+async def _in_process(text: str, params: CodeAsserts, context: GradingContext) -> Verdict:
     nonce = new_nonce()
-    end = await bench.sandbox.run(_job("asserts", params, bench, pack(nonce, text)), bench.cores)
+    end = await context.sandbox.run(_job("asserts", params, context, pack(nonce, text)), context.cores)
     report = unpack(end.report, nonce)
-    if report is not None and report.sealed and "fault" in report.told and end.ended_by not in LOST:
-        return charged(refused(f"The tests cannot run: {report.told['fault']}"), [end])
-    finding = _told(report)
+    if report is not None and report.sealed and "fault" in report.details and end.ended_by not in LOST:
+        return charged(refused(f"The tests cannot run: {report.details['fault']}"), [end])
+    finding = _finding_of(report)
     if finding.decided != "passed" and verdict_of_end(end) is not None:
         finding = Finding()  # the limit counts, not the program's report about itself
     return charged(_found(end, finding), [end])
 
 
-def _job(harness: str, params: CodeAsserts, bench: Bench, payload: bytes) -> PythonJob:
-    wall_s = min(params.timeout_s, bench.timeout_s)
-    limits = limits_of(wall_s, len(bench.cores), params.memory_mb)
+def _job(harness: str, params: CodeAsserts, context: GradingContext, payload: bytes) -> PythonJob:
+    wall_s = min(params.timeout_s, context.timeout_s)
+    limits = limits_of(wall_s, len(context.cores), params.memory_mb)
     return PythonJob(harness=harness, source=params.code, payload=payload, limits=limits)
 
 
-def _told(report: Report | None) -> Finding:
+def _finding_of(report: HarnessReport | None) -> Finding:
     if report is None:
         return Finding()
     if report.sealed:
         return Finding(decided="passed")
-    return raised(report.told)
+    return raised(report.details)
 
 
 def _found(end: Exit, finding: Finding) -> Verdict:

@@ -14,7 +14,7 @@ import msgspec
 
 from services.cpu_manager.graders.compile_cache import Compiled
 from services.cpu_manager.graders.programs import Builder, LanguageMissingError, Program, limits_of
-from services.cpu_manager.graders.protocol import Bench, Verdict
+from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.graders.verdicts import ERROR_CLASSES, LOST, TIMED_OUT, charged, lost, refused
 from services.cpu_manager.sandbox.protocol import Exit, names_a_file
 from shared.messages.kinds import CodeRun
@@ -37,7 +37,7 @@ class CodeRunGrader:
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
 
-    async def grade(self, params: CodeRun, bench: Bench) -> Verdict:
+    async def grade(self, params: CodeRun, context: GradingContext) -> Verdict:
         """Compile and run within the stage's limit.
 
         Raises:
@@ -45,18 +45,18 @@ class CodeRunGrader:
         """
         program = Program(language=params.language, source=params.code, files=decoded_files(params.files))
         try:
-            compiled, fresh = await self._builder.compile(program, bench, params.compile_timeout_s, params.memory_mb)
+            compiled, fresh = await self._builder.compile(program, context, params.compile_timeout_s, params.memory_mb)
         except LanguageMissingError as missing:
             return refused(str(missing))
         if compiled is not None and compiled.end.ended_by in LOST:
             return lost(compiled.end)
         if compiled is not None and not compiled.succeeded:
             return _verdict(compiled, None, spent=[compiled.end] if fresh else [])
-        left_s = bench.timeout_s - (compiled.end.wall_s if compiled is not None and fresh else 0.0)
-        limits = limits_of(max(0.1, min(params.run_timeout_s, left_s)), len(bench.cores), params.memory_mb)
+        left_s = context.timeout_s - (compiled.end.wall_s if compiled is not None and fresh else 0.0)
+        limits = limits_of(max(0.1, min(params.run_timeout_s, left_s)), len(context.cores), params.memory_mb)
         stdin = (params.stdin or "").encode("utf-8", "surrogatepass")
         job = self._builder.run_job(program, compiled, stdin, tuple(params.fetch_files), limits)
-        end = await bench.sandbox.run(job, bench.cores)
+        end = await context.sandbox.run(job, context.cores)
         if end.ended_by in LOST:
             return lost(end)
         return _verdict(compiled, end, spent=[compiled.end, end] if compiled is not None and fresh else [end])

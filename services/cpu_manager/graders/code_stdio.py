@@ -17,7 +17,7 @@ import msgspec
 from services.cpu_manager.graders.compare import outputs_equal
 from services.cpu_manager.graders.compile_cache import Compiled
 from services.cpu_manager.graders.programs import Builder, LanguageMissingError, Program, limits_of
-from services.cpu_manager.graders.protocol import Bench, Verdict
+from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.graders.verdicts import (
     ERROR_CLASSES,
     LOST,
@@ -60,7 +60,7 @@ class CodeStdioGrader:
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
 
-    async def grade(self, params: CodeStdio, bench: Bench) -> Verdict:
+    async def grade(self, params: CodeStdio, context: GradingContext) -> Verdict:
         """Compile once, run every test (or up to the first that fails), compare outside the walls.
 
         Raises:
@@ -73,14 +73,14 @@ class CodeStdioGrader:
                 raise ValueError(f"test {number} expects more output than a program may print: {_MOST_PRINTED} bytes")
         program = Program(language=params.language, source=params.code)
         try:
-            compiled, fresh = await self._builder.compile(program, bench, params.compile_timeout_s, params.memory_mb)
+            compiled, fresh = await self._builder.compile(program, context, params.compile_timeout_s, params.memory_mb)
         except LanguageMissingError as missing:
             return refused(str(missing))
         spent = [compiled.end] if compiled is not None and fresh else []
         if compiled is not None and not compiled.succeeded:
             return charged(_not_compiled(compiled.end), spent)
-        session = _Session(self._builder, program, compiled, params, bench)
-        verdict = await session.verdict(left_s=bench.timeout_s - sum(end.wall_s for end in spent))
+        session = _Session(self._builder, program, compiled, params, context)
+        verdict = await session.verdict(left_s=context.timeout_s - sum(end.wall_s for end in spent))
         return charged(verdict, [*spent, *session.ends])
 
 
@@ -88,13 +88,13 @@ class _Session:
     """The tests of one action. Each core takes the next test in order, until no remaining test can matter."""
 
     def __init__(
-        self, builder: Builder, program: Program, compiled: Compiled | None, params: CodeStdio, bench: Bench
+        self, builder: Builder, program: Program, compiled: Compiled | None, params: CodeStdio, context: GradingContext
     ) -> None:
         self._builder = builder
         self._program = program
         self._compiled = compiled
         self._params = params
-        self._bench = bench
+        self._context = context
         self._next = 0
         self._stop = len(params.tests)
         """Tests from this one on do not count, because an earlier test decided."""
@@ -107,7 +107,7 @@ class _Session:
     async def verdict(self, left_s: float) -> Verdict:
         """Run the tests with `left_s` wall seconds on every core, and sum up."""
         async with asyncio.TaskGroup() as cores:
-            for core in sorted(self._bench.cores)[: len(self._params.tests)]:
+            for core in sorted(self._context.cores)[: len(self._params.tests)]:
                 cores.create_task(self._work(core, left_s))
         results = [result for index in range(self._stop) if (result := self._results[index]) is not None]
         if results and results[-1].lost:
@@ -140,7 +140,7 @@ class _Session:
         job = self._builder.run_job(
             self._program, self._compiled, stdin, (), limits_of(wall_s, 1, self._params.memory_mb)
         )
-        end = await self._bench.sandbox.run(job, frozenset({core}))
+        end = await self._context.sandbox.run(job, frozenset({core}))
         self.ends.append(end)
         if end.ended_by in TIMED_OUT and wall_s < self._params.timeout_s:
             return None
@@ -156,7 +156,7 @@ class _Session:
                 status="timeout",
                 passed=False,
                 output=output | {"error_class": "TimeLimitExceeded"},
-                reason=f"The stage's limit of {self._bench.timeout_s} s ended after {len(results)} of {total} tests.",
+                reason=f"The stage's limit of {self._context.timeout_s} s ended after {len(results)} of {total} tests.",
             )
         score = n_passed / total if self._params.score == "fraction" else float(passed)
         reason = "" if passed else f"{n_passed} of {total} tests passed."

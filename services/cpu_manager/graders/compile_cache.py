@@ -75,7 +75,7 @@ class CompileCache:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[bytes, Compiled] = OrderedDict()
         self._bytes = 0
-        self._flights: dict[bytes, asyncio.Future[Compiled | None]] = {}
+        self._compiling: dict[bytes, asyncio.Future[Compiled | None]] = {}
 
     async def get(
         self, key: bytes, limits: Limits, compile_now: Callable[[], Awaitable[Compiled]]
@@ -88,12 +88,12 @@ class CompileCache:
             kept = self._look_up(key, limits)
             if kept is not None:
                 return kept, False
-            flight = self._flights.get(key)
-            if flight is None:
-                return await self._lead(key, compile_now), True
-            landed = await asyncio.shield(flight)
-            if landed is not None and landed.answers(limits):
-                return landed, False
+            future = self._compiling.get(key)
+            if future is None:
+                return await self._compile(key, compile_now), True
+            compiled = await asyncio.shield(future)
+            if compiled is not None and compiled.answers(limits):
+                return compiled, False
 
     def _look_up(self, key: bytes, limits: Limits) -> Compiled | None:
         kept = self._kept.get(key)
@@ -102,9 +102,9 @@ class CompileCache:
         self._kept.move_to_end(key)
         return kept
 
-    async def _lead(self, key: bytes, compile_now: Callable[[], Awaitable[Compiled]]) -> Compiled:
-        flight: asyncio.Future[Compiled | None] = asyncio.get_running_loop().create_future()
-        self._flights[key] = flight
+    async def _compile(self, key: bytes, compile_now: Callable[[], Awaitable[Compiled]]) -> Compiled:
+        future: asyncio.Future[Compiled | None] = asyncio.get_running_loop().create_future()
+        self._compiling[key] = future
         compiled: Compiled | None = None
         try:
             compiled = await compile_now()
@@ -112,8 +112,8 @@ class CompileCache:
                 self._keep(key, compiled)
             return compiled
         finally:
-            del self._flights[key]
-            flight.set_result(compiled)  # None: this call was cancelled; the first of the waiting ones compiles next
+            del self._compiling[key]
+            future.set_result(compiled)  # None: this call was cancelled; the first of the waiting ones compiles next
 
     def _keep(self, key: bytes, compiled: Compiled) -> None:
         replaced = self._kept.pop(key, None)

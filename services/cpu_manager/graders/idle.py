@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.cpu_manager.graders.protocol import Bench, Verdict
+from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from shared.messages.kinds import Noop, Sleep
 from shared.messages.outcomes import Evidence
 
@@ -17,9 +17,9 @@ class NoopGrader:
     repeatable = True
     evidence: Evidence = ""
 
-    async def grade(self, params: Noop, bench: Bench) -> Verdict:
+    async def grade(self, params: Noop, context: GradingContext) -> Verdict:
         """Return the echo, if there is one."""
-        del bench
+        del context
         return Verdict(status="ok", output={"echo": params.echo} if params.echo else {})
 
 
@@ -31,11 +31,11 @@ class SleepGrader:
     repeatable = True
     evidence: Evidence = ""
 
-    async def grade(self, params: Sleep, bench: Bench) -> Verdict:
+    async def grade(self, params: Sleep, context: GradingContext) -> Verdict:
         """Return after `seconds`, or after the stage's limit if that is shorter."""
-        await asyncio.sleep(min(params.seconds, bench.timeout_s))
-        if params.seconds > bench.timeout_s:
+        await asyncio.sleep(min(params.seconds, context.timeout_s))
+        if params.seconds > context.timeout_s:
             return Verdict(
-                status="timeout", reason=f"{params.seconds} s do not fit the stage's limit of {bench.timeout_s} s."
+                status="timeout", reason=f"{params.seconds} s do not fit the stage's limit of {context.timeout_s} s."
             )
         return Verdict(status="ok")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from services.cpu_manager.graders.protocol import Bench, Verdict
+from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.graders.seal import new_nonce, pack, unpack
 from services.cpu_manager.graders.verdicts import charged, how_it_ended, refused, tail, verdict_of_end, wrong
 from services.cpu_manager.sandbox.protocol import Exit, Limits, PythonJob
@@ -27,34 +27,34 @@ class MathVerifyGrader:
     repeatable = True
     evidence: Evidence = "separate"
 
-    async def grade(self, params: MathVerify, bench: Bench) -> Verdict:
+    async def grade(self, params: MathVerify, context: GradingContext) -> Verdict:
         """Parse and compare. A response without an answer is wrong; a gold that does not parse is refused."""
         nonce = new_nonce()
-        wall_s = min(params.timeout_s, bench.timeout_s)
+        wall_s = min(params.timeout_s, context.timeout_s)
         job = PythonJob(
             harness="math",
             payload=pack(nonce, {"response": params.response, "gold": params.gold}),
             limits=Limits(wall_s=wall_s, cpu_s=wall_s + 1.0, memory_bytes=MEMORY_BYTES),
             zygote="math",
         )
-        end = await bench.sandbox.run(job, bench.cores)
+        end = await context.sandbox.run(job, context.cores)
         decided = verdict_of_end(end)
         if decided is not None:
             return decided
         report = unpack(end.report, nonce)
         if report is None or not report.sealed:
             return charged(_no_report(end), [end])
-        told = report.told
-        if not told["gold"]:
-            return charged(refused("The gold answer holds nothing that math-verify can parse.", told), [end])
-        passed = bool(told["equal"])
-        reason = "" if passed else ("Not equal." if told["response"] else "The response holds no answer.")
+        details = report.details
+        if not details["gold"]:
+            return charged(refused("The gold answer holds nothing that math-verify can parse.", details), [end])
+        passed = bool(details["equal"])
+        reason = "" if passed else ("Not equal." if details["response"] else "The response holds no answer.")
         return charged(
             Verdict(
                 status="ok",
                 passed=passed,
                 score=float(passed),
-                output={"gold": told["gold"], "extracted": told["response"]},
+                output={"gold": details["gold"], "extracted": details["response"]},
                 reason=reason,
             ),
             [end],

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
 
 from services.cpu_manager.graders.compile_cache import CompileCache, Compiled, compile_key
-from services.cpu_manager.graders.languages import canonical, missing
-from services.cpu_manager.graders.protocol import Bench
+from services.cpu_manager.graders.protocol import GradingContext
 from services.cpu_manager.sandbox.languages import LanguageInfo, compile_job, run_job
 from services.cpu_manager.sandbox.protocol import Job, Limits
 
@@ -20,6 +19,23 @@ link 600 MB, and a compiler killed for memory would look like the program's faul
 COMPILE_DISK_BYTES: Final = 512 << 20
 COMPILE_PIDS: Final = 256
 """Go and Java compilers start a thread for every few packages."""
+ALIASES: Final[Mapping[str, str]] = {
+    "py": "python",
+    "python3": "python",
+    "py3": "python",
+    "js": "javascript",
+    "node": "javascript",
+    "nodejs": "javascript",
+    "ts": "typescript",
+    "c++": "cpp",
+    "cxx": "cpp",
+    "cc": "cpp",
+    "golang": "go",
+    "rs": "rust",
+    "sh": "bash",
+    "shell": "bash",
+}
+"""Alias -> canonical name. SandboxFusion calls JavaScript `nodejs`; model fences say `python3`, `js`, `c++`, `sh`."""
 
 
 class LanguageMissingError(Exception):
@@ -48,7 +64,7 @@ class Builder:
         self._cache = cache
 
     async def compile(
-        self, program: Program, bench: Bench, timeout_s: float, memory_mb: int | None
+        self, program: Program, context: GradingContext, timeout_s: float, memory_mb: int | None
     ) -> tuple[Compiled | None, bool]:
         """Return the compiled program (None if interpreted), and True if this call spent time on compiling.
 
@@ -58,20 +74,20 @@ class Builder:
         language = self._language(program)
         if not language.compiled:
             return None, False
-        wall_s = min(timeout_s, bench.timeout_s)
+        wall_s = min(timeout_s, context.timeout_s)
         limits = Limits(
             wall_s=wall_s,
-            cpu_s=wall_s * len(bench.cores) + 1.0,
+            cpu_s=wall_s * len(context.cores) + 1.0,
             memory_bytes=max(memory_mb or 0, COMPILE_MEMORY_MB) << 20,
             disk_bytes=COMPILE_DISK_BYTES,
             pids=COMPILE_PIDS,
         )
 
         async def compile_now() -> Compiled:
-            end = await bench.sandbox.run(compile_job(language, program.source, program.files, limits), bench.cores)
+            end = await context.sandbox.run(compile_job(language, program.source, program.files, limits), context.cores)
             return Compiled(end=msgspec.structs.replace(end, files={}), artifact=end.files, limits=limits)
 
-        key = compile_key(bench.tenant, language.name, program.source, program.files)
+        key = compile_key(context.tenant, language.name, program.source, program.files)
         return await self._cache.get(key, limits, compile_now)
 
     def run_job(
@@ -86,3 +102,15 @@ class Builder:
         if found is None:
             raise LanguageMissingError(missing(program.language, self._languages))
         return found
+
+
+def canonical(language: str) -> str:
+    """Return the canonical name of a language, whatever its case or alias; an unknown name in lower case."""
+    name = language.strip().lower()
+    return ALIASES.get(name, name)
+
+
+def missing(language: str, available: Iterable[str]) -> str:
+    """Return the message for a language without a toolchain here; it must not look like a compile error."""
+    have = ", ".join(sorted(available)) or "none"
+    return f"This node has no toolchain for {language!r} (it has: {have}). Send the action to a node that has one."

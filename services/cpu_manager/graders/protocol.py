@@ -38,7 +38,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     evidence: Evidence = ""
 
 
-class Bench(msgspec.Struct, frozen=True, kw_only=True):
+class GradingContext(msgspec.Struct, frozen=True, kw_only=True):
     """Resources of one action: its grant and its limits."""
 
     sandbox: Sandbox
@@ -63,6 +63,6 @@ class Grader(Protocol, Generic[P_contra]):
     evidence: Evidence
     """Evidence of every verdict of this kind that has none itself."""
 
-    async def grade(self, params: P_contra, bench: Bench) -> Verdict:
+    async def grade(self, params: P_contra, context: GradingContext) -> Verdict:
         """Grade one action. Raise ValueError for malformed parameters (answered as refused)."""
         ...

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.cpu_manager.graders.programs import limits_of
-from services.cpu_manager.graders.protocol import Bench, Verdict
-from services.cpu_manager.graders.seal import Report, new_nonce, pack, unpack
+from services.cpu_manager.graders.protocol import GradingContext, Verdict
+from services.cpu_manager.graders.seal import HarnessReport, new_nonce, pack, unpack
 from services.cpu_manager.graders.verdicts import ERROR_CLASSES, charged, how_it_ended, refused, tail, verdict_of_end
 from services.cpu_manager.sandbox.harnesses.function import BEGUN
 from services.cpu_manager.sandbox.protocol import Exit, PythonJob
@@ -37,7 +37,7 @@ class PythonFunctionGrader:
     repeatable = True
     evidence: Evidence = "in-process"
 
-    async def grade(self, params: PythonFunction, bench: Bench) -> Verdict:
+    async def grade(self, params: PythonFunction, context: GradingContext) -> Verdict:
         """Call the function with verl's four keyword arguments."""
         nonce = new_nonce()
         arguments = {
@@ -46,18 +46,18 @@ class PythonFunctionGrader:
             "ground_truth": params.ground_truth,
             "extra_info": params.extra_info,
         }
-        wall_s = min(params.timeout_s, bench.timeout_s)
+        wall_s = min(params.timeout_s, context.timeout_s)
         job = PythonJob(
             harness="function",
             source=params.module,
             payload=pack(nonce, {"function": params.function, "arguments": arguments}),
-            limits=limits_of(wall_s, len(bench.cores), params.memory_mb),
-            zygote=zygote_of(bench.tenant, params.module),
+            limits=limits_of(wall_s, len(context.cores), params.memory_mb),
+            zygote=zygote_of(context.tenant, params.module),
         )
-        end = await bench.sandbox.run(job, bench.cores)
+        end = await context.sandbox.run(job, context.cores)
         begun = end.report.startswith(BEGUN)
         report = unpack(end.report.removeprefix(BEGUN), nonce)
-        return charged(_Outcome(params.function, bench, begun=begun).verdict(end, report), [end])
+        return charged(_Outcome(params.function, context, begun=begun).verdict(end, report), [end])
 
 
 def zygote_of(tenant: str, module: str) -> str:
@@ -74,11 +74,11 @@ class _Outcome:
     """Converts the end of one call to a verdict."""
 
     function: str
-    bench: Bench
+    context: GradingContext
     begun: bool
     """True if the call had begun."""
 
-    def verdict(self, end: Exit, report: Report | None) -> Verdict:
+    def verdict(self, end: Exit, report: HarnessReport | None) -> Verdict:
         decided = verdict_of_end(end)
         if decided is not None and decided.status != "ok":
             return decided
@@ -88,30 +88,30 @@ class _Outcome:
         if report is None:
             output = {"error_class": ERROR_CLASSES.get(end.ended_by, "EarlyExit"), "stderr_tail": tail(end.stderr)}
             return self._ended(f"The process {how_it_ended(end)} before {self.function} returned.", output)
-        return _scored(report.told) if report.sealed else self._raised(report.told)
+        return _scored(report.details) if report.sealed else self._raised(report.details)
 
-    def _raised(self, told: dict[str, Any]) -> Verdict:
-        reason = f"{self.function} raised {told.get('exception')}: {told.get('message', '')}"
-        output = {"error_class": "FunctionRaised", "traceback_tail": str(told.get("traceback", ""))}
-        if told.get("ordinary") is not True:
+    def _raised(self, details: dict[str, Any]) -> Verdict:
+        reason = f"{self.function} raised {details.get('exception')}: {details.get('message', '')}"
+        output = {"error_class": "FunctionRaised", "traceback_tail": str(details.get("traceback", ""))}
+        if details.get("ordinary") is not True:
             return self._ended(reason, output)
-        if self.begun and self.bench.exception_score is not None:
-            return _not_passed(self.bench.exception_score, reason, output)
+        if self.begun and self.context.exception_score is not None:
+            return _not_passed(self.context.exception_score, reason, output)
         return refused(reason, output)
 
     def _ended(self, reason: str, output: dict[str, Any]) -> Verdict:
-        return _not_passed(self.bench.error_score, reason, output) if self.begun else refused(reason, output)
+        return _not_passed(self.context.error_score, reason, output) if self.begun else refused(reason, output)
 
 
 def _not_passed(score: float, reason: str, output: dict[str, Any]) -> Verdict:
     return Verdict(status="ok", passed=False, score=score, output=output, reason=reason)
 
 
-def _scored(told: dict[str, Any]) -> Verdict:
-    kind = told["type"]
+def _scored(details: dict[str, Any]) -> Verdict:
+    kind = details["type"]
     return Verdict(
         status="ok",
-        passed=bool(told["score"]) if kind == "bool" else None,
-        score=float(told["score"]),
-        output=told["extra"],
+        passed=bool(details["score"]) if kind == "bool" else None,
+        score=float(details["score"]),
+        output=details["extra"],
     )

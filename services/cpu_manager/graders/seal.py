@@ -20,12 +20,12 @@ NONCE_BYTES: Final = 32
 """Length of the nonce as sent: 16 random bytes as hexadecimal text."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class HarnessReport(msgspec.Struct, frozen=True, kw_only=True):
     """A harness's report."""
 
     sealed: bool
     """True if it has this run's nonce, so the harness came to its end."""
-    told: dict[str, Any]
+    details: dict[str, Any]
     """Its details. In an unsealed report these are claims of the program about its own failure."""
 
 
@@ -41,12 +41,12 @@ def pack(nonce: bytes, secret: object) -> bytes:
     return nonce + marshal.dumps(msgspec.to_builtins(secret))
 
 
-def unpack(report: bytes, nonce: bytes) -> Report | None:
+def unpack(report: bytes, nonce: bytes) -> HarnessReport | None:
     """Read a report; None if it is missing or malformed (which is never a success)."""
     sealed = hmac.compare_digest(report[:NONCE_BYTES], nonce)
     body = report[NONCE_BYTES:] if sealed else report
     try:
-        return Report(sealed=sealed, told=_decoded(body))
+        return HarnessReport(sealed=sealed, details=_decoded(body))
     except (ValueError, RecursionError):
         return None
 

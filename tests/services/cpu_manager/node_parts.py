@@ -12,13 +12,13 @@ import msgspec
 from services.cpu_manager.acting import Acting
 from services.cpu_manager.attempts import Attempts
 from services.cpu_manager.cores import Cores
+from services.cpu_manager.environment_registry import EnvironmentRegistry
 from services.cpu_manager.environments.choice import Runtimes
 from services.cpu_manager.environments.protocol import ActEnd, Environment
-from services.cpu_manager.graders.protocol import Bench, Verdict
+from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.grading import Grading
 from services.cpu_manager.resource_usage import ResourceUsage
 from services.cpu_manager.sandbox.protocol import Exit, Job
-from services.cpu_manager.trajectories import Trajectories
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.grants import Granted
 from shared.messages.kinds import Params as KindParams
@@ -72,17 +72,17 @@ class Scripted:
     params: type[Any] = Params
     repeatable: bool = True
     evidence: Evidence = ""
-    act: Callable[[Params, Bench], Verdict] = lambda _, __: Verdict(status="ok", passed=True, score=1.0)
+    act: Callable[[Params, GradingContext], Verdict] = lambda _, __: Verdict(status="ok", passed=True, score=1.0)
     waits: bool = False
     """Every call waits for `go`."""
     go: asyncio.Event = field(default_factory=asyncio.Event)
-    begun: list[Bench] = field(default_factory=list)
+    begun: list[GradingContext] = field(default_factory=list)
 
-    async def grade(self, params: Params, bench: Bench) -> Verdict:
-        self.begun.append(bench)
+    async def grade(self, params: Params, context: GradingContext) -> Verdict:
+        self.begun.append(context)
         if self.waits:
             await self.go.wait()
-        return self.act(params, bench)
+        return self.act(params, context)
 
 
 def in_environment(
@@ -204,12 +204,12 @@ class Bed:
         self.runtime = FakeRuntime()
         self.reports: list[Outcome] = []
         self.runtimes = runtimes or Runtimes([self.runtime])
-        self.trajectories = Trajectories(
+        self.registry = EnvironmentRegistry(
             node="n",
             incarnation="1",
             acting=Acting(self.runtimes, self.clock, output_bytes, guard_s),
             memory=self.memory,
-            tell=self.report,
+            report=self.report,
             clock=self.clock,
         )
         self.attempts = Attempts(
@@ -218,16 +218,16 @@ class Bed:
             cores=self.cores,
             slots=self.slots,
             grading=Grading({"work": self.grader}, self.sandbox, output_bytes, guard_s),
-            trajectories=self.trajectories,
+            registry=self.registry,
             report=self.report,
             clock=self.clock,
         )
-        self.used_when_told: list[int] = []
+        self.used_when_reported: list[int] = []
 
     def report(self, outcome: Outcome) -> None:
         self.reports.append(outcome)
         if isinstance(outcome, Finished):
-            self.used_when_told.append(self.cores.used)
+            self.used_when_reported.append(self.cores.used)
 
     def finished(self) -> list[Finished]:
         return [one for one in self.reports if isinstance(one, Finished)]

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.cpu_manager.graders.protocol import Bench, Verdict
+from services.cpu_manager.graders.protocol import GradingContext, Verdict
+from services.cpu_manager.grading import TenantSandbox
 from services.cpu_manager.sandbox.protocol import PythonJob
-from services.cpu_manager.tenancy import TenantSandbox
 from shared.messages.outcomes import GrantHeld, Started
 from tests.services.cpu_manager.node_parts import Bed, Params, grant, turns
 
@@ -21,13 +21,13 @@ async def bed() -> Bed:
 
 
 async def test_a_grant_ends_with_its_verdict(bed: Bed) -> None:
-    def act(params: Params, bench: Bench) -> Verdict:
+    def act(params: Params, context: GradingContext) -> Verdict:
         bed.clock.now += 2.5
-        output = {"number": params.number, "cores": sorted(bench.cores)}
+        output = {"number": params.number, "cores": sorted(context.cores)}
         return Verdict(status="ok", passed=False, score=0.25, output=output, cpu_s=0.5, peak_memory_bytes=9)
 
     bed.grader.act = act
-    bed.attempts.begin(grant("a", attempt=2, stage=1, epoch=3, cores=2, params=b'{"number":7}'))
+    bed.attempts.accept(grant("a", attempt=2, stage=1, epoch=3, cores=2, params=b'{"number":7}'))
 
     (outcome,) = await bed.settled()
     assert (outcome.action, outcome.attempt, outcome.stage, outcome.epoch) == ("a", 2, 1, 3)
@@ -40,24 +40,24 @@ async def test_a_grant_ends_with_its_verdict(bed: Bed) -> None:
 async def test_cores_are_exclusive_while_it_runs_and_free_before_it_is_told(bed: Bed) -> None:
     bed.grader.waits = True
     for name in ("a", "b"):
-        bed.attempts.begin(grant(name, cores=2))
+        bed.attempts.accept(grant(name, cores=2))
     await turns()
-    assert [sorted(bench.cores) for bench in bed.grader.begun] == [[0, 1], [2, 3]]
+    assert [sorted(context.cores) for context in bed.grader.begun] == [[0, 1], [2, 3]]
     assert bed.cores.used == 4
 
     bed.grader.go.set()
     await bed.settled()
 
-    assert (bed.cores.used, bed.used_when_told[-1]) == (0, 0)
+    assert (bed.cores.used, bed.used_when_reported[-1]) == (0, 0)
 
 
 async def test_a_grader_knows_its_limit_its_tenant_and_its_sandbox(bed: Bed) -> None:
-    bed.attempts.begin(grant(timeout_s=3.0))
+    bed.attempts.accept(grant(timeout_s=3.0))
     await bed.settled()
 
-    (bench,) = bed.grader.begun
-    assert (bench.timeout_s, bench.tenant) == (3.0, "ada")
-    await bench.sandbox.run(PythonJob(zygote="math"), bench.cores)
+    (context,) = bed.grader.begun
+    assert (context.timeout_s, context.tenant) == (3.0, "ada")
+    await context.sandbox.run(PythonJob(zygote="math"), context.cores)
     (job,) = bed.sandbox.jobs
     assert isinstance(job, PythonJob)
     assert job.zygote == "math@ada"
@@ -65,27 +65,27 @@ async def test_a_grader_knows_its_limit_its_tenant_and_its_sandbox(bed: Bed) -> 
 
 async def test_a_repeated_grant_runs_once(bed: Bed) -> None:
     bed.grader.waits = True
-    bed.attempts.begin(grant())
-    bed.attempts.begin(grant())
+    bed.attempts.accept(grant())
+    bed.attempts.accept(grant())
     await turns()
     bed.grader.go.set()
     await bed.settled()
-    bed.attempts.begin(grant())
+    bed.attempts.accept(grant())
 
     assert len(await bed.settled()) == len(bed.grader.begun) == 1
 
 
 @pytest.mark.parametrize("other", [{"attempt": 2}, {"stage": 1}, {"epoch": 2}], ids=str)
 async def test_another_attempt_or_stage_or_leader_is_no_repeat(bed: Bed, other: dict[str, Any]) -> None:
-    bed.attempts.begin(grant())
+    bed.attempts.accept(grant())
     await bed.settled()
-    bed.attempts.begin(grant(**other))
+    bed.attempts.accept(grant(**other))
 
     assert len(await bed.settled()) == 2
 
 
 async def test_a_grant_that_does_not_fit_is_lost_at_once(bed: Bed) -> None:
-    bed.attempts.begin(grant(cores=5))
+    bed.attempts.accept(grant(cores=5))
 
     (outcome,) = bed.finished()
     assert (outcome.status, outcome.reason) == ("lost", "5 cores granted, the node has 4")
@@ -97,16 +97,16 @@ async def test_a_grant_that_does_not_fit_is_lost_at_once(bed: Bed) -> None:
 
 async def test_what_is_revoked_is_cancelled_and_its_cores_are_free(bed: Bed) -> None:
     bed.grader.waits = True
-    bed.attempts.begin(grant())
+    bed.attempts.accept(grant())
     await turns()
     bed.attempts.revoke("a", 1)
 
     assert [one.status for one in await bed.settled()] == ["cancelled"]
-    assert bed.used_when_told == [0]
+    assert bed.used_when_reported == [0]
 
 
 async def test_what_is_revoked_before_its_first_step_gives_its_cores_back_too(bed: Bed) -> None:
-    bed.attempts.begin(grant(cores=4))
+    bed.attempts.accept(grant(cores=4))
     bed.attempts.revoke("a", 1)
 
     assert [one.status for one in await bed.settled()] == ["cancelled"]
@@ -115,14 +115,14 @@ async def test_what_is_revoked_before_its_first_step_gives_its_cores_back_too(be
 
 @pytest.mark.parametrize(("action", "attempt"), [("a", 2), ("b", 1)])
 async def test_revoking_what_is_not_there_changes_nothing(bed: Bed, action: str, attempt: int) -> None:
-    bed.attempts.begin(grant())
+    bed.attempts.accept(grant())
     bed.attempts.revoke(action, attempt)
 
     assert [one.status for one in await bed.settled()] == ["ok"]
 
 
 async def test_a_revocation_that_comes_too_late_leaves_the_verdict(bed: Bed) -> None:
-    bed.attempts.begin(grant())
+    bed.attempts.accept(grant())
     await bed.settled()
     bed.attempts.revoke("a", 1)
 
@@ -132,7 +132,7 @@ async def test_a_revocation_that_comes_too_late_leaves_the_verdict(bed: Bed) -> 
 async def test_what_runs_when_the_node_stops_is_lost_and_not_cancelled(bed: Bed) -> None:
     bed.grader.waits = True
     for name in ("a", "b"):
-        bed.attempts.begin(grant(name))
+        bed.attempts.accept(grant(name))
     await turns()
 
     async with asyncio.timeout(20):
@@ -144,12 +144,12 @@ async def test_what_runs_when_the_node_stops_is_lost_and_not_cancelled(bed: Bed)
 
 async def test_a_grant_that_comes_while_the_node_stops_is_left_to_other_nodes(bed: Bed) -> None:
     bed.grader.waits = True
-    bed.attempts.begin(grant())
+    bed.attempts.accept(grant())
     await turns()
     stopping = asyncio.create_task(bed.attempts.stop())
     await asyncio.sleep(0)
     for attempt in range(2, 6):  # more than the node has cores: none of them may wait in line either
-        bed.attempts.begin(grant(attempt=attempt))
+        bed.attempts.accept(grant(attempt=attempt))
 
     async with asyncio.timeout(20):
         await stopping
@@ -161,7 +161,7 @@ async def test_a_grant_that_comes_while_the_node_stops_is_left_to_other_nodes(be
 async def test_stopping_waits_for_cleaning_up(bed: Bed) -> None:
     cleaned = False
 
-    async def grade(params: Params, bench: Bench) -> Verdict:
+    async def grade(params: Params, context: GradingContext) -> Verdict:
         nonlocal cleaned
         try:
             await asyncio.Event().wait()
@@ -171,7 +171,7 @@ async def test_stopping_waits_for_cleaning_up(bed: Bed) -> None:
         return Verdict(status="ok")
 
     bed.grader.grade = grade  # type: ignore[method-assign]  # a grader that takes its time to end
-    bed.attempts.begin(grant())
+    bed.attempts.accept(grant())
     await turns()
     await bed.attempts.stop()
 
@@ -181,19 +181,19 @@ async def test_stopping_waits_for_cleaning_up(bed: Bed) -> None:
 # ---- failures ------------------------------------------------------------------------------------------------------
 
 
-def crash(params: Params, bench: Bench) -> Verdict:
+def crash(params: Params, context: GradingContext) -> Verdict:
     raise KeyError("a bug")
 
 
-def refuse(params: Params, bench: Bench) -> Verdict:
+def refuse(params: Params, context: GradingContext) -> Verdict:
     raise ValueError("these two cannot go together")
 
 
-def no_json(params: Params, bench: Bench) -> Verdict:
+def no_json(params: Params, context: GradingContext) -> Verdict:
     return Verdict(status="ok", passed=True, score=1.0, output={"what": object()})
 
 
-def too_deep(params: Params, bench: Bench) -> Verdict:
+def too_deep(params: Params, context: GradingContext) -> Verdict:
     nest: list[Any] = []
     for _ in range(2_000):
         nest = [nest]
@@ -203,17 +203,17 @@ def too_deep(params: Params, bench: Bench) -> Verdict:
 @pytest.mark.parametrize(("act", "reason"), [(crash, "KeyError"), (no_json, "TypeError")])
 async def test_a_bug_of_a_grader_is_our_failure_and_never_a_verdict(bed: Bed, act: Any, reason: str) -> None:
     bed.grader.act = act
-    bed.attempts.begin(grant())
+    bed.attempts.accept(grant())
 
     (outcome,) = await bed.settled()
     assert (outcome.status, outcome.passed, outcome.score) == ("lost", None, None)
-    assert outcome.reason == f"grader crashed: {reason}"
+    assert outcome.reason == f"the grader failed: {reason}"
     assert bed.cores.used == 0
 
 
 async def test_an_output_nobody_can_write_down_is_refused_and_not_tried_again(bed: Bed) -> None:
     bed.grader.act = too_deep
-    bed.attempts.begin(grant())
+    bed.attempts.accept(grant())
 
     (outcome,) = await bed.settled()
     assert (outcome.status, outcome.score, outcome.reason) == ("refused", None, "the output is nested too deeply")
@@ -221,9 +221,9 @@ async def test_an_output_nobody_can_write_down_is_refused_and_not_tried_again(be
 
 async def test_parameters_that_mean_nothing_are_refused(bed: Bed) -> None:
     bed.grader.act = refuse
-    bed.attempts.begin(grant("a"))
-    bed.attempts.begin(grant("b", params=b'{"nummer":7}'))
-    bed.attempts.begin(grant("c", params=b"no json"))
+    bed.attempts.accept(grant("a"))
+    bed.attempts.accept(grant("b", params=b'{"nummer":7}'))
+    bed.attempts.accept(grant("c", params=b"no json"))
 
     outcomes = {one.action: one for one in await bed.settled()}
     assert {one.status for one in outcomes.values()} == {"refused"}
@@ -232,7 +232,7 @@ async def test_parameters_that_mean_nothing_are_refused(bed: Bed) -> None:
 
 
 async def test_a_kind_this_node_does_not_know_is_refused(bed: Bed) -> None:
-    bed.attempts.begin(grant(work="dance"))
+    bed.attempts.accept(grant(work="dance"))
 
     assert [(one.status, one.reason) for one in await bed.settled()] == [
         ("refused", "this node does not execute dance")
@@ -242,7 +242,7 @@ async def test_a_kind_this_node_does_not_know_is_refused(bed: Bed) -> None:
 async def test_what_does_not_end_long_after_its_limit_is_our_failure() -> None:
     bed = Bed(guard_s=0.02)
     bed.grader.waits = True
-    bed.attempts.begin(grant(timeout_s=0.01))
+    bed.attempts.accept(grant(timeout_s=0.01))
 
     (outcome,) = await bed.settled()
     assert (outcome.status, outcome.reason) == ("lost", "no end 0.02 s after its limit of 0.01 s")
@@ -252,7 +252,7 @@ async def test_what_does_not_end_long_after_its_limit_is_our_failure() -> None:
 async def test_a_large_output_is_cut_and_flagged() -> None:
     bed = Bed(output_bytes=100)
     bed.grader.act = lambda _, __: Verdict(status="ok", output={"stdout": "x" * 1000})
-    bed.attempts.begin(grant())
+    bed.attempts.accept(grant())
 
     (outcome,) = await bed.settled()
     assert len(outcome.output) <= 100
@@ -264,11 +264,11 @@ async def test_a_large_output_is_cut_and_flagged() -> None:
 
 async def test_what_outlives_a_heartbeat_is_told_once_as_started(bed: Bed) -> None:
     bed.grader.waits = True
-    bed.attempts.begin(grant("a"))
-    bed.attempts.tell_started()
-    bed.attempts.begin(grant("b", attempt=2))
-    bed.attempts.tell_started()
-    bed.attempts.tell_started()
+    bed.attempts.accept(grant("a"))
+    bed.attempts.report_started()
+    bed.attempts.accept(grant("b", attempt=2))
+    bed.attempts.report_started()
+    bed.attempts.report_started()
 
     assert bed.reports == [
         Started(action="a", node="n", epoch=1, attempt=1),
@@ -279,17 +279,17 @@ async def test_what_outlives_a_heartbeat_is_told_once_as_started(bed: Bed) -> No
 
 async def test_an_inventory_lists_what_runs_now(bed: Bed) -> None:
     bed.grader.waits = True
-    bed.attempts.begin(grant("a", cores=2))
+    bed.attempts.accept(grant("a", cores=2))
     bed.clock.now += 3.0
-    bed.attempts.begin(grant("b", attempt=2, stage=1))
+    bed.attempts.accept(grant("b", attempt=2, stage=1))
 
-    assert bed.attempts.held() == [
+    assert bed.attempts.held_grants() == [
         GrantHeld(action="a", epoch=1, attempt=1, stage=0, units={"cores": 2}, running_s=3.0),
         GrantHeld(action="b", epoch=1, attempt=2, stage=1, units={"cores": 1}, running_s=0.0),
     ]
     bed.grader.go.set()
     await bed.settled()
-    assert bed.attempts.held() == []
+    assert bed.attempts.held_grants() == []
 
 
 # ---- tenants -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from services.cpu_manager import trajectories as trajectories_module
+from services.cpu_manager import environment_registry as registry_module
 from services.cpu_manager.managed_environments import NONE_HERE
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.outcomes import EnvironmentEnded, Finished
@@ -25,7 +25,7 @@ async def begin(bed: Bed, trajectory: str = "t", **spec: float) -> FakeEnvironme
     """The trajectory's first action has been there."""
     environment = EnvironmentSpec(memory_mb=100, **spec)  # type: ignore[arg-type]  # only seconds are passed
     first = in_environment(f"first of {trajectory}", trajectory)
-    bed.attempts.begin(msgspec.structs.replace(first, environment=environment))
+    bed.attempts.accept(msgspec.structs.replace(first, environment=environment))
     await bed.settled()
     bed.reports.clear()
     return bed.runtime.made[-1]
@@ -34,12 +34,12 @@ async def begin(bed: Bed, trajectory: str = "t", **spec: float) -> FakeEnvironme
 async def at(bed: Bed, now: float) -> list[tuple[str, str]]:
     """What was told as ended when it is so late."""
     bed.clock.now = now
-    bed.trajectories.expire()
+    bed.registry.expire()
     await turns(10)
     return bed.ended()
 
 
-def told(bed: Bed) -> list[tuple[str, str]]:
+def reported(bed: Bed) -> list[tuple[str, str]]:
     """(kind of word, how it ended) of all that was told."""
     return [
         (type(one).__name__, one.status if isinstance(one, Finished) else one.ended)
@@ -54,22 +54,22 @@ def told(bed: Bed) -> list[tuple[str, str]]:
 async def test_it_ends_when_nothing_was_done_in_it_for_so_long(bed: Bed) -> None:
     environment = await begin(bed, idle_s=10.0)
     assert await at(bed, START + 9.9) == []
-    bed.attempts.begin(in_environment("b"))
+    bed.attempts.accept(in_environment("b"))
     await bed.settled()
     assert await at(bed, START + 19.8) == [], "its last action ended 9.9 s ago"
 
     assert await at(bed, START + 19.9) == [("t", "expired")]
     assert (environment.closed, bed.memory.used) == (True, 0)
-    bed.attempts.begin(in_environment("c"))
+    bed.attempts.accept(in_environment("c"))
     late = (await bed.settled())[-1]
-    assert (late.status, late.reason) == ("environment-lost", "nothing was done in it for 10 s")
+    assert (late.status, late.reason) == ("environment-lost", "it was idle for 10 s")
     assert late.environment_ended == "expired"
 
 
 async def test_it_is_not_idle_while_something_is_done_in_it(bed: Bed) -> None:
     await begin(bed, idle_s=10.0)
     bed.runtime.waits = True
-    bed.attempts.begin(in_environment("b"))
+    bed.attempts.accept(in_environment("b"))
     await turns()
     assert await at(bed, START + 50.0) == []
     bed.runtime.go.set()
@@ -82,13 +82,16 @@ async def test_it_is_not_idle_while_something_is_done_in_it(bed: Bed) -> None:
 async def test_its_lifetime_ends_also_what_is_done_in_it(bed: Bed) -> None:
     environment = await begin(bed, idle_s=10.0, lifetime_s=15.0)
     bed.runtime.waits = True
-    bed.attempts.begin(in_environment("b"))
+    bed.attempts.accept(in_environment("b"))
     await turns()
 
     assert await at(bed, START + 14.9) == []
     assert await at(bed, START + 15.0) == [("t", "expired")]
-    assert told(bed) == [("Finished", "environment-lost"), ("EnvironmentEnded", "expired")]
-    assert (bed.finished()[0].reason, bed.finished()[0].environment_ended) == ("it has lived for 15 s", "expired")
+    assert reported(bed) == [("Finished", "environment-lost"), ("EnvironmentEnded", "expired")]
+    assert (bed.finished()[0].reason, bed.finished()[0].environment_ended) == (
+        "its lifetime of 15 s is over",
+        "expired",
+    )
     assert (environment.cleaned, environment.closed, bed.cores.used) == (1, True, 0)
 
 
@@ -99,7 +102,7 @@ async def test_one_timer_rings_for_all_of_them() -> None:
         await begin(bed, f"t{number}", idle_s=0.5 - 0.05 * number)
     bed.clock.monotonic = asyncio.get_running_loop().time  # type: ignore[method-assign]  # from here on it goes by itself
     async with asyncio.timeout(20):
-        while len(bed.trajectories):  # noqa: ASYNC110  # what is waited for is that nothing is left
+        while len(bed.registry):  # noqa: ASYNC110  # what is waited for is that nothing is left
             await asyncio.sleep(0.005)
 
     assert sorted(bed.ended()) == [(f"t{number}", "expired") for number in range(5)]
@@ -111,37 +114,37 @@ async def test_one_timer_rings_for_all_of_them() -> None:
 async def test_closing_cuts_what_acts_and_is_told_after_its_outcome(bed: Bed) -> None:
     environment = await begin(bed)
     bed.runtime.waits = True
-    bed.attempts.begin(in_environment("b"))
+    bed.attempts.accept(in_environment("b"))
     await turns()
     bed.attempts.close_environment("t")
     await bed.settled()
     await turns()
 
-    assert told(bed) == [("Finished", "cancelled"), ("EnvironmentEnded", "closed")]
+    assert reported(bed) == [("Finished", "cancelled"), ("EnvironmentEnded", "closed")]
     assert (environment.cleaned, environment.closed) == (1, True)
 
 
 async def test_closing_while_it_is_made_leaves_nothing_and_is_told(bed: Bed) -> None:
     bed.runtime.create_waits = True
-    bed.attempts.begin(in_environment(begins=True))
+    bed.attempts.accept(in_environment(begins=True))
     await turns()
     bed.attempts.close_environment("t")
     await bed.settled()
     await turns()
 
-    assert told(bed) == [("Finished", "cancelled"), ("EnvironmentEnded", "closed")]
+    assert reported(bed) == [("Finished", "cancelled"), ("EnvironmentEnded", "closed")]
     assert not bed.finished()[0].environment_exists
-    assert (bed.runtime.made, bed.memory.used, len(bed.trajectories)) == ([], 0, 0)
+    assert (bed.runtime.made, bed.memory.used, len(bed.registry)) == ([], 0, 0)
 
 
 async def test_closing_takes_what_waits_for_cores_too(bed: Bed) -> None:
     bed.grader.waits = True
-    bed.attempts.begin(grant("runs", cores=4))
-    bed.attempts.begin(in_environment("b", begins=True))
+    bed.attempts.accept(grant("runs", cores=4))
+    bed.attempts.accept(in_environment("b", begins=True))
     bed.attempts.close_environment("t")
     await turns()
 
-    assert told(bed) == [("Finished", "cancelled"), ("EnvironmentEnded", "closed")]
+    assert reported(bed) == [("Finished", "cancelled"), ("EnvironmentEnded", "closed")]
     await bed.attempts.stop()
 
 
@@ -157,11 +160,9 @@ async def test_it_ends_once(bed: Bed) -> None:
     await at(bed, START + 10.0)
     bed.attempts.close_environment("t")
     environment.alive = False
-    bed.trajectories.look()
-    bed.attempts.begin(in_environment("late"))
-    assert [(one.status, one.reason) for one in await bed.settled()] == [
-        ("environment-lost", "nothing was done in it for 10 s")
-    ]
+    bed.registry.check()
+    bed.attempts.accept(in_environment("late"))
+    assert [(one.status, one.reason) for one in await bed.settled()] == [("environment-lost", "it was idle for 10 s")]
 
     bed.runtime.may_close.set()
     await turns(10)
@@ -171,7 +172,7 @@ async def test_it_ends_once(bed: Bed) -> None:
 async def test_one_that_cannot_be_closed_is_told_as_ended_nevertheless(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trajectories_module, "CLOSING_S", 0.01)
+    monkeypatch.setattr(registry_module, "CLOSING_S", 0.01)
     await begin(bed)
     bed.runtime.may_close.clear()
     bed.attempts.close_environment("t")
@@ -189,32 +190,32 @@ async def test_one_that_died_at_rest_is_found_and_told(bed: Bed) -> None:
     environment = await begin(bed)
     await begin(bed, "lives")
     environment.alive = False
-    bed.trajectories.look()
+    bed.registry.check()
     await turns()
 
     assert bed.ended() == [("t", "lost")]
-    assert [one.trajectory for one in bed.trajectories.stays()] == ["lives"]
+    assert [one.trajectory for one in bed.registry.held()] == ["lives"]
 
 
 async def test_an_action_that_comes_to_a_dead_one_is_not_executed(bed: Bed) -> None:
     environment = await begin(bed)
     environment.alive = False
-    bed.attempts.begin(in_environment("b"))
+    bed.attempts.accept(in_environment("b"))
     await bed.settled()
     await turns()
 
-    assert told(bed) == [("Finished", "environment-lost"), ("EnvironmentEnded", "lost")]
+    assert reported(bed) == [("Finished", "environment-lost"), ("EnvironmentEnded", "lost")]
     assert len(environment.acts) == 1
 
 
 async def test_reasons_of_the_last_ones_are_remembered(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trajectories_module, "REMEMBERED", 2)
+    monkeypatch.setattr(registry_module, "REMEMBERED", 2)
     for trajectory in ("first", "second", "third"):
         await begin(bed, trajectory)
         bed.attempts.close_environment(trajectory)
         await turns()
     for trajectory in ("first", "second", "third"):
-        bed.attempts.begin(in_environment(f"late in {trajectory}", trajectory))
+        bed.attempts.accept(in_environment(f"late in {trajectory}", trajectory))
 
     closed = "its trajectory was closed"
     assert [one.reason for one in await bed.settled()] == [NONE_HERE.reason, closed, closed]
@@ -227,8 +228,8 @@ async def test_a_stopping_node_closes_all_of_them(bed: Bed) -> None:
     await begin(bed, "rests")
     await begin(bed, "acts")
     bed.runtime.waits = bed.runtime.create_waits = True
-    bed.attempts.begin(in_environment("b", "acts"))
-    bed.attempts.begin(in_environment("c", "is being made", begins=True))
+    bed.attempts.accept(in_environment("b", "acts"))
+    bed.attempts.accept(in_environment("c", "is being made", begins=True))
     await turns()
 
     async with asyncio.timeout(20):
@@ -241,7 +242,7 @@ async def test_a_stopping_node_closes_all_of_them(bed: Bed) -> None:
     }
     assert sorted(bed.ended()) == [("acts", "lost"), ("rests", "lost")]
     assert [one.closed for one in bed.runtime.made] == [True, True]
-    assert (bed.memory.used, bed.cores.used, len(bed.trajectories)) == (0, 0, 0)
+    assert (bed.memory.used, bed.cores.used, len(bed.registry)) == (0, 0, 0)
 
 
 async def test_a_stopping_node_waits_for_its_environments_only_so_long(
@@ -264,10 +265,10 @@ async def test_survivors_are_taken_up_with_their_memory_and_their_age(bed: Bed) 
     old, young = FakeEnvironment("old", spec, bed.runtime), FakeEnvironment("young", spec, bed.runtime)
     old.age_s = 80.0
     bed.runtime.standing_by = [old, young]
-    bed.trajectories.adopt(await bed.runtimes.survivors())
+    bed.registry.adopt(await bed.runtimes.survivors())
 
-    assert (bed.memory.used, [one.trajectory for one in bed.trajectories.stays()]) == (600, ["old", "young"])
-    bed.attempts.begin(in_environment("b", "old"))
+    assert (bed.memory.used, [one.trajectory for one in bed.registry.held()]) == (600, ["old", "young"])
+    bed.attempts.accept(in_environment("b", "old"))
     assert [one.status for one in await bed.settled()] == ["ok"]
     assert await at(bed, START + 20.0) == [("old", "expired")]
     assert await at(bed, START + 49.9) == [("old", "expired")]

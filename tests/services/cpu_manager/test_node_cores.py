@@ -24,7 +24,7 @@ class CoresMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cores = Cores(FLAT)
-        self.cores.holding.settle(START)
+        self.cores.usage.integrate(START)
         self.holders: list[frozenset[int]] = []
         self.now = START
         self.owned_unit_s = self.used_unit_s = 0.0
@@ -51,15 +51,15 @@ class CoresMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(-2, 9))
     def owns(self, count: int) -> None:
-        self.cores.holding.own(count, self.now)
-        assert self.cores.holding.owned == min(max(count, 0), 6)
+        self.cores.usage.own(count, self.now)
+        assert self.cores.usage.owned == min(max(count, 0), 6)
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 2.0]))
     def time_passes(self, seconds: float) -> None:
         used = len(self.held())
         self.now += seconds
         self.used_unit_s += used * seconds
-        self.owned_unit_s += max(self.cores.holding.owned, used) * seconds
+        self.owned_unit_s += max(self.cores.usage.owned, used) * seconds
 
     @invariant()
     def nobody_shares_and_nothing_is_lost(self) -> None:
@@ -67,9 +67,9 @@ class CoresMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_was_owned_and_used_adds_up(self) -> None:
-        self.cores.holding.settle(self.now)
-        assert self.cores.holding.used_unit_s == pytest.approx(self.used_unit_s)
-        assert self.cores.holding.owned_unit_s == pytest.approx(self.owned_unit_s)
+        self.cores.usage.integrate(self.now)
+        assert self.cores.usage.used_unit_s == pytest.approx(self.used_unit_s)
+        assert self.cores.usage.owned_unit_s == pytest.approx(self.owned_unit_s)
 
 
 TestCores = CoresMachine.TestCase
@@ -98,9 +98,9 @@ def test_sets_lie_in_one_numa_node_and_hold_whole_cores() -> None:
 
 def test_time_before_the_first_settling_counts_for_nobody() -> None:
     cores = Cores(FLAT)
-    cores.holding.settle(START)
+    cores.usage.integrate(START)
 
-    assert (cores.holding.owned_unit_s, cores.holding.used_unit_s) == (0.0, 0.0)
+    assert (cores.usage.owned_unit_s, cores.usage.used_unit_s) == (0.0, 0.0)
 
 
 def test_usable_cores_are_those_this_process_may_run_on() -> None:

@@ -35,33 +35,33 @@ def finished(status: ExecutionStatus, reason: str = "") -> Finished:
 
 @pytest.mark.parametrize("status", get_args(ExecutionStatus))
 def test_every_way_to_end_is_counted_and_told(status: ExecutionStatus) -> None:
-    told: list[Outcome] = []
-    report = observe(told.append)
+    reported: list[Outcome] = []
+    report = observe(reported.append)
     before, spent = sample("attempts_total", status=status), sample("execution_seconds_sum")
 
     report(finished(status))
 
-    assert told == [finished(status)]
+    assert reported == [finished(status)]
     assert sample("attempts_total", status=status) - before == 1
     assert sample("execution_seconds_sum") - spent == pytest.approx(2.0)
 
 
 def test_what_was_not_executed_is_told_and_not_counted() -> None:
-    told: list[Outcome] = []
-    report = observe(told.append)
+    reported: list[Outcome] = []
+    report = observe(reported.append)
     before = sample("attempts_total", status="lost")
 
     report(finished("lost", RECALLED))
     report(Started(action="a", node="n", epoch=1, attempt=1))
 
-    assert (len(told), sample("attempts_total", status="lost") - before) == (2, 0)
+    assert (len(reported), sample("attempts_total", status="lost") - before) == (2, 0)
 
 
 async def test_environments_are_counted_from_their_making_to_their_end() -> None:
     bed = Bed()
     closed, made = sample("environments_ended_total", reason="closed"), "environment_creation_seconds_count"
     standing, before = sample("environments"), sample(made, runtime="local")
-    bed.attempts.begin(in_environment(begins=True))
+    bed.attempts.accept(in_environment(begins=True))
     await bed.settled()
     assert (sample("environments") - standing, sample(made, runtime="local") - before) == (1, 1)
 

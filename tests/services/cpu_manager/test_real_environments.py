@@ -46,7 +46,7 @@ async def bed() -> AsyncIterator[Bed]:
 
 async def act(bed: Bed, action: str, line: str, **rest: Any) -> tuple[Finished, Any]:
     """A bash line in the trajectory's environment: its outcome, and what it printed."""
-    bed.attempts.begin(in_environment(action, line=line, **{"timeout_s": PATIENCE_S, **rest}))
+    bed.attempts.accept(in_environment(action, line=line, **{"timeout_s": PATIENCE_S, **rest}))
     outcome = (await bed.settled())[-1]
     return outcome, msgspec.json.decode(outcome.output).get("output")
 
@@ -59,7 +59,7 @@ async def test_an_environment_lives_from_one_action_to_the_next_until_it_is_clos
     assert [(one.status, one.passed) for one in (first, second, third)] == [("ok", True), ("ok", True), ("ok", False)]
     assert said == "1 in d: kept\n"
     bed.attempts.close_environment("t")
-    await bed.trajectories.closed(PATIENCE_S)
+    await bed.registry.closed(PATIENCE_S)
     assert (bed.ended(), bed.memory.used) == ([("t", "closed")], 0)
     assert (await act(bed, "late", "true"))[0].status == "environment-lost"
 
@@ -67,7 +67,7 @@ async def test_an_environment_lives_from_one_action_to_the_next_until_it_is_clos
 async def test_what_meets_its_limit_or_is_cancelled_leaves_the_environment(bed: Bed) -> None:
     await act(bed, "a", "echo kept > file", begins=True)
     slow, _ = await act(bed, "b", "sleep 600", timeout_s=0.3)
-    bed.attempts.begin(in_environment("c", line="touch begun; sleep 600", timeout_s=600.0))
+    bed.attempts.accept(in_environment("c", line="touch begun; sleep 600", timeout_s=600.0))
     await turns(20)
     bed.attempts.revoke("c", 1)
     cancelled = (await bed.settled())[-1]
@@ -81,7 +81,7 @@ async def test_a_file_beyond_what_a_node_sends_is_not_sent_in_part(bed: Bed) -> 
     await act(bed, "a", "head -c 100000 /dev/zero | tr '\\0' x > large; echo small > small", begins=True)
     for path in ("small", "large"):
         params = msgspec.json.encode({"path": path})
-        bed.attempts.begin(in_environment(path, work="env.read", params=params, timeout_s=PATIENCE_S))
+        bed.attempts.accept(in_environment(path, work="env.read", params=params, timeout_s=PATIENCE_S))
     _, small, large = await bed.settled()
 
     assert (small.passed, msgspec.json.decode(small.output)["content"]) == (True, "small\n")
@@ -94,7 +94,7 @@ async def test_a_set_up_that_fails_is_the_trainers(bed: Bed) -> None:
     grant = in_environment("a", begins=True)
     assert grant.environment is not None
     broken = msgspec.structs.replace(grant.environment, setup=["echo no luck; false"])
-    bed.attempts.begin(msgspec.structs.replace(grant, environment=broken))
+    bed.attempts.accept(msgspec.structs.replace(grant, environment=broken))
 
     (outcome,) = await bed.settled()
     assert (outcome.status, outcome.environment_exists) == ("refused", False)
@@ -105,8 +105,8 @@ async def test_a_set_up_that_fails_is_the_trainers(bed: Bed) -> None:
 async def test_closing_and_stopping_end_what_acts_and_what_stands(bed: Bed) -> None:
     await act(bed, "a", "true", begins=True)
     await act(bed, "b", "true", trajectory="another", begins=True)
-    bed.attempts.begin(in_environment("c", line="sleep 600", timeout_s=600.0))
-    bed.attempts.begin(in_environment("d", "another", line="sleep 600", timeout_s=600.0))
+    bed.attempts.accept(in_environment("c", line="sleep 600", timeout_s=600.0))
+    bed.attempts.accept(in_environment("d", "another", line="sleep 600", timeout_s=600.0))
     bed.attempts.close_environment("t")
 
     async def closed() -> bool:

@@ -23,28 +23,28 @@ async def bed() -> Bed:
 
 async def begun(bed: Bed, trajectory: str = "t") -> None:
     """The trajectory's first action has been there."""
-    bed.attempts.begin(in_environment(f"first of {trajectory}", trajectory, begins=True))
+    bed.attempts.accept(in_environment(f"first of {trajectory}", trajectory, begins=True))
     assert (await bed.settled())[-1].status == "ok"
     bed.reports.clear()
 
 
 async def test_the_first_action_makes_the_environment_and_acts_in_it(bed: Bed) -> None:
-    bed.attempts.begin(in_environment("a", cores=2, begins=True, line="echo {dop}", timeout_s=7.0))
+    bed.attempts.accept(in_environment("a", cores=2, begins=True, line="echo {dop}", timeout_s=7.0))
 
     (outcome,) = await bed.settled()
     assert (outcome.status, outcome.passed, outcome.score, outcome.environment_exists) == ("ok", True, None, True)
     assert msgspec.json.decode(outcome.output) == {"exit_code": 0}
     (environment,) = bed.runtime.made
-    told = filled(EnvBash(line="echo {dop}"), 2)
-    assert environment.acts == [("env.bash", told, frozenset({0, 1}), 7.0)]
+    reported = filled(EnvBash(line="echo {dop}"), 2)
+    assert environment.acts == [("env.bash", reported, frozenset({0, 1}), 7.0)]
     assert bed.ended() == []
 
 
 async def test_later_actions_find_it(bed: Bed) -> None:
     await begun(bed)
-    bed.attempts.begin(in_environment("b"))
+    bed.attempts.accept(in_environment("b"))
     await bed.settled()
-    bed.attempts.begin(in_environment("c", begins=True))  # it stands here already: it is not made again
+    bed.attempts.accept(in_environment("c", begins=True))  # it stands here already: it is not made again
     await bed.settled()
 
     (environment,) = bed.runtime.made
@@ -53,7 +53,7 @@ async def test_later_actions_find_it(bed: Bed) -> None:
 
 async def test_making_it_counts_as_execution_on_the_granted_cores(bed: Bed) -> None:
     bed.runtime.create_waits = True
-    bed.attempts.begin(in_environment("a", cores=3, begins=True))
+    bed.attempts.accept(in_environment("a", cores=3, begins=True))
     await turns()
     assert (bed.runtime.making, bed.cores.used) == (1, 3)
 
@@ -70,36 +70,36 @@ async def test_an_environment_that_cannot_be_made_is_told_by_its_outcome_alone(
     bed: Bed, fails: Exception, status: str
 ) -> None:
     bed.runtime.fails = fails
-    bed.attempts.begin(in_environment(begins=True))
+    bed.attempts.accept(in_environment(begins=True))
 
     (outcome,) = await bed.settled()
     await turns()
     assert (outcome.status, outcome.reason, outcome.environment_exists) == (status, str(fails), False)
-    assert (bed.ended(), bed.trajectories.stays(), bed.memory.used) == ([], [], 0)
+    assert (bed.ended(), bed.registry.held(), bed.memory.used) == ([], [], 0)
 
 
 async def test_after_a_failed_beginning_the_next_one_may_succeed(bed: Bed) -> None:
     bed.runtime.fails = RuntimeUnavailable("no engine")
-    bed.attempts.begin(in_environment("a", begins=True))
+    bed.attempts.accept(in_environment("a", begins=True))
     await bed.settled()
     bed.runtime.fails = None
-    bed.attempts.begin(in_environment("a", attempt=2, begins=True))
+    bed.attempts.accept(in_environment("a", attempt=2, begins=True))
 
     assert [(one.status, one.environment_exists) for one in await bed.settled()] == [("lost", False), ("ok", True)]
 
 
 async def test_a_runtime_that_breaks_is_our_failure(bed: Bed) -> None:
     bed.runtime.fails = KeyError("a bug")
-    bed.attempts.begin(in_environment(begins=True))
+    bed.attempts.accept(in_environment(begins=True))
 
     (outcome,) = await bed.settled()
     assert (outcome.status, outcome.environment_exists) == ("lost", False)
-    assert outcome.reason == "making the environment crashed: KeyError"
+    assert outcome.reason == "creating the environment failed: KeyError"
 
 
 async def test_an_image_no_runtime_here_makes_is_refused(bed: Bed) -> None:
     wanted = EnvironmentSpec(image="debian:12", memory_mb=100)
-    bed.attempts.begin(grant(work="env.bash", params=b'{"line":"ls"}', trajectory="t", environment=wanted))
+    bed.attempts.accept(grant(work="env.bash", params=b'{"line":"ls"}', trajectory="t", environment=wanted))
 
     (outcome,) = await bed.settled()
     assert (outcome.status, outcome.environment_exists) == ("refused", False)
@@ -108,7 +108,7 @@ async def test_an_image_no_runtime_here_makes_is_refused(bed: Bed) -> None:
 
 async def test_what_is_cancelled_while_its_environment_is_made_leaves_none(bed: Bed) -> None:
     bed.runtime.create_waits = True
-    bed.attempts.begin(in_environment(begins=True))
+    bed.attempts.accept(in_environment(begins=True))
     await turns()
     bed.attempts.revoke("a", 1)
 
@@ -118,7 +118,7 @@ async def test_what_is_cancelled_while_its_environment_is_made_leaves_none(bed: 
 
 
 async def test_what_is_cancelled_before_its_first_step_leaves_none_either(bed: Bed) -> None:
-    bed.attempts.begin(in_environment(begins=True))
+    bed.attempts.accept(in_environment(begins=True))
     bed.attempts.revoke("a", 1)
 
     assert [(one.status, one.environment_exists) for one in await bed.settled()] == [("cancelled", False)]
@@ -126,7 +126,7 @@ async def test_what_is_cancelled_before_its_first_step_leaves_none_either(bed: B
 
 
 async def test_without_an_environment_and_without_a_word_of_how_to_make_it_it_is_lost(bed: Bed) -> None:
-    bed.attempts.begin(in_environment())
+    bed.attempts.accept(in_environment())
 
     (outcome,) = await bed.settled()
     assert (outcome.status, outcome.reason) == ("environment-lost", NONE_HERE.reason)
@@ -148,26 +148,26 @@ async def test_without_an_environment_and_without_a_word_of_how_to_make_it_it_is
 async def test_an_action_ends_as_its_environment_says_and_that_stays(bed: Bed, end: ActEnd, status: str) -> None:
     await begun(bed)
     bed.runtime.act = lambda _: end
-    bed.attempts.begin(in_environment("b"))
+    bed.attempts.accept(in_environment("b"))
 
     (outcome,) = await bed.settled()
-    told = (outcome.passed, outcome.reason, outcome.cpu_s, outcome.peak_memory_bytes)
+    reported = (outcome.passed, outcome.reason, outcome.cpu_s, outcome.peak_memory_bytes)
     assert outcome.status == status
-    assert told == (end.passed, end.reason, end.cpu_s, end.peak_memory_bytes)
+    assert reported == (end.passed, end.reason, end.cpu_s, end.peak_memory_bytes)
     assert msgspec.json.decode(outcome.output) == end.output
-    assert (len(bed.trajectories.stays()), bed.ended()) == (1, [])
+    assert (len(bed.registry.held()), bed.ended()) == (1, [])
 
 
 async def test_a_cancelled_action_is_cleaned_up_and_its_environment_stays(bed: Bed) -> None:
     await begun(bed)
     bed.runtime.waits = True
-    bed.attempts.begin(in_environment("b"))
+    bed.attempts.accept(in_environment("b"))
     await turns()
     bed.attempts.revoke("b", 1)
     bed.attempts.revoke("b", 1)  # again: it does not disturb the cleaning up
 
     assert [one.status for one in await bed.settled()] == ["cancelled"]
-    assert (bed.runtime.made[0].cleaned, len(bed.trajectories.stays()), bed.cores.used) == (1, 1, 0)
+    assert (bed.runtime.made[0].cleaned, len(bed.registry.held()), bed.cores.used) == (1, 1, 0)
 
 
 async def test_an_environment_that_died_in_an_action_is_told_after_its_outcome(bed: Bed) -> None:
@@ -178,13 +178,13 @@ async def test_an_environment_that_died_in_an_action_is_told_after_its_outcome(b
         return ActEnd(ended_by="lost", reason="its container was killed")
 
     bed.runtime.act = die
-    bed.attempts.begin(in_environment("b"))
+    bed.attempts.accept(in_environment("b"))
     await bed.settled()
     await turns()
 
     assert [type(one).__name__ for one in bed.reports] == ["Finished", "EnvironmentEnded"]
     assert (bed.ended(), bed.memory.used, bed.runtime.made[0].closed) == ([("t", "lost")], 0, True)
-    bed.attempts.begin(in_environment("c"))
+    bed.attempts.accept(in_environment("c"))
     late = (await bed.settled())[-1]
     assert (late.status, late.reason) == ("environment-lost", "its container was killed")
 
@@ -196,16 +196,16 @@ async def test_an_action_that_breaks_is_our_failure(bed: Bed) -> None:
         raise KeyError("a bug")
 
     bed.runtime.act = crash
-    bed.attempts.begin(in_environment("b"))
+    bed.attempts.accept(in_environment("b"))
 
-    assert [(one.status, one.reason) for one in await bed.settled()] == [("lost", "acting crashed: KeyError")]
+    assert [(one.status, one.reason) for one in await bed.settled()] == [("lost", "the action failed: KeyError")]
 
 
 async def test_an_action_without_an_end_is_our_failure() -> None:
     bed = Bed(guard_s=0.02)
     await begun(bed)
     bed.runtime.waits = True
-    bed.attempts.begin(in_environment("b", timeout_s=0.01))
+    bed.attempts.accept(in_environment("b", timeout_s=0.01))
 
     (outcome,) = await bed.settled()
     assert (outcome.status, outcome.reason) == ("lost", "no end 0.02 s after its limit of 0.01 s")
@@ -213,7 +213,7 @@ async def test_an_action_without_an_end_is_our_failure() -> None:
 
 @pytest.mark.parametrize(("work", "params"), [("work", b"{}"), ("env.bash", b'{"lime":"ls"}'), ("env.read", b"no")])
 async def test_what_means_nothing_is_refused_before_anything_is_made(bed: Bed, work: str, params: bytes) -> None:
-    bed.attempts.begin(in_environment(work=work, params=params, begins=True))
+    bed.attempts.accept(in_environment(work=work, params=params, begins=True))
 
     assert [(one.status, one.environment_exists) for one in await bed.settled()] == [("refused", False)]
     assert bed.runtime.made == []
@@ -226,7 +226,7 @@ async def test_what_a_command_printed_is_cut_and_flagged() -> None:
     bed = Bed(output_bytes=100)
     await begun(bed)
     bed.runtime.act = lambda _: ActEnd(ended_by="done", passed=True, output={"output": "x" * 1000})
-    bed.attempts.begin(in_environment("b"))
+    bed.attempts.accept(in_environment("b"))
 
     (outcome,) = await bed.settled()
     assert (outcome.passed, msgspec.json.decode(outcome.output)["truncated"]) == (True, True)
@@ -238,10 +238,10 @@ async def test_what_is_fetched_is_whole_or_not_there_at_all(work: str) -> None:
     await begun(bed)
     params = msgspec.json.encode({"path": "f"})
     bed.runtime.act = lambda _: ActEnd(ended_by="done", passed=True, output={"content": "x" * 86})
-    bed.attempts.begin(in_environment("fits", work=work, params=params))
+    bed.attempts.accept(in_environment("fits", work=work, params=params))
     await bed.settled()
     bed.runtime.act = lambda _: ActEnd(ended_by="done", passed=True, output={"content": "x" * 87})
-    bed.attempts.begin(in_environment("too large", work=work, params=params))
+    bed.attempts.accept(in_environment("too large", work=work, params=params))
 
     fits, too_large = await bed.settled()
     assert (fits.passed, msgspec.json.decode(fits.output)) == (True, {"content": "x" * 86})
@@ -253,7 +253,7 @@ async def test_what_is_fetched_is_whole_or_not_there_at_all(work: str) -> None:
 async def test_a_file_its_environment_finds_too_large_is_an_answer_too(bed: Bed) -> None:
     await begun(bed)
     bed.runtime.act = lambda _: ActEnd(ended_by="refused", reason="f is larger than 1000 bytes")
-    bed.attempts.begin(in_environment("b", work="env.read", params=b'{"path":"f"}'))
+    bed.attempts.accept(in_environment("b", work="env.read", params=b'{"path":"f"}'))
 
     (outcome,) = await bed.settled()
     assert (outcome.status, outcome.passed, outcome.reason) == ("ok", False, "f is larger than 1000 bytes")
@@ -266,9 +266,9 @@ async def test_a_file_its_environment_finds_too_large_is_an_answer_too(bed: Bed)
 async def test_it_passes_what_waits_in_the_line_where_cores_are_free(bed: Bed) -> None:
     await begun(bed)
     bed.grader.waits = True
-    bed.attempts.begin(grant("runs", cores=2))
-    bed.attempts.begin(grant("waits", cores=3))
-    bed.attempts.begin(in_environment("b", cores=2))
+    bed.attempts.accept(grant("runs", cores=2))
+    bed.attempts.accept(grant("waits", cores=3))
+    bed.attempts.accept(in_environment("b", cores=2))
     await turns()
 
     assert [one.action for one in bed.finished()] == ["b"]
@@ -277,10 +277,10 @@ async def test_it_passes_what_waits_in_the_line_where_cores_are_free(bed: Bed) -
 
 async def test_it_waits_for_cores_where_none_are_free(bed: Bed) -> None:
     bed.grader.waits = True
-    bed.attempts.begin(grant("runs", cores=4))
-    bed.attempts.begin(in_environment("b", begins=True))
+    bed.attempts.accept(grant("runs", cores=4))
+    bed.attempts.accept(in_environment("b", begins=True))
     await turns()
-    assert [(one.action, one.queued) for one in bed.attempts.held()] == [("runs", False), ("b", True)]
+    assert [(one.action, one.queued) for one in bed.attempts.held_grants()] == [("runs", False), ("b", True)]
     assert bed.attempts.environments() == [EnvironmentHeld(trajectory="t", units={"memory_mb": 100, "starts": 1})]
 
     bed.grader.go.set()
@@ -291,7 +291,7 @@ async def test_two_actions_in_one_environment_take_turns(bed: Bed) -> None:
     await begun(bed)
     bed.runtime.waits = True
     for name in ("b", "c"):
-        bed.attempts.begin(in_environment(name))
+        bed.attempts.accept(in_environment(name))
     await turns()
     assert len(bed.runtime.made[0].acts) == 2
 
@@ -301,12 +301,12 @@ async def test_two_actions_in_one_environment_take_turns(bed: Bed) -> None:
 
 async def test_memory_is_held_from_the_beginning_until_it_is_closed(bed: Bed) -> None:
     bed.runtime.create_waits = True
-    bed.attempts.begin(in_environment("a", begins=True))
+    bed.attempts.accept(in_environment("a", begins=True))
     making = EnvironmentHeld(trajectory="t", units={"memory_mb": 100, "starts": 1})
-    assert (bed.memory.used, bed.trajectories.starts.used, bed.attempts.environments()) == (100, 1, [making])
+    assert (bed.memory.used, bed.registry.starts.used, bed.attempts.environments()) == (100, 1, [making])
     bed.runtime.go.set()
     await bed.settled()
-    assert bed.trajectories.starts.used == 0
+    assert bed.registry.starts.used == 0
     assert bed.attempts.environments() == [EnvironmentHeld(trajectory="t", units={"memory_mb": 100})]
     bed.runtime.may_close.clear()
     bed.attempts.close_environment("t")
@@ -321,16 +321,16 @@ async def test_memory_is_held_from_the_beginning_until_it_is_closed(bed: Bed) ->
 async def test_more_memory_than_there_is_is_not_lent() -> None:
     bed = Bed(memory_mb=150)
     await begun(bed)
-    bed.attempts.begin(in_environment("b", "another", begins=True))
+    bed.attempts.accept(in_environment("b", "another", begins=True))
 
     (outcome,) = await bed.settled()
     assert (outcome.status, outcome.environment_exists) == ("lost", False)
-    assert outcome.reason == "of the 150 MB for environments 100 are not free"
+    assert outcome.reason == "100 of the 150 MB for environments are not free"
     assert bed.memory.used == 100
 
 
 async def test_outcomes_of_other_work_say_nothing_of_environments(bed: Bed) -> None:
-    bed.attempts.begin(grant("a"))
+    bed.attempts.accept(grant("a"))
 
     assert await bed.settled() == [
         Finished(

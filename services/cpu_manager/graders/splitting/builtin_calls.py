@@ -16,7 +16,7 @@ from services.cpu_manager.graders.splitting.operators import (
     is_number,
     small,
 )
-from services.cpu_manager.graders.splitting.plan import Later, Recorder, Register, Sent, Steps, UnsplittableError
+from services.cpu_manager.graders.splitting.plan import Later, Recorder, Register, Sent, StepBudget, UnsplittableError
 from services.cpu_manager.graders.splitting.symbols import Pure, Scope, is_constant
 
 
@@ -39,7 +39,7 @@ class Reader(Protocol):
 class BuiltinCalls:
     """Reads calls of builtins and of `math`. Every method raises UnsplittableError for unsupported forms."""
 
-    def __init__(self, reader: Reader, recorder: Recorder, steps: Steps) -> None:
+    def __init__(self, reader: Reader, recorder: Recorder, steps: StepBudget) -> None:
         self._reader = reader
         self._recorder = recorder
         self._steps = steps

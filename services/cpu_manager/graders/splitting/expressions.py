@@ -20,7 +20,7 @@ from services.cpu_manager.graders.splitting.operators import (
     is_number,
     small,
 )
-from services.cpu_manager.graders.splitting.plan import Later, Recorder, Register, Steps, UnsplittableError
+from services.cpu_manager.graders.splitting.plan import Later, Recorder, Register, StepBudget, UnsplittableError
 from services.cpu_manager.graders.splitting.symbols import Hidden, Pure, Scope, bind, is_constant
 from services.cpu_manager.graders.splitting.values import PlainDict, PlainSet
 
@@ -33,7 +33,7 @@ _METHODS: Final = frozenset(
 class Expressions:
     """Reads expressions. Every method raises UnsplittableError for unsupported forms."""
 
-    def __init__(self, recorder: Recorder, steps: Steps) -> None:
+    def __init__(self, recorder: Recorder, steps: StepBudget) -> None:
         self._recorder = recorder
         self._steps = steps
         self._builtins = BuiltinCalls(self, recorder, steps)

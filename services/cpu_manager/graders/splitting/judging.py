@@ -8,7 +8,7 @@ import msgspec
 
 from services.cpu_manager.graders.splitting.operators import TooCostlyError
 from services.cpu_manager.graders.splitting.packing import unpacked
-from services.cpu_manager.graders.splitting.plan import Check, Later, Plan, Sent
+from services.cpu_manager.graders.splitting.plan import Check, Later, Sent, SplitPlan
 from services.cpu_manager.graders.splitting.values import NotPlainError
 
 _SHOWN_CHARS: Final = 500
@@ -29,15 +29,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str = ""
 
 
-def raised(told: dict[str, Any]) -> Finding:
+def raised(decoded: dict[str, Any]) -> Finding:
     """Return the finding for an exception of the program or its tests, from the harness's or the program's report."""
-    exception = str(told.get("exception", "Exception"))[:_NAME_CHARS]
-    failed = exception == "AssertionError" or told.get("assertion") is True
+    exception = str(decoded.get("exception", "Exception"))[:_NAME_CHARS]
+    failed = exception == "AssertionError" or decoded.get("assertion") is True
     return Finding(
         decided="failed" if failed else "error",
         exception=exception,
-        message=str(told.get("message", ""))[:_SHOWN_CHARS],
-        traceback=str(told.get("traceback", ""))[-_TRACEBACK_CHARS:],
+        message=str(decoded.get("message", ""))[:_SHOWN_CHARS],
+        traceback=str(decoded.get("traceback", ""))[-_TRACEBACK_CHARS:],
     )
 
 
@@ -48,7 +48,7 @@ class Judge:
     applied once; and a comparison costs at most its constant, which the plan's steps have counted.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SplitPlan) -> None:
         self._events = plan.events
         self._next = 0
         self._values: dict[int, Any] = {}
@@ -78,21 +78,21 @@ class Judge:
         return self.finding
 
     def _take_line(self, line: bytes) -> None:
-        told = msgspec.json.decode(line)
+        decoded = msgspec.json.decode(line)
         self._advance()
         if self.finding.decided != "undecided":
             return
-        if isinstance(told, dict):
-            self.finding = raised(told)
-        elif told == []:
+        if isinstance(decoded, dict):
+            self.finding = raised(decoded)
+        elif decoded == []:
             if self._next < len(self._events):
                 raise ValueError("results are missing")
             self.finding = Finding(decided="passed")
         else:
-            self._result(told)
+            self._result(decoded)
 
-    def _result(self, told: Any) -> None:
-        index, value = told
+    def _result(self, decoded: Any) -> None:
+        index, value = decoded
         event = self._events[self._next] if self._next < len(self._events) else None
         if not isinstance(event, Sent) or type(index) is not int or index != event.index:
             raise ValueError("not the next result")

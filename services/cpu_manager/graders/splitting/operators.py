@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from services.cpu_manager.graders.splitting.plan import Steps, UnsplittableError
+from services.cpu_manager.graders.splitting.plan import StepBudget, UnsplittableError
 from services.cpu_manager.graders.splitting.values import PlainSet
 
 MOST_BITS: Final = 1 << 12
@@ -69,7 +69,7 @@ ON_RESULT: Final[Mapping[str, Operation]] = {"abs": abs, "float": float, "round"
 UNARY: Final[Mapping[str, Operation]] = {"USub": operator.neg, "UAdd": operator.pos, "Invert": operator.invert}
 
 
-def folded(name: str, one: Any, other: Any, steps: Steps) -> Any:
+def folded(name: str, one: Any, other: Any, steps: StepBudget) -> Any:
     """Apply a binary operator to constants. Raise UnsplittableError except for numbers, and text and lists joined."""
     if is_number(one) and is_number(other):
         if any(isinstance(side, int) and side.bit_length() > MOST_BITS for side in (one, other)):

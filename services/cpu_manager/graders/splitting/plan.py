@@ -20,7 +20,7 @@ class UnsplittableError(Exception):
     """The text does not have the form, so it runs in one interpreter with the program."""
 
 
-class Steps:
+class StepBudget:
     """The budget of one text. All work on a text is counted here before it is done."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SplitPlan:
     """The plan of one text of tests."""
 
     payload: bytes
@@ -101,7 +101,7 @@ class Recorder:
     another order is not split.
     """
 
-    steps: Steps
+    steps: StepBudget
     _instructions: list[tuple[Any, ...]] = field(default_factory=list)
     _events: list[Sent | Check] = field(default_factory=list)
     _registers: int = 0
@@ -157,7 +157,7 @@ class Recorder:
         self._operated = False
         self._events.append(Check(test, line, message))
 
-    def plan(self) -> Plan:
+    def plan(self) -> SplitPlan:
         """Return the plan.
 
         Raises:
@@ -165,7 +165,7 @@ class Recorder:
         """
         if not any(isinstance(event, Sent) for event in self._events) or self._wanted:
             raise UnsplittableError("no assertion depends on a result")
-        return Plan(payload=marshal.dumps(self._instructions), events=tuple(self._events))
+        return SplitPlan(payload=marshal.dumps(self._instructions), events=tuple(self._events))
 
     def packed(self, value: Any, seen: set[int], depth: int = 0) -> Any:
         """Return a constant in the form from which the harness builds arguments."""

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+from collections import OrderedDict
 from typing import Any, Final
 
 from services.cpu_manager.graders.splitting.builtin_calls import math_member
 from services.cpu_manager.graders.splitting.expressions import Expressions
-from services.cpu_manager.graders.splitting.plan import Later, Plan, Recorder, Register, Steps, UnsplittableError
+from services.cpu_manager.graders.splitting.plan import (
+    Later,
+    Recorder,
+    Register,
+    SplitPlan,
+    StepBudget,
+    UnsplittableError,
+)
 from services.cpu_manager.graders.splitting.symbols import BUILTIN_NAMES, Hidden, Scope, bind
 
 MOST_CHARS: Final = 8 << 10
 """Longer texts are not read: parsing and compiling take about 2 us a character and hold the interpreter's lock."""
+MOST_PLANS: Final = 512
+_MOST_KEPT_CHARS: Final = 4 << 20
+_INLINE_CHARS: Final = 256
+"""Shorter texts are split in the loop: 0.1 ms as a rule, which is what a thread costs, and some 30 ms at worst."""
 _MESSAGE_CHARS: Final = 500
 _CHECK: Final = "check"
 _METADATA: Final = "METADATA"
@@ -26,8 +39,8 @@ _EXPRESSIONS: Final = (
 _ALLOWED: Final = (ast.Module, *_STATEMENTS, *_PARTS, *_EXPRESSIONS)
 
 
-def split(text: str) -> Plan | None:
-    """Split the text of tests. Takes about 2 us a character and 1 us a step, once: `Plans` keeps the results.
+def split(text: str) -> SplitPlan | None:
+    """Split the text of tests. Takes about 2 us a character and 1 us a step, once: `PlanCache` keeps the results.
 
     Returns None if a part of the text has an unsupported form. Only the text decides.
     """
@@ -36,18 +49,42 @@ def split(text: str) -> Plan | None:
     return _Statements().plan_of(text)
 
 
+class PlanCache:
+    """Plans by text, because many samples have the same tests; at most MOST_PLANS texts and 4 Mi characters, LRU."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, SplitPlan | None] = OrderedDict()
+        self._chars = 0
+
+    async def get(self, text: str) -> SplitPlan | None:
+        """Return the plan of a text of tests; None if it has none."""
+        if len(text) > MOST_CHARS:
+            return None
+        if text in self._kept:
+            self._kept.move_to_end(text)
+            return self._kept[text]
+        plan = split(text) if len(text) <= _INLINE_CHARS else await asyncio.to_thread(split, text)
+        if text not in self._kept:
+            self._kept[text] = plan
+            self._chars += len(text)
+            while len(self._kept) > MOST_PLANS or self._chars > _MOST_KEPT_CHARS:
+                oldest, _ = self._kept.popitem(last=False)
+                self._chars -= len(oldest)
+        return plan
+
+
 class _Statements:
     """Reads statements."""
 
     def __init__(self) -> None:
-        self.steps = Steps()
+        self.steps = StepBudget()
         self._recorder = Recorder(self.steps)
         self._expressions = Expressions(self._recorder, self.steps)
         self._shared: dict[str, Any] = {}
         self._check: ast.FunctionDef | None = None
         self._called = False
 
-    def plan_of(self, text: str) -> Plan | None:
+    def plan_of(self, text: str) -> SplitPlan | None:
         """Return the plan of a whole text; None if it has none."""
         try:
             tree = ast.parse(text)

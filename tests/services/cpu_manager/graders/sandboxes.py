@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from services.cpu_manager.graders.protocol import Bench
+from services.cpu_manager.graders.protocol import GradingContext
 from services.cpu_manager.sandbox.languages import LanguageInfo
 from services.cpu_manager.sandbox.protocol import Exit, Job, PythonJob, Sandbox
 
@@ -45,7 +45,7 @@ LANGUAGES: Mapping[str, LanguageInfo] = {
 """A node with one interpreted and one compiled language; a fake tells the jobs apart by their argv."""
 
 
-def bench(
+def context(
     sandbox: Sandbox,
     *,
     cores: int = 1,
@@ -53,8 +53,8 @@ def bench(
     tenant: str = "ada",
     error_score: float = 0.0,
     exception_score: float | None = None,
-) -> Bench:
-    return Bench(
+) -> GradingContext:
+    return GradingContext(
         sandbox=sandbox,
         cores=frozenset(range(cores)),
         timeout_s=timeout_s,

@@ -8,7 +8,7 @@ from services.cpu_manager.graders.answer_match import AnswerMatchGrader
 from services.cpu_manager.graders.protocol import Verdict
 from services.cpu_manager.sandbox.protocol import Exit, Job, PythonJob, Sandbox
 from shared.messages.kinds import AnswerMatch
-from tests.services.cpu_manager.graders.sandboxes import FakeSandbox, bench
+from tests.services.cpu_manager.graders.sandboxes import FakeSandbox, context
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -18,7 +18,7 @@ def no_job(job: Job) -> Exit:
 
 
 async def matched(sandbox: Sandbox, params: AnswerMatch) -> Verdict:
-    return await AnswerMatchGrader().grade(params, bench(sandbox))
+    return await AnswerMatchGrader().grade(params, context(sandbox))
 
 
 async def test_any_of_several_gold_texts_will_do_and_no_job_is_run() -> None:
@@ -54,7 +54,7 @@ async def test_a_group_that_took_no_part_in_the_match_is_no_answer(sandbox: Sand
 
 async def test_an_exponential_pattern_ends_at_its_limit(sandbox: Sandbox) -> None:
     params = AnswerMatch(response="a" * 60 + "!", gold="2", extract=r"((?:a+)+)$")
-    verdict = await AnswerMatchGrader().grade(params, bench(sandbox, timeout_s=0.5))
+    verdict = await AnswerMatchGrader().grade(params, context(sandbox, timeout_s=0.5))
     assert (verdict.status, verdict.score) == ("timeout", None)
 
 
@@ -76,7 +76,7 @@ async def test_a_pattern_that_takes_long_to_compile_stops_nobody_and_ends_at_its
 
     beating = asyncio.create_task(beat())
     verdict = await AnswerMatchGrader().grade(
-        AnswerMatch(response="5", gold="5", extract=slow), bench(sandbox, timeout_s=0.5)
+        AnswerMatch(response="5", gold="5", extract=slow), context(sandbox, timeout_s=0.5)
     )
     beating.cancel()
     assert (verdict.status, verdict.score) == ("timeout", None)

@@ -15,7 +15,7 @@ from services.cpu_manager.graders.protocol import Verdict
 from services.cpu_manager.sandbox.protocol import Sandbox
 from shared.messages.kinds import CodeAsserts
 from tests.services.cpu_manager.graders.forgeries import JUDGED_BY_THE_PROGRAM, WITHOUT_EXPECTED_VALUES
-from tests.services.cpu_manager.graders.sandboxes import bench
+from tests.services.cpu_manager.graders.sandboxes import context
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -283,7 +283,7 @@ ATTACKS = {**LEAVING, **CLAIMING, **PATCHING, **SWALLOWING, **LOOKING}
 
 async def graded(sandbox: Sandbox, code: str, tests: str = IN_PROCESS, timeout_s: float = 20.0) -> Verdict:
     params = CodeAsserts(code=textwrap.dedent(code), tests=tests, entry_point="f", timeout_s=timeout_s)
-    verdict = await CodeAssertsGrader().grade(params, bench(sandbox))
+    verdict = await CodeAssertsGrader().grade(params, context(sandbox))
     assert verdict.evidence == ("separate" if tests == TESTS else "in-process")
     return verdict
 
@@ -307,7 +307,7 @@ async def test_no_forgery_passes_where_expected_values_stay_outside(sandbox: San
 @pytest.mark.parametrize("forgery", JUDGED_BY_THE_PROGRAM)
 async def test_a_verdict_that_the_program_forms_is_never_separate(sandbox: Sandbox, forgery: str) -> None:
     code, tests = JUDGED_BY_THE_PROGRAM[forgery]
-    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests=tests), bench(sandbox))
+    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests=tests), context(sandbox))
     assert (verdict.status, verdict.evidence) == ("ok", "in-process"), verdict
 
 

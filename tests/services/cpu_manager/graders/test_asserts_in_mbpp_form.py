@@ -10,7 +10,7 @@ from services.cpu_manager.graders.code_asserts import CodeAssertsGrader
 from services.cpu_manager.sandbox.local import LocalSandbox
 from shared.messages.kinds import CodeAsserts
 from tests.services.cpu_manager.graders.mbpp_form import problems
-from tests.services.cpu_manager.graders.sandboxes import bench
+from tests.services.cpu_manager.graders.sandboxes import context
 from tests.services.cpu_manager.graders.test_asserts_mean_what_python_means import as_a_script, verdict_and_exception
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -23,7 +23,7 @@ async def test_a_hundred_problems_get_the_verdict_of_a_script(walls: LocalSandbo
     verdicts: dict[str, int] = {}
     for code, tests in problems():
         params = CodeAsserts(code=code, tests=tests, timeout_s=20)
-        verdict = await grader.grade(params, bench(walls))
+        verdict = await grader.grade(params, context(walls))
         told = verdict_and_exception(verdict)
         verdicts[told[0]] = verdicts.get(told[0], 0) + 1
         in_process += verdict.evidence == "in-process"
@@ -39,19 +39,19 @@ async def test_a_result_that_decides_ends_a_program_that_would_go_on(walls: Loca
     """Its second call never returns; the first one's result is sent before, is wrong, and decides."""
     code = "import time\ndef f(x):\n    if x == 2:\n        time.sleep(600)\n    return 0\n"
     params = CodeAsserts(code=code, tests="assert f(1) == 1\nassert f(2) == 2", timeout_s=120)
-    verdict = await CodeAssertsGrader().grade(params, bench(walls, timeout_s=120))
+    verdict = await CodeAssertsGrader().grade(params, context(walls, timeout_s=120))
     assert verdict_and_exception(verdict) == ("failed", "AssertionError"), verdict
 
 
 async def test_a_right_result_before_a_hang_is_no_verdict(walls: LocalSandbox) -> None:
     code = "import time\ndef f(x):\n    if x == 2:\n        time.sleep(600)\n    return 1\n"
     params = CodeAsserts(code=code, tests="assert f(1) == 1\nassert f(2) == 2", timeout_s=1)
-    verdict = await CodeAssertsGrader().grade(params, bench(walls))
+    verdict = await CodeAssertsGrader().grade(params, context(walls))
     assert (verdict.status, verdict.score) == ("timeout", None)
 
 
 async def test_arguments_are_fresh_for_each_call(walls: LocalSandbox) -> None:
     code = "def f(a, d):\n    a.append(1)\n    d[len(d)] = 1\n    return len(a) + len(d)\n"
     tests = "assert all(f([], {}) == 2 for i in range(3))"
-    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests=tests), bench(walls))
+    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests=tests), context(walls))
     assert (verdict.passed, verdict.evidence) == (True, "separate")

@@ -14,7 +14,7 @@ from services.cpu_manager.graders.code_asserts import CodeAssertsGrader, asserts
 from services.cpu_manager.graders.protocol import Verdict
 from services.cpu_manager.sandbox.protocol import EndedBy, Exit, PythonJob, Sandbox
 from shared.messages.kinds import CodeAsserts
-from tests.services.cpu_manager.graders.sandboxes import FakeSandbox, bench
+from tests.services.cpu_manager.graders.sandboxes import FakeSandbox, context
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -114,7 +114,7 @@ def verdict_and_exception(verdict: Verdict) -> tuple[str, str | None]:
 async def test_a_program_gets_the_verdict_it_has_as_a_script(sandbox: Sandbox, tmp_path: Path, name: str) -> None:
     code, tests = PROGRAMS[name]
     params = CodeAsserts(code=code, tests=tests, entry_point="f" if "def check" in tests else None, timeout_s=20)
-    verdict = await CodeAssertsGrader().grade(params, bench(sandbox))
+    verdict = await CodeAssertsGrader().grade(params, context(sandbox))
     assert verdict_and_exception(verdict) == as_a_script(params, tmp_path)
     assert verdict.passed is (verdict.output["verdict"] == "passed")
 
@@ -141,8 +141,8 @@ async def test_a_program_may_recurse_about_as_deep_as_a_script(sandbox: Sandbox,
     just_fits = f"def f(n): return 0 if n == 0 else 1 + f(n - 1)\nassert f({deepest - 20}) == {deepest - 20}\n"
     too_deep = f"def f(n): return 0 if n == 0 else 1 + f(n - 1)\nassert f({deepest + 20})\n"
     grader = CodeAssertsGrader()
-    fits = await grader.grade(CodeAsserts(code=just_fits, tests="pass"), bench(sandbox))
-    breaks = await grader.grade(CodeAsserts(code=too_deep, tests="pass"), bench(sandbox))
+    fits = await grader.grade(CodeAsserts(code=just_fits, tests="pass"), context(sandbox))
+    breaks = await grader.grade(CodeAsserts(code=too_deep, tests="pass"), context(sandbox))
     assert fits.passed, fits
     assert breaks.output["exception"] == "RecursionError"
 
@@ -160,7 +160,7 @@ async def test_a_program_may_recurse_about_as_deep_as_a_script(sandbox: Sandbox,
 )
 @pytest.mark.parametrize("code", ["def f(x): return 2", "import os\nos._exit(0)", "syntax error"])
 async def test_tests_that_cannot_run_are_the_trainers_fault(sandbox: Sandbox, code: str, tests: str, told: str) -> None:
-    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests=tests), bench(sandbox))
+    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests=tests), context(sandbox))
     assert (verdict.status, verdict.passed, verdict.score) == ("refused", None, None)
     assert told in verdict.reason
 
@@ -178,25 +178,25 @@ async def test_tests_that_cannot_run_are_the_trainers_fault(sandbox: Sandbox, co
 )
 async def test_no_program_makes_its_tests_the_trainers_fault(sandbox: Sandbox, code: str) -> None:
     tests = "import random\nassert f(1) != 0 != random"
-    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests=tests), bench(sandbox))
+    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests=tests), context(sandbox))
     assert (verdict.status, verdict.passed, verdict.evidence) == ("ok", False, "in-process"), verdict
 
 
 @pytest.mark.parametrize("leave", ["import sys\nsys.exit()", "exit()", "raise SystemExit(0)"])
 async def test_leaving_early_is_no_pass_though_a_script_would_end_normally(sandbox: Sandbox, leave: str) -> None:
-    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=textwrap.dedent(leave), tests="pass"), bench(sandbox))
+    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=textwrap.dedent(leave), tests="pass"), context(sandbox))
     assert (verdict.passed, verdict.output["exception"]) == (False, "SystemExit")
 
 
 async def test_a_program_that_leaves_a_thread_running_has_passed_all_the_same(sandbox: Sandbox) -> None:
     code = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()"
-    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests="assert True"), bench(sandbox))
+    verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests="assert True"), context(sandbox))
     assert verdict.passed, verdict
 
 
 async def test_the_traceback_shows_the_program_and_not_the_harness(sandbox: Sandbox) -> None:
     params = CodeAsserts(code="def f(x):\n    return x.nothing\n", tests="f(1)")
-    verdict = await CodeAssertsGrader().grade(params, bench(sandbox))
+    verdict = await CodeAssertsGrader().grade(params, context(sandbox))
     shown = verdict.output["traceback_tail"]
     assert 'File "main.py", line 2, in f' in shown
     assert "return x.nothing" in shown
@@ -215,13 +215,13 @@ async def test_limits_and_losses_are_told_apart(
     ended_by: EndedBy, status: str, passed: bool | None, told: dict[str, str]
 ) -> None:
     sandbox = FakeSandbox(lambda job: Exit(ended_by=ended_by))
-    verdict = await CodeAssertsGrader().grade(CodeAsserts(code="", tests="pass"), bench(sandbox))
+    verdict = await CodeAssertsGrader().grade(CodeAsserts(code="", tests="pass"), context(sandbox))
     assert (verdict.status, verdict.passed, verdict.output) == (status, passed, told)
 
 
 async def test_a_crash_is_an_error_with_its_signal() -> None:
     sandbox = FakeSandbox(lambda job: Exit(ended_by="signal", signal=11))
-    verdict = await CodeAssertsGrader().grade(CodeAsserts(code="", tests="pass"), bench(sandbox))
+    verdict = await CodeAssertsGrader().grade(CodeAsserts(code="", tests="pass"), context(sandbox))
     assert (verdict.passed, verdict.output["error_class"]) == (False, "KilledBySignal")
     assert "signal 11" in verdict.reason
 
@@ -231,14 +231,16 @@ async def test_a_lost_sandbox_is_lost_even_when_a_report_came() -> None:
         assert isinstance(job, PythonJob)
         return Exit(ended_by="lost", report=job.payload[:32] + b"{}")
 
-    verdict = await CodeAssertsGrader().grade(CodeAsserts(code="", tests="pass"), bench(FakeSandbox(passing_but_lost)))
+    verdict = await CodeAssertsGrader().grade(
+        CodeAsserts(code="", tests="pass"), context(FakeSandbox(passing_but_lost))
+    )
     assert (verdict.status, verdict.score) == ("lost", None)
 
 
 async def test_limits_are_capped_by_the_stage_and_grow_with_cores() -> None:
     sandbox = FakeSandbox(lambda job: Exit(ended_by="lost"))
     params = CodeAsserts(code="", tests="", timeout_s=60, memory_mb=64)
-    await CodeAssertsGrader().grade(params, bench(sandbox, timeout_s=2.0, cores=2))
+    await CodeAssertsGrader().grade(params, context(sandbox, timeout_s=2.0, cores=2))
     limits = sandbox.jobs[0].limits
     assert (limits.wall_s, limits.memory_bytes) == (2.0, 64 << 20)
     assert limits.cpu_s >= 4.0

@@ -12,7 +12,7 @@ from services.cpu_manager.graders.programs import Builder
 from services.cpu_manager.graders.protocol import Verdict
 from services.cpu_manager.sandbox.protocol import EndedBy, ExecJob, Exit, Job, PythonJob
 from shared.messages.kinds import CodeRun
-from tests.services.cpu_manager.graders.sandboxes import LANGUAGES, FakeSandbox, bench
+from tests.services.cpu_manager.graders.sandboxes import LANGUAGES, FakeSandbox, context
 
 FINE = Exit(ended_by="exit", exit_code=0, stdout=b"out", stderr=b"err", wall_s=0.5, cpu_s=0.4, peak_memory_bytes=10)
 
@@ -30,7 +30,7 @@ def grader() -> CodeRunGrader:
 
 
 async def ran(answer: Callable[[Job], Exit], params: CodeRun) -> Verdict:
-    return await grader().grade(params, bench(FakeSandbox(answer)))
+    return await grader().grade(params, context(FakeSandbox(answer)))
 
 
 async def test_an_interpreted_program_has_a_run_result_only() -> None:
@@ -57,7 +57,7 @@ async def test_an_interpreted_program_has_a_run_result_only() -> None:
 async def test_a_compiled_program_has_two_results_and_runs_its_artifact() -> None:
     compiler = Exit(ended_by="exit", exit_code=0, files={"main": b"ELF"}, wall_s=1.0, cpu_s=0.9, peak_memory_bytes=20)
     sandbox = FakeSandbox(compiling(compiler))
-    verdict = await grader().grade(CodeRun(code="int main(){}", language="c++"), bench(sandbox))
+    verdict = await grader().grade(CodeRun(code="int main(){}", language="c++"), context(sandbox))
     compile_job, run_job = sandbox.jobs
     assert is_compile(compile_job)
     assert run_job.files["main"] == b"ELF"
@@ -70,7 +70,7 @@ async def test_a_compiled_program_has_two_results_and_runs_its_artifact() -> Non
 async def test_a_compile_failure_has_no_run_result() -> None:
     compiler = Exit(ended_by="exit", exit_code=1, stderr=b"main.cpp:1: error")
     sandbox = FakeSandbox(compiling(compiler))
-    verdict = await grader().grade(CodeRun(code="int", language="cpp"), bench(sandbox))
+    verdict = await grader().grade(CodeRun(code="int", language="cpp"), context(sandbox))
     assert len(sandbox.jobs) == 1
     assert verdict.output["status"] == "Failed"
     assert verdict.output["run_result"] is None
@@ -108,7 +108,7 @@ async def test_a_lost_job_is_lost_and_has_no_output(lost_at: str) -> None:
 
 async def test_a_language_the_node_has_not_is_refused_by_name_and_never_a_compile_error() -> None:
     sandbox = FakeSandbox(lambda job: FINE)
-    verdict = await grader().grade(CodeRun(code="x", language="Rust"), bench(sandbox))
+    verdict = await grader().grade(CodeRun(code="x", language="Rust"), context(sandbox))
     assert (verdict.status, verdict.output, sandbox.jobs) == ("refused", {}, [])
     assert "'Rust'" in verdict.reason
     assert "cpp, python" in verdict.reason
@@ -117,7 +117,7 @@ async def test_a_language_the_node_has_not_is_refused_by_name_and_never_a_compil
 @pytest.mark.parametrize("language", ["python", "py", "python3", "Python", " PY3 "])
 async def test_aliases_name_the_same_language(language: str) -> None:
     sandbox = FakeSandbox(lambda job: FINE)
-    await grader().grade(CodeRun(code="x", language=language), bench(sandbox))
+    await grader().grade(CodeRun(code="x", language=language), context(sandbox))
     assert isinstance(sandbox.jobs[0], PythonJob)
 
 
@@ -125,7 +125,7 @@ async def test_ten_equal_programs_at_once_are_compiled_once() -> None:
     sandbox = FakeSandbox(compiling(Exit(ended_by="exit", exit_code=0, files={"main": b"ELF"}, cpu_s=1.0)))
     shared = grader()
     verdicts = await asyncio.gather(
-        *(shared.grade(CodeRun(code="x", language="cpp", stdin=str(n)), bench(sandbox)) for n in range(10))
+        *(shared.grade(CodeRun(code="x", language="cpp", stdin=str(n)), context(sandbox)) for n in range(10))
     )
     assert sum(map(is_compile, sandbox.jobs)) == 1
     assert sorted(verdict.cpu_s for verdict in verdicts) == [pytest.approx(0.4)] * 9 + [pytest.approx(1.4)]
@@ -135,13 +135,13 @@ async def test_tenants_do_not_share_compiles() -> None:
     sandbox = FakeSandbox(compiling(Exit(ended_by="exit", exit_code=0)))
     shared = grader()
     for tenant in ("ada", "bob"):
-        await shared.grade(CodeRun(code="x", language="cpp"), bench(sandbox, tenant=tenant))
+        await shared.grade(CodeRun(code="x", language="cpp"), context(sandbox, tenant=tenant))
     assert sum(map(is_compile, sandbox.jobs)) == 2
 
 
 async def test_the_run_has_what_the_compile_left_of_the_stage() -> None:
     sandbox = FakeSandbox(compiling(Exit(ended_by="exit", exit_code=0, wall_s=1.5)))
-    await grader().grade(CodeRun(code="x", language="cpp", run_timeout_s=60), bench(sandbox, timeout_s=4.0))
+    await grader().grade(CodeRun(code="x", language="cpp", run_timeout_s=60), context(sandbox, timeout_s=4.0))
     assert [job.limits.wall_s for job in sandbox.jobs] == [4.0, 2.5]
 
 
@@ -152,7 +152,7 @@ async def test_files_travel_both_ways_as_base64() -> None:
         files={"in/a.txt": base64.b64encode(b"hello").decode(), "skipped": None, "b/IGNORE_THIS_FILE": "!"},
         fetch_files=["out.bin", "missing"],
     )
-    verdict = await grader().grade(params, bench(sandbox))
+    verdict = await grader().grade(params, context(sandbox))
     assert sandbox.jobs[0].files == {"in/a.txt": b"hello"}
     assert sandbox.jobs[0].fetch == ("out.bin", "missing")
     assert verdict.output["files"] == {"out.bin": "/w=="}

@@ -10,7 +10,7 @@ from services.cpu_manager.graders.programs import Builder
 from services.cpu_manager.graders.protocol import Verdict
 from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, PythonJob
 from shared.messages.kinds import CodeStdio, StdioTest
-from tests.services.cpu_manager.graders.sandboxes import LANGUAGES, FakeSandbox, bench
+from tests.services.cpu_manager.graders.sandboxes import LANGUAGES, FakeSandbox, context
 
 TESTS = [StdioTest(stdin=str(n), stdout=str(n * n)) for n in range(4)]
 
@@ -32,7 +32,7 @@ async def graded(
     answer: Callable[[Job], Exit], params: CodeStdio, cores: int = 1, timeout_s: float = 60.0
 ) -> tuple[Verdict, FakeSandbox]:
     sandbox = FakeSandbox(answer)
-    return await grader().grade(params, bench(sandbox, cores=cores, timeout_s=timeout_s)), sandbox
+    return await grader().grade(params, context(sandbox, cores=cores, timeout_s=timeout_s)), sandbox
 
 
 def verdicts(verdict: Verdict) -> list[str]:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from services.cpu_manager.graders.code_stdio import CodeStdioGrader
 from services.cpu_manager.graders.compile_cache import CompileCache
 from services.cpu_manager.graders.programs import Builder
-from services.cpu_manager.graders.protocol import Bench, Verdict
+from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.graders.registry import build_graders
 from services.cpu_manager.sandbox.languages import languages
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import Exit, Job
 from shared.messages.kinds import CodeStdio, StdioTest
-from tests.services.cpu_manager.graders.sandboxes import LANGUAGES, FakeSandbox, bench
+from tests.services.cpu_manager.graders.sandboxes import LANGUAGES, FakeSandbox, context
 
 
 class Staggered(FakeSandbox):
@@ -65,7 +65,7 @@ def numbered(number: int) -> list[StdioTest]:
 
 
 async def graded(sandbox: FakeSandbox, params: CodeStdio, cores: int) -> Verdict:
-    return await CodeStdioGrader(Builder(LANGUAGES, CompileCache())).grade(params, bench(sandbox, cores=cores))
+    return await CodeStdioGrader(Builder(LANGUAGES, CompileCache())).grade(params, context(sandbox, cores=cores))
 
 
 def told(verdict: Verdict) -> tuple[Any, ...]:
@@ -120,7 +120,7 @@ async def test_a_test_cut_short_by_the_stage_behind_the_first_failure_has_no_say
     params = CodeStdio(code="x", tests=numbered(3), timeout_s=60.0, stop_at_first_failure=True)
     grader = CodeStdioGrader(Builder(LANGUAGES, CompileCache()))
 
-    verdict = await grader.grade(params, bench(sandbox, cores=3, timeout_s=30.0))
+    verdict = await grader.grade(params, context(sandbox, cores=3, timeout_s=30.0))
 
     assert (verdict.status, verdict.passed, verdict.output["n_passed"]) == ("ok", False, 1)
 
@@ -169,7 +169,7 @@ async def test_real_programs_get_the_same_verdict_on_one_core_and_on_two(
     )
     grader = build_graders(languages())["code.stdio"]
 
-    on = [Bench(sandbox=walls, cores=frozenset(cores[:n]), timeout_s=60.0, tenant="walls") for n in (1, 2)]
+    on = [GradingContext(sandbox=walls, cores=frozenset(cores[:n]), timeout_s=60.0, tenant="walls") for n in (1, 2)]
     one, two = [await grader.grade(params, one_or_two) for one_or_two in on]
 
     assert [without_times(test) for test in one.output["tests"]] == [

@@ -6,14 +6,14 @@ from services.cpu_manager.graders.math_verify import MathVerifyGrader
 from services.cpu_manager.graders.protocol import Verdict
 from services.cpu_manager.sandbox.protocol import EndedBy, Exit, PythonJob, Sandbox
 from shared.messages.kinds import MathVerify
-from tests.services.cpu_manager.graders.sandboxes import FakeSandbox, bench
+from tests.services.cpu_manager.graders.sandboxes import FakeSandbox, context
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def verified(sandbox: Sandbox, response: str, gold: str, timeout_s: float = 30.0) -> Verdict:
     params = MathVerify(response=response, gold=gold, timeout_s=timeout_s)
-    return await MathVerifyGrader().grade(params, bench(sandbox))
+    return await MathVerifyGrader().grade(params, context(sandbox))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from services.cpu_manager.graders.protocol import Verdict
 from services.cpu_manager.graders.python_function import PythonFunctionGrader, zygote_of
 from services.cpu_manager.sandbox.protocol import EndedBy, Exit, PythonJob, Sandbox
 from shared.messages.kinds import PythonFunction
-from tests.services.cpu_manager.graders.sandboxes import FakeSandbox, bench
+from tests.services.cpu_manager.graders.sandboxes import FakeSandbox, context
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -26,7 +26,7 @@ async def scored(
     module += textwrap.indent(textwrap.dedent(body), "    ")
     return await PythonFunctionGrader().grade(
         PythonFunction(module=module, solution_str=solution, ground_truth="42", **params),  # type: ignore[arg-type]
-        bench(sandbox, error_score=error_score, exception_score=exception_score),
+        context(sandbox, error_score=error_score, exception_score=exception_score),
     )
 
 
@@ -59,7 +59,7 @@ async def test_it_is_called_as_verl_calls_it(sandbox: Sandbox) -> None:
 async def test_a_coroutine_is_awaited(sandbox: Sandbox) -> None:
     module = "async def judge(**arguments):\n    return 0.75\n"
     params = PythonFunction(module=module, function="judge", solution_str="x")
-    verdict = await PythonFunctionGrader().grade(params, bench(sandbox))
+    verdict = await PythonFunctionGrader().grade(params, context(sandbox))
     assert verdict.score == 0.75
 
 
@@ -106,7 +106,7 @@ async def test_a_sample_that_ends_its_grader_is_scored_and_not_refused(sandbox: 
 @pytest.mark.parametrize(("body", "said"), ENDINGS)
 async def test_an_end_before_the_call_begins_is_refused(sandbox: Sandbox, body: str, said: str) -> None:
     params = PythonFunction(module=body + "\ndef compute_score(**_): return 1\n", solution_str="x")
-    verdict = await PythonFunctionGrader().grade(params, bench(sandbox, error_score=-2.0, exception_score=-3.0))
+    verdict = await PythonFunctionGrader().grade(params, context(sandbox, error_score=-2.0, exception_score=-3.0))
     assert (verdict.status, verdict.score) == ("refused", None)
     assert said in verdict.reason
 
@@ -129,7 +129,7 @@ async def test_the_refusal_shows_where_the_function_failed(sandbox: Sandbox) -> 
 
 async def test_a_module_without_the_function_is_refused_with_its_name(sandbox: Sandbox) -> None:
     params = PythonFunction(module="x = 1", function="judge", solution_str="x")
-    verdict = await PythonFunctionGrader().grade(params, bench(sandbox))
+    verdict = await PythonFunctionGrader().grade(params, context(sandbox))
     assert verdict.status == "refused"
     assert "'judge'" in verdict.reason
 

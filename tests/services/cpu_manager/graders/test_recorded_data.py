@@ -18,7 +18,7 @@ from services.cpu_manager.graders.code_run import CodeRunGrader
 from services.cpu_manager.graders.compile_cache import CompileCache
 from services.cpu_manager.graders.math_verify import MathVerifyGrader
 from services.cpu_manager.graders.programs import Builder
-from services.cpu_manager.graders.protocol import Bench, Verdict
+from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.graders.splitting.reading import split
 from services.cpu_manager.sandbox.languages import languages
 from services.cpu_manager.sandbox.local import LocalSandbox
@@ -61,8 +61,8 @@ async def on_every_core(items: Sequence[T], grade: Callable[[T, frozenset[int]],
             workers.create_task(work(core))
 
 
-def where(walls: LocalSandbox, cores: frozenset[int]) -> Bench:
-    return Bench(sandbox=walls, cores=cores, timeout_s=60.0, tenant="data")
+def where(walls: LocalSandbox, cores: frozenset[int]) -> GradingContext:
+    return GradingContext(sandbox=walls, cores=cores, timeout_s=60.0, tenant="data")
 
 
 def humaneval_params(problem: Row, row: Row) -> CodeAsserts:

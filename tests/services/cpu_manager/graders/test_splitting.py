@@ -13,14 +13,13 @@ import pytest
 from services.cpu_manager.graders.code_asserts import CodeAssertsGrader
 from services.cpu_manager.graders.splitting.judging import Finding, Judge
 from services.cpu_manager.graders.splitting.packing import unpacked
-from services.cpu_manager.graders.splitting.plan import MOST_STEPS, Plan, Sent
-from services.cpu_manager.graders.splitting.plans import MOST_PLANS, Plans
-from services.cpu_manager.graders.splitting.reading import MOST_CHARS, split
+from services.cpu_manager.graders.splitting.plan import MOST_STEPS, Sent, SplitPlan
+from services.cpu_manager.graders.splitting.reading import MOST_CHARS, MOST_PLANS, PlanCache, split
 from services.cpu_manager.graders.splitting.values import MOST_DEPTH, NotPlainError
 from services.cpu_manager.sandbox.harnesses.calls import _plain
 from services.cpu_manager.sandbox.protocol import Exit, PythonJob
 from shared.messages.kinds import CodeAsserts
-from tests.services.cpu_manager.graders.sandboxes import FakeSandbox, bench
+from tests.services.cpu_manager.graders.sandboxes import FakeSandbox, context
 
 SPLIT = [
     "assert f(1) == 2",
@@ -162,7 +161,7 @@ def report_of(*results: Any) -> bytes:
 
 def judged(text: str, *results: Any) -> Finding:
     plan = split(text)
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, SplitPlan)
     return Judge(plan).take(report_of(*results))
 
 
@@ -353,7 +352,7 @@ def test_what_was_sent_is_sent_once_until_the_next_call() -> None:
 
 
 async def test_plans_are_kept_within_a_bound() -> None:
-    plans = Plans()
+    plans = PlanCache()
     first = await plans.get("assert f(0) == 0")
     assert await plans.get("assert f(0) == 0") is first
     for number in range(MOST_PLANS + 1):
@@ -366,7 +365,7 @@ async def test_the_text_alone_decides_the_evidence() -> None:
     jobs = FakeSandbox(lambda job: Exit(ended_by="exit", exit_code=0))
     for code in ("def f(x): return 2", "import random", "", "'unbalanced"):
         for tests, harness in (("assert f(1) == 2", "calls"), ("import random\nassert f(len) == 2", "asserts")):
-            verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests=tests), bench(jobs))
+            verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests=tests), context(jobs))
             job = jobs.jobs[-1]
             assert isinstance(job, PythonJob)
             assert (job.harness, verdict.evidence) == (

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from services.cpu_manager.graders.protocol import Bench, Verdict
+from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.graders.registry import build_graders
 from services.cpu_manager.sandbox.languages import languages
 from services.cpu_manager.sandbox.local import LocalSandbox
@@ -30,8 +30,8 @@ HELLO = {
 
 async def graded(walls: LocalSandbox, kind: str, params: Params, timeout_s: float = 120.0) -> Verdict:
     cores = frozenset(os.sched_getaffinity(0))
-    bench = Bench(sandbox=walls, cores=cores, timeout_s=timeout_s, tenant="walls")
-    return await build_graders(languages())[kind].grade(params, bench)
+    context = GradingContext(sandbox=walls, cores=cores, timeout_s=timeout_s, tenant="walls")
+    return await build_graders(languages())[kind].grade(params, context)
 
 
 @pytest.mark.parametrize("language", HELLO)

@@ -59,13 +59,13 @@ def test_a_report_with_the_nonce_is_sealed() -> None:
     nonce = new_nonce()
     report = unpack(nonce + b'{"a": 1}', nonce)
     assert report is not None
-    assert (report.sealed, report.told) == (True, {"a": 1})
+    assert (report.sealed, report.details) == (True, {"a": 1})
 
 
 def test_a_report_without_the_nonce_is_only_told() -> None:
     report = unpack(b'{"a": 1}', new_nonce())
     assert report is not None
-    assert (report.sealed, report.told) == (False, {"a": 1})
+    assert (report.sealed, report.details) == (False, {"a": 1})
 
 
 @pytest.mark.parametrize("before", [b"", b"{}", b"x", b"0" * NONCE_BYTES + b"{}", b"\xff\xfe"])

@@ -17,16 +17,16 @@ async def bed() -> Bed:
 async def test_what_finds_no_cores_waits_for_them_in_order(bed: Bed) -> None:
     bed.grader.waits = True
     for name, cores in (("a", 2), ("b", 2), ("c", 3), ("d", 1)):
-        bed.attempts.begin(grant(name, cores=cores))
+        bed.attempts.accept(grant(name, cores=cores))
     await turns()
     assert (len(bed.attempts), bed.cores.used, len(bed.grader.begun)) == (4, 4, 2)
-    assert [(one.action, one.queued) for one in bed.attempts.held()] == [
+    assert [(one.action, one.queued) for one in bed.attempts.held_grants()] == [
         ("a", False), ("b", False), ("c", True), ("d", True)
     ]  # fmt: skip
 
     bed.clock.now += 1.5
     bed.grader.go.set()
-    bed.grader.act = lambda _, bench: Verdict(status="ok", output={"cores": len(bench.cores)})
+    bed.grader.act = lambda _, context: Verdict(status="ok", output={"cores": len(context.cores)})
     done = await bed.settled()
     assert [one.action for one in done] == ["a", "b", "c", "d"]
     assert [one.queue_s for one in done] == [0.0, 0.0, 1.5, 1.5]
@@ -35,29 +35,29 @@ async def test_what_finds_no_cores_waits_for_them_in_order(bed: Bed) -> None:
 
 async def test_a_waiting_grant_starts_before_the_outcome_that_made_room_is_told(bed: Bed) -> None:
     bed.grader.waits = True
-    bed.attempts.begin(grant("a", cores=4))
-    bed.attempts.begin(grant("b", cores=4))
+    bed.attempts.accept(grant("a", cores=4))
+    bed.attempts.accept(grant("b", cores=4))
     await turns()
     bed.grader.go.set()
     await bed.settled()
-    assert bed.used_when_told == [4, 0]
+    assert bed.used_when_reported == [4, 0]
 
 
 async def test_it_is_busy_while_more_waits_than_works(bed: Bed) -> None:
     bed.grader.waits = True
     for number in range(8):
-        bed.attempts.begin(grant(f"a{number}"))
+        bed.attempts.accept(grant(f"a{number}"))
     assert not bed.attempts.busy()
-    bed.attempts.begin(grant("one-more"))
+    bed.attempts.accept(grant("one-more"))
     assert bed.attempts.busy()
     await bed.attempts.stop()
 
 
 async def test_what_needs_no_core_waits_for_nobody(bed: Bed) -> None:
     bed.grader.waits = True
-    bed.attempts.begin(grant("a", cores=4))
-    bed.attempts.begin(grant("b"))
-    bed.attempts.begin(grant("c", cores=0))
+    bed.attempts.accept(grant("a", cores=4))
+    bed.attempts.accept(grant("b"))
+    bed.attempts.accept(grant("c", cores=0))
     await turns()
     assert len(bed.grader.begun) == 2
     await bed.attempts.stop()
@@ -67,7 +67,7 @@ async def test_what_needs_no_core_waits_for_nobody(bed: Bed) -> None:
 async def test_what_waits_can_be_taken_back(bed: Bed, recall: bool, status: str) -> None:
     bed.grader.waits = True
     for name, cores in (("a", 3), ("b", 2), ("c", 1)):
-        bed.attempts.begin(grant(name, cores=cores))
+        bed.attempts.accept(grant(name, cores=cores))
     await turns()
     bed.attempts.revoke("b", 1, recall=recall)
     await turns()
@@ -79,7 +79,7 @@ async def test_what_waits_can_be_taken_back(bed: Bed, recall: bool, status: str)
 
 async def test_what_has_begun_is_not_recalled(bed: Bed) -> None:
     bed.grader.waits = True
-    bed.attempts.begin(grant())
+    bed.attempts.accept(grant())
     await turns()
     bed.attempts.revoke("a", 1, recall=True)
     bed.grader.go.set()
@@ -88,8 +88,8 @@ async def test_what_has_begun_is_not_recalled(bed: Bed) -> None:
 
 async def test_a_stopping_node_gives_back_what_waits(bed: Bed) -> None:
     bed.grader.waits = True
-    bed.attempts.begin(grant("a", cores=4))
-    bed.attempts.begin(grant("b"))
+    bed.attempts.accept(grant("a", cores=4))
+    bed.attempts.accept(grant("b"))
     await turns()
     await bed.attempts.stop()
     assert {one.action: one.status for one in bed.finished()} == {"a": "lost", "b": "lost"}

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from services.cpu_manager import node as node_module
+from services.cpu_manager import node_manager as node_manager_module
 from services.cpu_manager.environments.protocol import Postponed
 from services.cpu_manager.execution import Execution
-from services.cpu_manager.node import BEATS_A_HELLO, Node
+from services.cpu_manager.node_manager import HEARTBEATS_A_HELLO, NodeManager
 from services.cpu_manager.outbox import Outbox
 from shared.bus import functions
 from shared.bus.connection import command, connect
@@ -53,15 +53,15 @@ class Post:
         self.redis = redis
         self.bed = Bed()
         self.outbox = Outbox(redis)
-        self.bed.attempts.report = self.bed.trajectories.tell = self.outbox.put
+        self.bed.attempts.report = self.bed.registry.report = self.outbox.put
         self.execution = Execution(self.bed.sandbox, {}, {})
-        self.node = Node(
+        self.node = NodeManager(
             redis,
             reader,
             HELLO,
             self.bed.attempts,
             self.outbox,
-            {"cores": self.bed.cores.holding, "slots": self.bed.slots, "memory_mb": self.bed.memory},
+            {"cores": self.bed.cores.usage, "slots": self.bed.slots, "memory_mb": self.bed.memory},
             self.bed.clock,
             self.execution.cold_start_s,
         )
@@ -70,23 +70,23 @@ class Post:
         for message in messages:
             await command(self.redis, "XADD", TOPIC.name, "*", "m", TOPIC.encode(message))
 
-    async def heard(self, topic: Topic[Any]) -> list[Any]:
+    async def published(self, topic: Topic[Any]) -> list[Any]:
         return [topic.decode(fields[1]) for _, fields in await command(self.redis, "XRANGE", topic.name, "-", "+")]
 
     async def outcomes(self, count: int) -> list[Any]:
         """The first so many."""
         return await self._first(OUTCOMES, count)
 
-    async def words(self, count: int) -> list[Any]:
+    async def announcements(self, count: int) -> list[Any]:
         """What it says of itself: the first so many."""
         return await self._first(NODES, count)
 
     async def _first(self, topic: Topic[Any], count: int) -> list[Any]:
         async def enough() -> bool:
-            return len(await self.heard(topic)) >= count
+            return len(await self.published(topic)) >= count
 
         await soon(enough)
-        return (await self.heard(topic))[:count]
+        return (await self.published(topic))[:count]
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def kinds(messages: list[Message]) -> list[type[Message]]:
 
 
 async def test_it_says_hello_first(post: Post) -> None:
-    assert await post.words(1) == [HELLO]
+    assert await post.announcements(1) == [HELLO]
 
 
 async def test_a_grant_is_executed_and_its_outcome_told(post: Post) -> None:
@@ -140,9 +140,9 @@ async def test_a_leader_that_was_deposed_is_refused(post: Post) -> None:
     await post.send(ShareSet(epoch=4, resource="cores", units=1), grant("newer", epoch=6), grant("new again", epoch=5))
     await post.send(InventoryRequested(epoch=6))
 
-    told = await post.outcomes(3)
-    assert [one.action for one in told if isinstance(one, Finished)] == ["new", "newer"]
-    assert post.bed.cores.holding.owned == 4
+    reported = await post.outcomes(3)
+    assert [one.action for one in reported if isinstance(one, Finished)] == ["new", "newer"]
+    assert post.bed.cores.usage.owned == 4
 
 
 async def test_a_revocation_stops_what_runs(post: Post) -> None:
@@ -160,7 +160,7 @@ async def test_its_share_is_what_it_was_told_to_own(post: Post) -> None:
     )
     await post.outcomes(1)
 
-    assert (post.bed.cores.holding.owned, post.bed.slots.owned) == (2, 5)
+    assert (post.bed.cores.usage.owned, post.bed.slots.owned) == (2, 5)
 
 
 async def test_an_inventory_comes_after_every_outcome_before_it(post: Post) -> None:
@@ -250,7 +250,7 @@ async def test_a_heartbeat_tells_memory_and_finds_who_has_died(post: Post) -> No
     await post.send(in_environment("a", begins=True))
     await post.outcomes(1)
     async with running(lambda: post.node.heartbeats(0.01)):
-        _, beat = await post.words(2)
+        _, beat = await post.announcements(2)
         post.bed.runtime.made[0].alive = False
         ended = (await post.outcomes(2))[1]
 
@@ -263,15 +263,15 @@ async def test_leaving_closes_environments_before_goodbye(post: Post) -> None:
     await post.send(in_environment("a", begins=True))
     await post.outcomes(1)
 
-    await post.node.leave()
+    await post.node.stop()
 
-    ended = (await post.heard(OUTCOMES))[-1]
+    ended = (await post.published(OUTCOMES))[-1]
     assert (ended.trajectory, ended.ended, ended.reason) == ("t", "lost", "the node is stopping")
-    assert (await post.heard(NODES))[-1] == Bye(node="n", incarnation="1")
+    assert (await post.published(NODES))[-1] == Bye(node="n", incarnation="1")
 
 
 async def test_what_was_read_is_trimmed(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_module, "TRIM_EVERY", 10)
+    monkeypatch.setattr(node_manager_module, "TRIM_EVERY", 10)
     await post.send(*(grant(f"a{number}") for number in range(25)))
 
     async def trimmed() -> bool:
@@ -282,7 +282,7 @@ async def test_what_was_read_is_trimmed(post: Post, monkeypatch: pytest.MonkeyPa
 
 
 async def test_large_grants_are_trimmed_sooner(post: Post) -> None:
-    params = b'"' + b"x" * (node_module.TRIM_BYTES // 4) + b'"'
+    params = b'"' + b"x" * (node_manager_module.TRIM_BYTES // 4) + b'"'
     await post.send(*(grant(f"a{number}", params=params) for number in range(12)))
 
     async def trimmed() -> bool:
@@ -313,7 +313,7 @@ async def test_a_heartbeat_tells_units_and_what_outlived_it(post: Post) -> None:
     await post.outcomes(1)
     post.bed.clock.now += 2.0
     async with running(lambda: post.node.heartbeats(3600.0)):
-        _, beat = await post.words(2)
+        _, beat = await post.announcements(2)
 
     assert isinstance(beat, Heartbeat)
     held = {"cores": 3, "slots": 1, "memory_mb": 0}
@@ -324,30 +324,30 @@ async def test_a_heartbeat_tells_units_and_what_outlived_it(post: Post) -> None:
 
 async def test_a_heartbeat_tells_how_long_a_worker_takes_once_one_was_made(post: Post) -> None:
     async with running(lambda: post.node.heartbeats(0.01)):
-        _, unknown = await post.words(2)
+        _, unknown = await post.announcements(2)
         post.execution.cold_start.measured(0.25)
 
-        async def told() -> bool:
-            newest: Heartbeat = (await post.heard(NODES))[-1]
+        async def reported() -> bool:
+            newest: Heartbeat = (await post.published(NODES))[-1]
             return newest.cold_start_s == {"cores": 0.25}
 
-        await soon(told)
+        await soon(reported)
     assert unknown.cold_start_s == {}
 
 
 async def test_the_hello_is_said_again_now_and_then(post: Post) -> None:
     async with running(lambda: post.node.heartbeats(0.0)):
-        said = await post.words(1 + BEATS_A_HELLO + 1)
+        said = await post.announcements(1 + HEARTBEATS_A_HELLO + 1)
 
-    assert [place for place, one in enumerate(said) if isinstance(one, Hello)] == [0, BEATS_A_HELLO]
+    assert [place for place, one in enumerate(said) if isinstance(one, Hello)] == [0, HEARTBEATS_A_HELLO]
 
 
 async def test_a_node_that_can_do_more_says_so_and_keeps_saying_it(post: Post) -> None:
-    await post.words(1)
+    await post.announcements(1)
     more = {"kinds": ["act", "work"], "runtimes": ["docker"], "labels": {"runtime.docker": "28.2"}}
     await post.node.offer(**more)  # type: ignore[arg-type]
     async with running(lambda: post.node.heartbeats(0.0)):
-        said = await post.words(2 + BEATS_A_HELLO + 1)
+        said = await post.announcements(2 + HEARTBEATS_A_HELLO + 1)
 
     grown = msgspec.structs.replace(HELLO, **more)
     assert [one for one in said if isinstance(one, Hello)] == [HELLO, grown, grown]
@@ -358,11 +358,11 @@ async def test_leaving_tells_what_was_lost_and_says_goodbye(post: Post) -> None:
     await post.send(*(grant(name) for name in ("a", "b")), InventoryRequested(epoch=1))
     await post.outcomes(1)
 
-    await post.node.leave()
+    await post.node.stop()
 
-    lost = (await post.heard(OUTCOMES))[1:]
+    lost = (await post.published(OUTCOMES))[1:]
     assert sorted((one.action, one.status) for one in lost) == [("a", "lost"), ("b", "lost")]
-    assert (await post.heard(NODES))[-1] == Bye(node="n", incarnation="1")
+    assert (await post.published(NODES))[-1] == Bye(node="n", incarnation="1")
 
 
 async def test_leaving_a_mesh_without_valkey_ends(tmp_path: Any) -> None:
@@ -370,9 +370,9 @@ async def test_leaving_a_mesh_without_valkey_ends(tmp_path: Any) -> None:
     async with connect(nowhere, name="test") as redis, connect(nowhere, name="test-reader") as reader:
         lonely = Post(redis, reader)
         lonely.bed.grader.waits = True
-        lonely.bed.attempts.begin(grant("a"))
+        lonely.bed.attempts.accept(grant("a"))
 
         async with asyncio.timeout(20):
-            await lonely.node.leave()
+            await lonely.node.stop()
 
         assert len(lonely.bed.attempts) == 0

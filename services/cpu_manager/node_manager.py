@@ -1,4 +1,4 @@
-"""Messages between this node and the leader: receives grants, publishes outcomes and heartbeats."""
+"""Connection of this node to the leader: receives grants, publishes outcomes and heartbeats."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _log = log.get(__name__)
 
 TRIM_EVERY, TRIM_BYTES = 512, 256 << 10
 """Entries and bytes of grants read before the stream is trimmed. Each heartbeat trims the rest."""
-BEATS_A_HELLO = 15
+HEARTBEATS_A_HELLO = 15
 """Heartbeats between two publications of the hello."""
 
 
-class Node:
+class NodeManager:
     """One node in one incarnation. Ignores grants of an epoch older than the newest it has received."""
 
     def __init__(
@@ -48,11 +48,11 @@ class Node:
         hello: Hello,
         attempts: Attempts,
         outbox: Outbox,
-        holdings: Mapping[str, ResourceUsage],
+        usages: Mapping[str, ResourceUsage],
         clock: Clock,
         cold_start_s: Callable[[], dict[str, float]] = dict,
     ) -> None:
-        """Store the parts. `reader` serves only blocking reads; `redis` writes. `holdings`: by resource.
+        """Store the parts. `reader` serves only blocking reads; `redis` writes. `usages`: by resource.
 
         `cold_start_s`: see `Execution.cold_start_s`.
         """
@@ -60,7 +60,7 @@ class Node:
         self._hello = hello
         self._attempts = attempts
         self._outbox = outbox
-        self._holdings = holdings
+        self._usages = usages
         self._clock = clock
         self._cold_start_s = cold_start_s
         self._epoch = 0
@@ -72,14 +72,14 @@ class Node:
         self._images: frozenset[str] = frozenset()
         """Images as last reported."""
         self.met_leader = False
-        """True after a leader has asked for the inventory: it can now grant work."""
+        """True after a leader has requested the inventory. Only then can it grant work."""
 
     async def run(self) -> None:
         """Publish the hello, then execute the leader's messages until stopped."""
-        await self._say(self._hello)
+        await self._publish_until_stored(self._hello)
         async for entries in self.tail.batches():
             for entry in entries:
-                self._obey(entry.message)
+                self._handle(entry.message)
             self._untrimmed += len(entries)
             if self._untrimmed >= TRIM_EVERY or self.tail.bytes - self._trimmed_bytes >= TRIM_BYTES:
                 await self._trim()
@@ -87,28 +87,28 @@ class Node:
     async def heartbeats(self, every_s: float) -> None:
         """Publish heartbeats forever, and report as started the attempts that are still running at a heartbeat.
 
-        Every `BEATS_A_HELLO` heartbeats the hello is published again: the stream `nodes` is bounded, and a service
+        Every `HEARTBEATS_A_HELLO` heartbeats the hello is published again: the stream `nodes` is bounded, and a service
         that starts late must find the hello in it.
         """
         for beats in itertools.count(1):
-            self._attempts.tell_started()
-            self._attempts.trajectories.look()
+            self._attempts.report_started()
+            self._attempts.registry.check()
             self._report_images()
-            if beats % BEATS_A_HELLO == 0:
-                await self._say(self._hello)
+            if beats % HEARTBEATS_A_HELLO == 0:
+                await self._publish_until_stored(self._hello)
             now = self._clock.monotonic()
-            for holding in self._holdings.values():
-                holding.settle(now)
+            for usage in self._usages.values():
+                usage.integrate(now)
             beat = Heartbeat(
                 node=self._hello.node,
                 incarnation=self._hello.incarnation,
-                owned={name: holding.held for name, holding in self._holdings.items()},
-                used={name: holding.used for name, holding in self._holdings.items()},
-                owned_unit_s={name: round(holding.owned_unit_s, 3) for name, holding in self._holdings.items()},
-                used_unit_s={name: round(holding.used_unit_s, 3) for name, holding in self._holdings.items()},
+                owned={name: usage.held for name, usage in self._usages.items()},
+                used={name: usage.used for name, usage in self._usages.items()},
+                owned_unit_s={name: round(usage.owned_unit_s, 3) for name, usage in self._usages.items()},
+                used_unit_s={name: round(usage.used_unit_s, 3) for name, usage in self._usages.items()},
                 cold_start_s=self._cold_start_s(),
             )
-            await self._say(beat)
+            await self._publish_until_stored(beat)
             if self._untrimmed:
                 await self._trim()
             await asyncio.sleep(every_s)
@@ -116,9 +116,9 @@ class Node:
     async def offer(self, *, kinds: list[str], runtimes: list[str], labels: dict[str, str]) -> None:
         """Publish a new hello with these additional offers. A node never withdraws an offer."""
         self._hello = msgspec.structs.replace(self._hello, kinds=kinds, runtimes=runtimes, labels=labels)
-        await self._say(self._hello)
+        await self._publish_until_stored(self._hello)
 
-    async def leave(self) -> None:
+    async def stop(self) -> None:
         """Kill running work, report the outcomes, publish a Bye. Bounded: without Valkey the Bye is not published."""
         self.tail.stopping = True
         await self._attempts.stop()
@@ -127,34 +127,34 @@ class Node:
                 await self._outbox.flush()
                 await self._publish(Bye(node=self._hello.node, incarnation=self._hello.incarnation))
         except (*TRANSIENT, TimeoutError) as error:
-            _log.warning("left_unannounced", error=str(error))
+            _log.warning("bye_not_published", error=str(error))
 
-    def _obey(self, message: Grant) -> None:
+    def _handle(self, message: Grant) -> None:
         if message.epoch < self._epoch:
-            _log.warning("deposed_leader_refused", epoch=message.epoch, newest=self._epoch)
+            _log.warning("stale_epoch_rejected", epoch=message.epoch, newest=self._epoch)
             return
         self._epoch = message.epoch
         match message:
             case Granted():
-                self._attempts.begin(message)
+                self._attempts.accept(message)
             case Revoked():
                 self._attempts.revoke(message.action, message.attempt, recall=message.recall)
             case ShareSet():
-                if message.resource in self._holdings:
-                    self._holdings[message.resource].own(message.units, self._clock.monotonic())
+                if message.resource in self._usages:
+                    self._usages[message.resource].own(message.units, self._clock.monotonic())
             case EnvironmentClosed():
                 self._attempts.close_environment(message.trajectory)
             case ImageRequested():
-                self._attempts.trajectories.want(message.image)
+                self._attempts.registry.prepare(message.image)
             case InventoryRequested():
                 self.met_leader = True
-                self._images = self._attempts.trajectories.images()
+                self._images = self._attempts.registry.images()
                 self._outbox.put(
                     InventoryTaken(
                         node=self._hello.node,
                         incarnation=self._hello.incarnation,
                         epoch=message.epoch,
-                        held=self._attempts.held(),
+                        held=self._attempts.held_grants(),
                         environments=self._attempts.environments(),
                         images=sorted(self._images),
                     )
@@ -162,7 +162,7 @@ class Node:
 
     def _report_images(self) -> None:
         """Report images that came or went since the last report or inventory."""
-        now, before = self._attempts.trajectories.images(), self._images
+        now, before = self._attempts.registry.images(), self._images
         if now != before:
             self._images = now
             changed = ImagesChanged(
@@ -182,7 +182,7 @@ class Node:
         except TRANSIENT:
             return  # the next trim covers this one
 
-    async def _say(self, message: Hello | Heartbeat) -> None:
+    async def _publish_until_stored(self, message: Hello | Heartbeat) -> None:
         async def attempt() -> None:
             await self._publish(message)
 

@@ -1,4 +1,4 @@
-"""docker-compose.yml brings up the same mesh, and it grades; with the engine's door, environments run on the host."""
+"""docker-compose.yml starts the same mesh, and it grades; with the engine proxy, it has environments of images."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.containers.composed import Composed, Json, composed
+from tests.e2e.containers.composed import CHECKOUT, Composed, Json, composed
+from tests.e2e.readme import PORT, Shell, block, readme_port
 from tests.e2e.samples import WORKFLOW, check_answers, mixed
 from tests.e2e.trainer import trainer_at
 
@@ -19,7 +22,7 @@ FAILING = "def double(x):\n    return x\n"
 TESTS = "assert double(2) == 4\nassert double(-1) == -2\n"
 GONE_S = 30.0
 
-KNOCK = """
+CREATE = """
 import http.client, json, pathlib, socket
 connection = http.client.HTTPConnection("engine")
 connection.sock = socket.socket(socket.AF_UNIX)
@@ -46,7 +49,7 @@ def mesh(docker: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Com
 
 @pytest.fixture(scope="module")
 def mesh_with_engine(mesh: Composed) -> Composed:
-    """The same, with docker-compose.engine.yml laid over it: the node is made anew, the rest goes on."""
+    """The same with docker-compose.engine.yml: the node is created again, the rest continues."""
     mesh.run(*mesh.with_engine, "up", "--detach", "--no-build")
     mesh.await_node("docker")
     return mesh
@@ -76,17 +79,30 @@ def test_the_node_in_a_container_has_a_sandbox(mesh: Composed) -> None:
     assert "code.asserts" in nodes[0]["kinds"]
 
 
-def test_without_its_door_the_node_has_no_engine(mesh: Composed) -> None:
+def test_the_readme_is_followed_in_containers(mesh: Composed, tmp_path: Path) -> None:
+    """`README.md`, word by word. Its `docker compose` is `Composed.shim`; its images are those made here."""
+    theirs = replace(mesh, name=f"{mesh.name}readme", port=PORT)
+    path = f"{CHECKOUT / '.venv/bin'}:{theirs.shim(tmp_path)}:{os.environ['PATH']}"
+    with readme_port(), Shell(tmp_path, {**theirs.environ, "PATH": path}) as shell:
+        try:
+            shell.follow(block("In containers"))
+        finally:
+            theirs.down()
+
+
+def test_without_the_engine_proxy_the_node_has_no_engine(mesh: Composed) -> None:
     assert "docker" not in mesh.await_node()["runtimes"]
 
 
-def test_the_node_asks_the_engine_through_its_door_and_for_nothing_of_the_host(mesh_with_engine: Composed) -> None:
+def test_the_engine_proxy_rejects_a_container_with_files_of_the_host(mesh_with_engine: Composed) -> None:
     node = mesh_with_engine.container("cpu_manager")
-    told = mesh_with_engine.run("docker", "exec", node, "python", "-c", KNOCK.replace("IMAGE", mesh_with_engine.base))
-    assert told == "403 Object contains unknown field `Binds` False\n"
+    printed = mesh_with_engine.run(
+        "docker", "exec", node, "python", "-c", CREATE.replace("IMAGE", mesh_with_engine.base)
+    )
+    assert printed == "403 Object contains unknown field `Binds` False\n"
 
 
-def test_a_trajectory_lives_in_a_container_of_the_hosts_engine(mesh_with_engine: Composed) -> None:
+def test_a_trajectory_has_a_container_of_the_hosts_engine(mesh_with_engine: Composed) -> None:
     mesh = mesh_with_engine
     environment = {"image": mesh.base, "memory_mb": 256, "setup": ["echo begun >/root/note"]}
     trajectory = mesh.call("POST", "/v1/trajectories", {"environment": environment})["id"]

@@ -1,9 +1,10 @@
-"""docker-compose.yml brought up on this machine's engine, from images made here: no registry is asked."""
+"""docker-compose.yml on this machine's engine, with images made here instead of those of a registry."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -27,12 +28,14 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Composed:
-    """A project of Compose, named after this process."""
+    """A project of Compose."""
 
     name: str
     port: int
+    base: str
+    """Base image of the services: a Debian with Python and bash."""
     compose: list[str]
-    """The command with our files, docker-compose.engine.yml not among them."""
+    """The command with our files, without docker-compose.engine.yml."""
 
     @property
     def url(self) -> str:
@@ -41,28 +44,28 @@ class Composed:
 
     @property
     def image(self) -> str:
-        """Of all services."""
+        """Image of all services."""
         return f"{self.name}:mesh"
 
     @property
-    def base(self) -> str:
-        """A Debian with Python and bash, under the services' image."""
-        return f"{self.name}:base"
-
-    @property
     def with_engine(self) -> list[str]:
-        """The command with docker-compose.engine.yml laid over."""
+        """The command with docker-compose.engine.yml added."""
         return [*self.compose, "--file", str(CHECKOUT / "docker-compose.engine.yml")]
 
-    def run(self, *argv: str, timeout_s: float = 600) -> str:
-        """Run a command in the checkout, with what our files read from the environment; what it printed."""
-        ours = {
+    @property
+    def environ(self) -> dict[str, str]:
+        """Variables that our files and the engine's command read."""
+        return {
             "COMPOSE_PROJECT_NAME": self.name,
             "DOCKER_BUILDKIT": "0",
+            "BASE_IMAGE": self.base,
             "TREADLE_IMAGE": self.image,
             "PROXY_PORT": str(self.port),
         }
-        everything = {**os.environ, **ours}
+
+    def run(self, *argv: str, timeout_s: float = 600) -> str:
+        """Run a command in the checkout. Return its output."""
+        everything = {**os.environ, **self.environ}
         done = subprocess.run(
             argv, cwd=CHECKOUT, env=everything, capture_output=True, text=True, timeout=timeout_s, check=False
         )
@@ -95,24 +98,40 @@ class Composed:
             found: Json = json.loads(answer.read())
             return found
 
+    def down(self) -> None:
+        """Remove containers, volumes and the services' image."""
+        self.run(*self.with_engine, "down", "--volumes", "--remove-orphans", "--timeout", "20")
+        self.run("docker", "image", "rm", "--force", self.image)
+
+    def shim(self, folder: Path) -> Path:
+        """Write a command `docker` into a new folder: `docker compose ARGUMENTS` is our command with these arguments.
+
+        So a document's `docker compose up` works here, with our files, and also with the older `docker-compose`.
+        """
+        engine = shutil.which("docker") or "docker"
+        composes = f'if [ "$1" = compose ]; then shift; exec {shlex.join(self.compose)} "$@"; fi'
+        path = folder / "bin" / "docker"
+        path.parent.mkdir()
+        path.write_text(f'#!/bin/sh\n{composes}\nexec {engine} "$@"\n')
+        path.chmod(0o755)
+        return path.parent
+
 
 @contextmanager
 def composed(folder: Path) -> Iterator[Composed]:
     """The mesh in containers, its node ready; all of it is removed. Three minutes, half of them for the base image."""
-    mesh = Composed(f"treadletest{os.getpid()}", _free_port(), _command(folder))
+    name = f"treadletest{os.getpid()}"
+    mesh = Composed(name, _free_port(), f"{name}:base", _command(folder))
     with tempfile.TemporaryDirectory(prefix="treadle-image-", dir="/var/tmp") as work:
         mesh.run("tests/e2e/containers/base_image.sh", mesh.base, work)
     try:
-        arguments = {"BASE_IMAGE": mesh.base, "TOOLCHAINS": "", "PIP_OPTIONS": "--no-index --find-links /wheels"}
-        build = [part for key, value in arguments.items() for part in ("--build-arg", f"{key}={value}")]
-        mesh.run("docker", "build", "--quiet", *build, "--tag", mesh.image, ".")
-        mesh.run(*mesh.compose, "up", "--detach", "--no-build")
+        mesh.run(*mesh.compose, "up", "--build", "--detach")
         mesh.await_node()
         yield mesh
     finally:
         print(mesh.run(*mesh.with_engine, "logs", "--no-color", "--tail", "60"))  # noqa: T201 - shown of failed tests
-        mesh.run(*mesh.with_engine, "down", "--volumes", "--remove-orphans", "--timeout", "20")
-        mesh.run("docker", "image", "rm", "--force", mesh.image, mesh.base)
+        mesh.down()
+        mesh.run("docker", "image", "rm", "--force", mesh.base)
 
 
 def _free_port() -> int:
@@ -121,9 +140,9 @@ def _free_port() -> int:
 
 
 def _command(folder: Path) -> list[str]:
-    """``docker compose`` where the plugin is there, else the older ``docker-compose``, with our files.
+    """Return ``docker compose`` if the plugin is installed, else the older ``docker-compose``, with our files.
 
-    The older one cannot say ``systempaths=unconfined``; with it the node climbs to Landlock instead of namespaces.
+    The older one rejects ``systempaths=unconfined``; without that line the node uses Landlock instead of namespaces.
     """
     ours = CHECKOUT / "docker-compose.yml"
     if subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=30, check=False).returncode == 0:

@@ -9,7 +9,7 @@ import random
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -19,7 +19,6 @@ from treadle.client.answers import (
     Answer,
     BatchView,
     BulkReceipt,
-    Health,
     NodeList,
     NodeView,
     ProgressReceipt,
@@ -29,7 +28,7 @@ from treadle.client.answers import (
 )
 from treadle.client.errors import BadRequest, Overloaded, TreadleError
 from treadle.client.graded import GradedBatch, NoProgress, ProgressListener
-from treadle.client.requests import ActionRequest, RewardRequest, Task
+from treadle.client.requests import ActionKind, ActionRequest, BatchOpening, ProgressReport, RewardRequest, Task
 from treadle.client.results import follow_results
 from treadle.client.retry import Retries, RetryPolicy
 from treadle.client.trajectories import AsyncTrajectories
@@ -42,6 +41,12 @@ ANSWER_TIMEOUT_S = 3660.0
 BULK = "/v1/rewards/bulk"
 CANCEL_S = 5.0
 """Limit of cancelling a batch after Ctrl-C."""
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Body of /healthz."""
+
+    status: Literal["ok"]
 
 
 class AsyncTreadle:
@@ -131,7 +136,7 @@ class AsyncTreadle:
         graded.view = await self.batch(graded.view.id)
         return graded
 
-    async def run(self, /, kind: str, params: Mapping[str, Any] | None = None, **rest: Any) -> Answer:
+    async def run(self, /, kind: ActionKind, params: Mapping[str, Any] | None = None, **rest: Any) -> Answer:
         """Run one action outside any batch and return its answer, however it ended.
 
         Args:
@@ -179,7 +184,7 @@ class AsyncTreadle:
             NotFound: no such task.
             Conflict: the key has opened a batch of another size.
         """
-        opening = {"size": size, "key": key or uuid.uuid4().hex}
+        opening = BatchOpening(size=size, key=key or uuid.uuid4().hex)
         return await self._transport.call(BatchView, "POST", f"/v1/tasks/{task}/batches", opening)
 
     async def batch(self, batch: str) -> BatchView:
@@ -216,7 +221,7 @@ class AsyncTreadle:
             generating: samples still being generated; 0: all requests have been sent.
             lengths: tokens so far of each of them, if known.
         """
-        report = {"generating": generating, "lengths": lengths}
+        report = ProgressReport(generating=generating, lengths=lengths)
         return await self._transport.call(ProgressReceipt, "POST", f"/v1/batches/{batch}/progress", report)
 
     async def submit(

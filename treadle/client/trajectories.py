@@ -10,7 +10,7 @@ import msgspec
 
 from treadle.client.actions import run_action
 from treadle.client.answers import Answer, TrajectoryView
-from treadle.client.requests import TrajectoryAction, TrajectoryRequest
+from treadle.client.requests import TrajectoryAction, TrajectoryActionKind, TrajectoryRequest
 from treadle.client.transport import Transport
 
 
@@ -42,7 +42,9 @@ class AsyncTrajectories:
         """
         return await self._transport.call(TrajectoryView, "GET", f"/v1/trajectories/{trajectory}")
 
-    async def act(self, /, trajectory: str, kind: str, params: Mapping[str, Any] | None = None, **rest: Any) -> Answer:
+    async def act(
+        self, /, trajectory: str, kind: TrajectoryActionKind, params: Mapping[str, Any] | None = None, **rest: Any
+    ) -> Answer:
         """Run one action in its environment and return its answer, however it ended.
 
         Args:

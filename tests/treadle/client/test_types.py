@@ -1,4 +1,4 @@
-"""The client's types are those of the mesh's interface: same names, fields and defaults."""
+"""The generated types of the client have the names, fields and defaults of the mesh's interface."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from shared.messages.environments import EnvironmentSpec
 from shared.policy.model.formulation import EndedAs
 from shared.runtime.errors import PROBLEMS
 from treadle.client import answers
-from treadle.client import requests as sent
+from treadle.client import requests as bodies
 from treadle.client.errors import BY_SLUG
 
 PAIRS: list[tuple[type[msgspec.Struct], type[Any]]] = [
-    (sent.StageTemplate, tasks.StageTemplate),
-    (sent.Task, tasks.Task),
-    (sent.RewardRequest, requests.RewardRequest),
-    (sent.ActionRequest, requests.ActionRequest),
-    (sent.EnvironmentSpec, EnvironmentSpec),
-    (sent.TrajectoryRequest, trajectories.TrajectoryRequest),
-    (sent.TrajectoryAction, trajectories.TrajectoryAction),
+    (bodies.StageTemplate, tasks.StageTemplate),
+    (bodies.Task, tasks.Task),
+    (bodies.BatchOpening, batches.BatchOpening),
+    (bodies.ProgressReport, batches.ProgressReport),
+    (bodies.RewardRequest, requests.RewardRequest),
+    (bodies.ActionRequest, requests.ActionRequest),
+    (bodies.EnvironmentSpec, EnvironmentSpec),
+    (bodies.TrajectoryRequest, trajectories.TrajectoryRequest),
+    (bodies.TrajectoryAction, trajectories.TrajectoryAction),
     (answers.TaskView, tasks.TaskView),
     (answers.Spread, batches.Spread),
     (answers.StageProgress, batches.StageProgress),
@@ -80,13 +82,13 @@ def test_endings_and_errors_are_those_of_the_mesh() -> None:
 
 
 def test_the_mesh_reads_what_the_client_writes() -> None:
-    stage = sent.StageTemplate(
+    stage = bodies.StageTemplate(
         name="s", kind="noop", units={"slots": [1, 4]}, elasticity={"model": "amdahl", "serial": 0.1}, timeout_s=5.0
     )
-    task = tasks.Task.model_validate_json(msgspec.json.encode(sent.Task(stages=[stage], batch_size=2)))
+    task = tasks.Task.model_validate_json(msgspec.json.encode(bodies.Task(stages=[stage], batch_size=2)))
     assert (task.stages[0].name, task.batch_size) == ("s", 2)
     view = tasks.TaskView(**task.model_dump(), name="t", tenant="default", version=1).model_dump_json()
     assert msgspec.json.decode(view, type=answers.TaskView).stages[0].timeout_s == 5.0
-    request = sent.TrajectoryRequest(environment=sent.EnvironmentSpec(setup=["true"]))
+    request = bodies.TrajectoryRequest(environment=bodies.EnvironmentSpec(setup=["true"]))
     read = msgspec.json.decode(msgspec.json.encode(request), type=trajectories.TrajectoryRequest)
     assert read.environment == EnvironmentSpec(setup=["true"])

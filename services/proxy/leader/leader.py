@@ -41,7 +41,7 @@ from shared.messages.outcomes import (
 )
 from shared.messages.targets import COMPLETIONS, TARGETS, CompletionExpected, TargetSet
 from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended, HeldGrant
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import (
     Advance,
     Answer,
@@ -54,6 +54,7 @@ from shared.policy.model.formulation import (
     Revoke,
     SetShare,
 )
+from shared.policy.model.reports import Ended, HeldGrant
 from shared.runtime import log
 from shared.runtime.units import Epoch
 
@@ -211,32 +212,32 @@ class Leader:
                 self._do(self.dispatcher.images_changed(now, *changed))
             case EnvironmentCreated():
                 made = (message.node, message.incarnation, message.trajectory)
-                self._do(self.dispatcher.environment_made(now, *made))
+                self._do(self.dispatcher.environment_created(now, *made))
             case TargetSet():
                 self.reasons[message.pool] = message.reason
                 self._do(self.dispatcher.targeted(now, message.pool, message.units))
             case BatchEnded():
-                self.dispatcher.cluster.batches.ended(message.batch)
+                self.dispatcher.cluster.queues.batches.ended(message.batch)
             case CompletionExpected():
                 self.dispatcher.completion_expected(message.batch, message.at)
             case EnvironmentsExpected():
                 self._do(expect(self.dispatcher, now, entry.at, message))
 
-    def planned(self, planner_lives: bool) -> None:
+    def planned(self, planned: bool) -> None:
         """Apply the state of the planner's lease: whether a planner is alive."""
-        if planner_lives != self.dispatcher.cluster.planned:
+        if planned != self.dispatcher.cluster.queues.planned:
             _log.warning(
-                "planner_heard" if planner_lives else "planner_silent",
-                rule="targets" if planner_lives else "zero queue",
+                "planner_heard" if planned else "planner_silent",
+                rule="targets" if planned else "zero queue",
             )
-        self._do(self.dispatcher.planned(self._clock.unix(), planner_lives))
+        self._do(self.dispatcher.planned(self._clock.unix(), planned))
 
     def _absorb_silence(self) -> None:
         """Ignore silence while Valkey was away: no node could send anything then."""
         now = self._clock.unix()
         if now - self._read > 3.0:
             _log.warning("silence_forgiven", seconds=round(now - self._read, 1))
-            for node in self.dispatcher.cluster.nodes.values():
+            for node in self.dispatcher.cluster.nodes.present.values():
                 node.seen_s = now
         self._read = now
 
@@ -280,7 +281,7 @@ class Leader:
         self._interpreter.put(granting)
 
     def _advance(self, advance: Advance) -> None:
-        acts, kept = self.dispatcher.actions[advance.action].acts, self.unanswered[advance.action]
+        acts, kept = self.dispatcher.registry.actions[advance.action].acts, self.unanswered[advance.action]
         self._interpreter.put(Advancing(advance.action, advance.stage, _json.encode(reports(acts)), kept.outcome))
         kept.outcome = ""
 

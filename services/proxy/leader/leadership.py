@@ -132,7 +132,7 @@ class Leadership:
         while not interpreter.deposed:
             await asyncio.sleep(self._settings.lease_s / 3)
             UNANSWERED.set(len(leader.unanswered))
-            for state, count in leader.nodes.counts(leader.dispatcher.cluster.nodes).items():
+            for state, count in leader.nodes.counts(leader.dispatcher.cluster.nodes.present).items():
                 NODES.labels(state).set(count)
             try:
                 await self._look_for_planner(leader)

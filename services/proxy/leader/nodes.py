@@ -53,11 +53,11 @@ class NodeRegistry:
                     oldest = next(iter(self._hellos))
                     del self._hellos[oldest], self._topics[oldest]
                     self._stopped.discard(oldest)
-                return dispatcher.node_said_hello(now, _ledger_node(hello)) if fresh else ()
+                return dispatcher.node_joined(now, _ledger_node(hello)) if fresh else ()
             case Heartbeat() as beat if fresh and not dispatcher.node_seen(now, beat.node, beat.incarnation):
                 known = self._hellos.get(beat.node)
                 if known is not None and known.incarnation == beat.incarnation:
-                    return dispatcher.node_said_hello(now, _ledger_node(known))
+                    return dispatcher.node_joined(now, _ledger_node(known))
             case Bye() as bye:
                 known = self._hellos.get(bye.node)
                 if known is not None and known.incarnation == bye.incarnation:
@@ -67,9 +67,10 @@ class NodeRegistry:
 
 
 def _ledger_node(hello: Hello) -> Node:
-    lines_up = frozenset(hello.prefetches)
     capacity = {STARTS: UNLIMITED, **hello.capacity} if hello.runtimes else hello.capacity
-    return Node(hello.node, hello.incarnation, hello.node_class, capacity, _kinds(hello), lines_up=lines_up)
+    return Node(
+        hello.node, hello.incarnation, hello.node_class, capacity, _kinds(hello), prefetches=frozenset(hello.prefetches)
+    )
 
 
 def _kinds(hello: Hello) -> frozenset[str]:

@@ -48,7 +48,7 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader, clock: ValkeyCl
     await _take(leader, await _drain(others))
     outcomes = Tail(reader, {OUTCOMES: "0"}, count=2048)
     await _take(leader, await _drain(outcomes))
-    _log.info("took_over", unanswered=len(leader.unanswered), nodes=len(leader.dispatcher.cluster.nodes))
+    _log.info("took_over", unanswered=len(leader.unanswered), nodes=len(leader.dispatcher.cluster.nodes.present))
     ids = {ACTIONS: journal.last(ACTIONS), OUTCOMES: outcomes.last(OUTCOMES)}
     return Tail(reader, {topic: ids.get(topic) or others.last(topic) for topic in LED})
 
@@ -76,7 +76,7 @@ async def _first_arrivals(redis: Redis, leader: Leader, requests: list[Entry[Act
         first_ms = await command(redis, "HGET", f"batch:{name}", "first_ms")
         if first_ms is not None:
             timeouts = [stage.timeout_s for stage in message.stages]
-            leader.dispatcher.cluster.batches.first_arrival(name, int(first_ms) / 1000, timeouts)
+            leader.dispatcher.cluster.queues.batches.first_arrival(name, int(first_ms) / 1000, timeouts)
 
 
 async def _homes(redis: Redis, leader: Leader, acting: set[str], closing: set[str]) -> None:
@@ -109,7 +109,7 @@ async def _resume(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmi
         for action in chunk:
             pipe.hmget(f"action:{action}", ["g", "s", "c"])
         for action, (grant, stage, carried) in zip(chunk, await pipe.execute(), strict=True):
-            if action not in leader.dispatcher.actions or (grant is None and stage is None):
+            if action not in leader.dispatcher.registry.actions or (grant is None and stage is None):
                 continue
             attempt, _, node = (grant or b"0:").decode().partition(":")
             acts = [_act(report) for report in _carried.decode(carried)] if carried else []

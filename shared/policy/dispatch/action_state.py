@@ -28,10 +28,10 @@ class ActionState:
     """Number of the newest grant in this stage; 0 before the first."""
     node: str = ""
     """Node it is granted on; empty while queued."""
-    booked: bool = False
+    allocated: bool = False
     """Its units are taken on that node. False while only the store reports a grant of a former leader there."""
-    ahead: bool = False
-    """Prefetched: it waits in its node's queue and holds no units yet."""
+    prefetched: bool = False
+    """It waits in its node's queue and holds no units yet."""
     short: bool = False
     """It holds units and is expected to release them soon."""
     recalls: int = 0

@@ -65,7 +65,7 @@ def survey(cluster: ClusterState) -> Backlog:
 
     An action that becomes stuck after its arrival (because nodes have left) is reported when its turn comes near.
     """
-    waiting = {pool.name: sum(lane.waiting for lane in pool.all_lanes()) for pool in cluster.pools.values()}
+    waiting = {pool.name: sum(lane.waiting for lane in pool.all_lanes()) for pool in cluster.queues.pools.values()}
     sorts: defaultdict[str, Counter[tuple[str, Units]]] = defaultdict(Counter)
     batches: Counter[str] = Counter()
     stuck = Counter(
@@ -86,8 +86,8 @@ def survey(cluster: ClusterState) -> Backlog:
             name,
             count,
             [Lack(kind, dict(units), n) for (kind, units), n in _most(sorts[name])],
-            cluster.pools[name].lanes[BEGINS].waiting if BEGINS in cluster.pools[name].lanes else 0,
-            why_held_up(cluster, cluster.pools[name]),
+            cluster.queues.pools[name].lanes[BEGINS].waiting if BEGINS in cluster.queues.pools[name].lanes else 0,
+            why_held_up(cluster, cluster.queues.pools[name]),
         )
         for name, count in _most(Counter(waiting))
         if count
@@ -100,13 +100,13 @@ def _most(counted: Counter[T]) -> list[tuple[T, int]]:
 
 
 def _stuck(cluster: ClusterState) -> Iterator[ActionState]:
-    for pool in cluster.pools.values():
+    for pool in cluster.queues.pools.values():
         for lane in pool.all_lanes():
             for action_id in lane.parked:
-                yield cluster.queued[action_id]
-    deserted = {pool.name for pool in cluster.pools.values() if not cluster.nodes_of(pool)}
+                yield cluster.queues.queued[action_id]
+    deserted = {pool.name for pool in cluster.queues.pools.values() if not cluster.nodes.of(pool)}
     if deserted:
-        for action in cluster.queued.values():
+        for action in cluster.queues.queued.values():
             if action.work.pool in deserted:
                 yield action
 
@@ -133,8 +133,8 @@ def why_held_up(cluster: ClusterState, pool: Pool) -> str:
     head = lane.queue.head() if lane is not None else None
     if head is None:
         return ""
-    action = cluster.queued[head]
-    nodes = [node for node in cluster.nodes_of(pool, lane) if node.ready and action.could_run_on(node)]
+    action = cluster.queues.queued[head]
+    nodes = [node for node in cluster.nodes.of(pool, lane) if node.ready and action.could_run_on(node)]
     short = [name for name, count in action.needs.items() if all(node.free(name) < count for node in nodes)]
     if not nodes:
         return ""
@@ -160,9 +160,9 @@ def why_it_waited(cluster: ClusterState, action: ActionState) -> str:
         return "its deadline came while it waited for an earlier action of its trajectory"
     if action.postponed and action.begins:
         return f"its deadline came while its environment could not be made: {action.postponed}"
-    if lane is not None and lane.node and lane.node not in cluster.nodes:
+    if lane is not None and lane.node and lane.node not in cluster.nodes.present:
         return f"its deadline came while {lane.node}, where its environment is, was away"
-    if any(action.could_run_on(node) for node in cluster.nodes_of(cluster.pool(work.pool))):
+    if any(action.could_run_on(node) for node in cluster.nodes.of(cluster.queues.pool(work.pool))):
         return f"its deadline came while it waited for {work.pool}"
     return lacking(_kind(work, _begun(action)), action.needs, work.pool)
 

@@ -30,7 +30,7 @@ class BatchSnapshot:
 def batch_snapshots(cluster: ClusterState) -> dict[str, BatchSnapshot]:
     """Return snapshots of the batches that have unanswered requests. O(unanswered): 2.5 ms for 16,000."""
     batches: dict[str, BatchSnapshot] = {}
-    for action in _lives(cluster):
+    for action in _unanswered(cluster):
         request = action.request
         name = request.batch
         if not name:
@@ -43,12 +43,12 @@ def batch_snapshots(cluster: ClusterState) -> dict[str, BatchSnapshot]:
             batch.running.append(array("d"))
         arrived_s = request.arrival[0] / 1000
         unqueued_s = arrived_s + sum(act.execution_s for act in action.acts)
-        if action.booked:
+        if action.allocated:
             batch.running[action.stage].extend((arrived_s, unqueued_s, action.started_s or action.granted_s))
         elif action.state != "cancelling":
             batch.queuing[action.stage].extend((arrived_s, unqueued_s))
     return batches
 
 
-def _lives(cluster: ClusterState) -> Iterator[ActionState]:
-    return chain(cluster.queued.values(), *(held.values() for held in cluster.granted.values()))
+def _unanswered(cluster: ClusterState) -> Iterator[ActionState]:
+    return chain(cluster.queues.queued.values(), *(held.values() for held in cluster.granted.values()))

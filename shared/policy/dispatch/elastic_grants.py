@@ -52,7 +52,7 @@ def units_worth_waiting_for(cluster: ClusterState, action: ActionState, free: in
         free: units that are free there.
         busy_s: for each other unit, seconds until it is predicted free.
     """
-    scaled = cluster.scaled(action)
+    scaled = cluster.durations.scalable(action)
     return action.pool_units if scaled is None else enough(scaled, free, busy_s)
 
 
@@ -71,7 +71,7 @@ def grant_elastic_units(
     if not evicted:
         return commands
     for one in reversed(evicted):  # in reverse, so that the first of them gets its turn back last
-        _take_back(cluster, one)
+        _undo(cluster, one)
     gone = {one.at for one in evicted}
     return [command for at, command in enumerate(commands) if at not in gone]
 
@@ -79,7 +79,7 @@ def grant_elastic_units(
 def _arrange(cluster: ClusterState, now: float, commands: list[Command], granted: Sequence[Fresh]) -> list[Fresh]:
     """Arrange one node's units. Returns the evicted grants and sets the units of the others."""
     elastic, node, resource = cluster.elastic, granted[0].node, granted[0].action.resource
-    known = [(one, cluster.scaled(one.action)) for one in granted]
+    known = [(one, cluster.durations.scalable(one.action)) for one in granted]
     candidates = [(one, scaled) for one, scaled in known if scaled is not None]
     if not candidates or elastic.rule is None:
         return []
@@ -107,23 +107,23 @@ def _grow(cluster: ClusterState, now: float, commands: list[Command], one: Fresh
     action, grant = one.action, commands[one.at]
     one.node.take({action.resource: amount - action.units[action.resource]})
     action.units = {**action.units, action.resource: amount}
-    cluster.ahead.lasts(action)
-    action.expected_s = cluster.expect(action, amount)
+    cluster.prefetch.uncount_short(action)
+    action.expected_s = cluster.durations.expect(action, amount)
     action.expected_end_s = now + action.expected_s
     assert isinstance(grant, Grant), f"{grant} is no grant"
     commands[one.at] = grant._replace(units=action.units)
 
 
-def _take_back(cluster: ClusterState, one: Fresh) -> None:
+def _undo(cluster: ClusterState, one: Fresh) -> None:
     """Undo a grant of this round. The action waits at its old place."""
     action, need = one.action, one.action.request.need
-    placement = cluster.trajectories.placements.get(need.trajectory) if need is not None else None
+    placement = cluster.environments.placements.get(need.trajectory) if need is not None else None
     cluster.release(action)
     action.attempt -= 1
     action.ungranted()
     if need is not None and placement is not None and placement.serial == action.serial:
-        cluster.move_out(need.trajectory)
-    cluster.requeue(action)
+        cluster.remove_environment(need.trajectory)
+    cluster.queues.requeue(action)
     if action.lane is not None:
         action.lane.queue.refund(action.request.tenant, one.charged_s, turn=one.was_head)
 
@@ -135,7 +135,7 @@ def busy(cluster: ClusterState, now: float, node: Node, resource: str, but: set[
     waiting for it would leave free units idle.
     """
     held = cluster.granted.get(node.name, {})
-    actions = [action for name, action in held.items() if action.booked and name not in but]
+    actions = [action for name, action in held.items() if action.allocated and name not in but]
     ends = [action.expected_end_s for action in actions]
     units = [action.units.get(resource, 0) for action in actions]
     ends += [orphan.since_s for orphan in node.orphans.values()]
@@ -149,14 +149,14 @@ def _waiting(cluster: ClusterState, node: Node, like: ActionState) -> list[Scala
     The first `LOOKED_AT` are listed one by one; the front of each lane represents the node's part of it. The rest,
     `MOST_BEYOND` at most, count with the mean of all that waits. O(`LOOKED_AT`), however much waits.
     """
-    pool = cluster.pool(like.work.pool)
-    parts, count = len(cluster.nodes_of(pool)), 0
+    pool = cluster.queues.pool(like.work.pool)
+    parts, count = len(cluster.nodes.of(pool)), 0
     lanes: list[list[ActionState]] = []
     for lane in pool.all_lanes():
         if lane.queue and lane.node in ("", node.name):
             mine = len(lane.queue) if lane.node else -(-len(lane.queue) // parts)
             count += mine
-            lanes.append([cluster.queued[name] for name in islice(lane.queue, min(mine, LOOKED_AT))])
+            lanes.append([cluster.queues.queued[name] for name in islice(lane.queue, min(mine, LOOKED_AT))])
     if not lanes:
         return []
     waiting = lanes[0]
@@ -171,7 +171,7 @@ def _waiting(cluster: ClusterState, node: Node, like: ActionState) -> list[Scala
 
 
 def _estimate(cluster: ClusterState, action: ActionState) -> Scalable:
-    return cluster.scaled(action) or _rigid(cluster, action)
+    return cluster.durations.scalable(action) or _rigid(cluster, action)
 
 
 def _rigid(cluster: ClusterState, action: ActionState) -> Scalable:
@@ -179,5 +179,5 @@ def _rigid(cluster: ClusterState, action: ActionState) -> Scalable:
     unit.
     """
     if action.scalable is None:
-        action.scalable = Scalable((max(1, action.pool_units),), np.array([cluster.expect(action)]))
+        action.scalable = Scalable((max(1, action.pool_units),), np.array([cluster.durations.expect(action)]))
     return action.scalable

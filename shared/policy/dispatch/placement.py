@@ -68,7 +68,7 @@ def reservation(cluster: ClusterState, nodes: list[Node], head: ActionState, now
     for node in nodes:
         if node.ready and head.could_run_on(node):
             held = cluster.granted.get(node.name, {}).values()
-            ends = [(action.expected_end_s, action.units) for action in held if action.booked]
+            ends = [(action.expected_end_s, action.units) for action in held if action.allocated]
             ends += [(now, orphan.units) for orphan in node.orphans.values()]
             until_s = reserve(now, needed, {name: node.free(name) for name in needed}, ends)
             lacks = 0.0 if need is None else _taken(node, need.units)

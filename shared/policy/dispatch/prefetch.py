@@ -44,18 +44,18 @@ class NodeQueue:
 class Prefetch:
     """Queues of all nodes, and the units on each that short work holds."""
 
-    lines: dict[str, NodeQueue] = field(default_factory=dict)
+    queues: dict[str, NodeQueue] = field(default_factory=dict)
     """Node -> its queue; no entry for an empty queue."""
     short: dict[str, int] = field(default_factory=dict)
     """Node -> units that short work holds."""
 
-    def booked(self, action: ActionState) -> None:
+    def count_short(self, action: ActionState) -> None:
         """Count the units of an action that holds them from now on, if it is short."""
         if action.expected_s <= HORIZON_S and action.pool_units:
             action.short = True
             self.short[action.node] = self.short.get(action.node, 0) + action.pool_units
 
-    def lasts(self, action: ActionState) -> None:
+    def uncount_short(self, action: ActionState) -> None:
         """Stop counting an action as short: it has ended, or has run longer than expected."""
         if action.short:
             action.short = False
@@ -63,26 +63,26 @@ class Prefetch:
             if not self.short[action.node]:
                 del self.short[action.node]
 
-    def join(self, action: ActionState) -> None:
+    def add(self, action: ActionState) -> None:
         """Add an action to the queue of its node."""
-        line = self.lines.setdefault(action.node, NodeQueue())
-        line.actions[action.request.id] = action
-        line.expected_s += action.expected_s
-        action.ahead = True
+        queue = self.queues.setdefault(action.node, NodeQueue())
+        queue.actions[action.request.id] = action
+        queue.expected_s += action.expected_s
+        action.prefetched = True
 
-    def leave(self, action: ActionState) -> None:
+    def remove(self, action: ActionState) -> None:
         """Remove an action from the queue of its node: it has started, has ended, or is recalled."""
-        line = self.lines[action.node]
-        del line.actions[action.request.id]
-        line.expected_s -= action.expected_s
-        action.ahead = False
-        if not line.actions:
-            del self.lines[action.node]
+        queue = self.queues[action.node]
+        del queue.actions[action.request.id]
+        queue.expected_s -= action.expected_s
+        action.prefetched = False
+        if not queue.actions:
+            del self.queues[action.node]
 
     def first(self, node: Node) -> ActionState | None:
         """Return the action that the node starts next."""
-        line = self.lines.get(node.name)
-        return next(iter(line.actions.values())) if line is not None else None
+        queue = self.queues.get(node.name)
+        return next(iter(queue.actions.values())) if queue is not None else None
 
     def place(self, nodes: Iterable[Node], action: ActionState, expected_s: float) -> Node | None:
         """Return the node with the shortest expected wait of those whose queue may take the action; the first where
@@ -97,12 +97,12 @@ class Prefetch:
         shortest_s = HORIZON_S
         for node in nodes:
             short = self.short.get(node.name, 0)
-            if not short or not node.ready or work.kind not in node.kinds or not work.units.keys() <= node.lines_up:
+            if not short or not node.ready or work.kind not in node.kinds or not work.units.keys() <= node.prefetches:
                 continue
-            line = self.lines.get(node.name)
-            stands, before_s = (len(line.actions), line.expected_s) if line is not None else (0, 0.0)
+            queue = self.queues.get(node.name)
+            length, before_s = (len(queue.actions), queue.expected_s) if queue is not None else (0, 0.0)
             wait_s = (before_s + expected_s) / short
-            if stands < MOST * short and wait_s <= shortest_s and action.request.id not in node.orphans:
+            if length < MOST * short and wait_s <= shortest_s and action.request.id not in node.orphans:
                 if best is None or wait_s < shortest_s:
                     best = node
                 shortest_s = wait_s
@@ -110,9 +110,19 @@ class Prefetch:
 
     def stale_prefetched(self, now: float) -> Iterator[ActionState]:
         """Yield repeatable prefetched actions that have waited longer than `RECALL_S`."""
-        for line in list(self.lines.values()):
-            for action in list(line.actions.values()):
+        for queue in list(self.queues.values()):
+            for action in list(queue.actions.values()):
                 if now - action.granted_s <= RECALL_S:
                     break
                 if action.state == "granted" and action.work.repeatable:
                     yield action
+
+    def check(self, node: Node, held: Iterable[ActionState]) -> None:
+        """Assert the invariants of one node; tests call it after every step, services never do. `held`: its actions."""
+        held, queue = list(held), self.queues.get(node.name)
+        waiting = {action.request.id for action in held if action.prefetched}
+        assert waiting == (queue.actions.keys() if queue is not None else set()), f"{node.name}: its queue"
+        short = sum(action.pool_units for action in held if action.allocated and action.short)
+        assert short == self.short.get(node.name, 0), f"{node.name}: units of short work"
+        first = self.first(node)
+        assert first is None or not node.holds(first.units), f"{node.name}: units are free, and its queue waits"

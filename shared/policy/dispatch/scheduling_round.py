@@ -47,7 +47,7 @@ class Blocked:
             return False
         if self.until_s == math.inf:
             return action.begins
-        return now + cluster.expect_at_most(action) > self.until_s
+        return now + cluster.durations.expect_at_most(action) > self.until_s
 
 
 @dataclass(slots=True)
@@ -109,28 +109,28 @@ def schedule(cluster: ClusterState, now: float) -> list[Command]:
     """Run one round: update shares that may have changed, then grant what fits, pool by pool."""
     commands: list[Command] = []
     cluster.promote(now)
-    if cluster.dirty:
-        for name in sorted(cluster.dirty):
-            commands += _share(cluster, cluster.pools[name])
-        cluster.dirty.clear()
+    if cluster.queues.dirty:
+        for name in sorted(cluster.queues.dirty):
+            commands += _share(cluster, cluster.queues.pools[name])
+        cluster.queues.dirty.clear()
         cluster.promote(now)
-    waiting = [(pool, lane) for pool in cluster.pools.values() for lane in pool.all_lanes() if lane.queue]
-    filling = SchedulingRound(cluster, now, commands)
+    waiting = [(pool, lane) for pool in cluster.queues.pools.values() for lane in pool.all_lanes() if lane.queue]
+    round_ = SchedulingRound(cluster, now, commands)
     if len(waiting) == 1:
-        while _serve(filling, *waiting[0]):
+        while _serve(round_, *waiting[0]):
             pass
     else:
-        _serve_all(filling, waiting)
-    return grant_elastic_units(cluster, now, commands, filling.fresh) if filling.scales else commands
+        _serve_all(round_, waiting)
+    return grant_elastic_units(cluster, now, commands, round_.fresh) if round_.scales else commands
 
 
-def _serve_all(filling: SchedulingRound, waiting: list[tuple[Pool, Lane]]) -> None:
+def _serve_all(round_: SchedulingRound, waiting: list[tuple[Pool, Lane]]) -> None:
     """Serve the lanes; each time, the lane whose head has the lowest key."""
     heads = [(lane.queue.head_key(), at) for at, (_, lane) in enumerate(waiting)]
     heapq.heapify(heads)
     while heads:
         _, at = heads[0]
-        if _serve(filling, *waiting[at]):
+        if _serve(round_, *waiting[at]):
             heapq.heapreplace(heads, (waiting[at][1].queue.head_key(), at))
         else:
             heapq.heappop(heads)
@@ -141,12 +141,12 @@ def park_stuck(cluster: ClusterState, action: ActionState) -> None:
     lane = action.lane
     if lane is None or action.request.id in lane.behind:
         return
-    nodes = cluster.nodes_of(cluster.pool(action.work.pool), lane)
+    nodes = cluster.nodes.of(cluster.queues.pool(action.work.pool), lane)
     for node in nodes:
         if action.could_run_on(node):
             return
     if nodes:
-        cluster.park(lane, action)
+        cluster.queues.park(lane, action)
 
 
 def _share(cluster: ClusterState, pool: Pool, *, blocked: bool = False) -> list[Command]:
@@ -158,9 +158,9 @@ def _share(cluster: ClusterState, pool: Pool, *, blocked: bool = False) -> list[
         return []
     resource = pool.resource
     head = pool.queue.head()
-    action = cluster.queued[head] if head is not None else None
+    action = cluster.queues.queued[head] if head is not None else None
     rule: ZeroQueue = "off"
-    if not cluster.planned:
+    if not cluster.queues.planned:
         rule = "blocked" if blocked or (head is not None and head == pool.feasible) else "on"
     least = pool.demand.peak if rule == "on" else rule
     bound = _bound(cluster, pool)
@@ -168,7 +168,7 @@ def _share(cluster: ClusterState, pool: Pool, *, blocked: bool = False) -> list[
     wish = (pool.target, pool.outside.peak, least, tuple(bound.items()), *head_wish)
     if wish == pool.settled:
         return []
-    nodes = [node for node in cluster.nodes_of(pool) if node.ready]
+    nodes = [node for node in cluster.nodes.of(pool) if node.ready]
     able = [] if action is None else [node for node in nodes if action.could_run_on(node)]
     needed = action.pool_units if action is not None and able else 0
     wanted = pool.wanted(nodes, needed, rule)
@@ -194,8 +194,8 @@ def _bound(cluster: ClusterState, pool: Pool) -> dict[str, int]:
     for lane in pool.lanes.values():
         if (head := lane.queue.head()) is None:
             continue
-        action = cluster.queued[head]
-        nodes = [node for node in cluster.nodes_of(pool, lane) if node.ready and action.could_run_on(node)]
+        action = cluster.queues.queued[head]
+        nodes = [node for node in cluster.nodes.of(pool, lane) if node.ready and action.could_run_on(node)]
         need = action.request.need
         if action.begins and need is not None:
             nodes = [node for node in nodes if node.holds(need.held)]
@@ -205,27 +205,27 @@ def _bound(cluster: ClusterState, pool: Pool) -> dict[str, int]:
     return bound
 
 
-def _serve(filling: SchedulingRound, pool: Pool, lane: Lane) -> bool:
+def _serve(round_: SchedulingRound, pool: Pool, lane: Lane) -> bool:
     """Grant the head of a lane, or reserve units for it. False: the lane is finished for this round."""
-    cluster, resource, head = filling.cluster, pool.resource, lane.queue.head()
+    cluster, resource, head = round_.cluster, pool.resource, lane.queue.head()
     if head is None:
         return False
-    nodes, action = cluster.nodes_of(pool, lane), cluster.queued[head]
-    node = _place(filling, pool, nodes, action)
+    nodes, action = cluster.nodes.of(pool, lane), cluster.queues.queued[head]
+    node = _place(round_, pool, nodes, action)
     if node is not None:
-        _grant(filling, lane, action, node, is_head=True)
+        _grant(round_, lane, action, node, is_head=True)
     elif head != lane.feasible and nodes and not any(action.could_run_on(node) for node in nodes):
-        cluster.park(lane, action)
+        cluster.queues.park(lane, action)
     elif pool.target is not None and _owns_less(nodes, resource) and (shares := _share(cluster, pool, blocked=True)):
-        filling.commands += shares
-        cluster.promote(filling.now)
-    elif (node := _line(filling, nodes, action)) is not None:
-        _grant(filling, lane, action, node, is_head=True, ahead=True)
+        round_.commands += shares
+        cluster.promote(round_.now)
+    elif (node := _place_prefetched(round_, nodes, action)) is not None:
+        _grant(round_, lane, action, node, is_head=True, prefetched=True)
     else:
         lane.feasible = head
-        if not filling.follows(nodes, action):
-            filling.blocked.append(Blocked(action, nodes))
-        _backfill(filling, pool, lane, nodes)
+        if not round_.follows(nodes, action):
+            round_.blocked.append(Blocked(action, nodes))
+        _backfill(round_, pool, lane, nodes)
         return False
     return bool(lane.queue)
 
@@ -235,51 +235,51 @@ def _owns_less(nodes: list[Node], resource: str) -> bool:
     return any(node.limit(resource) < node.capacity.get(resource, 0) for node in nodes)
 
 
-def _place(filling: SchedulingRound, pool: Pool, nodes: list[Node], action: ActionState) -> Node | None:
+def _place(round_: SchedulingRound, pool: Pool, nodes: list[Node], action: ActionState) -> Node | None:
     if action.scales:
         action.units = action.work.units  # decided anew each time
-        if filling.waits:
-            nodes = [node for node in nodes if node.name not in filling.waits]
+        if round_.waits:
+            nodes = [node for node in nodes if node.name not in round_.waits]
     while True:
         if action.begins:
-            node = place_environment(nodes, action, pool.resource, filling.now)
+            node = place_environment(nodes, action, pool.resource, round_.now)
         else:
             node = place(nodes, action.request.id, action.work.kind, action.units, pool.resource)
         if node is None or not (
-            (filling.blocked and filling.forbids(node, action)) or (action.scales and filling.too_early(node, action))
+            (round_.blocked and round_.forbids(node, action)) or (action.scales and round_.too_early(node, action))
         ):
             return node
         nodes = [other for other in nodes if other is not node]
 
 
-def _line(filling: SchedulingRound, nodes: list[Node], action: ActionState) -> Node | None:
+def _place_prefetched(round_: SchedulingRound, nodes: list[Node], action: ActionState) -> Node | None:
     """Return the node whose queue may take a head that does not fit, if any."""
-    cluster = filling.cluster
-    if not cluster.ahead.short:
+    cluster = round_.cluster
+    if not cluster.prefetch.short:
         return None
-    node = cluster.ahead.place(nodes, action, cluster.expect(action))
-    return None if node is None or filling.forbids(node, action) else node
+    node = cluster.prefetch.place(nodes, action, cluster.durations.expect(action))
+    return None if node is None or round_.forbids(node, action) else node
 
 
-def _backfill(filling: SchedulingRound, pool: Pool, lane: Lane, nodes: list[Node]) -> None:
+def _backfill(round_: SchedulingRound, pool: Pool, lane: Lane, nodes: list[Node]) -> None:
     """Grant work behind a head that does not fit, as its reservation allows."""
-    cluster, resource = filling.cluster, pool.resource
+    cluster, resource = round_.cluster, pool.resource
     spare = [node for node in nodes if node.ready and node.free(resource)]
     if not spare:
         return
     most = max(node.free(resource) for node in spare)
-    for action in [cluster.queued[name] for name in _behind(lane)]:
+    for action in [cluster.queues.queued[name] for name in _behind(lane)]:
         if action.pool_units > most:
             continue
-        node = _place(filling, pool, spare if action.pool_units else nodes, action)
+        node = _place(round_, pool, spare if action.pool_units else nodes, action)
         if node is not None:
-            _grant(filling, lane, action, node, is_head=False)
+            _grant(round_, lane, action, node, is_head=False)
             spare = [node for node in spare if node.free(resource)]
             if not spare:
                 return
             most = max(node.free(resource) for node in spare)
         elif not any(action.could_run_on(node) for node in nodes):
-            cluster.park(lane, action)
+            cluster.queues.park(lane, action)
 
 
 def _behind(lane: Lane) -> Iterator[str]:
@@ -291,25 +291,25 @@ def _behind(lane: Lane) -> Iterator[str]:
 
 
 def _grant(
-    filling: SchedulingRound, lane: Lane, action: ActionState, node: Node, *, is_head: bool, ahead: bool = False
+    round_: SchedulingRound, lane: Lane, action: ActionState, node: Node, *, is_head: bool, prefetched: bool = False
 ) -> None:
-    cluster, request, begins = filling.cluster, action.request, action.begins
-    expected_s = action.expected_s if action.work.duration_s is not None else cluster.expect(action)
+    cluster, request, begins = round_.cluster, action.request, action.begins
+    expected_s = action.expected_s if action.work.duration_s is not None else cluster.durations.expect(action)
     charged_s = expected_s * max(1, action.pool_units)
     lane.queue.charge(request.tenant, charged_s, ends_turn=is_head)
-    cluster.unqueue(action)
-    if ahead or not action.scales:
+    cluster.queues.dequeue(action)
+    if prefetched or not action.scales:
         action.units, action.expected_s = action.work.units, expected_s
     else:
         fewest = action.units is action.work.units  # else it has waited for more units
-        action.expected_s = expected_s if fewest else cluster.expect(action, action.granted_units)
+        action.expected_s = expected_s if fewest else cluster.durations.expect(action, action.granted_units)
     action.move("granted")
     action.attempt += 1
-    (cluster.stand if ahead else cluster.assign)(action, node, filling.now)
+    cluster.assign(action, node, round_.now, prefetched=prefetched)
     if begins:
-        cluster.move_in(action, node, cluster.newest_serial, filling.now)
-    budget = max(0.0, request.deadline_s - filling.now)
-    if not ahead:
-        filling.fresh.append(Fresh(len(filling.commands), action, node, charged_s, is_head))
-        filling.scales = filling.scales or action.scales
-    filling.commands.append(Grant(request.id, node.name, action.attempt, action.stage, action.units, budget, begins))
+        cluster.begin_environment(action, node, round_.now)
+    budget = max(0.0, request.deadline_s - round_.now)
+    if not prefetched:
+        round_.fresh.append(Fresh(len(round_.commands), action, node, charged_s, is_head))
+        round_.scales = round_.scales or action.scales
+    round_.commands.append(Grant(request.id, node.name, action.attempt, action.stage, action.units, budget, begins))

@@ -34,15 +34,15 @@ class Starts:
     now: float
     _granted: dict[tuple[str, str, tuple[tuple[str, int], ...]], Granted] = field(default_factory=dict)
 
-    def by(self, action: ActionState, by_s: float) -> bool:
+    def in_time(self, action: ActionState, by_s: float) -> bool:
         """Return whether a new request is predicted to start by then. True while no node has sent an inventory.
 
         O(granted) for the first of its sort; as `predict` if it would be late behind everything that waits.
         """
-        pool = self.cluster.pool(action.work.pool)
+        pool = self.cluster.queues.pool(action.work.pool)
         granted = self._of(pool, action)
-        in_time = self.now <= by_s and granted.left_s + pool.queued_s <= (by_s - self.now) * granted.capacity
-        return not granted.capacity or in_time or self.predict(action, by_s) <= by_s
+        early = self.now <= by_s and granted.left_s + pool.queued_s <= (by_s - self.now) * granted.capacity
+        return not granted.capacity or early or self.predict(action, by_s) <= by_s
 
     def predict(self, action: ActionState, by_s: float = float("inf")) -> float:
         """Predicted start of a new request if it were queued now, absolute seconds; optimistic about later arrivals.
@@ -50,14 +50,15 @@ class Starts:
         The work before it (by `_hopeful_s`), divided by the units of its pool; minus infinity if no node has sent an
         inventory. O(granted + queue ahead), bounded; counting stops once the start lies beyond `by_s`.
         """
-        cluster, pool = self.cluster, self.cluster.pool(action.work.pool)
+        cluster, pool = self.cluster, self.cluster.queues.pool(action.work.pool)
         capacity, used, ahead_s = self._of(pool, action)
         if not capacity:
             return float("-inf")
         busy = used + action.pool_units
         enough_s = (by_s - self.now) * capacity
-        for name in pool.queue.ahead(action.request.tenant, cluster.batches.key(action.request, cluster.durations)):
-            other = cluster.queued[name]
+        key = cluster.queues.batches.key(action.request, cluster.durations.learned)
+        for name in pool.queue.before(action.request.tenant, key):
+            other = cluster.queues.queued[name]
             ahead_s += _hopeful_s(other) * other.pool_units
             busy += other.pool_units
             if busy > capacity and ahead_s > enough_s:
@@ -68,7 +69,7 @@ class Starts:
         sort = (pool.name, action.work.kind, tuple(action.needs.items()))
         granted = self._granted.get(sort)
         if granted is None:
-            nodes = [node for node in self.cluster.nodes_of(pool) if node.ready and action.could_run_on(node)]
+            nodes = [node for node in self.cluster.nodes.of(pool) if node.ready and action.could_run_on(node)]
             granted = self._granted[sort] = self._count(pool.resource, nodes)
         return granted
 

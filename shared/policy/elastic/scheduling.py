@@ -38,6 +38,18 @@ With 64 to 600 waiting, half of them long, the objective is 0.02 % above that of
 Rule = Literal["paper", "priced"]
 
 
+@dataclass(slots=True)
+class ElasticRules:
+    """Rules for units beyond the fewest."""
+
+    rule: Rule | None = "priced"
+    """None: no elastic grants."""
+    patient: bool = True
+    """An elastic action waits if more units will be free so soon that it ends earlier (`enough`)."""
+    depth: int = 2
+    """Amounts that the first waiting action tries in estimates (§4.2)."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Scalable:
     """An action as its key resource sees it. Created once for an action, read by many decisions."""

@@ -106,7 +106,7 @@ class FairQueue:
             raise IndexError("nobody waits")
         return self._queues[self._turn].peek()[0]
 
-    def ahead(self, tenant: str, key: EbfKey, *, most: int = 4096) -> Iterator[str]:
+    def before(self, tenant: str, key: EbfKey, *, most: int = 4096) -> Iterator[str]:
         """Actions of this tenant that would be served before a new one with this key, at most `most`.
 
         Other tenants' shares are not counted: an optimistic bound if tenants compete.

@@ -43,7 +43,7 @@ class Node:
     used: dict[str, int] = field(default_factory=dict)
     orphans: dict[str, Orphan] = field(default_factory=dict)
     """Action -> its orphaned attempt here. A node never holds two attempts of one action."""
-    lines_up: frozenset[str] = frozenset()
+    prefetches: frozenset[str] = frozenset()
     """Resources with a node queue: the node starts work granted beyond its free units by itself, in order, when units
     are free."""
     ready: bool = False

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Command, Grant, Request, Work
+from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from treadle.lab.bench.bench import Bench
 from treadle.lab.bench.figures import Figure, at_most, figure
@@ -59,11 +60,11 @@ class Crowd:
         """Nodes come and tell that they hold nothing. Returns the seconds of the last account, which frees them all."""
         nodes = [Node(f"n{at}", "1", "cpu", {"cores": cores}, frozenset({"run"})) for at in range(NODES)]
         for node in nodes:
-            self.follow(self.dispatcher.node_said_hello(self.now, node))
+            self.follow(self.dispatcher.node_joined(self.now, node))
         for node in nodes:  # as one event: one account after the other would decide node by node
             node.answered()
             node.ready = True
-        self.dispatcher.cluster.nodes_changed()
+        self.dispatcher.cluster.queues.nodes_changed()
         return self.decide([])
 
     def follow(self, commands: Iterable[Command]) -> None:

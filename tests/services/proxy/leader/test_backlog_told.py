@@ -92,7 +92,7 @@ async def test_what_is_answered_meanwhile_is_not_stuck(store: Store, journal: Jo
 
 def waiting(cluster: ClusterState, name: str, batch: str = "b") -> None:
     work = Work("run", "code.run", "cores@default", {"cores": 999}, 1.0)
-    cluster.enqueue(ActionState(Request(name, "ada", "t", batch, (1000, 1), (work,), 1e9)))
+    cluster.queues.enqueue(ActionState(Request(name, "ada", "t", batch, (1000, 1), (work,), 1e9)))
 
 
 async def test_changes_are_told_until_another_leads(
@@ -142,7 +142,7 @@ async def test_of_batches_only_changes_are_told_and_first_that_there_are_none(
     assert told == BatchesSeen(START, {}), "what waits outside batches changes nothing of them"
     waiting(cluster, "a")
     await soon(lambda: seen("b"))
-    cluster.dequeue(cluster.queued["a"])
+    cluster.queues.remove(cluster.queues.queued["a"])
     await soon(seen)
     telling.cancel()
 

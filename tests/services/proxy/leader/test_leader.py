@@ -289,7 +289,7 @@ def test_a_target_is_kept_with_its_reason(term: Term) -> None:
     term.take(entry(TARGETS, target))
 
     assert term.leader.reasons == {"cores@default": "quiet"}
-    assert term.leader.dispatcher.cluster.pool("cores@default").target == 2
+    assert term.leader.dispatcher.cluster.queues.pool("cores@default").target == 2
 
 
 def test_an_earlier_expected_completion_goes_first(term: Term) -> None:
@@ -307,10 +307,10 @@ def test_an_earlier_expected_completion_goes_first(term: Term) -> None:
 def test_while_no_planner_lives_the_nodes_own_what_all_work_takes(term: Term) -> None:
     target = TargetSet(pool="cores@default", units=0, decided_at=START, reason="no batch is open")
     term.take(entry(TARGETS, target), *(journalled(submitted(name, batch="b")) for name in "abc"))
-    term.leader.planned(planner_lives=True)
+    term.leader.planned(planned=True)
     assert term.notes.take() == []
 
-    term.leader.planned(planner_lives=False)
+    term.leader.planned(planned=False)
 
     writes = term.notes.take()
     assert told(writes)[0] == ShareSet(epoch=EPOCH, resource="cores", units=3)
@@ -346,7 +346,7 @@ async def test_silence_while_valkey_was_away_is_not_the_nodes(
 ) -> None:
     await term.leader.run(Turns(reader, term.clock, *pauses))
 
-    assert ("n" in term.leader.dispatcher.cluster.nodes) == known
+    assert ("n" in term.leader.dispatcher.cluster.nodes.present) == known
 
 
 async def test_a_deposed_leader_stops_at_its_next_turn(reader: Redis) -> None:

@@ -31,7 +31,7 @@ class Meeting:
         return list(self.book.heard(now, said(message, at=at), self.dispatcher))
 
     def known(self) -> dict[str, str]:
-        return {name: node.incarnation for name, node in self.dispatcher.cluster.nodes.items()}
+        return {name: node.incarnation for name, node in self.dispatcher.cluster.nodes.present.items()}
 
     def stream(self, node: str = "n") -> str | None:
         topic = self.book.topic(node)
@@ -63,7 +63,7 @@ def test_a_fresh_heartbeat_brings_a_node_of_an_old_hello_back(meeting: Meeting) 
     meeting.hear(hello(cores=3), at=OLD)
 
     assert meeting.hear(beat()) == [AskInventory("n")]
-    assert meeting.dispatcher.cluster.nodes["n"].capacity == {"cores": 3}
+    assert meeting.dispatcher.cluster.nodes.present["n"].capacity == {"cores": 3}
 
 
 def test_an_old_heartbeat_brings_nobody_back(meeting: Meeting) -> None:
@@ -85,7 +85,7 @@ def test_a_heartbeat_of_a_known_node_asks_nothing(meeting: Meeting) -> None:
     meeting.hear(hello())
 
     assert meeting.hear(beat(), at=START + 5, now=START + 5) == []
-    assert meeting.dispatcher.cluster.nodes["n"].seen_s == START + 5
+    assert meeting.dispatcher.cluster.nodes.present["n"].seen_s == START + 5
 
 
 def test_a_new_incarnation_takes_the_place_of_the_old_one(meeting: Meeting) -> None:

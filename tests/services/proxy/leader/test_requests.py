@@ -110,6 +110,6 @@ def test_a_trajectory_is_told_what_its_environment_is_where_that_begins() -> Non
     assert begun.units == {"cores": 3}
 
 
-def test_an_end_says_whether_the_environment_stands() -> None:
+def test_an_end_reports_whether_the_environment_exists() -> None:
     assert to_end(outcome("a")).environment_exists
     assert not to_end(outcome("a", status="lost", environment_exists=False)).environment_exists

@@ -90,7 +90,7 @@ async def test_a_node_that_has_left_is_not_asked(legacy: Legacy) -> None:
     await legacy.say(NODES, hello(), Bye(node="n", incarnation="1"))
     await legacy.taken_over()
 
-    assert legacy.leader.dispatcher.cluster.nodes == {}
+    assert legacy.leader.dispatcher.cluster.nodes.present == {}
 
 
 async def test_what_a_node_still_executes_is_left_to_it(legacy: Legacy) -> None:
@@ -198,7 +198,7 @@ async def test_targets_are_known(legacy: Legacy) -> None:
         await legacy.say(TARGETS, TargetSet(pool="cores@default", units=units, decided_at=1.0, reason=f"{units} do"))
     await legacy.taken_over()
 
-    assert legacy.leader.dispatcher.cluster.pool("cores@default").target == 2
+    assert legacy.leader.dispatcher.cluster.queues.pool("cores@default").target == 2
     assert legacy.leader.reasons == {"cores@default": "2 do"}
 
 
@@ -239,7 +239,7 @@ async def test_a_long_legacy_is_read_whole(legacy: Legacy) -> None:
     await legacy.taken_over()
 
     assert list(legacy.leader.unanswered) == [one.action for one in requests]
-    assert legacy.leader.dispatcher.actions["a2499"].attempt == 2
+    assert legacy.leader.dispatcher.registry.actions["a2499"].attempt == 2
 
 
 async def test_a_long_journal_is_taken_in_pieces_so_that_the_lease_can_be_renewed_between(

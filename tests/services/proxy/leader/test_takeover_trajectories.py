@@ -66,7 +66,7 @@ def both_inventories(legacy: Legacy, *stays: str) -> list[Any]:
     return legacy.hear(inventory(node="m")) + legacy.hear(inventory(stays=stays))
 
 
-async def test_a_trajectory_goes_on_where_its_environment_stands(legacy: Legacy) -> None:
+async def test_a_trajectory_continues_where_its_environment_exists(legacy: Legacy) -> None:
     await acted(legacy)
     await legacy.submit(acting("b"))
     await legacy.taken_over()
@@ -158,7 +158,7 @@ async def test_its_memory_is_held_from_the_inventory_on(legacy: Legacy) -> None:
     await legacy.taken_over()
     legacy.hear(inventory(stays=("t1",)))
 
-    assert legacy.leader.dispatcher.cluster.nodes["n"].free(MEMORY) == 4096 - 512
+    assert legacy.leader.dispatcher.cluster.nodes.present["n"].free(MEMORY) == 4096 - 512
 
 
 async def test_a_closing_that_was_dealt_with_is_struck_from_the_journal(legacy: Legacy) -> None:

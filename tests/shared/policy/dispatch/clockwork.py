@@ -6,8 +6,9 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import Answer, Command, Grant, Request, SetShare
+from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 
 
@@ -30,7 +31,7 @@ class Clockwork:
 
     def __post_init__(self) -> None:
         for node in self.nodes:
-            self.do(self.dispatcher.node_said_hello(self.now, node))
+            self.do(self.dispatcher.node_joined(self.now, node))
             self.do(self.dispatcher.inventory_taken(self.now, node.name, node.incarnation, {}))
 
     def at(self, when: float, event: Ended | Request) -> None:
@@ -77,7 +78,7 @@ class Clockwork:
     def tick(self, when: float) -> None:
         """Nothing happens until then but what was going to; then the clock is heard."""
         self.run(when)
-        for name in self.dispatcher.cluster.nodes:
-            node = self.dispatcher.cluster.nodes[name]
+        for name in self.dispatcher.cluster.nodes.present:
+            node = self.dispatcher.cluster.nodes.present[name]
             assert self.dispatcher.node_seen(when, name, node.incarnation)
         self.do(self.dispatcher.ticked(when))

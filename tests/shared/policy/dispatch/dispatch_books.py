@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from shared.policy.dispatch.backlog import survey, why_stuck
 from shared.policy.dispatch.batch_snapshots import batch_snapshots
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import Answer, Command, Grant, Request, StageAct
+from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.dispatch.dispatch_hosts import Gone, Host, Inventory
 
@@ -123,9 +124,9 @@ class Books:
 
     def check_shares(self) -> None:
         """Every node that is ready knows what it owns of a pool that the planner scales."""
-        for pool in self.leader.cluster.pools.values():
+        for pool in self.leader.cluster.queues.pools.values():
             if pool.target is not None:
-                nodes = [node for node in self.leader.cluster.nodes_of(pool) if node.ready]
+                nodes = [node for node in self.leader.cluster.nodes.of(pool) if node.ready]
                 owned = 0
                 for node in nodes:
                     told = self.shares.get((node.incarnation, pool.resource))
@@ -141,31 +142,33 @@ class Books:
         """What is said to wait waits, and what is said to be stuck could run on no node the leader knows."""
         cluster = self.leader.cluster
         told = survey(cluster)
-        waiting = Counter(action.work.pool for action in cluster.queued.values())
+        waiting = Counter(action.work.pool for action in cluster.queues.queued.values())
         assert {pool.name: pool.waiting for pool in told.pools} == waiting
         stuck = [
-            action for action in cluster.queued.values() if why_stuck(action.work, told.pools, action.request.need)
+            action
+            for action in cluster.queues.queued.values()
+            if why_stuck(action.work, told.pools, action.request.need)
         ]
         for action in stuck:
-            nodes = cluster.nodes_of(cluster.pool(action.work.pool))
+            nodes = cluster.nodes.of(cluster.queues.pool(action.work.pool))
             assert not any(action.could_run_on(node) for node in nodes), f"not stuck: {action}"
         assert sum(pool.stuck for pool in told.pools) <= len(stuck)
         assert sum(told.stuck.values()) <= sum(pool.stuck for pool in told.pools)
-        if not cluster.nodes:
+        if not cluster.nodes.present:
             assert len(stuck) == sum(waiting.values()), "all is stuck where there are no nodes"
 
     def check_standings(self) -> None:
         """Every unanswered request of a batch stands in one place, and runs where it has units."""
         told = batch_snapshots(self.leader.cluster)
-        actions = [action for action in self.leader.actions.values() if action.request.batch]
+        actions = [action for action in self.leader.registry.actions.values() if action.request.batch]
         assert told.keys() == {action.request.batch for action in actions}
         for name, batch in told.items():
             mine = [action for action in actions if action.request.batch == name]
             for stage, (queuing, running) in enumerate(zip(batch.queuing, batch.running, strict=True)):
                 here = [action for action in mine if action.stage == stage]
-                waits = [action for action in here if not action.booked and action.state != "cancelling"]
+                waits = [action for action in here if not action.allocated and action.state != "cancelling"]
                 assert sorted(queuing[::2]) == sorted(action.request.arrival[0] / 1000 for action in waits)
-                assert len(running) == 3 * sum(action.booked for action in here)
+                assert len(running) == 3 * sum(action.allocated for action in here)
                 for arrived_s, began_s in zip(running[::3], running[2::3], strict=True):
                     assert arrived_s <= began_s + 0.001, f"{name}: it began before it came"
                     assert began_s <= self.now, f"{name}: it has not begun yet"

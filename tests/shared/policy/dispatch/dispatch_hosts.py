@@ -51,7 +51,7 @@ class Host:
     node_class: str
     capacity: dict[str, int]
     kinds: frozenset[str]
-    lines_up: frozenset[str] = frozenset()
+    prefetches: frozenset[str] = frozenset()
     action: int = 1
     alive: bool = True
     heard: bool = True
@@ -69,7 +69,7 @@ class Host:
         return f"{self.name}/{self.action}"
 
     def hello(self) -> Node:
-        return Node(self.name, self.incarnation, self.node_class, self.capacity, self.kinds, lines_up=self.lines_up)
+        return Node(self.name, self.incarnation, self.node_class, self.capacity, self.kinds, prefetches=self.prefetches)
 
     def fits(self, grant: Grant) -> bool:
         def taken(resource: str) -> int:
@@ -81,7 +81,7 @@ class Host:
     def take(self, grant: Grant, now: float) -> list[Run]:
         """Returns what begins with that."""
         assert grant.action not in {**self.runs, **self.line}, f"{self.name} holds {grant.action} already"
-        if not grant.units.keys() & self.lines_up:
+        if not grant.units.keys() & self.prefetches:
             assert self.fits(grant), f"{self.name} cannot hold {grant}"
         self.line[grant.action] = Run(grant, now)
         return self.advance(now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import (
     Advance,
     Answer,
@@ -17,6 +17,7 @@ from shared.policy.model.formulation import (
     Revoke,
     SetShare,
 )
+from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.dispatch.dispatch_books import MOST_ATTEMPTS, Books
 from tests.shared.policy.dispatch.dispatch_hosts import Gone
@@ -40,15 +41,15 @@ class Led(Books):
             self.leader.trajectory_placed(trajectory, host, units)
         self.do(self.leader.submitted(self.now, self.journal.values()))
         for action_id in list(self.journal):
-            if action_id in self.leader.actions and (action_id in self.marks or action_id in self.steps):
+            if action_id in self.leader.registry.actions and (action_id in self.marks or action_id in self.steps):
                 stage, acts = self.steps.get(action_id, (0, ()))
                 attempt, host = self.marks.get(action_id, (0, ""))
                 self.leader.resumed(self.now, action_id, stage, attempt, acts, host)
         for at, hello in self.hellos:
             if self.now - at < NODE_LOST_S:
                 fresh = Node(hello.name, hello.incarnation, hello.node_class, hello.capacity, hello.kinds)
-                fresh.lines_up = hello.lines_up
-                self.do(self.leader.node_said_hello(self.now, fresh))
+                fresh.prefetches = hello.prefetches
+                self.do(self.leader.node_joined(self.now, fresh))
         self.read = 0
         self.lead_reads(len(self.outcomes))
 
@@ -77,9 +78,9 @@ class Led(Books):
         """The leader's decisions, on their way to be written; looked at as they are made."""
         for command in commands:
             if isinstance(command, Grant):
-                node = self.leader.cluster.nodes[command.node]
+                node = self.leader.cluster.nodes.present[command.node]
                 assert node.incarnation in self.told.get(node.name, ()), f"{node.name} has not told what it holds"
-                recalls = self.leader.actions[command.action].recalls
+                recalls = self.leader.registry.actions[command.action].recalls
                 self.recalled += recalls > 0
                 assert 1 <= command.attempt <= MOST_ATTEMPTS + recalls, f"attempts are bounded: {command}"
                 self._fits_its_work(command)
@@ -88,7 +89,7 @@ class Led(Books):
                 assert 0 <= command.units <= node.capacity[command.resource], f"not to be owned: {command}"
                 self.shares[node.incarnation, command.resource] = command.units
             if isinstance(command, Advance):
-                self.carried[command.action, command.stage] = tuple(self.leader.actions[command.action].acts)
+                self.carried[command.action, command.stage] = tuple(self.leader.registry.actions[command.action].acts)
             if isinstance(command, Answer):
                 self._adds_up(command)
             to = "" if isinstance(command, Answer | Advance | ForgetTrajectory) else self.address(command.node)
@@ -96,7 +97,7 @@ class Led(Books):
 
     def address(self, name: str) -> str:
         """The incarnation that the leader knows under this name; where it has none, the newest that said hello."""
-        node = self.leader.cluster.nodes.get(name)
+        node = self.leader.cluster.nodes.present.get(name)
         return node.incarnation if node is not None else self.hosts[name].incarnation
 
     def write(self, most: int) -> None:

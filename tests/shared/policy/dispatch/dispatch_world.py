@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shared.policy.dispatch.dispatcher import Ended
 from shared.policy.model.formulation import AskInventory, CloseEnvironment, Grant, Request, Revoke, TrajectoryEnd
+from shared.policy.model.reports import Ended
 from tests.shared.policy.dispatch.dispatch_hosts import Gone, Host, Inventory, Run
 from tests.shared.policy.dispatch.dispatch_led import Led
 
@@ -145,8 +145,8 @@ class World(Led):
                 self.end(host, run, "cancelled" if run.revoked else "lost")
             for trajectory in list(host.environments):
                 self.close_home(host, trajectory, "lost")
-            if host.name in self.leader.cluster.nodes:
-                node = self.leader.cluster.nodes[host.name]
+            if host.name in self.leader.cluster.nodes.present:
+                node = self.leader.cluster.nodes.present[host.name]
                 if node.incarnation == host.incarnation:
                     self.do(self.leader.node_lost(self.now, host.name, "it has stopped"))
         self.troubled.add(host.name)
@@ -165,14 +165,14 @@ class World(Led):
         host.action += 1
         host.alive = host.heard = True
         self.hellos.append((self.now, host.hello()))
-        self.do(self.leader.node_said_hello(self.now, host.hello()))
+        self.do(self.leader.node_joined(self.now, host.hello()))
 
     def beat(self) -> None:
         """Heartbeats of all that are heard."""
         for host in self.hosts.values():
             known = self.leader.node_seen(self.now, host.name, host.incarnation) if host.alive and host.heard else True
             if not known:
-                self.do(self.leader.node_said_hello(self.now, host.hello()))
+                self.do(self.leader.node_joined(self.now, host.hello()))
 
     def pass_time(self, seconds: float) -> None:
         """Nobody does anything for so long, but hearts beat."""
@@ -212,22 +212,21 @@ class World(Led):
             self.settle(2)
             self.pass_time(5.0)
         for name, request in self.journal.items():
-            stage = self.leader.actions[name].work
+            stage = self.leader.registry.actions[name].work
             able = any(host.hello().could_ever(stage.kind, stage.units) for host in self.hosts.values())
             assert not able, f"it waits though a host could take it: {request}"
         self.pass_time(2e6)
         self.settle(2)
         assert self.answers.keys() == self.requests.keys(), "all are answered"
-        assert not self.leader.actions
-        for node in self.leader.cluster.nodes.values():
+        assert not self.leader.registry.actions
+        for node in self.leader.cluster.nodes.present.values():
             assert not any(node.used.values()), f"units of {node.name} are still taken: {node.used}"
             assert not node.orphans
         assert not self.placements, f"closed, and still placed: {self.placements}"
-        known = self.leader.cluster.trajectories
-        assert not known.placements
-        assert not known.turns
-        assert not known.orphans
-        for pool in self.leader.cluster.pools.values():
+        assert not self.leader.cluster.trajectories.turns
+        assert not self.leader.cluster.environments.placements
+        assert not self.leader.cluster.environments.orphans
+        for pool in self.leader.cluster.queues.pools.values():
             assert not pool.queue
             assert not pool.parked
             assert pool.demand.units == pool.outside.units == 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended, HeldGrant
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import AskInventory, Command, Grant, Request
+from shared.policy.model.reports import Ended, HeldGrant
 from tests.shared.policy.strategies import node
 
 
@@ -20,12 +21,12 @@ def meet(
     name: str,
     held: dict[str, HeldGrant] | None = None,
     *,
-    action: str = "1",
+    incarnation: str = "1",
     cores: int = 4,
 ) -> list[Command]:
-    asked = dispatcher.node_said_hello(0.0, node(name, {"cores": cores}, incarnation=action))
+    asked = dispatcher.node_joined(0.0, node(name, {"cores": cores}, incarnation=incarnation))
     assert AskInventory(name) in asked
-    return dispatcher.inventory_taken(0.0, name, action, held or {})
+    return dispatcher.inventory_taken(0.0, name, incarnation, held or {})
 
 
 def ended(grant: Grant, status: str = "ok", *, passed: bool | None = None) -> Ended:
@@ -43,4 +44,4 @@ def report(dispatcher: Dispatcher, *ends: Ended) -> list[Command]:
 
 
 def beat(dispatcher: Dispatcher, now: float) -> None:
-    assert all(dispatcher.node_seen(now, name, "1") for name in dispatcher.cluster.nodes)
+    assert all(dispatcher.node_seen(now, name, "1") for name in dispatcher.cluster.nodes.present)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 
 from shared.policy.dispatch.batch_snapshots import BatchSnapshot, batch_snapshots
-from shared.policy.dispatch.dispatcher import Dispatcher, HeldGrant
+from shared.policy.dispatch.dispatcher import Dispatcher
+from shared.policy.model.reports import HeldGrant
 from tests.shared.policy.dispatch.leading import ended, leading, meet, report, submit
 from tests.shared.policy.strategies import SLOTS, node, request, work
 
@@ -33,7 +34,7 @@ def test_who_holds_units_runs_and_everybody_else_waits() -> None:
 def test_each_stands_at_its_own_stage_and_an_answered_one_nowhere() -> None:
     dispatcher = Dispatcher()
     host = node("n", {"cores": 3, "slots": 1})
-    dispatcher.node_said_hello(0.0, host)
+    dispatcher.node_joined(0.0, host)
     dispatcher.inventory_taken(0.0, "n", "1", {})
     stages = (work(), work(SLOTS, name="judge"))
     grants = submit(dispatcher, *(request(f"b{at}", *stages, seq=at, batch="b") for at in range(4)))

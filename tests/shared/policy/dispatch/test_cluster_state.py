@@ -29,7 +29,7 @@ def queue(
     cluster: ClusterState, name: str, cores: int = 1, *, timeout_s: float = 10.0, at: int = 0, batch: str = ""
 ) -> ActionState:
     action = ActionState(request(name, work(CORES, {"cores": cores}, timeout_s=timeout_s), seq=at, batch=batch))
-    cluster.enqueue(action)
+    cluster.queues.enqueue(action)
     return action
 
 
@@ -38,10 +38,10 @@ def queue(
 
 def test_nodes_belong_to_the_pools_of_their_class_by_name() -> None:
     cluster = floor_with(node("b"), node("a"), Node("g", "1", "gpu", {"chunks": 8}, frozenset({"run"})))
-    assert [one.name for one in cluster.nodes_of(cluster.pool(CORES))] == ["a", "b"]
-    assert [one.name for one in cluster.nodes_of(cluster.pool("chunks@gpu"))] == ["g"]
-    cluster.drop_node("a")
-    assert [one.name for one in cluster.nodes_of(cluster.pool(CORES))] == ["b"]
+    assert [one.name for one in cluster.nodes.of(cluster.queues.pool(CORES))] == ["a", "b"]
+    assert [one.name for one in cluster.nodes.of(cluster.queues.pool("chunks@gpu"))] == ["g"]
+    cluster.remove_node("a")
+    assert [one.name for one in cluster.nodes.of(cluster.queues.pool(CORES))] == ["b"]
 
 
 def test_a_life_goes_from_queue_to_node_and_away_and_leaves_nothing() -> None:
@@ -50,10 +50,10 @@ def test_a_life_goes_from_queue_to_node_and_away_and_leaves_nothing() -> None:
     cluster.check()
     assert [type(one) for one in schedule(cluster, 1.0)] == [Grant]
     cluster.check()
-    assert cluster.nodes["n"].used == {"cores": 2}
+    assert cluster.nodes.present["n"].used == {"cores": 2}
     cluster.release(action)
-    assert (cluster.queued, cluster.granted, cluster.nodes["n"].used) == ({}, {"n": {}}, {"cores": 0})
-    assert (cluster.pool(CORES).outside.units, cluster.pool(CORES).queued_s) == (0, 0.0)
+    assert (cluster.queues.queued, cluster.granted, cluster.nodes.present["n"].used) == ({}, {"n": {}}, {"cores": 0})
+    assert (cluster.queues.pool(CORES).outside.units, cluster.queues.pool(CORES).queued_s) == (0, 0.0)
 
 
 def test_a_disowned_life_leaves_its_units_behind_and_a_dropped_node_takes_them_along() -> None:
@@ -62,9 +62,9 @@ def test_a_disowned_life_leaves_its_units_behind_and_a_dropped_node_takes_them_a
     schedule(cluster, 1.0)
     cluster.orphan(action, 2.0)
     cluster.check()
-    assert cluster.nodes["n"].used == {"cores": 3}
-    assert cluster.nodes["n"].orphans["r"].units == {"cores": 3}
-    assert cluster.drop_node("n") == []
+    assert cluster.nodes.present["n"].used == {"cores": 3}
+    assert cluster.nodes.present["n"].orphans["r"].units == {"cores": 3}
+    assert cluster.remove_node("n") == []
     cluster.check()
 
 
@@ -81,11 +81,13 @@ def test_a_disowned_life_leaves_its_units_behind_and_a_dropped_node_takes_them_a
 def test_a_node_keeps_what_it_holds_of_the_newest_attempt(holding: HeldGrant, taken: bool) -> None:
     cluster = floor_with(node("n"))
     action = ActionState(request("r", work(), work(units={"cores": 3})), attempt=2)
-    cluster.enqueue(action)
-    assert cluster.reconcile(5.0, cluster.nodes["n"], action, "r", holding) is taken
-    assert (action.state, action.booked) == (("granted", True) if taken else ("queued", False))
-    assert cluster.nodes["n"].used == {"cores": 3 if holding.stage == 1 else 1}, "either way its units are taken"
-    assert ("r" in cluster.nodes["n"].orphans) is not taken
+    cluster.queues.enqueue(action)
+    assert cluster.reconcile(5.0, cluster.nodes.present["n"], action, "r", holding) is taken
+    assert (action.state, action.allocated) == (("granted", True) if taken else ("queued", False))
+    assert cluster.nodes.present["n"].used == {"cores": 3 if holding.stage == 1 else 1}, (
+        "either way its units are taken"
+    )
+    assert ("r" in cluster.nodes.present["n"].orphans) is not taken
 
 
 # ---- parking ---------------------------------------------------------------------------------------------------------
@@ -97,14 +99,14 @@ def test_what_no_node_can_take_is_parked_until_nodes_change() -> None:
     queue(cluster, "narrow", 1, at=1)
     commands = schedule(cluster, 1.0)
     assert [one.action for one in commands if isinstance(one, Grant)] == ["narrow"]
-    assert cluster.pool(CORES).parked == {"wide"}
+    assert cluster.queues.pool(CORES).parked == {"wide"}
     cluster.check()
-    cluster.rekey("b", 3.0)
+    cluster.queues.rekey("b", 3.0)
     wider = node("w", {"cores": 5})
     wider.ready = True
     cluster.add_node(wider)
-    cluster.nodes_changed()
-    assert cluster.pool(CORES).parked == set()
+    cluster.queues.nodes_changed()
+    assert cluster.queues.pool(CORES).parked == set()
     assert [one.action for one in schedule(cluster, 2.0) if isinstance(one, Grant)] == ["wide"]
     assert wide.node == "w"
 
@@ -113,16 +115,16 @@ def test_what_is_parked_can_be_taken_out() -> None:
     cluster = floor_with(node("n", {"cores": 4}))
     wide = queue(cluster, "wide", 5)
     schedule(cluster, 1.0)
-    cluster.dequeue(wide)
+    cluster.queues.remove(wide)
     cluster.check()
-    assert cluster.queued == {}
+    assert cluster.queues.queued == {}
 
 
 def test_without_any_node_nothing_is_parked() -> None:
     cluster = ClusterState()
     queue(cluster, "r")
     assert schedule(cluster, 1.0) == []
-    assert cluster.pool(CORES).parked == set()
+    assert cluster.queues.pool(CORES).parked == set()
 
 
 # ---- the predicted start ---------------------------------------------------------------------------------------------
@@ -136,7 +138,7 @@ def test_nothing_is_known_before_a_node_has_spoken() -> None:
     cluster = ClusterState()
     cluster.add_node(node("n"))
     assert Starts(cluster, 1.0).predict(newcomer()) == float("-inf")
-    assert Starts(cluster, 1.0).by(newcomer(), 0.0)
+    assert Starts(cluster, 1.0).in_time(newcomer(), 0.0)
 
 
 @given(st.integers(1, 8), st.lists(st.integers(1, 4), max_size=12), st.integers(1, 4))
@@ -166,13 +168,13 @@ def test_counting_only_as_far_as_asked_changes_no_verdict(cores: int, before: li
     schedule(cluster, 1.0)
     in_full = Starts(cluster, 1.0).predict(newcomer())
     assert (Starts(cluster, 1.0).predict(newcomer(), by_s) > by_s) == (in_full > by_s)
-    assert Starts(cluster, 1.0).by(newcomer(), by_s) == (in_full <= by_s)
+    assert Starts(cluster, 1.0).in_time(newcomer(), by_s) == (in_full <= by_s)
 
 
 def test_other_pools_on_the_same_units_are_seen() -> None:
     cluster = floor_with(node("n", {"cores": 1, "slots": 1}))
     action = ActionState(request("r", work(SLOTS, {"slots": 1, "cores": 1}, timeout_s=100.0)))
-    cluster.enqueue(action)
+    cluster.queues.enqueue(action)
     schedule(cluster, 1.0)
     assert Starts(cluster, 1.0).predict(newcomer()) == pytest.approx(11.0)
 

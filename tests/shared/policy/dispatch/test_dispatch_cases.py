@@ -27,7 +27,7 @@ def test_a_request_walks_through_its_stages_and_is_answered_with_all_of_them() -
     assert isinstance(answer, Answer)
     assert (answer.ended, [act.name for act in answer.acts]) == ("ok", ["compile", "run", "judge"])
     assert [act.execution_s for act in answer.acts] == [2.0, 2.0, 2.0]
-    assert dispatcher.actions == {}
+    assert dispatcher.registry.actions == {}
 
 
 @pytest.mark.parametrize(("status", "passed", "as_what"), [("ok", False, "ok"), ("timeout", None, "timeout")])
@@ -50,7 +50,7 @@ def test_ids_that_are_known_are_passed_over() -> None:
     dispatcher = leading("n", cores=1)
     assert len(submit(dispatcher, request("r"), request("r"))) == 1
     assert submit(dispatcher, request("r")) == []
-    assert len(dispatcher.actions) == 1
+    assert len(dispatcher.registry.actions) == 1
 
 
 # ---- cancelling ------------------------------------------------------------------------------------------------------
@@ -133,6 +133,6 @@ def test_only_the_current_attempt_is_said_to_run() -> None:
     submit(dispatcher, request("r"))
     dispatcher.started(0.0, "r", 2)
     dispatcher.started(0.0, "unknown", 1)
-    before = dispatcher.actions["r"].state
+    before = dispatcher.registry.actions["r"].state
     dispatcher.started(0.0, "r", 1)
-    assert (before, dispatcher.actions["r"].state) == ("granted", "running")
+    assert (before, dispatcher.registry.actions["r"].state) == ("granted", "running")

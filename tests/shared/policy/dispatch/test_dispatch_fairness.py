@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended, HeldGrant
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.starts import Starts
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Answer, Command, EnvironmentNeed, Grant, Request, SetShare, Work
+from shared.policy.model.reports import Ended, HeldGrant
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.strategies import node, request, work
 
@@ -24,7 +25,7 @@ def leading(cores: int, memory: int = 100, names: Iterable[str] = ("a",)) -> Dis
     dispatcher = Dispatcher()
     for name in names:
         capacity = {"cores": cores, "memory_mb": memory}
-        dispatcher.node_said_hello(0.0, Node(name, "1", "cpu", capacity, KINDS))
+        dispatcher.node_joined(0.0, Node(name, "1", "cpu", capacity, KINDS))
         dispatcher.inventory_taken(0.0, name, "1", {})
     return dispatcher
 
@@ -133,7 +134,7 @@ def test_who_is_evicted_keeps_the_turn() -> None:
     three = [request("abc"[at], replace(whole, duration_s=10.0), tenant=f"t{at}", seq=at) for at in range(3)]
     big = request("big", replace(work(units={"cores": 4}, timeout_s=60.0), duration_s=5.0), tenant="t9", seq=9)
     dispatcher.submitted(0.0, [*three, big])
-    dispatcher.node_said_hello(0.0, node("n", {"cores": 4}))
+    dispatcher.node_joined(0.0, node("n", {"cores": 4}))
     first = granted(dispatcher, dispatcher.inventory_taken(0.0, "n", "1", {}))
     order = [one.action for one in first]
     assert order != ["a", "b", "c"]  # one was evicted
@@ -153,35 +154,37 @@ def test_what_begins_an_environment_needs_its_own_memory_beside_it() -> None:
 def test_the_spread_of_what_scales_is_that_on_its_fewest_units() -> None:
     dispatcher = leading(16)
     for seconds in (700.0, 900.0, 800.0):
-        dispatcher.cluster.durations.seen(("ada", "t", "run scaled"), seconds)
+        dispatcher.cluster.durations.learned.seen(("ada", "t", "run scaled"), seconds)
     four = replace(work(units={"cores": 4}, timeout_s=600.0), amounts=(4, 8), elasticity=NEARLY_LINEAR)
     dispatcher.submitted(0.0, [request("r", four)])
-    action = dispatcher.actions["r"]
+    action = dispatcher.registry.actions["r"]
     single_s, spread_s = (
-        dispatcher.cluster.single(action),
-        dispatcher.cluster.durations.spread(action.duration_key),
+        dispatcher.cluster.durations.single(action),
+        dispatcher.cluster.durations.learned.spread(action.duration_key),
     )
     assert single_s is not None
     assert spread_s is not None
-    assert dispatcher.cluster.expect_at_most(action) == pytest.approx(NEARLY_LINEAR.duration(single_s + spread_s, 4))
+    assert dispatcher.cluster.durations.expect_at_most(action) == pytest.approx(
+        NEARLY_LINEAR.duration(single_s + spread_s, 4)
+    )
 
 
 def test_while_no_planner_lives_a_full_node_does_not_change_what_others_own() -> None:
     dispatcher = leading(4, names=("a", "b", "c"))
     settled(dispatcher, 15)
     dispatcher.targeted(0.0, "cores@cpu", 4)
-    dispatcher.planned(0.0, planner_lives=False)
+    dispatcher.planned(0.0, planned=False)
     long = replace(work(kind="act", timeout_s=600.0), duration_s=500.0)
     here = [
-        name for name, placement in sorted(dispatcher.cluster.trajectories.placements.items()) if placement.node == "a"
+        name for name, placement in sorted(dispatcher.cluster.environments.placements.items()) if placement.node == "a"
     ]
     assert len(here) == 5
     dispatcher.submitted(40.0, [act(f"acts in {name}", name, 40.0, done=long) for name in here])
     for now in (50.0, 60.0, 70.0, 80.0):
-        for name in dispatcher.cluster.nodes:
+        for name in dispatcher.cluster.nodes.present:
             dispatcher.node_seen(now, name, "1")
         dispatcher.ticked(now)
-    assert len(dispatcher.cluster.queued) == 1
+    assert len(dispatcher.cluster.queues.queued) == 1
     for at in range(4):
         commands = dispatcher.submitted(81.0 + at, [request(f"r{at}", at_s=81.0 + at, batch="b")])
         (grant,) = granted(dispatcher, commands)
@@ -193,12 +196,12 @@ def test_pools_that_nobody_wants_anything_of_are_forgotten() -> None:
     dispatcher = leading(4)
     strange = [request(f"r{at}", work("cores@nowhere" + str(at)), deadline_s=5.0, seq=at) for at in range(50)]
     dispatcher.submitted(0.0, strange)
-    assert len(dispatcher.cluster.pools) >= 50
+    assert len(dispatcher.cluster.queues.pools) >= 50
     for now in (6.0, 17.0, 28.0, 39.0):
         dispatcher.node_seen(now, "a", "1")
         dispatcher.ticked(now)
         dispatcher.check()
-    assert not any("nowhere" in name for name in dispatcher.cluster.pools)
+    assert not any("nowhere" in name for name in dispatcher.cluster.queues.pools)
 
 
 # ---- a new leader ----------------------------------------------------------------------------------------------------
@@ -208,21 +211,21 @@ def widened() -> tuple[Dispatcher, Request, Grant, float]:
     """A new leader that knows of a grant on many cores what the store says, and how long it lasts there."""
     old = leading(16)
     asked = request("r", scaled(16, None))
-    old.cluster.durations.seen(("ada", "t", "run scaled"), 320.0)
+    old.cluster.durations.learned.seen(("ada", "t", "run scaled"), 320.0)
     (grant,) = granted(old, old.submitted(0.0, [asked]))
     assert grant.units["cores"] > 4
     new = Dispatcher()
     new.submitted(0.0, [asked])
     new.resumed(0.0, "r", 0, grant.attempt, [], grant.node)
-    new.node_said_hello(0.0, Node("a", "1", "cpu", {"cores": 16, "memory_mb": 100}, KINDS))
+    new.node_joined(0.0, Node("a", "1", "cpu", {"cores": 16, "memory_mb": 100}, KINDS))
     return new, asked, grant, NEARLY_LINEAR.duration(320.0, grant.units["cores"])
 
 
 def test_what_was_widened_is_expected_to_end_as_wide_as_it_is() -> None:
     new, _, grant, lasts_s = widened()
-    new.cluster.durations.seen(("ada", "t", "run scaled"), 320.0)
+    new.cluster.durations.learned.seen(("ada", "t", "run scaled"), 320.0)
     new.inventory_taken(0.0, "a", "1", {"r": HeldGrant(0, grant.attempt, 0.0, grant.units)})
-    assert new.actions["r"].expected_end_s == pytest.approx(lasts_s)
+    assert new.registry.actions["r"].expected_end_s == pytest.approx(lasts_s)
 
 
 def test_what_ended_before_the_nodes_account_is_learned_as_wide_as_it_was() -> None:
@@ -230,7 +233,7 @@ def test_what_ended_before_the_nodes_account_is_learned_as_wide_as_it_was() -> N
     ended = Ended("r", "a", grant.attempt, 0, "ok", True, 0.0, lasts_s, units=grant.units)
     (answer,) = [one for one in new.finished(40.0, [ended]) if isinstance(one, Answer)]
     assert answer.acts[0].units == grant.units["cores"]
-    assert new.cluster.durations.single(("ada", "t", "run scaled")) == pytest.approx(320.0)
+    assert new.cluster.durations.learned.single(("ada", "t", "run scaled")) == pytest.approx(320.0)
 
 
 # ---- refusing what would start too late ------------------------------------------------------------------------------

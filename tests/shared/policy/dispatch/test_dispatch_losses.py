@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended, HeldGrant
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import Advance, Answer, AskInventory, Grant, Revoke, StageAct
+from shared.policy.model.reports import Ended, HeldGrant
 from tests.shared.policy.dispatch.leading import beat, ended, leading, meet, report, submit
 from tests.shared.policy.strategies import node, request, work
 
@@ -39,7 +40,7 @@ def test_what_is_not_repeatable_ends_with_its_fate_unknown() -> None:
 def test_a_restarted_node_has_lost_what_it_held() -> None:
     dispatcher = leading("n")
     submit(dispatcher, request("r"))
-    assert dispatcher.node_said_hello(1.0, node("n", incarnation="2")) == [AskInventory("n")]
+    assert dispatcher.node_joined(1.0, node("n", incarnation="2")) == [AskInventory("n")]
     (grant,) = dispatcher.inventory_taken(1.0, "n", "2", {})
     assert isinstance(grant, Grant)
     assert grant.attempt == 2
@@ -48,17 +49,17 @@ def test_a_restarted_node_has_lost_what_it_held() -> None:
 def test_a_second_hello_of_the_same_life_changes_nothing() -> None:
     dispatcher = leading("n")
     submit(dispatcher, request("r"))
-    assert dispatcher.node_said_hello(1.0, node("n")) == []
-    assert dispatcher.actions["r"].state == "granted"
+    assert dispatcher.node_joined(1.0, node("n")) == []
+    assert dispatcher.registry.actions["r"].state == "granted"
 
 
 def test_a_node_that_offers_more_in_the_same_life_gets_what_waited_for_it() -> None:
     dispatcher = leading("n")
     assert submit(dispatcher, request("r", work(kind="act"))) == []
-    (grant,) = dispatcher.node_said_hello(1.0, node("n", kinds="run act"))
+    (grant,) = dispatcher.node_joined(1.0, node("n", kinds="run act"))
     assert isinstance(grant, Grant)
     assert (grant.action, grant.node) == ("r", "n")
-    assert dispatcher.node_said_hello(2.0, node("n")) == []  # an old word, read late, takes nothing back
+    assert dispatcher.node_joined(2.0, node("n")) == []  # an old word, read late, takes nothing back
     dispatcher.check()
 
 
@@ -69,7 +70,7 @@ def test_nodes_that_fall_silent_together_are_granted_nothing_on_the_way() -> Non
     commands = dispatcher.ticked(11.0)
     dispatcher.check()
     assert [type(one) for one in commands] == [Answer]
-    assert dispatcher.actions["r"].attempt == 1
+    assert dispatcher.registry.actions["r"].attempt == 1
 
 
 def test_a_node_taken_for_dead_gets_its_work_back() -> None:
@@ -166,7 +167,7 @@ def test_an_inventory_nobody_asked_for_changes_nothing() -> None:
     dispatcher = leading("n")
     submit(dispatcher, request("r"))
     assert dispatcher.inventory_taken(1.0, "n", "1", {}) == []
-    assert dispatcher.actions["r"].state == "granted"
+    assert dispatcher.registry.actions["r"].state == "granted"
 
 
 def test_an_answer_to_an_earlier_question_does_not_lose_what_was_granted_since() -> None:
@@ -179,7 +180,7 @@ def test_an_answer_to_an_earlier_question_does_not_lose_what_was_granted_since()
     beat(dispatcher, 30.2)
     assert dispatcher.ticked(30.2) == [AskInventory("n")]
     assert dispatcher.inventory_taken(30.3, "n", "1", {"stuck": HeldGrant(0, 1, 30.0)}) == []
-    assert dispatcher.actions["r"].state == "granted", "it is under way to the node"
+    assert dispatcher.registry.actions["r"].state == "granted", "it is under way to the node"
     (again,) = dispatcher.inventory_taken(30.4, "n", "1", {"stuck": HeldGrant(0, 1, 30.0)})
     assert isinstance(grant, Grant)
     assert isinstance(again, Grant)
@@ -196,10 +197,10 @@ def test_an_answer_from_before_a_silence_does_not_speak_of_what_was_granted_sinc
     dispatcher.submitted(16.0, [request("r", work(timeout_s=100.0))])
     dispatcher.ticked(30.0)
     assert not dispatcher.node_seen(40.0, "n", "1")
-    assert dispatcher.node_said_hello(40.0, node("n")) == [AskInventory("n")]
+    assert dispatcher.node_joined(40.0, node("n")) == [AskInventory("n")]
     assert dispatcher.inventory_taken(40.1, "n", "1", stuck) == []
     assert dispatcher.inventory_taken(40.2, "n", "1", {**stuck, "r": HeldGrant(0, 1, 24.0)}) == []
-    assert {name: (action.state, action.attempt) for name, action in dispatcher.actions.items()} == {
+    assert {name: (action.state, action.attempt) for name, action in dispatcher.registry.actions.items()} == {
         "stuck": ("granted", 1),
         "r": ("granted", 1),
     }
@@ -272,11 +273,11 @@ def test_marked_work_of_a_node_that_does_not_come_back_runs_elsewhere() -> None:
 def test_hellos_of_two_lives_read_together_do_not_lose_what_the_newer_one_holds() -> None:
     """A new leader reads both; the mark names the node, and the grant was to its second life."""
     dispatcher = resumed(0, 1, "n", repeatable=False)
-    dispatcher.node_said_hello(0.0, node("n", incarnation="1"))
-    assert dispatcher.node_said_hello(0.0, node("n", incarnation="2")) == [AskInventory("n")]
+    dispatcher.node_joined(0.0, node("n", incarnation="1"))
+    assert dispatcher.node_joined(0.0, node("n", incarnation="2")) == [AskInventory("n")]
     assert dispatcher.inventory_taken(0.0, "n", "1", {}) == []
     assert dispatcher.inventory_taken(0.0, "n", "2", {"r": HeldGrant(0, 1, 3.0)}) == []
-    assert dispatcher.actions["r"].booked
+    assert dispatcher.registry.actions["r"].allocated
 
 
 def test_an_older_attempt_is_not_taken_back() -> None:

@@ -28,13 +28,13 @@ endings = st.sampled_from(
 def hosts() -> dict[str, Host]:
     """Two CPU hosts, one of which judges, and a GPU host."""
     some = (
-        Host("a", "cpu", {"cores": 4, "memory": 8, "slots": 4}, frozenset({"run", "act", "runtime"}), lines_up=CORES),
+        Host("a", "cpu", {"cores": 4, "memory": 8, "slots": 4}, frozenset({"run", "act", "runtime"}), prefetches=CORES),
         Host(
             "b",
             "cpu",
             {"cores": 4, "memory": 10, "slots": 2},
             frozenset({"run", "judge", "act", "runtime"}),
-            lines_up=CORES,
+            prefetches=CORES,
         ),
         Host("g", "gpu", {"chunks": 4, "memory": 16}, frozenset({"run", "judge"})),
     )
@@ -127,10 +127,10 @@ class Mesh(RuleBasedStateMachine):
     def target(self, pool: str, units: int) -> None:
         self.world.do(self.world.leader.targeted(self.world.now, pool, units))
 
-    @rule(planner_lives=st.booleans())
-    def planner(self, planner_lives: bool) -> None:
-        self.world.planned = planner_lives
-        self.world.do(self.world.leader.planned(self.world.now, planner_lives))
+    @rule(planned=st.booleans())
+    def planner(self, planned: bool) -> None:
+        self.world.planned = planned
+        self.world.do(self.world.leader.planned(self.world.now, planned))
 
     @rule(batch=st.sampled_from(["b1", "b2"]), ahead_s=st.floats(0, 100))
     def estimate(self, batch: str, ahead_s: float) -> None:

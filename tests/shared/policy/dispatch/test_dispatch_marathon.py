@@ -58,7 +58,7 @@ ARGUMENTS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "cancel_batch": lambda rng: {"batch": rng.choice(["b1", "b2"])},
     "target": lambda rng: {"pool": rng.choice(POOLS), "units": rng.randrange(10)},
     "estimate": lambda rng: {"batch": rng.choice(["b1", "b2"]), "ahead_s": rng.uniform(0, 100)},
-    "planner": lambda rng: {"planner_lives": rng.random() < 0.5},
+    "planner": lambda rng: {"planned": rng.random() < 0.5},
     "stop_host": lambda rng: {
         "pick": rng.randrange(8),
         "orderly": rng.random() < 0.5,

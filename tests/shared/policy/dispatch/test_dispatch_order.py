@@ -38,7 +38,7 @@ def test_the_earliest_batch_is_served_first_whatever_the_submission_order(arriva
 def join(clockwork: Clockwork, cores: int) -> None:
     """A node joins when everything waits already."""
     joining = node("n", {"cores": cores})
-    clockwork.do(clockwork.dispatcher.node_said_hello(clockwork.now, joining))
+    clockwork.do(clockwork.dispatcher.node_joined(clockwork.now, joining))
     clockwork.do(clockwork.dispatcher.inventory_taken(clockwork.now, "n", joining.incarnation, {}))
 
 
@@ -87,7 +87,7 @@ def test_a_later_stage_keeps_the_place_of_its_batch() -> None:
 def test_a_stream_of_newer_requests_never_starves_an_older_one(bound_s: float) -> None:
     """The old batch asks for 1e5 s of timeouts; each newer one for a second. The bound makes age win."""
     dispatcher = Dispatcher()
-    dispatcher.cluster.batches.bound_s = bound_s
+    dispatcher.cluster.queues.batches.bound_s = bound_s
     clockwork = Clockwork([node("n", {"cores": 1})], lambda _: 10.0, dispatcher)
     clockwork.submit(request("other-0", batch="other"))
     clockwork.submit(request("old-0", work(timeout_s=1e5), batch="old"))
@@ -188,7 +188,7 @@ def test_parked_work_runs_when_a_node_that_can_take_it_joins() -> None:
     clockwork.submit(request("alien", work(kind="cobol"), batch="b"))
     clockwork.dispatcher.completion_expected("b", 5.0)
     joining = node("m", kinds="cobol")
-    clockwork.do(clockwork.dispatcher.node_said_hello(1.0, joining))
+    clockwork.do(clockwork.dispatcher.node_joined(1.0, joining))
     clockwork.do(clockwork.dispatcher.inventory_taken(1.0, "m", joining.incarnation, {}))
     assert "alien" in clockwork.started
 
@@ -207,7 +207,7 @@ def test_tenants_share_by_weight_while_both_have_work(weight: float, cores: int,
         request(f"{who}-{at}", work(timeout_s=10 * (ada_s if who == "ada" else bob_s)), seq=at, tenant=who, task=who)
         for at in range(80) for who in ("ada", "bob")
     ))  # fmt: skip
-    clockwork.dispatcher.cluster.pools[CORES].queue.weights["ada"] = weight
+    clockwork.dispatcher.cluster.queues.pools[CORES].queue.weights["ada"] = weight
     join(clockwork, cores)
     got = {"ada": 0.0, "bob": 0.0}
     clockwork.run()

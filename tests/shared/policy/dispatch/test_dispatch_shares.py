@@ -40,7 +40,7 @@ def test_shares_add_up_to_the_target_within_what_runs_and_what_there_is(cores: l
     clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(200)))
     for target in targets:
         clockwork.do(clockwork.dispatcher.targeted(clockwork.now, CORES, target))
-        used = sum(one.used.get("cores", 0) for one in clockwork.dispatcher.cluster.nodes.values())
+        used = sum(one.used.get("cores", 0) for one in clockwork.dispatcher.cluster.nodes.present.values())
         assert owned(clockwork) == min(sum(cores), max(target, used, 1))
         assert used <= owned(clockwork)
         clockwork.run(clockwork.now + 1.0)
@@ -103,7 +103,7 @@ def test_a_node_that_joins_takes_its_part_of_the_target() -> None:
     clockwork = Clockwork(nodes(4), lambda _: 1.0)
     clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 4))
     joining = node("n1", {"cores": 4})
-    clockwork.do(clockwork.dispatcher.node_said_hello(0.0, joining))
+    clockwork.do(clockwork.dispatcher.node_joined(0.0, joining))
     assert clockwork.shares == {("n0", "cores"): 4}
     clockwork.do(clockwork.dispatcher.inventory_taken(0.0, "n1", joining.incarnation, {}))
     assert clockwork.shares == {("n0", "cores"): 2, ("n1", "cores"): 2}
@@ -125,7 +125,7 @@ def test_while_no_planner_lives_nothing_queues_for_want_of_a_target(
         clockwork = Clockwork(nodes(*cores), lambda _: 1.0)
         if target is not None:
             clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, target))
-            clockwork.do(clockwork.dispatcher.planned(0.0, planner_lives=False))
+            clockwork.do(clockwork.dispatcher.planned(0.0, planned=False))
         for at, (units, batch) in enumerate(jobs):
             clockwork.at(at / 4, request(f"r{at}", work(CORES, {"cores": units}), seq=at, at_s=at / 4, batch=batch))
         clockwork.run()
@@ -143,13 +143,13 @@ def test_without_a_planner_a_batch_runs_on_all_its_work_takes_and_then_on_its_ta
     clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 1))
     clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(5)))
     assert (len(clockwork.started), owned(clockwork)) == (1, 1)
-    clockwork.do(clockwork.dispatcher.planned(0.0, planner_lives=False))
+    clockwork.do(clockwork.dispatcher.planned(0.0, planned=False))
     assert (len(clockwork.started), owned(clockwork)) == (5, 5)
     clockwork.submit(*(request(f"c{at}", seq=9 + at, batch="b") for at in range(9)))
     assert (len(clockwork.started), owned(clockwork)) == (8, 8)
     clockwork.run()
     assert sorted(clockwork.started.values()) == [0.0] * 8 + [1.0] * 6
-    clockwork.do(clockwork.dispatcher.planned(clockwork.now, planner_lives=True))
+    clockwork.do(clockwork.dispatcher.planned(clockwork.now, planned=True))
     assert owned(clockwork) == 1, "targets rule again"
 
 
@@ -157,7 +157,7 @@ def test_without_a_planner_units_go_when_their_work_has_gone_for_a_while() -> No
     dispatcher = Dispatcher(linger_s=10.0)
     clockwork = Clockwork(nodes(8), lambda _: 1.0, dispatcher)
     clockwork.do(dispatcher.targeted(0.0, CORES, 2))
-    clockwork.do(dispatcher.planned(0.0, planner_lives=False))
+    clockwork.do(dispatcher.planned(0.0, planned=False))
     clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(5)))
     clockwork.tick(9.0)
     assert (len(clockwork.answered), owned(clockwork)) == (5, 5), "the next ones find them warm"
@@ -168,7 +168,7 @@ def test_without_a_planner_units_go_when_their_work_has_gone_for_a_while() -> No
 
 def test_before_a_planner_has_ever_spoken_its_silence_changes_nothing() -> None:
     clockwork = Clockwork(nodes(2), lambda _: 1.0)
-    clockwork.do(clockwork.dispatcher.planned(0.0, planner_lives=False))
+    clockwork.do(clockwork.dispatcher.planned(0.0, planned=False))
     clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(3)))
     assert (len(clockwork.started), clockwork.shares) == (2, {})
 
@@ -177,7 +177,7 @@ def test_a_head_that_the_even_spread_has_no_room_for_gets_all_there_is() -> None
     """One core of each node is busy, so of five units wanted none has four; with all of them owned one node does."""
     clockwork = Clockwork(nodes(4, 5), lambda _: 10.0)
     clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 0))
-    clockwork.do(clockwork.dispatcher.planned(0.0, planner_lives=False))
+    clockwork.do(clockwork.dispatcher.planned(0.0, planned=False))
     clockwork.submit(request("a", batch="b"), request("b", seq=1, batch="b"))
     clockwork.submit(request("wide", work(CORES, {"cores": 4}), seq=2, batch="b"))
     assert set(clockwork.started) == {"a", "b", "wide"}
@@ -228,7 +228,7 @@ def test_a_newcomer_is_refused_when_the_backlog_says_that_it_would_start_too_lat
     assert isinstance(refused, Answer)
     assert (refused.action, refused.ended) == ("hasty", "expired")
     assert dispatcher.submitted(0.0, [request("patient", work(timeout_s=20.0), seq=11, start_by_s=5.1)]) == []
-    assert set(dispatcher.actions) == {f"a{at}" for at in range(10)} | {"patient"}
+    assert set(dispatcher.registry.actions) == {f"a{at}" for at in range(10)} | {"patient"}
     dispatcher.check()
 
 
@@ -259,7 +259,7 @@ def test_only_what_goes_first_delays_a_newcomer() -> None:
     dispatcher = ready(1)
     dispatcher.submitted(0.0, [request(f"b{at}", work(timeout_s=100.0), seq=at, batch="b") for at in range(1000)])
     assert dispatcher.submitted(0.0, [request("urgent", work(timeout_s=1.0), seq=1000, start_by_s=15.0)]) == []
-    assert "urgent" in dispatcher.actions
+    assert "urgent" in dispatcher.registry.actions
 
 
 def test_a_refusal_lets_those_behind_it_pass() -> None:
@@ -277,4 +277,4 @@ def test_a_new_leader_refuses_nothing_before_a_node_has_spoken() -> None:
     dispatcher = Dispatcher()
     assert dispatcher.submitted(100.0, [request("running", start_by_s=10.0)]) == []
     dispatcher.resumed(100.0, "running", 0, 1, [], "n0")
-    assert dispatcher.actions["running"].state == "granted"
+    assert dispatcher.registry.actions["running"].state == "granted"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended, HeldGrant
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import Answer, AskInventory, Command, Grant, StageAct
+from shared.policy.model.reports import Ended, HeldGrant
 from tests.shared.policy.dispatch.leading import beat, leading, meet, submit
 from tests.shared.policy.strategies import node, request, work
 
@@ -113,7 +114,7 @@ def test_what_earlier_stages_took_is_not_queueing_of_the_next_one() -> None:
 def test_what_a_new_leader_found_executing_did_so_since_its_node_says() -> None:
     dispatcher = resumed(6.0)
     dispatcher.cancelled(6.0, "r", "enough")
-    assert dispatcher.node_said_hello(6.0, node("n")) == [AskInventory("n")]
+    assert dispatcher.node_joined(6.0, node("n")) == [AskInventory("n")]
     dispatcher.inventory_taken(6.5, "n", "1", {"r": HeldGrant(0, 1, 2.5)})
     assert times(dispatcher.node_lost(8.0, "n", "burnt")) == (4.0, 4.0)
 

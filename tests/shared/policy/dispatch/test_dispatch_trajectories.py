@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended, HeldGrant
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import (
     Answer,
     CloseEnvironment,
@@ -18,6 +18,7 @@ from shared.policy.model.formulation import (
     Revoke,
     TrajectoryEnd,
 )
+from shared.policy.model.reports import Ended, HeldGrant
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.strategies import request, work
 
@@ -30,7 +31,7 @@ def host(name: str, cores: int = 4, memory: int = 100) -> Node:
 
 def meet(dispatcher: Dispatcher, *nodes: Node, now: float = 0.0) -> None:
     for node in nodes:
-        dispatcher.node_said_hello(now, node)
+        dispatcher.node_joined(now, node)
         dispatcher.inventory_taken(now, node.name, node.incarnation, {})
 
 
@@ -127,7 +128,7 @@ def test_closing_cancels_what_waits_and_revokes_what_acts() -> None:
     assert answers(end(dispatcher, first, "cancelled")) == {"r0": "cancelled"}
     dispatcher.environment_ended(2.0, "a", "1", "t", "closed", "")
     assert answers(submit(dispatcher, act("late", seq=2))) == {"late": "environment-lost"}
-    assert dispatcher.cluster.nodes["a"].used == {"cores": 0, "memory_mb": 0}
+    assert dispatcher.cluster.nodes.present["a"].used == {"cores": 0, "memory_mb": 0}
 
 
 def test_an_environment_that_could_not_be_made_may_begin_anew_elsewhere() -> None:
@@ -163,13 +164,13 @@ def test_a_node_that_comes_back_with_an_environment_goes_on_with_it_and_without_
         (first,) = submit(dispatcher, act(f"{name}0", name))
         end(dispatcher, first)
     again = replace_incarnation(host("a"), "2")
-    dispatcher.node_said_hello(2.0, again)
+    dispatcher.node_joined(2.0, again)
     assert submit(dispatcher, act("kept1", "kept", seq=2), act("gone1", "gone", seq=3), now=2.0) == []
     commands = dispatcher.inventory_taken(2.0, "a", "2", {}, {"kept": {"memory_mb": 10}})
     dispatcher.check()
     assert answers(commands) == {"gone1": "environment-lost"}
     assert grants(commands) == [("kept1", "a", False)]
-    assert dispatcher.cluster.nodes["a"].used["memory_mb"] == 10
+    assert dispatcher.cluster.nodes.present["a"].used["memory_mb"] == 10
 
 
 def test_environments_of_a_node_that_stays_away_are_lost_after_a_while_and_not_before() -> None:
@@ -185,7 +186,7 @@ def test_environments_of_a_node_that_stays_away_are_lost_after_a_while_and_not_b
 
 def test_an_environment_that_nobody_knows_is_closed_and_its_memory_taken_until_then() -> None:
     dispatcher = Dispatcher()
-    dispatcher.node_said_hello(0.0, host("a", memory=20))
+    dispatcher.node_joined(0.0, host("a", memory=20))
     commands = dispatcher.inventory_taken(0.0, "a", "1", {}, {"stray": {"memory_mb": 15}})
     assert commands == [CloseEnvironment("a", "stray")]
     assert submit(dispatcher, act("r0")) == []
@@ -197,9 +198,9 @@ def test_a_new_leader_goes_on_where_the_store_says_that_a_trajectory_lives() -> 
     dispatcher.trajectory_ended("over", "it was idle")
     dispatcher.trajectory_placed("t", "b", {"memory_mb": 10})
     assert answers(submit(dispatcher, act("r1"), act("late", "over", seq=1))) == {"late": "environment-lost"}
-    dispatcher.node_said_hello(0.0, host("a"))
+    dispatcher.node_joined(0.0, host("a"))
     assert dispatcher.inventory_taken(0.0, "a", "1", {}, {}) == []
-    dispatcher.node_said_hello(0.0, host("b"))
+    dispatcher.node_joined(0.0, host("b"))
     assert grants(dispatcher.inventory_taken(0.0, "b", "1", {}, {"t": {"memory_mb": 10}})) == [("r1", "b", False)]
 
 
@@ -212,7 +213,7 @@ def test_cores_are_owned_on_the_node_where_a_trajectory_lives_even_when_the_plan
     for now in (20.0, 40.0, 60.0):  # linger windows
         assert all(dispatcher.node_seen(now, name, "1") for name in ("a", "b"))
         dispatcher.ticked(now)
-    assert dispatcher.cluster.nodes["b"].limit("cores") == 0
+    assert dispatcher.cluster.nodes.present["b"].limit("cores") == 0
     assert grants(submit(dispatcher, act("r1", seq=1), now=61.0)) == [("r1", "b", False)]
 
 
@@ -227,7 +228,7 @@ def test_a_leader_that_died_over_an_answer_had_granted_the_next_action_and_both_
     submit(dispatcher, act("r0"), act("r1", seq=1))
     for name in ("r0", "r1"):
         dispatcher.resumed(1.0, name, 0, 1, (), "a")
-    dispatcher.node_said_hello(1.0, host("a"))
+    dispatcher.node_joined(1.0, host("a"))
     first, second = (Ended(name, "a", 1, 0, "ok", True, 0.0, 0.5) for name in ("r0", "r1"))
     assert answers(dispatcher.finished(1.0, [first])) == {"r0": "ok"}
     dispatcher.check()

@@ -7,9 +7,10 @@ from dataclasses import replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Command, Grant, Request, Work
+from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.strategies import request, work
 
@@ -23,7 +24,7 @@ def leading(cores: int, *names: str, rule: str | None = "priced") -> Dispatcher:
     assert rule in (None, "paper", "priced")
     dispatcher.cluster.elastic.rule = rule  # type: ignore[assignment]  # mypy does not narrow to literals by `in`
     for name in names or ("n",):
-        dispatcher.node_said_hello(0.0, Node(name, "1", "cpu", {"cores": cores}, frozenset({"run"})))
+        dispatcher.node_joined(0.0, Node(name, "1", "cpu", {"cores": cores}, frozenset({"run"})))
         dispatcher.inventory_taken(0.0, name, "1", {})
     return dispatcher
 
@@ -43,7 +44,7 @@ def granted(dispatcher: Dispatcher, commands: list[Command]) -> dict[str, int]:
 
 
 def end(dispatcher: Dispatcher, action_id: str, seconds: float, now: float = 1.0) -> dict[str, int]:
-    action = dispatcher.actions[action_id]
+    action = dispatcher.registry.actions[action_id]
     ended = Ended(action_id, action.node, action.attempt, action.stage, "ok", True, 0.0, seconds)
     return granted(dispatcher, dispatcher.finished(now, [ended]))
 
@@ -71,9 +72,9 @@ def test_without_a_known_duration_the_fewest_is_granted_and_with_history_more() 
 def test_what_is_learned_is_the_duration_on_one_unit_whatever_was_granted() -> None:
     dispatcher = leading(8)
     submit(dispatcher, request("r0", scaled()))
-    action = dispatcher.actions["r0"]
+    action = dispatcher.registry.actions["r0"]
     end(dispatcher, "r0", NEARLY_LINEAR.duration(5.0, 8))
-    assert abs((dispatcher.cluster.durations.known(action.duration_key)) - 5.0) < 1e-9
+    assert abs((dispatcher.cluster.durations.learned.known(action.duration_key)) - 5.0) < 1e-9
 
 
 def test_without_elastic_scheduling_nothing_is_widened() -> None:
@@ -180,8 +181,8 @@ def test_everything_is_executed_in_order_and_no_unit_is_granted_twice(
     begun = list(submit(dispatcher, *requests))
     now, left = 0.0, [*begun]
     while left:
-        first = min(left, key=lambda name: dispatcher.actions[name].expected_end_s)
-        action = dispatcher.actions[first]
+        first = min(left, key=lambda name: dispatcher.registry.actions[name].expected_end_s)
+        action = dispatcher.registry.actions[first]
         now = action.expected_end_s
         left.remove(first)
         more = list(end(dispatcher, first, action.expected_s, now))

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended, HeldGrant
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.prefetch import HORIZON_S, MOST, RECALL_S
 from shared.policy.model.formulation import Answer, Command, Grant, Request, Revoke, Work
+from shared.policy.model.reports import Ended, HeldGrant
 from tests.shared.policy.strategies import CORES, node, request, work
 
 SHORT_S = HORIZON_S / 4
 
 
-def short_work(*names: str, cores: int = 2, lines_up: bool = True, lasts_s: float = SHORT_S) -> Dispatcher:
+def short_work(*names: str, cores: int = 2, prefetches: bool = True, lasts_s: float = SHORT_S) -> Dispatcher:
     """A leader of nodes of two cores, who has seen work of kind `run` last so long."""
     dispatcher = Dispatcher()
     for name in names or ("n",):
-        meet(dispatcher, name, cores=cores, lines_up=lines_up)
+        meet(dispatcher, name, cores=cores, prefetches=prefetches)
     (grant,) = grants(dispatcher.submitted(0.0, [request("known")]))
     dispatcher.finished(0.0, [end(grant, lasts_s)])
     return dispatcher
@@ -28,13 +29,13 @@ def meet(
     held: dict[str, HeldGrant] | None = None,
     *,
     cores: int = 2,
-    action: str = "1",
-    lines_up: bool = True,
+    incarnation: str = "1",
+    prefetches: bool = True,
 ) -> list[Command]:
-    met = node(name, {"cores": cores}, incarnation=action, kinds="run judge")
-    met.lines_up = frozenset({"cores"} if lines_up else {"slots"})
-    dispatcher.node_said_hello(0.0, met)
-    commands = dispatcher.inventory_taken(0.0, name, action, held or {})
+    met = node(name, {"cores": cores}, incarnation=incarnation, kinds="run judge")
+    met.prefetches = frozenset({"cores"} if prefetches else {"slots"})
+    dispatcher.node_joined(0.0, met)
+    commands = dispatcher.inventory_taken(0.0, name, incarnation, held or {})
     dispatcher.check()
     return commands
 
@@ -58,7 +59,7 @@ def submit(dispatcher: Dispatcher, *requests: Request, now: float = 0.0) -> list
 
 
 def line(dispatcher: Dispatcher, name: str = "n") -> list[str]:
-    standing = dispatcher.cluster.ahead.lines.get(name)
+    standing = dispatcher.cluster.prefetch.queues.get(name)
     return list(standing.actions) if standing is not None else []
 
 
@@ -71,7 +72,7 @@ def test_short_work_is_granted_beyond_the_units_there_are_in_the_order_of_the_qu
     # Two run. Eight fit into the horizon: four times a quarter of it for each of the two units.
     assert [grant.action for grant in granted] == [f"r{number}" for number in range(10)]
     assert line(dispatcher) == [f"r{number}" for number in range(2, 10)]
-    assert dispatcher.cluster.nodes["n"].used == {"cores": 2}
+    assert dispatcher.cluster.nodes.present["n"].used == {"cores": 2}
 
 
 def test_a_line_is_bounded_however_short_the_work_is() -> None:
@@ -80,7 +81,7 @@ def test_a_line_is_bounded_however_short_the_work_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lasts_s", "lines_up", "stage"),
+    ("lasts_s", "prefetches", "stage"),
     [
         (SHORT_S, False, work()),
         (HORIZON_S * 1.01, True, work()),
@@ -91,8 +92,8 @@ def test_a_line_is_bounded_however_short_the_work_is() -> None:
     ],
     ids=["no line", "too long", "not repeatable", "never seen", "two units", "two resources"],
 )
-def test_nothing_else_is(lasts_s: float, lines_up: bool, stage: Work) -> None:
-    dispatcher = short_work(lines_up=lines_up, lasts_s=lasts_s)
+def test_nothing_else_is(lasts_s: float, prefetches: bool, stage: Work) -> None:
+    dispatcher = short_work(prefetches=prefetches, lasts_s=lasts_s)
     submit(dispatcher, *many(2))
     assert submit(dispatcher, *many(5, stage, first=2)) == []
 
@@ -127,8 +128,8 @@ def test_only_the_head_of_the_queue_is_granted_ahead() -> None:
 def test_the_earliest_batch_stands_first() -> None:
     dispatcher = short_work()
     submit(dispatcher, *many(2))
-    dispatcher.cluster.batches.expected("late", 100.0)
-    dispatcher.cluster.batches.expected("early", 50.0)
+    dispatcher.cluster.queues.batches.expected("late", 100.0)
+    dispatcher.cluster.queues.batches.expected("early", 50.0)
     submit(dispatcher, *many(4, first=2, batch="late"), *many(4, first=6, batch="early"))
     assert line(dispatcher)[:4] == ["r6", "r7", "r8", "r9"]
 
@@ -148,7 +149,7 @@ def test_where_a_unit_is_free_the_first_of_the_line_holds_it_before_anything_is_
     commands = dispatcher.finished(0.01, [end(granted[0]), end(granted[1])])
     dispatcher.check()
     assert line(dispatcher) == [f"r{number}" for number in range(4, 12)]
-    assert dispatcher.cluster.nodes["n"].used == {"cores": 2}
+    assert dispatcher.cluster.nodes.present["n"].used == {"cores": 2}
     assert [grant.action for grant in grants(commands)] == ["r10", "r11"]
 
 
@@ -162,8 +163,8 @@ def test_all_are_answered_whatever_the_order_of_their_ends() -> None:
         answered += [command.action for command in commands if isinstance(command, Answer)]
         granted = grants(commands)
     assert sorted(answered) == sorted(f"r{number}" for number in range(30))
-    assert not dispatcher.cluster.nodes["n"].used["cores"]
-    assert dispatcher.cluster.ahead.short == {}
+    assert not dispatcher.cluster.nodes.present["n"].used["cores"]
+    assert dispatcher.cluster.prefetch.short == {}
 
 
 def test_who_cancels_what_stands_hears_of_it_when_the_node_has_confirmed() -> None:
@@ -183,7 +184,7 @@ def test_what_sits_behind_work_that_turned_out_to_be_long_is_queued_again() -> N
     commands = dispatcher.ticked(SHORT_S + RECALL_S + 0.01)
     dispatcher.check()
     assert commands == [Revoke("r2", "a", 1, recall=True), Revoke("r3", "a", 1, recall=True)]
-    assert {dispatcher.actions[name].state for name in ("r2", "r3")} == {"queued"}
+    assert {dispatcher.registry.actions[name].state for name in ("r2", "r3")} == {"queued"}
 
 
 def test_what_sits_is_recalled_when_another_node_could_start_it() -> None:
@@ -242,24 +243,24 @@ def test_a_new_leader_finds_the_line_as_it_is() -> None:
     held = {f"r{number}": HeldGrant(0, 1, 1.0, {"cores": 1}, waits=number > 1) for number in range(4)}
     assert meet(dispatcher, "n", held) == []
     assert line(dispatcher) == ["r2", "r3"]
-    assert dispatcher.cluster.nodes["n"].used == {"cores": 2}
+    assert dispatcher.cluster.nodes.present["n"].used == {"cores": 2}
 
 
 def test_a_stray_in_the_line_holds_no_units() -> None:
     dispatcher = short_work()
     assert meet(dispatcher, "m", {"whose": HeldGrant(0, 1, 0.0, {"cores": 1}, waits=True)}) == [Revoke("whose", "m", 1)]
-    assert not any(dispatcher.cluster.nodes["m"].used.values())
+    assert not any(dispatcher.cluster.nodes.present["m"].used.values())
 
 
 def test_what_the_node_has_started_meanwhile_is_booked() -> None:
     dispatcher = short_work(cores=3)
     submit(dispatcher, *many(4))
     assert line(dispatcher) == ["r3"]
-    dispatcher.cluster.nodes["n"].ask(dispatcher.cluster.newest_serial, 0.0)
+    dispatcher.cluster.nodes.present["n"].ask(dispatcher.cluster.newest_serial, 0.0)
     held = {f"r{number}": HeldGrant(0, 1, 0.1, {"cores": 1}) for number in (1, 2, 3)}
     dispatcher.inventory_taken(0.2, "n", "1", held)
     dispatcher.check()
-    assert dispatcher.actions["r3"].booked
+    assert dispatcher.registry.actions["r3"].allocated
     assert line(dispatcher) == ["r0"], "its outcome was trimmed: it runs again"
 
 
@@ -289,4 +290,4 @@ def test_work_that_takes_nothing_comes_and_goes_as_it_likes() -> None:
     for grant in granted:
         dispatcher.finished(1.0, [end(grant)])
         dispatcher.check()
-    assert dispatcher.actions == {}
+    assert dispatcher.registry.actions == {}

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.policy.dispatch.backlog import survey, why_it_waits_to_begin
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import STARTS, Command, EnvironmentNeed, Grant, Request
+from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.dispatch.test_dispatch_trajectories import act, host, leading, submit
 
@@ -62,22 +63,22 @@ def test_a_beginning_gets_its_core_in_its_turn_although_others_run_on_and_on() -
 def test_the_next_begins_as_soon_as_one_stands_although_its_first_action_goes_on() -> None:
     leader = leading(limited(cores=3, starts=1))
     (first,) = granted(submit(leader, starting("a1", "t", 0), starting("a2", "u", 1)))
-    assert leader.environment_made(1.0, "a", "another life", "t") == []
-    assert leader.environment_made(1.0, "a", "1", "unknown") == []
-    (second,) = granted(leader.environment_made(1.0, "a", "1", "t"))
+    assert leader.environment_created(1.0, "a", "another life", "t") == []
+    assert leader.environment_created(1.0, "a", "1", "unknown") == []
+    (second,) = granted(leader.environment_created(1.0, "a", "1", "t"))
     leader.check()
     assert (first.action, second.action) == ("a1", "a2")
-    assert leader.environment_made(1.0, "a", "1", "t") == [], "told twice, counted once"
+    assert leader.environment_created(1.0, "a", "1", "t") == [], "told twice, counted once"
     assert finish(leader, first, 2.0) == []
-    assert leader.cluster.nodes["a"].free(STARTS) == 0
+    assert leader.cluster.nodes.present["a"].free(STARTS) == 0
     finish(leader, second, 3.0)
-    assert leader.cluster.nodes["a"].free(STARTS) == 1
+    assert leader.cluster.nodes.present["a"].free(STARTS) == 1
 
 
 def test_who_waits_to_begin_is_told_why() -> None:
     leader = leading(limited(cores=4, starts=1, memory=3))
     (first,) = granted(submit(leader, *(starting(f"a{n}", f"t{n}", n, memory=2) for n in range(3))))
-    work = leader.actions["a2"].work
+    work = leader.registry.actions["a2"].work
 
     def why() -> str:
         return why_it_waits_to_begin(work, survey(leader.cluster).pools)
@@ -93,11 +94,11 @@ def test_who_waits_to_begin_is_told_why() -> None:
 def test_a_new_leader_counts_what_is_being_made_by_the_nodes_inventory() -> None:
     leader = Dispatcher()
     leader.trajectory_placed("t", "a", {MEMORY: 1})
-    leader.node_said_hello(0.0, limited(starts=1))
+    leader.node_joined(0.0, limited(starts=1))
     leader.inventory_taken(0.0, "a", "1", {}, {"t": {MEMORY: 1, STARTS: 1}})
     leader.check()
     assert submit(leader, starting("a2", "u", 1)) == []
-    assert [one.action for one in granted(leader.environment_made(1.0, "a", "1", "t"))] == ["a2"]
+    assert [one.action for one in granted(leader.environment_created(1.0, "a", "1", "t"))] == ["a2"]
 
 
 @given(st.lists(st.sampled_from(["begin", "run", "made", "finish", "unmade"]), max_size=60), st.integers(1, 3))
@@ -114,7 +115,7 @@ def test_never_more_begin_at_once_than_may_and_none_is_lost(steps: list[str], st
         elif what == "run" and trajectories:
             found = submit(leader, starting(f"r{number}", trajectories[-1], number), now=now)
         elif what == "made" and making:
-            found = leader.environment_made(now, "a", "1", making.pop(0))
+            found = leader.environment_created(now, "a", "1", making.pop(0))
         elif what in ("finish", "unmade") and running:
             grant = running.pop(0)
             trajectory = _trajectory(leader, grant)
@@ -129,10 +130,10 @@ def test_never_more_begin_at_once_than_may_and_none_is_lost(steps: list[str], st
             if grant.begins:
                 making.append(_trajectory(leader, grant))
         assert len(making) <= starts
-        assert leader.cluster.nodes["a"].used.get(STARTS, 0) == len(making)
+        assert leader.cluster.nodes.present["a"].used.get(STARTS, 0) == len(making)
 
 
 def _trajectory(leader: Dispatcher, grant: Grant) -> str:
-    need = leader.actions[grant.action].request.need
+    need = leader.registry.actions[grant.action].request.need
     assert need is not None
     return need.trajectory

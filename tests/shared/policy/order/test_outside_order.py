@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import Grant, Request, Work
+from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 
 WORK = Work("run", "code.run", "cores@default", {"cores": 1}, 60.0)
@@ -15,7 +16,7 @@ def request(name: str, at_ms: int) -> Request:
 
 def test_the_first_requests_of_an_unseen_kind_are_not_overtaken_by_later_ones() -> None:
     dispatcher = Dispatcher()
-    dispatcher.node_said_hello(0.0, Node("n", "i", "default", {"cores": 1}, frozenset({"code.run"})))
+    dispatcher.node_joined(0.0, Node("n", "i", "default", {"cores": 1}, frozenset({"code.run"})))
     dispatcher.inventory_taken(0.0, "n", "i", {})
     granted = []
     arriving = [request(f"r{number:02}", 1000 + number) for number in range(40)]

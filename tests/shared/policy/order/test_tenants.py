@@ -180,5 +180,5 @@ def test_ahead_is_what_the_tenant_has_before_a_key(keys: list[int], mine: int, m
         queue.push("bob", key(0.0, at), f"b{at}")
     newcomer = key(mine, len(keys))
     before = [f"a{at}" for _, at in sorted((one, at) for at, one in enumerate(keys)) if keys[at] <= mine]
-    assert list(queue.ahead("ada", newcomer, most=most)) == before[:most]
-    assert list(queue.ahead("cyd", newcomer)) == []
+    assert list(queue.before("ada", newcomer, most=most)) == before[:most]
+    assert list(queue.before("cyd", newcomer)) == []

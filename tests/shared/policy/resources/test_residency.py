@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.policy.dispatch.action_state import ActionState
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.placement import place_environment, place_pull
 from shared.policy.model.formulation import Answer, EnvironmentNeed, ForgetTrajectory, Grant, PullImage
+from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.residency import ABSENT, COMING, COMING_S, HERE, MOST_COMING, Residency
 from tests.shared.policy.dispatch.test_dispatch_trajectories import act, end, grants, host, leading, meet, submit
@@ -137,7 +138,7 @@ def test_a_node_that_has_it_is_not_told_and_one_that_lost_it_is() -> None:
     assert expect(leader, "i:1") == []
     leader.images_changed(0.0, "a", "1", (), ["i:1"])
     assert expect(leader, "i:1") == [("a", "i:1")] or expect(leader, "i:1") == []
-    assert leader.cluster.nodes["a"].images.rank("i:1", 0.0) != HERE
+    assert leader.cluster.nodes.present["a"].images.rank("i:1", 0.0) != HERE
 
 
 def test_a_promise_that_nobody_comes_for_expires() -> None:
@@ -182,7 +183,7 @@ def test_a_node_that_could_not_make_one_comes_last_for_a_while() -> None:
     assert grant.node == "a"
     again = [command for command in end(leader, grant, "lost", stands=False) if isinstance(command, Grant)]
     assert [one.node for one in again] == ["b"]
-    assert leader.cluster.nodes["a"].images.rank("i:1", 100.0) == ABSENT
+    assert leader.cluster.nodes.present["a"].images.rank("i:1", 100.0) == ABSENT
 
 
 # ---- postponed -----------------------------------------------------------------------------------------------------

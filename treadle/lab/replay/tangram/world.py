@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, Literal
 
-from shared.policy.dispatch.dispatcher import Dispatcher, Ended
+from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.elastic.scheduling import Rule
 from shared.policy.model.formulation import Answer, CloseEnvironment, Command, EnvironmentNeed, Grant, Request, Work
+from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from treadle.lab.replay.tangram.assumptions import Cluster, Overheads
 from treadle.lab.replay.tangram.measures import ENVIRONMENT, EXECUTION, OVERHEAD, QUEUEING, REWARD, Run
@@ -99,7 +100,7 @@ class World:
         for name in self._free:
             capacity = {CORES: cluster.cores, MEMORY: cluster.memory_mb}
             node = Node(name, INCARNATION, NODE_CLASS, capacity, frozenset({RUNTIME, *self._timeouts}))
-            self.dispatcher.node_said_hello(0.0, node)
+            self.dispatcher.node_joined(0.0, node)
             self.dispatcher.inventory_taken(0.0, name, INCARNATION, {})
 
     def run(self) -> Run:

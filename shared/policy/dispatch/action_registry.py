@@ -1,0 +1,113 @@
+"""Registry of unanswered actions: from their submission to their answer.
+
+Law: every action is answered exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.backlog import why_it_waited
+from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.dispatch.deadlines import Deadlines
+from shared.policy.model.formulation import Answer, Command, EndedAs, Request, Revoke
+from shared.policy.model.reports import Ended
+
+
+@dataclass(slots=True)
+class ActionRegistry:
+    """Unanswered actions, their deadlines, and the members of each batch."""
+
+    cluster: ClusterState
+    actions: dict[str, ActionState] = field(default_factory=dict)
+    """Every unanswered action."""
+    _deadlines: Deadlines = field(default_factory=Deadlines)
+    _members: dict[str, set[str]] = field(default_factory=dict)
+    """Batch -> its unanswered actions."""
+
+    def add(self, request: Request) -> ActionState:
+        """Add a new action. The caller queues it, or answers it."""
+        action = self.actions[request.id] = ActionState(request, queued_s=request.arrival[0] / 1000)
+        if request.batch:
+            self._members.setdefault(request.batch, set()).add(request.id)
+        self._deadlines.push(request.deadline_s, request.id)
+        if request.need is not None:
+            self.cluster.trajectories.add(request.need.trajectory, request.id)
+        return action
+
+    def members(self, batch: str) -> list[str]:
+        """Unanswered actions of a batch, sorted."""
+        return sorted(self._members.get(batch, ()))
+
+    def cancel(self, now: float, action_ids: Iterable[str], reason: str, ended: EndedAs = "cancelled") -> list[Command]:
+        """Cancel actions. A queued one is answered; a granted one is revoked, and answered when its node confirms."""
+        commands: list[Command] = []
+        for action_id in action_ids:
+            action = self.actions.get(action_id)
+            if action is None or action.state == "cancelling":
+                continue
+            if action.state == "queued":
+                commands.append(self.answer_queued(now, action, ended, reason))
+            else:
+                action.move("cancelling")
+                action.cancel_as, action.cancel_reason = ended, reason
+                commands.append(Revoke(action_id, action.node, action.attempt))
+        return commands
+
+    def expire(self, now: float) -> list[Command]:
+        """Cancel the actions whose deadline has passed."""
+        commands: list[Command] = []
+        for action_id in self._deadlines.due(now):
+            action = self.actions.get(action_id)
+            if action is None or action.state == "cancelling":
+                continue
+            waited = action.state == "queued" or action.prefetched
+            reason = why_it_waited(self.cluster, action) if waited else "its deadline came while it ran"
+            commands += self.cancel(now, [action_id], reason, "expired")
+        return commands
+
+    def answer_queued(self, now: float, action: ActionState, ended: EndedAs, reason: str) -> Answer:
+        """Remove an action from its queue and answer it."""
+        self.cluster.queues.remove(action)
+        return self.answer(now, action, ended, reason)
+
+    def answer_cancelled(self, now: float, action: ActionState, end: Ended | None = None) -> Answer:
+        """Answer a cancelled action whose attempt has ended."""
+        return self.answer(now, action, action.cancel_as, action.cancel_reason, end)
+
+    def answer(self, now: float, action: ActionState, ended: EndedAs, reason: str, end: Ended | None = None) -> Answer:
+        """Remove an action that is neither queued nor on a node, and compose its answer. `end`: of its last attempt.
+
+        The next action of its trajectory no longer waits behind it.
+        """
+        queue_s, execution_s = action.spent(now, end)
+        action.move("finished")
+        self._remove(action.request)
+        return Answer(action.request.id, ended, reason, tuple(action.acts), queue_s, execution_s)
+
+    def _remove(self, request: Request) -> None:
+        del self.actions[request.id]
+        self._deadlines.drop(request.id)
+        if request.batch:
+            members = self._members[request.batch]
+            members.discard(request.id)
+            if not members:
+                del self._members[request.batch]
+        if request.need is not None:
+            following = self.cluster.trajectories.remove(request.need.trajectory, request.id)
+            if following is not None and self.actions[following].state == "queued":
+                # It waited behind this one. (If a former leader died while it wrote this answer, it may be granted
+                # already.)
+                self.cluster.queues.remove(self.actions[following])
+                self.cluster.queues.enqueue(self.actions[following])
+
+    def check(self) -> None:
+        """Assert the invariants; tests call it after every step, services never do."""
+        on_nodes = {name for held in self.cluster.granted.values() for name in held}
+        queued = self.cluster.queues.queued
+        assert on_nodes.isdisjoint(queued), "on a node and in a queue"
+        assert on_nodes | set(queued) == set(self.actions), "neither on a node nor in a queue"
+        batches = {action.request.batch for action in self.actions.values()}
+        assert self._members.keys() == batches - {""}, "batches of unanswered actions"

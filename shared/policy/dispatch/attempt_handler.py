@@ -1,0 +1,170 @@
+"""Consequences of ended attempts: the next stage, another attempt, or an answer.
+
+Laws:
+  - a verdict (`ok`, `timeout`) on the current stage counts, whichever attempt brings it. Losses, rejections and
+    cancellations count only for the current attempt;
+  - a verdict is never invented: infrastructure failures have their own names;
+  - work that is not repeatable is executed once at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.policy.dispatch.action_registry import ActionRegistry
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.dispatch.environment_handler import EnvironmentHandler
+from shared.policy.model.formulation import Advance, Command, EndedAs, Revoke
+from shared.policy.model.reports import Ended
+
+LEAST_POSTPONED_S, MOST_POSTPONED_S = 1.0, 600.0
+"""Bounds of the delay that a node may ask for."""
+
+
+@dataclass(slots=True)
+class AttemptHandler:
+    """Applies ends, losses and recalls of attempts."""
+
+    cluster: ClusterState
+    registry: ActionRegistry
+    environments: EnvironmentHandler
+    max_attempts: int
+
+    def started(self, now: float, action_id: str, attempt: int) -> None:
+        """An attempt has started to execute."""
+        action = self.registry.actions.get(action_id)
+        if action is not None and action.attempt == attempt and action.state == "granted":
+            action.move("running")
+            action.started_s = action.started_s or now
+
+    # ---- ends reported by nodes --------------------------------------------------------------------------------
+
+    def ended(self, now: float, end: Ended) -> list[Command]:
+        """Handle the end of an attempt."""
+        node = self.cluster.nodes.present.get(end.node)
+        if node is not None and node.orphans:
+            node.orphan_ended(end.action, end.stage, end.attempt)
+        action = self.registry.actions.get(end.action)
+        if action is None or end.stage != action.stage:
+            return []
+        if end.is_verdict and end.units and not action.allocated:
+            action.units = end.units
+        current = action.state != "queued" and end.attempt == action.attempt and end.node == action.node
+        commands = self._apply_to_environment(now, action, end) if current else []
+        if not current and not end.is_verdict:
+            return commands
+        commands += self._remove(now, action, end, current=current)
+        return commands + (self._scored(now, action, end) if end.is_verdict else self._unscored(now, action, end))
+
+    def _apply_to_environment(self, now: float, action: ActionState, end: Ended) -> list[Command]:
+        need = action.request.need
+        if need is None:
+            return []
+        if not end.environment_exists:
+            return self.environments.not_created(now, need, end)
+        self.cluster.environments.created(need.trajectory, end.node)
+        return []
+
+    def _remove(self, now: float, action: ActionState, end: Ended, *, current: bool) -> list[Command]:
+        """Remove an action from its node or queue. If another attempt is granted, it is revoked."""
+        if current:
+            self.cluster.release(action)
+        elif action.state == "queued":
+            self.cluster.queues.remove(action)
+        else:
+            revoke = Revoke(end.action, action.node, action.attempt)
+            self.cluster.orphan(action, now)
+            return [revoke]
+        return []
+
+    def _scored(self, now: float, action: ActionState, end: Ended) -> list[Command]:
+        """The stage has a verdict: continue with the next stage, or answer (early exit of a failed stage)."""
+        if not action.begins:  # else the time includes the creation of the environment
+            self.cluster.durations.learn(action, end.execution_s)
+        action.scored(now, end)
+        if action.is_last or end.status == "timeout" or end.passed is False:
+            ended: EndedAs = "timeout" if end.status == "timeout" else "ok"
+            return [self.registry.answer(now, action, ended, end.reason)]
+        if action.state == "cancelling":
+            return [self.registry.answer_cancelled(now, action)]
+        action.enter(action.stage + 1, attempt=0)
+        if action.state != "queued":
+            action.move("queued")
+        self.cluster.queues.enqueue(action)
+        return [Advance(action.request.id, action.stage)]
+
+    def _unscored(self, now: float, action: ActionState, end: Ended) -> list[Command]:
+        answer, need = self.registry.answer, action.request.need
+        if action.state == "cancelling":
+            return [self.registry.answer_cancelled(now, action, end)]
+        if end.status == "cancelled":  # a former leader has asked for it
+            late = action.request.deadline_s <= now
+            return [answer(now, action, "expired" if late else "cancelled", end.reason, end)]
+        if end.status == "environment-lost" and need is not None:
+            lost = self.environments.end(now, need.trajectory, end.environment_ended, end.reason)
+            return [*lost, answer(now, action, "environment-lost", end.reason, end)]
+        if end.status == "refused":
+            return [answer(now, action, "refused", end.reason, end)]
+        if end.status == "postponed" and not end.environment_exists:
+            return self._postponed(now, action, end)
+        return self.lost(now, action, "sandbox-lost", end.reason, end)
+
+    def _postponed(self, now: float, action: ActionState, end: Ended) -> list[Command]:
+        """Its environment cannot be created yet. That is no failed attempt, so only the deadline bounds the retries."""
+        if (reason := self.cluster.trajectories.end_of(action.request.need)) is not None:
+            return [self.registry.answer(now, action, "environment-lost", reason, end)]
+        action.move("queued")
+        action.recalls += 1
+        action.postponed = end.reason
+        self.cluster.queues.enqueue(action)
+        until_s = now + min(max(end.retry_in_s, LEAST_POSTPONED_S), MOST_POSTPONED_S)
+        self.cluster.queues.postpone(action, until_s)
+        return []
+
+    # ---- losses and recalls ------------------------------------------------------------------------------------
+
+    def lost(
+        self, now: float, action: ActionState, ended: EndedAs, why: str, end: Ended | None = None
+    ) -> list[Command]:
+        """An attempt is lost and its units are free: retry, or answer with what is known."""
+        if action.state == "cancelling":
+            return [self.registry.answer_cancelled(now, action, end)]
+        attempts, begun = action.attempt - action.recalls, end is None or end.environment_exists
+        if (reason := self.cluster.trajectories.end_of(action.request.need)) is not None:
+            return [self.registry.answer(now, action, "environment-lost", reason, end)]
+        if not action.work.repeatable and begun:
+            return [self.registry.answer(now, action, "unknown-outcome", f"{why}; it is not repeatable", end)]
+        if attempts >= self.max_attempts:
+            return [self.registry.answer(now, action, ended, f"{why}; {attempts} attempts", end)]
+        action.move("queued")
+        self.cluster.queues.enqueue(action)
+        return []
+
+    def lost_with(self, now: float, name: str, why: str, *, allocated_only: bool = False) -> list[Command]:
+        """Remove a node with the attempts it held. Nothing is granted yet, because more nodes may be lost."""
+        commands: list[Command] = []
+        for action in self.cluster.remove_node(name, allocated_only=allocated_only):
+            commands += self.lost(now, action, "node-lost", f"{name}: {why}")
+        return commands
+
+    def lost_without_report(self, now: float, grace_s: float) -> list[Command]:
+        """Give up the attempts of a former leader whose node has not come back within `grace_s`."""
+        commands: list[Command] = []
+        for name in sorted(self.cluster.granted.keys() - self.cluster.nodes.present.keys()):
+            for action in list(self.cluster.granted[name].values()):
+                if now - action.granted_s > grace_s:
+                    self.cluster.release(action)
+                    commands += self.lost(now, action, "node-lost", f"{name} has not come back")
+        return commands
+
+    def recall(self, now: float) -> list[Command]:
+        """Recall prefetched actions that have waited too long; they return to the queue."""
+        commands: list[Command] = []
+        for action in self.cluster.stale_prefetched(now):
+            commands.append(Revoke(action.request.id, action.node, action.attempt, recall=True))
+            self.cluster.orphan(action, now)
+            action.move("queued")
+            action.recalls += 1
+            self.cluster.queues.enqueue(action)
+        return commands

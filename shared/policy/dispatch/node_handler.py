@@ -1,0 +1,124 @@
+"""Consequences of nodes' reports and silence: joining, inventories, images, loss.
+
+Law: nothing is granted on a node before its inventory is read. What an inventory holds and no request needs is revoked,
+and its units stay taken until the node reports its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from shared.policy.dispatch.action_registry import ActionRegistry
+from shared.policy.dispatch.attempt_handler import AttemptHandler
+from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.dispatch.environment_handler import EnvironmentHandler
+from shared.policy.dispatch.placement import place_pull
+from shared.policy.model.formulation import AskInventory, Command, PullImage, Revoke
+from shared.policy.model.reports import HeldGrants, holds
+from shared.policy.resources.ledger import Node
+
+
+@dataclass(slots=True)
+class NodeHandler:
+    """Adds and removes nodes, and reconciles the cluster state with their inventories."""
+
+    cluster: ClusterState
+    registry: ActionRegistry
+    attempts: AttemptHandler
+    environments: EnvironmentHandler
+
+    def joined(self, now: float, node: Node) -> list[Command] | None:
+        """Add a node, or the kinds that a repeated hello adds. None: nothing has changed."""
+        known = self.cluster.nodes.incarnation(node.name, node.incarnation)
+        if known is not None:
+            known.seen_s = now
+            if node.kinds <= known.kinds:
+                return None
+            known.kinds |= node.kinds
+            self.cluster.queues.nodes_changed()
+            return []
+        commands = self.attempts.lost_with(now, node.name, "it has restarted", allocated_only=True)
+        node.seen_s = now
+        self.cluster.add_node(node)
+        return [*commands, self._ask(node, now)]
+
+    def seen(self, now: float, name: str, incarnation: str) -> bool:
+        """Record a heartbeat. False: this incarnation is unknown."""
+        node = self.cluster.nodes.incarnation(name, incarnation)
+        if node is None:
+            return False
+        node.seen_s = now
+        return True
+
+    def inventory_taken(
+        self,
+        now: float,
+        name: str,
+        incarnation: str,
+        held: HeldGrants,
+        environments: Mapping[str, Mapping[str, int]],
+    ) -> list[Command] | None:
+        """Reconcile with an inventory. None: it was not requested, or is stale."""
+        node = self.cluster.nodes.incarnation(name, incarnation)
+        asked = node.answered() if node is not None else None
+        if node is None or asked is None:
+            return None
+        commands = self._reconcile_held(now, node, held) + self._reconcile_missing(now, node, held, asked)
+        node.ready = True
+        commands += self.environments.reconcile(now, node, environments, asked)
+        self.cluster.queues.nodes_changed()
+        return commands
+
+    def _reconcile_held(self, now: float, node: Node, held: HeldGrants) -> list[Command]:
+        """Adopt what the node holds, or revoke it."""
+        commands: list[Command] = []
+        for action_id, grant in held.items():
+            action = self.registry.actions.get(action_id)
+            if not self.cluster.reconcile(now, node, action, action_id, grant):
+                commands.append(Revoke(action_id, node.name, grant.attempt))
+            elif action is not None and not grant.waits:
+                action.started_s = now - grant.running_s
+        return commands
+
+    def _reconcile_missing(self, now: float, node: Node, held: HeldGrants, asked: int) -> list[Command]:
+        """Give up the attempts and orphans that the node should hold and does not."""
+        commands: list[Command] = []
+        for action in list(self.cluster.granted.get(node.name, {}).values()):
+            if action.serial <= asked and not holds(held, action.request.id, action.stage, action.attempt):
+                self.cluster.release(action)
+                commands += self.attempts.lost(now, action, "node-lost", f"{node.name} no longer has it")
+        for action_id, orphan in node.orphans_until(asked):
+            if not holds(held, action_id, orphan.stage, orphan.attempt):
+                node.orphan_ended(action_id, orphan.stage, orphan.attempt)
+        return commands
+
+    def images_changed(self, now: float, name: str, incarnation: str, here: set[str], gone: Iterable[str]) -> bool:
+        """Apply a report of images added and removed. Returns whether postponed actions were queued again."""
+        node = self.cluster.nodes.incarnation(name, incarnation)
+        if node is None:
+            return False
+        node.images.changed(here, gone)
+        return bool(here) and self.cluster.queues.resume(now, here) > 0
+
+    def pull(
+        self, now: float, images: Iterable[str], node_class: str, kind: str, units: Mapping[str, int]
+    ) -> list[Command]:
+        """Choose a node to pull each expected image that is missing; see `Dispatcher.environments_expected`."""
+        nodes = [node for node in self.cluster.nodes.by_name() if node_class in ("", node.node_class)]
+        pulls = [(place_pull(nodes, image, kind, units, now), image) for image in images]
+        return [PullImage(node.name, image) for node, image in pulls if node is not None]
+
+    def check_silence(self, now: float, node_lost_s: float, overdue_s: float) -> list[Command]:
+        """Remove silent nodes, and ask those with overdue grants for their inventories."""
+        commands: list[Command] = []
+        for node in list(self.cluster.nodes.present.values()):
+            if now - node.seen_s > node_lost_s:
+                commands += self.attempts.lost_with(now, node.name, f"silent for {now - node.seen_s:.0f} s")
+            elif self.cluster.is_overdue(node, now, overdue_s):
+                commands.append(self._ask(node, now))
+        return commands
+
+    def _ask(self, node: Node, now: float) -> AskInventory:
+        node.ask(self.cluster.newest_serial, now)
+        return AskInventory(node.name)

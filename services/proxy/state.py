@@ -22,6 +22,7 @@ from services.proxy.records.trajectory_service import TrajectoryService
 from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
 from shared.bus.connection import ValkeyClock
+from shared.runtime.patterns import NAME
 
 if TYPE_CHECKING:
     from services.proxy.http.held import HeldCalls
@@ -67,9 +68,7 @@ def _proxy(request: Request) -> ProxyState:
 def _tenant(
     treadle_tenant: Annotated[
         str,
-        Header(
-            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Who asks; one default tenant until keys exist."
-        ),
+        Header(pattern=NAME, description="Who asks; one default tenant until keys exist."),
     ] = DEFAULT_TENANT,
 ) -> str:
     return treadle_tenant

@@ -7,8 +7,9 @@ from typing import Annotated
 from pydantic import Field
 
 from shared.api.tasks import Model
+from shared.runtime.patterns import IMAGE
 
-Image = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$")]
+Image = Annotated[str, Field(min_length=1, max_length=256, pattern=IMAGE)]
 """Of a container engine."""
 
 

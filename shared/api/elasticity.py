@@ -16,11 +16,13 @@ from typing import Annotated, Any, Final, NamedTuple, Protocol
 import msgspec
 
 from shared.policy.model.elasticity import LEAST_EFFICIENCY, Elasticity, by_table
+from shared.runtime.patterns import NAME, whole
+from shared.runtime.validation import explain
 
 MOST_UNITS: Final = 1024
 MOST_DURATION_S: Final = 86_400.0
 
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(?!\n)$")]
+Name = Annotated[str, msgspec.Meta(pattern=whole(NAME))]
 """Letters, digits, dot, dash, underscore; at most 64."""
 
 
@@ -126,15 +128,16 @@ def elasticity_of(scaling: Mapping[Any, Any]) -> Elasticity | None:
     """
     if not scaling:
         return None
+    form: Any = _Amdahl | _Power if "model" in scaling else _Table
     try:
-        if "model" not in scaling:
-            return by_table(msgspec.convert(scaling, _Table, str_keys=True))
-        model = msgspec.convert(scaling, _Amdahl | _Power)
+        model = msgspec.convert(scaling, form, str_keys=form is _Table)
     except msgspec.ValidationError as error:
         raise ValueError(
-            f'elasticity: {error}. Write units -> efficiency as {{"1": 1.0, "4": 0.8}}, or '
+            f'elasticity: {explain(error, form)}. Write units -> efficiency as {{"1": 1.0, "4": 0.8}}, or '
             '{"model": "amdahl", "serial": 0..1}, or {"model": "power", "exponent": 0..1}'
         ) from error
+    if isinstance(model, dict):
+        return by_table(model)
     if isinstance(model, _Amdahl):
         return Elasticity("amdahl", serial=model.serial)
     return Elasticity("power", exponent=model.exponent)

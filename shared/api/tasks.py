@@ -7,12 +7,15 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Strict, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from shared.api.elasticity import MOST_DURATION_S, MOST_UNITS, Formulation, formulated
 from shared.api.plain import check_plain
 from shared.messages.kinds import KINDS, default_units, pool_of
+from shared.runtime.patterns import NAME
+from shared.runtime.validation import FORM, UNKNOWN_FIELD, explain, unknown_field
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Name = Annotated[str, Field(pattern=NAME)]
 """Letters, digits, dot, dash, underscore; at most 64."""
 
 
@@ -20,6 +23,15 @@ class Model(BaseModel):
     """Base of REST bodies: a misspelt field is an error, not a silence, and so is `false` where a number belongs."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_fields(cls, given: Any) -> Any:
+        """Reject an unknown field with the list of the fields that there are."""
+        unknown = given.keys() - cls.model_fields.keys() if isinstance(given, dict) else ()
+        if unknown:
+            raise PydanticCustomError(UNKNOWN_FIELD, "{why}", {"why": unknown_field(min(unknown), cls.model_fields)})
+        return given
 
 
 Count = Annotated[int, Field(ge=0, le=MOST_UNITS)]
@@ -34,6 +46,28 @@ class AnyOf(Model):
     """A set of amounts."""
 
     any_of: Annotated[list[Annotated[int, Field(ge=1, le=MOST_UNITS)]], Field(min_length=1, max_length=MOST_UNITS)]
+
+
+def _amount_form(value: Any) -> str | None:
+    """Return the form of an amount, so that an error is about this form alone."""
+    forms: tuple[tuple[type | tuple[type, ...], str], ...] = (
+        (int, "fixed"),
+        ((list, tuple), "range"),
+        ((dict, AnyOf), "set"),
+    )
+    return next((FORM.format(name) for types, name in forms if isinstance(value, types)), None)
+
+
+Amount = Annotated[
+    Annotated[Count, Tag(FORM.format("fixed"))]
+    | Annotated[Pair, Tag(FORM.format("range"))]
+    | Annotated[AnyOf, Tag(FORM.format("set"))],
+    Discriminator(
+        _amount_form,
+        custom_error_type="amount_unknown",
+        custom_error_message='must be a number of units, [fewest, most], or {"any_of": [amounts]}',
+    ),
+]
 
 
 class Amdahl(Model):
@@ -52,19 +86,22 @@ class Power(Model):
 
 
 def _form(value: Any) -> str:
-    """Which form of elasticity it is: so that an error tells of that one alone."""
+    """Return the form of an elasticity, so that an error is about this form alone."""
     model = value.get("model", "table") if isinstance(value, Mapping) else getattr(value, "model", "table")
-    return model if isinstance(model, str) else "no model"
+    return FORM.format(model)
 
 
 Scaling = Annotated[
-    Annotated[dict[Whole, Annotated[float, Field(gt=0, le=1)]], Tag("table")]
-    | Annotated[Amdahl, Tag("amdahl")]
-    | Annotated[Power, Tag("power")],
+    Annotated[dict[Whole, Annotated[float, Field(gt=0, le=1)]], Tag(FORM.format("table"))]
+    | Annotated[Amdahl, Tag(FORM.format("amdahl"))]
+    | Annotated[Power, Tag(FORM.format("power"))],
     Discriminator(
         _form,
         custom_error_type="elasticity_unknown",
-        custom_error_message="write units -> efficiency, or the model amdahl with serial, or power with exponent",
+        custom_error_message=(
+            'must be a table like {"1": 1.0, "4": 0.8}, {"model": "amdahl", "serial": s}, '
+            'or {"model": "power", "exponent": e}'
+        ),
     ),
 ]
 
@@ -77,7 +114,7 @@ class StageTemplate(Model):
     """Action kind: code.run, code.asserts, code.stdio, math.verify, answer.match, python.function, sleep, noop."""
     params: dict[str, Any] = {}
     """Parameters all requests share; a request's own are laid over them."""
-    units: dict[Name, Count | Pair | AnyOf] | None = None
+    units: dict[Name, Amount] | None = None
     """Resource -> units an action takes, or [fewest, most], or of the pool's resource {"any_of": [...]}. Default: one
     core (sleep, noop: one slot)."""
     elasticity: Scaling = {}
@@ -100,7 +137,7 @@ class StageTemplate(Model):
 
     @property
     def fields(self) -> frozenset[str]:
-        """Parameters its kind has."""
+        """Parameters of its kind."""
         return frozenset(KINDS[self.kind].__struct_fields__)
 
     @property
@@ -129,9 +166,9 @@ class StageTemplate(Model):
     def _known(self) -> StageTemplate:
         if self.kind not in KINDS:
             raise ValueError(f"unknown kind {self.kind!r}; there are {', '.join(KINDS)}")
-        unknown = self.params.keys() - set(KINDS[self.kind].__struct_fields__)
-        if unknown:
-            raise ValueError(f"{self.kind} has no parameter {min(unknown)!r}")
+        known = KINDS[self.kind].__struct_fields__
+        if unknown := self.params.keys() - set(known):
+            raise ValueError(f"params of {self.kind}: {unknown_field(min(unknown), known)}")
         self._check_params()
         _ = self.formulation  # raises where it means nothing
         return self
@@ -143,7 +180,7 @@ class StageTemplate(Model):
             try:
                 msgspec.convert(value, types[name])
             except msgspec.ValidationError as error:
-                raise ValueError(f"params.{name}: {error}") from error
+                raise ValueError(f"params.{name}: {explain(error, types[name])}") from error
 
 
 class Task(Model):

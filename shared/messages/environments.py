@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from shared.policy.model.formulation import STARTS
+from shared.runtime.patterns import IMAGE, SESSION, VARIABLE, WITHOUT_NUL, whole
 
 LOCAL = "local"
 """The image name for no image: the environment uses the node's own toolchain, in the sandbox's walls."""
@@ -21,20 +22,18 @@ MEMORY = "memory_mb"
 HELD = frozenset({MEMORY, STARTS})
 """Resources that environments hold, and never an action alone. No pool counts them."""
 
-Image = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*(?!\n)$")]
+Image = Annotated[str, msgspec.Meta(max_length=256, pattern=whole(IMAGE))]
 Lives = Annotated[float, msgspec.Meta(gt=0, le=MOST_LIVES_S)]
-Variable = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(?!\n)$", max_length=128)]
+Variable = Annotated[str, msgspec.Meta(pattern=whole(VARIABLE), max_length=128)]
 
-Value = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$", max_length=MOST_VALUE)]
+Value = Annotated[str, msgspec.Meta(pattern=WITHOUT_NUL, max_length=MOST_VALUE)]
 """Value of a variable: any text without NUL, which cannot be passed to a program."""
 
 
 class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One environment as its trainer requests it. A node adds nothing to it."""
 
-    image: Annotated[
-        str, msgspec.Meta(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*(?!\n)$")
-    ] = LOCAL
+    image: Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern=whole(IMAGE))] = LOCAL
     """`local`, or an image of a container engine."""
     memory_mb: Annotated[int, msgspec.Meta(ge=32, le=1 << 20)] = 1024
     """Held on its node until it ends. A process that asks for more is ended."""
@@ -49,7 +48,7 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     `refused`, with its output."""
     setup_timeout_s: Lives = 300.0
     """Limit of its creation, container and set-up lines together. Waiting for its turn and its image does not count."""
-    workdir: Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$", max_length=4096)] = ""
+    workdir: Annotated[str, msgspec.Meta(pattern=WITHOUT_NUL, max_length=4096)] = ""
     """Where commands start; empty: the image's own, or the private directory of a local one."""
     network: bool = False
     """It may reach the network. A `local` environment never may."""
@@ -65,4 +64,4 @@ Encoding = Literal["utf-8", "base64"]
 """Representation of bytes in JSON."""
 
 Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
-Session = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+(?!\n)$")]
+Session = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=whole(SESSION))]

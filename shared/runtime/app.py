@@ -22,6 +22,7 @@ from starlette.routing import compile_path
 
 from shared.runtime import log
 from shared.runtime.errors import PROBLEM_TYPE, BadRequest, TreadleError
+from shared.runtime.validation import explain_details
 
 _log = log.get(__name__)
 
@@ -66,10 +67,9 @@ async def _on_treadle_error(_: Request, error: Exception) -> Response:
 async def _on_invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "json_invalid":
         return problem_response(BadRequest(what=f"the body is not JSON: {first['ctx']['error']} at {first['loc'][-1]}"))
-    return problem_response(BadRequest(what=f"{where}: {first['msg']}"))
+    return problem_response(BadRequest(what=explain_details(first)))
 
 
 async def _on_http(request: Request, error: Exception) -> Response:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
-import msgspec
-
 PROBLEM_TYPE = "https://treadle.example/problems/"
 """Prefix of a problem's `type`. It is an identifier, not an address."""
 
@@ -54,30 +52,6 @@ class BadRequest(TreadleError):
 
     def __str__(self) -> str:
         return self.what if self.line is None else f"line {self.line}: {self.what}"
-
-
-UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""Exceptions that a decoder raises for received bytes."""
-
-
-def unreadable(error: Exception, what: str = "") -> BadRequest:
-    """Convert a decoder's exception for the caller: not text, not JSON, or JSON with an invalid field.
-
-    Args:
-        error: one of `UNREADABLE`.
-        what: name of what was decoded; empty: the whole body.
-    """
-    named, where = what or "the body", f"{what}: " if what else ""
-    match error:
-        case msgspec.ValidationError():
-            return BadRequest(what=f"{where}{error}")
-        case UnicodeDecodeError():
-            bad = error.object[error.start]
-            return BadRequest(what=f"{named} is not UTF-8: byte 0x{bad:02x} at {error.start}; encode text as UTF-8")
-        case RecursionError():
-            return BadRequest(what=f"{named} has too many lists and objects inside each other")
-    hint = " (or a text holds half of a surrogate pair)" if "truncated" in str(error) else ""
-    return BadRequest(what=f"{named} is not JSON: {error}{hint}")
 
 
 @dataclass(eq=False)

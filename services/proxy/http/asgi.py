@@ -23,12 +23,12 @@ from shared.bus.connection import MEMORY_FULL, TRANSIENT
 from shared.runtime import log
 from shared.runtime.app import PROBLEM_JSON, unknown_query
 from shared.runtime.errors import PROBLEM_TYPE, BadRequest, Overloaded, TooLarge, TreadleError, Unavailable
+from shared.runtime.patterns import NAME, WORDS, is_name
 
 _log = log.get(__name__)
 _encoder = msgspec.json.Encoder()
 
 JSON_TYPE = b"application/json"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Reply(NamedTuple):
@@ -140,7 +140,7 @@ class Call:
         except ValueError:
             wait = -1.0
         if not 0 <= wait <= most:
-            raise BadRequest(what=f"`wait` is seconds from 0 to {most:g}, not {raw!r}")
+            raise BadRequest(what=f"query parameter wait: must be seconds from 0 to {most:g}, not {raw[:64]!r}")
         return wait
 
     @property
@@ -165,8 +165,8 @@ class Call:
         tenant = self.header(b"treadle-tenant")
         if tenant is None:
             return DEFAULT_TENANT
-        if not NAME.fullmatch(tenant):
-            raise BadRequest(what="Treadle-Tenant: letters, digits, '.', '_', '-', at most 64")
+        if not is_name(tenant):
+            raise BadRequest(what=f"header treadle-tenant: must be {WORDS[NAME]}")
         return tenant
 
     def header(self, name: bytes) -> str | None:

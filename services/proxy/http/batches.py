@@ -14,10 +14,11 @@ from services.proxy.state import CurrentState, ProxyState
 from shared.api.batches import BatchList, BatchView, ProgressReceipt, ProgressReport
 from shared.bus.archive import Result
 from shared.runtime.app import problem_responses
+from shared.runtime.patterns import BATCH, CURSOR
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
-BatchName = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Id of the batch.")]
+BatchName = Annotated[str, Path(pattern=BATCH, description="Id of the batch.")]
 
 LOOK_S = 5.0
 """Interval at which a follower reads the batch's record, also without a wake-up."""
@@ -88,9 +89,7 @@ async def get_results(
     follow: Annotated[
         bool, Query(description="Stay and send results as they come, until the batch has ended.")
     ] = False,
-    after: Annotated[
-        str, Query(pattern=r"^(\d{1,18}-\d{1,18})?$", description="Cursor of the last line you have; empty: all.")
-    ] = "",
+    after: Annotated[str, Query(pattern=CURSOR, description="Cursor of the last line you have; empty: all.")] = "",
 ) -> StreamingResponse:
     """Every result once, in the order of completion. Continue with `after=<cursor>`; no result is lost."""
     await proxy.batches.stored(batch)

@@ -20,7 +20,8 @@ from shared.bus import functions
 from shared.bus.connection import TRANSIENT, patiently
 from shared.messages.actions import ActionSubmitted
 from shared.runtime import log
-from shared.runtime.errors import UNREADABLE, BadRequest, NotFound, Overloaded, TreadleError, from_problem, unreadable
+from shared.runtime.errors import BadRequest, NotFound, Overloaded, TreadleError, from_problem
+from shared.runtime.validation import decoded
 
 _log = log.get(__name__)
 _encoder = msgspec.json.Encoder()
@@ -36,11 +37,7 @@ BULK_AT_ONCE = 512
 async def post_action(call: Call) -> Reply:
     """POST /v1/actions: one action outside any batch."""
     wait_s = call.wait_s(call.query("wait"))
-    body = await call.body(call.proxy.settings.max_body_bytes)
-    try:
-        request = _action.decode(body)
-    except UNREADABLE as error:
-        raise unreadable(error) from error
+    request = decoded(_action, await call.body(call.proxy.settings.max_body_bytes))
     tenant = call.tenant()
     action = await call.proxy.ids.of(tenant, "", "", request.request_id)
     return await submit_and_wait(call, of_action(action, tenant, request), wait_s)

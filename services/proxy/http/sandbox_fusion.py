@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from redis.exceptions import OutOfMemoryError
 
-from services.proxy.http.asgi import NAME, Call, HotRoute, Reply, Streamed
+from services.proxy.http.asgi import Call, HotRoute, Reply, Streamed
 from services.proxy.metrics import RUN_CODE
 from services.proxy.records.ids import random_id
 from services.proxy.records.intake import digest_of
@@ -23,7 +23,9 @@ from shared.api.requests import Act
 from shared.bus.connection import TRANSIENT
 from shared.messages.actions import ActionSubmitted, StageWork
 from shared.messages.kinds import MOST_FETCHED, MOST_FILES, CodeRun, default_units, pool_of
-from shared.runtime.errors import UNREADABLE, BadRequest, DeadlineMissed, Overloaded, Unavailable, unreadable
+from shared.runtime.errors import BadRequest, DeadlineMissed, Overloaded, Unavailable
+from shared.runtime.patterns import NAME, WORDS, is_name
+from shared.runtime.validation import decoded
 
 _encoder = msgspec.json.Encoder()
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
@@ -74,15 +76,13 @@ async def post_run_code(call: Call) -> Reply | Streamed:
     tenant, task = call.path_args or (DEFAULT_TENANT, "")
     proxy, settings = call.proxy, call.proxy.settings
     try:
-        request = _request.decode(await call.body(settings.max_body_bytes))
+        request = decoded(_request, await call.body(settings.max_body_bytes))
         _check(tenant, task, request.language)
         budget_s = request.compile_timeout + request.run_timeout + settings.run_code_margin_s
         submitted = _submission(tenant, task, request, budget_s, settings.run_code_join_s)
         if proxy.held.holds(call):
             return await proxy.held.serve(call, submitted, _reply, _failure)
         return await _serve(call, submitted, budget_s)
-    except UNREADABLE as error:
-        raise unreadable(error) from error
     except (Overloaded, Unavailable, OutOfMemoryError, *TRANSIENT) as error:
         raise DeadlineMissed(what=f"no answer could be had: {error}") from error
 
@@ -93,8 +93,8 @@ def _check(tenant: str, task: str, language: str) -> None:
     Raises:
         BadRequest: an invalid name in the path, or an unknown language.
     """
-    if task and not (NAME.fullmatch(tenant) and NAME.fullmatch(task)):
-        raise BadRequest(what="tenant and task in the path: letters, digits, '.', '_', '-', at most 64")
+    if task and not (is_name(tenant) and is_name(task)):
+        raise BadRequest(what=f"tenant and task in the path: each must be {WORDS[NAME]}")
     if language.strip().lower() not in LANGUAGES:
         raise BadRequest(what=f"unknown language {language!r}; there are {', '.join(sorted(LANGUAGES))}")
 

@@ -10,10 +10,11 @@ from services.proxy.state import CurrentState, Tenant
 from shared.api.batches import BatchOpening, BatchView
 from shared.api.tasks import Task, TaskList, TaskView
 from shared.runtime.app import problem_responses
+from shared.runtime.patterns import NAME
 
 router = APIRouter(prefix="/v1/tasks", tags=["tasks"])
 
-TaskName = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the task.")]
+TaskName = Annotated[str, Path(pattern=NAME, description="Name of the task.")]
 
 
 @router.get("", summary="All tasks", responses=problem_responses(422, 503))

@@ -11,7 +11,8 @@ from services.proxy.http.asgi import Call, HotRoute, Reply
 from services.proxy.http.hot import submit_and_wait
 from services.proxy.records.trajectory_service import unknown
 from shared.api.trajectories import TrajectoryAction, TrajectoryList, TrajectoryRequest, TrajectoryState
-from shared.runtime.errors import UNREADABLE, BadRequest, unreadable
+from shared.runtime.errors import BadRequest
+from shared.runtime.validation import decoded
 
 _encoder = msgspec.json.Encoder()
 _request = msgspec.json.Decoder(TrajectoryRequest)
@@ -25,11 +26,7 @@ MOST_LISTED = 1000
 async def post_trajectory(call: Call) -> Reply:
     """POST /v1/trajectories: open a trajectory."""
     call.query()
-    body = await call.body(call.proxy.settings.max_body_bytes)
-    try:
-        request = _request.decode(body)
-    except UNREADABLE as error:
-        raise unreadable(error) from error
+    request = decoded(_request, await call.body(call.proxy.settings.max_body_bytes))
     view, is_new = await call.proxy.trajectories.open(call.tenant(), request)
     return Reply(201 if is_new else 200, _encoder.encode(view))
 
@@ -39,9 +36,11 @@ async def list_trajectories(call: Call) -> Reply:
     query = call.query("state", "limit")
     state, limit = query.get("state", "open"), query.get("limit", "100")
     if state not in STATES:
-        raise BadRequest(what=f"`state` is one of {', '.join(STATES)}, not {state[:64]!r}")
+        raise BadRequest(what=f"query parameter state: must be one of {', '.join(STATES)}, not {state[:64]!r}")
     if not re.fullmatch("[0-9]{1,4}", limit) or not 1 <= int(limit) <= MOST_LISTED:
-        raise BadRequest(what=f"`limit` is a number from 1 to {MOST_LISTED}, not {limit[:64]!r}")
+        raise BadRequest(
+            what=f"query parameter limit: must be a whole number from 1 to {MOST_LISTED}, not {limit[:64]!r}"
+        )
     views = await call.proxy.trajectories.all(state, int(limit))
     return Reply(200, _encoder.encode(TrajectoryList(trajectories=views)))
 
@@ -62,11 +61,7 @@ async def post_trajectory_action(call: Call) -> Reply:
     """POST /v1/trajectories/{trajectory}/actions: act in its environment."""
     trajectory = named(call)
     wait_s = call.wait_s(call.query("wait"))
-    body = await call.body(call.proxy.settings.max_body_bytes)
-    try:
-        request = _action.decode(body)
-    except UNREADABLE as error:
-        raise unreadable(error) from error
+    request = decoded(_action, await call.body(call.proxy.settings.max_body_bytes))
     return await submit_and_wait(call, await call.proxy.trajectories.action(trajectory, request), wait_s)
 
 

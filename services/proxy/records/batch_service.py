@@ -24,8 +24,9 @@ from shared.bus.connection import ValkeyClock, command, patiently
 from shared.messages.actions import ActionSubmitted
 from shared.messages.batches import BatchOpened
 from shared.messages.targets import COMPLETIONS
-from shared.runtime.errors import UNREADABLE, BadRequest, Conflict, NotFound, unreadable
+from shared.runtime.errors import BadRequest, Conflict, NotFound
 from shared.runtime.units import Seconds
+from shared.runtime.validation import decoded, explain_details
 
 MOST_CACHED = 4096
 PATIENCE_S: Seconds = 10.0
@@ -223,11 +224,9 @@ def _declared(batch: StoredBatch) -> Task:
     try:
         return Task.model_validate_json(batch.workflow)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
         raise Conflict(
-            what=f"batch {batch.id} was opened with a workflow that is refused now ({where}: {first['msg']}); "
-            "declare the task again and open another batch"
+            what=f"batch {batch.id} was opened with a workflow that is refused now "
+            f"({explain_details(error.errors()[0])}); declare the task again and open another batch"
         ) from error
 
 
@@ -237,10 +236,7 @@ def decode_reward(text: bytes, what: str = "") -> RewardRequest:
     Raises:
         BadRequest: not JSON, or an invalid field.
     """
-    try:
-        return _reward.decode(text)
-    except UNREADABLE as error:
-        raise unreadable(error, what) from error
+    return decoded(_reward, text, what)
 
 
 _reward = msgspec.json.Decoder(RewardRequest)

@@ -8,7 +8,8 @@ from shared.api.elasticity import formulated
 from shared.api.trajectories import TrajectoryAction
 from shared.messages.actions import StageWork
 from shared.messages.kinds import ENVIRONMENT_KINDS, ONLY_LOOKS, default_units, pool_of
-from shared.runtime.errors import UNREADABLE, BadRequest, unreadable
+from shared.runtime.errors import BadRequest
+from shared.runtime.validation import decoded
 
 _decoders = {kind: msgspec.json.Decoder(params) for kind, params in ENVIRONMENT_KINDS.items()}
 
@@ -22,10 +23,7 @@ def stage_of(request: TrajectoryAction, node_class: str) -> StageWork:
     decoder = _decoders.get(request.kind)
     if decoder is None:
         raise BadRequest(what=f"unknown kind {request.kind!r}; in a trajectory there are {', '.join(_decoders)}")
-    try:
-        decoder.decode(request.params)
-    except UNREADABLE as error:
-        raise unreadable(error, f"params of {request.kind}") from error
+    decoded(decoder, request.params, f"params of {request.kind}")
     units = request.units if request.units is not None else default_units(request.kind)
     pool = pool_of(units, node_class)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from shared.api.tasks import StageTemplate, Task
 from shared.messages.actions import StageWork
 from shared.messages.batches import StagePlan
 from shared.messages.kinds import FREE_FORM, KINDS, Params, default_units, needs_core, pool_of
-from shared.runtime.errors import UNREADABLE, BadRequest, unreadable
+from shared.runtime.errors import BadRequest
+from shared.runtime.validation import decoded, explain
 
 _encoder = msgspec.json.Encoder()
 _object = msgspec.json.Decoder(dict[str, Any])
@@ -68,7 +69,8 @@ class Stage:
             msgspec.convert(merged, self.params)
             _check_free_form(merged)
         except ValueError as error:
-            raise BadRequest(what=f"params of stage {self.template.name!r} ({self.template.kind}): {error}") from error
+            why = explain(error, self.params) if isinstance(error, msgspec.ValidationError) else error
+            raise BadRequest(what=f"params of stage {self.template.name!r} ({self.template.kind}): {why}") from error
         self.check_core(merged)
         return StageWork(
             name=self.template.name,
@@ -119,17 +121,20 @@ class Workflow:
         given = _decode_object(params, "params")
         own = {name: _decode_object(raw, f"stage_params.{name}") for name, raw in stage_params.items()}
         if unknown := given.keys() - frozenset[str]().union(*(stage.fields for stage in self.stages)):
-            raise BadRequest(what=f"no stage of task {self.task!r} has a parameter {min(unknown)!r}")
+            raise self._without(
+                "parameter", min(unknown), [name for stage in self.stages for name in stage.params.__struct_fields__]
+            )
         if unknown := own.keys() - {stage.template.name for stage in self.stages}:
-            raise BadRequest(what=f"task {self.task!r} has no stage {min(unknown)!r}")
+            raise self._without("stage", min(unknown), [stage.template.name for stage in self.stages])
         return tuple(stage.fill(given, own.get(stage.template.name, {})) for stage in self.stages)
+
+    def _without(self, what: str, name: str, known: Iterable[str]) -> BadRequest:
+        listed = ", ".join(f"`{each}`" for each in dict.fromkeys(known))
+        return BadRequest(what=f"task {self.task!r} has no {what} `{name[:64]}`; the {what}s are {listed or 'none'}")
 
 
 def _decode_object(raw: msgspec.Raw, name: str) -> dict[str, Any]:
-    try:
-        return _object.decode(raw)
-    except UNREADABLE as error:
-        raise unreadable(error, name) from error
+    return decoded(_object, raw, name)
 
 
 def _check_free_form(params: Mapping[str, Any]) -> None:
@@ -156,11 +161,9 @@ def plain_action(request: ActionRequest) -> StageWork:
     decoder = _decoders.get(request.kind)
     if decoder is None:
         raise BadRequest(what=f"unknown kind {request.kind!r}; there are {', '.join(KINDS)}")
+    params = decoded(decoder, request.params, f"params of {request.kind}")
     try:
-        params = decoder.decode(request.params)
         _check_free_form({name: getattr(params, name, None) for name in FREE_FORM})
-    except UNREADABLE as error:
-        raise unreadable(error, f"params of {request.kind}") from error
     except ValueError as error:
         raise BadRequest(what=f"params of {request.kind}: {error}") from error
     units = request.units if request.units is not None else default_units(request.kind)

@@ -21,7 +21,7 @@ _PROBLEM = {
     "type": "https://treadle.example/problems/bad-request",
     "title": "Bad request",
     "status": 422,
-    "detail": "params of noop: the object has the unknown field `ecko`",
+    "detail": "params of noop: unknown field `ecko`; the fields are `echo`",
 }
 
 VALUES: Final[dict[str, list[Any]]] = {

@@ -15,8 +15,8 @@ import msgspec
 from services.proxy.http.openapi.schemas import REF, Schema, closed, describe_fields, nullable, ref
 from shared.api.elasticity import MOST_UNITS
 from shared.messages.kinds import KINDS, Params
+from shared.runtime.patterns import NAME
 
-_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _SHARE = {"type": "number", "minimum": 0, "maximum": 1}
 
 
@@ -29,7 +29,7 @@ COST_SCHEMAS: dict[str, Schema] = {
     "Units": {
         "type": "object",
         "description": "Resource -> units of it.",
-        "propertyNames": {"pattern": _NAME},
+        "propertyNames": {"pattern": NAME},
         "additionalProperties": ref("Amount"),
         "examples": [{"cores": 1}, {"cores": [1, 8]}, {"cores": {"any_of": [1, 2, 4, 8]}}],
     },

@@ -6,12 +6,13 @@ from typing import Any
 
 from services.proxy.http.openapi.schemas import ref
 from shared.runtime.app import PROBLEM_JSON
+from shared.runtime.patterns import NAME
 
 TENANT = {
     "name": "Treadle-Tenant",
     "in": "header",
     "description": "Who asks; one default tenant until keys exist.",
-    "schema": {"type": "string", "default": "default", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"},
+    "schema": {"type": "string", "default": "default", "pattern": NAME},
 }
 ID = {
     "name": "id",

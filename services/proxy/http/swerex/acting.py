@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,8 +11,9 @@ from services.proxy.http.hot import submit_and_wait
 from services.proxy.http.swerex.forms import swerex_error
 from shared.api.trajectories import TrajectoryAction
 from shared.messages.kinds import PLACE
-from shared.runtime.errors import UNREADABLE, BadRequest, Unavailable, unreadable
+from shared.runtime.errors import BadRequest, Unavailable
 from shared.runtime.units import Seconds
+from shared.runtime.validation import Decoder, decoded
 
 T = TypeVar("T")
 
@@ -39,16 +39,13 @@ class Answered(msgspec.Struct, frozen=True):
 _answer = msgspec.json.Decoder(Answered)
 
 
-async def body(call: Call, decode: Callable[[bytes], T]) -> T:
+async def body(call: Call, decoder: Decoder[T]) -> T:
     """Read and decode the body.
 
     Raises:
         BadRequest: it is invalid.
     """
-    try:
-        return decode(await call.body(call.proxy.settings.max_body_bytes))
-    except UNREADABLE as error:
-        raise unreadable(error) from error
+    return decoded(decoder, await call.body(call.proxy.settings.max_body_bytes))
 
 
 def request_id(call: Call) -> str | None:

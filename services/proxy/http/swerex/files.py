@@ -26,7 +26,7 @@ _MOST_ENCODING = 64
 
 async def execute(call: Call, trajectory: str) -> dict[str, Any]:
     """Run a command outside any shell session."""
-    asked = await body(call, _command.decode)
+    asked = await body(call, _command)
     argv = _argv(asked)
     params = {"argv": argv, "cwd": asked.cwd or "", "output_bytes": OUTPUT_BYTES, **as_text(*argv)}
     answered = await act(call, trajectory, "env.exec", params, within(asked.timeout))
@@ -59,7 +59,7 @@ def _argv(asked: Command) -> list[str]:
 
 async def read_file(call: Call, trajectory: str) -> dict[str, Any]:
     """Return a file's text."""
-    asked = await body(call, _read.decode)
+    asked = await body(call, _read)
     answered = _done(await act(call, trajectory, "env.read", {"path": asked.path, "encoding": "base64"}))
     return {"content": await asyncio.to_thread(_text, answered.output.get("content", ""), asked)}
 
@@ -85,7 +85,7 @@ def _text(content: str, asked: ReadFile) -> str:
 
 async def write_file(call: Call, trajectory: str) -> dict[str, Any]:
     """Write a whole file."""
-    asked = await body(call, _write.decode)
+    asked = await body(call, _write)
     _done(await act(call, trajectory, "env.write", {"path": asked.path, "content": asked.content}))
     return {}
 

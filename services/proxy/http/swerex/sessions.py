@@ -39,7 +39,7 @@ _action = msgspec.json.Decoder(BashAction | BashInterruptAction)
 
 async def create_session(call: Call, trajectory: str) -> dict[str, Any]:
     """Start a shell and source its start-up files."""
-    asked = await body(call, _create.decode)
+    asked = await body(call, _create)
     await _claim(call, trajectory, asked.session)
     line = " ; ".join(f"source {path}" for path in asked.startup_source) or ":"
     try:
@@ -72,7 +72,7 @@ async def _kept_s(call: Call, trajectory: str) -> int:
 
 async def close_session(call: Call, trajectory: str) -> dict[str, Any]:
     """End a shell. A repeat, which may find no shell or a newer one of that name, gets the first answer."""
-    asked = await body(call, _close.decode)
+    asked = await body(call, _close)
     token, key, closing = request_id(call), _key(trajectory), f"{_key(trajectory)}:closing"
     claim = await _ask(call, "HGET", key, asked.session)
     closes = await _ask(call, "HGET", closing, token) if token else None
@@ -91,7 +91,7 @@ async def close_session(call: Call, trajectory: str) -> dict[str, Any]:
 
 async def run_in_session(call: Call, trajectory: str) -> dict[str, Any]:
     """Run a command in a shell, or handle an interrupt."""
-    asked = await body(call, _action.decode)
+    asked = await body(call, _action)
     await _known(call, trajectory, asked.session)
     if isinstance(asked, BashInterruptAction):
         return _observation(await _take_partial(call, trajectory, asked.session), 0)

@@ -1,0 +1,47 @@
+"""Patterns of names in bodies and paths, and their words in messages.
+
+msgspec matches with Python's `re`, where `$` also matches before a final newline; `whole` closes this gap. Pydantic's
+`$` matches at the end alone, and its expressions have no look-ahead.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+BATCH: Final = r"^[A-Za-z0-9_-]{1,64}$"
+CURSOR: Final = r"^(\d{1,18}-\d{1,18})?$"
+IMAGE: Final = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$"
+SESSION: Final = r"^[A-Za-z0-9._-]+$"
+VARIABLE: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
+WITHOUT_NUL: Final = r"^[^\x00]*$"
+
+WORDS: Final = {
+    NAME: "1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or a digit",
+    BATCH: "1 to 64 letters, digits, '_' and '-'",
+    CURSOR: "the `cursor` of a line of results, for example 1764000000000-0, or empty",
+    IMAGE: "letters, digits, '.', '_', '/', ':', '@' and '-', beginning with a letter or a digit",
+    SESSION: "letters, digits, '.', '_' and '-'",
+    VARIABLE: "letters, digits and '_', beginning with a letter or '_'",
+    WITHOUT_NUL: "text without NUL",
+}
+"""Pattern -> what it allows."""
+
+_BEFORE_NEWLINE: Final = r"(?!\n)"
+_name: Final = re.compile(NAME)
+
+
+def is_name(text: str) -> bool:
+    """Return whether it is a name of a tenant or a task."""
+    return _name.fullmatch(text) is not None
+
+
+def whole(pattern: str) -> str:
+    """Return the pattern for Python's `re`: the whole text matches, without a newline at its end."""
+    return f"{pattern.removesuffix('$')}{_BEFORE_NEWLINE}$"
+
+
+def words(pattern: str) -> str:
+    """Return what a pattern allows; the pattern itself if it has no words here."""
+    return WORDS.get(pattern.replace(_BEFORE_NEWLINE, ""), f"text that matches {pattern}")

@@ -1,0 +1,86 @@
+"""Shares: units that each node owns of a pool that the planner scales.
+
+Law: a pool's nodes own its target together, and more where work would otherwise never start: for the head of its queue,
+for heads of lanes bound to one node, and for work outside batches. While no planner is alive, they own units for all
+work (`Pool.wanted`).
+"""
+
+from __future__ import annotations
+
+from shared.policy.dispatch.action_state import ActionState
+from shared.policy.dispatch.cluster_state import ClusterState
+from shared.policy.model.formulation import Command, SetShare
+from shared.policy.resources.ledger import Node, spread
+from shared.policy.resources.pools import Pool, ZeroQueue
+
+
+def update_shares(cluster: ClusterState, pool: Pool, *, blocked: bool = False) -> list[Command]:
+    """Update the units that nodes own for a pool. A pool without a target owns all units.
+
+    `blocked`: the head of its queue does not fit the owned units.
+    """
+    if pool.target is None:
+        return []
+    head = pool.queue.head()
+    action = cluster.queues.queued[head] if head is not None else None
+    rule: ZeroQueue = "off"
+    if not cluster.queues.planned:
+        rule = "blocked" if blocked or (head is not None and head == pool.feasible) else "on"
+    least = pool.demand.peak if rule == "on" else rule
+    bound = _bound_units(cluster, pool)
+    of_head = (action.work.kind, action.work.units) if action is not None else ()
+    inputs = (pool.target, pool.outside.peak, least, tuple(bound.items()), *of_head)
+    if inputs == pool.settled:
+        return []
+    nodes = [node for node in cluster.nodes.of(pool) if node.ready]
+    wanted, shares = _spread_for(pool, nodes, action, rule, bound)
+    pool.settled = inputs if sum(shares.values()) == wanted else None
+    return _set_shares(nodes, pool.resource, shares)
+
+
+def _spread_for(
+    pool: Pool, nodes: list[Node], head: ActionState | None, rule: ZeroQueue, bound: dict[str, int]
+) -> tuple[int, dict[str, int]]:
+    """Return the units that the nodes must own together, and those of each."""
+    able = [] if head is None else [node for node in nodes if head.could_run_on(node)]
+    needed = head.pool_units if head is not None and able else 0
+    wanted = pool.wanted(nodes, needed, rule)
+    shares = spread(wanted, nodes, pool.resource, bound)
+    if able and all(shares[node.name] < needed for node in able):  # else no node would ever own enough for the head
+        host = min(able, key=lambda node: (-node.limit(pool.resource), node.name))  # owns most: the choice is stable
+        shares = spread(wanted, nodes, pool.resource, {**bound, host.name: max(needed, bound.get(host.name, 0))})
+    return wanted, shares
+
+
+def _set_shares(nodes: list[Node], resource: str, shares: dict[str, int]) -> list[Command]:
+    commands: list[Command] = []
+    for node in nodes:
+        units = shares[node.name]
+        if node.share.get(resource) != units:  # also if it is the whole capacity: a former leader may have set less
+            node.share[resource] = units
+            commands.append(SetShare(node.name, resource, units))
+    return commands
+
+
+def _bound_units(cluster: ClusterState, pool: Pool) -> dict[str, int]:
+    """Node -> units to own there for heads of lanes that fit on no other node, or whose environment has memory
+    there.
+    """
+    bound: dict[str, int] = {}
+    for lane in pool.lanes.values():
+        if (head := lane.queue.head()) is None:
+            continue
+        action = cluster.queues.queued[head]
+        nodes = [node for node in cluster.nodes.of(pool, lane) if node.ready and action.could_run_on(node)]
+        need = action.request.need
+        if action.begins and need is not None:
+            nodes = [node for node in nodes if node.holds(need.held)]
+        if nodes and not any(node.free(pool.resource) >= action.pool_units for node in nodes):
+            host = min(nodes, key=lambda node: (-node.limit(pool.resource), node.name))
+            bound[host.name] = max(bound.get(host.name, 0), host.used.get(pool.resource, 0) + action.pool_units)
+    return bound
+
+
+def owns_less(nodes: list[Node], resource: str) -> bool:
+    """Return whether a node owns less than its capacity."""
+    return any(node.limit(resource) < node.capacity.get(resource, 0) for node in nodes)

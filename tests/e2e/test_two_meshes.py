@@ -19,7 +19,7 @@ import redis
 from services.cpu_manager.environments.docker.claim import Claim, Owner
 from shared.bus.identity import MESH
 from tests.e2e.episodes import NODE, WAIT_S, Json, Scene, Trainer, running_scene, trainer_of
-from treadle.stack.operate import take_down
+from treadle.stack.operate import stop_stack
 from treadle.testing.servers import temporary_home
 from treadle.testing.small_image import small_image
 from treadle.testing.stack import RunningStack, running_stack
@@ -115,7 +115,7 @@ async def test_neither_mesh_touches_the_others_containers_whatever_is_killed(
         running.cancel()
         left = await theirs.open(image=image, memory_mb=64)
         assert output(await theirs.bash(left, "v=kept")) == ""
-        assert await asyncio.to_thread(take_down, first.home.root)
+        assert await asyncio.to_thread(stop_stack, first.home.root)
         assert [listed(what, meshes[0]) for what in ("ps --all", "volume ls")] == [[], []]
         assert output(await theirs.bash(left, "echo $v")) == "kept\n"
     second.supervisor.send_signal(signal.SIGTERM)

@@ -7,7 +7,7 @@ import typer
 from shared.runtime.stack_errors import StackError
 from treadle.cli.up import Home
 from treadle.stack.home import home_path
-from treadle.stack.operate import take_down
+from treadle.stack.operate import stop_stack
 
 
 def register(app: typer.Typer) -> None:
@@ -22,7 +22,7 @@ def down(home: Home = None) -> None:
     """
     root = home.absolute() if home else home_path(os.environ)
     try:
-        stopped = take_down(root)
+        stopped = stop_stack(root)
     except StackError as error:
         typer.echo(f"treadle down: {error}", err=True)
         raise typer.Exit(1) from error

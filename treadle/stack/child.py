@@ -17,14 +17,14 @@ READ_SIZE = 64 << 10
 class Child:
     """A running process. The handler of SIGCHLD calls ``reap``; nothing else waits for the process."""
 
-    def __init__(self, launch: Launch, note: Callable[[str], None], inherit: int | None = None) -> None:
-        """Start it. ``note`` gets each line that it or its children print. Call from the main thread.
+    def __init__(self, launch: Launch, log_line: Callable[[str], None], inherit: int | None = None) -> None:
+        """Start it. ``log_line`` gets each line that it or its children print. Call from the main thread.
 
         Raises:
             OSError: the program cannot be executed.
         """
         self._launch = launch
-        self._note = note
+        self._log_line = log_line
         self._splitter = LineSplitter()
         self._read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -63,7 +63,7 @@ class Child:
         for wait in waits:
             wait.cancel()
         if not self.ended.is_set():
-            self._note(f"did not stop in {self._launch.grace_s:.0f} s and is killed")
+            self._log_line(f"did not stop in {self._launch.grace_s:.0f} s and is killed")
             self.signal(signal.SIGKILL)
             await self.ended.wait()
 
@@ -71,7 +71,7 @@ class Child:
         """Log its last lines and close its output. Call it after the end."""
         self._on_output()
         for line in self._splitter.end():
-            self._note(line)
+            self._log_line(line)
         if self._read >= 0:
             self._close()
 
@@ -94,7 +94,7 @@ class Child:
             except BlockingIOError:
                 return
             for line in self._splitter.feed(data):
-                self._note(line)
+                self._log_line(line)
             if not data:
                 self._close()
             elif len(data) < READ_SIZE:

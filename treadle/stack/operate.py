@@ -29,13 +29,12 @@ from shared.runtime.stack_state import (
 from treadle.mesh import mesh_command
 from treadle.stack.append_only import Scan, repair
 from treadle.stack.home import Home, home_path, open_home
-from treadle.stack.leftovers import remove_containers
 from treadle.stack.logs import ServiceLogs
 from treadle.stack.plan import plan_stack
 from treadle.stack.services import PROXY, ServiceSpec, chosen_services
 from treadle.stack.settings import StackSettings
 from treadle.stack.supervisor import supervise
-from treadle.stack.sweep import sweep
+from treadle.stack.sweep import remove_containers, sweep
 
 DOWN_TIMEOUT_S = 90.0
 POLL_S = 0.05
@@ -49,12 +48,12 @@ def run_stack(environ: Mapping[str, str], view: TextIO | None) -> int:
         StackError: the home, the cluster or a port is not available; it is already up on another port than requested.
     """
     home = open_home(home_path(environ))
-    with _only_stack(home.root, environ):
+    with _lock_home(home.root, environ):
         if (earlier := read_state(home.root)) is not None:
             sweep(earlier)
-        settings, services = _decided(environ)
+        settings, services = _load_settings(environ)
         plan = plan_stack(home, settings, environ, services)
-        width = max(len(unit.name) for unit in (*plan.servers, *plan.services)) + 1
+        width = max(len(spec.name) for spec in (*plan.servers, *plan.services)) + 1
         logs = ServiceLogs(home.log, limit_bytes=plan.log_bytes, view=view, width=width)
         try:
             return asyncio.run(supervise(plan, logs))
@@ -73,9 +72,9 @@ def start_detached(environ: Mapping[str, str], changed: Callable[[ServiceState],
         StackError: it did not come up, or is already up on another port than requested. The message has the reason.
     """
     home = open_home(home_path(environ))
-    with _only_stack(home.root, environ):
+    with _lock_home(home.root, environ):
         pass  # the supervisor takes the lock itself
-    _decided(environ)  # so that a wrong setting is reported here, not by a supervisor that ends at once
+    _load_settings(environ)  # so that a wrong setting is reported here, not by a supervisor that ends at once
     printed = home.log / "supervisor.log"
     with printed.open("wb") as output:
         process = subprocess.Popen(
@@ -104,7 +103,7 @@ def await_up(
     while (status := supervisor.poll()) is None:
         state = read_state(root)
         if state is not None and state.pid == supervisor.pid:
-            _tell_changes(known, state, changed)
+            _report_changes(known, state, changed)
             if state.phase is Phase.UP:
                 return state
         time.sleep(POLL_S)
@@ -114,7 +113,7 @@ def await_up(
     raise StackError(f"the supervisor ended with status {status}:\n{printed.read_text(errors='replace')}".rstrip())
 
 
-def take_down(root: Path) -> bool:
+def stop_stack(root: Path) -> bool:
     """Stop the stack of ``root``, and what an earlier one has left. Return whether there was anything to stop.
 
     Raises:
@@ -133,9 +132,9 @@ def take_down(root: Path) -> bool:
         raise StackError(f"the stack in {root} was started by another user (pid {supervisor.pid})") from error
     except ProcessLookupError:
         pass
-    if not _ends(supervisor, DOWN_TIMEOUT_S):
+    if not _await_end(supervisor, DOWN_TIMEOUT_S):
         os.kill(supervisor.pid, signal.SIGKILL)
-        _ends(supervisor, DOWN_TIMEOUT_S)
+        _await_end(supervisor, DOWN_TIMEOUT_S)
     sweep(read_state(root) or state)
     remove_containers(root)
     return True
@@ -147,7 +146,7 @@ def repair_store(environ: Mapping[str, str]) -> tuple[Scan, Path | None]:
     Raises:
         StackError: no stack has run in the home, the stack is up, or the file cannot be repaired.
     """
-    home = _used_home(environ)
+    home = _existing_home(environ)
     try:
         with supervising(home.root):
             if (earlier := read_state(home.root)) is not None:
@@ -164,12 +163,12 @@ def upgrade_stack(environ: Mapping[str, str], *, check: bool) -> list[str]:
         StackError: no stack has run in the home, the stack is up, a server does not start, or the data cannot be
             upgraded. The message has the reason.
     """
-    home = _used_home(environ)
+    home = _existing_home(environ)
     try:
         with supervising(home.root):
             if (earlier := read_state(home.root)) is not None:
                 sweep(earlier)
-            settings, _ = _decided(environ)
+            settings, _ = _load_settings(environ)
             plan = plan_stack(home, settings, environ, ())
             arguments = ("--report", *(("--check",) if check else ()))
             prepare = replaced(plan.prepare, argv=(*plan.prepare.argv, *arguments))
@@ -194,7 +193,7 @@ def current_state(root: Path) -> StackState | None:
 
 
 @contextmanager
-def _only_stack(root: Path, environ: Mapping[str, str]) -> Iterator[None]:
+def _lock_home(root: Path, environ: Mapping[str, str]) -> Iterator[None]:
     """Hold the lock of ``root``.
 
     Raises:
@@ -213,19 +212,19 @@ def _only_stack(root: Path, environ: Mapping[str, str]) -> Iterator[None]:
 
 def _other_port(root: Path, environ: Mapping[str, str]) -> str | None:
     """Return a message if ``PROXY_PORT`` is another port than the running proxy's; 0 accepts any port."""
-    asked, state = environ.get(f"{PROXY.upper()}_PORT", ""), read_state(root)
-    if not asked.isdecimal() or int(asked) == 0 or state is None or not state.supervisor.alive():
+    requested, state = environ.get(f"{PROXY.upper()}_PORT", ""), read_state(root)
+    if not requested.isdecimal() or int(requested) == 0 or state is None or not state.supervisor.alive():
         return None
     url = next((service.url for service in state.services if service.name == PROXY), None)
-    if url is None or urlsplit(url).port == int(asked):
+    if url is None or urlsplit(url).port == int(requested):
         return None
     return (
-        f"the stack in {root} is already up and listens on {url}, not on port {asked}. Stop it first (treadle down), "
-        "or start a second stack with another --home"
+        f"the stack in {root} is already up and listens on {url}, not on port {requested}. Stop it first "
+        "(treadle down), or start a second stack with another --home"
     )
 
 
-def _used_home(environ: Mapping[str, str]) -> Home:
+def _existing_home(environ: Mapping[str, str]) -> Home:
     """Return the existing home of ``environ``. A misspelt path must not become a new home.
 
     Raises:
@@ -244,7 +243,7 @@ def _used_home(environ: Mapping[str, str]) -> Home:
     return open_home(root)
 
 
-def _decided(environ: Mapping[str, str]) -> tuple[StackSettings, tuple[ServiceSpec, ...]]:
+def _load_settings(environ: Mapping[str, str]) -> tuple[StackSettings, tuple[ServiceSpec, ...]]:
     """Return the environment's settings of the stack, and the services to run.
 
     Raises:
@@ -261,7 +260,7 @@ def _decided(environ: Mapping[str, str]) -> tuple[StackSettings, tuple[ServiceSp
     return settings, services
 
 
-def _tell_changes(known: dict[str, ServiceState], state: StackState, changed: Callable[[ServiceState], None]) -> None:
+def _report_changes(known: dict[str, ServiceState], state: StackState, changed: Callable[[ServiceState], None]) -> None:
     for service in state.services:
         before = known.get(service.name)
         if before is None or before.state is not service.state:
@@ -269,7 +268,7 @@ def _tell_changes(known: dict[str, ServiceState], state: StackState, changed: Ca
             changed(service)
 
 
-def _ends(process: Identity, timeout_s: float) -> bool:
+def _await_end(process: Identity, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
     while process.alive():
         if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
 """Orphans: processes that services left behind and that became children of the supervisor.
 
-Every process of a stack has its service's name in its environment (``TREADLE_UNIT``). When a service has ended, its
+Every process of a stack has its service's name in its environment (``TREADLE_SERVICE``). When a service has ended, its
 orphans are ended. A daemon of a running service stays until the stack stops. Some services have children without the
 name, such as the zygotes of the CPU manager. Such a service is its own subreaper, so these get here only after its end.
 """
@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 
 from shared.runtime.identity import Identity, identify
-from treadle.stack.process import UNIT
+from treadle.stack.process import SERVICE_VARIABLE
 
-DEAD_GRACE_S = 1.0
+ORPHAN_GRACE_S = 1.0
 """Time for the processes of an ended service to end. The zygotes of a dead CPU manager thaw and end environments."""
 
 
@@ -25,10 +25,10 @@ class Orphans:
     """Children of this process that it has not started. Blocking calls of about a millisecond."""
 
     def __init__(self) -> None:
-        self._condemned: dict[Identity, float] = {}
+        self._kill_times: dict[Identity, float] = {}
         """Orphans to kill -> when, on the monotonic clock."""
 
-    def settle(self, living: Mapping[str, int], dead: Collection[str]) -> float | None:
+    def reap(self, running: Mapping[str, int], ended: Collection[str]) -> float | None:
         """Reap ended orphans, and schedule the end of those whose service has ended. Call after each SIGCHLD.
 
         An end shows its orphans at once, because the kernel moves children before it reports their parent's end. What
@@ -41,20 +41,20 @@ class Orphans:
         Returns:
             Seconds until `kill_due` has work; None: never.
         """
-        orphans = {orphan for pid in _children(living.values()) if (orphan := _reaped_or_alive(pid)) is not None}
-        inherited = [self._condemned.pop(gone) for gone in set(self._condemned) - orphans]
+        orphans = {orphan for pid in _children(running.values()) if (orphan := _reaped_or_alive(pid)) is not None}
+        inherited = [self._kill_times.pop(gone) for gone in set(self._kill_times) - orphans]
         now = time.monotonic()
-        for orphan in orphans - self._condemned.keys():
-            unit = _unit(orphan.pid)
-            nobodys = unit is None and _session(orphan.pid) not in living.values()
-            if unit in dead or (nobodys and (dead or inherited)):
-                self._condemned[orphan] = max(inherited, default=now + DEAD_GRACE_S)
-        return max(0.0, min(self._condemned.values()) - now) if self._condemned else None
+        for orphan in orphans - self._kill_times.keys():
+            service = _service_of(orphan.pid)
+            unclaimed = service is None and _session(orphan.pid) not in running.values()
+            if service in ended or (unclaimed and (ended or inherited)):
+                self._kill_times[orphan] = max(inherited, default=now + ORPHAN_GRACE_S)
+        return max(0.0, min(self._kill_times.values()) - now) if self._kill_times else None
 
     def kill_due(self) -> None:
         """Kill the scheduled orphans whose grace is over."""
         now = time.monotonic()
-        for orphan, due in self._condemned.items():
+        for orphan, due in self._kill_times.items():
             if due <= now and orphan.alive():
                 with suppress(ProcessLookupError):
                     os.kill(orphan.pid, signal.SIGKILL)
@@ -80,9 +80,9 @@ def _reaped_or_alive(pid: int) -> Identity | None:
     return identify(pid)
 
 
-def _unit(pid: int) -> str | None:
-    """Return the service that a process was started for; None if its environment has no name."""
-    mark = f"{UNIT}=".encode()
+def _service_of(pid: int) -> str | None:
+    """Return the service of a process, by its environment; None if there is no name."""
+    mark = f"{SERVICE_VARIABLE}=".encode()
     with suppress(OSError):
         for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             if variable.startswith(mark):

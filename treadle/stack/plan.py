@@ -24,15 +24,15 @@ STORE_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """A process that is kept running."""
+class ProcessSpec:
+    """A process to be kept running."""
 
     launch: Launch
     url: str
     probe: Probe
     longest_pause_s: float = 30.0
     """Longest pause before it is started again."""
-    door: ListenSocket | None = None
+    listen_socket: ListenSocket | None = None
     """Its listening socket. The descriptor is the last argument of the command."""
 
     @property
@@ -49,15 +49,15 @@ class External:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StackPlan:
     """All processes of a stack, in the order of their start: servers, preparation, services."""
 
     home: Home
-    servers: tuple[Unit, ...]
+    servers: tuple[ProcessSpec, ...]
     externals: tuple[External, ...]
     prepare: Launch
     """Runs once the servers answer, and must succeed: migrations, the check of a foreign server."""
-    services: tuple[Unit, ...]
+    services: tuple[ProcessSpec, ...]
     start_timeout: timedelta
     log_bytes: int
 
@@ -67,7 +67,7 @@ def plan_stack(
     settings: StackSettings,
     environ: Mapping[str, str],
     services: Sequence[ServiceSpec],
-) -> Plan:
+) -> StackPlan:
     """Return the processes for ``services``. Creates the database cluster if there is none; opens the services' ports.
 
     Args:
@@ -99,7 +99,7 @@ def plan_stack(
     shared.setdefault("TREADLE_STORE_PATHS", os.pathsep.join(own))
     grace_s = settings.grace.total_seconds()
     foreign = ("--foreign-redis",) if redis_url else ()
-    return Plan(
+    return StackPlan(
         home=home,
         servers=tuple(servers),
         externals=tuple(externals),
@@ -110,27 +110,29 @@ def plan_stack(
     )
 
 
-def _postgres(home: Home) -> Unit:
+def _postgres(home: Home) -> ProcessSpec:
     probe = check_probe(partial(postgres_answers, home), "it does not take connections yet")
-    return Unit(postgres_launch(home), postgres_url(home), probe, STORE_PAUSE_S)
+    return ProcessSpec(postgres_launch(home), postgres_url(home), probe, STORE_PAUSE_S)
 
 
-def _valkey(home: Home, settings: StackSettings) -> Unit:
+def _valkey(home: Home, settings: StackSettings) -> ProcessSpec:
     def answers(_: int) -> bool:
         return valkey_answers(valkey_socket(home))
 
     launch = valkey_launch(home, maxmemory_bytes=settings.valkey_maxmemory_mib * MEBIBYTE)
-    return Unit(launch, valkey_url(home), check_probe(answers, "it does not answer PING yet"), STORE_PAUSE_S)
+    return ProcessSpec(launch, valkey_url(home), check_probe(answers, "it does not answer PING yet"), STORE_PAUSE_S)
 
 
-def _service(spec: ServiceSpec, shared: Mapping[str, str], grace_s: float) -> Unit:
-    door = ListenSocket(*spec.address(shared))
-    door.open()
+def _service(spec: ServiceSpec, shared: Mapping[str, str], grace_s: float) -> ProcessSpec:
+    listen_socket = ListenSocket(*spec.address(shared))
+    listen_socket.open()
     prefix = spec.name.upper()
-    env = {**shared, f"{prefix}_HOST": door.host, f"{prefix}_PORT": str(door.port)}
+    env = {**shared, f"{prefix}_HOST": listen_socket.host, f"{prefix}_PORT": str(listen_socket.port)}
     launch = _python(spec.name, env, "treadle.stack.serve", spec.name, spec.factory, "--fd")
     launch = replace(launch, grace_s=grace_s)
-    return Unit(launch, door.url, service_probe(door.host, door.port), door=door)
+    return ProcessSpec(
+        launch, listen_socket.url, service_probe(listen_socket.host, listen_socket.port), listen_socket=listen_socket
+    )
 
 
 def _python(name: str, env: Mapping[str, str], module: str, *arguments: str) -> Launch:

@@ -115,12 +115,12 @@ def postgres_answers(home: Home, pid: int, *, timeout_s: float = 3.0) -> bool:
         lines = (_cluster(home) / "postmaster.pid").read_text().splitlines()
         if len(lines) < 8 or lines[0].strip() != str(pid) or lines[7].strip() != "ready":
             return False
-        with socket.socket(socket.AF_UNIX) as door:
-            door.settimeout(timeout_s)
-            door.connect(str(home.sockets / ".s.PGSQL.5432"))
-            door.sendall(_START)
-            begun = door.recv(1) == b"R"  # an error begins with E
-            door.sendall(_TERMINATE)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(str(home.sockets / ".s.PGSQL.5432"))
+            connection.sendall(_START)
+            begun = connection.recv(1) == b"R"  # an error begins with E
+            connection.sendall(_TERMINATE)
     except OSError:
         return False
     return begun

@@ -11,8 +11,8 @@ from typing import IO
 
 from treadle.stack.account import Account
 
-UNIT = "TREADLE_UNIT"
-"""Environment variable with the service's name, in every process of a stack that keeps its environment."""
+SERVICE_VARIABLE = "TREADLE_SERVICE"
+"""Variable with the service's name, in the environment of every process of a stack that keeps its environment."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -56,7 +56,7 @@ def start(launch: Launch, *, output: int | IO[bytes], inherit: tuple[int, ...] =
     # preexec_fn runs after the change of user, which would clear the signal.
     return subprocess.Popen(
         launch.argv,
-        env={**launch.env, UNIT: launch.name},
+        env={**launch.env, SERVICE_VARIABLE: launch.name},
         cwd=launch.cwd,
         stdin=subprocess.DEVNULL,
         stdout=output,

@@ -12,10 +12,10 @@ AGAIN_S = 1.0
 class Publisher:
     """Writes ``run/state.json``. Readers check each recorded process, so an outdated file does no harm for long."""
 
-    def __init__(self, root: Path, say: Callable[[str], None]) -> None:
-        """``say``: logs a line of the supervisor."""
+    def __init__(self, root: Path, log: Callable[[str], None]) -> None:
+        """``log``: logs a line of the supervisor."""
         self._root = root
-        self._say = say
+        self._log = log
         self._latest: StackState | None = None
         self._again: asyncio.TimerHandle | None = None
 
@@ -30,11 +30,11 @@ class Publisher:
             write_state(self._root, state)
         except OSError as error:
             if not was_late:
-                self._say(f"the state cannot be written: {error}. It is tried again every second")
+                self._log(f"the state cannot be written: {error}. It is tried again every second")
             self._again = asyncio.get_running_loop().call_later(AGAIN_S, self._write_latest)
             return
         if was_late:
-            self._say("the state is written again")
+            self._log("the state is written again")
 
     def _write_latest(self) -> None:
         if self._latest is not None:

@@ -1,18 +1,24 @@
-"""Cleanup after a supervisor that could not do it: ends the processes it left, and no others."""
+"""Cleanup after killed processes of a stack: kills the processes and removes the containers that they left."""
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import psutil
 
 from shared.runtime.identity import Identity, identify
 from shared.runtime.stack_state import StackState
+from treadle.mesh import mesh_command
 
 SETTLE_S = 10.0
+REMOVER: Final = "services.cpu_manager.environments.docker.leftovers"
+"""Runs as a program, not an import, because the stack only has the names of services."""
+REMOVER_LIMIT_S: Final = 60.0
 
 
 def sweep(state: StackState) -> list[int]:
@@ -32,6 +38,19 @@ def sweep(state: StackState) -> list[int]:
     while any(process.alive() for process in left) and time.monotonic() < deadline:
         time.sleep(0.02)
     return sorted(process.pid for process in left)
+
+
+def remove_containers(root: Path) -> bool:
+    """Remove the containers recorded in ``run/``. Return whether there was any record. Without one it is quick.
+
+    A manager that ended in good order has removed its containers and its record. Call it when no service runs.
+    """
+    records = sorted((root / "run").glob("containers-*.json"))
+    for record in records:
+        # It logs what it cannot remove; then the record stays for the next time.
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(mesh_command(REMOVER, str(record)), timeout=REMOVER_LIMIT_S, check=False)
+    return bool(records)
 
 
 def _session(leader: Identity) -> Iterator[Identity]:

@@ -72,12 +72,12 @@ def valkey_launch(home: Home, *, maxmemory_bytes: int = 1024 * MEBIBYTE, durable
 
 def valkey_answers(path: Path, *, timeout_s: float = 1.0) -> bool:
     """Return whether the server behind the socket takes commands, which it does after loading its file. Blocks."""
-    with socket.socket(socket.AF_UNIX) as door:
-        door.settimeout(timeout_s)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout_s)
         try:
-            door.connect(str(path))
-            door.sendall(b"PING\r\n")
-            return door.recv(64).startswith(b"+PONG")
+            connection.connect(str(path))
+            connection.sendall(b"PING\r\n")
+            return connection.recv(64).startswith(b"+PONG")
         except OSError:
             return False
 
@@ -98,7 +98,7 @@ async def durability_warnings(redis: ConfigReader) -> list[str]:
         try:
             found = _text(await redis.config_get(name)).get(name)
         except Exception as error:  # noqa: BLE001 - clients raise different errors for a rejected command
-            return [f"its configuration cannot be read ({error}), so nothing is known about what a crash would lose"]
+            return [f"its configuration cannot be read ({error}), so a crash may lose accepted work"]
         if found != value:
             warnings.append(f"{name} is {found!r}, not {value!r}: {consequence}. Fix: CONFIG SET {name} {value}")
     if _text(await redis.config_get("maxmemory")).get("maxmemory") == "0":

@@ -12,7 +12,7 @@ from shared.runtime.stack_errors import StackError
 from shared.runtime.stack_state import ServiceState, StackState, State, is_supervised, read_state
 from treadle.mesh import mesh_command
 from treadle.stack.home import Home, open_home
-from treadle.stack.operate import await_up, take_down
+from treadle.stack.operate import await_up, stop_stack
 from treadle.stack.postgres import postgres_url
 from treadle.stack.process import Launch, start
 from treadle.stack.valkey import valkey_url
@@ -117,4 +117,4 @@ def running_stack(
             process.terminate()
             process.wait(STOP_TIMEOUT_S)
         if not is_supervised(root):  # it may never have been ours: somebody else's stack is left alone
-            take_down(root)
+            stop_stack(root)

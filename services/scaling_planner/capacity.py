@@ -10,7 +10,7 @@ from shared.messages.nodes import Bye, Heartbeat, Hello
 from shared.policy.scaling.stimuli import NodesChanged
 from shared.runtime.units import Seconds
 
-MOST_NODES = 4096
+MAX_NODES = 4096
 
 
 @dataclass(slots=True)
@@ -19,28 +19,28 @@ class Capacity:
 
     lost_s: Seconds
     _hellos: dict[str, Hello] = field(default_factory=dict)
-    _seen: dict[str, Seconds] = field(default_factory=dict)
+    _last_message_s: dict[str, Seconds] = field(default_factory=dict)
     _cold_start_s: dict[str, dict[str, Seconds]] = field(default_factory=dict)
     """By node and resource, as last measured."""
 
-    def heard(self, at: Seconds, message: Hello | Heartbeat | Bye) -> None:
+    def receive(self, at: Seconds, message: Hello | Heartbeat | Bye) -> None:
         """Handle one message, in the order of the stream."""
         if isinstance(message, Hello):
             self._hellos[message.node] = message
-            while len(self._hellos) > MOST_NODES:
+            while len(self._hellos) > MAX_NODES:
                 oldest = next(iter(self._hellos))
                 del self._hellos[oldest]
-                self._seen.pop(oldest, None)
+                self._last_message_s.pop(oldest, None)
                 self._cold_start_s.pop(oldest, None)
         known = self._hellos.get(message.node)
         if known is None or known.incarnation != message.incarnation:
             return
         if isinstance(message, Bye):
             del self._hellos[message.node]
-            self._seen.pop(message.node, None)
+            self._last_message_s.pop(message.node, None)
             self._cold_start_s.pop(message.node, None)
         else:
-            self._seen[message.node] = at
+            self._last_message_s[message.node] = at
         if isinstance(message, Heartbeat):
             self._cold_start_s[message.node] = message.cold_start_s
 
@@ -49,13 +49,13 @@ class Capacity:
         return NodesChanged(self.by_pool(now), self.cold_start_s(now))
 
     def by_pool(self, now: Seconds) -> dict[str, int]:
-        """Units by pool of the nodes seen within `lost_s`.
+        """Units by pool of the nodes with a message within `lost_s`.
 
         Resources that environments hold are no pools: no work queues for them, and they are not scaled.
         """
         pools: dict[str, int] = {}
         for hello in self._hellos.values():
-            alive = self._lives(hello.node, now)
+            alive = self._is_alive(hello.node, now)
             for resource, units in hello.capacity.items():
                 if resource in HELD:
                     continue
@@ -67,10 +67,10 @@ class Capacity:
         """By pool, the longest cold start of a worker on a live node, rounded up to a tenth of a second."""
         longest: dict[str, Seconds] = {}
         for node, measured in self._cold_start_s.items():
-            for resource, seconds in measured.items() if self._lives(node, now) else ():
+            for resource, seconds in measured.items() if self._is_alive(node, now) else ():
                 pool = f"{resource}@{self._hellos[node].node_class}"
                 longest[pool] = max(longest.get(pool, 0.0), math.ceil(seconds * 10) / 10)
         return longest
 
-    def _lives(self, node: str, now: Seconds) -> bool:
-        return now - self._seen.get(node, 0.0) <= self.lost_s
+    def _is_alive(self, node: str, now: Seconds) -> bool:
+        return now - self._last_message_s.get(node, 0.0) <= self.lost_s

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from shared.bus.batch_snapshot import BatchCounts
 from shared.bus.results import RequestRecord
-from shared.bus.seen import Counts
+from shared.messages.batch_snapshot import SNAPSHOT_INTERVAL_S, OpenBatchesSnapshot
 from shared.messages.batches import BatchEnded, BatchOpened
-from shared.messages.seen import LOOKS_EVERY_S, BatchesSeen
-from shared.policy.scaling.stimuli import Sight
+from shared.policy.scaling.stimuli import ObservedBatch
 from shared.policy.scaling.workload import UNREACHED, OpenedBatch, Stage
 from shared.runtime.units import Seconds
 from shared.store.records import BatchRequests, EndedBatch
@@ -38,7 +38,7 @@ def ended_batch(message: BatchEnded, answers: Sequence[RequestRecord], tokens_pe
         ValueError: the message says that the batch is still open or sealed.
     """
     if message.state == "open" or message.state == "sealed":
-        raise ValueError(f"batch {message.batch} is said to have ended, and to be {message.state}")
+        raise ValueError(f"batch {message.batch} ended, but its state is {message.state}")
     requests = measured(answers, message.first_at)
     ready_s = message.first_at + requests.record(len(requests.execution_s)).span_s if requests else None
     return EndedBatch(
@@ -57,23 +57,23 @@ def ended_batch(message: BatchEnded, answers: Sequence[RequestRecord], tokens_pe
     )
 
 
-def sights(
-    batches: Sequence[str], seen: BatchesSeen | None, counts: Sequence[Counts | None], now: Seconds
-) -> dict[str, Sight]:
-    """Snapshots of open batches for the planner; batches that Valkey no longer knows are left out.
+def observed_batches(
+    batches: Sequence[str], snapshot: OpenBatchesSnapshot | None, counts: Sequence[BatchCounts | None], now: Seconds
+) -> dict[str, ObservedBatch]:
+    """Return the states of open batches for the planner, without batches that have expired in Valkey.
 
     The leader publishes a snapshot only if it has changed. So the last one is still valid as of its last check, at most
-    `LOOKS_EVERY_S` ago; `counts` are of this moment.
+    `SNAPSHOT_INTERVAL_S` ago; `counts` are of this moment.
     """
-    views: dict[str, Sight] = {}
-    looked_at = None if seen is None else min(now, max(seen.at, now - LOOKS_EVERY_S))
+    states: dict[str, ObservedBatch] = {}
+    observed_at = None if snapshot is None else min(now, max(snapshot.at, now - SNAPSHOT_INTERVAL_S))
     for batch, count in zip(batches, counts, strict=True):
         if count is not None:
-            told = seen.batches.get(batch) if seen is not None else None
-            queuing, running = (tuple(told.queuing), tuple(told.running)) if told is not None else ((), ())
+            requests = snapshot.batches.get(batch) if snapshot is not None else None
+            queuing, running = (tuple(requests.queuing), tuple(requests.running)) if requests is not None else ((), ())
             counted = (count.submitted, count.answered, queuing, running, count.closed)
-            views[batch] = Sight(*counted, looked_at, unqueued_end_at=count.unqueued_end_s)
-    return views
+            states[batch] = ObservedBatch(*counted, observed_at, unqueued_end_at=count.unqueued_end_s)
+    return states
 
 
 def measured(answers: Sequence[RequestRecord], first_at: float) -> BatchRequests | None:

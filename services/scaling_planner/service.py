@@ -17,27 +17,27 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from services.scaling_planner import metrics
 from services.scaling_planner.capacity import Capacity
-from services.scaling_planner.measurements import ended_batch, opened_batch, sights
+from services.scaling_planner.measurements import ended_batch, observed_batches, opened_batch
 from shared.bus import functions
+from shared.bus.batch_snapshot import read_counts, read_snapshot
 from shared.bus.connection import ValkeyClock, command, patiently
 from shared.bus.results import RequestRecord, read_record
-from shared.bus.seen import read_counts, read_seen
 from shared.bus.tail import Tail
 from shared.messages.batches import BatchEnded, BatchOpened, FirstArrival, RolloutProgress
 from shared.messages.targets import COMPLETIONS, TARGETS, CompletionExpected, TargetSet
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.stimuli import (
+    BatchAdded,
+    BatchesObserved,
+    BatchRemoved,
     Command,
-    Ended,
     ExpectCompletion,
-    FirstCame,
-    Looked,
-    Opened,
-    Progressed,
+    FirstRequestArrived,
+    ProgressReported,
     PublishTarget,
-    Restored,
     Stimulus,
-    Woken,
+    TargetsRestored,
+    TimerFired,
 )
 from shared.policy.scaling.workload import OpenedBatch, PastBatch
 from shared.runtime import log
@@ -54,9 +54,9 @@ T = TypeVar("T")
 
 _log = log.get(__name__)
 
-LEISURE = 4
+PAUSE_FACTOR = 4
 """Least pause before a decision without an event, in multiples of the last decision's duration."""
-MOST_LEARNT = 200_000
+MAX_HISTORY_REQUESTS = 200_000
 """Most requests of past batches in memory for one open batch; the newest batch counts in any case."""
 
 
@@ -80,9 +80,9 @@ class PlannerService:
         self._clock = clock
         self._log = stimulus_log
         self._turn = asyncio.Lock()
-        self._turn_began: Seconds | None = None
+        self._turn_began_s: Seconds | None = None
         self._planned = asyncio.Event()
-        self._took_s = 0.0
+        self._decision_s = 0.0
         """Duration of the last decision."""
         self.restored = False
         """The state is rebuilt from Postgres; deliveries may begin."""
@@ -90,129 +90,127 @@ class PlannerService:
     @property
     def turn_s(self) -> Seconds:
         """Duration of the present turn; 0 between turns."""
-        return 0.0 if self._turn_began is None else time.monotonic() - self._turn_began
+        return 0.0 if self._turn_began_s is None else time.monotonic() - self._turn_began_s
 
     async def restore(self) -> None:
         """Restore the state of a former process: targets, and the open batches that Valkey still knows."""
 
-        async def load(session: AsyncSession) -> tuple[dict[str, int], list[Opened]]:
+        async def load(session: AsyncSession) -> tuple[dict[str, int], list[BatchAdded]]:
             history = BatchHistory(session)
             batches = await history.still_open()
-            opened = [Opened(batch, await self._past(history, batch), restored=True) for batch in batches]
+            opened = [BatchAdded(batch, await self._past(history, batch), restored=True) for batch in batches]
             return await Plans(session).targets(), opened
 
-        async with self._taking_turns():
-            targets, still_open = await self._store(load, "restoring")
-            await self._tell(Restored(targets))
+        async with self._exclusive():
+            targets, still_open = await self._store(load, "restoring the planner")
+            await self._process(TargetsRestored(targets))
             for opened in still_open:
-                if await self._known_to_valkey(opened.batch.batch):
-                    await self._tell(opened)
+                if await self._exists_in_valkey(opened.batch.batch):
+                    await self._process(opened)
                 else:
-                    await self._abandon(opened.batch)
+                    await self._end_lost_batch(opened.batch)
         self.restored = True
         _log.info("planner_restored", targets=self._planner.targets)
 
     async def on_batch(self, message: BatchOpened | FirstArrival | BatchEnded | RolloutProgress) -> None:
         """Handle one delivery of `batches`. Returns when its effects are durable and published."""
-        async with self._taking_turns():
+        async with self._exclusive():
             match message:
                 case BatchOpened():
-                    await self._opened(opened_batch(message))
+                    await self._batch_added(opened_batch(message))
                 case FirstArrival():
                     await self._first_arrival(message)
                 case BatchEnded():
-                    await self._ended(message)
+                    await self._batch_removed(message)
                 case RolloutProgress():
-                    await self._tell(Progressed(message.batch, message.at, message.generating, message.tokens))
+                    await self._process(ProgressReported(message.batch, message.at, message.generating, message.tokens))
 
     async def follow_nodes(self, tail: Tail) -> None:
-        """Update the ceilings, forever. Messages from before this process started count for nodes that are still
-        alive.
-        """
-        backlog, told = True, None
+        """Loop: update the ceilings. Messages from before this process started count for nodes that are still alive."""
+        backlog, last = True, None
         async for entries in tail.batches():
             for entry in entries:
-                self._capacity.heard(entry.at, entry.message)
+                self._capacity.receive(entry.at, entry.message)
             backlog = backlog and len(entries) > 0 and self._clock.unix() - entries[-1].at > 1.0
             if backlog:
                 continue  # decide once on the present state, not once for each page of the past
             stimulus = self._capacity.stimulus(self._clock.unix())
-            if stimulus != told:
-                async with self._taking_turns():
-                    await self._tell(stimulus)
-                told = stimulus
+            if stimulus != last:
+                async with self._exclusive():
+                    await self._process(stimulus)
+                last = stimulus
 
-    async def keep_time(self) -> None:
-        """Wake the planner when it requests it, forever. Planning takes at most 1/5 of a core."""
+    async def wake_planner(self) -> None:
+        """Loop: wake the planner at the times that it requests. Planning takes at most 1/5 of a core."""
         while True:
             self._planned.clear()
             now = self._clock.unix()
-            most_s = min(self._planner.look_s(now) - now, 3600.0)
-            wait_s = max(self._planner.wake_s() - now, LEISURE * self._took_s)
+            most_s = min(self._planner.next_observation_s(now) - now, 3600.0)
+            wait_s = max(self._planner.wake_s() - now, PAUSE_FACTOR * self._decision_s)
             try:
-                async with asyncio.timeout(min(wait_s, max(most_s, LEISURE * self._took_s))):
+                async with asyncio.timeout(min(wait_s, max(most_s, PAUSE_FACTOR * self._decision_s))):
                     await self._planned.wait()
             except TimeoutError:
-                async with self._taking_turns():
-                    await self._tell(Woken())
+                async with self._exclusive():
+                    await self._process(TimerFired())
 
-    async def keep_house(self, every_s: Seconds, keep_s: Seconds, keep_plans_s: Seconds) -> None:
-        """Delete old history and plans, forever."""
+    async def delete_old_rows(self, every_s: Seconds, keep_s: Seconds, keep_plans_s: Seconds) -> None:
+        """Loop: delete old history and plans."""
         while True:
             now = self._clock.unix()
 
-            async def prune(session: AsyncSession) -> int:
+            async def delete(session: AsyncSession) -> int:
                 await Plans(session).prune(now - keep_plans_s)  # noqa: B023  # awaited in this turn
                 return await BatchHistory(session).prune(now - keep_s)  # noqa: B023
 
-            gone = await self._store(prune, "pruning")
-            _log.info("history_pruned", batches=gone)
+            deleted = await self._store(delete, "deleting old rows")
+            _log.info("history_deleted", batches=deleted)
             await asyncio.sleep(every_s)
 
     @asynccontextmanager
-    async def _taking_turns(self) -> AsyncIterator[None]:
+    async def _exclusive(self) -> AsyncIterator[None]:
         async with self._turn:
-            self._turn_began = time.monotonic()
+            self._turn_began_s = time.monotonic()
             try:
                 yield
             finally:
-                self._turn_began = None
+                self._turn_began_s = None
 
-    async def _opened(self, batch: OpenedBatch) -> None:
-        async def keep(session: AsyncSession) -> tuple[bool, tuple[PastBatch, ...]]:
+    async def _batch_added(self, batch: OpenedBatch) -> None:
+        async def store(session: AsyncSession) -> tuple[bool, tuple[PastBatch, ...]]:
             history = BatchHistory(session)
             await history.opened(batch)
             return await history.is_open(batch.batch), await self._past(history, batch)
 
-        still_open, past = await self._store(keep, "storing an opened batch")
+        still_open, past = await self._store(store, "storing an opened batch")
         if still_open:  # a repeated delivery may be older than the end
-            await self._tell(Opened(batch, past))
+            await self._process(BatchAdded(batch, past))
 
     async def _first_arrival(self, message: FirstArrival) -> None:
-        commands = await self._tell(FirstCame(message.batch, message.arrived_at))
-        ours = (c.at for c in commands if isinstance(c, ExpectCompletion) and c.batch == message.batch)
-        expected = next(ours, None)
+        commands = await self._process(FirstRequestArrived(message.batch, message.arrived_at))
+        completions = (c.at for c in commands if isinstance(c, ExpectCompletion) and c.batch == message.batch)
+        expected = next(completions, None)
 
-        async def keep(session: AsyncSession) -> None:
+        async def store(session: AsyncSession) -> None:
             await BatchHistory(session).first_arrival(message.batch, message.arrived_at, expected)
 
-        await self._store(keep, "storing a first arrival")
+        await self._store(store, "storing a first arrival")
 
-    async def _ended(self, message: BatchEnded) -> None:
+    async def _batch_removed(self, message: BatchEnded) -> None:
         batch = ended_batch(message, await self._answers(message.batch), self._planner.tokens_per_s(message.batch))
 
-        async def keep(session: AsyncSession) -> tuple[bool, tuple[PastBatch, ...]]:
+        async def store(session: AsyncSession) -> tuple[bool, tuple[PastBatch, ...]]:
             history = BatchHistory(session)
             new = await history.ended(batch)
             opened = await history.find(batch.batch)
-            learns = opened is not None and self._planner.would_learn(opened)
-            return new, await self._past(history, opened) if opened is not None and learns else ()
+            used = opened is not None and self._planner.uses_history_of(opened)
+            return new, await self._past(history, opened) if opened is not None and used else ()
 
-        new, past = await self._store(keep, "storing an ended batch")
+        new, past = await self._store(store, "storing an ended batch")
         if new:
-            _observe(batch)
-        learnt = past if past and past[-1].opened.batch == batch.batch else ()
-        await self._tell(Ended(batch.batch, learnt))
+            _count(batch)
+        history_used = past if past and past[-1].opened.batch == batch.batch else ()
+        await self._process(BatchRemoved(batch.batch, history_used))
 
     async def _answers(self, batch: str) -> list[RequestRecord]:
         """Read a batch's measurements from both stores; retry while one of them is away."""
@@ -224,21 +222,21 @@ class PlannerService:
                 await asyncio.sleep(error.retry_after_s)
 
     async def _past(self, history: BatchHistory, batch: OpenedBatch) -> tuple[PastBatch, ...]:
-        window = min(self._planner.ways.window, max(1, MOST_LEARNT // (batch.size or 1)))
+        window = min(self._planner.config.window, max(1, MAX_HISTORY_REQUESTS // (batch.size or 1)))
         return tuple(await history.recent(batch.tenant, batch.task, batch.size, window))
 
-    async def _tell(self, stimulus: Stimulus) -> list[Command]:
+    async def _process(self, stimulus: Stimulus) -> list[Command]:
         """Pass a snapshot and a stimulus to the planner (in a thread, because a search may take long), then store and
         publish.
         """
-        looked = await patiently(self._look, what="looking at open batches", patience_s=None)
+        observed = await patiently(self._observe, what="reading batch snapshots", patience_s=None)
         now = self._clock.unix()
         started = time.perf_counter()
-        commands = await asyncio.to_thread(self._handle, now, looked, stimulus)
-        self._took_s = time.perf_counter() - started
+        commands = await asyncio.to_thread(self._apply, now, observed, stimulus)
+        self._decision_s = time.perf_counter() - started
         self._planned.set()
         if commands:
-            metrics.DECIDING.observe(self._took_s)
+            metrics.DECIDING.observe(self._decision_s)
         targets = [command for command in commands if isinstance(command, PublishTarget)]
         if targets:
             plans = [StoredPlan(now, t.pool, t.previous, t.units, t.reason.document()) for t in targets]
@@ -250,21 +248,21 @@ class PlannerService:
             _log.info("target_set", pool=target.pool, units=target.units, reason=target.reason.summary)
         return commands
 
-    def _handle(self, now: Seconds, *stimuli: Stimulus) -> list[Command]:
+    def _apply(self, now: Seconds, *stimuli: Stimulus) -> list[Command]:
         commands: list[Command] = []
         for stimulus in stimuli:
-            answered = self._planner.handle(now, stimulus)
+            decided = self._planner.handle(now, stimulus)
             if self._log is not None:
-                self._log.told(now, stimulus, answered)
-            commands += answered
+                self._log.write(now, stimulus, decided)
+            commands += decided
         return commands
 
-    async def _look(self) -> Looked:
+    async def _observe(self) -> BatchesObserved:
         batches = self._planner.open_batches
         if not batches:
-            return Looked({})
-        seen, counts = await asyncio.gather(read_seen(self._redis), read_counts(self._redis, batches))
-        return Looked(sights(batches, seen, counts, self._clock.unix()))
+            return BatchesObserved({})
+        snapshot, counts = await asyncio.gather(read_snapshot(self._redis), read_counts(self._redis, batches))
+        return BatchesObserved(observed_batches(batches, snapshot, counts, self._clock.unix()))
 
     async def _publish(self, now: Seconds, commands: Sequence[Command]) -> None:
         completions = [
@@ -288,13 +286,13 @@ class PlannerService:
             patience_s=None,
         )
 
-    async def _known_to_valkey(self, batch: str) -> bool:
+    async def _exists_in_valkey(self, batch: str) -> bool:
         found = await patiently(
-            lambda: command(self._redis, "EXISTS", f"batch:{batch}"), what="looking for open batches", patience_s=None
+            lambda: command(self._redis, "EXISTS", f"batch:{batch}"), what="reading open batches", patience_s=None
         )
         return bool(found)
 
-    async def _abandon(self, batch: OpenedBatch) -> None:
+    async def _end_lost_batch(self, batch: OpenedBatch) -> None:
         """Store the end of a batch that Valkey has lost. No end would ever be reported, and it would hold units
         forever.
         """
@@ -314,7 +312,7 @@ class PlannerService:
         return await persistently(attempt, what=what)
 
 
-def _observe(batch: EndedBatch) -> None:
+def _count(batch: EndedBatch) -> None:
     metrics.BATCHES.labels(batch.state).inc()
     if batch.extra_delay_s is not None:
         metrics.EXTRA_DELAY.observe(batch.extra_delay_s)

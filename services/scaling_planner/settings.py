@@ -27,11 +27,11 @@ class ScalingPlannerSettings(ServiceSettings):
     """Use the progress that trainers report of their rollouts."""
     review_s: float = Field(default=10.0, ge=1)
     """Seconds from a decision to the next review while batches are open."""
-    ahead_s: float = Field(default=15.0, ge=1)
+    look_ahead_s: float = Field(default=15.0, ge=1)
     """Look-ahead: hold units needed within this time (plus a cold start). For the whole batch's need: a day."""
     surprise_s: float = Field(default=1.0, gt=0)
     """If less is held than planned: interval of checks for requests that wait and were expected later."""
-    hold_s: float = Field(default=5.0, ge=0)
+    stabilization_s: float = Field(default=5.0, ge=0)
     """Release no units that were wanted within this time or a cold start, whichever is longer; 0: release at once."""
     seed: int = 0
     """Seed of random draws from histories."""
@@ -63,7 +63,7 @@ class ScalingPlannerSettings(ServiceSettings):
     """Interval of these deletions."""
 
     @property
-    def ways(self) -> PlannerConfig:
+    def planner_config(self) -> PlannerConfig:
         """Configuration of the planner."""
         return PlannerConfig(
             strictness=self.strictness,
@@ -71,7 +71,7 @@ class ScalingPlannerSettings(ServiceSettings):
             trade=self.trade,
             progress=self.progress,
             review_s=self.review_s,
-            ahead_s=self.ahead_s,
+            look_ahead_s=self.look_ahead_s,
             surprise_s=self.surprise_s,
-            hold_s=self.hold_s,
+            stabilization_s=self.stabilization_s,
         )

@@ -14,9 +14,9 @@ from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from shared.bus.connection import MEMORY_FULL, command
-from shared.messages import seen
+from shared.messages import batch_snapshot
+from shared.messages.batch_snapshot import OpenBatchesSnapshot
 from shared.messages.batches import BATCHES, BatchOpened, RolloutProgress
-from shared.messages.seen import BatchesSeen
 from shared.policy.dispatch.backlog import Backlog
 from shared.runtime.errors import Overloaded
 from shared.runtime.units import Epoch, Seconds
@@ -244,7 +244,9 @@ async def discard(redis: Redis, epoch: Epoch, entries: Sequence[str]) -> None:
     await call(redis, "discard", epoch, *entries)
 
 
-async def publish_backlog(redis: Redis, epoch: Epoch, backlog: Backlog, batches: BatchesSeen | None = None) -> None:
+async def publish_backlog(
+    redis: Redis, epoch: Epoch, backlog: Backlog, batches: OpenBatchesSnapshot | None = None
+) -> None:
     """Publish the backlog for every replica, and where the requests of open batches are.
 
     `batches` None: the last published value stays.
@@ -254,7 +256,7 @@ async def publish_backlog(redis: Redis, epoch: Epoch, backlog: Backlog, batches:
     """
     args: list[Any] = [epoch, _packed(backlog.pools), _packed(backlog.stuck)]
     if batches is not None:
-        args.append(seen.encode(batches))
+        args.append(batch_snapshot.encode(batches))
     await call(redis, "publish_backlog", *args)
 
 

@@ -1,8 +1,8 @@
 """A planner's stimulus log: all its inputs and commands, so that its decisions can be made again elsewhere.
 
 One file of msgpack arrays, each after its length (4 bytes, little-endian). The first is the header (configuration and
-seed); then `[now, kind, stimulus, commands]` for each stimulus. `treadle/lab/replay/again.py` makes the decisions
-again; `treadle replay planner FILE` compares.
+seed); then `[now, kind, stimulus, commands]` for each stimulus. `treadle replay planner FILE` makes the decisions
+again and compares.
 """
 
 from __future__ import annotations
@@ -18,23 +18,33 @@ import msgspec
 from shared.policy.scaling.config import PlannerConfig
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.stimuli import (
+    BatchAdded,
+    BatchesObserved,
+    BatchRemoved,
     Command,
-    Ended,
-    FirstCame,
-    Looked,
+    FirstRequestArrived,
     NodesChanged,
-    Opened,
-    Progressed,
-    Restored,
+    ProgressReported,
     Stimulus,
-    Woken,
+    TargetsRestored,
+    TimerFired,
 )
 
 KINDS: Mapping[str, type[Stimulus]] = {
-    kind.__name__: kind for kind in (Restored, Opened, FirstCame, Progressed, Ended, Looked, NodesChanged, Woken)
+    kind.__name__: kind
+    for kind in (
+        TargetsRestored,
+        BatchAdded,
+        FirstRequestArrived,
+        ProgressReported,
+        BatchRemoved,
+        BatchesObserved,
+        NodesChanged,
+        TimerFired,
+    )
 }
 
-VERSION = 2
+VERSION = 3
 """Version of the log. Raise it with any change of `PlannerConfig`, of a stimulus or of a command."""
 NAME = "planner"
 """Prefix of the files' names."""
@@ -48,31 +58,31 @@ class LogError(ValueError):
 
 
 @dataclass(frozen=True)
-class Header:
+class LogHeader:
     """Configuration of the planner."""
 
     version: int
-    ways: PlannerConfig
+    config: PlannerConfig
     floors: dict[str, int]
     ceilings: dict[str, int]
     seed: int
 
     def planner(self) -> Planner:
         """Return a planner with this configuration."""
-        return Planner(self.ways, self.floors, self.ceilings, self.seed)
+        return Planner(self.config, self.floors, self.ceilings, self.seed)
 
 
 @dataclass(frozen=True)
-class Told:
+class LogEntry:
     """One stimulus and the resulting commands."""
 
     now: float
     stimulus: Stimulus
     commands: list[Any]
-    """As builtins, see `plain`."""
+    """As builtins, see `to_builtins`."""
 
 
-def plain(commands: Sequence[Command]) -> list[Any]:
+def to_builtins(commands: Sequence[Command]) -> list[Any]:
     """Return commands in the log's form, for comparison."""
     read: list[Any] = msgspec.msgpack.decode(_encoder.encode([[type(one).__name__, one] for one in commands]))
     return read
@@ -90,7 +100,7 @@ class StimulusLog:
         self.full = False
         self._most = most_bytes
         self._file: BinaryIO = path.open("wb")
-        self._write(Header(VERSION, planner.ways, dict(planner.floors), dict(planner.ceilings), planner.seed))
+        self._write(LogHeader(VERSION, planner.config, dict(planner.floors), dict(planner.ceilings), planner.seed))
 
     @classmethod
     def begin(cls, folder: Path, planner: Planner, *, at: float, most_bytes: int, kept: int) -> StimulusLog:
@@ -105,7 +115,7 @@ class StimulusLog:
             path.unlink()
         return cls(folder / f"{NAME}-{round(at * 1000)}.log", planner, most_bytes=most_bytes)
 
-    def told(self, now: float, stimulus: Stimulus, commands: Sequence[Command]) -> None:
+    def write(self, now: float, stimulus: Stimulus, commands: Sequence[Command]) -> None:
         """Write one stimulus and the resulting commands."""
         self._write([now, type(stimulus).__name__, stimulus, [[type(one).__name__, one] for one in commands]])
 
@@ -120,7 +130,7 @@ class StimulusLog:
             self._file.flush()
 
 
-def read_log(path: Path) -> tuple[Header, Iterator[Told]]:
+def read_log(path: Path) -> tuple[LogHeader, Iterator[LogEntry]]:
     """Return a log's header and an iterator over its stimuli. An entry cut off by a crash ends it.
 
     Raises:
@@ -129,12 +139,12 @@ def read_log(path: Path) -> tuple[Header, Iterator[Told]]:
     """
     entries = _entries(path)
     try:
-        header = msgspec.msgpack.decode(next(entries), type=Header)
+        header = msgspec.msgpack.decode(next(entries), type=LogHeader)
     except (StopIteration, msgspec.MsgspecError) as error:
         raise LogError(f"{path} is no stimulus log of this version of Treadle") from error
     if header.version != VERSION:
         raise LogError(f"{path} is a stimulus log of version {header.version}; this Treadle reads version {VERSION}")
-    return header, _told(path, entries)
+    return header, _log_entries(path, entries)
 
 
 def _entries(path: Path) -> Iterator[bytes]:
@@ -147,11 +157,11 @@ def _entries(path: Path) -> Iterator[bytes]:
             yield packed
 
 
-def _told(path: Path, entries: Iterator[bytes]) -> Iterator[Told]:
+def _log_entries(path: Path, entries: Iterator[bytes]) -> Iterator[LogEntry]:
     entry = msgspec.msgpack.Decoder(tuple[float, str, msgspec.Raw, list[Any]])
     for packed in entries:
         try:
             now, kind, raw, commands = entry.decode(packed)
-            yield Told(now, msgspec.msgpack.decode(raw, type=KINDS[kind]), commands)
+            yield LogEntry(now, msgspec.msgpack.decode(raw, type=KINDS[kind]), commands)
         except (KeyError, msgspec.MsgspecError) as error:
             raise LogError(f"{path} holds a stimulus that this version of Treadle does not know: {error}") from error

@@ -15,13 +15,13 @@ import typer
 from rich.console import Console
 
 from shared.store.stimulus_log import LogError
-from treadle.lab.evaluations.decided import Comparison, compared, newest_log
-from treadle.lab.evaluations.decided import show as show_decided
 from treadle.lab.evaluations.distrs.jobs import DRAWS, WORKLOADS, Jobs, Workload, generated, given, replay
 from treadle.lab.evaluations.distrs.notes import NOTES
 from treadle.lab.evaluations.distrs.report import Report
 from treadle.lab.evaluations.distrs.search_time import REQUESTS, search_ms
 from treadle.lab.evaluations.distrs.table import show
+from treadle.lab.evaluations.planner_decisions import Comparison, compared, newest_log
+from treadle.lab.evaluations.planner_decisions import show as show_decisions
 from treadle.lab.evaluations.pool import progress_bar
 from treadle.lab.evaluations.tangram.jobs import QUICK, evaluation, run_all
 from treadle.lab.evaluations.tangram.jobs import Workload as TangramWorkload
@@ -190,7 +190,7 @@ def planner(
     if as_json:
         typer.echo(json.dumps(made.document()))
     else:
-        show_decided(made, Console(width=None if sys.stdout.isatty() else 150, markup=False))
+        show_decisions(made, Console(width=None if sys.stdout.isatty() else 150, markup=False))
     if not made.same:
         raise typer.Exit(FAILED)
 

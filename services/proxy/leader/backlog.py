@@ -13,7 +13,7 @@ from services.proxy.records.store import Store, Stored
 from shared.bus import functions
 from shared.bus.connection import TRANSIENT, ValkeyClock
 from shared.bus.functions import Deposed
-from shared.messages.seen import LOOKS_EVERY_S, BatchesSeen, BatchSeen, pack
+from shared.messages.batch_snapshot import SNAPSHOT_INTERVAL_S, OpenBatchesSnapshot, UnansweredRequests, pack
 from shared.policy.dispatch.backlog import Backlog, survey, why_it_waits_to_begin, why_stuck
 from shared.policy.dispatch.batch_snapshots import batch_snapshots
 from shared.policy.dispatch.cluster_state import ClusterState
@@ -22,7 +22,7 @@ from shared.runtime.units import Epoch, Seconds
 
 _log = log.get(__name__)
 
-TOLD_EVERY_S: Seconds = LOOKS_EVERY_S
+TOLD_EVERY_S: Seconds = SNAPSHOT_INTERVAL_S
 LEISURE = 50
 """A survey of very many stuck actions takes at most 1/50 of the leader's time."""
 
@@ -35,7 +35,7 @@ async def publish_backlog(redis: Redis, epoch: Epoch, cluster: ClusterState, clo
     140 KiB. A new leader publishes its batch snapshots at once, also if there are none, to replace those of the former
     leader.
     """
-    told: tuple[Backlog, dict[str, BatchSeen]] | None = None
+    told: tuple[Backlog, dict[str, UnansweredRequests]] | None = None
     pause_s = 0.0
     while True:
         await asyncio.sleep(pause_s)
@@ -46,7 +46,7 @@ async def publish_backlog(redis: Redis, epoch: Epoch, cluster: ClusterState, clo
         if told == (backlog, batches):
             continue
         try:
-            seen = BatchesSeen(clock.unix(), batches) if changed else None
+            seen = OpenBatchesSnapshot(clock.unix(), batches) if changed else None
             await functions.publish_backlog(redis, epoch, backlog, seen)
             told = backlog, batches
             _publish(backlog)
@@ -67,9 +67,9 @@ def _publish(backlog: Backlog) -> None:
             gauge.labels(name).set(count)
 
 
-def _seen(cluster: ClusterState) -> dict[str, BatchSeen]:
+def _seen(cluster: ClusterState) -> dict[str, UnansweredRequests]:
     return {
-        name: BatchSeen([pack(times) for times in batch.queuing], [pack(times) for times in batch.running])
+        name: UnansweredRequests([pack(times) for times in batch.queuing], [pack(times) for times in batch.running])
         for name, batch in batch_snapshots(cluster).items()
     }
 

@@ -21,7 +21,7 @@ from shared.policy.scaling.workload import ExpectedBatch, Requests, Stage
 
 
 @dataclass(frozen=True)
-class Progress:
+class ReportedProgress:
     """Progress of a rollout, as its trainer (or the trajectory router) reports it."""
 
     generating: int
@@ -31,8 +31,8 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """An open batch at one moment. Times are absolute, on the clock of `now`."""
+class CollectionInput:
+    """Input of Algorithm 2: an open batch at one moment. Times are absolute, on the clock of `now`."""
 
     size: int
     opened_s: float
@@ -48,32 +48,32 @@ class Seen:
     """Requests that have arrived and are not answered; None: those in `queuing` and `running`."""
     unqueued_end_s: float | None = None
     """When the last of the answered requests would have been done without any queueing; None: unknown."""
-    looked_s: float | None = None
+    observed_s: float | None = None
     """Time of the snapshot in `queuing` and `running`; None: now."""
-    progress: Progress | None = None
+    progress: ReportedProgress | None = None
     paced: bool = False
     """Without a report, estimate the pace from the arrivals so far; False: use the history's (as the paper does)."""
 
 
-CREDIBLE: Final = 8
+TRUSTED_ARRIVALS: Final = 8
 """Arrivals after which the pace that they show weighs as much as the history's."""
 
 
-def collect(now: float, stages: Sequence[Stage], history: History, seen: Seen, random: Random) -> Requests:
+def collect(now: float, stages: Sequence[Stage], history: History, batch: CollectionInput, random: Random) -> Requests:
     """Return the requests of a batch with work left (Algorithm 2). Their clock begins now.
 
     O(n): some 0.3 us a request, and 2 us when a history is drawn from for the first time.
     """
-    parts = [_future(now, history, seen, random)]
-    for stage, waits in enumerate(seen.queuing):
+    parts = [_future(now, history, batch, random)]
+    for stage, waits in enumerate(batch.queuing):
         if len(waits):
             parts.append(_queuing(now, stages, history, stage, waits, random))
-    for stage, runs in enumerate(seen.running):
+    for stage, runs in enumerate(batch.running):
         if len(runs):
-            parts.append(_running(now, stages, history, stage, runs, seen.looked_s, random))
-    unseen = (seen.unanswered or 0) - sum(part.size for part in parts[1:])
-    if unseen > 0:  # on their way to the dispatcher, or newer than its snapshot
-        parts.append(_queuing(now, stages, history, 0, np.full((unseen, 2), now), random))
+            parts.append(_running(now, stages, history, stage, runs, batch.observed_s, random))
+    unlisted = (batch.unanswered or 0) - sum(part.size for part in parts[1:])
+    if unlisted > 0:  # on their way to the dispatcher, or newer than its snapshot
+        parts.append(_queuing(now, stages, history, 0, np.full((unlisted, 2), now), random))
     return Requests(
         np.concatenate([part.arrivals_s for part in parts]),
         np.concatenate([part.ready_s for part in parts]),
@@ -85,10 +85,10 @@ def collect(now: float, stages: Sequence[Stage], history: History, seen: Seen, r
 
 def expected(
     now: float,
-    batch: str,
+    name: str,
     stages: Sequence[Stage],
     history: History,
-    seen: Seen,
+    batch: CollectionInput,
     max_extra_delay_s: float,
     random: Random,
 ) -> ExpectedBatch:
@@ -98,57 +98,59 @@ def expected(
     batch does not grant delay twice, and d is the batch's own. A batch that is already later than D gets as much delay
     as it has.
     """
-    requests = collect(now, stages, history, seen, random)
+    requests = collect(now, stages, history, batch, random)
     if not requests.size:
-        return ExpectedBatch(batch, tuple(stages), requests, max_extra_delay_s, 0.0)
+        return ExpectedBatch(name, tuple(stages), requests, max_extra_delay_s, 0.0)
     completion = requests.completion_s
-    if seen.unqueued_end_s is not None:
-        completion = max(completion, seen.unqueued_end_s - now)
+    if batch.unqueued_end_s is not None:
+        completion = max(completion, batch.unqueued_end_s - now)
     allowed = max(max_extra_delay_s, requests.soonest_s - completion)
-    return ExpectedBatch(batch, tuple(stages), requests, allowed, completion, declared_delay_s=max_extra_delay_s)
+    return ExpectedBatch(name, tuple(stages), requests, allowed, completion, declared_delay_s=max_extra_delay_s)
 
 
-def _future(now: float, history: History, seen: Seen, random: Random) -> Requests:
+def _future(now: float, history: History, batch: CollectionInput, random: Random) -> Requests:
     """Requests that have not arrived yet; overdue ones are expected now."""
-    first = seen.first_arrival_s
+    first = batch.first_arrival_s
     if first is None:
-        first = max(now, seen.opened_s + history.gap_s)
-    ranks = np.minimum(np.arange(min(seen.arrived, seen.size), seen.size), len(history.arrivals_s) - 1)
+        first = max(now, batch.opened_s + history.gap_s)
+    ranks = np.minimum(np.arange(min(batch.arrived, batch.size), batch.size), len(history.arrivals_s) - 1)
     arrivals = first + history.arrivals_s[ranks]
-    if seen.paced and seen.arrived and seen.first_arrival_s is not None:
-        arrivals = _by_pace(now, history, seen, ranks)
-    if seen.progress is not None:
-        ranks = ranks[: seen.progress.generating]
-        arrivals = _by_progress(now, history, seen, seen.progress, len(ranks))
+    if batch.paced and batch.arrived and batch.first_arrival_s is not None:
+        arrivals = _by_pace(now, history, batch, ranks)
+    if batch.progress is not None:
+        ranks = ranks[: batch.progress.generating]
+        arrivals = _by_progress(now, history, batch, batch.progress, len(ranks))
     arrivals = np.maximum(arrivals - now, 0.0)
     return Requests(arrivals, arrivals, history.rows(random, ranks), np.zeros(len(ranks), bool))
 
 
-def _by_pace(now: float, history: History, seen: Seen, ranks: Counts) -> Floats:
+def _by_pace(now: float, history: History, batch: CollectionInput, ranks: Counts) -> Floats:
     """Arrivals of the ranks if the rollout keeps its present pace, absolute and ascending.
 
     Each past batch predicts the time left: its own time from the same rank on, times the relative pace. The earliest
     prediction counts: work postponed because of late arrivals makes a batch late if they do not come that late.
     """
-    elapsed_s, last = now - seen.opened_s, history.ranked_s.shape[1] - 1
-    came_s, next_s = (history.ranked_s[:, min(rank, last)] for rank in (seen.arrived - 1, seen.arrived))
-    stands_s = np.clip(elapsed_s - history.each_gap_s, came_s, next_s)
-    usual_s = history.each_gap_s + stands_s
+    elapsed_s, last = now - batch.opened_s, history.ranked_s.shape[1] - 1
+    came_s, next_s = (history.ranked_s[:, min(rank, last)] for rank in (batch.arrived - 1, batch.arrived))
+    position_s = np.clip(elapsed_s - history.each_gap_s, came_s, next_s)
+    usual_s = history.each_gap_s + position_s
     pace = np.ones(len(usual_s))
     np.divide(elapsed_s, usual_s, out=pace, where=(usual_s > 0) & (elapsed_s > 0))
-    pace **= seen.arrived / (seen.arrived + CREDIBLE)
-    left_s: Floats = (pace[:, None] * (history.ranked_s[:, ranks] - stands_s[:, None])).min(axis=0, initial=math.inf)
+    pace **= batch.arrived / (batch.arrived + TRUSTED_ARRIVALS)
+    left_s: Floats = (pace[:, None] * (history.ranked_s[:, ranks] - position_s[:, None])).min(axis=0, initial=math.inf)
     return now + left_s
 
 
-def _by_progress(now: float, history: History, seen: Seen, progress: Progress, count: int) -> Floats:
+def _by_progress(
+    now: float, history: History, batch: CollectionInput, progress: ReportedProgress, count: int
+) -> Floats:
     """Arrivals of the samples that are still generated: (count,) ascending, absolute.
 
     On the history's time scale, this rollout is at (now - opening) / pace. The history's samples that arrived later
     represent the remaining ones, whatever their number: their remaining times, evenly chosen.
     """
-    stands = max(0.0, now - seen.opened_s) / progress.pace - history.gap_s
-    later = history.arrivals_s[history.arrivals_s > stands] - stands
+    position = max(0.0, now - batch.opened_s) / progress.pace - history.gap_s
+    later = history.arrivals_s[history.arrivals_s > position] - position
     if not len(later):
         later = np.zeros(1)
     places = (np.arange(count) + 0.5) * len(later) / max(count, 1)
@@ -171,14 +173,16 @@ def _running(
     history: History,
     stage: int,
     runs: Floats,
-    looked_s: float | None,
+    observed_s: float | None,
     random: Random,
 ) -> Requests:
     """Requests that ran at the time of the snapshot. Some have ended since and are in the next stage."""
     arrivals, unqueued, began = runs.T
-    seen_s, elapsed_s = (np.maximum(at - began, 0.0) for at in (now if looked_s is None else min(looked_s, now), now))
-    rows = _drawn(stages, history, stage, seen_s, random)
-    ended = (rows[:, stage] > seen_s) & (rows[:, stage] <= elapsed_s)
+    ran_s, elapsed_s = (
+        np.maximum(at - began, 0.0) for at in (now if observed_s is None else min(observed_s, now), now)
+    )
+    rows = _drawn(stages, history, stage, ran_s, random)
+    ended = (rows[:, stage] > ran_s) & (rows[:, stage] <= elapsed_s)
     rows[:, stage] = np.where(ended, np.nan, np.maximum(rows[:, stage] - elapsed_s, 0.0))
     left = ~np.isnan(rows).all(axis=1)
     return _here((arrivals - now)[left], rows[left], (began - unqueued)[left], ~ended[left])

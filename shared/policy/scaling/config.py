@@ -27,13 +27,13 @@ class PlannerConfig:
     review_s: float = 10.0
     """Seconds from a decision to the next review while batches are open; infinite: only batch events cause
     decisions."""
-    ahead_s: float = 15.0
+    look_ahead_s: float = 15.0
     """Look-ahead: hold units needed within this time (at least `review_s`) plus a cold start; infinite: needed at any
     time."""
     surprise_s: float = 1.0
     """Seconds from a decision to the earliest check for surprises: requests that wait for units planned for later, or
     longer than the timeout-aware rule permits. A surprise causes a new decision."""
-    hold_s: float = 5.0
+    stabilization_s: float = 5.0
     """Release no units that were wanted within this time or a cold start, whichever is longer; 0: release at once."""
     explains: bool = True
     """Simulate one unit less, to explain the reason."""
@@ -46,7 +46,7 @@ PAPER = PlannerConfig(
     paced=False,
     hints=False,
     review_s=math.inf,
-    ahead_s=math.inf,
-    hold_s=0.0,
+    look_ahead_s=math.inf,
+    stabilization_s=0.0,
     explains=False,
 )

@@ -36,9 +36,9 @@ COMPLETE: Final = 3
 """The last visit of a batch has ended."""
 
 SERVED: Final = 0
-"""Index in `Board.progress`: arrivals handled."""
+"""Index in `ScheduleState.progress`: arrivals handled."""
 RUNNING: Final = 1
-"""Index in `Board.progress`: running visits."""
+"""Index in `ScheduleState.progress`: running visits."""
 
 VISIT: Final = np.dtype(
     [
@@ -61,8 +61,8 @@ ENTRY: Final = np.dtype([("key", np.float64), ("visit", np.int64)])
 """One entry of a heap."""
 
 
-class Board(NamedTuple):
-    """State of one schedule; `advance` changes it in place. Created by `board`."""
+class ScheduleState(NamedTuple):
+    """State of one schedule; `advance` changes it in place. Created by `schedule_state`."""
 
     now_s: Floats
     """One entry: time of the last event."""
@@ -88,12 +88,12 @@ class Board(NamedTuple):
     """By pool: number of waiting visits."""
 
 
-def board(batches: int, visits: int, capacity: Counts) -> Board:
-    """Return an empty board before any event; `capacity` by pool."""
+def schedule_state(batches: int, visits: int, capacity: Counts) -> ScheduleState:
+    """Return an empty schedule before any event; `capacity` by pool."""
     pools = len(capacity)
     times = np.empty(visits, TIMES)
     times["start_s"] = np.inf
-    return Board(
+    return ScheduleState(
         now_s=np.full(1, -np.inf),
         progress=np.zeros(2, np.int64),
         free=capacity.astype(np.int64),
@@ -110,7 +110,7 @@ def board(batches: int, visits: int, capacity: Counts) -> Board:
 
 def advance(
     visits: Records,
-    board: Board,
+    state: ScheduleState,
     arrivals_s: Floats,
     first_visits: Counts,
     *,
@@ -134,17 +134,22 @@ def advance(
 
     At each moment all ends and arrivals are handled first, then units are assigned in order.
     """
-    return int(_advance(visits, *board, arrivals_s, first_visits, until_s, heed_limits, stop_at_complete))
+    return int(_advance(visits, *state, arrivals_s, first_visits, until_s, heed_limits, stop_at_complete))
 
 
-def begin(visits: Records, board: Board, under_way: Counts) -> None:
+def begin(visits: Records, state: ScheduleState, under_way: Counts) -> None:
     """Start visits at `now_s`, whether units are free for them or not."""
-    board.times["ready_s"][under_way] = board.times["start_s"][under_way] = board.now_s[0]
-    np.subtract.at(board.free, visits["pool"][under_way], visits["units"][under_way])
-    np.minimum(board.least_free, board.free, out=board.least_free)
+    state.times["ready_s"][under_way] = state.times["start_s"][under_way] = state.now_s[0]
+    np.subtract.at(state.free, visits["pool"][under_way], visits["units"][under_way])
+    np.minimum(state.least_free, state.free, out=state.least_free)
     for visit in under_way:
-        _push_end(board.ends, board.progress[RUNNING], board.now_s[0] + visits["lasts_s"][visit], visit)
-        board.progress[RUNNING] += 1
+        _push_end(
+            state.ends,
+            state.progress[RUNNING],
+            state.now_s[0] + visits["lasts_s"][visit],
+            visit,
+        )
+        state.progress[RUNNING] += 1
 
 
 @compiled
@@ -153,8 +158,8 @@ def _advance(  # type: ignore[no-untyped-def]  # noqa: C901
     arrivals_s, first_visits, until_s, heed_limits, stop_at_complete,
 ):  # fmt: skip
     """See `advance`. One function on purpose: passing these arrays to functions takes twice as long, because their
-    references are counted. They are separate arguments instead of a `Board`, because the cached compilation would name
-    that class.
+    references are counted. They are separate arguments instead of a `ScheduleState`, because the cached compilation
+    would name that class.
     """
     served, running, now, complete = progress[SERVED], progress[RUNNING], now_s[0], False
     arrival = arrivals_s[served] if served < len(arrivals_s) else np.inf

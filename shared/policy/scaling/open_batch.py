@@ -12,15 +12,15 @@ from typing import Final
 import numpy as np
 
 from shared.policy.order.ebf import BOUND_S, reestimate
-from shared.policy.scaling.collection import Progress, Seen, expected
+from shared.policy.scaling.collection import CollectionInput, ReportedProgress, expected
 from shared.policy.scaling.history import History, weighted_median
 from shared.policy.scaling.list_scheduling import Floats
 from shared.policy.scaling.outstanding import outstanding
 from shared.policy.scaling.search import ExpectedBatch
-from shared.policy.scaling.stimuli import Progressed, Sight
+from shared.policy.scaling.stimuli import ObservedBatch, ProgressReported
 from shared.policy.scaling.workload import OpenedBatch, PastBatch
 
-NEWS_S: Final = 0.5
+LEAST_CHANGE_S: Final = 0.5
 """Least change of T that is published: unknown times of a batch are drawn again at each review."""
 
 
@@ -34,8 +34,8 @@ class OpenBatchState:
     earliest_gap_s: float = 0.0
     """Shortest time from the hint to the first arrival in recent batches."""
     usual_tokens_per_s: float | None = None
-    sight: Sight | None = None
-    progress: Progress | None = None
+    observed: ObservedBatch | None = None
+    progress: ReportedProgress | None = None
     tokens_per_s: float | None = None
     """Token rate of this rollout, as last reported."""
     key_s: float | None = None
@@ -50,24 +50,26 @@ class OpenBatchState:
         gaps = [one.gap_s for one in same]
         self.history = History([one.record for one in same], gaps) if same else None
         self.earliest_gap_s = min(gaps, default=0.0)
-        told = [place for place, one in enumerate(same) if one.tokens_per_s]
+        reported = [place for place, one in enumerate(same) if one.tokens_per_s]
         self.usual_tokens_per_s = None
-        if self.history is not None and told:  # of the batches behind the expected arrivals, else it would be no pace
-            paces = np.array([same[place].tokens_per_s for place in told], float)
-            self.usual_tokens_per_s = weighted_median(paces, self.history.weights[told])
+        if (
+            self.history is not None and reported
+        ):  # of the batches behind the expected arrivals, else it would be no pace
+            paces = np.array([same[place].tokens_per_s for place in reported], float)
+            self.usual_tokens_per_s = weighted_median(paces, self.history.weights[reported])
 
     def draws_from(self, pool: str) -> bool:
         return any(stage.drawn_from == pool for stage in self.batch.stages)
 
-    def report(self, told: Progressed) -> None:
+    def report(self, report: ProgressReported) -> None:
         """Apply a trainer's progress report; keep the token rate that it implies."""
-        elapsed = told.at - self.batch.opened_at
-        if told.tokens and elapsed > 0:
-            self.tokens_per_s = told.tokens / elapsed
+        elapsed = report.at - self.batch.opened_at
+        if report.tokens and elapsed > 0:
+            self.tokens_per_s = report.tokens / elapsed
         pace = 1.0
         if self.tokens_per_s and self.usual_tokens_per_s:
             pace = self.usual_tokens_per_s / self.tokens_per_s
-        self.progress = Progress(told.generating, pace)
+        self.progress = ReportedProgress(report.generating, pace)
 
     def outstanding(self) -> list[float]:
         """Unanswered requests by stage (`outstanding.outstanding`)."""
@@ -75,7 +77,7 @@ class OpenBatchState:
         if size is None and self.history is not None:
             size = self.history.records[-1].size
         generating = None if self.progress is None else self.progress.generating
-        return outstanding(self.batch.stages, size, self.sight or Sight(0, 0), generating)
+        return outstanding(self.batch.stages, size, self.observed or ObservedBatch(0, 0), generating)
 
     def move(self, now: float, expected: ExpectedBatch) -> float | None:
         """Return T for the dispatcher if a review has changed it: earlier at once, later by bounded steps
@@ -89,7 +91,7 @@ class OpenBatchState:
         if before is None:
             self.key_s = min(max(proposed, first), first + BOUND_S)
             return self.key_s
-        if abs(proposed - before) < NEWS_S:
+        if abs(proposed - before) < LEAST_CHANGE_S:
             return None
         self.key_s = reestimate(before, proposed, first, BOUND_S)
         return self.key_s if self.key_s != before else None
@@ -101,7 +103,7 @@ class OpenBatchState:
 
     def overdue(self, now: float, strictness: float, pool: str) -> int:
         """Number of requests that wait for a pool beyond their latest start."""
-        queuing = self.sight.queuing if self.sight else ()
+        queuing = self.observed.queuing if self.observed else ()
         stages = zip(self.batch.stages, self.latest_starts_s(strictness), queuing, strict=False)
         return sum(len(_table(packed, 2)) for stage, at, packed in stages if stage.drawn_from == pool and at < now)
 
@@ -109,22 +111,22 @@ class OpenBatchState:
         """Expected remaining work, by its history. Its clock begins now, because Unix seconds would lose the
         microseconds.
         """
-        batch, history, sight = self.batch, self.history, self.sight or Sight(0, 0)
+        batch, history, observed = self.batch, self.history, self.observed or ObservedBatch(0, 0)
         assert history is not None, "asked what is expected of a batch without history"
-        seen = Seen(
-            size=sight.arrived if sight.closed else max(batch.size or history.records[-1].size, sight.arrived),
+        given = CollectionInput(
+            size=observed.arrived if observed.closed else max(batch.size or history.records[-1].size, observed.arrived),
             opened_s=batch.opened_at,
             first_arrival_s=batch.first_arrival_at,
-            arrived=sight.arrived,
-            queuing=[_table(packed, 2) for packed in sight.queuing],
-            running=[_table(packed, 3) for packed in sight.running],
-            unanswered=sight.arrived - sight.answered,
-            unqueued_end_s=sight.unqueued_end_at,
-            looked_s=sight.looked_at,
+            arrived=observed.arrived,
+            queuing=[_table(packed, 2) for packed in observed.queuing],
+            running=[_table(packed, 3) for packed in observed.running],
+            unanswered=observed.arrived - observed.answered,
+            unqueued_end_s=observed.unqueued_end_at,
+            observed_s=observed.observed_at,
             progress=self.progress,
             paced=paced,
         )
-        return expected(now, batch.batch, batch.stages, history, seen, batch.max_extra_delay_s, random)
+        return expected(now, batch.batch, batch.stages, history, given, batch.max_extra_delay_s, random)
 
 
 def _table(packed: bytes, columns: int) -> Floats:

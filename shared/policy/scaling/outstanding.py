@@ -6,14 +6,16 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
-from shared.policy.scaling.stimuli import Sight
+from shared.policy.scaling.stimuli import ObservedBatch
 from shared.policy.scaling.workload import Stage
 
 _QUEUING, _RUNNING = 16, 24
-"""Bytes of a request in `Sight.queuing` and `Sight.running`."""
+"""Bytes of a request in `ObservedBatch.queuing` and `ObservedBatch.running`."""
 
 
-def outstanding(stages: Sequence[Stage], size: int | None, sight: Sight, generating: int | None = None) -> list[float]:
+def outstanding(
+    stages: Sequence[Stage], size: int | None, observed: ObservedBatch, generating: int | None = None
+) -> list[float]:
     """Return the unanswered requests by their present stage; future requests count at the first.
 
     Args:
@@ -26,13 +28,13 @@ def outstanding(stages: Sequence[Stage], size: int | None, sight: Sight, generat
         A number by stage. The first is infinite while the number of future requests is unknown.
     """
     counts = [0.0] * len(stages)
-    for packed, width in ((sight.queuing, _QUEUING), (sight.running, _RUNNING)):
+    for packed, width in ((observed.queuing, _QUEUING), (observed.running, _RUNNING)):
         for stage, table in enumerate(packed[: len(stages)]):
             counts[stage] += len(table) // width
-    unseen = max(0.0, sight.arrived - sight.answered - sum(counts))
+    unseen = max(0.0, observed.arrived - observed.answered - sum(counts))
     future = 0.0
-    if not sight.closed:
-        future = math.inf if size is None else float(max(0, size - sight.arrived))
+    if not observed.closed:
+        future = math.inf if size is None else float(max(0, size - observed.arrived))
         if generating is not None:
             future = min(future, float(generating))
     counts[0] += unseen + future

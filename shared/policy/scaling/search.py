@@ -29,7 +29,7 @@ from shared.policy.scaling.simulation import (
     schedule,
     simulate,
 )
-from shared.policy.scaling.simulation_input import SimulationInput, Work
+from shared.policy.scaling.simulation_input import ScheduleInput, SimulationInput
 from shared.policy.scaling.workload import UNREACHED, BatchRecord, ExpectedBatch, Requests, Stage, repeating
 
 __all__ = [
@@ -49,7 +49,7 @@ __all__ = [
 MOST_OFFERS = 12
 """Trades tried between two pools, each twice as large as the one before."""
 TRADED_VISITS = 500_000
-"""Most visits simulated for trades, in total: some 50 ms, for a load of any size ..."""
+"""Most visits simulated for trades, in total: some 50 ms, for inputs of any size ..."""
 LEAST_TRIALS = 12
 """... but at least this many simulations."""
 ROUGHLY = 16
@@ -68,10 +68,10 @@ class Plan:
     """Number of SIMULATE runs."""
     sequential: Mapping[str, int]
     """By pool: result of Algorithm 1 alone, before trading."""
-    load: SimulationInput = field(repr=False, compare=False)
-    """Load that was searched for."""
+    inputs: SimulationInput = field(repr=False, compare=False)
+    """Input that was searched for."""
     schedule: Schedule = field(repr=False, compare=False)
-    """Schedule of the load on `units`."""
+    """Schedule of the input on `units`."""
 
 
 def search(
@@ -103,30 +103,30 @@ def search(
     trade (without the timeout-aware rule) they take 0.1 s and 0.75 s, 58 simulations each, and the plan is 1 to 6 %
     cheaper.
     """
-    load = SimulationInput(batches, strictness)
-    at_most = [ceilings.get(pool, 0) for pool in load.pools]
-    trials = _Trials(load, at_most)
+    inputs = SimulationInput(batches, strictness)
+    at_most = [ceilings.get(pool, 0) for pool in inputs.pools]
+    trials = _Trials(inputs, at_most)
     if not trials.feasible(at_most):
         return _plan(trials, at_most, at_most)
-    costs = [load.unit_cost(pool) for pool in range(len(load.pools))]
-    order = sorted(range(len(load.pools)), key=lambda pool: (-costs[pool], load.pools[pool]))
+    costs = [inputs.unit_cost(pool) for pool in range(len(inputs.pools))]
+    order = sorted(range(len(inputs.pools)), key=lambda pool: (-costs[pool], inputs.pools[pool]))
     units = at_most
     for pool in order:
-        units = _fewest(trials, units, pool, (near or {}).get(load.pools[pool]))
+        units = _fewest(trials, units, pool, (near or {}).get(inputs.pools[pool]))
     sequential = units = _slimmed(trials, units, order)
     if trade:
-        trials.most = trials.count + max(LEAST_TRIALS, TRADED_VISITS // max(1, len(load.visits)))
+        trials.most = trials.count + max(LEAST_TRIALS, TRADED_VISITS // max(1, len(inputs.visits)))
         units = _traded(trials, units, at_most, costs, order)
     return _plan(trials, units, sequential)
 
 
 def _plan(trials: _Trials, units: Sequence[int], sequential: Sequence[int]) -> Plan:
-    load, whole = trials.load, trials.schedule(units)
-    return Plan(_named(load, units), outcome(load, whole), trials.count, _named(load, sequential), load, whole)
+    inputs, whole = trials.inputs, trials.schedule(units)
+    return Plan(_named(inputs, units), outcome(inputs, whole), trials.count, _named(inputs, sequential), inputs, whole)
 
 
-def _named(load: SimulationInput, units: Sequence[int]) -> dict[str, int]:
-    return dict(zip(load.pools, units, strict=True))
+def _named(inputs: SimulationInput, units: Sequence[int]) -> dict[str, int]:
+    return dict(zip(inputs.pools, units, strict=True))
 
 
 class _Trials:
@@ -136,17 +136,17 @@ class _Trials:
     Their visits arrive at the next pool at known times.
     """
 
-    def __init__(self, load: SimulationInput, ceilings: Sequence[int]) -> None:
-        self.load = load
-        self.bounds = [min(load.bound(pool), most) for pool, most in enumerate(ceilings)]
+    def __init__(self, inputs: SimulationInput, ceilings: Sequence[int]) -> None:
+        self.inputs = inputs
+        self.bounds = [min(inputs.bound(pool), most) for pool, most in enumerate(ceilings)]
         """Never above the ceilings: whether these are enough is decided by a simulation."""
         self.count = 0
         self.most = math.inf
         """Number of simulations after which `hopeful` uses only known results."""
-        self._most = [load.most(pool) for pool in range(len(load.pools))]
+        self._most = [inputs.most(pool) for pool in range(len(inputs.pools))]
         self._known: dict[tuple[int, ...], bool] = {}
-        self._last: tuple[tuple[int, ...], Work, Schedule] | None = None
-        self._works: dict[frozenset[int], Work] = {frozenset(): load.work}
+        self._last: tuple[tuple[int, ...], ScheduleInput, Schedule] | None = None
+        self._sources: dict[frozenset[int], ScheduleInput] = {frozenset(): inputs.complete}
 
     def feasible(self, units: Sequence[int]) -> bool:
         key = tuple(units)
@@ -154,11 +154,11 @@ class _Trials:
             return False
         if key not in self._known:
             self.count += 1
-            work = self._work(key)
-            found = feasible_schedule(work, key)
+            source = self._source(key)
+            found = feasible_schedule(source, key)
             self._known[key] = found is not None
             if found is not None:
-                self._last = (key, work, found)
+                self._last = (key, source, found)
         return self._known[key]
 
     def hopeful(self, units: Sequence[int]) -> bool:
@@ -173,25 +173,25 @@ class _Trials:
 
     def schedule(self, units: Sequence[int]) -> Schedule:
         """Schedule of all visits, with no pool left out."""
-        if self._last is not None and self._last[0] == tuple(units) and self._last[1] is self.load.work:
+        if self._last is not None and self._last[0] == tuple(units) and self._last[1] is self.inputs.complete:
             return self._last[2]
         self.count += 1
-        return schedule(self.load.work, units)
+        return schedule(self.inputs.complete, units)
 
     def _used(self, units: Sequence[int]) -> Sequence[int]:
         """Most units in use at once of a feasible allocation, by pool; 0 for pools left out."""
         if self._last is None or self._last[0] != tuple(units):
             self.count += 1
-            work = self._work(units)
-            self._last = (tuple(units), work, schedule(work, units))
+            source = self._source(units)
+            self._last = (tuple(units), source, schedule(source, units))
         return self._last[2].used
 
-    def _work(self, units: Sequence[int]) -> Work:
+    def _source(self, units: Sequence[int]) -> ScheduleInput:
         roomy = frozenset(pool for pool, count in enumerate(units) if count >= self._most[pool])
-        if roomy not in self._works:
-            spared = self.load.spared(roomy)
-            self._works[roomy] = self.load.without(spared) if spared else self.load.work
-        return self._works[roomy]
+        if roomy not in self._sources:
+            spared = self.inputs.spared(roomy)
+            self._sources[roomy] = self.inputs.without(spared) if spared else self.inputs.complete
+        return self._sources[roomy]
 
     def trimmed(self, units: Sequence[int], pool: int) -> list[int]:
         """Remove the units that the pool never uses. The schedule does not change, so it is not run again."""

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from shared.policy.scaling.list_scheduling import TOLERANCE_S, Floats
-from shared.policy.scaling.simulation_input import SimulationInput, Work, peak
+from shared.policy.scaling.simulation_input import ScheduleInput, SimulationInput, peak
 from shared.policy.scaling.simulation_kernel import run_to_end
 from shared.policy.scaling.workload import ExpectedBatch
 
@@ -62,12 +62,12 @@ def simulate(batches: Sequence[ExpectedBatch], units: Mapping[str, int], *, stri
     Raises:
         ValueError: the requests do not have one row of times for each stage.
     """
-    load = SimulationInput(batches, strictness)
-    return outcome(load, schedule(load.work, [units.get(pool, 0) for pool in load.pools]))
+    inputs = SimulationInput(batches, strictness)
+    return outcome(inputs, schedule(inputs.complete, [units.get(pool, 0) for pool in inputs.pools]))
 
 
 class Schedule(NamedTuple):
-    """Result of list scheduling for a load."""
+    """Result of list scheduling."""
 
     starts_s: Floats
     """By visit; infinite if it never starts."""
@@ -78,71 +78,71 @@ class Schedule(NamedTuple):
     feasible."""
 
 
-def schedule(work: Work, capacity: Sequence[int]) -> Schedule:
+def schedule(source: ScheduleInput, capacity: Sequence[int]) -> Schedule:
     """Run the whole schedule, also if it breaks limits. About 0.1 us a visit."""
-    return _run(work, capacity, math.inf)
+    return _run(source, capacity, math.inf)
 
 
-def feasible_schedule(work: Work, capacity: Sequence[int]) -> Schedule | None:
+def feasible_schedule(source: ScheduleInput, capacity: Sequence[int]) -> Schedule | None:
     """The same, or None as soon as a visit has waited too long, or if one never starts."""
-    found = _run(work, capacity, 0.0)
+    found = _run(source, capacity, 0.0)
     return found if found.slack_s >= 0 else None
 
 
-def _run(work: Work, capacity: Sequence[int], enough_s: float) -> Schedule:
-    coming = (work.arrivals_s, work.first_visits, work.under_way, work.begins_s)
-    starts, used, slack = run_to_end(work.visits, coming, np.array(capacity, np.int64), enough_s)
+def _run(source: ScheduleInput, capacity: Sequence[int], enough_s: float) -> Schedule:
+    coming = (source.arrivals_s, source.first_visits, source.under_way, source.begins_s)
+    starts, used, slack = run_to_end(source.visits, coming, np.array(capacity, np.int64), enough_s)
     return Schedule(starts, used.tolist(), slack)
 
 
-def outcome(load: SimulationInput, found: Schedule) -> Outcome:
+def outcome(inputs: SimulationInput, found: Schedule) -> Outcome:
     """Derive the outcome of the batches from a schedule."""
-    visits, starts = load.visits, found.starts_s
+    visits, starts = inputs.visits, found.starts_s
     ends = starts + visits["lasts_s"]
     delays: dict[str, float] = {}
     workers: dict[tuple[str, str], int] = {}
     blamed: dict[str, str] = {}
-    for number, batch in enumerate(load.batches):
+    for number, batch in enumerate(inputs.batches):
         mine = visits["owner"] == number
         late = float(ends[mine].max(initial=-math.inf)) - batch.completion_s
         delays[batch.batch] = late if late > TOLERANCE_S else 0.0
         if late > TOLERANCE_S:
             last = int(np.argmax(np.where(mine, ends, -math.inf)))
-            blamed[batch.batch] = batch.stages[_longest_wait(load, starts, last)].name
+            blamed[batch.batch] = batch.stages[_longest_wait(inputs, starts, last)].name
         for place, step in enumerate(batch.stages):
-            chosen = mine & (load.stage == place)
+            chosen = mine & (inputs.stage == place)
             workers[batch.batch, step.name] = peak(starts[chosen], ends[chosen])
-    used = dict(zip(load.pools, map(int, found.used), strict=True))
-    return Outcome(_first_violation(load, starts), delays, used, workers, blamed)
+    used = dict(zip(inputs.pools, map(int, found.used), strict=True))
+    return Outcome(_first_violation(inputs, starts), delays, used, workers, blamed)
 
 
-def _longest_wait(load: SimulationInput, starts: Floats, last: int) -> int:
+def _longest_wait(inputs: SimulationInput, starts: Floats, last: int) -> int:
     """Stage for which the request of a visit waits longest up to it; a stage that never starts counts as longest."""
     first = last
-    while first and not load.visits["final"][first - 1]:
+    while first and not inputs.visits["final"][first - 1]:
         first -= 1
     path = slice(first, last + 1)
-    ready = load.earliest_s[path].copy()
-    ready[1:] = (starts[path] + load.visits["lasts_s"][path])[:-1]
+    ready = inputs.earliest_s[path].copy()
+    ready[1:] = (starts[path] + inputs.visits["lasts_s"][path])[:-1]
     waits = np.where(np.isinf(starts[path]), math.inf, starts[path]) - np.where(np.isinf(ready), 0.0, ready)
-    return int(load.stage[first + int(np.argmax(waits))])
+    return int(inputs.stage[first + int(np.argmax(waits))])
 
 
-def _first_violation(load: SimulationInput, starts: Floats) -> Violation | None:
-    visits = load.visits
+def _first_violation(inputs: SimulationInput, starts: Floats) -> Violation | None:
+    visits = inputs.visits
     ends = starts + visits["lasts_s"]
-    ready = load.earliest_s.copy()
+    ready = inputs.earliest_s.copy()
     follows = np.flatnonzero(visits["final"][:-1] == 0) + 1
     ready[follows] = ends[follows - 1]
     broken = np.flatnonzero((starts > visits["limit_s"]) & ~(starts <= ready + TOLERANCE_S))
     if not len(broken):
         return None
     first = int(broken[np.argmin(starts[broken])])
-    batch = load.batches[visits["owner"][first]]
+    batch = inputs.batches[visits["owner"][first]]
     last = first + int(np.argmax(visits["final"][first:]))
     latest = batch.completion_s + batch.max_extra_delay_s
     by_times = float(starts[first]) + math.fsum(visits["lasts_s"][first : last + 1]) - latest
-    name = batch.stages[load.stage[first]].name
+    name = batch.stages[inputs.stage[first]].name
     if by_times > TOLERANCE_S:
         return Violation(batch.batch, name, "delay", by_times)
     return Violation(batch.batch, name, "timeout", float(starts[first] - visits["limit_s"][first]) + TOLERANCE_S)

@@ -14,7 +14,7 @@ from shared.policy.scaling.simulation_kernel import most_at_once
 from shared.policy.scaling.workload import ExpectedBatch, Stage
 
 
-class Work(NamedTuple):
+class ScheduleInput(NamedTuple):
     """Input of list scheduling (shared/policy/scaling/simulation_kernel.py)."""
 
     visits: Records
@@ -67,28 +67,28 @@ class SimulationInput:
         visits["owner"] = owner
         visits["final"][first + counts - 1] = 1
         self.visits: Records = visits
-        self.work = self._work(visits, first[~rows.running], first[~rows.running], first[rows.running])
+        self.complete = self._schedule_input(visits, first[~rows.running], first[~rows.running], first[rows.running])
 
-    def _work(self, visits: Records, firsts: Counts, numbers: Counts, under_way: Counts) -> Work:
+    def _schedule_input(self, visits: Records, firsts: Counts, numbers: Counts, under_way: Counts) -> ScheduleInput:
         """Work of some visits; `firsts` (numbered `numbers` here) are the first visits of future requests."""
         ready = self.earliest_s[firsts]
         order = np.argsort(ready, kind="stable")
         begins = float(self.earliest_s.min(initial=math.inf)) if len(self.earliest_s) else 0.0
-        return Work(visits, ready[order], numbers[order], under_way, begins)
+        return ScheduleInput(visits, ready[order], numbers[order], under_way, begins)
 
-    def without(self, pools: frozenset[int]) -> Work:
+    def without(self, pools: frozenset[int]) -> ScheduleInput:
         """Work that remains if these pools have room for everything at once; `spared` returns pools for which that is
         valid.
         """
         gone = self._drawn_from(pools)
         begun = np.zeros(len(gone), bool)
-        begun[self.work.under_way] = True
+        begun[self.complete.under_way] = True
         first = np.ones(len(gone), bool)
         first[1:] = (self.visits["final"][:-1] == 1) | gone[:-1]
         kept = ~gone
         numbers = np.cumsum(kept) - 1
         firsts = np.flatnonzero(kept & first & ~begun)
-        return self._work(self.visits[kept], firsts, numbers[firsts], numbers[kept & begun])
+        return self._schedule_input(self.visits[kept], firsts, numbers[firsts], numbers[kept & begun])
 
     def _drawn_from(self, pools: frozenset[int]) -> Flags:
         """Flag of each visit: its units come from one of the pools."""
@@ -122,7 +122,7 @@ class SimulationInput:
         between t and the last T + D. Running work has its units in any case.
         """
         mine = self.visits["pool"] == pool
-        mine[self.work.under_way] = False
+        mine[self.complete.under_way] = False
         name = self.pools[pool]
         waiting = [stage for batch in self.batches if batch.requests.size for stage in batch.stages]
         least = max((stage.units for stage in waiting if stage.drawn_from == name), default=0)

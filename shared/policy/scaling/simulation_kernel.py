@@ -39,7 +39,7 @@ def run_to_end(
     """
     starts = np.empty(len(visits))
     used = np.zeros(len(capacity), np.int64)
-    slack = _rehearse(visits, *coming, capacity, -enough_s, starts, used)
+    slack = _simulate(visits, *coming, capacity, -enough_s, starts, used)
     return starts, used, float(slack)
 
 
@@ -58,7 +58,7 @@ def warm() -> None:
 
 
 @compiled
-def _rehearse(  # type: ignore[no-untyped-def]  # noqa: C901
+def _simulate(  # type: ignore[no-untyped-def]  # noqa: C901
     visits, arrivals_s, first_visits, under_way, begins_s, capacity, least_slack_s, starts, used
 ):
     """See `run_to_end`. For a waiting visit, `starts` holds the start of its wait."""

@@ -10,14 +10,14 @@ from shared.policy.scaling.workload import OpenedBatch, PastBatch
 
 
 @dataclass(frozen=True)
-class Restored:
+class TargetsRestored:
     """Targets by pool of a former process. The first stimulus, if there is one."""
 
     targets: Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Opened:
+class BatchAdded:
     """A rollout has begun: its requests are expected."""
 
     batch: OpenedBatch
@@ -28,7 +28,7 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class FirstCame:
+class FirstRequestArrived:
     """A batch's first request is in the journal."""
 
     batch: str
@@ -36,7 +36,7 @@ class FirstCame:
 
 
 @dataclass(frozen=True)
-class Progressed:
+class ProgressReported:
     """Progress report of a rollout, by its trainer or the trajectory router."""
 
     batch: str
@@ -48,7 +48,7 @@ class Progressed:
 
 
 @dataclass(frozen=True)
-class Ended:
+class BatchRemoved:
     """A batch has ended."""
 
     batch: str
@@ -57,30 +57,30 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Sight:
-    """One open batch, as the dispatcher published it."""
+class ObservedBatch:
+    """State of one open batch: its counts, and the dispatcher's last snapshot of its unanswered requests."""
 
     arrived: int
     """Requests that have arrived."""
     answered: int
     """Number of these that are answered."""
     queuing: tuple[bytes, ...] = ()
-    """By stage: two float64 of each request that waits for it, as in `collection.Seen`, Unix seconds."""
+    """By stage: two float64 of each request that waits for it, as in `collection.CollectionInput`, Unix seconds."""
     running: tuple[bytes, ...] = ()
     """By stage: three float64 of each request it executes."""
     closed: bool = False
     """The batch was sealed: no more requests will come."""
-    looked_at: float | None = None
+    observed_at: float | None = None
     """Time of the snapshot, Unix seconds: `arrived` and `answered` are newer. None: now."""
     unqueued_end_at: float | None = None
     """When the last of the answered requests would have been done without any queueing, Unix seconds. None: unknown."""
 
 
 @dataclass(frozen=True)
-class Looked:
-    """Snapshots of the open batches: before every other stimulus, and at the time of `Planner.look_s`."""
+class BatchesObserved:
+    """States of the open batches: before every other stimulus, and at the time of `Planner.next_observation_s`."""
 
-    batches: Mapping[str, Sight]
+    batches: Mapping[str, ObservedBatch]
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,20 @@ class NodesChanged:
 
 
 @dataclass(frozen=True)
-class Woken:
+class TimerFired:
     """The time that the planner requested (`Planner.wake_s`) has come."""
 
 
-Stimulus = Restored | Opened | FirstCame | Progressed | Ended | Looked | NodesChanged | Woken
+Stimulus = (
+    TargetsRestored
+    | BatchAdded
+    | FirstRequestArrived
+    | ProgressReported
+    | BatchRemoved
+    | BatchesObserved
+    | NodesChanged
+    | TimerFired
+)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ import msgspec
 from fastapi import FastAPI
 from redis.asyncio import Redis
 
-from services.scaling_planner.app import GROUP, create_app
+from services.scaling_planner.app import create_app
 from services.scaling_planner.settings import ScalingPlannerSettings
+from services.scaling_planner.terms import GROUP
 from shared.api.requests import Act, Answer, StageReport
 from shared.bus import functions
 from shared.bus.connection import command
@@ -138,7 +139,7 @@ async def running(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 def planner(redis_url: str, database_url: str, **settings: Any) -> FastAPI:
     treadle = TreadleSettings(redis_url=redis_url, database_url=database_url)
-    settings = {"strictness": 0.0, "node_lost_s": 3600.0, "hold_s": 0.0, **settings}
+    settings = {"strictness": 0.0, "node_lost_s": 3600.0, "stabilization_s": 0.0, **settings}
     return create_app(ScalingPlannerSettings(treadle=treadle, **settings))
 
 

@@ -26,61 +26,61 @@ def beat(node: str, incarnation: str = "1", **cold_start_s: float) -> Heartbeat:
 def test_the_nodes_of_a_class_make_its_pools() -> None:
     capacity = Capacity(lost_s=10.0)
     for node in (hello("a"), hello("b", cores=2), hello("c", node_class="big")):
-        capacity.heard(100.0, node)
+        capacity.receive(100.0, node)
     assert capacity.by_pool(100.0) == {"cores@default": 6, "slots@default": 20, "cores@big": 4, "slots@big": 10}
 
 
 def test_a_silent_node_stops_counting_and_counts_again_when_heard() -> None:
     capacity = Capacity(lost_s=10.0)
-    capacity.heard(100.0, hello("a"))
+    capacity.receive(100.0, hello("a"))
     assert capacity.by_pool(111.0)["cores@default"] == 0
-    capacity.heard(112.0, beat("a"))
+    capacity.receive(112.0, beat("a"))
     assert capacity.by_pool(113.0)["cores@default"] == 4
 
 
 def test_a_node_that_left_in_good_order_is_forgotten_at_once() -> None:
     capacity = Capacity(lost_s=10.0)
-    capacity.heard(100.0, hello("a"))
-    capacity.heard(101.0, Bye(node="a", incarnation="1"))
+    capacity.receive(100.0, hello("a"))
+    capacity.receive(101.0, Bye(node="a", incarnation="1"))
     assert capacity.by_pool(101.0) == {}
 
 
 def test_the_last_words_of_an_old_incarnation_say_nothing_of_the_new_one() -> None:
     capacity = Capacity(lost_s=10.0)
-    capacity.heard(100.0, hello("a", "1", cores=4))
-    capacity.heard(101.0, hello("a", "2", cores=8))
-    capacity.heard(102.0, Bye(node="a", incarnation="1"))
-    capacity.heard(120.0, beat("a", "1"))
+    capacity.receive(100.0, hello("a", "1", cores=4))
+    capacity.receive(101.0, hello("a", "2", cores=8))
+    capacity.receive(102.0, Bye(node="a", incarnation="1"))
+    capacity.receive(120.0, beat("a", "1"))
     assert capacity.by_pool(105.0) == {"cores@default": 8, "slots@default": 10}
     assert capacity.by_pool(120.0)["cores@default"] == 0
 
 
 def test_a_heartbeat_of_a_node_nobody_introduced_says_nothing() -> None:
     capacity = Capacity(lost_s=10.0)
-    capacity.heard(100.0, beat("stranger"))
+    capacity.receive(100.0, beat("stranger"))
     assert capacity.by_pool(100.0) == {}
 
 
 def test_a_pool_starts_as_slowly_as_its_slowest_node() -> None:
     capacity = Capacity(lost_s=10.0)
     for node in (hello("a"), hello("b"), hello("c", node_class="big")):
-        capacity.heard(100.0, node)
+        capacity.receive(100.0, node)
     assert capacity.cold_start_s(100.0) == {}
     for message in (beat("a", cores=0.3), beat("b", cores=2.04), beat("c", cores=9.0)):
-        capacity.heard(100.0, message)
+        capacity.receive(100.0, message)
     assert capacity.cold_start_s(100.0) == {"cores@default": 2.1, "cores@big": 9.0}
-    capacity.heard(101.0, beat("b", cores=0.1))
-    capacity.heard(101.0, Bye(node="c", incarnation="1"))
+    capacity.receive(101.0, beat("b", cores=0.1))
+    capacity.receive(101.0, Bye(node="c", incarnation="1"))
     assert capacity.stimulus(102.0).cold_start_s == {"cores@default": 0.3}
-    capacity.heard(115.0, beat("b", cores=0.1))
+    capacity.receive(115.0, beat("b", cores=0.1))
     assert capacity.cold_start_s(115.0) == {"cores@default": 0.1}, "a node that is silent counts for nothing"
 
 
 def test_nodes_beyond_the_bound_are_forgotten_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity_module, "MOST_NODES", 2)
+    monkeypatch.setattr(capacity_module, "MAX_NODES", 2)
     capacity = Capacity(lost_s=10.0)
     for name in ("a", "b", "c"):
-        capacity.heard(100.0, hello(name))
-        capacity.heard(100.0, beat(name, cores=1.0))
+        capacity.receive(100.0, hello(name))
+        capacity.receive(100.0, beat(name, cores=1.0))
     assert capacity.by_pool(100.0)["cores@default"] == 8
     assert capacity.cold_start_s(100.0) == {"cores@default": 1.0}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.scaling_planner.app import GROUP
+from services.scaling_planner.terms import GROUP
 from shared.bus import functions
 from shared.bus.connection import command, connect
 from shared.messages.batches import (

@@ -18,7 +18,7 @@ from shared.messages.targets import PLANNER_LEASE
 from shared.store import database
 from shared.store.batches import BatchHistory
 from shared.store.database import transaction
-from shared.store.stimulus_log import plain, read_log
+from shared.store.stimulus_log import read_log
 from tests.services.scaling_planner.mesh import (
     FIRST,
     Mesh,
@@ -35,7 +35,7 @@ from tests.services.scaling_planner.mesh import (
     somebody_plans,
     soon,
 )
-from treadle.lab.replay.again import decide_again
+from treadle.lab.evaluations.planner_decisions import repeated
 from treadle.testing.servers import running_postgres, running_valkey, temporary_home
 
 
@@ -92,7 +92,7 @@ async def test_units_fall_to_what_is_needed_soon_and_come_back_before_they_are_n
     mesh: Mesh, redis_url: str, database_url: str
 ) -> None:
     """The batch before had a request at once and two together after 5 s."""
-    async with running(planner(redis_url, database_url, review_s=1.0, ahead_s=2.0)):
+    async with running(planner(redis_url, database_url, review_s=1.0, look_ahead_s=2.0)):
         await mesh.open("b1")
         for answer in (an_answer(0, 0.5), an_answer(5, 2.0), an_answer(5, 2.0)):
             await command(mesh.redis, "XADD", "results:b1", "*", "a", answer)
@@ -142,6 +142,6 @@ async def test_a_stimulus_log_holds_all_that_the_planner_was_told_and_answered(
     assert len(logs) == 2
     for path in logs:
         header, log = read_log(path)
-        decided = list(decide_again(header.planner(), log, plain))
+        decided = list(repeated(header.planner(), log))
         assert all(one.same for one in decided)
         assert sum(len(one.then) for one in decided) >= 2

@@ -19,7 +19,7 @@ from treadle.lab.bench.figures import Figure, at_least, figure
 from treadle.lab.bench.mesh import Client, Mesh, client
 from treadle.lab.bench.sizes import Scaling
 from treadle.lab.bench.trainers import RESOURCE, Trainer, together, workflow
-from treadle.lab.evaluations.decided import Comparison, compared, newest_log
+from treadle.lab.evaluations.planner_decisions import Comparison, compared, newest_log
 from treadle.lab.replay.distrs.evaluation import Run, run
 from treadle.lab.replay.distrs.generate import ITERATIONS, generate
 from treadle.lab.replay.distrs.planned import Planned
@@ -77,8 +77,8 @@ async def scaling(bench: Bench) -> list[Figure]:
                 held, delays_s = await live(http, trace)
         lived = Lived(held, delays_s, compared(newest_log(logs)))
     bench.tell(f"  {lived.decided.verdict()}")
-    ways, seed = lived.decided.header.ways, lived.decided.header.seed
-    return scaling_figures(lived, run(trace, Planned("treadle", trace, ways, seed)))
+    config, seed = lived.decided.header.config, lived.decided.header.seed
+    return scaling_figures(lived, run(trace, Planned("treadle", trace, config, seed)))
 
 
 def workload(sizes: Scaling) -> RewardTrace:
@@ -109,8 +109,8 @@ def scaled_mesh(root: Path, logs: Path) -> Iterator[Mesh]:
         "SCALING_PLANNER_STIMULUS_LOGS": str(logs),
         "SCALING_PLANNER_SEED": str(SEED),
         "SCALING_PLANNER_REVIEW_S": str(REVIEW_S),
-        "SCALING_PLANNER_AHEAD_S": str(AHEAD_S),
-        "SCALING_PLANNER_HOLD_S": str(HOLD_S),
+        "SCALING_PLANNER_LOOK_AHEAD_S": str(AHEAD_S),
+        "SCALING_PLANNER_STABILIZATION_S": str(HOLD_S),
     }
     with running_stack(root, environ=environ) as stack:
         yield Mesh(stack.urls[PROXY])

@@ -11,11 +11,11 @@ from services.proxy.leader import backlog
 from services.proxy.leader.backlog import publish_backlog, reason_of
 from services.proxy.records.store import Store
 from shared.bus import functions
+from shared.bus.batch_snapshot import read_snapshot
 from shared.bus.connection import command
 from shared.bus.functions import Advancing, Submission
-from shared.bus.seen import read_seen
 from shared.messages.actions import ACTIONS, ActionSubmitted
-from shared.messages.seen import BatchesSeen, BatchSeen
+from shared.messages.batch_snapshot import OpenBatchesSnapshot, UnansweredRequests
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.backlog import Backlog, Lack, PoolBacklog
 from shared.policy.dispatch.cluster_state import ClusterState
@@ -116,7 +116,7 @@ async def test_changes_are_told_until_another_leads(
     async with asyncio.timeout(20):
         await telling
     assert await store.stuck() == {"b": 2}
-    seen = await read_seen(journal.redis)
+    seen = await read_snapshot(journal.redis)
     assert seen is not None
     assert (seen.at, [len(one) for one in seen.batches["b"].queuing]) == (START, [2 * 16])
 
@@ -125,21 +125,21 @@ async def test_of_batches_only_changes_are_told_and_first_that_there_are_none(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backlog, "TOLD_EVERY_S", 0.01)
-    former = BatchesSeen(1.0, {"gone": BatchSeen([b""], [b""])})
+    former = OpenBatchesSnapshot(1.0, {"gone": UnansweredRequests([b""], [b""])})
     await functions.publish_backlog(journal.redis, journal.epoch, Backlog(), former)
     cluster, clock = ClusterState(), StillClock()
     telling = asyncio.create_task(publish_backlog(journal.redis, journal.epoch, cluster, clock))
 
     async def seen(*batches: str) -> bool:
-        told = await read_seen(journal.redis)
+        told = await read_snapshot(journal.redis)
         return told is not None and told.batches.keys() == set(batches)
 
     await soon(seen)
     clock.now += 1.0
     waiting(cluster, "outside", batch="")
     await soon(lambda: _waits(store_over(journal.redis), 1))
-    told = await read_seen(journal.redis)
-    assert told == BatchesSeen(START, {}), "what waits outside batches changes nothing of them"
+    told = await read_snapshot(journal.redis)
+    assert told == OpenBatchesSnapshot(START, {}), "what waits outside batches changes nothing of them"
     waiting(cluster, "a")
     await soon(lambda: seen("b"))
     cluster.queues.remove(cluster.queues.queued["a"])
@@ -151,7 +151,7 @@ async def test_of_batches_only_changes_are_told_and_first_that_there_are_none(
 async def test_what_another_version_told_is_nothing_told(store: Store, journal: Journal, raw: bytes) -> None:
     await command(journal.redis, "HSET", "backlog", "pools", raw, "stuck", raw, "batches", raw)
 
-    assert (await store.pools(), await read_seen(journal.redis)) == ([], None)
+    assert (await store.pools(), await read_snapshot(journal.redis)) == ([], None)
     assert await store.stuck() in ({}, {"x": 1})
 
 

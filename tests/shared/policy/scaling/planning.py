@@ -12,15 +12,15 @@ import numpy as np
 from shared.policy.scaling.config import PlannerConfig
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.stimuli import (
+    BatchAdded,
+    BatchesObserved,
+    BatchRemoved,
     Command,
-    Ended,
-    FirstCame,
-    Looked,
+    FirstRequestArrived,
     NodesChanged,
-    Opened,
+    ObservedBatch,
     PublishTarget,
-    Sight,
-    Woken,
+    TimerFired,
 )
 from shared.policy.scaling.workload import BatchRecord, OpenedBatch, PastBatch, Stage
 
@@ -48,7 +48,7 @@ def past(
     return PastBatch(before, BatchRecord(tuple(arrivals), (tuple(executions),)), tokens_per_s)
 
 
-class Told:
+class PlannerDriver:
     """A planner, told things in short."""
 
     def __init__(
@@ -58,10 +58,10 @@ class Told:
         floors: dict[str, int] | None = None,
         ceilings: dict[str, int] | None = None,
         cold_start_s: float = 0.0,
-        **ways: Any,
+        **config: Any,
     ) -> None:
-        ways = {"strictness": 0.0, "hold_s": 0.0, "ahead_s": math.inf, **ways}
-        self.planner = Planner(PlannerConfig(**ways), floors or {}, ceilings or {})
+        config = {"strictness": 0.0, "stabilization_s": 0.0, "look_ahead_s": math.inf, **config}
+        self.planner = Planner(PlannerConfig(**config), floors or {}, ceilings or {})
         self.cold_start_s = cold_start_s
         if cores is not None:
             self.has(cores)
@@ -70,19 +70,19 @@ class Told:
         return self.planner.handle(now, NodesChanged({POOL: cores}, {POOL: self.cold_start_s}))
 
     def open(self, batch: OpenedBatch, *before: PastBatch, now: float = NOW) -> list[Command]:
-        return self.planner.handle(now, Opened(batch, before))
+        return self.planner.handle(now, BatchAdded(batch, before))
 
     def first(self, batch: str, at: float = NOW) -> list[Command]:
-        return self.planner.handle(at, FirstCame(batch, at))
+        return self.planner.handle(at, FirstRequestArrived(batch, at))
 
     def end(self, batch: str, *before: PastBatch, now: float = NOW) -> list[Command]:
-        return self.planner.handle(now, Ended(batch, before))
+        return self.planner.handle(now, BatchRemoved(batch, before))
 
-    def look(self, now: float, **sights: Sight) -> None:
-        assert self.planner.handle(now, Looked(sights)) == []
+    def look(self, now: float, **sights: ObservedBatch) -> None:
+        assert self.planner.handle(now, BatchesObserved(sights)) == []
 
     def wake(self) -> list[Command]:
-        return self.planner.handle(self.planner.wake_s(), Woken())
+        return self.planner.handle(self.planner.wake_s(), TimerFired())
 
 
 def target(commands: Sequence[Command]) -> PublishTarget:
@@ -90,8 +90,10 @@ def target(commands: Sequence[Command]) -> PublishTarget:
     return only
 
 
-def sight(arrived: int, answered: int, queuing: Sequence[float] = (), running: Sequence[float] = ()) -> Sight:
+def observed(
+    arrived: int, answered: int, queuing: Sequence[float] = (), running: Sequence[float] = ()
+) -> ObservedBatch:
     """`queuing`: arrivals of those that wait; `running`: when those that run came and began."""
     waits = np.array([(at, at) for at in queuing])
     runs = np.array([(at, at, at) for at in running])
-    return Sight(arrived, answered, (waits.tobytes(),), (runs.tobytes(),))
+    return ObservedBatch(arrived, answered, (waits.tobytes(),), (runs.tobytes(),))

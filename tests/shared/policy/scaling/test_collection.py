@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.policy.scaling.collection import Progress, Seen, collect, expected
+from shared.policy.scaling.collection import CollectionInput, ReportedProgress, collect, expected
 from shared.policy.scaling.history import DECAY, WINDOW, History
 from shared.policy.scaling.list_scheduling import Floats
 from shared.policy.scaling.workload import UNREACHED, BatchRecord, Requests, Stage
@@ -52,7 +52,7 @@ def histories(draw: st.DrawFn, *, least: int = 1, most: int = WINDOW) -> History
 
 
 @st.composite
-def seen_in(draw: st.DrawFn, history: History, *, size: int | None = None) -> Seen:
+def seen_in(draw: st.DrawFn, history: History, *, size: int | None = None) -> CollectionInput:
     """A batch in its midst; who has come and neither waits nor runs is answered."""
     size = history.records[0].size if size is None else size
     opened = NOW - draw(st.integers(0, 60))
@@ -68,7 +68,7 @@ def seen_in(draw: st.DrawFn, history: History, *, size: int | None = None) -> Se
         came = [arrival for arrival, where in zip(arrivals, places, strict=True) if where == place]
         return [(one, draw(st.integers(int(one), int(NOW)).map(float))) for one in came]
 
-    return Seen(
+    return CollectionInput(
         size=size,
         opened_s=opened,
         first_arrival_s=None if first is None else float(first),
@@ -99,7 +99,7 @@ def drawable(history: History, stage: int, longer_than: float) -> set[Row]:
 
 @given(histories_and_seen, st.integers(0, 99))
 @settings(deadline=None)
-def test_every_request_is_of_its_kind(case: tuple[History, Seen], seed: int) -> None:
+def test_every_request_is_of_its_kind(case: tuple[History, CollectionInput], seed: int) -> None:
     history, seen = case
     requests = collect(NOW, STAGES, history, seen, Random(seed))
     rows = rows_of(requests)
@@ -124,7 +124,7 @@ def test_every_request_is_of_its_kind(case: tuple[History, Seen], seed: int) -> 
 @given(histories_and_seen, st.integers(0, 99))
 @settings(deadline=None)
 def test_future_are_exactly_those_that_have_not_come_and_late_ones_come_now(
-    case: tuple[History, Seen], seed: int
+    case: tuple[History, CollectionInput], seed: int
 ) -> None:
     history, seen = case
     requests = collect(NOW, STAGES, history, seen, Random(seed))
@@ -138,7 +138,7 @@ def test_future_are_exactly_those_that_have_not_come_and_late_ones_come_now(
 
 @given(histories_and_seen, st.integers(0, 99))
 @settings(deadline=None)
-def test_a_seed_always_draws_the_same(case: tuple[History, Seen], seed: int) -> None:
+def test_a_seed_always_draws_the_same(case: tuple[History, CollectionInput], seed: int) -> None:
     one, other = (collect(NOW, STAGES, *case, Random(seed)) for _ in range(2))
     for name in ("arrivals_s", "ready_s", "executions_s", "running"):
         assert np.array_equal(getattr(one, name), getattr(other, name), equal_nan=name == "executions_s")
@@ -147,12 +147,12 @@ def test_a_seed_always_draws_the_same(case: tuple[History, Seen], seed: int) -> 
 @given(histories_and_seen, st.integers(0, 99), st.floats(0.2, 5.0), st.data())
 @settings(deadline=None)
 def test_with_progress_as_many_come_as_are_generated_and_none_before_now(
-    case: tuple[History, Seen], seed: int, pace: float, data: st.DataObject
+    case: tuple[History, CollectionInput], seed: int, pace: float, data: st.DataObject
 ) -> None:
     history, seen = case
     here = sum(map(len, [*seen.queuing, *seen.running]))
     generating = data.draw(st.integers(0, seen.size - seen.arrived))
-    told = Seen(**{**vars(seen), "progress": Progress(generating, pace)})
+    told = CollectionInput(**{**vars(seen), "progress": ReportedProgress(generating, pace)})
     requests = collect(NOW, STAGES, history, told, Random(seed))
     assert requests.size == generating + here
     coming = requests.arrivals_s[:generating]
@@ -162,7 +162,7 @@ def test_with_progress_as_many_come_as_are_generated_and_none_before_now(
 
 @given(histories_and_seen, st.integers(0, 99))
 @settings(deadline=None)
-def test_t_is_when_the_last_would_be_done_had_none_queued(case: tuple[History, Seen], seed: int) -> None:
+def test_t_is_when_the_last_would_be_done_had_none_queued(case: tuple[History, CollectionInput], seed: int) -> None:
     batch = expected(NOW, "b", STAGES, *case, 3.0, Random(seed))
     queued = np.broadcast_to(batch.requests.queued_s, batch.requests.size).tolist()
     ends = [ready + sum(time or 0.0 for time in row)
@@ -176,31 +176,35 @@ def test_t_is_when_the_last_would_be_done_had_none_queued(case: tuple[History, S
 PAST = record((0.0, 5.0, 1.0), (10.0, 6.0, UNREACHED), (40.0, 50.0, 2.0))
 
 
-def only(seen: Seen, seed: int = 1) -> tuple[list[float], list[Row]]:
+def only(seen: CollectionInput, seed: int = 1) -> tuple[list[float], list[Row]]:
     requests = collect(NOW, STAGES, History([PAST], [7.0]), seen, Random(seed))
     return requests.arrivals_s.tolist(), rows_of(requests)
 
 
 def test_the_gap_from_the_hint_to_the_first_arrival_is_kept_apart() -> None:
-    hinted = Seen(size=3, opened_s=NOW - 2.0)
+    hinted = CollectionInput(size=3, opened_s=NOW - 2.0)
     assert only(hinted)[0] == [5.0, 15.0, 45.0]
-    assert only(Seen(size=3, opened_s=NOW - 20.0))[0] == [0.0, 10.0, 40.0]  # late: the first is thought to come now
-    assert only(Seen(size=3, opened_s=NOW - 9.0, first_arrival_s=NOW - 1.0, arrived=1))[0] == [9.0, 39.0]
+    assert only(CollectionInput(size=3, opened_s=NOW - 20.0))[0] == [
+        0.0,
+        10.0,
+        40.0,
+    ]  # late: the first is thought to come now
+    assert only(CollectionInput(size=3, opened_s=NOW - 9.0, first_arrival_s=NOW - 1.0, arrived=1))[0] == [9.0, 39.0]
 
 
 def test_progress_moves_arrivals_by_the_pace_and_counts_the_gap() -> None:
     """Half as fast, so 34 s after the hint this rollout stands where the past one stood after 17: 10 s after its first
     arrival, with 30 s of its own to go to the last."""
-    seen = Seen(3, NOW - 34.0, NOW - 14.0, 2, progress=Progress(1, pace=2.0))
+    seen = CollectionInput(3, NOW - 34.0, NOW - 14.0, 2, progress=ReportedProgress(1, pace=2.0))
     assert only(seen)[0] == [60.0]
 
 
 def test_where_nobody_lasted_so_long_the_timeout_is_taken() -> None:
     runs = [np.empty((0, 3)), np.array([[NOW - 20.0, NOW - 15.0, NOW - 15.0], [NOW - 99.0, NOW - 70.0, NOW - 70.0]])]
-    seen = Seen(3, NOW - 100.0, NOW - 99.0, 3, running=runs)
+    seen = CollectionInput(3, NOW - 100.0, NOW - 99.0, 3, running=runs)
     assert only(seen)[1] == [(None, 45.0), (None, 0.0)]
     nobody = History([record((0.0, 1.0, UNREACHED))], [0.0])
-    waits = Seen(1, NOW - 5.0, NOW - 5.0, 1, queuing=[np.empty((0, 2)), np.full((1, 2), NOW - 5.0)])
+    waits = CollectionInput(1, NOW - 5.0, NOW - 5.0, 1, queuing=[np.empty((0, 2)), np.full((1, 2), NOW - 5.0)])
     assert rows_of(collect(NOW, STAGES, nobody, waits, Random(1))) == [(None, 60.0)]
 
 
@@ -209,7 +213,7 @@ def test_what_ran_when_it_was_looked_at_may_have_ended_since() -> None:
     stage has it; of the last stage nothing is left. Who began later is expected to go on."""
     past = History([record((0.0, 1.0, 1.0))], [0.0])
     run = [[NOW - 9.0, NOW - 1.3, NOW - 1.3], [NOW - 9.0, NOW - 0.75, NOW - 0.75]]
-    seen = Seen(4, NOW - 9.0, NOW - 9.0, 4, running=[np.array(run), np.array(run)], looked_s=NOW - 0.5)
+    seen = CollectionInput(4, NOW - 9.0, NOW - 9.0, 4, running=[np.array(run), np.array(run)], observed_s=NOW - 0.5)
     requests = collect(NOW, STAGES, past, seen, Random(1))
     assert rows_of(requests) == [(None, 1.0), (0.25, 1.0), (None, 0.25)]
     assert requests.running.tolist() == [False, True, True]
@@ -217,15 +221,17 @@ def test_what_ran_when_it_was_looked_at_may_have_ended_since() -> None:
 
 def test_a_look_of_just_now_and_none_are_the_same() -> None:
     runs = [np.array([[NOW - 20.0, NOW - 15.0, NOW - 15.0]]), np.empty((0, 3))]
-    seen = Seen(3, NOW - 100.0, NOW - 99.0, 3, running=runs)
-    assert only(seen) == only(replace(seen, looked_s=NOW)) == only(replace(seen, looked_s=NOW + 1.0))
+    seen = CollectionInput(3, NOW - 100.0, NOW - 99.0, 3, running=runs)
+    assert only(seen) == only(replace(seen, observed_s=NOW)) == only(replace(seen, observed_s=NOW + 1.0))
 
 
 def test_who_came_and_was_not_seen_yet_waits_for_the_first_stage() -> None:
     """So do those who came while as many were answered: their number is known, whatever the look says."""
     past = History([record((0.0, 1.0, 1.0))], [0.0])
     ended = np.array([[NOW - 9.0, NOW - 1.3, NOW - 1.3]])
-    seen = Seen(3, NOW - 9.0, NOW - 9.0, 3, running=[np.empty((0, 3)), ended], unanswered=2, looked_s=NOW - 0.5)
+    seen = CollectionInput(
+        3, NOW - 9.0, NOW - 9.0, 3, running=[np.empty((0, 3)), ended], unanswered=2, observed_s=NOW - 0.5
+    )
     requests = collect(NOW, STAGES, past, seen, Random(1))
     assert rows_of(requests) == [(1.0, 1.0)] * 2
     assert not requests.running.any()
@@ -234,13 +240,13 @@ def test_who_came_and_was_not_seen_yet_waits_for_the_first_stage() -> None:
 def test_what_has_just_begun_will_last() -> None:
     """Who took no time at all did not last longer than the 0 s that this one has."""
     past = History([record((0.0, 0.0, 1.0), (1.0, 4.0, 1.0))], [0.0])
-    seen = Seen(2, NOW, NOW, 2, running=[np.full((1, 3), NOW)])
+    seen = CollectionInput(2, NOW, NOW, 2, running=[np.full((1, 3), NOW)])
     rows = {row for seed in range(50) for row in rows_of(collect(NOW, STAGES, past, seen, Random(seed)))}
     assert rows == {(4.0, 1.0)}
 
 
 def test_a_batch_larger_than_its_history_ends_like_it() -> None:
-    arrivals, rows = only(Seen(size=5, opened_s=NOW))
+    arrivals, rows = only(CollectionInput(size=5, opened_s=NOW))
     assert arrivals == [7.0, 17.0, 47.0, 47.0, 47.0]
     assert rows[2:] == [(50.0, 2.0)] * 3
 
@@ -250,8 +256,8 @@ def test_draws_follow_the_weights_of_the_batches() -> None:
     past = [record((0.0, float(number), 0.0)) for number in range(1, WINDOW + 1)]
     count = 20_000
     weights = [DECAY ** (WINDOW - number) for number in range(1, WINDOW + 1)]
-    waiting = Seen(count, NOW, NOW, count, queuing=[np.full((count, 2), NOW)])
-    running = Seen(count, NOW, NOW, count, running=[np.full((count, 3), NOW - 2.5)])
+    waiting = CollectionInput(count, NOW, NOW, count, queuing=[np.full((count, 2), NOW)])
+    running = CollectionInput(count, NOW, NOW, count, running=[np.full((count, 3), NOW - 2.5)])
     coming = History(past, [0.0] * WINDOW).rows(Random(3), np.zeros(count, int))[0].tolist()
     for kind, first, elapsed in ((waiting, 1, 0.0), (running, 3, 2.5)):
         times = collect(NOW, STAGES, History(past, [0.0] * WINDOW), kind, Random(7)).executions_s[0].tolist()
@@ -269,21 +275,21 @@ def test_a_rollout_twice_as_fast_is_expected_to_go_on_so() -> None:
     past = History([BatchRecord((0.0, 10.0, 20.0, 30.0), ((1.0,) * 4,))], [10.0])
     stages = (Stage("run", 1.0, 10.0),)
     for paced, coming in ((False, [15.0, 25.0]), (True, [10 * 0.5**0.2, 20 * 0.5**0.2])):
-        seen = Seen(4, 0.0, 5.0, 2, unanswered=0, paced=paced)
+        seen = CollectionInput(4, 0.0, 5.0, 2, unanswered=0, paced=paced)
         assert collect(10.0, stages, past, seen, Random(1)).ready_s.tolist() == pytest.approx(coming)
 
 
 def test_a_late_request_comes_now_and_those_behind_it_at_the_pace_of_a_slow_rollout() -> None:
     """The third came 30 s after the opening in the past, and is not here after 60: the pace is 2 ** 0.2."""
     past = History([BatchRecord((0.0, 10.0, 20.0, 30.0), ((1.0,) * 4,))], [10.0])
-    seen = Seen(4, 0.0, 20.0, 2, unanswered=0, paced=True)
+    seen = CollectionInput(4, 0.0, 20.0, 2, unanswered=0, paced=True)
     found = collect(60.0, (Stage("run", 1.0, 10.0),), past, seen, Random(1))
     assert found.ready_s.tolist() == pytest.approx([0.0, 10 * 2**0.2])
 
 
 def test_the_earliest_prediction_of_the_window_counts() -> None:
     records = [BatchRecord((0.0, 10.0, last), ((1.0,) * 3,)) for last in (100.0, 20.0, 60.0)]
-    seen = Seen(3, 0.0, 10.0, 2, unanswered=0, paced=True)
+    seen = CollectionInput(3, 0.0, 10.0, 2, unanswered=0, paced=True)
     found = collect(20.0, (Stage("run", 1.0, 10.0),), History(records, [10.0] * 3), seen, Random(1))
     assert found.ready_s.tolist() == pytest.approx([10.0])
 
@@ -291,5 +297,5 @@ def test_the_earliest_prediction_of_the_window_counts() -> None:
 def test_a_pace_is_no_reason_to_expect_more_requests_than_there_are() -> None:
     past = History([BatchRecord((0.0,), ((1.0,),))], [0.0])
     for arrived in (1, 2):
-        seen = Seen(1, 0.0, 0.0, arrived, unanswered=0, paced=True)
+        seen = CollectionInput(1, 0.0, 0.0, arrived, unanswered=0, paced=True)
         assert not collect(5.0, (Stage("run", 1.0, 10.0),), past, seen, Random(1)).size

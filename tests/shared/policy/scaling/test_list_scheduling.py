@@ -20,11 +20,11 @@ from shared.policy.scaling.list_scheduling import (
     RUNNING,
     SERVED,
     VISIT,
-    Board,
     Records,
+    ScheduleState,
     advance,
     begin,
-    board,
+    schedule_state,
 )
 
 POOLS = 2
@@ -142,9 +142,9 @@ def records(case: Case, limit_s: float = math.inf) -> Records:
     return found
 
 
-def fast(case: Case, cuts: Iterable[float] = (), *, stop_at_complete: bool = False) -> Board:
+def fast(case: Case, cuts: Iterable[float] = (), *, stop_at_complete: bool = False) -> ScheduleState:
     """`advance` up to each cut and each change, then to the end."""
-    visits, state = records(case), board(batches_of(case), len(case.visits), np.array(case.owned))
+    visits, state = records(case), schedule_state(batches_of(case), len(case.visits), np.array(case.owned))
     state.now_s[0] = 0.0
     np.add.at(state.left, [request.batch for request in case.requests], 1)
     firsts = list(zip(case.firsts, case.requests, strict=True))
@@ -165,7 +165,7 @@ def fast(case: Case, cuts: Iterable[float] = (), *, stop_at_complete: bool = Fal
     return state
 
 
-def agree(case: Case, state: Board) -> None:
+def agree(case: Case, state: ScheduleState) -> None:
     slow, visits = Slow(case), records(case)
     starts = state.times["start_s"]
     assert starts.tolist() == slow.start
@@ -236,7 +236,7 @@ def test_time_stops_after_the_moment_at_which_a_batch_is_complete() -> None:
     case = Case(
         (Asked(0, 0, (Visit(4, 0, 0, 1),)), Asked(0, 1, (Visit(6, 0, 0, 1),)), Asked(4, 1, (Visit(2, 0, 0, 1),))), (2,)
     )
-    state = board(2, 3, np.array(case.owned))
+    state = schedule_state(2, 3, np.array(case.owned))
     state.left[:] = (1, 2)
     state.now_s[0] = 0.0
     coming = np.array([0.0, 0.0, 4.0]), np.array([0, 1, 2])
@@ -250,7 +250,7 @@ def test_time_stops_after_the_moment_at_which_a_batch_is_complete() -> None:
 def test_who_had_to_wait_beyond_its_limit_stops_the_run(limit_s: float, code: int) -> None:
     """The second waits from 0 s for the first to end at 2 s; the first never waits, whatever its limit."""
     case = Case((Asked(0, 0, (Visit(2, 0, 0, 1),)), Asked(0, 0, (Visit(5, 0, 0, 1),))), (1,))
-    state = board(1, 2, np.array(case.owned))
+    state = schedule_state(1, 2, np.array(case.owned))
     limited = records(case)
     limited["limit_s"] = (-9.0, limit_s)
     assert advance(limited, state, np.zeros(2), np.arange(2), heed_limits=True) == code

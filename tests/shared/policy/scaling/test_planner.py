@@ -5,49 +5,49 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shared.policy.scaling.stimuli import (
+    BatchAdded,
     ExpectCompletion,
-    Opened,
-    Restored,
+    TargetsRestored,
 )
-from tests.shared.policy.scaling.planning import NOW, POOL, RUN, Told, opened, past, sight, target
+from tests.shared.policy.scaling.planning import NOW, POOL, RUN, PlannerDriver, observed, opened, past, target
 
 
 def test_a_pool_without_an_open_batch_falls_to_its_floor() -> None:
-    said = target(Told(cores=None).has(8))
+    said = target(PlannerDriver(cores=None).has(8))
     assert (said.pool, said.previous, said.units) == (POOL, None, 0)
     assert said.reason.why == "idle"
-    assert target(Told(cores=None, floors={POOL: 2}).has(8)).units == 2
+    assert target(PlannerDriver(cores=None, floors={POOL: 2}).has(8)).units == 2
 
 
 def test_a_task_without_history_gets_as_many_units_as_its_requests_can_use() -> None:
-    said = target(Told().open(opened("b1")))
+    said = target(PlannerDriver().open(opened("b1")))
     assert (said.previous, said.units, said.reason.why) == (0, 4, "no-history")
     assert said.reason.summary == (
         "no history of task code yet: its requests can use 4 cores at once, so that nothing queues"
     )
-    said = target(Told(cores=3).open(opened("b1")))
+    said = target(PlannerDriver(cores=3).open(opened("b1")))
     assert said.units == 3
     assert said.reason.summary == "no history of task code yet: the ceiling of 3 cores, so that nothing queues"
 
 
 def test_without_history_and_without_a_declared_size_a_pool_is_made_whole() -> None:
-    assert target(Told().open(opened("b1", size=None))).units == 8
+    assert target(PlannerDriver().open(opened("b1", size=None))).units == 8
 
 
 def test_without_history_units_are_given_back_as_requests_are_answered() -> None:
-    ready = Told()
+    ready = PlannerDriver()
     ready.open(opened("b1"))
     ready.first("b1", NOW)
     held = []
     for answered in (0, 1, 3):
-        ready.look(ready.planner.wake_s(), b1=sight(4, answered, running=[NOW] * (4 - answered)))
+        ready.look(ready.planner.wake_s(), b1=observed(4, answered, running=[NOW] * (4 - answered)))
         ready.wake()
         held.append(ready.planner.targets[POOL])
     assert held == [4, 3, 1]
 
 
 def test_a_task_with_history_gets_the_fewest_units_that_keep_its_delay_and_the_reason_says_why() -> None:
-    said = target(Told().open(opened("b7", delay_s=5.0), past()))
+    said = target(PlannerDriver().open(opened("b7", delay_s=5.0), past()))
     assert (said.units, said.reason.why) == (2, "searched")
     assert said.reason.summary == (
         "4 requests of batch b7: 2 cores suffice: extra delay 4.0 s <= D 5.0 s; with 1, stage run delays batch b7 by "
@@ -59,7 +59,7 @@ def test_a_task_with_history_gets_the_fewest_units_that_keep_its_delay_and_the_r
 
 
 def test_the_timeout_aware_rule_is_named_where_it_decides() -> None:
-    said = target(Told(strictness=1.0).open(opened("b7", delay_s=13.0), past()))
+    said = target(PlannerDriver(strictness=1.0).open(opened("b7", delay_s=13.0), past()))
     assert said.units == 2
     assert said.reason.summary.endswith(  # the third would start at 8 s, and 8 + 10 > 4 + 13
         "with 1, a request that queues for stage run could end 1.0 s beyond T + D if it lasted its timeouts"
@@ -67,7 +67,7 @@ def test_the_timeout_aware_rule_is_named_where_it_decides() -> None:
 
 
 def test_where_all_there_is_does_not_do_it_is_all_and_the_reason_says_so() -> None:
-    said = target(Told(cores=1).open(opened("b7"), past()))
+    said = target(PlannerDriver(cores=1).open(opened("b7"), past()))
     assert (said.units, said.reason.why) == (1, "ceiling")
     assert said.reason.summary == (
         "4 requests of batch b7: even the ceiling of 1 core is not enough: "
@@ -76,26 +76,26 @@ def test_where_all_there_is_does_not_do_it_is_all_and_the_reason_says_so() -> No
 
 
 def test_where_one_unit_does_nobody_asks_what_none_would_do() -> None:
-    said = target(Told().open(opened("b7", delay_s=12.0), past()))
+    said = target(PlannerDriver().open(opened("b7", delay_s=12.0), past()))
     assert said.reason.summary == "4 requests of batch b7: 1 core suffices: extra delay 12.0 s <= D 12.0 s"
 
 
 def test_a_ceiling_and_a_floor_set_by_hand_hold() -> None:
-    assert target(Told(ceilings={POOL: 3}).open(opened("b1"))).units == 3
-    floored = target(Told(floors={POOL: 5}).open(opened("b1", delay_s=5.0), past()))
+    assert target(PlannerDriver(ceilings={POOL: 3}).open(opened("b1"))).units == 3
+    floored = target(PlannerDriver(floors={POOL: 5}).open(opened("b1", delay_s=5.0), past()))
     assert floored.units == 5
     assert floored.reason.summary.endswith("; floor 5")
 
 
 def test_when_the_last_batch_has_ended_the_units_are_given_back() -> None:
-    ready = Told()
+    ready = PlannerDriver()
     ready.open(opened("b1"))
     said = target(ready.end("b1", now=NOW + 60))
     assert (said.previous, said.units, said.reason.event) == (4, 0, "batch b1 ended")
 
 
 def test_open_batches_of_several_tasks_are_planned_together() -> None:
-    ready = Told()
+    ready = PlannerDriver()
     alone = target(ready.open(opened("b1", "code", delay_s=0.0), past()))
     both = target(ready.open(opened("b2", "proofs", delay_s=0.0), past(task="proofs")))
     assert (alone.units, both.units) == (4, 8)
@@ -104,7 +104,7 @@ def test_open_batches_of_several_tasks_are_planned_together() -> None:
 
 
 def test_units_for_a_task_without_history_stand_beside_those_that_were_searched() -> None:
-    ready = Told()
+    ready = PlannerDriver()
     ready.open(opened("b1", "code", delay_s=5.0), past())
     said = target(ready.open(opened("b2", "new")))
     assert (said.units, said.reason.why) == (6, "no-history")
@@ -115,27 +115,27 @@ def test_units_for_a_task_without_history_stand_beside_those_that_were_searched(
 
 
 def test_the_first_arrival_tells_the_dispatcher_when_the_batch_should_be_complete() -> None:
-    ready = Told()
+    ready = PlannerDriver()
     ready.open(opened("b1"), past((4.0, 1.0, 1.0, 9.0), (0.0, 1.0, 2.0, 3.0)))
     assert ready.first("b1", NOW + 30) == [ExpectCompletion("b1", NOW + 42)]
 
 
 def test_without_history_nobody_tells_the_dispatcher_anything() -> None:
-    ready = Told()
+    ready = PlannerDriver()
     ready.open(opened("b1"))
     assert ready.first("b1", NOW + 30) == []
     assert ready.first("never heard of", NOW + 30) == []
 
 
 def test_the_gap_from_hint_to_first_arrival_keeps_apart_what_will_not_meet() -> None:
-    ready = Told()
+    ready = PlannerDriver()
     ready.open(opened("b1", "code", delay_s=0.0), past())
     assert ready.open(opened("b2", "proofs", delay_s=0.0), past(task="proofs", gap_s=60.0)) == []
     assert ready.planner.targets == {POOL: 4}
 
 
 def test_a_first_arrival_corrects_how_open_batches_overlap() -> None:
-    ready = Told()
+    ready = PlannerDriver()
     ready.open(opened("b1", "code", delay_s=0.0), past())
     ready.open(opened("b2", "proofs", delay_s=0.0), past(task="proofs", gap_s=60.0))
     ready.first("b1", NOW + 1)
@@ -149,11 +149,11 @@ def test_another_batch_size_or_workflow_is_no_history_and_another_price_is() -> 
         (replace(fresh, stages=(replace(RUN[0], timeout_s=11.0),)), "no-history"),
         (replace(fresh, stages=(replace(RUN[0], worker_cost=3.0),)), "searched"),
     ):
-        assert target(Told().open(other, past())).reason.why == why
+        assert target(PlannerDriver().open(other, past())).reason.why == why
 
 
 def test_an_open_batch_profits_from_one_of_its_task_that_ends_meanwhile() -> None:
-    ready = Told()
+    ready = PlannerDriver()
     ready.open(opened("b1"))
     ready.open(opened("b2", delay_s=5.0))
     said = target(ready.end("b1", past(), now=NOW + 20))
@@ -161,7 +161,7 @@ def test_an_open_batch_profits_from_one_of_its_task_that_ends_meanwhile() -> Non
 
 
 def test_nodes_that_come_and_go_move_the_ceiling() -> None:
-    ready = Told(cores=2)
+    ready = PlannerDriver(cores=2)
     ready.open(opened("b1", size=9))
     assert target(ready.has(6)).units == 6
     assert ready.has(6) == []
@@ -169,18 +169,18 @@ def test_nodes_that_come_and_go_move_the_ceiling() -> None:
 
 
 def test_a_pool_nobody_offers_gets_no_target() -> None:
-    ready = Told(cores=None)
+    ready = PlannerDriver(cores=None)
     assert ready.open(opened("b1")) == []
     assert target(ready.has(4)).units == 4
 
 
 def test_what_was_decided_by_a_former_process_is_said_again_once() -> None:
-    ready = Told(cores=None)
-    assert ready.planner.handle(NOW, Restored({POOL: 3})) == []
-    assert ready.planner.handle(NOW, Opened(opened("b1", delay_s=5.0), (past(),), restored=True)) == []
+    ready = PlannerDriver(cores=None)
+    assert ready.planner.handle(NOW, TargetsRestored({POOL: 3})) == []
+    assert ready.planner.handle(NOW, BatchAdded(opened("b1", delay_s=5.0), (past(),), restored=True)) == []
     said = target(ready.has(8))
     assert (said.previous, said.units) == (3, 2)
 
 
 def test_the_end_of_a_batch_nobody_knows_changes_nothing() -> None:
-    assert Told().end("never heard of", past()) == []
+    assert PlannerDriver().end("never heard of", past()) == []

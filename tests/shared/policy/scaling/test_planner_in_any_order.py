@@ -9,16 +9,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from shared.policy.scaling.config import PlannerConfig
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.stimuli import (
-    Ended,
-    FirstCame,
-    Looked,
+    BatchAdded,
+    BatchesObserved,
+    BatchRemoved,
+    FirstRequestArrived,
     NodesChanged,
-    Opened,
-    Progressed,
-    Sight,
-    Woken,
+    ObservedBatch,
+    ProgressReported,
+    TimerFired,
 )
-from tests.shared.policy.scaling.planning import NOW, POOL, opened, past, sight
+from tests.shared.policy.scaling.planning import NOW, POOL, observed, opened, past
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -36,12 +36,12 @@ class AnyOrder(RuleBasedStateMachine):
         self.serial += 1
         self.batches.append(f"b{self.serial}")
         batch = opened(self.batches[-1], task, delay_s=delay_s, at=self.now)
-        self.planner.handle(self.now, Opened(batch, (past(task=task),) if known else ()))
+        self.planner.handle(self.now, BatchAdded(batch, (past(task=task),) if known else ()))
 
     @precondition(lambda self: self.batches)
     @rule(data=st.data())
     def arrive(self, data: st.DataObject) -> None:
-        self.planner.handle(self.now, FirstCame(data.draw(st.sampled_from(self.batches)), self.now))
+        self.planner.handle(self.now, FirstRequestArrived(data.draw(st.sampled_from(self.batches)), self.now))
 
     @precondition(lambda self: self.batches)
     @rule(data=st.data(), arrived=st.integers(0, 6), generating=st.integers(0, 6), tokens=st.none() | st.floats(0, 1e6))
@@ -52,14 +52,15 @@ class AnyOrder(RuleBasedStateMachine):
         waits = [at for at, where in zip(came, here, strict=True) if where == "waits"]
         runs = [at for at, where in zip(came, here, strict=True) if where == "runs"]
         self.planner.handle(
-            self.now, Looked({batch: sight(arrived, arrived - len(here), waits, runs), "gone": Sight(1, 1)})
+            self.now,
+            BatchesObserved({batch: observed(arrived, arrived - len(here), waits, runs), "gone": ObservedBatch(1, 1)}),
         )
-        self.planner.handle(self.now, Progressed(batch, self.now, generating, tokens))
+        self.planner.handle(self.now, ProgressReported(batch, self.now, generating, tokens))
 
     @rule()
     def wake(self) -> None:
         self.now = max(self.now, min(self.planner.wake_s(), self.now + 100))
-        self.planner.handle(self.now, Woken())
+        self.planner.handle(self.now, TimerFired())
         assert self.planner.wake_s() > self.now, "it would be woken for ever"
 
     @precondition(lambda self: self.batches)
@@ -67,7 +68,7 @@ class AnyOrder(RuleBasedStateMachine):
     def end(self, data: st.DataObject, learnt: bool) -> None:
         batch = data.draw(st.sampled_from(self.batches))
         self.batches.remove(batch)
-        self.planner.handle(self.now, Ended(batch, (past(),) if learnt else ()))
+        self.planner.handle(self.now, BatchRemoved(batch, (past(),) if learnt else ()))
 
     @rule(cores=st.integers(0, 9), cold_start_s=st.sampled_from([0.0, 2.0, 30.0]))
     def change_nodes(self, cores: int, cold_start_s: float) -> None:

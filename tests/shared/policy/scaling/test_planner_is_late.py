@@ -13,17 +13,17 @@ from shared.policy.order.ebf import BOUND_S
 from shared.policy.scaling.config import PlannerConfig
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.stimuli import (
+    BatchAdded,
+    BatchesObserved,
     Command,
     ExpectCompletion,
-    FirstCame,
-    Looked,
+    FirstRequestArrived,
     NodesChanged,
-    Opened,
+    ObservedBatch,
     PublishTarget,
-    Sight,
 )
 from shared.policy.scaling.workload import BatchRecord, OpenedBatch, PastBatch, Stage
-from tests.shared.policy.scaling.planning import NOW, Told, opened, past, sight, target
+from tests.shared.policy.scaling.planning import NOW, PlannerDriver, observed, opened, past, target
 
 
 def completions(commands: list[Command]) -> list[float]:
@@ -32,23 +32,23 @@ def completions(commands: list[Command]) -> list[float]:
 
 def test_t_is_published_again_when_a_review_moves_it() -> None:
     """Four requests came within 3 s last time. Now the last two are late: T goes with them."""
-    ready = Told(paced=False)
+    ready = PlannerDriver(paced=False)
     ready.open(opened("b1"), past(arrivals=(0.0, 1.0, 2.0, 3.0)))
     assert completions(ready.first("b1", NOW)) == [7.0]
-    ready.look(NOW + 10, b1=sight(2, 2))
+    ready.look(NOW + 10, b1=observed(2, 2))
     assert completions(ready.wake()) == [14.0]
-    ready.look(NOW + 20, b1=sight(2, 2))
+    ready.look(NOW + 20, b1=observed(2, 2))
     assert completions(ready.wake()) == [24.0]
 
 
 def test_t_moves_later_by_bounded_steps_and_ends_at_the_bound() -> None:
-    ready = Told(paced=False, review_s=3000.0)
+    ready = PlannerDriver(paced=False, review_s=3000.0)
     ready.open(opened("b1"), past(arrivals=(0.0, 1.0, 2.0, 3.0)))
     ready.first("b1", NOW)
-    ready.look(NOW + 3000, b1=sight(2, 2))
+    ready.look(NOW + 3000, b1=observed(2, 2))
     assert completions(ready.wake()) == [7.0 + BOUND_S / 10]
     for _ in range(20):
-        ready.look(ready.planner.wake_s(), b1=sight(2, 2))
+        ready.look(ready.planner.wake_s(), b1=observed(2, 2))
         moved = completions(ready.wake())
     assert moved == [], "it stands at the bound"
     (known,) = ready.planner._open.values()
@@ -57,10 +57,10 @@ def test_t_moves_later_by_bounded_steps_and_ends_at_the_bound() -> None:
 
 def test_the_order_of_the_search_is_the_order_that_was_published() -> None:
     """The dispatcher still has the old T where a move is too small to be published."""
-    ready = Told(paced=False)
+    ready = PlannerDriver(paced=False)
     ready.open(opened("b1"), past(arrivals=(0.0, 1.0, 2.0, 3.0)))
     ready.first("b1", NOW)
-    ready.look(NOW + 3.4, b1=sight(3, 3))
+    ready.look(NOW + 3.4, b1=observed(3, 3))
     assert completions(ready.has(7, NOW + 3.4)) == []
     commands, (expected,) = ready.planner._expected(NOW + 3.4, list(ready.planner._open.values()))
     assert commands == []
@@ -70,12 +70,14 @@ def test_the_order_of_the_search_is_the_order_that_was_published() -> None:
 
 def test_one_worker_stays_while_a_request_is_outstanding() -> None:
     """By its draws the running request has ended. It has not, and nobody knows how long it goes on."""
-    ready = Told(ahead_s=15.0, hold_s=0.0)
+    ready = PlannerDriver(look_ahead_s=15.0, stabilization_s=0.0)
     ready.open(opened("b1"), past())
     ready.first("b1", NOW)
-    ready.planner.handle(NOW + 5, Looked({"b1": replace(sight(4, 3, running=[NOW]), looked_at=NOW + 3.9)}))
+    ready.planner.handle(
+        NOW + 5, BatchesObserved({"b1": replace(observed(4, 3, running=[NOW]), observed_at=NOW + 3.9)})
+    )
     assert target(ready.has(7, NOW + 5)).units == 1
-    ready.look(NOW + 6, b1=sight(4, 4))
+    ready.look(NOW + 6, b1=observed(4, 4))
     assert target(ready.has(6, NOW + 6)).units == 0
 
 
@@ -87,10 +89,10 @@ def workflow(cores: int, gpus: int, delay_s: float) -> list[Command]:
     batch = OpenedBatch("b7", "ada", "code", 8, STAGES, delay_s, 1.0, NOW)
     record = BatchRecord((0.0,) * 8, ((4.0,) * 8, (4.0,) * 8))
     before = PastBatch(replace(batch, batch="before", opened_at=NOW - 100, first_arrival_at=NOW - 100), record)
-    planner = Planner(PlannerConfig(hold_s=0.0, ahead_s=math.inf))
+    planner = Planner(PlannerConfig(stabilization_s=0.0, look_ahead_s=math.inf))
     planner.handle(NOW, NodesChanged({"cores@default": cores, "gpus@default": gpus}, {}))
-    opening = planner.handle(NOW, Opened(batch, (before,)))
-    return opening + planner.handle(NOW, FirstCame("b7", NOW))
+    opening = planner.handle(NOW, BatchAdded(batch, (before,)))
+    return opening + planner.handle(NOW, FirstRequestArrived("b7", NOW))
 
 
 def found(commands: list[Command]) -> dict[str, PublishTarget]:
@@ -125,10 +127,10 @@ def test_a_stage_that_can_never_run_is_named() -> None:
 
 
 def test_the_reason_of_a_late_batch_names_the_delay_its_task_declared() -> None:
-    ready = Told()
+    ready = PlannerDriver()
     ready.open(opened("b1", delay_s=1.0), past())
     ready.first("b1", NOW)
-    said = target(ready.planner.handle(NOW + 60, Looked({"b1": sight(4, 3, queuing=[NOW])})))
+    said = target(ready.planner.handle(NOW + 60, BatchesObserved({"b1": observed(4, 3, queuing=[NOW])})))
     assert said.reason.summary == (
         "1 request of batch b1: 1 core suffices: extra delay 60.0 s: batch b1 is later than D 1.0 s already"
     )
@@ -141,12 +143,14 @@ def test_the_delay_in_a_reason_is_the_batchs_own() -> None:
     """
     lasts = (30.0, 4.0, 4.0, 4.0)
     ends = list(accumulate(lasts))
-    ready = Told(cores=1)
+    ready = PlannerDriver(cores=1)
     ready.open(opened("b1", delay_s=1.0), past())
     ready.first("b1", NOW)
     now = NOW + ends[2] + 1.0
     ran = np.array([(NOW, NOW, NOW + ends[2])]).tobytes()
-    ready.planner.handle(now, Looked({"b1": Sight(4, 3, (b"",), (ran,), unqueued_end_at=NOW + max(lasts[:3]))}))
+    ready.planner.handle(
+        now, BatchesObserved({"b1": ObservedBatch(4, 3, (b"",), (ran,), unqueued_end_at=NOW + max(lasts[:3]))})
+    )
     said = target(ready.open(opened("b2", delay_s=100.0, at=now), past(), now=now))
     outlook = next(one for one in said.reason.batches if one.batch == "b1")
     assert outlook.extra_delay_s == pytest.approx(ends[-1] - max(lasts))

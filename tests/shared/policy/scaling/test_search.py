@@ -194,16 +194,16 @@ def in_seconds_of(unit_s: float, open_batches: Sequence[ExpectedBatch]) -> list[
 def test_leaving_out_pools_with_room_changes_nothing(
     open_batches: list[ExpectedBatch], unit_s: float, pools: dict[str, int], strictness: float, data: st.DataObject
 ) -> None:
-    load = SimulationInput(in_seconds_of(unit_s, open_batches), strictness)
-    most = schedule(load.work, [100] * len(load.pools)).used
-    roomy = data.draw(st.frozensets(st.sampled_from(range(len(load.pools)))))
-    units = [most[number] if number in roomy else pools[pool] for number, pool in enumerate(load.pools)]
-    spared = load.spared(roomy)
+    inputs = SimulationInput(in_seconds_of(unit_s, open_batches), strictness)
+    most = schedule(inputs.complete, [100] * len(inputs.pools)).used
+    roomy = data.draw(st.frozensets(st.sampled_from(range(len(inputs.pools)))))
+    units = [most[number] if number in roomy else pools[pool] for number, pool in enumerate(inputs.pools)]
+    spared = inputs.spared(roomy)
     assert spared <= roomy
-    whole, reduced = feasible_schedule(load.work, units), feasible_schedule(load.without(spared), units)
+    whole, reduced = feasible_schedule(inputs.complete, units), feasible_schedule(inputs.without(spared), units)
     assert (whole is None) == (reduced is None)
     if whole is not None and reduced is not None:
-        kept = ~np.isin(load.visits["pool"], list(spared))
+        kept = ~np.isin(inputs.visits["pool"], list(spared))
         assert whole.starts_s[kept].tolist() == reduced.starts_s.tolist()
         for number in set(range(len(units))) - spared:
             assert whole.used[number] == reduced.used[number]
@@ -234,23 +234,23 @@ def test_an_execution_that_takes_no_time_is_not_passed_over() -> None:
 def test_times_are_added_up_as_list_scheduling_adds_them() -> None:
     """0.1 + 0.2 + 0.3 s from a start: another sum of them is another moment, and ties fall otherwise."""
     stages = tuple(Stage(name, 1.0, 9.0) for name in ("a", "b", "c"))
-    load = SimulationInput([repeating("b", stages, BatchRecord((0.0,), ((0.2,), (0.3,), (1.0,))), 0.0, 0.1)], 0.0)
-    assert load.earliest_s.tolist() == schedule(load.work, [1, 1, 1]).starts_s.tolist()
+    inputs = SimulationInput([repeating("b", stages, BatchRecord((0.0,), ((0.2,), (0.3,), (1.0,))), 0.0, 0.1)], 0.0)
+    assert inputs.earliest_s.tolist() == schedule(inputs.complete, [1, 1, 1]).starts_s.tolist()
 
 
 @given(batches(stages=3), strictnesses)
 @settings(deadline=None)
 def test_what_is_spared_would_never_queue(open_batches: list[ExpectedBatch], strictness: float) -> None:
-    load = SimulationInput(open_batches, strictness)
-    spared = load.spared(frozenset(range(len(load.pools))))
-    assert spared == frozenset(range(len(load.pools)))  # nobody stands outside all pools
-    assert len(load.without(spared).visits) == 0
+    inputs = SimulationInput(open_batches, strictness)
+    spared = inputs.spared(frozenset(range(len(inputs.pools))))
+    assert spared == frozenset(range(len(inputs.pools)))  # nobody stands outside all pools
+    assert len(inputs.without(spared).visits) == 0
 
 
 def test_a_search_that_knows_the_last_ones_result_simulates_less() -> None:
-    load, ceilings = search_load(2_000, chance=np.random.default_rng(1))
-    plan = search(load, ceilings, trade=False)
-    again = search(load, ceilings, trade=False, near=plan.units)
+    batches, ceilings = search_load(2_000, chance=np.random.default_rng(1))
+    plan = search(batches, ceilings, trade=False)
+    again = search(batches, ceilings, trade=False, near=plan.units)
     assert again.units == plan.units
     assert again.simulations <= plan.simulations * 2 / 3
 

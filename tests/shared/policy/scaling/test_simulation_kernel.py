@@ -15,27 +15,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.policy.scaling.list_scheduling import QUIET, TOLERANCE_S, Board, advance, begin, board
+from shared.policy.scaling.list_scheduling import QUIET, TOLERANCE_S, ScheduleState, advance, begin, schedule_state
 from shared.policy.scaling.search import ExpectedBatch
 from shared.policy.scaling.simulation import feasible_schedule, schedule
-from shared.policy.scaling.simulation_input import SimulationInput, Work, peak
+from shared.policy.scaling.simulation_input import ScheduleInput, SimulationInput, peak
 from shared.policy.scaling.simulation_kernel import warm
 from tests.shared.policy.scaling.scaling_oracle import amid, strictnesses, three_pool_units
 
 POLICY = Path(__file__).parents[4] / "shared" / "policy"
 
 
-def in_pieces(work: Work, capacity: Sequence[int]) -> Board:
-    state = board(int(work.visits["owner"].max(initial=-1)) + 1, len(work.visits), np.array(capacity))
-    state.now_s[0] = work.begins_s
-    begin(work.visits, state, work.under_way)
-    assert advance(work.visits, state, work.arrivals_s, work.first_visits) == QUIET
+def in_pieces(source: ScheduleInput, capacity: Sequence[int]) -> ScheduleState:
+    state = schedule_state(int(source.visits["owner"].max(initial=-1)) + 1, len(source.visits), np.array(capacity))
+    state.now_s[0] = source.begins_s
+    begin(source.visits, state, source.under_way)
+    assert advance(source.visits, state, source.arrivals_s, source.first_visits) == QUIET
     return state
 
 
-def least_slack(work: Work, state: Board) -> float:
+def least_slack(source: ScheduleInput, state: ScheduleState) -> float:
     waited = state.times["start_s"] > state.times["ready_s"] + TOLERANCE_S
-    late = (work.visits["limit_s"] - state.times["start_s"])[waited & np.isfinite(state.times["start_s"])]
+    late = (source.visits["limit_s"] - state.times["start_s"])[waited & np.isfinite(state.times["start_s"])]
     return -math.inf if state.waiting.any() else float(late.min(initial=math.inf))
 
 
@@ -44,13 +44,13 @@ def least_slack(work: Work, state: Board) -> float:
 def test_in_one_go_it_is_the_schedule_in_pieces(
     open_batches: list[ExpectedBatch], units: dict[str, int], strictness: float, fewer: int
 ) -> None:
-    load = SimulationInput(open_batches, strictness)
-    capacity = [units[pool] - fewer for pool in load.pools]
-    found, state = schedule(load.work, capacity), in_pieces(load.work, capacity)
+    inputs = SimulationInput(open_batches, strictness)
+    capacity = [units[pool] - fewer for pool in inputs.pools]
+    found, state = schedule(inputs.complete, capacity), in_pieces(inputs.complete, capacity)
     assert found.starts_s.tolist() == state.times["start_s"].tolist()
     assert found.used == (np.array(capacity) - state.least_free).tolist()
-    assert found.slack_s == least_slack(load.work, state)
-    assert (feasible_schedule(load.work, capacity) is None) == (found.slack_s < 0)
+    assert found.slack_s == least_slack(inputs.complete, state)
+    assert (feasible_schedule(inputs.complete, capacity) is None) == (found.slack_s < 0)
 
 
 @given(amid(), strictnesses)
@@ -58,8 +58,10 @@ def test_in_one_go_it_is_the_schedule_in_pieces(
 def test_what_no_queue_would_use_is_read_off_the_expected_times(
     open_batches: list[ExpectedBatch], strictness: float
 ) -> None:
-    load = SimulationInput(open_batches, strictness)
-    assert [load.most(pool) for pool in range(len(load.pools))] == schedule(load.work, [100] * len(load.pools)).used
+    inputs = SimulationInput(open_batches, strictness)
+    assert [inputs.most(pool) for pool in range(len(inputs.pools))] == schedule(
+        inputs.complete, [100] * len(inputs.pools)
+    ).used
 
 
 moments = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(1, 3)), max_size=8)

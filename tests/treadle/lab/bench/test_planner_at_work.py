@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from shared.policy.scaling.config import PlannerConfig
-from shared.store.stimulus_log import VERSION, Header
+from shared.store.stimulus_log import VERSION, LogHeader
 from treadle.lab.bench.bench import Bench
 from treadle.lab.bench.figures import Figure
 from treadle.lab.bench.mesh import Mesh
 from treadle.lab.bench.scaling import Held, Lived, scaling, scaling_figures, workload
 from treadle.lab.bench.sizes import QUICK, Scaling, Sizes
 from treadle.lab.bench.trainers import requests
-from treadle.lab.evaluations.decided import Comparison, Difference
+from treadle.lab.evaluations.planner_decisions import Comparison, Difference
 from treadle.lab.replay.distrs.evaluation import Run, run
 from treadle.lab.replay.distrs.generate import generate
 from treadle.lab.replay.distrs.planned import Planned
@@ -38,7 +38,7 @@ async def test_a_live_planner_decides_what_its_log_decides_again() -> None:
 
 
 def test_a_decision_that_differs_fails_its_figure_and_is_named() -> None:
-    comparison = Comparison(Header(VERSION, PlannerConfig(), {}, {}, 1), 0, stimuli=4, decisions=2, different=1)
+    comparison = Comparison(LogHeader(VERSION, PlannerConfig(), {}, {}, 1), 0, stimuli=4, decisions=2, different=1)
     comparison.differences.append(Difference(3, 1.5, "Woken", [], [["ExpectCompletion", {"batch": "b", "at": 2.0}]]))
     made = by_name(scaling_figures(Lived(Held(3.0, 2.0), [0.1], comparison), virtual()))
     assert made["scaling.same"].value == 75.0

@@ -12,14 +12,14 @@ from typer.testing import CliRunner, Result
 from shared.policy.scaling.config import PlannerConfig
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.stimuli import (
+    BatchAdded,
+    BatchRemoved,
     Command,
-    Ended,
-    FirstCame,
+    FirstRequestArrived,
     NodesChanged,
-    Opened,
     PublishTarget,
     Stimulus,
-    Woken,
+    TimerFired,
 )
 from shared.policy.scaling.workload import BatchRecord, OpenedBatch, PastBatch, Stage
 from shared.store import stimulus_log as planning
@@ -32,12 +32,12 @@ FIRST = OpenedBatch("b1", "ada", "code", 4, (Stage("run", 1.0, 10.0, POOL),), 2.
 PAST = PastBatch(replace(FIRST, first_arrival_at=NOW + 1), BatchRecord((0.0,) * 4, ((4.0,) * 4,)))
 STORY: tuple[tuple[float, Stimulus], ...] = (
     (0.0, NodesChanged({POOL: 8}, {})),
-    (1.0, Opened(FIRST, ())),
-    (2.0, FirstCame("b1", NOW + 2)),
-    (8.0, Ended("b1", (PAST,))),
-    (20.0, Opened(replace(FIRST, batch="b2", opened_at=NOW + 20), (PAST,))),
-    (21.0, FirstCame("b2", NOW + 21)),
-    (32.0, Woken()),
+    (1.0, BatchAdded(FIRST, ())),
+    (2.0, FirstRequestArrived("b1", NOW + 2)),
+    (8.0, BatchRemoved("b1", (PAST,))),
+    (20.0, BatchAdded(replace(FIRST, batch="b2", opened_at=NOW + 20), (PAST,))),
+    (21.0, FirstRequestArrived("b2", NOW + 21)),
+    (32.0, TimerFired()),
 )
 DECISIONS = 6
 """When nodes come, when the first batch opens and ends, T and the target when the second one comes, and T
@@ -46,7 +46,7 @@ again at the review, as its requests are late."""
 
 def written(path: Path, *, seed: int = 0, tampered: int | None = None) -> Path:
     """The log of the story; one answer of it may say that a unit more was asked for."""
-    planner = Planner(PlannerConfig(hold_s=0.0), seed=seed)
+    planner = Planner(PlannerConfig(stabilization_s=0.0), seed=seed)
     log = StimulusLog(path, planner, most_bytes=1 << 20)
     for number, (after, stimulus) in enumerate(STORY):
         commands: list[Command] = planner.handle(NOW + after, stimulus)
@@ -54,7 +54,7 @@ def written(path: Path, *, seed: int = 0, tampered: int | None = None) -> Path:
             commands = [
                 replace(one, units=one.units + 1) if isinstance(one, PublishTarget) else one for one in commands
             ]
-        log.told(NOW + after, stimulus, commands)
+        log.write(NOW + after, stimulus, commands)
     log.close()
     return path
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from shared.policy.scaling.collection import Seen
+from shared.policy.scaling.collection import CollectionInput
 from shared.policy.scaling.config import PAPER
 from shared.policy.scaling.list_scheduling import Counts
 from shared.policy.scaling.workload import UNREACHED, BatchRecord
@@ -144,23 +144,23 @@ def test_the_autoscaler_grows_by_a_quarter_waits_five_minutes_to_shrink_and_keep
 def test_zero_queue_holds_for_each_task_what_its_last_batch_had_at_once() -> None:
     """Three compile at once, two run at once; the other task is not open, so it holds nothing."""
     past = BatchRecord((0.0, 1.0, 2.0), ((5.0, 5.0, 5.0), (2.0, 2.0, 0.5)))
-    glance = Glance(1, 4, Seen(3, 0.0, 1.0, 1), None, [past], [1.0], None)
+    glance = Glance(1, 4, CollectionInput(3, 0.0, 1.0, 1), None, [past], [1.0], None)
     decision = ZeroQueue(STAGES).decide(1.0, "arrived", [glance], np.zeros(4, int))
     assert decision.targets == {0: 0, 1: 0, 2: 3, 3: 2}
-    hinted = replace(glance, seen=Seen(3, 0.0))
+    hinted = replace(glance, seen=CollectionInput(3, 0.0))
     assert ZeroQueue(STAGES).decide(0.5, "opened", [hinted], np.zeros(4, int)).targets == dict.fromkeys(range(4), 0)
 
 
 def test_zero_queue_adds_up_what_batches_of_a_task_need_that_are_open_together() -> None:
     """Both may be at their widest at once, so the larger alone would let requests wait."""
     past = BatchRecord((0.0, 1.0, 2.0), ((5.0, 5.0, 5.0), (2.0, 2.0, 0.5)))
-    glances = [Glance(0, number, Seen(3, 0.0, 1.0, 1), None, [past], [1.0], None) for number in (4, 5)]
+    glances = [Glance(0, number, CollectionInput(3, 0.0, 1.0, 1), None, [past], [1.0], None) for number in (4, 5)]
     assert ZeroQueue(STAGES).decide(1.0, "arrived", glances, np.zeros(2, int)).targets == {0: 6, 1: 4}
 
 
 def test_zero_queue_keeps_a_worker_of_a_stage_that_the_last_batch_did_not_reach() -> None:
     past = BatchRecord((0.0,), ((5.0,), (UNREACHED,)))
-    glance = Glance(0, 4, Seen(1, 0.0, 1.0, 1), None, [past], [1.0], None)
+    glance = Glance(0, 4, CollectionInput(1, 0.0, 1.0, 1), None, [past], [1.0], None)
     assert ZeroQueue(STAGES).decide(1.0, "arrived", [glance], np.zeros(2, int)).targets == {0: 1, 1: 1}
 
 
@@ -225,7 +225,7 @@ def test_ours_costs_less_than_the_papers_and_is_no_later() -> None:
     means = []
     for seed in (1, 2, 3, 4):
         trace = generate(np.random.default_rng(seed), architecture="colocated", tasks=3, iterations=5, size=256)
-        ours, paper = (run(trace, Planned("p", trace, ways, seed)) for ways in (OURS, PAPER))
+        ours, paper = (run(trace, Planned("p", trace, config, seed)) for config in (OURS, PAPER))
         assert cost(ours) < 0.9 * cost(paper)
         assert ours.delays_s.mean() <= paper.delays_s.mean() + 0.5
         means.append((ours.delays_s.mean(), paper.delays_s.mean()))

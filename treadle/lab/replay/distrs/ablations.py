@@ -59,8 +59,8 @@ _VARIANTS: Mapping[str, PlannerConfig] = {
     "treadle without progress": replace(OURS, progress=False),
     "treadle with window 1": replace(OURS, window=1),
     "treadle without trade": replace(OURS, trade=False),
-    "treadle without looking ahead": replace(OURS, ahead_s=math.inf),
-    "treadle without reviews": replace(OURS, ahead_s=math.inf, review_s=math.inf),
+    "treadle without looking ahead": replace(OURS, look_ahead_s=math.inf),
+    "treadle without reviews": replace(OURS, look_ahead_s=math.inf, review_s=math.inf),
     "treadle without the hint": replace(OURS, hints=False),
 }
 ABLATIONS: tuple[tuple[str, str], ...] = tuple(

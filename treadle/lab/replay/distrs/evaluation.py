@@ -151,8 +151,10 @@ def order_matters(trace: RewardTrace, steps: int = ORDER_STEPS) -> OrderCurve:
     )
     both = replace(trace, tasks=twice, cold_starts_s=())
     plenty = [batch.size * 2] * len(trace.stages)
-    load = SimulationInput([repeating(str(at), trace.stages, record_of(batch), 0.0, at) for at in (0.0, APART_S)], 0.0)
-    widest = schedule(load.work, plenty).used[load.pools.index(trace.stages[dear].drawn_from)]
+    inputs = SimulationInput(
+        [repeating(str(at), trace.stages, record_of(batch), 0.0, at) for at in (0.0, APART_S)], 0.0
+    )
+    widest = schedule(inputs.complete, plenty).used[inputs.pools.index(trace.stages[dear].drawn_from)]
     parts = np.concatenate([np.linspace(0.25, 0.55, steps - 4), np.linspace(0.65, 1.1, 4)])
     workers = np.unique(np.maximum(1, np.ceil(widest * parts)).astype(int)).tolist()
 

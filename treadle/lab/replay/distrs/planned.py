@@ -9,17 +9,17 @@ from shared.policy.scaling.config import PlannerConfig
 from shared.policy.scaling.list_scheduling import Counts
 from shared.policy.scaling.planner import Planner
 from shared.policy.scaling.stimuli import (
+    BatchAdded,
+    BatchesObserved,
+    BatchRemoved,
     Command,
-    Ended,
     ExpectCompletion,
-    FirstCame,
-    Looked,
+    FirstRequestArrived,
     NodesChanged,
-    Opened,
-    Progressed,
+    ObservedBatch,
+    ProgressReported,
     PublishTarget,
-    Sight,
-    Woken,
+    TimerFired,
 )
 from shared.policy.scaling.workload import OpenedBatch, PastBatch, Stage
 from treadle.lab.replay.distrs.policy import Decision, Event, Glance
@@ -42,7 +42,7 @@ class Planned:
 
     name: str
     trace: RewardTrace
-    ways: PlannerConfig
+    config: PlannerConfig
     seed: int
     knows_all: bool = False
     dedicated: bool = False
@@ -56,7 +56,7 @@ class Planned:
     """By task and batch, as last reported."""
 
     def __post_init__(self) -> None:
-        self._planner = Planner(self.ways, ceilings=self._ceilings, seed=self.seed)
+        self._planner = Planner(self.config, ceilings=self._ceilings, seed=self.seed)
         pools = [stage.drawn_from for stage in self._stages]
         self._numbers = {pool: number for number, pool in enumerate(pools)}
         cold_starts_s = dict(zip(pools, self.trace.cold_starts_s, strict=True))
@@ -70,23 +70,23 @@ class Planned:
         current = {f"{one.task}:{one.index}": one for one in open_batches}
         room = sum(glance.seen.size for glance in open_batches)
         self._ceilings.update({pool: max(room, self._planner.targets.get(pool, 0)) for pool in self._numbers})
-        looked = Looked({name: _sight(one) for name, one in current.items()})
+        looked = BatchesObserved({name: _sight(one) for name, one in current.items()})
         commands: list[Command] = self._planner.handle(now, looked)
         for name, glance in self._open.items():
             if name not in current:
                 self._tokens_per_s[glance.task, glance.index] = self._planner.tokens_per_s(name)
-                commands += self._planner.handle(now, Ended(name))
+                commands += self._planner.handle(now, BatchRemoved(name))
         for name, glance in current.items():
             before = self._open.get(name)
             if before is None:
-                commands += self._planner.handle(now, Opened(self._opened(name, glance), self._past(glance)))
+                commands += self._planner.handle(now, BatchAdded(self._batch_added(name, glance), self._past(glance)))
             if glance.report is not None:
-                commands += self._planner.handle(now, Progressed(name, now, *glance.report))
+                commands += self._planner.handle(now, ProgressReported(name, now, *glance.report))
             first = glance.seen.first_arrival_s
             if first is not None and (before is None or before.seen.first_arrival_s is None):
-                commands += self._planner.handle(now, FirstCame(name, first))
+                commands += self._planner.handle(now, FirstRequestArrived(name, first))
         if event == "again":
-            commands += self._planner.handle(now, Woken())
+            commands += self._planner.handle(now, TimerFired())
         self._open = current
         targets = {self._numbers[one.pool]: one.units for one in commands if isinstance(one, PublishTarget)}
         due_s = {
@@ -94,17 +94,17 @@ class Planned:
             for one in commands
             if isinstance(one, ExpectCompletion) and one.batch in current
         }
-        return Decision(targets, min(self._planner.wake_s(), self._planner.look_s(now)), due_s)
+        return Decision(targets, min(self._planner.wake_s(), self._planner.next_observation_s(now)), due_s)
 
-    def _opened(self, name: str, glance: Glance) -> OpenedBatch:
+    def _batch_added(self, name: str, glance: Glance) -> OpenedBatch:
         seen, most_late_s = glance.seen, self.trace.max_extra_delay_s
         return OpenedBatch(name, "", str(glance.task), seen.size, self._stages, most_late_s, 1.0, seen.opened_s)
 
     def _past(self, glance: Glance) -> tuple[PastBatch, ...]:
-        first = max(0, len(glance.past) - self.ways.window)
+        first = max(0, len(glance.past) - self.config.window)
         if (glance.task, 0) not in self._tokens_per_s:  # it was over before anybody could ask
             self._tokens_per_s[glance.task, 0] = self.trace.tasks[glance.task].batches[0].tokens_per_s
-        opened = replace(self._opened("before", glance), opened_at=0.0)
+        opened = replace(self._batch_added("before", glance), opened_at=0.0)
         return tuple(
             PastBatch(
                 replace(opened, size=glance.past[index].size, first_arrival_at=glance.gaps_s[index]),
@@ -115,9 +115,9 @@ class Planned:
         )
 
 
-def _sight(glance: Glance) -> Sight:
+def _sight(glance: Glance) -> ObservedBatch:
     seen = glance.seen
     here = sum(map(len, [*seen.queuing, *seen.running]))
     queuing = tuple(table.tobytes() for table in seen.queuing)
     running = tuple(table.tobytes() for table in seen.running)
-    return Sight(seen.arrived, seen.arrived - here, queuing, running, unqueued_end_at=seen.unqueued_end_s)
+    return ObservedBatch(seen.arrived, seen.arrived - here, queuing, running, unqueued_end_at=seen.unqueued_end_s)

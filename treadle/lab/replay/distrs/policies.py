@@ -46,8 +46,8 @@ class ZeroQueue:
     def _width(self, glance: Glance) -> list[int]:
         last, width = self._widths.get(glance.task, (None, []))
         if last is not glance.past[-1]:
-            load = SimulationInput([repeating("last", self.stages, glance.past[-1], 0.0)], 0.0)
-            used = dict(zip(load.pools, schedule(load.work, [_ENDLESS] * len(load.pools)).used, strict=True))
+            inputs = SimulationInput([repeating("last", self.stages, glance.past[-1], 0.0)], 0.0)
+            used = dict(zip(inputs.pools, schedule(inputs.complete, [_ENDLESS] * len(inputs.pools)).used, strict=True))
             width = [max(1, used[stage.drawn_from]) for stage in self.stages]
             self._widths[glance.task] = (glance.past[-1], width)
         return width

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from shared.policy.scaling.collection import Seen
+from shared.policy.scaling.collection import CollectionInput
 from shared.policy.scaling.list_scheduling import Counts
 from shared.policy.scaling.workload import BatchRecord, Requests
 
@@ -30,7 +30,7 @@ class Glance:
 
     task: int
     index: int
-    seen: Seen
+    seen: CollectionInput
     report: Report | None
     """What the trainer would say of the rollout; None where lengths are not known, or all samples have come."""
     past: Sequence[BatchRecord]

@@ -15,8 +15,17 @@ from itertools import count
 
 import numpy as np
 
-from shared.policy.scaling.collection import Seen
-from shared.policy.scaling.list_scheduling import COMPLETE, SERVED, VISIT, Counts, Flags, Floats, advance, board
+from shared.policy.scaling.collection import CollectionInput
+from shared.policy.scaling.list_scheduling import (
+    COMPLETE,
+    SERVED,
+    VISIT,
+    Counts,
+    Flags,
+    Floats,
+    advance,
+    schedule_state,
+)
 from shared.policy.scaling.workload import BatchRecord, Requests
 from treadle.lab.replay.distrs.policy import Event, Glance, Policy, Report
 from treadle.lab.replay.distrs.pools import Pools
@@ -95,7 +104,7 @@ class World:
         room = self._stages * max((batch.size for task in trace.tasks for batch in task.batches), default=1)
         self._visits = np.zeros(lanes * room, VISIT)
         self._visits["limit_s"], self._visits["units"] = np.inf, 1
-        self._board = board(lanes, lanes * room, np.zeros(pools, np.int64))
+        self._board = schedule_state(lanes, lanes * room, np.zeros(pools, np.int64))
         self._board.now_s[0] = 0.0
         self._free = [_Lane(number, number * room) for number in range(lanes)]
         self._open: list[_Lane] = []
@@ -259,7 +268,7 @@ class World:
         answered = np.isfinite(starts) & ~runs & (self._visits["final"][place] == 1)
         unqueued_ends = (unqueued + self._visits["lasts_s"][place])[answered]
         arrived = int(np.searchsorted(lane.arrivals_s, now, side="right"))
-        seen = Seen(
+        seen = CollectionInput(
             size=lane.batch.size,
             opened_s=lane.opened_s,
             first_arrival_s=float(lane.arrivals_s[0]) if arrived else None,

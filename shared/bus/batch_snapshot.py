@@ -1,4 +1,4 @@
-"""The planner's reads of open batches: where their requests are, as last published by the leader, and their counts."""
+"""Reads of open batches for the planner: the leader's last snapshot of their requests, and their counts."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import msgspec
 from redis.asyncio import Redis
 
 from shared.bus.connection import command
-from shared.messages import seen
-from shared.messages.seen import BatchesSeen
+from shared.messages import batch_snapshot
+from shared.messages.batch_snapshot import OpenBatchesSnapshot
 
 
-async def read_seen(redis: Redis) -> BatchesSeen | None:
-    """Return where every batch's unanswered requests are. None: not published, or by a leader of another version."""
+async def read_snapshot(redis: Redis) -> OpenBatchesSnapshot | None:
+    """Return the last snapshot of every batch's unanswered requests. None: not published, or by a leader of another
+    version.
+    """
     raw = await command(redis, "HGET", "backlog", "batches")
     try:
-        return seen.decode(raw) if raw is not None else None
+        return batch_snapshot.decode(raw) if raw is not None else None
     except msgspec.MsgspecError:
         return None
 
 
-class Counts(NamedTuple):
-    """Counts of a batch's requests."""
+class BatchCounts(NamedTuple):
+    """BatchCounts of a batch's requests."""
 
     submitted: int
     answered: int
@@ -33,7 +35,7 @@ class Counts(NamedTuple):
     """When the last answered request would have finished without queueing, Unix seconds. None: none is answered."""
 
 
-async def read_counts(redis: Redis, batches: Sequence[str]) -> list[Counts | None]:
+async def read_counts(redis: Redis, batches: Sequence[str]) -> list[BatchCounts | None]:
     """Return the counts of each batch, in one round trip; None for an unknown or expired one."""
     if not batches:
         return []
@@ -44,6 +46,8 @@ async def read_counts(redis: Redis, batches: Sequence[str]) -> list[Counts | Non
     return [
         None
         if submitted is None
-        else Counts(int(submitted), int(answered or 0), state != b"open", int(ended_ms) / 1000 if ended_ms else None)
+        else BatchCounts(
+            int(submitted), int(answered or 0), state != b"open", int(ended_ms) / 1000 if ended_ms else None
+        )
         for submitted, answered, state, ended_ms in rows
     ]

@@ -10,14 +10,14 @@ import pytest
 from redis.asyncio import Redis
 
 from shared.bus import functions
+from shared.bus.batch_snapshot import read_counts, read_snapshot
 from shared.bus.functions import Answering
-from shared.bus.seen import read_counts, read_seen
-from shared.messages.seen import BatchesSeen, BatchSeen, decode, encode, pack
+from shared.messages.batch_snapshot import OpenBatchesSnapshot, UnansweredRequests, decode, encode, pack
 from shared.policy.dispatch.backlog import Backlog
 from tests.shared.bus.journal import KEEP_ACTION_S, Journal
 
-SEEN = BatchesSeen(
-    7.0, {"b": BatchSeen([pack(array("d", [1.5, 2.5])), b""], [b"", pack(array("d", [0.5, 0.75, 3.0]))])}
+SEEN = OpenBatchesSnapshot(
+    7.0, {"b": UnansweredRequests([pack(array("d", [1.5, 2.5])), b""], [b"", pack(array("d", [0.5, 0.75, 3.0]))])}
 )
 
 
@@ -36,15 +36,15 @@ def test_times_are_little_endian_everywhere(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_nothing_is_seen_before_a_leader_has_told(valkey: Redis) -> None:
-    assert await read_seen(valkey) is None
+    assert await read_snapshot(valkey) is None
 
 
 async def test_what_was_told_of_batches_holds_until_something_else_is(journal: Journal) -> None:
     await functions.publish_backlog(journal.redis, journal.epoch, Backlog(), SEEN)
     await functions.publish_backlog(journal.redis, journal.epoch, Backlog(stuck={"b": 1}))
-    assert await read_seen(journal.redis) == SEEN
-    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(), BatchesSeen(8.0, {}))
-    assert await read_seen(journal.redis) == BatchesSeen(8.0, {})
+    assert await read_snapshot(journal.redis) == SEEN
+    await functions.publish_backlog(journal.redis, journal.epoch, Backlog(), OpenBatchesSnapshot(8.0, {}))
+    assert await read_snapshot(journal.redis) == OpenBatchesSnapshot(8.0, {})
 
 
 async def test_counts_are_of_each_batch_in_the_order_asked_for(journal: Journal) -> None:

@@ -21,7 +21,7 @@ STEPS: Final = (1.0, 0.75, 0.5, 0.25, 0.0)
 
 
 @dataclass(frozen=True)
-class Relaxed:
+class RelaxedPlan:
     """A plan, and the constraints it was searched for."""
 
     plan: Plan
@@ -42,7 +42,7 @@ def search_relaxed(
     strictness: float = 1.0,
     trade: bool = True,
     near: Mapping[str, int] | None = None,
-) -> Relaxed:
+) -> RelaxedPlan:
     """Run the search (`search.search`) at the greatest part of the strictness that the ceilings meet.
 
     If a stage can never run because its pool is too small for one worker, the plan is the ceilings.
@@ -55,10 +55,10 @@ def search_relaxed(
     for part in STEPS if strictness else STEPS[:1]:
         plan = search(batches, ceilings, strictness=part * strictness, trade=trade, near=near)
         if plan.outcome.feasible:
-            return Relaxed(plan, part * strictness, part, None, tuple(batches))
+            return RelaxedPlan(plan, part * strictness, part, None, tuple(batches))
     missed = simulate(batches, ceilings, strictness=0.0)
     if not all(map(math.isfinite, missed.extra_delay_s.values())):
-        return Relaxed(plan, 0.0, 0.0, missed, tuple(batches))
+        return RelaxedPlan(plan, 0.0, 0.0, missed, tuple(batches))
     late = tuple(
         replace(
             batch,
@@ -67,4 +67,4 @@ def search_relaxed(
         )
         for batch in batches
     )
-    return Relaxed(search(late, ceilings, strictness=0.0, trade=trade, near=near), 0.0, 0.0, missed, late)
+    return RelaxedPlan(search(late, ceilings, strictness=0.0, trade=trade, near=near), 0.0, 0.0, missed, late)

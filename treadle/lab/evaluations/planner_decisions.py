@@ -1,10 +1,14 @@
-"""A planner's decisions beside the same decisions made again from its stimulus log, for programs and for people."""
+"""Comparison of a planner's decisions with the same decisions repeated from its stimulus log.
+
+A planner is deterministic: its random draws come from a seed. So a difference is a defect (state that depends on
+something outside the stimuli) or a change of the policy since.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -13,9 +17,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shared.policy.scaling.stimuli import Ended, FirstCame, Opened, Progressed
-from shared.store.stimulus_log import NAME, Header, LogError, plain, read_log
-from treadle.lab.replay.again import Decided, decide_again
+from shared.policy.scaling.planner import Planner
+from shared.policy.scaling.stimuli import BatchAdded, BatchRemoved, FirstRequestArrived, ProgressReported, Stimulus
+from shared.store.stimulus_log import NAME, LogEntry, LogError, LogHeader, read_log, to_builtins
 
 KEPT = 100
 """Differences that are kept: the first ones say most, for those after them may follow from them."""
@@ -24,7 +28,28 @@ SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Decision:
+class RepeatedDecision:
+    """One stimulus, the logged commands, and the commands of the repetition."""
+
+    now: float
+    stimulus: Stimulus
+    then: list[Any]
+    again: list[Any]
+
+    @property
+    def same(self) -> bool:
+        return self.then == self.again
+
+
+def repeated(planner: Planner, log: Iterable[LogEntry]) -> Iterator[RepeatedDecision]:
+    """Pass all stimuli of a log to a planner, in order."""
+    for entry in log:
+        again = to_builtins(planner.handle(entry.now, entry.stimulus))
+        yield RepeatedDecision(entry.now, entry.stimulus, entry.commands, again)
+
+
+@dataclass(frozen=True)
+class LoggedCommand:
     """One command of a log."""
 
     at_s: float
@@ -63,7 +88,7 @@ class Difference:
 class Comparison:
     """A whole log, made again. Memory is bounded by `last` decisions and `KEPT` differences."""
 
-    header: Header
+    header: LogHeader
     last: int | None
     """Decisions that are kept; None: all."""
     stimuli: int = 0
@@ -72,7 +97,7 @@ class Comparison:
     different: int = 0
     """Stimuli that are answered otherwise now."""
     differences: list[Difference] = field(default_factory=list)
-    lines: deque[Decision] = field(default_factory=deque)
+    lines: deque[LoggedCommand] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.lines = deque(maxlen=self.last)
@@ -132,16 +157,16 @@ def compared(path: Path, last: int | None = 0) -> Comparison:
     header, log = read_log(path)
     made = Comparison(header, last)
     began = None
-    for decided in decide_again(header.planner(), log, plain):
-        began = decided.now if began is None else began
+    for decision in repeated(header.planner(), log):
+        began = decision.now if began is None else began
         made.stimuli += 1
-        made.decisions += len(decided.then)
-        made.lines.extend(_decisions(decided, began))
-        if not decided.same:
+        made.decisions += len(decision.then)
+        made.lines.extend(_decisions(decision, began))
+        if not decision.same:
             made.different += 1
             if len(made.differences) < KEPT:
-                after_s, told = decided.now - began, _told(decided)
-                made.differences.append(Difference(made.stimuli, after_s, told, decided.then, decided.again))
+                after_s, described = decision.now - began, _described(decision)
+                made.differences.append(Difference(made.stimuli, after_s, described, decision.then, decision.again))
     return made
 
 
@@ -185,14 +210,18 @@ def _differences_table(made: Comparison) -> Table:
     return table
 
 
-def _decisions(decided: Decided, began: float) -> Iterator[Decision]:
-    for name, one in decided.then:
-        at_s = decided.now - began
+def _decisions(decision: RepeatedDecision, began: float) -> Iterator[LoggedCommand]:
+    for name, one in decision.then:
+        at_s = decision.now - began
         if name == "PublishTarget":
             reason = one["reason"]
-            yield Decision(at_s, reason["event"], one["pool"], _change(one), f"{reason['why']}: {reason['summary']}")
+            yield LoggedCommand(
+                at_s, reason["event"], one["pool"], _change(one), f"{reason['why']}: {reason['summary']}"
+            )
         else:
-            yield Decision(at_s, _told(decided), "", "", f"T of batch {one['batch']}: after {one['at'] - began:,.2f} s")
+            yield LoggedCommand(
+                at_s, _described(decision), "", "", f"T of batch {one['batch']}: after {one['at'] - began:,.2f} s"
+            )
 
 
 def _answer(command: Sequence[Any]) -> str:
@@ -208,11 +237,11 @@ def _change(one: dict[str, Any]) -> str:
     return f"{before} → {one['units']:,}"
 
 
-def _told(decided: Decided) -> str:
+def _described(decision: RepeatedDecision) -> str:
     """A stimulus in a few words."""
-    match decided.stimulus:
-        case Opened(batch):
+    match decision.stimulus:
+        case BatchAdded(batch):
             return f"Opened {batch.batch}"
-        case FirstCame(batch=batch) | Progressed(batch=batch) | Ended(batch=batch):
-            return f"{type(decided.stimulus).__name__} {batch}"
-    return type(decided.stimulus).__name__
+        case FirstRequestArrived(batch=batch) | ProgressReported(batch=batch) | BatchRemoved(batch=batch):
+            return f"{type(decision.stimulus).__name__} {batch}"
+    return type(decision.stimulus).__name__

@@ -1,6 +1,7 @@
 """The leader's snapshot of open batches, for the planner (Algorithm 2 of DistRS, §5.2).
 
-It is not a message. The leader overwrites it in the field `batches` of the hash `backlog`; `shared.bus.seen` reads it.
+It is not a message. The leader overwrites it in the field `batches` of the hash `backlog`.
+`shared.bus.batch_snapshot` reads it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import msgspec
 
 from shared.runtime.units import Seconds
 
-LOOKS_EVERY_S: Seconds = 0.5
+SNAPSHOT_INTERVAL_S: Seconds = 0.5
 """Snapshot interval. While a leader is alive, a snapshot is at most this old."""
 
 
-class BatchSeen(msgspec.Struct, frozen=True):
+class UnansweredRequests(msgspec.Struct, frozen=True):
     """One batch's unanswered requests, by stage. Times are packed Unix seconds, float64 little-endian."""
 
     queuing: list[bytes]
@@ -26,25 +27,25 @@ class BatchSeen(msgspec.Struct, frozen=True):
     """Triples, one for each request with units of the stage: the same two, and when it began there (or was granted)."""
 
 
-class BatchesSeen(msgspec.Struct, frozen=True):
+class OpenBatchesSnapshot(msgspec.Struct, frozen=True):
     """Every batch with unanswered requests at one time."""
 
     at: float
     """Time of the snapshot: Unix seconds, Valkey's clock. It is valid until another one is published; the leader
-    compares every `LOOKS_EVERY_S`."""
-    batches: dict[str, BatchSeen]
+    compares every `SNAPSHOT_INTERVAL_S`."""
+    batches: dict[str, UnansweredRequests]
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(BatchesSeen)
+_decoder = msgspec.msgpack.Decoder(OpenBatchesSnapshot)
 
 
-def encode(seen: BatchesSeen) -> bytes:
+def encode(snapshot: OpenBatchesSnapshot) -> bytes:
     """Encode a snapshot: 24 bytes per running request, 16 per queuing one."""
-    return _encoder.encode(seen)
+    return _encoder.encode(snapshot)
 
 
-def decode(raw: bytes) -> BatchesSeen:
+def decode(raw: bytes) -> OpenBatchesSnapshot:
     """Decode what `encode` wrote.
 
     Raises:

@@ -9,18 +9,17 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.policy.scaling.lookahead import most_units, needed_within
 from shared.policy.scaling.search import ExpectedBatch, search
-from shared.policy.scaling.steady import Steady
+from shared.policy.scaling.targets import StabilizedTarget, needed_within, peak_units
 from tests.shared.policy.scaling.scaling_oracle import amid, three_pool_units
 
 moments = st.integers(0, 12).map(float)
 
 
 @given(st.lists(st.tuples(moments, st.integers(0, 6).map(float), st.integers(1, 3)), max_size=8))
-def test_most_units_are_those_of_some_moment(visits: list[tuple[float, float, int]]) -> None:
+def test_peak_units_are_those_of_some_moment(visits: list[tuple[float, float, int]]) -> None:
     starts, lasts, units = (np.array(column) for column in zip(*visits, strict=True)) if visits else ([], [], [])
-    found = most_units(np.array(starts, float), np.array(lasts, float), np.array(units, int))
+    found = peak_units(np.array(starts, float), np.array(lasts, float), np.array(units, int))
     held = [
         sum(units for start, last, units in visits if start <= at < start + last or (last == 0 and start == at))
         for at, _, _ in visits
@@ -59,28 +58,30 @@ def test_before_anything_begins_nothing_is_needed(open_batches: list[ExpectedBat
     assert not any(needed_within(search(later, pools), 99.0).values())
 
 
-wishes = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.integers(0, 5)), min_size=1, max_size=30)
+demands = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.integers(0, 5)), min_size=1, max_size=30)
 
 
-@given(wishes, st.sampled_from([0.0, 1.0, 4.0]))
-def test_the_target_is_the_most_that_was_wanted_within_the_time(steps: list[tuple[float, int]], hold_s: float) -> None:
-    steady, now, told = Steady(), 0.0, []
+@given(demands, st.sampled_from([0.0, 1.0, 4.0]))
+def test_the_target_is_the_most_that_was_wanted_within_the_time(
+    steps: list[tuple[float, int]], stabilization_s: float
+) -> None:
+    stabilized, now, told = StabilizedTarget(), 0.0, []
     for pause, wanted in steps:
         now += pause
         told.append((now, wanted))
         until = [at for at, _ in told[1:]] + [now]
-        lately = [units for (_, units), end in zip(told[:-1], until, strict=False) if end > now - hold_s]
-        assert steady.target(now, wanted, hold_s) == max([wanted, *lately])
+        lately = [units for (_, units), end in zip(told[:-1], until, strict=False) if end > now - stabilization_s]
+        assert stabilized.target(now, wanted, stabilization_s) == max([wanted, *lately])
 
 
-@given(wishes, st.sampled_from([1.0, 4.0]))
-def test_it_falls_when_it_says(steps: list[tuple[float, int]], hold_s: float) -> None:
-    steady, now = Steady(), 0.0
+@given(demands, st.sampled_from([1.0, 4.0]))
+def test_it_falls_when_it_says(steps: list[tuple[float, int]], stabilization_s: float) -> None:
+    stabilized, now = StabilizedTarget(), 0.0
     for pause, wanted in steps:
         now += pause
-        held = steady.target(now, wanted, hold_s)
-    falls = steady.falls_at(hold_s)
+        held = stabilized.target(now, wanted, stabilization_s)
+    falls = stabilized.decreases_at_s(stabilization_s)
     assert (falls == math.inf) == (held == wanted)
     if falls < math.inf:
-        assert now < falls <= now + hold_s
-        assert steady.target(falls, wanted, hold_s) < held
+        assert now < falls <= now + stabilization_s
+        assert stabilized.target(falls, wanted, stabilization_s) < held

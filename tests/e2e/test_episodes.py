@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from tests.e2e.episodes import Scene, Trainer, running_scene, trainer_of
-from treadle.lab.bench.episodes import play
+from treadle.lab.bench.episodes import play_episode
 from treadle.testing.small_image import small_image
 
 ENVIRONMENTS, STEPS = 24, 50
@@ -49,7 +49,7 @@ async def test_two_dozen_environments_keep_their_state_through_fifty_actions_eac
 
         async def episode(seed: int) -> list[str]:
             trajectory = await trainer.open(image=image, memory_mb=MEMORY_MB)
-            answers, wrong = await play(partial(trainer.act, trajectory), seed, STEPS)
+            answers, wrong = await play_episode(partial(trainer.act, trajectory), seed, STEPS)
             assert len(answers) == STEPS
             await trainer.close(trajectory)
             return wrong

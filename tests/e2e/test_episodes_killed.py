@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.containers.engine import PrivateEngine, private_engine
 from tests.e2e.episodes import NODE, WAIT_S, Scene, Trainer, running_scene, trainer_of
-from treadle.lab.bench.episodes import play
+from treadle.lab.bench.episodes import play_episode
 from treadle.testing.small_image import small_image
 
 IMAGE = f"treadletest-killed-{os.getpid()}:python"
@@ -104,7 +104,7 @@ async def test_episodes_go_on_while_the_engine_is_killed_and_started_anew(
         for trajectory in trajectories:
             await trainer.bash(trajectory, "true")
         episodes = [
-            asyncio.create_task(play(partial(trainer.act, trajectory), seed, 30))
+            asyncio.create_task(play_episode(partial(trainer.act, trajectory), seed, 30))
             for seed, trajectory in enumerate(trajectories)
         ]
         await asyncio.to_thread(engine.kill)

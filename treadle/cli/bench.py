@@ -15,11 +15,10 @@ from shared.messages.environments import LOCAL
 from shared.runtime.stack_errors import StackError
 from treadle.lab.bench.bench import Bench
 from treadle.lab.bench.containers import bench_image
-from treadle.lab.bench.errors import BenchError
-from treadle.lab.bench.figures import Report, Skipped
-from treadle.lab.bench.mesh import Mesh, own_mesh, running_mesh
+from treadle.lab.bench.figures import BenchError, BenchReport, Skipped
+from treadle.lab.bench.mesh import BenchMesh, own_mesh, running_mesh
 from treadle.lab.bench.peers.environment import FOLDER, peers_python
-from treadle.lab.bench.peers.together import running_peers
+from treadle.lab.bench.peers.process import running_peers
 from treadle.lab.bench.sizes import QUICK, Sizes
 from treadle.lab.bench.suite import MEASUREMENTS, run_all
 from treadle.lab.bench.table import show
@@ -74,33 +73,35 @@ def bench(
         raise typer.Exit(1)
 
 
-def _measure(names: list[str], sizes: Sizes, url: str | None, cores: int, venv: Path | None, *, docker: bool) -> Report:
+def _measure(
+    names: list[str], sizes: Sizes, url: str | None, cores: int, venv: Path | None, *, docker: bool
+) -> BenchReport:
     """Start what has to be started, on the main thread (children are bound to it); measure on a loop."""
-    mesh: AbstractContextManager[Mesh] = nullcontext(running_mesh(url)) if url else own_mesh(cores, engine=docker)
+    mesh: AbstractContextManager[BenchMesh] = nullcontext(running_mesh(url)) if url else own_mesh(cores, engine=docker)
     skipped: list[Skipped] = []
     python = None
     if venv is not None:
         try:
-            python = peers_python(venv, _tell)
+            python = peers_python(venv, _log)
         except BenchError as error:
             skipped.append(Skipped("peers", str(error)))
     with ExitStack() as entered:
         images: tuple[str, ...] = (LOCAL,)
         if docker:
-            _tell("making an image from this machine's files")
+            _log("making an image from this machine's files")
             images = (LOCAL, entered.enter_context(bench_image()))
-        _tell(f"measuring {url}" if url else "starting a stack")
+        _log(f"measuring {url}" if url else "starting a stack")
         ours, root = entered.enter_context(mesh), entered.enter_context(temporary_home())
         valkey = entered.enter_context(running_valkey(root)) if python else ""
-        return uvloop.run(_run(names, Bench(ours, sizes, _tell, images), python, valkey, skipped))
+        return uvloop.run(_run(names, Bench(ours, sizes, _log, images), python, valkey, skipped))
 
 
-async def _run(names: list[str], bench: Bench, python: Path | None, valkey: str, skipped: list[Skipped]) -> Report:
+async def _run(names: list[str], bench: Bench, python: Path | None, valkey: str, skipped: list[Skipped]) -> BenchReport:
     if python is None:
         return await run_all(bench, names, skipped)
-    async with running_peers(python, valkey, _tell) as (peers, missing):
+    async with running_peers(python, valkey, _log) as (peers, missing):
         return await run_all(replace(bench, peers=peers), names, [*skipped, *missing])
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     typer.echo(line, err=True)

@@ -4,11 +4,9 @@ from functools import partial
 
 from treadle.lab.bench.bench import MESH, Bench
 from treadle.lab.bench.closed_loop import Round, closed_loop
-from treadle.lab.bench.contest import medians, play, ratio
-from treadle.lab.bench.errors import BenchError
-from treadle.lab.bench.figures import Figure, at_least, at_most, figure
-from treadle.lab.bench.mesh import Call, Client, client
-from treadle.lab.bench.recorded import DRAMATIQ_P50_MS, DRAMATIQ_RATE, RAY_RATE
+from treadle.lab.bench.contest import DRAMATIQ_P50_MS, DRAMATIQ_RATE, RAY_RATE, medians, ratio, run_rounds
+from treadle.lab.bench.figures import BenchError, BenchFigure, at_least, at_most, figure
+from treadle.lab.bench.mesh import BenchClient, Call, client
 
 NOOP = b'{"kind":"noop"}'
 
@@ -16,30 +14,30 @@ RATE_OF_DRAMATIQ, RATE_OF_RAY = 1.5, 1.1
 P50_OF_DRAMATIQ, P99_OF_DRAMATIQ = 0.6, 1.0
 
 
-def _noop(http: Client) -> Call:
+def _noop(http: BenchClient) -> Call:
     return partial(http.act, NOOP)
 
 
-async def single_actions(bench: Bench) -> list[Figure]:
+async def single_actions(bench: Bench) -> list[BenchFigure]:
     """Many callers, each submitting one action and awaiting its answer."""
     sizes, meter = bench.sizes, bench.meter()
     async with bench.warm(_noop, sizes.callers) as call:
         ours = meter.over(partial(closed_loop, call, callers=sizes.callers, seconds=sizes.seconds))
-        played = medians(await play(bench.against(ours, "dramatiq", "ray"), sizes.rounds, bench.tell))
-    own = played.pop(MESH)
+        results = medians(await run_rounds(bench.against(ours, "dramatiq", "ray"), sizes.rounds, bench.log))
+    own = results.pop(MESH)
     return [
-        *_absolute(own, sizes.callers, judged=not played),
-        *(made for name, peer in played.items() for made in _beside(name, own, peer)),
+        *_absolute(own, sizes.callers, judged=not results),
+        *(made for name, peer in results.items() for made in _beside(name, own, peer)),
         *meter.figures("single"),
         *(
             made
-            for name in played
+            for name in results
             for made in bench.peers[name].meter.figures("single", "CPU a call costs {}, its client and workers")
         ),
     ]
 
 
-def _absolute(own: Round, callers: int, *, judged: bool) -> list[Figure]:
+def _absolute(own: Round, callers: int, *, judged: bool) -> list[BenchFigure]:
     rate = at_least(
         max(RATE_OF_DRAMATIQ * DRAMATIQ_RATE, RATE_OF_RAY * RAY_RATE), "1.5x dramatiq, 1.1x Ray, as recorded"
     )
@@ -52,7 +50,7 @@ def _absolute(own: Round, callers: int, *, judged: bool) -> list[Figure]:
     ]
 
 
-def _beside(name: str, own: Round, peer: Round) -> list[Figure]:
+def _beside(name: str, own: Round, peer: Round) -> list[BenchFigure]:
     """The peer's figures, and ours as multiples of them."""
     bounds = {"dramatiq": (RATE_OF_DRAMATIQ, P50_OF_DRAMATIQ, P99_OF_DRAMATIQ), "ray": (RATE_OF_RAY, None, None)}
     rate, p50, p99 = bounds[name]
@@ -70,12 +68,12 @@ def _beside(name: str, own: Round, peer: Round) -> list[Figure]:
     ]
 
 
-async def one_caller(bench: Bench) -> list[Figure]:
+async def one_caller(bench: Bench) -> list[BenchFigure]:
     """One caller: the way there and back when nothing can be shared."""
     sizes, meter = bench.sizes, bench.meter()
     async with bench.warm(_noop, 1) as call:
         loop = meter.over(partial(closed_loop, call, callers=1, seconds=sizes.seconds))
-        own = medians(await play({MESH: loop}, sizes.rounds, bench.tell))[MESH]
+        own = medians(await run_rounds({MESH: loop}, sizes.rounds, bench.log))[MESH]
     return [
         figure("one.p50", "single action, one caller, p50", own.p50_s * 1e3, "ms", at_most(3.0)),
         figure("one.p99", "single action, one caller, p99", own.p99_s * 1e3, "ms"),
@@ -86,7 +84,7 @@ async def one_caller(bench: Bench) -> list[Figure]:
 ONE_SECOND = b'{"kind":"sleep","params":{"seconds":1.0}}'
 
 
-async def sleeping(bench: Bench) -> list[Figure]:
+async def sleeping(bench: Bench) -> list[BenchFigure]:
     """Many one-second actions at once: what the mesh adds to work that takes its time.
 
     Callers begin evenly over a second, so the load is steady and not a wall once a second.
@@ -104,7 +102,7 @@ async def sleeping(bench: Bench) -> list[Figure]:
             overhead_s += act.overhead_s
             execution_s += act.execution_s
 
-        bench.tell(f"  {sizes.sleepers} in flight for {sizes.sleep_waves} s")
+        bench.log(f"  {sizes.sleepers} in flight for {sizes.sleep_waves} s")
         seen = await closed_loop(call, callers=sizes.sleepers, seconds=sizes.sleep_waves, spread_s=1.0)
     many = f"{sizes.sleepers} one-second actions in flight"
     return [

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from treadle.lab.bench.closed_loop import closed_loop
 from treadle.lab.bench.contest import Contestant
 from treadle.lab.bench.cpu_meter import CpuMeter
-from treadle.lab.bench.mesh import Call, Client, Mesh, client
+from treadle.lab.bench.mesh import BenchClient, BenchMesh, Call, client
 from treadle.lab.bench.peers.process import PeerProcess
 from treadle.lab.bench.processes import CLIENT
 from treadle.lab.bench.sizes import Sizes
@@ -21,9 +21,9 @@ WARM_UP_S = 0.5
 class Bench:
     """One run: what is measured, beside whom, how much."""
 
-    mesh: Mesh
+    mesh: BenchMesh
     sizes: Sizes
-    tell: Callable[[str], None]
+    log: Callable[[str], None]
     """Hears of the progress, a line at a time."""
     images: tuple[str, ...] = ("local",)
     """Environments that are measured: `local`, and one of a container engine where there is one."""
@@ -42,7 +42,7 @@ class Bench:
         return {MESH: own, **{name: contestant(peer) for name, peer in self.peers.items() if name in names}}
 
     @asynccontextmanager
-    async def warm(self, call: Callable[[Client], Call], callers: int) -> AsyncIterator[Call]:
+    async def warm(self, call: Callable[[BenchClient], Call], callers: int) -> AsyncIterator[Call]:
         """A call on connections that are open, to services that have done it before."""
         async with client(self.mesh) as http:
             ready = call(http)

@@ -5,17 +5,15 @@ from time import perf_counter
 
 from treadle.lab.bench.bench import MESH, Bench
 from treadle.lab.bench.closed_loop import Round
-from treadle.lab.bench.contest import medians, play, ratio
-from treadle.lab.bench.errors import BenchError
-from treadle.lab.bench.figures import Figure, at_least, figure
-from treadle.lab.bench.mesh import Client, client
-from treadle.lab.bench.recorded import DRAMATIQ_RATE
+from treadle.lab.bench.contest import DRAMATIQ_RATE, medians, ratio, run_rounds
+from treadle.lab.bench.figures import BenchError, BenchFigure, at_least, figure
+from treadle.lab.bench.mesh import BenchClient, client
 
 OF_DRAMATIQ = 5.0
 AT_ONCE = "dramatiq, all at once"
 
 
-async def in_bulk(bench: Bench) -> list[Figure]:
+async def in_bulk(bench: Bench) -> list[BenchFigure]:
     """A batch submitted in one call; the clock stops when its last result has been read."""
     sizes, meter = bench.sizes, bench.meter()
     async with client(bench.mesh) as http:
@@ -26,20 +24,20 @@ async def in_bulk(bench: Bench) -> list[Figure]:
             contestants = bench.against(ours, "dramatiq")
             if (dramatiq := bench.peers.get("dramatiq")) is not None:
                 contestants[AT_ONCE] = dramatiq.meter.over(partial(dramatiq.batch, sizes.bulk))
-            played = medians(await play(contestants, sizes.rounds, bench.tell))
+            results = medians(await run_rounds(contestants, sizes.rounds, bench.log))
         finally:
-            await http.forget_task()
-    own, peer = played[MESH], played.get("dramatiq")
+            await http.delete_task()
+    own, peer = results[MESH], results.get("dramatiq")
     target = None if peer else at_least(OF_DRAMATIQ * DRAMATIQ_RATE, "5x dramatiq as recorded")
     made = [figure("bulk.rate", f"actions in bulk, {sizes.bulk:,} a batch", own.rate, "/s", target)]
     if peer:
         beside = ratio(own.rate, peer.rate)
         made.append(figure("bulk.rate/dramatiq", "bulk rate over dramatiq's", beside, "x", at_least(OF_DRAMATIQ)))
-        made += _at_once(own, played[AT_ONCE])
+        made += _at_once(own, results[AT_ONCE])
     return [*made, *meter.figures("bulk")]
 
 
-def _at_once(own: Round, peer: Round) -> list[Figure]:
+def _at_once(own: Round, peer: Round) -> list[BenchFigure]:
     """Beside dramatiq's closed loop: the same number of its tasks, all sent before the first result is awaited."""
     beside = ratio(own.rate, peer.rate)
     return [
@@ -48,7 +46,7 @@ def _at_once(own: Round, peer: Round) -> list[Figure]:
     ]
 
 
-async def batch_round(http: Client, size: int) -> Round:
+async def batch_round(http: BenchClient, size: int) -> Round:
     """One batch as a round of one call per request; its latencies are those of the whole batch.
 
     Raises:

@@ -13,7 +13,7 @@ import aiodocker
 from aiodocker.exceptions import DockerError
 from aiodocker.types import JSONValue
 
-from treadle.lab.bench.errors import BenchError
+from treadle.lab.bench.figures import BenchError
 from treadle.testing.small_image import small_image
 
 CALL_S = 60.0

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from treadle.lab.bench.closed_loop import Round
 from treadle.lab.bench.contest import Contestant
-from treadle.lab.bench.figures import Figure, figure
+from treadle.lab.bench.figures import BenchFigure, figure
 from treadle.lab.bench.processes import SANDBOXES, cpu_by_service, used_between
 
 LEAST_US = 1.0
@@ -24,11 +24,11 @@ class CpuMeter:
 
         async def metered() -> Round:
             before = cpu_by_service(self._pids)
-            played = await contestant()
+            result = await contestant()
             for name, used in used_between(before, cpu_by_service(self._pids)).items():
                 self._used[name] = self._used.get(name, 0.0) + used
-            self._calls += played.calls
-            return played
+            self._calls += result.calls
+            return result
 
         return metered
 
@@ -39,7 +39,7 @@ class CpuMeter:
         costs = {name: used / self._calls * 1e6 for name, used in self._used.items()}
         return dict(sorted(costs.items(), key=lambda item: -item[1]))
 
-    def figures(self, measurement: str, what: str = "CPU an action costs {}") -> list[Figure]:
+    def figures(self, measurement: str, what: str = "CPU an action costs {}") -> list[BenchFigure]:
         """A figure for each process that is worth a line.
 
         Not for the sandboxes: their interpreters leave their dead children to the kernel, which forgets what those

@@ -18,7 +18,7 @@ from shared.policy.model.formulation import Command, Grant, Request, Work
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from treadle.lab.bench.bench import Bench
-from treadle.lab.bench.figures import Figure, at_most, figure
+from treadle.lab.bench.figures import BenchFigure, at_most, figure
 
 NODES, CORES, WAITING = 5, 256, 1280
 """ARL-Tangram §6.3: five nodes of 256 cores, a batch of 1,280."""
@@ -30,7 +30,7 @@ TIMES = 7
 _SCALES = tuple(Elasticity("amdahl", serial=serial) for serial in (0.01, 0.03, 0.05, 0.1))
 
 
-class Crowd:
+class DispatcherLoad:
     """A dispatcher, nodes that report ends when they are asked to, and work that never ends coming."""
 
     def __init__(self, seed: int) -> None:
@@ -56,7 +56,7 @@ class Crowd:
         """So many more."""
         self.follow(self.dispatcher.submitted(self.now, self.requests(count)))
 
-    def meet_nodes(self, cores: int = CORES) -> float:
+    def add_nodes(self, cores: int = CORES) -> float:
         """Nodes come and tell that they hold nothing. Returns the seconds of the last account, which frees them all."""
         nodes = [Node(f"n{at}", "1", "cpu", {"cores": cores}, frozenset({"run"})) for at in range(NODES)]
         for node in nodes:
@@ -107,49 +107,49 @@ def _uncollected() -> Iterator[None]:
 
 def all_free(seed: int) -> float:
     """Seconds of the decision where 1,280 actions wait and every core is free at once."""
-    crowd = Crowd(seed)
-    crowd.submit(WAITING)
+    load = DispatcherLoad(seed)
+    load.submit(WAITING)
     with _uncollected():
-        return crowd.meet_nodes()
+        return load.add_nodes()
 
 
 def steady(seed: int) -> list[float]:
     """Seconds of decisions where some cores of a node become free and as much waits as before."""
-    crowd = Crowd(seed)
-    crowd.submit(WAITING)
-    crowd.meet_nodes()
-    crowd.submit(WAITING)
+    load = DispatcherLoad(seed)
+    load.submit(WAITING)
+    load.add_nodes()
+    load.submit(WAITING)
     taken: list[float] = []
     with _uncollected():
         for number in range(ROUNDS):
-            crowd.now += 0.1
-            ends = crowd.free(f"n{number % NODES}", AT_ONCE)
-            taken.append(crowd.decide(ends))
-            crowd.submit(len(ends))
+            load.now += 0.1
+            ends = load.free(f"n{number % NODES}", AT_ONCE)
+            taken.append(load.decide(ends))
+            load.submit(len(ends))
     return taken
 
 
 def rigid(seed: int) -> list[float]:
     """Seconds of a decision where one core is free and what waits first does not scale, 1,280 elastic behind it."""
-    crowd = Crowd(seed)
-    crowd.submit(WAITING)
-    crowd.meet_nodes()
-    crowd.submit(WAITING)
-    crowd.now -= 100.0  # they came before all others
-    first = crowd.requests(ROUNDS + 1, scales=False)
-    crowd.now += 100.0
-    crowd.follow(crowd.dispatcher.submitted(crowd.now, first))
+    load = DispatcherLoad(seed)
+    load.submit(WAITING)
+    load.add_nodes()
+    load.submit(WAITING)
+    load.now -= 100.0  # they came before all others
+    first = load.requests(ROUNDS + 1, scales=False)
+    load.now += 100.0
+    load.follow(load.dispatcher.submitted(load.now, first))
     taken: list[float] = []
     with _uncollected():
         for number in range(ROUNDS):
-            crowd.now += 0.1
-            taken.append(crowd.decide(crowd.free(f"n{number % NODES}", 1)))
+            load.now += 0.1
+            taken.append(load.decide(load.free(f"n{number % NODES}", 1)))
     return taken
 
 
-async def decisions(bench: Bench) -> list[Figure]:
+async def decisions(bench: Bench) -> list[BenchFigure]:
     """Decisions with 1,280 elastic actions waiting on five nodes of 256 cores."""
-    bench.tell(f"  {WAITING} elastic actions, {NODES} nodes of {CORES} cores")
+    bench.log(f"  {WAITING} elastic actions, {NODES} nodes of {CORES} cores")
     all_free(0)  # compiles, or reads what was compiled
     whole = median(all_free(seed) for seed in range(1, TIMES + 1))
     return [

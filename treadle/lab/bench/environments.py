@@ -13,10 +13,9 @@ from typing import Any
 from shared.messages.environments import LOCAL
 from treadle.lab.bench.bench import Bench
 from treadle.lab.bench.containers import by_the_engine
-from treadle.lab.bench.episodes import play
-from treadle.lab.bench.errors import BenchError
-from treadle.lab.bench.figures import Figure, at_least, at_most, figure
-from treadle.lab.bench.mesh import WAIT_S, Client, client
+from treadle.lab.bench.episodes import play_episode
+from treadle.lab.bench.figures import BenchError, BenchFigure, at_least, at_most, figure
+from treadle.lab.bench.mesh import WAIT_S, BenchClient, client
 from treadle.lab.bench.processes import cpu_by_service, cpu_named, used_between
 
 Json = dict[str, Any]
@@ -28,7 +27,9 @@ OPEN_AT_ONCE = 4
 
 
 @asynccontextmanager
-async def trajectory(http: Client, image: str, **environment: Any) -> AsyncIterator[Callable[..., Awaitable[Json]]]:
+async def trajectory(
+    http: BenchClient, image: str, **environment: Any
+) -> AsyncIterator[Callable[..., Awaitable[Json]]]:
     """A fresh trajectory, which is closed at the end: (kind, params, timeout_s) -> answer."""
     opened = await http.call("POST", "/v1/trajectories", _body(image, environment))
     path = f"/v1/trajectories/{opened['id']}"
@@ -52,23 +53,23 @@ def runtime_of(image: str) -> str:
     return "local" if image == LOCAL else "docker"
 
 
-async def acting(bench: Bench) -> list[Figure]:
+async def acting(bench: Bench) -> list[BenchFigure]:
     """`true` in an environment that stands, one caller: cores granted, thawed, run, frozen, answered."""
-    figures: list[Figure] = []
+    figures: list[BenchFigure] = []
     for image in bench.images:
         runtime = runtime_of(image)
-        bench.tell(f"  {bench.sizes.stays.actions} times `true`, {runtime}")
+        bench.log(f"  {bench.sizes.environment.actions} times `true`, {runtime}")
         async with client(bench.mesh) as http, trajectory(http, image) as act:
-            taken = [await _timed(act, "env.exec", {"argv": ["true"]}) for _ in range(bench.sizes.stays.actions + 20)][
-                20:
-            ]
+            taken = [
+                await _timed(act, "env.exec", {"argv": ["true"]}) for _ in range(bench.sizes.environment.actions + 20)
+            ][20:]
             name = f"acting.{runtime}.p50"
             figures.append(
                 figure(name, f"`true` in a live {runtime} environment", median(taken) * 1e3, "ms", at_most(10))
             )
     for image in bench.images:
         if image != LOCAL:
-            bench.tell(f"  {CALLS} times update and exec through the engine's API")
+            bench.log(f"  {CALLS} times update and exec through the engine's API")
             slow_s = median(await by_the_engine(image, CALLS))
             figures.append(figure("acting.engine.p50", "the same by update + exec through the API", slow_s * 1e3, "ms"))
     return figures
@@ -83,18 +84,18 @@ async def _timed(act: Callable[..., Awaitable[Json]], kind: str, params: Json) -
     return taken
 
 
-async def episodes(bench: Bench) -> list[Figure]:
+async def episodes(bench: Bench) -> list[BenchFigure]:
     """Two dozen environments at once, fifty actions in each: files, shells, background processes, time limits."""
-    sizes, figures = bench.sizes.stays, list[Figure]()
+    sizes, figures = bench.sizes.environment, list[BenchFigure]()
     for image in bench.images:
         runtime = runtime_of(image)
-        bench.tell(f"  {sizes.environments} environments, {sizes.steps} actions each, {runtime}")
+        bench.log(f"  {sizes.environments} environments, {sizes.steps} actions each, {runtime}")
 
-        async def one(http: Client, seed: int, image: str = image) -> int:
+        async def one(http: BenchClient, seed: int, image: str = image) -> int:
             async with trajectory(http, image) as act:
-                answers, wrong = await play(act, seed, sizes.steps)
+                answers, wrong = await play_episode(act, seed, sizes.steps)
             if wrong:
-                bench.tell(f"  {wrong[0]}")
+                bench.log(f"  {wrong[0]}")
             return len(answers) - len(wrong)
 
         async with client(bench.mesh) as http:
@@ -113,18 +114,18 @@ async def episodes(bench: Bench) -> list[Figure]:
     return figures
 
 
-async def idle(bench: Bench) -> list[Figure]:
+async def idle(bench: Bench) -> list[BenchFigure]:
     """Environments that do nothing between their actions, though a busy loop was left in each."""
-    sizes, figures = bench.sizes.stays, list[Figure]()
+    sizes, figures = bench.sizes.environment, list[BenchFigure]()
     for image in bench.images:
         runtime = runtime_of(image)
-        bench.tell(f"  making {sizes.idle} environments, {runtime}")
+        bench.log(f"  making {sizes.idle} environments, {runtime}")
         async with client(bench.mesh) as http:
             began = perf_counter()
             opened = await _open_busy(http, image, sizes.idle)
             made_s = perf_counter() - began
             try:
-                bench.tell(f"  resting for {sizes.idle_s:.0f} s")
+                bench.log(f"  resting for {sizes.idle_s:.0f} s")
                 await asyncio.sleep(2.0)
                 figures += await _at_rest(bench, runtime)
             finally:
@@ -137,7 +138,7 @@ async def idle(bench: Bench) -> list[Figure]:
     return figures
 
 
-async def _open_busy(http: Client, image: str, count: int) -> list[str]:
+async def _open_busy(http: BenchClient, image: str, count: int) -> list[str]:
     at_once = asyncio.Semaphore(OPEN_AT_ONCE)
     opened: list[str] = []
 
@@ -154,8 +155,8 @@ async def _open_busy(http: Client, image: str, count: int) -> list[str]:
     return opened
 
 
-async def _at_rest(bench: Bench, runtime: str) -> list[Figure]:
-    sizes, manager = bench.sizes.stays, {"cpu_manager": bench.mesh.pids["cpu_manager"]}
+async def _at_rest(bench: Bench, runtime: str) -> list[BenchFigure]:
+    sizes, manager = bench.sizes.environment, {"cpu_manager": bench.mesh.pids["cpu_manager"]}
     before, inside, began = cpu_by_service(manager), cpu_named("bash"), perf_counter()
     await asyncio.sleep(sizes.idle_s)
     taken = perf_counter() - began
@@ -174,7 +175,7 @@ async def _at_rest(bench: Bench, runtime: str) -> list[Figure]:
     ]
 
 
-async def _until_empty(http: Client) -> None:
+async def _until_empty(http: BenchClient) -> None:
     for _ in range(600):
         (node,) = (await http.call("GET", "/v1/nodes", None))["nodes"]
         if not node["used"].get("memory_mb"):
@@ -183,12 +184,12 @@ async def _until_empty(http: Client) -> None:
     raise BenchError("environments were not ended in two minutes")
 
 
-async def overhead(bench: Bench) -> list[Figure]:
+async def overhead(bench: Bench) -> list[BenchFigure]:
     """Table 1 of ARL-Tangram (§6.4) at small scale: closed loops of thinking and acting, tools short, rewards long."""
-    sizes, figures = bench.sizes.stays, list[Figure]()
+    sizes, figures = bench.sizes.environment, list[BenchFigure]()
     for image in bench.images:
         runtime = runtime_of(image)
-        bench.tell(f"  {sizes.trainers} trajectories of {sizes.turns} turns, {runtime}")
+        bench.log(f"  {sizes.trainers} trajectories of {sizes.turns} turns, {runtime}")
         async with client(bench.mesh) as http:
             spent = await asyncio.gather(*(_turns(http, image, seed, sizes.turns) for seed in range(sizes.trainers)))
         acts = [act for one in spent for act in one]
@@ -205,7 +206,7 @@ async def overhead(bench: Bench) -> list[Figure]:
     return figures
 
 
-async def _turns(http: Client, image: str, seed: int, turns: int) -> list[Json]:
+async def _turns(http: BenchClient, image: str, seed: int, turns: int) -> list[Json]:
     """One trajectory: tool actions of 1 ms to some 100, each after a thought, then a reward of seconds."""
     rng = random.Random(seed)
     acts: list[Json] = []

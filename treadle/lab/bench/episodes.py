@@ -23,7 +23,7 @@ SHORT_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EpisodeStep:
     """One action, and what its answer must say."""
 
     kind: str
@@ -54,13 +54,13 @@ class Episode:
     folder: str = ""
     background: bool = False
 
-    def steps(self, count: int) -> Iterator[Step]:
+    def steps(self, count: int) -> Iterator[EpisodeStep]:
         """So many steps; the first makes the place known."""
         yield _bash("base=$PWD; echo ready", "ready\n")
         for _ in range(count - 1):
             yield self._draw()
 
-    def _draw(self) -> Step:
+    def _draw(self) -> EpisodeStep:
         draws = [self._write, self._append, self._set, self._enter, self._fail, self._start, self._overrun]
         if self.files:
             draws += [self._read, self._cat, self._list]
@@ -75,71 +75,73 @@ class Episode:
     def _word(self) -> str:
         return f"{self.rng.getrandbits(40):x}"
 
-    def _write(self) -> Step:
+    def _write(self) -> EpisodeStep:
         path, content = f"f{self.rng.randrange(4)}", f"{self._word()} é\n" * self.rng.randrange(1, 4)
         self.files[path] = content
         if self.rng.random() < 0.5:
-            return Step("env.write", {"path": path, "content": content}, {})
+            return EpisodeStep("env.write", {"path": path, "content": content}, {})
         encoded = base64.b64encode(content.encode()).decode()
-        return Step("env.write", {"path": path, "content": encoded, "encoding": "base64"}, {})
+        return EpisodeStep("env.write", {"path": path, "content": encoded, "encoding": "base64"}, {})
 
-    def _append(self) -> Step:
+    def _append(self) -> EpisodeStep:
         path, word = f"f{self.rng.randrange(4)}", self._word()
         self.files[path] = self.files.get(path, "") + f"{word}\n"
         return _bash(f'echo {word} >> "$base/{path}"', "")
 
-    def _read(self) -> Step:
+    def _read(self) -> EpisodeStep:
         path = self.rng.choice(sorted(self.files))
-        return Step("env.read", {"path": path}, {"content": self.files[path]})
+        return EpisodeStep("env.read", {"path": path}, {"content": self.files[path]})
 
-    def _cat(self) -> Step:
+    def _cat(self) -> EpisodeStep:
         path = self.rng.choice(sorted(self.files))
-        return Step("env.exec", {"argv": ["cat", path]}, {"stdout": self.files[path], "stderr": "", "exit_code": 0})
+        return EpisodeStep(
+            "env.exec", {"argv": ["cat", path]}, {"stdout": self.files[path], "stderr": "", "exit_code": 0}
+        )
 
-    def _list(self) -> Step:
+    def _list(self) -> EpisodeStep:
         pattern = " ".join(sorted(self.files))
-        return Step("env.exec", {"argv": ["sh", "-c", "echo f*"]}, {"stdout": f"{pattern}\n", "exit_code": 0})
+        return EpisodeStep("env.exec", {"argv": ["sh", "-c", "echo f*"]}, {"stdout": f"{pattern}\n", "exit_code": 0})
 
-    def _set(self) -> Step:
+    def _set(self) -> EpisodeStep:
         name, word = f"v{self.rng.randrange(4)}", self._word()
         self.variables[name] = word
         return _bash(f"{name}={word}", "")
 
-    def _echo(self) -> Step:
+    def _echo(self) -> EpisodeStep:
         name = self.rng.choice(sorted(self.variables))
         return _bash(f'echo "${name}"', f"{self.variables[name]}\n")
 
-    def _enter(self) -> Step:
+    def _enter(self) -> EpisodeStep:
         self.folder = f"d{self.rng.randrange(4)}"
         return _bash(f'mkdir -p "$base/{self.folder}" && cd "$base/{self.folder}"', "")
 
-    def _where(self) -> Step:
+    def _where(self) -> EpisodeStep:
         return _bash('echo "${PWD##*/}"', f"{self.folder}\n")
 
-    def _fail(self) -> Step:
+    def _fail(self) -> EpisodeStep:
         code = self.rng.randrange(1, 100)
-        return Step("env.bash", {"line": f"(exit {code})"}, {"exit_code": code}, passed=False)
+        return EpisodeStep("env.bash", {"line": f"(exit {code})"}, {"exit_code": code}, passed=False)
 
-    def _start(self) -> Step:
+    def _start(self) -> EpisodeStep:
         if self.background:
             return self._lives()
         self.background = True
         return _bash("sleep 1000 & child=$!", "")
 
-    def _lives(self) -> Step:
+    def _lives(self) -> EpisodeStep:
         return _bash("kill -0 $child && echo alive", "alive\n")
 
-    def _overrun(self) -> Step:
+    def _overrun(self) -> EpisodeStep:
         if self.rng.random() < 0.5:
-            return Step("env.exec", {"argv": ["sleep", "60"]}, {}, ended="timeout")
-        return Step("env.bash", {"line": "sleep 60", "session": "slow"}, {}, ended="timeout")
+            return EpisodeStep("env.exec", {"argv": ["sleep", "60"]}, {}, ended="timeout")
+        return EpisodeStep("env.bash", {"line": "sleep 60", "session": "slow"}, {}, ended="timeout")
 
 
-def _bash(line: str, output: str) -> Step:
-    return Step("env.bash", {"line": line}, {"exit_code": 0, "output": output})
+def _bash(line: str, output: str) -> EpisodeStep:
+    return EpisodeStep("env.bash", {"line": line}, {"exit_code": 0, "output": output})
 
 
-async def play(act: Act, seed: int, count: int) -> tuple[list[Json], list[str]]:
+async def play_episode(act: Act, seed: int, count: int) -> tuple[list[Json], list[str]]:
     """Play one episode. Returns its answers, and what was wrong with them."""
     answers: list[Json] = []
     wrong: list[str] = []

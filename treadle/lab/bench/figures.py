@@ -5,6 +5,10 @@ from typing import Literal
 import msgspec
 
 
+class BenchError(Exception):
+    """Failure of a measurement: the mesh or a peer did not do what was requested. The message has the details."""
+
+
 class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A bound that a figure is meant to keep."""
 
@@ -25,7 +29,7 @@ def at_most(bound: float, why: str = "") -> Target:
     return Target("at most", bound, why)
 
 
-class Figure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BenchFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One measured number."""
 
     name: str
@@ -39,10 +43,10 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """None without a target."""
 
 
-def figure(name: str, what: str, value: float, unit: str, target: Target | None = None) -> Figure:
+def figure(name: str, what: str, value: float, unit: str, target: Target | None = None) -> BenchFigure:
     """A figure judged by its target."""
     met = target.met(value) if target else None
-    return Figure(name=name, what=what, value=value, unit=unit, target=target, met=met)
+    return BenchFigure(name=name, what=what, value=value, unit=unit, target=target, met=met)
 
 
 class Skipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,12 +65,12 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One-minute load average when the bench began."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BenchReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The object that ``treadle bench --json`` prints."""
 
     machine: Machine
     took_s: float
-    figures: list[Figure]
+    figures: list[BenchFigure]
     skipped: list[Skipped]
     failed: list[Skipped]
     """Measurements that broke off; the exit status is 1 when there are any."""

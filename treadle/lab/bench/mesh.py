@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from treadle.lab.bench.errors import BenchError
+from treadle.lab.bench.figures import BenchError
 from treadle.stack.services import PROXY
 from treadle.testing.servers import temporary_home
 from treadle.testing.stack import RunningStack, running_stack
@@ -26,7 +26,7 @@ NOTHING = {"stages": [{"name": "noop", "kind": "noop"}]}
 
 
 @dataclass(frozen=True, slots=True)
-class Mesh:
+class BenchMesh:
     """Where it answers; what else is known of it where the stack is ours."""
 
     url: str
@@ -40,7 +40,7 @@ class Mesh:
 @contextmanager
 def own_mesh(
     cores: int, *, engine: bool = False, services: str = "", settings: Mapping[str, str] | None = None
-) -> Iterator[Mesh]:
+) -> Iterator[BenchMesh]:
     """A stack with durability on, as ``treadle up`` starts it, whose node offers ``cores``. About 4 s.
 
     ``engine``: it may use the machine's container engine; else it looks for none. ``settings``: others than usual.
@@ -58,10 +58,10 @@ def own_mesh(
     services = services or os.environ.get("STACK_SERVICES", "")
     with temporary_home() as root, running_stack(root, services=services, environ=environ) as stack:
         pids = {**stack.pids, "treadle": stack.supervisor.pid}
-        yield Mesh(stack.urls[PROXY], stack.database_url, pids, stack.redis_url, stack)
+        yield BenchMesh(stack.urls[PROXY], stack.database_url, pids, stack.redis_url, stack)
 
 
-def running_mesh(url: str) -> Mesh:
+def running_mesh(url: str) -> BenchMesh:
     """A mesh that runs already and is known by the address of its proxy alone.
 
     Raises:
@@ -70,34 +70,34 @@ def running_mesh(url: str) -> Mesh:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise BenchError(f"--url {url!r} is no address; write it as http://127.0.0.1:8700")
-    return Mesh(f"{parts.scheme}://{parts.netloc}")
+    return BenchMesh(f"{parts.scheme}://{parts.netloc}")
 
 
-class Act(msgspec.Struct, frozen=True):
+class ActionTime(msgspec.Struct, frozen=True):
     """The part of an answer's completion time that is measured here, seconds."""
 
     execution_s: float
     overhead_s: float
 
 
-class Answer(msgspec.Struct, frozen=True):
+class BenchAnswer(msgspec.Struct, frozen=True):
     """The part of an answer that is checked here."""
 
     state: str
     ended: str = ""
     passed: bool | None = None
-    act: Act | None = None
+    act: ActionTime | None = None
     cpu_s: float = 0.0
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class BenchReceipt(msgspec.Struct, frozen=True):
     """The part of a bulk receipt that is checked here."""
 
     accepted: int
     repeated: int = 0
 
 
-class Batch(msgspec.Struct, frozen=True):
+class BenchBatch(msgspec.Struct, frozen=True):
     """The part of a batch's view that is checked here."""
 
     state: str
@@ -105,7 +105,7 @@ class Batch(msgspec.Struct, frozen=True):
     extra_delay_s: float | None
 
 
-class Node(msgspec.Struct, frozen=True):
+class BenchNode(msgspec.Struct, frozen=True):
     """What a node says of its units, by resource."""
 
     owned: dict[str, int]
@@ -113,23 +113,23 @@ class Node(msgspec.Struct, frozen=True):
     used_unit_s: dict[str, float]
 
 
-class Nodes(msgspec.Struct, frozen=True):
+class BenchNodes(msgspec.Struct, frozen=True):
     """All nodes."""
 
-    nodes: list[Node]
+    nodes: list[BenchNode]
 
 
-_answer = msgspec.json.Decoder(Answer)
+_answer = msgspec.json.Decoder(BenchAnswer)
 _JSON = {"content-type": "application/json"}
 
 
-class Client:
+class BenchClient:
     """Calls the mesh; every answer is checked, for a wrong one is quickly given."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http
 
-    async def act(self, body: bytes) -> Answer:
+    async def act(self, body: bytes) -> BenchAnswer:
         """One action (the JSON of an ActionRequest), awaited.
 
         Raises:
@@ -148,7 +148,7 @@ class Client:
         """Make (again) a task."""
         await self._call("PUT", f"/v1/tasks/{name}", workflow)
 
-    async def forget_task(self) -> None:
+    async def delete_task(self) -> None:
         await self._call("DELETE", f"/v1/tasks/{TASK}", None)
 
     async def open_batch(self, size: int, task: str = TASK) -> str:
@@ -161,13 +161,13 @@ class Client:
         report = {"generating": len(lengths), "lengths": lengths}
         await self._call("POST", f"/v1/batches/{batch}/progress", report)
 
-    async def look_at(self, batch: str) -> Batch:
+    async def read_batch(self, batch: str) -> BenchBatch:
         """A batch as it stands."""
-        return msgspec.json.decode(await self._call("GET", f"/v1/batches/{batch}", None), type=Batch)
+        return msgspec.json.decode(await self._call("GET", f"/v1/batches/{batch}", None), type=BenchBatch)
 
-    async def nodes(self) -> list[Node]:
+    async def nodes(self) -> list[BenchNode]:
         """What the nodes hold, as they last said."""
-        return msgspec.json.decode(await self._call("GET", "/v1/nodes", None), type=Nodes).nodes
+        return msgspec.json.decode(await self._call("GET", "/v1/nodes", None), type=BenchNodes).nodes
 
     async def submit_all(self, batch: str, lines: bytes, *, repeats: bool = False) -> int:
         """Submit a bulk of reward requests (NDJSON); how many were accepted, with `repeats` now or before."""
@@ -176,7 +176,7 @@ class Client:
             answered = await response.read()
         if response.status != 200:
             raise _refused("POST /v1/rewards/bulk", response.status, answered)
-        receipt = msgspec.json.decode(answered, type=Receipt)
+        receipt = msgspec.json.decode(answered, type=BenchReceipt)
         return receipt.accepted + (receipt.repeated if repeats else 0)
 
     async def text(self, path: str) -> str:
@@ -218,12 +218,12 @@ def _refused(what: str, status: int, body: bytes) -> BenchError:
 
 
 @asynccontextmanager
-async def client(mesh: Mesh, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[Client]:
+async def client(mesh: BenchMesh, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[BenchClient]:
     """A client with as many connections as it has calls under way, each kept. `timeout_s`: of one call."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with aiohttp.ClientSession(mesh.url, connector=connector, timeout=timeout) as http:
-        yield Client(http)
+        yield BenchClient(http)
 
 
 Call = Callable[[], Awaitable[object]]

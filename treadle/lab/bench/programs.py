@@ -10,10 +10,9 @@ import msgspec
 
 from treadle.lab.bench.bench import MESH, Bench
 from treadle.lab.bench.closed_loop import closed_loop
-from treadle.lab.bench.contest import Contestant, medians, play, ratio
-from treadle.lab.bench.errors import BenchError
-from treadle.lab.bench.figures import Figure, at_least, at_most, figure
-from treadle.lab.bench.mesh import Call, Client
+from treadle.lab.bench.contest import Contestant, medians, ratio, run_rounds
+from treadle.lab.bench.figures import BenchError, BenchFigure, at_least, at_most, figure
+from treadle.lab.bench.mesh import BenchClient, Call
 
 CODE = "def double(x):\n    return 2 * x\n"
 TESTS = "assert double({n}) == {n} + {n}\n"
@@ -23,7 +22,7 @@ INTERPRETERS_AT_ONCE = 2
 INTERPRETER_TIMEOUT_S = 60.0
 
 
-def grading(http: Client, used_s: list[float] | None = None) -> Call:
+def grading(http: BenchClient, used_s: list[float] | None = None) -> Call:
     """Grade a trivial program against one assert; no two bodies are alike, so none can be remembered.
 
     Args:
@@ -58,7 +57,7 @@ async def fresh_interpreter() -> None:
         raise BenchError(f"a fresh interpreter ended with status {status}")
 
 
-async def graded_programs(bench: Bench) -> list[Figure]:
+async def graded_programs(bench: Bench) -> list[BenchFigure]:
     """Trivial programs: the rate with many callers, and the time of one alone."""
     sizes, meter = bench.sizes, bench.meter()
     used_s: list[float] = []
@@ -66,9 +65,9 @@ async def graded_programs(bench: Bench) -> list[Figure]:
         many = partial(closed_loop, call, callers=sizes.program_callers, seconds=sizes.seconds)
         plainly = partial(closed_loop, fresh_interpreter, callers=INTERPRETERS_AT_ONCE, seconds=sizes.seconds)
         contestants: dict[str, Contestant] = {MESH: meter.over(many), INTERPRETER: plainly}
-        played = medians(await play(contestants, sizes.rounds, bench.tell))
+        results = medians(await run_rounds(contestants, sizes.rounds, bench.log))
         alone = await closed_loop(call, callers=1, seconds=sizes.seconds)
-    own, plain = played[MESH], played[INTERPRETER]
+    own, plain = results[MESH], results[INTERPRETER]
     who = f"{sizes.program_callers} callers"
     return [
         figure("programs.rate", f"graded Python programs, {who}", own.rate, "/s", at_least(200)),

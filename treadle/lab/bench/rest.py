@@ -5,16 +5,16 @@ from time import perf_counter
 
 from shared.store.bench import measure_history_write
 from treadle.lab.bench.bench import Bench
-from treadle.lab.bench.figures import Figure, at_least, at_most, figure
+from treadle.lab.bench.figures import BenchFigure, at_least, at_most, figure
 from treadle.lab.bench.processes import cpu_by_service, memory_bytes, used_between
 
 MEGABYTE = 1e6
 
 
-async def at_rest(bench: Bench) -> list[Figure]:
+async def at_rest(bench: Bench) -> list[BenchFigure]:
     """CPU of each service and memory of the whole stack, sandboxes' interpreters included, while nobody asks."""
     pids, sizes = bench.mesh.pids, bench.sizes
-    bench.tell(f"  resting for {sizes.settle_s + sizes.rest_s:.0f} s")
+    bench.log(f"  resting for {sizes.settle_s + sizes.rest_s:.0f} s")
     await asyncio.sleep(sizes.settle_s)
     before, started = cpu_by_service(pids), perf_counter()
     await asyncio.sleep(sizes.rest_s)
@@ -29,7 +29,7 @@ async def at_rest(bench: Bench) -> list[Figure]:
     ]
 
 
-async def history(bench: Bench) -> list[Figure]:
+async def history(bench: Bench) -> list[BenchFigure]:
     """Histories of ended batches, written to Postgres and committed batch by batch."""
     url = bench.mesh.database_url
     assert url is not None, "asked only of a mesh of our own"

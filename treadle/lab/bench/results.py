@@ -10,9 +10,8 @@ import asyncpg
 from redis.asyncio import Redis
 
 from treadle.lab.bench.bench import Bench
-from treadle.lab.bench.errors import BenchError
-from treadle.lab.bench.figures import Figure, at_most, figure
-from treadle.lab.bench.mesh import Client, Mesh, client, own_mesh
+from treadle.lab.bench.figures import BenchError, BenchFigure, at_most, figure
+from treadle.lab.bench.mesh import BenchClient, BenchMesh, client, own_mesh
 
 VALKEY_MIB: Final = 256
 LINES: Final = 2000
@@ -24,7 +23,7 @@ BUSY_PAUSE_S: Final = 0.2
 MEGABYTE: Final = 1e6
 
 
-async def archived_results(bench: Bench) -> list[Figure]:
+async def archived_results(bench: Bench) -> list[BenchFigure]:
     """One batch through a Valkey of 256 MiB: sent as fast as the door takes it, followed, then read again.
 
     Raises:
@@ -36,7 +35,7 @@ async def archived_results(bench: Bench) -> list[Figure]:
         async with client(mesh, timeout_s=None) as http, _peak_memory(mesh) as peak:
             await http.declare_task()
             batch = await http.open_batch(count)
-            bench.tell(f"  {count:,} results through a Valkey of {VALKEY_MIB} MiB")
+            bench.log(f"  {count:,} results through a Valkey of {VALKEY_MIB} MiB")
             began = perf_counter()
             following = asyncio.create_task(_read(http.follow(batch)))
             await _send(http, batch, count)
@@ -57,7 +56,7 @@ async def archived_results(bench: Bench) -> list[Figure]:
     ]
 
 
-async def _send(http: Client, batch: str, count: int) -> None:
+async def _send(http: BenchClient, batch: str, count: int) -> None:
     for start in range(0, count, LINES):
         numbers = range(start, min(count, start + LINES))
         lines = b"\n".join(b'{"request_id":"r%d"}' % number for number in numbers)
@@ -65,7 +64,7 @@ async def _send(http: Client, batch: str, count: int) -> None:
             await asyncio.sleep(BUSY_PAUSE_S)
 
 
-async def _archived(mesh: Mesh, batch: str) -> None:
+async def _archived(mesh: BenchMesh, batch: str) -> None:
     """Wait until the last result has moved to Postgres.
 
     Raises:
@@ -93,7 +92,7 @@ async def _read(pieces: AsyncIterator[bytes]) -> list[tuple[int, int]]:
 
 
 @asynccontextmanager
-async def _peak_memory(mesh: Mesh) -> AsyncIterator[list[int]]:
+async def _peak_memory(mesh: BenchMesh) -> AsyncIterator[list[int]]:
     """Most `used_memory` of Valkey, looked at every `LOOK_S`."""
     assert mesh.redis_url is not None, "our own stack has one"
     peak = [0]
@@ -113,7 +112,7 @@ async def _peak_memory(mesh: Mesh) -> AsyncIterator[list[int]]:
             await watching
 
 
-async def _row_bytes(mesh: Mesh, batch: str) -> float:
+async def _row_bytes(mesh: BenchMesh, batch: str) -> float:
     assert mesh.database_url is not None, "our own stack has one"
     connection = await asyncpg.connect(mesh.database_url.replace("+asyncpg", ""))
     try:

@@ -14,10 +14,9 @@ from time import perf_counter
 import numpy as np
 
 from treadle.lab.bench.bench import Bench
-from treadle.lab.bench.errors import BenchError
-from treadle.lab.bench.figures import Figure, at_least, figure
-from treadle.lab.bench.mesh import Client, Mesh, client
-from treadle.lab.bench.sizes import Scaling
+from treadle.lab.bench.figures import BenchError, BenchFigure, at_least, figure
+from treadle.lab.bench.mesh import BenchClient, BenchMesh, client
+from treadle.lab.bench.sizes import ScalingSizes
 from treadle.lab.bench.trainers import RESOURCE, Trainer, together, workflow
 from treadle.lab.evaluations.planner_decisions import Comparison, compared, newest_log
 from treadle.lab.replay.distrs.evaluation import Run, run
@@ -36,12 +35,12 @@ HEARTBEAT_S = 0.25
 """How old what the node says of its units may be."""
 REVIEW_S, AHEAD_S, HOLD_S = 1.0, 2.0, 0.5
 """How the planner plans: as it may be set at the quickest, for its defaults are made for batches of minutes."""
-LET_GO_S = 20.0
+RELEASE_TIMEOUT_S = 20.0
 """So long may the mesh take to hold nothing, once nothing is open."""
 
 
 @dataclass(frozen=True)
-class Held:
+class UnitSeconds:
     """Unit-seconds of the nodes, up to a moment."""
 
     owned: float
@@ -49,17 +48,17 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Lived:
+class LiveRun:
     """What came of the workload on the mesh."""
 
-    held: Held
+    held: UnitSeconds
     """From the end of the first batches to the end of all."""
     delays_s: list[float]
     """Extra delay of each batch that had history."""
     decided: Comparison
 
 
-async def scaling(bench: Bench) -> list[Figure]:
+async def scaling(bench: Bench) -> list[BenchFigure]:
     """Tasks in a closed loop as DistRS §3 describes them, all seconds divided; stages sleep and take no core.
 
     The first batch of a task has no history: everything is held for it, and it counts for nothing. In virtual time each
@@ -72,16 +71,16 @@ async def scaling(bench: Bench) -> list[Figure]:
     with temporary_home() as root:
         logs = root.parent / "stimuli"
         with scaled_mesh(root, logs) as mesh:
-            bench.tell(f"  {sizes.tasks} tasks, {sizes.batches} batches each, {sizes.requests} requests a batch")
+            bench.log(f"  {sizes.tasks} tasks, {sizes.batches} batches each, {sizes.requests} requests a batch")
             async with client(mesh) as http:
                 held, delays_s = await live(http, trace)
-        lived = Lived(held, delays_s, compared(newest_log(logs)))
-    bench.tell(f"  {lived.decided.verdict()}")
+        lived = LiveRun(held, delays_s, compared(newest_log(logs)))
+    bench.log(f"  {lived.decided.verdict()}")
     config, seed = lived.decided.header.config, lived.decided.header.seed
     return scaling_figures(lived, run(trace, Planned("treadle", trace, config, seed)))
 
 
-def workload(sizes: Scaling) -> RewardTrace:
+def workload(sizes: ScalingSizes) -> RewardTrace:
     """The batches in the middle of DistRS's training, quicker. Each request takes all stages, for a sleep never fails:
     what it did not reach takes it 0 s.
     """
@@ -96,7 +95,7 @@ def workload(sizes: Scaling) -> RewardTrace:
 
 
 @contextmanager
-def scaled_mesh(root: Path, logs: Path) -> Iterator[Mesh]:
+def scaled_mesh(root: Path, logs: Path) -> Iterator[BenchMesh]:
     """A stack whose planner looks often, and writes down what it is told.
 
     Raises:
@@ -113,10 +112,10 @@ def scaled_mesh(root: Path, logs: Path) -> Iterator[Mesh]:
         "SCALING_PLANNER_STABILIZATION_S": str(HOLD_S),
     }
     with running_stack(root, environ=environ) as stack:
-        yield Mesh(stack.urls[PROXY])
+        yield BenchMesh(stack.urls[PROXY])
 
 
-async def live(http: Client, trace: RewardTrace) -> tuple[Held, list[float]]:
+async def live(http: BenchClient, trace: RewardTrace) -> tuple[UnitSeconds, list[float]]:
     """Run the workload; what was held and worked on once each task had history, and those batches' extra delays.
 
     Raises:
@@ -126,39 +125,41 @@ async def live(http: Client, trace: RewardTrace) -> tuple[Held, list[float]]:
         await http.declare_task(task.task, workflow(trace.stages, trace.max_extra_delay_s))
     trainers = [Trainer(http, task, trace.stages) for task in trace.tasks]
     await together(trainer.train(0, 1) for trainer in trainers)
-    before = await _let_go(http)
+    before = await _await_release(http)
     apart_s = [task.batches[0].gap_s for task in trace.tasks]  # as they began, and as they go on in virtual time
     await together(
         trainer.train(1, len(trainer.traced.batches), wait_s) for trainer, wait_s in zip(trainers, apart_s, strict=True)
     )
-    after = await _let_go(http)
+    after = await _await_release(http)
     delays_s = [await _delay_s(http, batch) for trainer in trainers for batch in trainer.done[1:]]
-    return Held(after.owned - before.owned, after.used - before.used), delays_s
+    return UnitSeconds(after.owned - before.owned, after.used - before.used), delays_s
 
 
-async def _let_go(http: Client) -> Held:
+async def _await_release(http: BenchClient) -> UnitSeconds:
     """Wait until no unit is held; what was until then."""
-    deadline = perf_counter() + LET_GO_S
+    deadline = perf_counter() + RELEASE_TIMEOUT_S
     while True:
         nodes = await http.nodes()
         owned = sum(node.owned.get(RESOURCE, SLOTS) for node in nodes)
         if nodes and not owned:
-            return Held(
+            return UnitSeconds(
                 sum(node.owned_unit_s[RESOURCE] for node in nodes), sum(node.used_unit_s[RESOURCE] for node in nodes)
             )
         if perf_counter() > deadline:
-            raise BenchError(f"{owned:,} {RESOURCE} are still held {LET_GO_S:.0f} s after the last batch ended")
+            raise BenchError(
+                f"{owned:,} {RESOURCE} are still held {RELEASE_TIMEOUT_S:.0f} s after the last batch ended"
+            )
         await asyncio.sleep(HEARTBEAT_S / 2)
 
 
-async def _delay_s(http: Client, batch: str) -> float:
-    found = await http.look_at(batch)
+async def _delay_s(http: BenchClient, batch: str) -> float:
+    found = await http.read_batch(batch)
     if found.state != "complete" or found.extra_delay_s is None:
         raise BenchError(f"batch {batch} is {found.state}, with {found.answered:,} answers, not complete")
     return found.extra_delay_s
 
 
-def scaling_figures(lived: Lived, virtual: Run) -> list[Figure]:
+def scaling_figures(lived: LiveRun, virtual: Run) -> list[BenchFigure]:
     made, held = lived.decided, lived.held
     what = f"of {made.stimuli:,} stimuli, decided the same again"
     if made.differences:

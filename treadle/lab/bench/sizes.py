@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
+class ScalingSizes:
     """Of the workload that the planner scales for: a minute of it."""
 
     tasks: int = 2
@@ -17,7 +17,7 @@ class Scaling:
 
 
 @dataclass(frozen=True, slots=True)
-class Stays:
+class EnvironmentSizes:
     """Of what is measured in trajectories' environments."""
 
     actions: int = 200
@@ -60,8 +60,8 @@ class Sizes:
     queued: int = 200_000
     """Actions that wait when a leader is killed."""
     queued_batches: int = 100
-    scaling: Scaling = Scaling()
-    stays: Stays = Stays()
+    scaling: ScalingSizes = ScalingSizes()
+    environment: EnvironmentSizes = EnvironmentSizes()
 
 
 QUICK = Sizes(
@@ -75,8 +75,8 @@ QUICK = Sizes(
     results=5_000,
     queued=5_000,
     queued_batches=5,
-    scaling=Scaling(batches=2, requests=48, times=120.0),
-    stays=Stays(
+    scaling=ScalingSizes(batches=2, requests=48, times=120.0),
+    environment=EnvironmentSizes(
         actions=30, environments=4, steps=12, trainers=2, turns=3, idle=8, idle_s=2.0, starts=60, container_starts=8
     ),
 )

@@ -10,9 +10,8 @@ from time import perf_counter
 from typing import Any
 
 from treadle.lab.bench.bench import Bench
-from treadle.lab.bench.errors import BenchError
-from treadle.lab.bench.figures import Figure, at_least, figure
-from treadle.lab.bench.mesh import WAIT_S, Client, client
+from treadle.lab.bench.figures import BenchError, BenchFigure, at_least, figure
+from treadle.lab.bench.mesh import WAIT_S, BenchClient, client
 
 Json = dict[str, Any]
 MEMORY_MB = 32
@@ -20,14 +19,14 @@ START_S = 900.0
 """Patience with one environment. Most of them wait for the others."""
 PAUSE_S = 0.05
 """Between two actions of the environment that is there already."""
-SEEN_LATE = "the leader publishes what waits every half second"
-LOOK_S = 0.5
-LOOKED_AT = 32
+SNAPSHOT_DELAY = "the leader publishes what waits every half second"
+SAMPLE_S = 0.5
+SAMPLED_ACTIONS = 32
 """Waiting actions that are asked for their reason, each time."""
 
 
 @dataclass(slots=True)
-class Rush:
+class StartBurst:
     """One rush of beginnings."""
 
     ready_s: list[float] = field(default_factory=list)
@@ -35,45 +34,49 @@ class Rush:
     failed: Counter[str] = field(default_factory=Counter)
     running_s: list[float] = field(default_factory=list)
     """Of `true` in an environment that stood before, meanwhile."""
-    looked: int = 0
-    reasoned: int = 0
+    sampled: int = 0
+    with_reason: int = 0
     """Waiting first actions that were asked how they stand, and those that answered with a reason."""
     waiting: dict[str, None] = field(default_factory=dict)
     """First actions that are not answered, by age."""
 
 
-async def starts(bench: Bench) -> list[Figure]:
+async def starts(bench: Bench) -> list[BenchFigure]:
     """Environments asked for at once, far more than can begin at once; one that stands acts all the while."""
-    figures: list[Figure] = []
+    figures: list[BenchFigure] = []
     for image in bench.images:
         runtime = "local" if image == "local" else "docker"
-        count = bench.sizes.stays.starts if runtime == "local" else bench.sizes.stays.container_starts
-        bench.tell(f"  {count} environments at once, {runtime}")
+        count = bench.sizes.environment.starts if runtime == "local" else bench.sizes.environment.container_starts
+        bench.log(f"  {count} environments at once, {runtime}")
         async with client(bench.mesh) as http:
-            rush = await rushed(http, image, count)
-        if rush.failed:
-            bench.tell(f"  not ready: {dict(rush.failed)}")
-        figures += _figures(rush, runtime, count)
+            burst = await start_burst(http, image, count)
+        if burst.failed:
+            bench.log(f"  not ready: {dict(burst.failed)}")
+        figures += _figures(burst, runtime, count)
     return figures
 
 
-def _figures(rush: Rush, runtime: str, count: int) -> list[Figure]:
+def _figures(burst: StartBurst, runtime: str, count: int) -> list[BenchFigure]:
     name = f"starts.{runtime}"
-    half, late = _spread(rush.ready_s)
-    acting, acting_late = _spread(rush.running_s)
-    reasoned = rush.reasoned / rush.looked * 100 if rush.looked else 100.0
+    half, late = _spread(burst.ready_s)
+    acting, acting_late = _spread(burst.running_s)
+    with_reason = burst.with_reason / burst.sampled * 100 if burst.sampled else 100.0
     return [
         figure(
             f"{name}.ready",
             f"of {count} environments asked for at once, {runtime}",
-            len(rush.ready_s),
+            len(burst.ready_s),
             "",
             at_least(count),
         ),
         figure(f"{name}.p50", "from asking to the first answer", half, "s"),
         figure(f"{name}.p99", "and the slowest hundredth", late, "s"),
         figure(
-            f"{name}.reasoned", "waiting ones that state a reason when asked", reasoned, "%", at_least(90, SEEN_LATE)
+            f"{name}.reasoned",
+            "waiting ones that state a reason when asked",
+            with_reason,
+            "%",
+            at_least(90, SNAPSHOT_DELAY),
         ),
         figure(f"{name}.running.p50", "`true` in one that stood before, meanwhile", acting * 1e3, "ms"),
         figure(f"{name}.running.p99", "and the slowest hundredth", acting_late * 1e3, "ms"),
@@ -88,19 +91,19 @@ def _spread(seconds: list[float]) -> tuple[float, float]:
     return cuts[49], cuts[98]
 
 
-async def rushed(http: Client, image: str, count: int) -> Rush:
+async def start_burst(http: BenchClient, image: str, count: int) -> StartBurst:
     """Open `count` environments at once and wait until each is ready or has failed; then close them all.
 
     Raises:
         BenchError: the environment that acts meanwhile fails.
     """
-    rush, opened = Rush(), list[str]()
+    burst, opened = StartBurst(), list[str]()
     standing = await _open(http, image, opened)
     await _first(http, standing, perf_counter())
     over = asyncio.Event()
-    beside = [asyncio.create_task(work) for work in (_act(http, standing, rush, over), _look(http, rush, over))]
+    beside = [asyncio.create_task(work) for work in (_act(http, standing, burst, over), _sample(http, burst, over))]
     try:
-        await asyncio.gather(*(_begin(http, image, rush, opened) for _ in range(count)))
+        await asyncio.gather(*(_begin(http, image, burst, opened) for _ in range(count)))
     finally:
         over.set()
         ends = await asyncio.gather(*beside, return_exceptions=True)
@@ -108,32 +111,32 @@ async def rushed(http: Client, image: str, count: int) -> Rush:
     for end in ends:
         if isinstance(end, BaseException):
             raise end
-    return rush
+    return burst
 
 
-async def _open(http: Client, image: str, opened: list[str]) -> str:
+async def _open(http: BenchClient, image: str, opened: list[str]) -> str:
     body = {"environment": {"image": image, "memory_mb": MEMORY_MB, "disk_mb": 16}}
     opened.append(str((await http.call("POST", "/v1/trajectories", body))["id"]))
     return opened[-1]
 
 
-async def _begin(http: Client, image: str, rush: Rush, opened: list[str]) -> None:
+async def _begin(http: BenchClient, image: str, burst: StartBurst, opened: list[str]) -> None:
     began = perf_counter()
     trajectory = await _open(http, image, opened)
     body = {"kind": "env.exec", "params": {"argv": ["true"]}, "request_id": "first"}
     action = str((await http.call("POST", f"/v1/trajectories/{trajectory}/actions", body))["id"])
-    rush.waiting[action] = None
+    burst.waiting[action] = None
     answer: Json = {}
     while answer.get("state") != "finished" and perf_counter() - began < START_S:
         answer = await http.call("GET", f"/v1/actions/{action}?wait={WAIT_S}", None)
-    del rush.waiting[action]
+    del burst.waiting[action]
     if answer.get("passed"):
-        rush.ready_s.append(perf_counter() - began)
+        burst.ready_s.append(perf_counter() - began)
     else:
-        rush.failed[f"{answer.get('ended') or answer.get('state')}: {answer.get('reason')}"[:200]] += 1
+        burst.failed[f"{answer.get('ended') or answer.get('state')}: {answer.get('reason')}"[:200]] += 1
 
 
-async def _first(http: Client, trajectory: str, began: float) -> float:
+async def _first(http: BenchClient, trajectory: str, began: float) -> float:
     body = {"kind": "env.exec", "params": {"argv": ["true"]}, "timeout_s": 60.0}
     answer = await http.call("POST", f"/v1/trajectories/{trajectory}/actions?wait={WAIT_S}", body)
     if answer.get("passed") is not True:
@@ -141,18 +144,18 @@ async def _first(http: Client, trajectory: str, began: float) -> float:
     return perf_counter() - began
 
 
-async def _act(http: Client, trajectory: str, rush: Rush, over: asyncio.Event) -> None:
+async def _act(http: BenchClient, trajectory: str, burst: StartBurst, over: asyncio.Event) -> None:
     while not over.is_set():
-        rush.running_s.append(await _first(http, trajectory, perf_counter()))
+        burst.running_s.append(await _first(http, trajectory, perf_counter()))
         await asyncio.sleep(PAUSE_S)
 
 
-async def _look(http: Client, rush: Rush, over: asyncio.Event) -> None:
+async def _sample(http: BenchClient, burst: StartBurst, over: asyncio.Event) -> None:
     """Ask the youngest of those that wait, which wait longest, why they do."""
     while not over.is_set():
-        await asyncio.sleep(LOOK_S)
-        for action in list(rush.waiting)[-LOOKED_AT:]:
+        await asyncio.sleep(SAMPLE_S)
+        for action in list(burst.waiting)[-SAMPLED_ACTIONS:]:
             answer = await http.call("GET", f"/v1/actions/{action}", None)
-            if answer.get("state") == "queued" and action in rush.waiting:
-                rush.looked += 1
-                rush.reasoned += bool(answer.get("reason"))
+            if answer.get("state") == "queued" and action in burst.waiting:
+                burst.sampled += 1
+                burst.with_reason += bool(answer.get("reason"))

@@ -13,8 +13,7 @@ from treadle.lab.bench.bench import Bench
 from treadle.lab.bench.bulk import in_bulk
 from treadle.lab.bench.decisions import decisions
 from treadle.lab.bench.environments import acting, episodes, idle, overhead
-from treadle.lab.bench.errors import BenchError
-from treadle.lab.bench.figures import Figure, Machine, Report, Skipped
+from treadle.lab.bench.figures import BenchError, BenchFigure, BenchReport, Machine, Skipped
 from treadle.lab.bench.programs import graded_programs
 from treadle.lab.bench.rest import at_rest, history
 from treadle.lab.bench.results import archived_results
@@ -27,7 +26,7 @@ from treadle.lab.bench.takeover import take_over
 class Measurement:
     """One thing that is measured, with the figures that come of it."""
 
-    run: Callable[[Bench], Awaitable[list[Figure]]]
+    run: Callable[[Bench], Awaitable[list[BenchFigure]]]
     summary: str
     own_only: bool = False
     """It looks into processes and servers, so it needs a stack of our own."""
@@ -57,14 +56,14 @@ BROKEN = (BenchError, aiohttp.ClientError, OSError, TimeoutError)
 """What a measurement may meet without taking the others with it."""
 
 
-async def run_all(bench: Bench, names: Iterable[str], skipped: Iterable[Skipped] = ()) -> Report:
+async def run_all(bench: Bench, names: Iterable[str], skipped: Iterable[Skipped] = ()) -> BenchReport:
     """Take the measurements ``names``, one after the other.
 
     Args:
         skipped: what is known to be missing already.
     """
     machine = Machine(os.cpu_count() or 1, platform.python_version(), os.getloadavg()[0])
-    figures: list[Figure] = []
+    figures: list[BenchFigure] = []
     left_out, failed = list(skipped), []
     started = perf_counter()
     for name in names:
@@ -72,10 +71,12 @@ async def run_all(bench: Bench, names: Iterable[str], skipped: Iterable[Skipped]
         if measurement.own_only and not bench.mesh.pids:
             left_out.append(Skipped(name, "looks into processes and servers: it needs a stack of its own (no --url)"))
             continue
-        bench.tell(f"{name}: {measurement.summary}")
+        bench.log(f"{name}: {measurement.summary}")
         try:
             figures += await measurement.run(bench)
         except BROKEN as error:
             failed.append(Skipped(name, f"{type(error).__name__}: {error}"))
-            bench.tell(f"  failed: {error}")
-    return Report(machine=machine, took_s=perf_counter() - started, figures=figures, skipped=left_out, failed=failed)
+            bench.log(f"  failed: {error}")
+    return BenchReport(
+        machine=machine, took_s=perf_counter() - started, figures=figures, skipped=left_out, failed=failed
+    )

@@ -4,13 +4,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from treadle.lab.bench.figures import Figure, Report, Target
+from treadle.lab.bench.figures import BenchFigure, BenchReport, Target
 
 _UNITS = {"us": "µs", "x": "×"}
 _SENSES = {"at least": "≥", "at most": "≤"}
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: BenchReport, console: Console) -> None:
     """Print the figures, then what there is none of."""
     table = Table(title="What the mesh costs", title_justify="left", pad_edge=False)
     table.add_column("Figure", no_wrap=True)
@@ -37,7 +37,7 @@ def quantity(value: float, unit: str) -> str:
     return f"{value:,.{digits}f} {_UNITS.get(unit, unit)}".rstrip()
 
 
-def _wanted(one: Figure) -> str:
+def _wanted(one: BenchFigure) -> str:
     if one.target is None:
         return ""
     return f"{_SENSES[one.target.sense]} {_bound(one.target)} {_UNITS.get(one.unit, one.unit)}" + (
@@ -49,7 +49,7 @@ def _bound(target: Target) -> str:
     return f"{target.bound:,g}" if target.bound < 1e6 else f"{target.bound:,.0f}"
 
 
-def _verdict(one: Figure) -> Text:
+def _verdict(one: BenchFigure) -> Text:
     if one.met is None:
         return Text("")
     return Text("yes", style="green") if one.met else Text("no", style="bold red")

@@ -9,9 +9,8 @@ from typing import Final
 import psutil
 
 from treadle.lab.bench.bench import Bench
-from treadle.lab.bench.errors import BenchError
-from treadle.lab.bench.figures import Figure, at_most, figure
-from treadle.lab.bench.mesh import Client, client, own_mesh
+from treadle.lab.bench.figures import BenchError, BenchFigure, at_most, figure
+from treadle.lab.bench.mesh import BenchClient, client, own_mesh
 from treadle.lab.bench.results import LINES
 from treadle.stack.services import PROXY
 from treadle.testing.stack import RunningStack
@@ -22,7 +21,7 @@ PUBLISHED_WITHIN_S: Final = 30.0
 EPOCH: Final = "treadle_proxy_leader_epoch "
 
 
-async def take_over(bench: Bench) -> list[Figure]:
+async def take_over(bench: Bench) -> list[BenchFigure]:
     """Queue actions of many batches that no node takes, kill the leader, and wait until its successor leads.
 
     The time counts from the kill. The supervisor's pause (0.2 s), the start of a proxy and the rest of the lease (4 s)
@@ -36,7 +35,7 @@ async def take_over(bench: Bench) -> list[Figure]:
         assert mesh.stack is not None, "it is our own"
         async with client(mesh) as http:
             empty_s, empty_bytes = await _killed(mesh.stack, http)
-            bench.tell(f"  queueing {count:,} actions in {batches} batches")
+            bench.log(f"  queueing {count:,} actions in {batches} batches")
             await http.declare_task()
             for number in range(batches):
                 size = count * (number + 1) // batches - count * number // batches
@@ -51,7 +50,7 @@ async def take_over(bench: Bench) -> list[Figure]:
     ]
 
 
-async def _knows(http: Client, count: int) -> None:
+async def _knows(http: BenchClient, count: int) -> None:
     """Wait until the new leader has published how many actions it knows.
 
     Raises:
@@ -64,7 +63,7 @@ async def _knows(http: Client, count: int) -> None:
         await asyncio.sleep(0.2)
 
 
-async def _queue(http: Client, batch: str, size: int) -> None:
+async def _queue(http: BenchClient, batch: str, size: int) -> None:
     for start in range(0, size, LINES):
         numbers = range(start, min(size, start + LINES))
         lines = b"\n".join(b'{"request_id":"r%d"}' % number for number in numbers)
@@ -73,7 +72,7 @@ async def _queue(http: Client, batch: str, size: int) -> None:
             raise BenchError(f"{accepted} of {len(numbers)} lines were accepted")
 
 
-async def _killed(stack: RunningStack, http: Client) -> tuple[float, int]:
+async def _killed(stack: RunningStack, http: BenchClient) -> tuple[float, int]:
     """Kill the leading proxy. (Seconds until its successor leads, most bytes that one has had resident.)"""
     pid = stack.kill(PROXY, signal.SIGKILL)
     began = perf_counter()
@@ -85,14 +84,14 @@ async def _killed(stack: RunningStack, http: Client) -> tuple[float, int]:
     return took_s, _most_resident(stack.pids[PROXY])
 
 
-async def _leads(stack: RunningStack, http: Client, killed: int) -> bool:
+async def _leads(stack: RunningStack, http: BenchClient, killed: int) -> bool:
     pid = stack.pids.get(PROXY)
     if pid in (None, killed) or not psutil.pid_exists(pid or 0):
         return False
     return bool(await _metric(http, EPOCH) > 0)
 
 
-async def _metric(http: Client, name: str) -> float:
+async def _metric(http: BenchClient, name: str) -> float:
     """A gauge without labels; 0 where it is not shown."""
     lines = (await http.text("/metrics")).splitlines()
     return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), 0.0)

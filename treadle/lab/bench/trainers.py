@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from shared.policy.scaling.workload import Stage
-from treadle.lab.bench.errors import BenchError
-from treadle.lab.bench.mesh import Client
+from treadle.lab.bench.figures import BenchError
+from treadle.lab.bench.mesh import BenchClient
 from treadle.lab.replay.distrs.trace import TracedBatch, TracedTask
 
 REPORT_EVERY_S = 1.05
@@ -55,7 +55,7 @@ def requests(batch: TracedBatch, stages: Sequence[Stage]) -> list[bytes]:
 class Trainer:
     """One task's batches, one after the other."""
 
-    http: Client
+    http: BenchClient
     traced: TracedTask
     stages: tuple[Stage, ...]
     done: list[str] = field(default_factory=list)

@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from treadle.lab.bench.errors import BenchError
-from treadle.lab.bench.figures import Report
+from treadle.lab.bench.figures import BenchError, BenchReport
 from treadle.lab.bench.mesh import running_mesh
 from treadle.lab.bench.peers.environment import PACKAGES, peers_python
 from treadle.lab.bench.suite import MEASUREMENTS
@@ -34,7 +33,7 @@ def tiny_run() -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_a_tiny_run_measures_everything_and_prints_one_object(tiny_run: subprocess.CompletedProcess[str]) -> None:
     assert tiny_run.returncode == 0, tiny_run.stderr
-    report = msgspec.json.decode(tiny_run.stdout, type=Report)  # unknown fields are an error
+    report = msgspec.json.decode(tiny_run.stdout, type=BenchReport)  # unknown fields are an error
     assert not report.failed
     assert not report.skipped
     assert {one.name.split(".")[0] for one in report.figures} == MEASUREMENTS.keys()
@@ -44,7 +43,7 @@ def test_a_tiny_run_measures_everything_and_prints_one_object(tiny_run: subproce
 
 @pytest.mark.slow
 def test_every_figure_says_whether_it_met_its_target(tiny_run: subprocess.CompletedProcess[str]) -> None:
-    report = msgspec.json.decode(tiny_run.stdout, type=Report)
+    report = msgspec.json.decode(tiny_run.stdout, type=BenchReport)
     for one in report.figures:
         assert one.met is (None if one.target is None else one.target.met(one.value))
     aimed_at = {one.name for one in report.figures if one.target}
@@ -63,7 +62,7 @@ def test_progress_stays_out_of_the_object(tiny_run: subprocess.CompletedProcess[
 def test_a_mesh_that_is_away_fails_its_measurements_and_leaves_out_what_it_hides() -> None:
     done = bench("--json", "--url", "http://127.0.0.1:9", "--only", "single", "--only", "rest")
     assert done.returncode == 1
-    report = msgspec.json.decode(done.stdout, type=Report)
+    report = msgspec.json.decode(done.stdout, type=BenchReport)
     assert [one.name for one in report.failed] == ["single"]
     assert [one.name for one in report.skipped] == ["rest"]
 

@@ -48,10 +48,10 @@ async def test_every_caller_calls_again_as_soon_as_it_is_answered() -> None:
         await asyncio.sleep(0)
         under_way -= 1
 
-    played = await closed_loop(call, callers=3, seconds=0.02)
+    result = await closed_loop(call, callers=3, seconds=0.02)
     assert most == 3
     assert under_way == 0
-    assert played.calls >= 3
+    assert result.calls >= 3
 
 
 async def test_a_failing_call_ends_the_loop_with_its_own_error() -> None:

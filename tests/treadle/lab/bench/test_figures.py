@@ -5,7 +5,7 @@ import os
 import pytest
 
 from treadle.lab.bench.closed_loop import Round
-from treadle.lab.bench.contest import Contestant, medians, play, ratio
+from treadle.lab.bench.contest import Contestant, medians, ratio, run_rounds
 from treadle.lab.bench.cpu_meter import CpuMeter
 from treadle.lab.bench.figures import Target, at_least, at_most, figure
 from treadle.lab.bench.processes import used_between
@@ -43,9 +43,9 @@ async def test_contestants_take_turns_round_by_round() -> None:
         return one
 
     told: list[str] = []
-    played = await play({"ours": contestant("ours", 10), "theirs": contestant("theirs", 1)}, 2, told.append)
+    results = await run_rounds({"ours": contestant("ours", 10), "theirs": contestant("theirs", 1)}, 2, told.append)
     assert order == ["ours", "theirs", "ours", "theirs"]
-    assert {name: one.rate for name, one in medians(played).items()} == {"ours": 20, "theirs": 3}
+    assert {name: one.rate for name, one in medians(results).items()} == {"ours": 20, "theirs": 3}
     assert len(told) == 4
 
 

@@ -6,17 +6,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from treadle.lab.bench.errors import BenchError
-from treadle.lab.bench.peers.process import running_peer
-from treadle.lab.bench.peers.together import running_peers
+from treadle.lab.bench.figures import BenchError
+from treadle.lab.bench.peers.process import running_peer, running_peers
 
 
 async def test_a_peer_plays_rounds_until_its_input_ends() -> None:
     async with running_peer(Path(sys.executable), "idle", {}) as peer:
-        played = await peer.round(callers=2, seconds=0.05)
+        result = await peer.round(callers=2, seconds=0.05)
         batch = await peer.batch(1000)
         process = psutil.Process(peer.pid)
-    assert played.calls >= 2
+    assert result.calls >= 2
     assert (batch.calls, batch.p50_s, batch.p99_s) == (1000, batch.elapsed_s, batch.elapsed_s)
     assert not process.is_running()
 

@@ -10,10 +10,10 @@ import pytest
 from shared.policy.scaling.config import PlannerConfig
 from shared.store.stimulus_log import VERSION, LogHeader
 from treadle.lab.bench.bench import Bench
-from treadle.lab.bench.figures import Figure
-from treadle.lab.bench.mesh import Mesh
-from treadle.lab.bench.scaling import Held, Lived, scaling, scaling_figures, workload
-from treadle.lab.bench.sizes import QUICK, Scaling, Sizes
+from treadle.lab.bench.figures import BenchFigure
+from treadle.lab.bench.mesh import BenchMesh
+from treadle.lab.bench.scaling import LiveRun, UnitSeconds, scaling, scaling_figures, workload
+from treadle.lab.bench.sizes import QUICK, ScalingSizes, Sizes
 from treadle.lab.bench.trainers import requests
 from treadle.lab.evaluations.planner_decisions import Comparison, Difference
 from treadle.lab.replay.distrs.evaluation import Run, run
@@ -21,14 +21,14 @@ from treadle.lab.replay.distrs.generate import generate
 from treadle.lab.replay.distrs.planned import Planned
 from treadle.lab.replay.distrs.trace import quicker
 
-SMALL = Scaling(tasks=1, batches=3, requests=12, times=400.0)
+SMALL = ScalingSizes(tasks=1, batches=3, requests=12, times=400.0)
 
 
 @pytest.mark.slow
 async def test_a_live_planner_decides_what_its_log_decides_again() -> None:
     """All batches are complete, else it raises."""
     told: list[str] = []
-    made = by_name(await scaling(Bench(Mesh(""), Sizes(scaling=SMALL), told.append)))
+    made = by_name(await scaling(Bench(BenchMesh(""), Sizes(scaling=SMALL), told.append)))
     assert made["scaling.same"].met, made["scaling.same"].what
     assert made["scaling.decisions"].value > 4, "targets up and down, and T, of each batch"
     assert "all the same" in told[-1]
@@ -40,7 +40,7 @@ async def test_a_live_planner_decides_what_its_log_decides_again() -> None:
 def test_a_decision_that_differs_fails_its_figure_and_is_named() -> None:
     comparison = Comparison(LogHeader(VERSION, PlannerConfig(), {}, {}, 1), 0, stimuli=4, decisions=2, different=1)
     comparison.differences.append(Difference(3, 1.5, "Woken", [], [["ExpectCompletion", {"batch": "b", "at": 2.0}]]))
-    made = by_name(scaling_figures(Lived(Held(3.0, 2.0), [0.1], comparison), virtual()))
+    made = by_name(scaling_figures(LiveRun(UnitSeconds(3.0, 2.0), [0.1], comparison), virtual()))
     assert made["scaling.same"].value == 75.0
     assert made["scaling.same"].met is False
     assert "stimulus 3 (Woken, after 1.50 s): then nothing; now T of batch b" in made["scaling.same"].what
@@ -60,8 +60,8 @@ def test_the_workload_is_the_middle_of_the_training_with_all_seconds_divided() -
             assert new.ideal_span_s == pytest.approx(old.ideal_span_s / 10)
 
 
-@pytest.mark.parametrize("sizes", [SMALL, QUICK.scaling, Scaling()])
-def test_each_request_sleeps_through_every_stage(sizes: Scaling) -> None:
+@pytest.mark.parametrize("sizes", [SMALL, QUICK.scaling, ScalingSizes()])
+def test_each_request_sleeps_through_every_stage(sizes: ScalingSizes) -> None:
     trace = workload(sizes)
     assert {len(task.batches) for task in trace.tasks} == {sizes.batches}
     for batch in trace.tasks[0].batches:
@@ -74,5 +74,5 @@ def virtual() -> Run:
     return run(trace, Planned("treadle", trace, PlannerConfig(), 1))
 
 
-def by_name(figures: list[Figure]) -> dict[str, Figure]:
+def by_name(figures: list[BenchFigure]) -> dict[str, BenchFigure]:
     return {one.name: one for one in figures}

@@ -42,7 +42,7 @@ def noop() -> None:
     """The task."""
 
 
-async def _play(actor: Any, channel: int) -> None:
+async def _run_rounds(actor: Any, channel: int) -> None:
     import redis.asyncio
 
     backend = actor.broker.get_results_backend()
@@ -84,7 +84,7 @@ def main() -> None:
         [sys.executable, "-m", "dramatiq", "--processes", "1", "treadle.lab.bench.peers.dramatiq_peer:setup"]
     )
     try:
-        uvloop.run(_play(setup(), channel))
+        uvloop.run(_run_rounds(setup(), channel))
     finally:
         worker.terminate()
         try:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from treadle.lab.bench.errors import BenchError
+from treadle.lab.bench.figures import BenchError
 
 PACKAGES = ("dramatiq[redis]>=1.18", "hiredis>=3", "ray>=2.50", "redis>=6", "uvloop>=0.21")
 """The dependency group ``peers``, and what makes dramatiq's client as quick as ours."""
@@ -14,7 +14,7 @@ CHECK = "import dramatiq, hiredis, ray, redis.asyncio, uvloop"
 FOLDER = Path(".peers")
 
 
-def peers_python(folder: Path, tell: Callable[[str], None]) -> Path:
+def peers_python(folder: Path, log: Callable[[str], None]) -> Path:
     """The interpreter that has the peers; its environment is made when it is missing (about 30 s, 250 MB).
 
     Args:
@@ -25,7 +25,7 @@ def peers_python(folder: Path, tell: Callable[[str], None]) -> Path:
     python = folder.absolute() / "bin" / "python"
     if _has_peers(python):
         return python
-    tell(f"installing the peers into {folder} (once; about 30 s): {', '.join(PACKAGES)}")
+    log(f"installing the peers into {folder} (once; about 30 s): {', '.join(PACKAGES)}")
     _run([sys.executable, "-m", "venv", str(folder)], "make an environment")
     _run(
         [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES], "install the peers"

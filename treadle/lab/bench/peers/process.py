@@ -3,19 +3,20 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
 
 from treadle.lab.bench.closed_loop import Round
 from treadle.lab.bench.cpu_meter import CpuMeter
-from treadle.lab.bench.errors import BenchError
+from treadle.lab.bench.figures import BenchError, Skipped
 
 START_TIMEOUT_S = 90.0
 ROUND_SLACK_S = 60.0
 STOP_TIMEOUT_S = 20.0
+PEERS = ("dramatiq", "ray")
 CHECKOUT = Path(__file__).parents[4]
 """Where the peer finds ``treadle.lab.bench.closed_loop``: all are driven by the same loop."""
 
@@ -36,7 +37,7 @@ class PeerProcess:
         Raises:
             BenchError: it failed, or did not answer in time.
         """
-        return await self._play({"callers": callers, "seconds": seconds}, seconds + ROUND_SLACK_S)
+        return await self._run_rounds({"callers": callers, "seconds": seconds}, seconds + ROUND_SLACK_S)
 
     async def batch(self, count: int) -> Round:
         """So many of its empty tasks, all sent before the first result is awaited.
@@ -44,9 +45,9 @@ class PeerProcess:
         Raises:
             BenchError: it failed, or did not answer in time.
         """
-        return await self._play({"batch": count}, ROUND_SLACK_S)
+        return await self._run_rounds({"batch": count}, ROUND_SLACK_S)
 
-    async def _play(self, asked: Mapping[str, float], timeout_s: float) -> Round:
+    async def _run_rounds(self, asked: Mapping[str, float], timeout_s: float) -> Round:
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(asked) + b"\n")
         return msgspec.json.decode(await self._line(timeout_s), type=Round)
@@ -109,3 +110,25 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+@asynccontextmanager
+async def running_peers(
+    python: Path, redis_url: str, log: Callable[[str], None]
+) -> AsyncIterator[tuple[Mapping[str, PeerProcess], list[Skipped]]]:
+    """Those peers that could be started, and why the others could not.
+
+    Args:
+        redis_url: a server of the peers' own that keeps its word as the mesh's does (appendfsync always).
+    """
+    environ = {"BENCH_REDIS_URL": redis_url, "RAY_USAGE_STATS_ENABLED": "0"}
+    peers: dict[str, PeerProcess] = {}
+    skipped: list[Skipped] = []
+    async with AsyncExitStack() as stack:
+        for name in PEERS:
+            log(f"starting {name}")
+            try:
+                peers[name] = await stack.enter_async_context(running_peer(python, name, environ))
+            except BenchError as error:
+                skipped.append(Skipped(name, str(error)))
+        yield peers, skipped

@@ -10,14 +10,14 @@ from treadle.lab.bench.peers.rounds import own_channel, serve_rounds
 OBJECT_STORE_BYTES = 100 << 20
 
 
-class Noop:
+class NoopActor:
     """The actor."""
 
     def call(self) -> None:
         return None
 
 
-async def _play(actor: Any, channel: int) -> None:
+async def _run_rounds(actor: Any, channel: int) -> None:
     async def call() -> None:
         await actor.call.remote()
 
@@ -31,7 +31,7 @@ def main() -> None:
     channel = own_channel()
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=OBJECT_STORE_BYTES)
     try:
-        asyncio.run(_play(ray.remote(Noop).remote(), channel))
+        asyncio.run(_run_rounds(ray.remote(NoopActor).remote(), channel))
     finally:
         ray.shutdown()
 

@@ -27,8 +27,8 @@ async def serve_rounds(call: Callable[[], Awaitable[object]], batch: Batch, chan
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         asked = json.loads(line)
-        played = await (at_once(batch, asked["batch"]) if "batch" in asked else closed_loop(call, **asked))
-        _say(channel, asdict(played))
+        result = await (at_once(batch, asked["batch"]) if "batch" in asked else closed_loop(call, **asked))
+        _say(channel, asdict(result))
 
 
 async def at_once(batch: Batch, count: int) -> Round:

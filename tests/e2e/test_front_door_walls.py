@@ -238,3 +238,14 @@ def test_another_store_has_other_ids_and_those_from_before_the_key_are_found_aga
         with running_service("proxy", url) as proxy:
             assert accepted(proxy, "step-1") == legacy
             assert accepted(proxy, "step-2") != new
+
+
+def test_a_request_to_speak_http_2_is_answered_as_http_1(door: Door) -> None:
+    """As the JDK's client sends its first request."""
+    body = b'{"kind":"noop"}'
+    head = (
+        "POST /v1/actions HTTP/1.1\nHost: mesh.example\nConnection: Upgrade, HTTP2-Settings, close\n"
+        f"HTTP2-Settings: AAEAAEAA\nUpgrade: h2c\nContent-Length: {len(body)}"
+    )
+    status, action = door.said(head, body)
+    assert (status, action["state"]) == (202, "queued")

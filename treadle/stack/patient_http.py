@@ -1,5 +1,8 @@
 """uvicorn's HTTP protocol with bounds: heads of bounded size, and a limit for silence in the middle of a request.
 
+It ignores requests to change the protocol (RFC 9110 §7.8). The JDK's client begins with `Upgrade: h2c` and sends its
+body as HTTP/1.1; httptools would take the body for the next protocol.
+
 With httptools uvicorn has neither. It reads a head of a hundred megabytes (which blocks the loop meanwhile), and a
 caller that sends half a request keeps its connection for ever.
 """
@@ -8,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
+import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -19,6 +23,27 @@ SEPARATORS: Final = 4
 """Bytes of a header line in addition to its name and value."""
 PATIENCE_S: Final = 60.0
 """Silence allowed in the middle of a request, and before the first one."""
+
+
+class _RequestParser(httptools.HttpRequestParser):
+    """httptools' parser, which hands a request to change the protocol to the connection."""
+
+    def __init__(self, connection: PatientHttp) -> None:
+        super().__init__(connection)
+        self._connection = connection
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # uvicorn passes bytes
+        if (behind := self.feed(data)) is not None:
+            self._connection.ignore_upgrade(behind)
+
+    def feed(self, data: bytes | memoryview) -> memoryview | None:
+        """Parse bytes. Return those behind the head of a request to change the protocol, if there is one."""
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            return memoryview(data)[upgrade.args[0] :]
+        return None
 
 
 class PatientHttp(HttpToolsProtocol):
@@ -36,6 +61,10 @@ class PatientHttp(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
     """The request that is being answered. `cycle` is the newest one, which may wait behind it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parser = _RequestParser(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its parent
         super().connection_made(transport)
@@ -82,7 +111,7 @@ class PatientHttp(HttpToolsProtocol):
         self._in_head = False
         if self._head_bytes > MOST_HEAD_BYTES:
             self._too_long()
-        if not self._refused:
+        if not self._refused and not self._upgrades():
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -91,8 +120,25 @@ class PatientHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_request = False
-        if not self._refused:
+        if not self._refused and not self._upgrades():
             super().on_message_complete()
+
+    def _upgrades(self) -> bool:
+        """Return whether the parser has stopped behind this head, because it asks for another protocol."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def ignore_upgrade(self, behind: memoryview | None) -> None:
+        """Parse requests to change the protocol again, without their Upgrade headers. `behind`: bytes after the head.
+
+        A loop, because a caller may send thousands of such requests in one packet.
+        """
+        while behind is not None and self._upgrades() and not self._refused:
+            version = self.parser.get_http_version().encode()
+            head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+            head += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = parser = _RequestParser(self)
+            parser.feed(b"\r\n".join([*head, b"", b""]))
+            behind = parser.feed(behind)
 
     def _look(self) -> None:
         """Close the connection if the caller is silent in the middle of a request. uvicorn handles complete ones.

@@ -77,6 +77,46 @@ async def test_who_waits_for_us_in_the_middle_is_not_left(speak: Speak) -> None:
     assert (await speak(head, b"x" * size)).endswith(str(size).encode())
 
 
+H2C = b"host: x\r\nconnection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AAEAAEAA\r\nupgrade: h2c\r\n"
+CLOSING = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+
+def bodies(replies: bytes) -> list[bytes]:
+    """Status and body of each reply on one connection."""
+    found = []
+    while replies:
+        head, _, rest = replies.partition(b"\r\n\r\n")
+        status, length = head[9:12], int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        found.append(status + b" " + rest[:length])
+        replies = rest[length:]
+    return found
+
+
+@pytest.mark.parametrize("size", [5, 3 * MOST_HEAD_BYTES])
+@pytest.mark.parametrize("cut", [0, 1, 2])
+async def test_an_upgrade_to_http_2_is_ignored_and_its_body_is_read(speak: Speak, size: int, cut: int) -> None:
+    """As the JDK's client begins: RFC 9110, 7.8 lets a server ignore the header and answer as HTTP/1.1."""
+    head = b"POST / HTTP/1.1\r\n" + H2C + f"content-length: {size}\r\n\r\n".encode()
+    body = b"x" * size
+    parts = [[head + body + CLOSING], [head, body, CLOSING], [head[:30], head[30:] + body[:2], body[2:] + CLOSING]][cut]
+    assert bodies(await speak(*parts)) == [b"200 %d" % size, b"200 0"]
+
+
+async def test_an_upgrade_with_a_body_in_chunks_is_ignored(speak: Speak) -> None:
+    head = b"POST / HTTP/1.1\r\n" + H2C + b"transfer-encoding: chunked\r\n\r\n"
+    assert bodies(await speak(head, b"3\r\nabc\r\n", b"2\r\nde\r\n0\r\n\r\n", CLOSING)) == [b"200 5", b"200 0"]
+
+
+async def test_upgrades_behind_each_other_are_all_answered(speak: Speak) -> None:
+    one = b"GET / HTTP/1.1\r\n" + H2C + b"\r\n"
+    assert bodies(await speak(one * 2000 + CLOSING)) == [b"200 0"] * 2001
+
+
+async def test_a_broken_request_behind_an_upgrade_is_refused(speak: Speak) -> None:
+    answer = await speak(b"GET / HTTP/1.1\r\n" + H2C + b"\r\n", b"\x00\r\n\r\n")
+    assert (answer[9:12], answer.count(b"HTTP/1.1 400")) == (b"200", 1)
+
+
 @pytest.mark.parametrize("begin", [b"GET /", b"GET / HTTP/1.1\r\nhost: x\r\nx: ", b"GET / HTTP/1.1\r\n"])
 async def test_a_head_without_end_is_refused(speak: Speak, begin: bytes) -> None:
     more = b"x: y\r\n" * 5000 if begin.endswith(b"\n") else b"a" * 30_000

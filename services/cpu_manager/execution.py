@@ -12,10 +12,10 @@ from services.cpu_manager.graders.protocol import Grader
 from services.cpu_manager.graders.registry import build_graders
 from services.cpu_manager.sandbox import languages
 from services.cpu_manager.sandbox.child_processes import ChildProcesses
-from services.cpu_manager.sandbox.cold_start import ColdStart
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import Exit, Job, Limits, PythonJob, Sandbox
 from services.cpu_manager.sandbox.rungs import NoSandboxError, Rung
+from services.cpu_manager.sandbox.spares import ColdStart
 from services.cpu_manager.settings import CpuManagerSettings
 from shared.messages.kinds import NEEDS_NO_CORE
 from shared.runtime import log

@@ -14,7 +14,7 @@ _PAUSE_S: Final = 0.005
 """Seconds between two drains after the limit: endless output costs the manager at most 1 MiB of reading per 5 ms."""
 
 
-class Capture:
+class OutputCapture:
     """The read end of one pipe. Memory is bounded by `limit`. Only the pipes of longer programs are watched."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int, limit: int) -> None:

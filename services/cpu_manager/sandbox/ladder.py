@@ -8,20 +8,20 @@ import pwd
 from pathlib import Path
 from typing import Final
 
-from services.cpu_manager.sandbox.feed import sealed
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.instance import Instance
+from services.cpu_manager.sandbox.job_run import JobRun
 from services.cpu_manager.sandbox.protocol import Limits
 from services.cpu_manager.sandbox.rungs import Attempt, Ladder, NoSandboxError, Rung
-from services.cpu_manager.sandbox.running import Cell
 from services.cpu_manager.sandbox.slots import Slots
 from services.cpu_manager.sandbox.spares import Spares
 from services.cpu_manager.sandbox.toolchain import Toolchain, closed_parent, open_to_others
+from services.cpu_manager.sandbox.transport import sealed_file
+from services.cpu_manager.sandbox.usage import GroupSampler, TreeSampler
 from services.cpu_manager.sandbox.walls import landlock
 from services.cpu_manager.sandbox.walls.cgroup_v1 import HierarchyV1
 from services.cpu_manager.sandbox.walls.cgroup_v2 import HierarchyV2
 from services.cpu_manager.sandbox.walls.cgroups import Hierarchy
-from services.cpu_manager.sandbox.watch import GroupWatch, TreeWatch
 from services.cpu_manager.sandbox.zygotes import LAUNCHER, ZygoteError, Zygotes
 
 _UID_BASE: Final = 1_900_000_000
@@ -155,17 +155,17 @@ async def _probe(zygotes: Zygotes, slots: Slots) -> str:
     if group:
         group.arm(_PROBE_LIMITS.memory_bytes, 8)
     cores = tuple(os.sched_getaffinity(0))
-    order = wire.pack(wire.Order(cores, _PROBE_LIMITS.disk_bytes, 0, 5, _PROBE_LIMITS.pids, 0))
-    errand = wire.pack(wire.Errand((), 0))
-    parcel = sealed("parcel", wire.pack(wire.ExecParcel(("true",), {}, {}, ())))
+    start_request = wire.pack(wire.StartRequest(cores, _PROBE_LIMITS.disk_bytes, 0, 5, _PROBE_LIMITS.pids, 0))
+    fetch_request = wire.pack(wire.FetchRequest((), 0))
+    program_file = sealed_file("program", wire.pack(wire.ExecProgram(("true",), {}, {}, ())))
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        watch = GroupWatch(group) if group else TreeWatch(_PROBE_LIMITS.memory_bytes)
-        cell = Cell(spare, _PROBE_LIMITS, watch, len(cores))
-        ended = await cell.run((order, errand), null, parcel, reports=False)
+        sampler = GroupSampler(group) if group else TreeSampler(_PROBE_LIMITS.memory_bytes)
+        run = JobRun(spare, _PROBE_LIMITS, sampler, len(cores))
+        ended = await run.run((start_request, fetch_request), null, program_file, reports=False)
     finally:
         spares.end(spare)
-        os.close(parcel)
+        os.close(program_file)
         os.close(null)
     if ended.ended_by == "exit" and ended.exit_code == 0:
         return ""

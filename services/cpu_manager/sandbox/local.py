@@ -13,26 +13,25 @@ from typing import Final
 
 from services.cpu_manager.sandbox import harnesses, toolchain
 from services.cpu_manager.sandbox.child_processes import ChildProcesses
-from services.cpu_manager.sandbox.cold_start import ColdStart
-from services.cpu_manager.sandbox.feed import sealed
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.instance import Instance, default_scratch
+from services.cpu_manager.sandbox.job_run import JobRun
 from services.cpu_manager.sandbox.ladder import climb, make_hierarchy, tools_for, wall_plan
 from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, PythonJob, names_a_file
 from services.cpu_manager.sandbox.rungs import Ladder, Rung
-from services.cpu_manager.sandbox.running import Cell
 from services.cpu_manager.sandbox.slots import Slots
-from services.cpu_manager.sandbox.spares import Spare, Spares
+from services.cpu_manager.sandbox.spares import ColdStart, Spare, Spares
 from services.cpu_manager.sandbox.toolchain import Toolchain
+from services.cpu_manager.sandbox.transport import sealed_file
+from services.cpu_manager.sandbox.usage import GroupSampler, TreeSampler, UsageSampler
 from services.cpu_manager.sandbox.walls.cgroups import Hierarchy
-from services.cpu_manager.sandbox.watch import GroupWatch, TreeWatch, Watch
 from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, Zygotes, zygote_for
 
 _MOST_ZYGOTES: Final = 8
 _TRIES: Final = 2
 """Tries for a job whose program never began, because its zygote or its cell died first. The second try gets a new cell;
 after it the job is lost."""
-_AVALANCHE: Final = 256
+_OTHER_PROCESSES: Final = 256
 _EXTRA_PIDS: Final = 1
 """The cell's init counts in its control group too."""
 _DATA_SLACK: Final = 64 << 20
@@ -40,8 +39,8 @@ _DATA_SLACK: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What the cells of one manager share."""
+class CellResources:
+    """Resources that all cells of one manager share."""
 
     ladder: Ladder
     instance: Instance
@@ -73,9 +72,11 @@ class LocalSandbox:
         its program. Measured for jobs that found no waiting cell."""
 
     @property
-    def ground(self) -> Ground:
+    def cell_resources(self) -> CellResources:
         """Resources for permanent cells as well: they share users, groups and directories with the other cells."""
-        return Ground(self.ladder, self._instance, self._walls, self._hierarchy, self._slots, self.child_processes)
+        return CellResources(
+            self.ladder, self._instance, self._walls, self._hierarchy, self._slots, self.child_processes
+        )
 
     @classmethod
     async def create(
@@ -109,16 +110,16 @@ class LocalSandbox:
         """
         self._check(job, cores)
         for tried in range(_TRIES):
-            ended, began = await self._once(job, cores, new=tried > 0)
-            if ended.ended_by != "lost" or began:
+            ended, started = await self._try_once(job, cores, new=tried > 0)
+            if ended.ended_by != "lost" or started:
                 break
         return ended
 
-    async def _once(self, job: Job, cores: frozenset[int], *, new: bool) -> tuple[Exit, bool]:
+    async def _try_once(self, job: Job, cores: frozenset[int], *, new: bool) -> tuple[Exit, bool]:
         """Try once. Return how it ended, and whether the program may have run."""
         if self._closed:
             return Exit(ended_by="lost", detail="the sandbox is closed"), True
-        came = time.monotonic()
+        arrived_at = time.monotonic()
         try:
             zygote = await self._zygotes.get(zygote_for(job) if isinstance(job, PythonJob) else LAUNCHER)
             spare = self._spares.take(zygote, job.limits.disk_bytes, new=new)
@@ -126,18 +127,18 @@ class LocalSandbox:
             return Exit(ended_by="lost", detail=str(error)), False
         zygote.cells += 1
         zygote.most_cells = max(zygote.most_cells, zygote.cells)
-        stands = False
+        reusable = False
         try:
-            ended, began_at, stands = await self._attempt(job, cores, spare)
+            ended, started_at, reusable = await self._attempt(job, cores, spare)
         except OSError as error:
             return Exit(ended_by="lost", detail=str(error)), False
         else:
-            if began_at and not spare.waited:
-                self.cold_start.measured(began_at - came)
-            return ended, began_at > 0
+            if started_at and not spare.waited:
+                self.cold_start.measured(started_at - arrived_at)
+            return ended, started_at > 0
         finally:
             zygote.cells -= 1
-            if stands and not self._closed:
+            if reusable and not self._closed:
                 self._spares.give(zygote, job.limits.disk_bytes, spare)
             else:
                 self._spares.end(spare)
@@ -154,31 +155,31 @@ class LocalSandbox:
         limits, slot = job.limits, spare.slot
         if slot.group:
             slot.group.arm(limits.memory_bytes, limits.pids + _EXTRA_PIDS)
-        descriptors = [sealed("parcel", wire.pack(_parcel(job)))]
+        descriptors = [sealed_file("program", wire.pack(_program(job)))]
         try:
-            descriptors.append(sealed("stdin", job.stdin) if job.stdin else os.dup(self._null))
-            parcel, stdin = descriptors
+            descriptors.append(sealed_file("stdin", job.stdin) if job.stdin else os.dup(self._null))
+            program_file, stdin = descriptors
             enough = job.enough if isinstance(job, PythonJob) else None
-            cell = Cell(spare, limits, self._watch(spare, job), len(cores), enough)
-            order, errand = self._order(job, cores), wire.pack(wire.Errand(job.fetch, limits.disk_bytes))
-            ended = await cell.run((order, errand), stdin, parcel, reports=isinstance(job, PythonJob))
-            return ended, cell.began_at, cell.stands
+            run = JobRun(spare, limits, self._sampler(spare, job), len(cores), enough)
+            requests = self._start_request(job, cores), wire.pack(wire.FetchRequest(job.fetch, limits.disk_bytes))
+            ended = await run.run(requests, stdin, program_file, reports=isinstance(job, PythonJob))
+            return ended, run.started_at, run.reusable
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _watch(self, spare: Spare, job: Job) -> Watch:
+    def _sampler(self, spare: Spare, job: Job) -> UsageSampler:
         slot = spare.slot
         if slot.group:
-            return GroupWatch(slot.group)
+            return GroupSampler(slot.group)
         home = "" if self._walls.namespaces else slot.plan.home
         limits = job.limits
-        return TreeWatch(limits.memory_bytes, home, limits.disk_bytes, limits.pids, spare.spent_s)
+        return TreeSampler(limits.memory_bytes, home, limits.disk_bytes, limits.pids, spare.spent_s)
 
-    def _order(self, job: Job, cores: frozenset[int]) -> bytes:
+    def _start_request(self, job: Job, cores: frozenset[int]) -> bytes:
         limits, grouped = job.limits, self._hierarchy is not None
         return wire.pack(
-            wire.Order(
+            wire.StartRequest(
                 cores=tuple(cores),
                 file_bytes=limits.disk_bytes,
                 data_bytes=0 if grouped else limits.memory_bytes + _DATA_SLACK,
@@ -197,7 +198,7 @@ class LocalSandbox:
         if self._walls.namespaces or self._walls.privileged:
             return 0
         running = Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[2]
-        return int(running) + _AVALANCHE
+        return int(running) + _OTHER_PROCESSES
 
     def _check(self, job: Job, cores: frozenset[int]) -> None:
         if not cores:
@@ -236,10 +237,10 @@ class LocalSandbox:
         self._instance.close()
 
 
-def _parcel(job: Job) -> wire.PythonParcel | wire.ExecParcel:
+def _program(job: Job) -> wire.PythonProgram | wire.ExecProgram:
     if isinstance(job, PythonJob):
-        return wire.PythonParcel(job.harness, job.source, job.payload, job.argv, job.files)
-    return wire.ExecParcel(job.argv, job.env, job.files, job.executable)
+        return wire.PythonProgram(job.harness, job.source, job.payload, job.argv, job.files)
+    return wire.ExecProgram(job.argv, job.env, job.files, job.executable)
 
 
 def available_harnesses() -> tuple[str, ...]:

@@ -7,9 +7,9 @@ from typing import Final
 
 from services.cpu_manager.sandbox.protocol import EndedBy, Limits
 from services.cpu_manager.sandbox.spares import Spare
-from services.cpu_manager.sandbox.watch import Usage, Watch, look_aside, process_of
+from services.cpu_manager.sandbox.usage import Usage, UsageSampler, process_of, sample_in_thread
 
-LOOK_S: Final = 0.02
+SAMPLE_S: Final = 0.02
 _SELDOM_S: Final = 0.25
 _LONGEST_REST_S: Final = 1.0
 _REST: Final = 4
@@ -19,32 +19,32 @@ _REST: Final = 4
 class Meter:
     """Measures the tree of one cell. `usage` combines all looks so far; a look that fails changes nothing."""
 
-    def __init__(self, watch: Watch, spare: Spare, limits: Limits, cores: int) -> None:
-        self._watch = watch
+    def __init__(self, sampler: UsageSampler, spare: Spare, limits: Limits, cores: int) -> None:
+        self._sampler = sampler
         self._spare = spare
         self._limits = limits
         self._cores = cores
         self._init = 0
         self.usage = Usage()
-        self.exact = watch.exact
+        self.exact = sampler.exact
         """True if the kernel enforces the limits of memory and processes. A look then costs a file or two."""
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Measure at once, without what would have to wait for the program."""
         try:
-            self._merge(self._watch.look(self._tree(), quick=True))
+            self._merge(self._sampler.sample(self._tree(), quick=True))
         except OSError:  # for example out of descriptors: the program is killed and reported as before
             return
 
-    def look_aside(self) -> asyncio.Future[Usage]:
+    def sample_in_thread(self) -> asyncio.Future[Usage]:
         """Measure everything, in a thread. Pass the result to `take`."""
-        return look_aside(self._watch, self._tree())
+        return sample_in_thread(self._sampler, self._tree())
 
-    def take(self, look: asyncio.Future[Usage]) -> None:
+    def take(self, sample: asyncio.Future[Usage]) -> None:
         """Add the result of a look in a thread."""
-        failed = look.exception()
+        failed = sample.exception()
         if failed is None:
-            self._merge(look.result())
+            self._merge(sample.result())
         elif not isinstance(failed, OSError):
             context = {"message": "a look at a program failed", "exception": failed}
             asyncio.get_running_loop().call_exception_handler(context)
@@ -62,12 +62,12 @@ class Meter:
             return "signal", f"filled {usage.disk_bytes} bytes of disk, allowed {limits.disk_bytes}"
         return None
 
-    def next_look_s(self, took_s: float) -> float:
+    def next_sample_s(self, took_s: float) -> float:
         """Return the seconds until the program could reach a limit at the earliest."""
         if not self.exact:
-            return min(max(LOOK_S, took_s * _REST), _LONGEST_REST_S)
+            return min(max(SAMPLE_S, took_s * _REST), _LONGEST_REST_S)
         soonest = (self._limits.cpu_s - self.usage.cpu_s) / self._cores
-        return min(max(soonest, LOOK_S), _SELDOM_S)
+        return min(max(soonest, SAMPLE_S), _SELDOM_S)
 
     def _tree(self) -> int:
         """Return the process id of the cell's init; 0 before it is known."""

@@ -1,7 +1,8 @@
 """Spares: cells that are forked and walled in before they are needed, so that a job waits for little but its own run.
 
-A spare is an init and the process that will become a program. It contains nothing of any job: it waits for its order on
-a socket that only it and the manager have. After a program that ended by itself, the same init becomes a spare again.
+A spare is an init and the process that will become a program. It contains nothing of any job: it waits for its start
+request on a socket that only it and the manager have. After a program that ended by itself, the same init becomes a
+spare again.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from typing import Final
 
 from services.cpu_manager.sandbox.slots import Slot, Slots
 from services.cpu_manager.sandbox.zygotes import Zygote, ZygoteError
+from shared.runtime.units import Seconds
 
 _AHEAD: Final = 1
-"""Spares beyond the most cells at once: the cell ordered when a job ends is not the one that the next job takes."""
+"""Spares beyond the most cells at once: the cell requested when a job ends is not the one that the next job takes."""
 _MOST: Final = 8
 """Most spares of one zygote. Each is two waiting processes of one or two megabytes."""
+_COLD_START_DECAY: Final = 0.25
+"""Share of the distance to a shorter measurement: one slow start is forgotten after about ten measurements."""
 
 
 @dataclass(slots=True)
 class Spare:
-    """The manager's end of a cell that waits for an order or runs one."""
+    """The manager's end of a cell that waits for a start request or runs a program."""
 
     slot: Slot
     control: socket.socket
@@ -93,7 +97,7 @@ class Spares:
             raise
 
     def restock(self, zygote: Zygote, disk_bytes: int) -> None:
-        """Order cells of the kind just used until enough wait; release cells of dead zygotes and of other sizes."""
+        """Request cells of the kind just used until enough wait; release cells of dead zygotes and of other sizes."""
         for zygote_, size in list(self._waiting):
             if zygote_.dead or (zygote_ is zygote and size != disk_bytes):
                 self._let_go(self._waiting.pop((zygote_, size)))
@@ -114,3 +118,16 @@ class Spares:
         for cells in self._waiting.values():
             self._let_go(cells)
         self._waiting.clear()
+
+
+@dataclass(slots=True)
+class ColdStart:
+    """An estimate that rises at once to a longer measurement and falls slowly: a warm-up must not begin too late."""
+
+    seconds: Seconds | None = None
+    """None before the first measurement."""
+
+    def measured(self, seconds: Seconds) -> None:
+        """Add a measurement: seconds from the request for a worker to the start of its program."""
+        known = seconds if self.seconds is None else self.seconds
+        self.seconds = max(seconds, known + _COLD_START_DECAY * (seconds - known))

@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from services.cpu_manager.sandbox import packets
+from services.cpu_manager.sandbox import transport
 from services.cpu_manager.sandbox.child_processes import ChildProcesses, reap
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.protocol import PythonJob
+from services.cpu_manager.sandbox.usage import process_of
 from services.cpu_manager.sandbox.walls import syscalls
-from services.cpu_manager.sandbox.watch import process_of
 
 _BOOT: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -91,7 +91,7 @@ class Zygote:
         self.most_cells = 0
         self.end_listeners: set[Callable[[], None]] = set()
         """Called when it has died."""
-        self._channel, self._theirs = packets.pair()
+        self._channel, self._theirs = transport.socket_pair()
         self._pidfd = -1
 
     async def start(self, plan: wire.WallPlan, log: Path) -> None:
@@ -102,7 +102,7 @@ class Zygote:
             wire.send(self._channel, wire.pack(plan))
             # Two packets in either order: our process sends the forked zygote's descriptor; the zygote sends READY.
             for _ in range(2):
-                packet, descriptors = await packets.receive(self._channel, 1, _START_S)
+                packet, descriptors = await transport.receive(self._channel, 1, _START_S)
                 if descriptors:
                     self._pidfd = descriptors[0]
                 if packet != wire.READY:
@@ -146,15 +146,15 @@ class Zygote:
         self.kill()
 
     def spawn(self, slot: wire.SlotPlan, joining: tuple[int, ...]) -> socket.socket:
-        """Order a cell. Return our end of its control socket. Raise `ZygoteError` if the zygote is gone."""
-        ours, theirs = packets.pair()
+        """Request a cell. Return our end of its control socket. Raise `ZygoteError` if the zygote is gone."""
+        ours, theirs = transport.socket_pair()
         try:
             wire.send(self._channel, wire.pack(slot), (theirs.fileno(), *joining))
         except OSError as error:
             ours.close()
             if not isinstance(error, BlockingIOError):
                 self.kill()
-            raise ZygoteError(f"zygote {self.name!r} takes no orders: {error}") from error
+            raise ZygoteError(f"zygote {self.name!r} accepts no request: {error}") from error
         finally:
             theirs.close()
         return ours

@@ -14,14 +14,14 @@ from services.cpu_manager.environments.channel import Resident
 from services.cpu_manager.environments.local.hold import CellHold
 from services.cpu_manager.environments.local.suspension import Frozen, Stopped, Suspension
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
-from services.cpu_manager.sandbox import packets
+from services.cpu_manager.sandbox import transport
 from services.cpu_manager.sandbox.inside import wire
-from services.cpu_manager.sandbox.local import Ground
+from services.cpu_manager.sandbox.local import CellResources
 from services.cpu_manager.sandbox.rungs import Rung
 from services.cpu_manager.sandbox.slots import Slot
+from services.cpu_manager.sandbox.usage import process_of
 from services.cpu_manager.sandbox.walls.freezers import Freezer, Freezers, FreezersV1, FreezersV2
 from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
-from services.cpu_manager.sandbox.watch import process_of
 from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, Zygotes
 from shared.messages.environments import EnvironmentSpec
 
@@ -47,7 +47,7 @@ class Begun:
 class Cells:
     """One manager's permanent cells. Their slots are reused."""
 
-    def __init__(self, ground: Ground, output_bytes: int) -> None:
+    def __init__(self, ground: CellResources, output_bytes: int) -> None:
         """Raise OSError if control groups cannot be frozen."""
         self._ground = ground
         self._output_bytes = output_bytes
@@ -91,11 +91,11 @@ class Cells:
         try:
             control = self._spawn(slot, zygote, spec)
             try:
-                packet, descriptors = await packets.receive(control, 1, _BEGIN_S)
+                packet, descriptors = await transport.receive(control, 1, _BEGIN_S)
                 if descriptors:
                     pidfd = descriptors[0]
                     wire.send(control, wire.pack(self._order(spec, cores)), (theirs.fileno(),))
-                    packet, _ = await packets.receive(control, 0, _BEGIN_S)
+                    packet, _ = await transport.receive(control, 0, _BEGIN_S)
             finally:
                 control.close()
                 theirs.close()
@@ -119,7 +119,7 @@ class Cells:
         self._ground.slots.give(slot)
 
     def _spawn(self, slot: Slot, zygote: Zygote, spec: EnvironmentSpec) -> socket.socket:
-        plan = replace(slot.plan, disk_bytes=spec.disk_mb * _MIB, stays=True)
+        plan = replace(slot.plan, disk_bytes=spec.disk_mb * _MIB, permanent=True)
         joining: tuple[int, ...] = ()
         if slot.group is not None and self._freezers is not None:
             slot.group.arm(spec.memory_mb * _MIB, spec.pids + _EXTRA_PIDS)
@@ -132,9 +132,9 @@ class Cells:
                 plan, joining = replace(plan, thawing=number), (*joining, freezer.thawing)
         return zygote.spawn(plan, joining)
 
-    def _order(self, spec: EnvironmentSpec, cores: frozenset[int]) -> wire.Order:
+    def _order(self, spec: EnvironmentSpec, cores: frozenset[int]) -> wire.StartRequest:
         grouped = self._freezers is not None
-        return wire.Order(
+        return wire.StartRequest(
             cores=tuple(cores),
             file_bytes=spec.disk_mb * _MIB,
             data_bytes=0 if grouped else spec.memory_mb * _MIB + _DATA_SLACK,

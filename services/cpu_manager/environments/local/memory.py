@@ -8,8 +8,8 @@ import os
 import signal
 from typing import Final
 
+from services.cpu_manager.sandbox.usage import TreeSampler, Usage, resident_bytes, sample_in_thread, tree_of
 from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
-from services.cpu_manager.sandbox.watch import TreeWatch, Usage, look_aside, resident_bytes, tree_of
 
 _LOOK_S: Final = 0.02
 
@@ -17,7 +17,7 @@ _LOOK_S: Final = 0.02
 class MemoryWatch:
     """Measures every 20 ms between `start` and `stop`, and not otherwise: a stopped environment cannot grow."""
 
-    def __init__(self, init: int, tree: TreeWatch, memory_bytes: int) -> None:
+    def __init__(self, init: int, tree: TreeSampler, memory_bytes: int) -> None:
         self._init = init
         self._tree = tree
         self._memory_bytes = memory_bytes
@@ -40,7 +40,7 @@ class MemoryWatch:
 
     def _look(self) -> None:
         try:
-            self._looking = look_aside(self._tree, self._init)
+            self._looking = sample_in_thread(self._tree, self._init)
         except (OSError, RuntimeError):  # no descriptor or no thread is left
             self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
         else:

@@ -64,7 +64,7 @@ class LocalRuntime:
             )
         _open_more_files()
         try:
-            return cls(Cells(sandbox.ground, output_bytes))
+            return cls(Cells(sandbox.cell_resources, output_bytes))
         except OSError as error:
             raise RuntimeUnavailable(f"cells of the {rung} rung cannot be frozen: {error}") from error
 

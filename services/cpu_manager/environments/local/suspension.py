@@ -17,9 +17,9 @@ from typing import Final, Protocol
 from services.cpu_manager.environments.channel import Broken, Resident
 from services.cpu_manager.environments.holds import Gone, Used
 from services.cpu_manager.environments.local.memory import MemoryWatch
+from services.cpu_manager.sandbox.usage import TreeSampler, tree_of
 from services.cpu_manager.sandbox.walls.cgroups import Group
 from services.cpu_manager.sandbox.walls.freezers import Freezer
-from services.cpu_manager.sandbox.watch import TreeWatch, tree_of
 
 FREEZE_S: Final = 5.0
 """A process in a slow disk access freezes when the access ends. An environment that takes longer is ended."""
@@ -106,7 +106,7 @@ class Stopped:
         self._init = init
         self._resident = resident
         self._cores = cores
-        self._tree = TreeWatch(memory_bytes)
+        self._tree = TreeSampler(memory_bytes)
         self._memory = MemoryWatch(init, self._tree, memory_bytes)
 
     async def resume(self, cores: frozenset[int]) -> None:
@@ -130,7 +130,7 @@ class Stopped:
 
     def used(self) -> Used:
         peak, kills = self._memory.peak_bytes, self._memory.kills
-        return Used(self._tree.look(self._init, quick=True).cpu_s, peak, kills)
+        return Used(self._tree.sample(self._init, quick=True).cpu_s, peak, kills)
 
     def let_die(self) -> None:
         """Stop the memory watch. Stopped processes die when they are killed."""

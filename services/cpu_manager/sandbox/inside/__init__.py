@@ -2,7 +2,7 @@
 
 Processes, from the outside in::
 
-    manager ── zygote (pre-imported interpreter behind walls; reads orders, never payloads)
+    manager ── zygote (pre-imported interpreter behind walls; reads requests, never payloads)
                  └─ init of a cell (pid 1 of its pid namespace; forks one program after another, waits, reaps, fetches)
-                      └─ program (gives up its rights; reads its parcel only after every wall is up)
+                      └─ program (gives up its rights; reads its program file only after every wall is up)
 """

@@ -26,8 +26,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from services.cpu_manager.sandbox.inside import program, staying, wire
-from services.cpu_manager.sandbox.inside.supervisor import Supervisor
+from services.cpu_manager.sandbox.inside import permanent, program, wire
+from services.cpu_manager.sandbox.inside.supervisor import SeccompSupervisor
 from services.cpu_manager.sandbox.walls import landlock, syscalls
 from services.cpu_manager.sandbox.walls.seccomp import Filter
 from services.cpu_manager.sandbox.walls.view import DEVICES
@@ -39,7 +39,7 @@ Harness = Callable[[str, bytes, Callable[[bytes], None]], None]
 
 
 @dataclass(slots=True)
-class Inheritance:
+class ZygoteContext:
     """State that a zygote prepares once for all its cells."""
 
     plan: wire.WallPlan
@@ -52,7 +52,7 @@ class Inheritance:
     (or -1)."""
 
 
-def live(inheritance: Inheritance, slot: wire.SlotPlan, descriptors: list[int]) -> NoReturn:
+def run(context: ZygoteContext, slot: wire.SlotPlan, descriptors: list[int]) -> NoReturn:
     """Run a cell from fork to end. Failures before a program begins are reported to the manager."""
     control = socket.socket(fileno=descriptors[0])
     try:
@@ -61,19 +61,19 @@ def live(inheritance: Inheritance, slot: wire.SlotPlan, descriptors: list[int]) 
         for joining in descriptors[1:]:
             os.write(joining, b"0")
             os.close(joining)
-        if inheritance.plan.namespaces:
+        if context.plan.namespaces:
             _leave_zygote()
         else:
             syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         wire.send(control, wire.READY, (os.pidfd_open(os.getpid()),))
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)  # its programs inherit it
-        if not inheritance.plan.namespaces:
-            inheritance.ruleset = _enclose(inheritance.plan, slot)
+        if not context.plan.namespaces:
+            context.ruleset = _restrict_init(context.plan, slot)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-        if slot.stays:
-            _furnish(inheritance.plan, slot)
-            staying.live(inheritance, slot, control)
-        _serve(inheritance, slot, control)
+        if slot.permanent:
+            _mount_home(context.plan, slot)
+            permanent.run_resident(context, slot, control)
+        _serve(context, slot, control)
     except OSError as error:
         with contextlib.suppress(OSError):
             wire.send(control, wire.FAILED + str(error).encode())
@@ -89,12 +89,12 @@ def _leave_zygote() -> None:
     syscalls.seal_tree("/proc/sys")
 
 
-def _enclose(plan: wire.WallPlan, slot: wire.SlotPlan) -> int:
+def _restrict_init(plan: wire.WallPlan, slot: wire.SlotPlan) -> int:
     """Put init behind the Landlock rung's walls too, so that its `kill(-1)` reaches only its own domain.
 
     Returns the rule set of its programs. Init itself reads /proc, to count their tasks.
     """
-    program.give_up_rights(plan, slot)
+    program.drop_privileges(plan, slot)
     readable = [source for source, _ in plan.binds]
     devices = [f"/dev/{name}" for name in DEVICES]
     own = landlock.walls([*readable, "/proc"], devices, slot.home)
@@ -105,8 +105,8 @@ def _enclose(plan: wire.WallPlan, slot: wire.SlotPlan) -> int:
     return programs
 
 
-def _furnish(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
-    """Mount an empty private directory: a new tmpfs, which `_clear` removes."""
+def _mount_home(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
+    """Mount an empty private directory: a new tmpfs, which `_remove_home` removes."""
     options = f"size={slot.disk_bytes},nr_inodes=65536,mode=0700,uid={slot.uid},gid={slot.uid}"
     syscalls.mount("private", slot.home, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
     for kept, place in plan.covered:
@@ -115,7 +115,7 @@ def _furnish(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
     os.chdir(slot.home)
 
 
-def _clear(plan: wire.WallPlan, slot: wire.SlotPlan) -> bool:
+def _remove_home(plan: wire.WallPlan, slot: wire.SlotPlan) -> bool:
     """Remove the private directory. Return True if nothing of it is left."""
     if plan.namespaces:
         os.chdir("/")
@@ -128,66 +128,66 @@ def _clear(plan: wire.WallPlan, slot: wire.SlotPlan) -> bool:
     return False
 
 
-def _serve(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -> None:
+def _serve(context: ZygoteContext, slot: wire.SlotPlan, control: socket.socket) -> None:
     """Run one program after another of the same zygote, until one leaves something that could reach the next."""
     stops: list[int] = []
 
     def stop(number: int, _: object) -> None:
         stops.append(number)
-        _end_everything()
+        _kill_all()
 
-    if not inheritance.plan.namespaces:
+    if not context.plan.namespaces:
         signal.signal(signal.SIGTERM, stop)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)  # set now: a change of user clears it
-    traces = _Traces() if inheritance.plan.namespaces else None
-    supervisor = Supervisor(slot.home) if inheritance.filter.supervised else None
+    leftovers = _Leftovers() if context.plan.namespaces else None
+    supervisor = SeccompSupervisor(slot.home) if context.filter.supervised else None
     for left in range(_PROGRAMS - 1, -1, -1):
-        if inheritance.plan.namespaces:
-            _furnish(inheritance.plan, slot)
-        errand = _oversee(inheritance, slot, control, stops, supervisor)
-        if errand is None:
+        if context.plan.namespaces:
+            _mount_home(context.plan, slot)
+        fetch_request = _run_program(context, slot, control, stops, supervisor)
+        if fetch_request is None:
             return  # the spare was never needed
-        _fetch(errand, slot.home, control)
-        cleared = _clear(inheritance.plan, slot)
+        _fetch(fetch_request, slot.home, control)
+        cleared = _remove_home(context.plan, slot)
         # A fetched file has passed through this process, and the next program would be a copy of this process.
-        if not left or not cleared or stops or errand.fetch or (traces is not None and traces.any()):
+        if not left or not cleared or stops or fetch_request.fetch or (leftovers is not None and leftovers.any()):
             wire.send(control, wire.DONE)
             return
-        wire.send(control, wire.AGAIN)
+        wire.send(control, wire.REUSABLE)
 
 
-def _oversee(
-    inheritance: Inheritance,
+def _run_program(
+    context: ZygoteContext,
     slot: wire.SlotPlan,
     control: socket.socket,
     stops: list[int],
-    supervisor: Supervisor | None,
-) -> wire.Errand | None:
+    supervisor: SeccompSupervisor | None,
+) -> wire.FetchRequest | None:
     """Fork the program's process, wait for its end, kill its processes, and report. Return what is to be fetched."""
     pid = os.fork()
     if pid == 0:
-        program.run(inheritance, slot, control, supervisor)
+        program.run(context, slot, control, supervisor)
     if stops:  # the signal came before the fork
-        _end_everything()
-    status, tally = _wait_for(pid) if supervisor is None else _supervise(pid, supervisor)
+        _kill_all()
+    status, usage = _wait_for(pid) if supervisor is None else _supervise(pid, supervisor)
     at = time.monotonic()
-    _end_everything()
+    _kill_all()
     with contextlib.suppress(ChildProcessError):
         while True:
-            tally.add(os.wait3(0)[2])
+            usage.add(os.wait3(0)[2])
     packet, _ = wire.receive(control, 0)
     if not packet:
         return None
     if stops:
         wire.send(control, wire.FAILED + b"stopped from outside")  # lost, unless the manager has another cause
-    wire.send(control, wire.EndedFrame(status, at, tally.cpu_s, tally.peak_bytes).pack())
-    errand = wire.unpack(packet)
-    assert isinstance(errand, wire.Errand)
-    return errand
+    wire.send(control, wire.EndedFrame(status, at, usage.cpu_s, usage.peak_bytes).pack())
+    fetch_request = wire.unpack(packet)
+    assert isinstance(fetch_request, wire.FetchRequest)
+    return fetch_request
 
 
 @dataclass(slots=True)
-class _Tally:
+class _ProgramUsage:
     """Resources used by the processes of one program that have been waited for."""
 
     cpu_s: float = 0.0
@@ -198,7 +198,7 @@ class _Tally:
         self.peak_bytes = max(self.peak_bytes, used.ru_maxrss * 1024)
 
 
-class _Traces:
+class _Leftovers:
     """Checks, by the kernel's lists of the cell's namespaces, for objects that outlive the cell's processes."""
 
     def __init__(self) -> None:
@@ -213,19 +213,19 @@ class _Traces:
         return any(os.pread(listing, 4096, 0).count(b"\n") > 1 for listing in self._objects)  # the first is a heading
 
 
-def _wait_for(pid: int) -> tuple[int, _Tally]:
+def _wait_for(pid: int) -> tuple[int, _ProgramUsage]:
     """Reap processes until the program itself ends. Return its status (as wait(2) gives it) and the usage."""
-    tally = _Tally()
+    usage = _ProgramUsage()
     while True:
         ended, status, used = os.wait3(0)
-        tally.add(used)
+        usage.add(used)
         if ended == pid:
-            return status, tally
+            return status, usage
 
 
-def _supervise(pid: int, supervisor: Supervisor) -> tuple[int, _Tally]:
+def _supervise(pid: int, supervisor: SeccompSupervisor) -> tuple[int, _ProgramUsage]:
     """Do the same and answer the program's supervised calls meanwhile. The time counts as the program's."""
-    tally, statuses = _Tally(), list[int]()
+    usage, statuses = _ProgramUsage(), list[int]()
     before = time.process_time()
 
     def reap() -> bool:
@@ -233,28 +233,28 @@ def _supervise(pid: int, supervisor: Supervisor) -> tuple[int, _Tally]:
             ended, status, used = os.wait3(os.WNOHANG)
             if ended == 0:
                 return False
-            tally.add(used)
+            usage.add(used)
             if ended == pid:
                 statuses.append(status)
         return True
 
     supervisor.follow()
     supervisor.wait(reap)
-    tally.cpu_s += time.process_time() - before
-    return statuses[0], tally
+    usage.cpu_s += time.process_time() - before
+    return statuses[0], usage
 
 
-def _end_everything() -> None:
+def _kill_all() -> None:
     """Kill every other process of the cell. It is one system call, so no fork bomb can outrun it."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
 
 
-def _fetch(errand: wire.Errand, home: str, control: socket.socket) -> None:
+def _fetch(fetch_request: wire.FetchRequest, home: str, control: socket.socket) -> None:
     """Send the requested files: only regular ones inside the private directory, within its size."""
-    budget = errand.most_bytes
+    budget = fetch_request.most_bytes
     directory = os.open(home, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    for name in errand.fetch:
+    for name in fetch_request.fetch:
         with contextlib.suppress(OSError):
             # Non-blocking, because the program may have left a pipe under this name.
             descriptor = syscalls.open_beneath(directory, name, os.O_RDONLY | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""The program's own process, from the last wall to its end. Only its parcel and standard streams are open."""
+"""The program's own process, from the last wall to its end. Only its program file and standard streams are open."""
 
 # Plain calls and no path objects: each page written after a fork is copied.
 # ruff: noqa: PTH101, PTH103, PTH120, PTH123
@@ -21,13 +21,13 @@ from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.walls import landlock, syscalls
 
 if TYPE_CHECKING:
-    from services.cpu_manager.sandbox.inside.cell import Inheritance
-    from services.cpu_manager.sandbox.inside.supervisor import Supervisor
+    from services.cpu_manager.sandbox.inside.cell import ZygoteContext
+    from services.cpu_manager.sandbox.inside.supervisor import SeccompSupervisor
 
 _OPEN_FILES: Final = 1024
 _PENDING_SIGNALS: Final = 1024
 _DESCRIPTORS: Final = 5
-"""Number of descriptors with an order: standard input, output, error; parcel; report."""
+"""Number of descriptors with a start request: standard input, output, error; program file; report."""
 _CANNOT_EXECUTE: Final = 126
 _NOT_FOUND: Final = 127
 _signal: Final = sys.modules["_signal"]
@@ -35,14 +35,14 @@ _signal: Final = sys.modules["_signal"]
 
 
 def run(
-    inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket, supervisor: Supervisor | None
+    context: ZygoteContext, slot: wire.SlotPlan, control: socket.socket, supervisor: SeccompSupervisor | None
 ) -> NoReturn:
-    """Wait for an order, complete the walls, report the start, read the parcel, and run the program."""
+    """Wait for a start request, complete the walls, report the start, read the program file, and run it."""
     code = 1
     try:
         os.setsid()
-        if inheritance.plan.namespaces:
-            give_up_rights(inheritance.plan, slot)
+        if context.plan.namespaces:
+            drop_privileges(context.plan, slot)
         else:
             _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # no namespace ends with init
@@ -50,22 +50,22 @@ def run(
                 supervisor.forget()
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
-        if inheritance.ruleset >= 0:
-            landlock.restrict(inheritance.ruleset)
-        if inheritance.plan.control_groups:
-            _offer_to_the_oom_killer()
+        if context.ruleset >= 0:
+            landlock.restrict(context.ruleset)
+        if context.plan.control_groups:
+            _raise_oom_score()
         packet, received = wire.receive(control, _DESCRIPTORS)
         if not packet:
             os._exit(0)  # the spare was never needed
-        order = wire.unpack(packet)
-        assert isinstance(order, wire.Order)
-        os.sched_setaffinity(0, order.cores)
+        start_request = wire.unpack(packet)
+        assert isinstance(start_request, wire.StartRequest)
+        os.sched_setaffinity(0, start_request.cores)
         # On the Landlock rung init has the same user and counts too.
-        limit(order, own=0 if inheritance.plan.namespaces else 1)
-        listener = inheritance.filter.install()
+        set_limits(start_request, own=0 if context.plan.namespaces else 1)
+        listener = context.filter.install()
         if supervisor is not None:
-            supervisor.hand_over(listener, order.pids)
-        stdin, stdout, stderr, parcel, report = received
+            supervisor.hand_over(listener, start_request.pids)
+        stdin, stdout, stderr, program_file, report = received
         for target, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, target)
         report = _hide(report)
@@ -75,13 +75,13 @@ def run(
         os._exit(1)
     try:
         control.detach()
-        syscalls.close_all_but(0, 1, 2, parcel, report)
-        code = _become(inheritance, slot, parcel, report)
+        syscalls.close_all_but(0, 1, 2, program_file, report)
+        code = _run_program(context, slot, program_file, report)
     finally:
         os._exit(code)
 
 
-def give_up_rights(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
+def drop_privileges(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
     """Become a user who owns nothing, without capabilities, permanently."""
     if plan.privileged:
         os.setresgid(slot.uid, slot.uid, slot.uid)
@@ -94,27 +94,27 @@ def give_up_rights(plan: wire.WallPlan, slot: wire.SlotPlan) -> None:
     syscalls.drop_capabilities()
 
 
-def limit(order: wire.Order, own: int) -> None:
-    """Set the order's limits. `own`: processes of ours that the kernel counts for the same user."""
+def set_limits(start_request: wire.StartRequest, own: int) -> None:
+    """Set the request's limits. `own`: processes of ours that the kernel counts for the same user."""
     limits = [
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, order.cpu_s or resource.RLIM_INFINITY),
-        (resource.RLIMIT_FSIZE, order.file_bytes),
+        (resource.RLIMIT_CPU, start_request.cpu_s or resource.RLIM_INFINITY),
+        (resource.RLIMIT_FSIZE, start_request.file_bytes),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_MEMLOCK, 64 << 10),
         # Queued signals and timers count by user, which may be the manager's user.
         (resource.RLIMIT_SIGPENDING, min(_PENDING_SIGNALS, resource.getrlimit(resource.RLIMIT_SIGPENDING)[1])),
     ]
-    if order.data_bytes:
-        limits.append((resource.RLIMIT_DATA, order.data_bytes))
-    if order.counted_pids:
-        limits.append((resource.RLIMIT_NPROC, order.counted_pids + own))
+    if start_request.data_bytes:
+        limits.append((resource.RLIMIT_DATA, start_request.data_bytes))
+    if start_request.counted_pids:
+        limits.append((resource.RLIMIT_NPROC, start_request.counted_pids + own))
     for kind, value in limits:
         resource.setrlimit(kind, (value, value))
 
 
-def _offer_to_the_oom_killer() -> None:
+def _raise_oom_score() -> None:
     """Make the OOM killer choose the program. In the cell's control group init must survive to report the end."""
     descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
     os.write(descriptor, b"1000")
@@ -127,19 +127,19 @@ def _hide(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, start)
 
 
-def _become(inheritance: Inheritance, slot: wire.SlotPlan, descriptor: int, report: int) -> int:
-    parcel = wire.unpack(_read_all(descriptor))
-    assert isinstance(parcel, wire.PythonParcel | wire.ExecParcel)
+def _run_program(context: ZygoteContext, slot: wire.SlotPlan, descriptor: int, report: int) -> int:
+    program = wire.unpack(_read_all(descriptor))
+    assert isinstance(program, wire.PythonProgram | wire.ExecProgram)
     if slot.home != os.environ["HOME"]:
         os.environ.update(HOME=slot.home, TMPDIR=slot.home, PWD=slot.home)
     try:
-        _lay_files(parcel.files)
-        if isinstance(parcel, wire.ExecParcel):
-            return _execute(parcel)
+        _write_files(program.files)
+        if isinstance(program, wire.ExecProgram):
+            return _execute(program)
     except OSError as error:
         os.write(2, f"sandbox: {error}\n".encode())
         return _CANNOT_EXECUTE
-    return _interpret(inheritance, slot, parcel, report)
+    return _interpret(context, slot, program, report)
 
 
 def _read_all(descriptor: int) -> bytes:
@@ -152,7 +152,7 @@ def _read_all(descriptor: int) -> bytes:
     return b"".join(parts)
 
 
-def _lay_files(files: dict[str, bytes]) -> None:
+def _write_files(files: dict[str, bytes]) -> None:
     for name, content in files.items():
         if directory := os.path.dirname(name):
             os.makedirs(directory, exist_ok=True)
@@ -163,23 +163,23 @@ def _lay_files(files: dict[str, bytes]) -> None:
                 view = view[file.write(view) :]
 
 
-def _execute(parcel: wire.ExecParcel) -> int:
-    for name in parcel.executable:
+def _execute(program: wire.ExecProgram) -> int:
+    for name in program.executable:
         os.chmod(name, 0o755)
-    environment = {**os.environ, **parcel.environment}
+    environment = {**os.environ, **program.environment}
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)  # Python ignores or handles them; other programs expect the default
     try:
-        os.execvpe(parcel.argv[0], parcel.argv, environment)
+        os.execvpe(program.argv[0], program.argv, environment)
     except FileNotFoundError:
-        os.write(2, f"sandbox: {parcel.argv[0]}: not found\n".encode())
+        os.write(2, f"sandbox: {program.argv[0]}: not found\n".encode())
         return _NOT_FOUND
 
 
-def _interpret(inheritance: Inheritance, slot: wire.SlotPlan, parcel: wire.PythonParcel, report: int) -> int:
+def _interpret(context: ZygoteContext, slot: wire.SlotPlan, program: wire.PythonProgram, report: int) -> int:
     """Run a harness as the interpreter runs its main program: exit codes, threads, exit handlers, flushes."""
     gc.enable()
-    sys.argv[:] = [f"{slot.home}/main.py", *parcel.argv]
+    sys.argv[:] = [f"{slot.home}/main.py", *program.argv]
     sys.path.insert(0, slot.home)
     if randomness := sys.modules.get("numpy.random"):
         # Forks would share the zygote's random stream. `random` reseeds itself.
@@ -191,7 +191,7 @@ def _interpret(inheritance: Inheritance, slot: wire.SlotPlan, parcel: wire.Pytho
             view = view[os.write(report, view) :]
 
     try:
-        inheritance.harnesses[parcel.harness](parcel.source, parcel.payload, send)
+        context.harnesses[program.harness](program.source, program.payload, send)
         code = 0
     except SystemExit as error:
         code = _exit_code(error)

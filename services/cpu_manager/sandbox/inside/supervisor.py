@@ -36,7 +36,7 @@ _LIMIT: Final = struct.Struct("=Q")
 _SIGNALS: Final = 4096
 
 
-class Supervisor:
+class SeccompSupervisor:
     """Init's side: waits for its children and for the calls of successive programs."""
 
     def __init__(self, home: str) -> None:

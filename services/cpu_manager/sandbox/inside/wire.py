@@ -29,8 +29,8 @@ FILE: Final = b"F"
 DATA: Final = b"D"
 DONE: Final = b"Z"
 """The last packet; the cell is gone."""
-AGAIN: Final = b"A"
-"""The last packet of this program; the cell takes another order."""
+REUSABLE: Final = b"A"
+"""The last packet of this program; the cell can run another one."""
 
 _ENDED = struct.Struct("=iddQ")
 _SIZE = struct.Struct("=Q")
@@ -77,16 +77,16 @@ class SlotPlan:
     """The private directory: `/tmp` in a mount namespace of its own, else a directory of the slot."""
     disk_bytes: int
     """Size of the private directory, if it is a tmpfs."""
-    stays: bool = False
+    permanent: bool = False
     """True for an environment: it has one resident instead of programs."""
     thawing: int = -1
-    """If not -1: the last descriptor with the order thaws the cell. The zygote keeps it under this number, to use it
+    """If not -1: the last descriptor with this plan thaws the cell. The zygote keeps it under this number, to use it
     when the zygote ends."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """Order of a job. The manager sends it to the program's process, never through the zygote."""
+class StartRequest:
+    """Limits of a job. The manager sends them to the program's process, never through the zygote."""
 
     cores: tuple[int, ...]
     file_bytes: int
@@ -102,15 +102,15 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
-    """Files that init sends back after the end. The errand waits in the socket until then."""
+class FetchRequest:
+    """Files that init sends back after the end. The request waits in the socket until then."""
 
     fetch: tuple[str, ...]
     most_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class PythonParcel:
+class PythonProgram:
     """A program for the zygote's own interpreter. Read after the fork, behind all walls."""
 
     harness: str
@@ -121,7 +121,7 @@ class PythonParcel:
 
 
 @dataclass(frozen=True, slots=True)
-class ExecParcel:
+class ExecProgram:
     """A program to execute."""
 
     argv: tuple[str, ...]
@@ -130,8 +130,8 @@ class ExecParcel:
     executable: tuple[str, ...]
 
 
-Down = WallPlan | SlotPlan | Order | Errand | PythonParcel | ExecParcel
-_KINDS: Final[tuple[type[Down], ...]] = (WallPlan, SlotPlan, Order, Errand, PythonParcel, ExecParcel)
+Down = WallPlan | SlotPlan | StartRequest | FetchRequest | PythonProgram | ExecProgram
+_KINDS: Final[tuple[type[Down], ...]] = (WallPlan, SlotPlan, StartRequest, FetchRequest, PythonProgram, ExecProgram)
 
 
 def pack(message: Down) -> bytes:

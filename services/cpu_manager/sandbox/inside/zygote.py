@@ -1,4 +1,4 @@
-"""A zygote: an interpreter behind walls that has imported what programs import, and forks cells on order.
+"""A zygote: an interpreter behind walls that has imported what programs import, and forks cells on request.
 
 It never reads a payload, holds no secret, and its environment contains only paths of programs. So the memory that a
 program inherits does not help against other programs. A zygote ends when its manager's socket closes. It is pid 1, so
@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Final, NoReturn
 
 from services.cpu_manager.sandbox.inside import cell, wire
-from services.cpu_manager.sandbox.inside.cell import Inheritance
+from services.cpu_manager.sandbox.inside.cell import ZygoteContext
 from services.cpu_manager.sandbox.walls import syscalls, view
 from services.cpu_manager.sandbox.walls.seccomp import Filter, Rules
 
@@ -43,21 +43,21 @@ def main(descriptor: int) -> NoReturn:
         packet, _ = wire.receive(channel, 0)
         plan = wire.unpack(packet)
         assert isinstance(plan, wire.WallPlan)
-        inheritance = prepare(plan)
+        context = prepare(plan)
         if plan.namespaces:
             _enter_namespaces(plan, channel)
         else:
             if plan.privileged:
                 os.setgroups([])
             wire.send(channel, wire.READY, (os.pidfd_open(os.getpid()),))
-        serve(channel, inheritance)
+        serve(channel, context)
     except (OSError, ImportError) as error:
         with contextlib.suppress(OSError):
             wire.send(channel, wire.FAILED + f"{type(error).__name__}: {error}".encode())
     os._exit(1)
 
 
-def prepare(plan: wire.WallPlan) -> Inheritance:
+def prepare(plan: wire.WallPlan) -> ZygoteContext:
     """Import everything, and prepare what each cell needs, while the host's files are still visible."""
     _mend_interpreter(plan)
     for name in plan.preload:
@@ -66,13 +66,13 @@ def prepare(plan: wire.WallPlan) -> Inheritance:
     harnesses = {name: importlib.import_module(f"{_HARNESSES}.{name}").main for name in plan.harnesses}
     rules = Rules(namespaces=plan.namespaces, counted=plan.control_groups, stopping=plan.stopping)
     filter_ = Filter(rules)
-    inheritance = Inheritance(plan, filter_, harnesses)
+    context = ZygoteContext(plan, filter_, harnesses)
     if plan.resident:
-        inheritance.resident = importlib.import_module(plan.resident).serve_descriptor
+        context.resident = importlib.import_module(plan.resident).serve_descriptor
     del sys.path[0]  # the repository: programs import from the toolchain only
     for name in [name for name in sys.modules if name.partition(".")[0] == "services"]:
         _OURS.append(sys.modules.pop(name))
-    return inheritance
+    return context
 
 
 def _mend_interpreter(plan: wire.WallPlan) -> None:
@@ -139,11 +139,11 @@ def _enter_mapped_user_namespace(plan: wire.WallPlan) -> None:
     os.setresuid(0, 0, 0)
 
 
-def serve(channel: socket.socket, inheritance: Inheritance) -> None:
-    """Fork a cell for each order until the manager closes its socket."""
+def serve(channel: socket.socket, context: ZygoteContext) -> None:
+    """Fork a cell for each request until the manager closes its socket."""
     # The kernel reaps ended cells: nobody needs their status from a zygote.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    namespaces = inheritance.plan.namespaces
+    namespaces = context.plan.namespaces
     own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if namespaces else -1
     wire.send(channel, wire.READY)
     gc.collect()
@@ -165,7 +165,7 @@ def serve(channel: socket.socket, inheritance: Inheritance) -> None:
             syscalls.unshare(syscalls.CLONE_NEWPID)
         if os.fork() == 0:
             channel.close()  # else the manager would not notice this zygote's end while a cell lives
-            cell.live(inheritance, slot, descriptors)
+            cell.run(context, slot, descriptors)
         if namespaces:
             syscalls.setns(own_pids, syscalls.CLONE_NEWPID)
         for descriptor in descriptors:

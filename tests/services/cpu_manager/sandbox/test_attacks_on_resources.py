@@ -12,8 +12,8 @@ from services.cpu_manager.sandbox.inside.forks import tasks_below
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import ExecJob, Limits, PythonJob
 from services.cpu_manager.sandbox.rungs import Rung
-from services.cpu_manager.sandbox.watch import TreeWatch, Usage
-from tests.services.cpu_manager.sandbox.cells import CORE, Attack, nothing_left
+from services.cpu_manager.sandbox.usage import TreeSampler, Usage
+from tests.services.cpu_manager.sandbox.cells import CORE, Attack, nothing_left, processes_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -38,8 +38,8 @@ async def test_a_look_ends_at_more_processes_than_allowed() -> None:
     top = await asyncio.create_subprocess_exec(sys.executable, "-c", chain, stdin=pipe, stdout=pipe)
     assert top.stdout is not None
     await top.stdout.readline()
-    assert TreeWatch(1 << 40).look(top.pid).processes == 40
-    assert TreeWatch(1 << 40, pids=5).look(top.pid).processes == 6
+    assert TreeSampler(1 << 40).sample(top.pid).processes == 40
+    assert TreeSampler(1 << 40, pids=5).sample(top.pid).processes == 6
     await top.communicate(b"")
 
 
@@ -58,7 +58,7 @@ os.kill(0, 9)
     )
     assert top.stdout is not None
     await top.stdout.readline()
-    assert TreeWatch(1 << 40).look(top.pid).processes == 10
+    assert TreeSampler(1 << 40).sample(top.pid).processes == 10
     assert tasks_below(top.pid, 100) == 10
     assert tasks_below(top.pid, 5) >= 5
     await top.communicate(b"\n")
@@ -69,15 +69,15 @@ async def test_a_look_that_waits_for_a_program_delays_no_other(
 ) -> None:
     """Memory maps of a process that forks are locked, for seconds where many processes share its core."""
     watched = sandbox.ladder.chosen in {Rung.NAMESPACES, Rung.LANDLOCK}
-    look, unlocked, blocked = TreeWatch.look, threading.Event(), threading.Event()
+    sample, unlocked, blocked = TreeSampler.sample, threading.Event(), threading.Event()
 
-    def locked(self: TreeWatch, init: int, *, quick: bool = False) -> Usage:
+    def locked(self: TreeSampler, init: int, *, quick: bool = False) -> Usage:
         if not quick and not unlocked.is_set():
             blocked.set()
             unlocked.wait(30)
-        return look(self, init, quick=quick)
+        return sample(self, init, quick=quick)
 
-    monkeypatch.setattr(TreeWatch, "look", locked)
+    monkeypatch.setattr(TreeSampler, "sample", locked)
     sleep = PythonJob(source="import time; time.sleep(60)", limits=Limits(wall_s=1.0))
     first = asyncio.create_task(sandbox.run(sleep, CORE))
     if watched:
@@ -115,14 +115,14 @@ time.sleep(0.3)
 
 
 async def test_looks_go_on_after_one_has_failed(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    look, failures = TreeWatch.look, iter([ValueError("no number"), OSError(errno.EMFILE, "descriptors")])
+    sample, failures = TreeSampler.sample, iter([ValueError("no number"), OSError(errno.EMFILE, "descriptors")])
 
-    def failing(self: TreeWatch, init: int, *, quick: bool = False) -> Usage:
+    def failing(self: TreeSampler, init: int, *, quick: bool = False) -> Usage:
         if not quick and (failure := next(failures, None)) is not None:
             raise failure
-        return look(self, init, quick=quick)
+        return sample(self, init, quick=quick)
 
-    monkeypatch.setattr(TreeWatch, "look", failing)
+    monkeypatch.setattr(TreeSampler, "sample", failing)
     told: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(str(context["message"])))
     spin = PythonJob(source="while True: pass", limits=Limits(wall_s=20.0, cpu_s=1.0))
@@ -277,6 +277,33 @@ async def test_an_attack_does_not_disturb_its_neighbour(sandbox: LocalSandbox) -
     neighbour = await sandbox.run(quiet, CORE)
     assert (neighbour.ended_by, neighbour.stdout) == ("exit", b"b'well\\n'\n"), neighbour
     assert (await attacked).ended_by != "lost"
+    await nothing_left(sandbox)
+
+
+async def test_a_program_at_its_limit_leaves_its_neighbours_their_processes(sandbox: LocalSandbox) -> None:
+    """The kernel counts processes by user, so neighbours need users of their own (ADR 0047)."""
+    source = """
+import os, time
+made = 0
+try:
+    while made < {0}:
+        if os.fork() == 0:
+            time.sleep(60)
+        made += 1
+except OSError:
+    pass
+print(made, flush=True)
+time.sleep({1})
+"""
+    limits = Limits(pids=40, wall_s=30.0)
+    full = asyncio.create_task(sandbox.run(PythonJob(source=source.format(100, 60), limits=limits), CORE))
+    async with asyncio.timeout(20):
+        while len(processes_of(sandbox)[2]) < 39:  # noqa: ASYNC110  # processes appear, no event does
+            await asyncio.sleep(0.02)
+    neighbour = await sandbox.run(PythonJob(source=source.format(20, 0), limits=limits), CORE)
+    assert (neighbour.ended_by, neighbour.stdout) == ("exit", b"20\n"), neighbour
+    full.cancel()
+    await asyncio.wait([full])
     await nothing_left(sandbox)
 
 

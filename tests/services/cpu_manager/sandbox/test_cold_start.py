@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from services.cpu_manager.sandbox.cold_start import ColdStart
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import ExecJob, Exit, PythonJob
+from services.cpu_manager.sandbox.spares import ColdStart
 from tests.services.cpu_manager.sandbox.cells import CORE
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.cpu_manager.environments.local.runtime import LocalEnvironment, LocalRuntime
-from services.cpu_manager.sandbox.watch import process_of
+from services.cpu_manager.sandbox.usage import process_of
 from tests.services.cpu_manager.environments.local.acting import (
     CORE,
     SMALL,

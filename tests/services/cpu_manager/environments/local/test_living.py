@@ -11,7 +11,7 @@ import pytest
 
 from services.cpu_manager.environments.local.runtime import LocalEnvironment, LocalRuntime
 from services.cpu_manager.environments.protocol import BadEnvironment, RuntimeUnavailable
-from services.cpu_manager.sandbox.watch import process_of
+from services.cpu_manager.sandbox.usage import process_of
 from shared.messages.environments import EnvironmentSpec
 from tests.services.cpu_manager.environments.local.acting import (
     CORE,

@@ -16,7 +16,7 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _HANDLE: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
-def weigh(home: str, enough: int) -> int:
+def disk_usage(home: str, enough: int) -> int:
     """Return the bytes on disk under a directory. The walk stops beyond `enough`. Costs about 2 us an entry.
 
     Links are not followed. A directory that a program of our own user has closed is opened, permanently. Two trees
@@ -37,7 +37,7 @@ def weigh(home: str, enough: int) -> int:
                     continue
                 return enough + 1
             try:
-                total += _weigh_entries(folder, places.pop(), places, enough - total)
+                total += _entries_usage(folder, places.pop(), places, enough - total)
             finally:
                 os.close(folder)
     finally:
@@ -45,7 +45,7 @@ def weigh(home: str, enough: int) -> int:
     return total
 
 
-def _weigh_entries(folder: int, place: str, places: list[str], enough: int) -> int:
+def _entries_usage(folder: int, place: str, places: list[str], enough: int) -> int:
     """Return the size of one directory's entries. Adds the directories among them to `places`."""
     total = 0
     with os.scandir(folder) as entries:

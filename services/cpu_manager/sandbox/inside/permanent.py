@@ -15,40 +15,40 @@ from services.cpu_manager.sandbox.inside import program, wire
 from services.cpu_manager.sandbox.walls import syscalls
 
 if TYPE_CHECKING:
-    from services.cpu_manager.sandbox.inside.cell import Inheritance
+    from services.cpu_manager.sandbox.inside.cell import ZygoteContext
 
 _OF_THE_ZYGOTE: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONDONTWRITEBYTECODE")
 
 _OWN_BYTES: Final = 64 << 20
-"""Size of its directory: orders of shells, input of commands and archives in transfer, at most 8 MiB each."""
+"""Size of its directory: requests of shells, input of commands and archives in transfer, at most 8 MiB each."""
 _OWN_FILES: Final = 4096
 
 
-def live(inheritance: Inheritance, slot: wire.SlotPlan, control: socket.socket) -> NoReturn:
-    """Wait for the order and the connection, complete the walls, and serve until the manager closes the connection.
+def run_resident(context: ZygoteContext, slot: wire.SlotPlan, control: socket.socket) -> NoReturn:
+    """Wait for the start request with the connection, complete the walls, and serve the connection until it is closed.
 
     Raises OSError for failures before that; the caller reports them.
     """
-    assert inheritance.resident is not None
+    assert context.resident is not None
     packet, received = wire.receive(control, 1)
     if not packet:
         os._exit(0)
-    order = wire.unpack(packet)
-    assert isinstance(order, wire.Order)
+    start_request = wire.unpack(packet)
+    assert isinstance(start_request, wire.StartRequest)
     os.environ.update(dict.fromkeys(("HOME", "TMPDIR", "PWD"), slot.home))
     for name in _OF_THE_ZYGOTE:
         os.environ.pop(name, None)
-    folder = -1 if inheritance.plan.control_groups else _own_directory(slot)
-    program.give_up_rights(inheritance.plan, slot)
-    os.sched_setaffinity(0, order.cores)
-    program.limit(order, own=1)  # itself
-    inheritance.filter.install()
+    folder = -1 if context.plan.control_groups else _own_directory(slot)
+    program.drop_privileges(context.plan, slot)
+    os.sched_setaffinity(0, start_request.cores)
+    program.set_limits(start_request, own=1)  # itself
+    context.filter.install()
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # until it has opened its own files in /proc
     wire.send(control, wire.STARTED)
     control.detach()
     syscalls.close_all_but(0, 1, 2, received[0], *((folder,) if folder >= 0 else ()))
     gc.enable()
-    inheritance.resident(received[0], folder)
+    context.resident(received[0], folder)
     os._exit(0)
 
 

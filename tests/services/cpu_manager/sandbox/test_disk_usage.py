@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cpu_manager.sandbox import weight
+from services.cpu_manager.sandbox import disk_usage
 
 
 def test_directories_closed_during_the_walk_are_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,15 +14,15 @@ def test_directories_closed_during_the_walk_are_opened_again(tmp_path: Path, mon
     deepest = home / "a" / "b"
     deepest.mkdir(parents=True)
     (deepest / "file").write_bytes(bytes(10_000))
-    entries = weight._weigh_entries
+    entries = disk_usage._entries_usage
 
     def close_what_was_read(folder: int, place: str, places: list[str], enough: int) -> int:
         found = entries(folder, place, places, enough)
         (home / place).chmod(0)
         return found
 
-    monkeypatch.setattr(weight, "_weigh_entries", close_what_was_read)
-    assert weight.weigh(str(home), 1 << 20) == 2 * 4096 + 12_288
+    monkeypatch.setattr(disk_usage, "_entries_usage", close_what_was_read)
+    assert disk_usage.disk_usage(str(home), 1 << 20) == 2 * 4096 + 12_288
     home.chmod(0o700)
 
 
@@ -31,4 +31,4 @@ def test_a_directory_that_may_be_listed_and_not_searched_is_weighed(tmp_path: Pa
     listed.mkdir(parents=True)
     (listed / "file").write_bytes(bytes(10_000))
     listed.chmod(0o444)
-    assert weight.weigh(str(tmp_path / "home"), 1 << 20) == 4096 + 12_288
+    assert disk_usage.disk_usage(str(tmp_path / "home"), 1 << 20) == 4096 + 12_288

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
+from services.cpu_manager.sandbox.disk_usage import disk_usage
 from services.cpu_manager.sandbox.walls.cgroups import Group
-from services.cpu_manager.sandbox.weight import weigh
 
 _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -36,13 +36,13 @@ class Usage:
     out_of_memory: bool = False
 
 
-class Watch(Protocol):
+class UsageSampler(Protocol):
     """Measures one cell."""
 
     exact: bool
     """True if the kernel itself enforces the limits of memory and processes. Then only CPU time is watched."""
 
-    def look(self, init: int, *, quick: bool = False) -> Usage:
+    def sample(self, init: int, *, quick: bool = False) -> Usage:
         """Return the usage of the tree under process `init` (0 if its id is not known yet).
 
         `quick` leaves out what may wait for a program: memory maps, which a fork locks, and files.
@@ -50,13 +50,13 @@ class Watch(Protocol):
         ...
 
 
-def look_aside(watch: Watch, init: int) -> asyncio.Future[Usage]:
+def sample_in_thread(sampler: UsageSampler, init: int) -> asyncio.Future[Usage]:
     """Measure in a thread. Costs about 0.1 ms more than on the event loop.
 
     A memory map can be read only while its process does not fork. A forking process without a core can hold the lock
     for seconds, and the event loop has other programs to serve.
     """
-    return asyncio.get_running_loop().run_in_executor(_threads(), watch.look, init)
+    return asyncio.get_running_loop().run_in_executor(_threads(), sampler.sample, init)
 
 
 @cache
@@ -65,13 +65,13 @@ def _threads() -> ThreadPoolExecutor:
 
 
 @dataclass(slots=True)
-class GroupWatch:
+class GroupSampler:
     """Reads the kernel's counts: a file or two per look."""
 
     group: Group
     exact: bool = True
 
-    def look(self, init: int, *, quick: bool = False) -> Usage:  # noqa: ARG002  # the group contains its processes
+    def sample(self, init: int, *, quick: bool = False) -> Usage:  # noqa: ARG002  # the group contains its processes
         return Usage(
             cpu_s=self.group.cpu_s(),
             peak_bytes=self.group.peak_memory_bytes(),
@@ -80,7 +80,7 @@ class GroupWatch:
 
 
 @dataclass(slots=True)
-class TreeWatch:
+class TreeSampler:
     """Sums over /proc: about 50 us a process. `home` is measured if no tmpfs limits it."""
 
     suspicious_bytes: int
@@ -92,11 +92,11 @@ class TreeWatch:
     """Number of processes at which the look stops: it must stay short even for a fork bomb."""
     spent_s: float = 0.0
     """CPU time of earlier programs, which init had reaped before this one."""
-    weighed_bytes: int = 0
+    exact_bytes: int = 0
     """The largest sum for which the exact share has been read."""
     exact: bool = False
 
-    def look(self, init: int, *, quick: bool = False) -> Usage:
+    def sample(self, init: int, *, quick: bool = False) -> Usage:
         pids = tree_of(init, self.pids + 1) if init else []
         if len(pids) - 1 > self.pids:
             return Usage(processes=len(pids) - 1)
@@ -112,15 +112,15 @@ class TreeWatch:
                 resident, held = resident + own, max(held, own)
         if quick:
             return Usage(cpu_s=max(cpu_s, 0.0), peak_bytes=held, processes=tasks)
-        if resident > self.suspicious_bytes or (len(pids) > 2 and resident > self.weighed_bytes):
+        if resident > self.suspicious_bytes or (len(pids) > 2 and resident > self.exact_bytes):
             # Forked processes share pages, so their sum is only an upper bound: count each page once. Near the limit do
             # it always (copies on write do not change the sum); else, for the report, only if the sum has grown.
-            self.weighed_bytes = max(resident, self.weighed_bytes)
+            self.exact_bytes = max(resident, self.exact_bytes)
             held = sum(_proportional(pid, init) for pid in pids)
         disk = 0
         if self.home:
             with contextlib.suppress(OSError):  # out of descriptors, say: what was counted above still counts
-                disk = weigh(self.home, self.disk_bytes)
+                disk = disk_usage(self.home, self.disk_bytes)
         return Usage(cpu_s=max(cpu_s, 0.0), peak_bytes=held, processes=tasks, disk_bytes=disk)
 
 

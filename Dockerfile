@@ -14,7 +14,7 @@ RUN if [ -n "$TOOLCHAINS" ]; then \
 ARG PIP_OPTIONS=""
 WORKDIR /opt/treadle
 COPY pyproject.toml requirements.lock README.md LICENSE ./
-RUN mkdir alembic services shared treadle && touch services/__init__.py shared/__init__.py treadle/__init__.py \
+RUN mkdir alembic docs services shared treadle && touch docs/openapi.json services/__init__.py shared/__init__.py treadle/__init__.py \
     && python3 -m venv /opt/venv \
     && /opt/venv/bin/pip install --no-cache-dir $PIP_OPTIONS --constraint requirements.lock --editable '.[mesh]'
 COPY alembic alembic

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.installed import OURS, Installed, build, install
+from tests.e2e.installed import CHECKOUT, OURS, Installed, build, install
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -42,6 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_mesh_runs_from_a_distribution(kind: str, built: dict[str, Path], tmp_path: Path, stack_home: Path) -> None:
     here = install(built[kind], tmp_path, stack_home, "[mesh]")
     nothing_of_ours_can_be_imported(here)
+    assert here.treadle("openapi") == (CHECKOUT / "docs" / "openapi.json").read_text()
     here.treadle("up", "--detach", "--port", "0")
     try:
         processes_have_the_mesh_first(here)
@@ -52,12 +53,15 @@ def test_the_mesh_runs_from_a_distribution(kind: str, built: dict[str, Path], tm
     assert here.run("treadle", "status").returncode == 3
 
 
-def test_without_the_extra_a_command_of_the_mesh_names_it(
+def test_without_the_extra_light_commands_run_and_others_name_it(
     built: dict[str, Path], tmp_path: Path, stack_home: Path
 ) -> None:
     here = install(built["wheel"], tmp_path, stack_home)
     assert here.treadle("--version") == "treadle 0.1.0\n"
     assert "grade" in here.treadle("--help")
+    assert here.treadle("openapi") == (CHECKOUT / "docs" / "openapi.json").read_text()
+    here.treadle("openapi", "--out", "openapi.json")
+    assert here.treadle("openapi", "--since", "openapi.json") == "no client of openapi.json breaks\n"
     refused = here.run("treadle", "up")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "pip install 'treadle[mesh]'" in refused.stderr

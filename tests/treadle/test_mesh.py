@@ -13,12 +13,21 @@ from treadle.mesh import extra_is_installed, mesh_command, mesh_root
 BLOCKED = """
 import sys
 
+blocked = {"shared", "services", "pydantic", "fastapi", "numpy", "psutil", "redis"}
+
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"shared", "services", "pydantic", "fastapi", "numpy", "psutil", "redis"}:
+        if name.partition(".")[0] in blocked:
             raise ImportError(f"{name} is imported")
 
 sys.meta_path.insert(0, Blocker())
+"""
+DOCUMENT = Path(__file__).parents[2] / "docs" / "openapi.json"
+LIGHT = """
+blocked.remove("pydantic")  # typer imports it for parameters
+import treadle.mesh
+treadle.mesh.extra_is_installed = lambda: False
+from treadle.cli.main import main
 """
 
 
@@ -36,6 +45,8 @@ def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str
         "import treadle.mesh",
         "import sys; from treadle.cli.main import main; sys.argv = ['treadle', '--version']; main()",
         "import sys; from treadle.cli.main import main; sys.argv = ['treadle', '--help']; main()",
+        LIGHT + "sys.argv = ['treadle', 'openapi']; main()",
+        LIGHT + f"sys.argv = ['treadle', 'openapi', '--since', {str(DOCUMENT)!r}]; main()",
     ],
 )
 def test_light_imports_and_commands_need_no_package_of_the_mesh(code: str, tmp_path: Path) -> None:
@@ -63,4 +74,18 @@ def test_completion_knows_commands_and_their_options() -> None:
     for typed, offered in (("treadle gr", "grade"), ("treadle grade --bat", "--batch-size")):
         environ = {"_TREADLE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        assert offered in done.stdout.split(), done.stderr
+
+
+def test_completion_without_the_extra_offers_commands(tmp_path: Path) -> None:
+    for typed, offered in (
+        ("treadle gr", "grade"),
+        ("treadle openapi --si", "--since"),
+        ("treadle grade --he", "--help"),
+    ):
+        environ = {"_TREADLE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+        done = subprocess.run(
+            [sys.executable, "-c", BLOCKED + LIGHT + "main()"],
+            cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
         assert offered in done.stdout.split(), done.stderr

@@ -1,9 +1,9 @@
 """``treadle``: names its commands without importing what they need, so that ``--help`` is quick.
 
-A command ``grade`` is the module ``treadle.cli.grade``, which offers ``register(app: typer.Typer) -> None`` and there
+A command ``grade`` is the module ``treadle.cli.grade`` with a function ``register(app: typer.Typer) -> None``, which
 declares one command, or a callback and the commands of a group. It is imported when the command is called, and only
-then. Every command but ``--version`` and ``--help`` needs the packages of the mesh: `main` then replaces its process by
-one that has them (`treadle.mesh`).
+then. Commands run with the packages of the mesh: `main` replaces its process by one that has them (`treadle.mesh`).
+Without the extra ``mesh`` only ``--version``, ``--help`` and the commands in `LIGHT` run.
 """
 
 import importlib
@@ -28,13 +28,15 @@ COMMANDS = {
     "demo": "Grade HumanEval's references and mutants of them on a stack of your own.",
     "bench": "Measure what the mesh costs, beside its targets and its peers.",
     "replay": "Reproduce a paper's evaluation in virtual time, or a planner's decisions.",
-    "openapi": "Print the OpenAPI document of the front door.",
+    "openapi": "Print the OpenAPI document of the proxy.",
 }
 """Command (and module) -> its line in ``treadle --help``."""
+LIGHT = frozenset({"openapi"})
+"""Commands that run without the extra ``mesh``."""
 
 
 class LazyGroup(TyperGroup):
-    """Knows its commands by name and summary; loads the one that is called."""
+    """Group with names and summaries of all commands. It imports the called command alone."""
 
     def __init__(self, **attrs: Any) -> None:
         super().__init__(**attrs)
@@ -42,9 +44,10 @@ class LazyGroup(TyperGroup):
             self.add_command(TyperCommand(name, help=summary), name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The called command, its module imported."""
+        """Return the called command with its module imported, if its packages are installed."""
         name, command, rest = super().resolve_command(ctx, args)
-        return (name, command and load_command(str(name)), rest)
+        runs = name in LIGHT or extra_is_installed()
+        return (name, load_command(str(name)) if command and runs else command, rest)
 
 
 def load_command(name: str) -> Any:
@@ -81,7 +84,7 @@ def main() -> None:
     if (command in COMMANDS or completes) and extra_is_installed():
         again = mesh_command("treadle.cli.main", *sys.argv[1:])
         os.execv(again[0], again)
-    if command in COMMANDS:
+    if command in COMMANDS and command not in LIGHT:
         sys.exit(f"treadle {command} needs the mesh. Install it with: pip install 'treadle[mesh]'")
     app(prog_name="treadle")
 

@@ -9,8 +9,8 @@ from shared.policy.elastic.scheduling import Scalable
 from shared.policy.model.formulation import TRANSITIONS, EndedAs, Request, StageAct, State, Work
 from shared.policy.model.reports import Ended
 from shared.policy.order.ebf import EbfKey
-from shared.policy.order.lanes import Lane
 from shared.policy.resources.ledger import Node
+from shared.policy.resources.pools import Lane
 
 
 class InvalidTransition(AssertionError):
@@ -52,7 +52,7 @@ class ActionState:
     cancel_as: EndedAs = "cancelled"
     """End to answer with when the node confirms a revocation."""
     cancel_reason: str = ""
-    story: list[str] = field(default_factory=list)
+    past_states: list[str] = field(default_factory=list)
     """Earlier states, for the crash report; bounded by attempts and stages."""
     work: Work = field(init=False)
     """Work of its current stage."""
@@ -148,10 +148,10 @@ class ActionState:
         self.acts.append(act)
         self.queued_s, self.granted_s, self.started_s = now, 0.0, 0.0
 
-    def ungranted(self) -> None:
+    def undo_grant(self) -> None:
         """Undo a grant that was never sent, as if the action had kept waiting."""
         assert self.state == "granted", f"{self.request.id} is {self.state}"
-        self.story.pop()
+        self.past_states.pop()
         self.state = "queued"
         self.granted_s = 0.0
 
@@ -162,8 +162,8 @@ class ActionState:
             InvalidTransition: the table has no such transition; nothing has changed.
         """
         if state not in TRANSITIONS[self.state]:
-            raise InvalidTransition(f"{self.request.id}: {' -> '.join([*self.story, self.state])} -> {state}?")
-        self.story.append(self.state)
+            raise InvalidTransition(f"{self.request.id}: {' -> '.join([*self.past_states, self.state])} -> {state}?")
+        self.past_states.append(self.state)
         self.state = state
         if state == "queued":
             self.started_s = 0.0

@@ -18,7 +18,7 @@ from shared.policy.resources.pools import BEGINS, Pool
 T = TypeVar("T")
 Units = tuple[tuple[str, int], ...]
 
-MOST_TOLD = 1024
+MOST_REPORTED = 1024
 """Most pools, sorts of work in each, and batches that are reported: those with the most waiting actions."""
 
 
@@ -96,7 +96,7 @@ def survey(cluster: ClusterState) -> Backlog:
 
 
 def _most(counted: Counter[T]) -> list[tuple[T, int]]:
-    return counted.most_common(MOST_TOLD)
+    return counted.most_common(MOST_REPORTED)
 
 
 def _stuck(cluster: ClusterState) -> Iterator[ActionState]:

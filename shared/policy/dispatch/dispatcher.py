@@ -26,7 +26,7 @@ from shared.policy.dispatch.environment_handler import EnvironmentHandler
 from shared.policy.dispatch.environment_placements import Placement
 from shared.policy.dispatch.node_handler import NodeHandler
 from shared.policy.dispatch.scheduling_round import park_stuck, schedule
-from shared.policy.dispatch.starts import Starts
+from shared.policy.dispatch.start_predictor import StartPredictor
 from shared.policy.model.formulation import Command, Request, StageAct, TrajectoryEnd
 from shared.policy.model.reports import Ended, HeldGrants
 from shared.policy.resources.ledger import Node
@@ -74,7 +74,7 @@ class Dispatcher:
         """
         late: list[ActionState] = []
         lost: list[Command] = []
-        starts = Starts(self.cluster, now)
+        starts = StartPredictor(self.cluster, now)
         for request in requests:
             if request.id in self.registry.actions:
                 continue

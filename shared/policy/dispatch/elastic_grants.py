@@ -30,7 +30,7 @@ MOST_BEYOND: Final = 1024
 """Most waiting actions of a node that count beyond those that are looked at one by one."""
 
 
-class Fresh(NamedTuple):
+class NewGrant(NamedTuple):
     """A grant of this round."""
 
     at: int
@@ -57,15 +57,15 @@ def units_worth_waiting_for(cluster: ClusterState, action: ActionState, free: in
 
 
 def grant_elastic_units(
-    cluster: ClusterState, now: float, commands: list[Command], fresh: Sequence[Fresh]
+    cluster: ClusterState, now: float, commands: list[Command], new_grants: Sequence[NewGrant]
 ) -> list[Command]:
     """Arrange each node's free units among the grants of this round. Returns the remaining commands."""
     if cluster.elastic.rule is None:
         return commands
-    places: dict[tuple[str, str], list[Fresh]] = {}
-    for one in fresh:
+    places: dict[tuple[str, str], list[NewGrant]] = {}
+    for one in new_grants:
         places.setdefault((one.node.name, one.action.resource), []).append(one)
-    evicted: list[Fresh] = []
+    evicted: list[NewGrant] = []
     for granted in places.values():
         evicted += _arrange(cluster, now, commands, granted)
     if not evicted:
@@ -76,7 +76,7 @@ def grant_elastic_units(
     return [command for at, command in enumerate(commands) if at not in gone]
 
 
-def _arrange(cluster: ClusterState, now: float, commands: list[Command], granted: Sequence[Fresh]) -> list[Fresh]:
+def _arrange(cluster: ClusterState, now: float, commands: list[Command], granted: Sequence[NewGrant]) -> list[NewGrant]:
     """Arrange one node's units. Returns the evicted grants and sets the units of the others."""
     elastic, node, resource = cluster.elastic, granted[0].node, granted[0].action.resource
     known = [(one, cluster.durations.scalable(one.action)) for one in granted]
@@ -103,7 +103,7 @@ def _arrange(cluster: ClusterState, now: float, commands: list[Command], granted
     return [one for one, _ in candidates[len(units) :]]
 
 
-def _grow(cluster: ClusterState, now: float, commands: list[Command], one: Fresh, amount: int) -> None:
+def _grow(cluster: ClusterState, now: float, commands: list[Command], one: NewGrant, amount: int) -> None:
     action, grant = one.action, commands[one.at]
     one.node.take({action.resource: amount - action.units[action.resource]})
     action.units = {**action.units, action.resource: amount}
@@ -114,13 +114,13 @@ def _grow(cluster: ClusterState, now: float, commands: list[Command], one: Fresh
     commands[one.at] = grant._replace(units=action.units)
 
 
-def _undo(cluster: ClusterState, one: Fresh) -> None:
+def _undo(cluster: ClusterState, one: NewGrant) -> None:
     """Undo a grant of this round. The action waits at its old place."""
     action, need = one.action, one.action.request.need
     placement = cluster.environments.placements.get(need.trajectory) if need is not None else None
     cluster.release(action)
     action.attempt -= 1
-    action.ungranted()
+    action.undo_grant()
     if need is not None and placement is not None and placement.serial == action.serial:
         cluster.remove_environment(need.trajectory)
     cluster.queues.requeue(action)

@@ -68,7 +68,7 @@ class EnvironmentHandler:
         """
         trajectory, node = need.trajectory, self.cluster.nodes.present.get(end.node)
         if node is not None and end.status == "lost" and need.image:
-            node.images.unmade(need.image, now)
+            node.images.creation_failed(need.image, now)
         placement = self.cluster.environments.placements.get(trajectory)
         if placement is None or placement.node != end.node or placement.closing:
             return []

@@ -50,7 +50,7 @@ class EnvironmentPlacements:
     def place(self, need: EnvironmentNeed, node: Node, serial: int, now: float) -> None:
         """Place the environment of an action that begins it: take its units on the node."""
         node.take(need.held)
-        node.images.begun(need.image, need.units, now)
+        node.images.environment_begun(need.image, need.units, now)
         self.add(need.trajectory, Placement(node.name, need.held, serial, allocated=True))
 
     def add(self, trajectory: str, placement: Placement) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from shared.policy.order.lanes import Lane
 from shared.policy.resources.ledger import Node
-from shared.policy.resources.pools import Pool
+from shared.policy.resources.pools import Lane, Pool
 
 MOST_LOST = 1024
 """Most lost nodes that are remembered."""
@@ -48,7 +47,7 @@ class Nodes:
         """Add a node, or a new incarnation of one."""
         lost = self._lost.pop(node.name, None)
         if lost is not None:
-            node.remember(lost)
+            node.inherit_requests(lost)
         self.present[node.name] = node
         self._by_class.clear()
 

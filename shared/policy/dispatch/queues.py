@@ -15,8 +15,7 @@ from shared.policy.dispatch.environment_placements import EnvironmentPlacements
 from shared.policy.dispatch.stage_durations import StageDurations
 from shared.policy.dispatch.trajectories import Trajectories
 from shared.policy.order.batches import BatchRegistry
-from shared.policy.order.lanes import Lane
-from shared.policy.resources.pools import Pool
+from shared.policy.resources.pools import Lane, Pool
 
 
 @dataclass(slots=True)
@@ -67,7 +66,7 @@ class Queues:
         self.batches.waits(request, (pool.name, lane.name, request.tenant))
         self.queued[request.id] = action
         pool.queued_s += action.expected_s * action.pool_units
-        pool.note(action.wanted_units, outside=not request.batch)
+        pool.add_demand(action.wanted_units, outside=not request.batch)
         if pool.target is not None:
             self.dirty.add(pool.name)
 
@@ -93,7 +92,7 @@ class Queues:
     def remove_demand(self, action: ActionState) -> None:
         """Remove the demand of an action that is neither queued nor on a node any more."""
         pool = self.pool(action.work.pool)
-        pool.note(-action.wanted_units, outside=not action.request.batch)
+        pool.add_demand(-action.wanted_units, outside=not action.request.batch)
         if pool.target is not None:
             self.dirty.add(pool.name)
 

@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
-from shared.policy.dispatch.elastic_grants import Fresh, busy, grant_elastic_units, units_worth_waiting_for
+from shared.policy.dispatch.elastic_grants import NewGrant, busy, grant_elastic_units, units_worth_waiting_for
 from shared.policy.dispatch.placement import place_environment, reservation
 from shared.policy.dispatch.shares import owns_less, update_shares
 from shared.policy.model.formulation import Command, Grant
-from shared.policy.order.lanes import Lane
 from shared.policy.resources.ledger import Node, place
-from shared.policy.resources.pools import BACKFILL_DEPTH, Pool
+from shared.policy.resources.pools import BACKFILL_DEPTH, Lane, Pool
 
 
 @dataclass(slots=True)
@@ -59,7 +58,7 @@ class SchedulingRound:
     now: float
     commands: list[Command]
     blocked: list[Blocked] = field(default_factory=list)
-    fresh: list[Fresh] = field(default_factory=list)
+    new_grants: list[NewGrant] = field(default_factory=list)
     """Grants of this round, in order; none has been sent yet."""
     scales: bool = False
     """A grant of this round might get more than its fewest units."""
@@ -83,7 +82,7 @@ class SchedulingRound:
         """
         free, wanted = node.free(action.resource), action.work.amounts[-1]
         elastic = self.cluster.elastic
-        if free >= wanted or elastic.rule is None or not elastic.patient:
+        if free >= wanted or elastic.rule is None or not elastic.waits_for_units:
             return False
         busy_s = self.busy_s.get(node.name)
         if busy_s is None:
@@ -103,7 +102,7 @@ class SchedulingRound:
 
     def granted(self, node: Node) -> set[str]:
         """Actions that were granted on the node in this round."""
-        return {one.action.request.id for one in self.fresh if one.node is node}
+        return {one.action.request.id for one in self.new_grants if one.node is node}
 
     def serve(self, waiting: list[tuple[Pool, Lane]]) -> None:
         """Serve the lanes; each time, the lane whose head has the lowest key."""
@@ -212,7 +211,7 @@ class SchedulingRound:
             cluster.begin_environment(action, node, self.now)
         budget = max(0.0, request.deadline_s - self.now)
         if not prefetched:
-            self.fresh.append(Fresh(len(self.commands), action, node, charged_s, is_head))
+            self.new_grants.append(NewGrant(len(self.commands), action, node, charged_s, is_head))
             self.scales = self.scales or action.scales
         self.commands.append(Grant(request.id, node.name, action.attempt, action.stage, action.units, budget, begins))
 
@@ -229,7 +228,7 @@ def schedule(cluster: ClusterState, now: float) -> list[Command]:
     waiting = [(pool, lane) for pool in cluster.queues.pools.values() for lane in pool.all_lanes() if lane.queue]
     scheduling = SchedulingRound(cluster, now, commands)
     scheduling.serve(waiting)
-    return grant_elastic_units(cluster, now, commands, scheduling.fresh) if scheduling.scales else commands
+    return grant_elastic_units(cluster, now, commands, scheduling.new_grants) if scheduling.scales else commands
 
 
 def park_stuck(cluster: ClusterState, action: ActionState) -> None:

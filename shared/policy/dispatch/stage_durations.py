@@ -73,7 +73,7 @@ class StageDurations:
         elasticity = action.work.elasticity
         if action.scales and elasticity is not None:
             seconds = elasticity.single(seconds, action.granted_units)
-        self.learned.seen(action.duration_key, seconds)
+        self.learned.learn(action.duration_key, seconds)
 
     def _scaled(self, action: ActionState, single_s: float) -> Scalable:
         known, shape, timeout_s = action.scalable, self._shape(action), action.work.timeout_s

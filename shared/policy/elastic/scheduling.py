@@ -44,7 +44,7 @@ class ElasticRules:
 
     rule: Rule | None = "priced"
     """None: no elastic grants."""
-    patient: bool = True
+    waits_for_units: bool = True
     """An elastic action waits if more units will be free so soon that it ends earlier (`enough`)."""
     depth: int = 2
     """Amounts that the first waiting action tries in estimates (§4.2)."""

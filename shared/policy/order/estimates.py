@@ -25,17 +25,17 @@ class Durations:
     weight: float = 0.1
     """Weight of the newest value: about the last twenty count."""
     most: int = 4096
-    _seen: dict[Key, tuple[float, float]] = field(default_factory=dict)
+    _by_key: dict[Key, tuple[float, float]] = field(default_factory=dict)
     """Key -> (mean in seconds, variance in seconds squared)."""
 
-    def seen(self, key: Key, single_s: float) -> None:
+    def learn(self, key: Key, single_s: float) -> None:
         """Learn one execution."""
-        mean, variance = self._seen.pop(key, (single_s, 0.0))  # popped and set again: the dict's order is by last use
+        mean, variance = self._by_key.pop(key, (single_s, 0.0))  # popped and set again: the dict's order is by last use
         away = single_s - mean
         step = self.weight * away
-        self._seen[key] = mean + step, (1.0 - self.weight) * (variance + away * step)
-        if len(self._seen) > self.most:
-            del self._seen[next(iter(self._seen))]
+        self._by_key[key] = mean + step, (1.0 - self.weight) * (variance + away * step)
+        if len(self._by_key) > self.most:
+            del self._by_key[next(iter(self._by_key))]
 
     def expect(self, key: Key, timeout_s: float) -> float:
         """Expected seconds, never more than the timeout."""
@@ -44,13 +44,13 @@ class Durations:
 
     def single(self, key: Key) -> float | None:
         """Expected single-unit seconds; None for an unseen kind."""
-        seen = self._seen.get(key)
-        return None if seen is None else seen[0]
+        known = self._by_key.get(key)
+        return None if known is None else known[0]
 
     def spread(self, key: Key) -> float | None:
         """Standard deviation of the single-unit seconds, 0 after the first; None for an unseen kind."""
-        seen = self._seen.get(key)
-        return None if seen is None else sqrt(seen[1])
+        known = self._by_key.get(key)
+        return None if known is None else sqrt(known[1])
 
     def known(self, key: Key) -> float:
         """Expected seconds from observations; 0 for an unseen kind.

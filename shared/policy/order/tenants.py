@@ -42,8 +42,8 @@ class FairQueue:
         """Queue an action; `batch`: empty outside a batch."""
         queue = self._queues.get(tenant)
         if queue is None:
-            floor = min((self._virtual[name] for name in self._queues), default=0.0)
-            self._virtual[tenant] = max(self._virtual.get(tenant, 0.0), floor)
+            least = min((self._virtual[name] for name in self._queues), default=0.0)
+            self._virtual[tenant] = max(self._virtual.get(tenant, 0.0), least)
             queue = self._queues[tenant] = BatchQueue()
         queue.push(key, action, batch)
         self._size += 1
@@ -103,7 +103,7 @@ class FairQueue:
             IndexError: the queue is empty.
         """
         if self.head() is None:
-            raise IndexError("nobody waits")
+            raise IndexError("the queue is empty")
         return self._queues[self._turn].peek()[0]
 
     def before(self, tenant: str, key: EbfKey, *, most: int = 4096) -> Iterator[str]:
@@ -150,5 +150,5 @@ class FairQueue:
         """Assert the invariants; tests call it after every step, services never do."""
         assert all(self._queues.values()), "a tenant without waiting work has no queue"
         assert self._size == sum(map(len, self._queues.values())), "the size is the sum of the queues"
-        assert self._queues.keys() <= self._virtual.keys(), "who waits has a virtual time"
-        assert self._queues or not self._virtual, "what was used is forgotten once nobody waits"
+        assert self._queues.keys() <= self._virtual.keys(), "every waiting tenant has a virtual time"
+        assert self._queues or not self._virtual, "virtual times are removed when the queue is empty"

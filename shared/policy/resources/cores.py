@@ -34,13 +34,13 @@ class CoreSets:
 
     def __init__(self, topology: Topology) -> None:
         self._nodes = [_Numa(groups) for groups in topology.nodes]
-        self._home = {core: node for node in self._nodes for group in node.groups for core in group}
+        self._numa_of = {core: node for node in self._nodes for group in node.groups for core in group}
         self._taken = set[int]()
 
     @property
     def free(self) -> int:
         """Number of free cores."""
-        return len(self._home) - len(self._taken)
+        return len(self._numa_of) - len(self._taken)
 
     def take(self, count: int) -> frozenset[int]:
         """Take this many cores; they stay taken until they are given back.
@@ -49,7 +49,7 @@ class CoreSets:
             ValueError: fewer than one, or more than are free.
         """
         if not 1 <= count <= self.free:
-            raise ValueError(f"{count} cores asked for, {self.free} are free")
+            raise ValueError(f"{count} cores requested, {self.free} are free")
         taken = list[int]()
         while len(taken) < count:
             rest = count - len(taken)
@@ -70,11 +70,11 @@ class CoreSets:
         """
         cores = set(cores)
         if not cores <= self._taken:
-            raise ValueError(f"nobody has the cores {sorted(cores - self._taken)}")
+            raise ValueError(f"cores that are not taken: {sorted(cores - self._taken)}")
         self._taken -= cores
         by_node: dict[_Numa, list[int]] = {}
         for core in sorted(cores):
-            by_node.setdefault(self._home[core], []).append(core)
+            by_node.setdefault(self._numa_of[core], []).append(core)
         for node, returned in by_node.items():
             node.give_back(returned)
 
@@ -83,7 +83,7 @@ class CoreSets:
         for node in self._nodes:
             node.check()
         free = {core for node in self._nodes for part in node.parts for core in part}
-        assert free == self._home.keys() - self._taken, "a core is free or taken"
+        assert free == self._numa_of.keys() - self._taken, "a core is either free or taken"
 
 
 class _Numa:
@@ -101,7 +101,7 @@ class _Numa:
         self._broken = [0] * (most + 1)
         """Number of free cores -> broken groups."""
         for number in range(len(groups)):
-            self._turn(number)
+            self._toggle(number)
 
     def breaks(self, count: int) -> bool:
         """Return whether taking this many cores breaks a group."""
@@ -125,10 +125,10 @@ class _Numa:
         while len(taken) < count:
             rest = count - len(taken)
             number = self._odd(rest)
-            self._turn(number)
+            self._toggle(number)
             taken += self.parts[number][:rest]
             self.parts[number] = self.parts[number][rest:]
-            self._turn(number)
+            self._toggle(number)
         return taken
 
     def give_back(self, cores: Sequence[int]) -> None:
@@ -138,27 +138,27 @@ class _Numa:
         for core in cores:
             returned.setdefault(self._number[core], []).append(core)
         for number, part in returned.items():
-            self._turn(number)
+            self._toggle(number)
             self.parts[number] = tuple(sorted([*self.parts[number], *part]))
-            self._turn(number)
+            self._toggle(number)
 
     def check(self) -> None:
         for number, (group, part) in enumerate(zip(self.groups, self.parts, strict=True)):
-            assert part == tuple(sorted(set(part) & set(group))), "what is free is part of the group"
+            assert part == tuple(sorted(set(part) & set(group))), "free cores are part of the group"
             whole = [size for size, groups in enumerate(self._whole) if groups >> number & 1]
             broken = [free for free, groups in enumerate(self._broken) if groups >> number & 1]
-            assert whole == ([len(group)] if part == group else []), "whole groups stand by their size"
-            assert broken == ([len(part)] if 0 < len(part) < len(group) else []), "broken ones by what is free of them"
-        assert self.free == sum(map(len, self.parts)), "the count of free cores"
+            assert whole == ([len(group)] if part == group else []), "whole groups by size"
+            assert broken == ([len(part)] if 0 < len(part) < len(group) else []), "broken groups by free cores"
+        assert self.free == sum(map(len, self.parts)), "number of free cores"
 
     def _odd(self, rest: int) -> int:
         """Group for the remaining cores: a broken one that is used up by them, another broken one, else a whole one."""
         for groups in (*self._broken[rest:0:-1], *self._broken[rest + 1 :], *self._whole):
             if groups:
                 return _first(groups)
-        raise AssertionError("there were not so many free cores")
+        raise AssertionError("fewer cores are free than counted")
 
-    def _turn(self, number: int) -> None:
+    def _toggle(self, number: int) -> None:
         """Toggle a group's membership in the mask for its present number of free cores."""
         free = len(self.parts[number])
         if free:

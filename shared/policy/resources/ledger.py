@@ -56,7 +56,7 @@ class Node:
     answer is matched to an older request: it then proves less than it could, never more. At most one request is sent in
     `overdue_s`.
     """
-    unheard: int = 0
+    stale_requests: int = 0
     """Number of them sent before the node was added (again): their answers do not cover the time between."""
     asked_s: float = float("-inf")
     images: Residency = field(default_factory=Residency)
@@ -103,7 +103,7 @@ class Node:
     def give_back(self, units: Mapping[str, int]) -> None:
         for name, count in units.items():
             self.used[name] -= count
-            assert self.used[name] >= 0, f"{self.name} got back more {name} than it gave"
+            assert self.used[name] >= 0, f"{self.name}: more {name} given back than taken"
 
     # ---- orphans -----------------------------------------------------------------------------------------------
 
@@ -134,16 +134,16 @@ class Node:
         if not self.asked:
             return None
         serial = self.asked.popleft()
-        if self.unheard:
-            self.unheard -= 1
+        if self.stale_requests:
+            self.stale_requests -= 1
             return None
         return serial
 
-    def remember(self, known: Node) -> None:
+    def inherit_requests(self, lost: Node) -> None:
         """Take over the unanswered inventory requests of the same incarnation, which was counted as lost."""
-        if known.incarnation == self.incarnation:
-            self.asked = known.asked
-            self.unheard = len(known.asked)
+        if lost.incarnation == self.incarnation:
+            self.asked = lost.asked
+            self.stale_requests = len(lost.asked)
 
 
 def place(nodes: Iterable[Node], action: str, kind: str, units: Mapping[str, int], resource: str) -> Node | None:

@@ -1,4 +1,4 @@
-"""Pools: order of waiting work, reservation for the head, backfill behind it."""
+"""Pools and their lanes: waiting work in its order, actions set aside, and units in demand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shared.policy.order.lanes import Lane
+from shared.policy.order.tenants import FairQueue
 from shared.policy.resources.ledger import Node
 
 ZeroQueue = Literal["off", "on", "blocked"]
@@ -27,7 +27,7 @@ class Demand:
     window: tuple[int, int] = (0, 0)
     """Peaks of the last and of the present window."""
 
-    def note(self, units: int) -> None:
+    def add(self, units: int) -> None:
         """Add work (+) or remove it (-)."""
         self.units += units
         assert self.units >= 0, "more work has gone than came"
@@ -40,6 +40,32 @@ class Demand:
         """Start a new linger window."""
         self.window = (self.window[1], self.units)
         self.peak = max(self.window)
+
+
+@dataclass(slots=True)
+class Lane:
+    """Waiting work for the same nodes of a pool: one lane for all nodes, and one for each node that work is bound to.
+
+    Work that begins an environment also has its own lane: if memory is short, nothing else waits behind it.
+    """
+
+    name: str
+    node: str = ""
+    """The only node that can run it; empty: any of the pool's."""
+    queue: FairQueue = field(default_factory=FairQueue)
+    parked: set[str] = field(default_factory=set)
+    """Waiting actions that no node of the lane could ever take; queued again when nodes change."""
+    behind: set[str] = field(default_factory=set)
+    """Waiting actions behind an earlier one of their trajectory; queued when that is answered."""
+    postponed: dict[str, float] = field(default_factory=dict)
+    """Postponed actions -> time at which they are queued again."""
+    feasible: str = ""
+    """Head that some node is known to be able to take eventually."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of actions."""
+        return len(self.queue) + len(self.parked) + len(self.behind) + len(self.postponed)
 
 
 BEGINS = "begins"
@@ -81,11 +107,11 @@ class Pool(Lane):
         yield self
         yield from self.lanes.values()
 
-    def note(self, units: int, *, outside: bool) -> None:
+    def add_demand(self, units: int, *, outside: bool) -> None:
         """Add work (+) or remove it (-); `outside`: it belongs to no batch."""
-        self.demand.note(units)
+        self.demand.add(units)
         if outside:
-            self.outside.note(units)
+            self.outside.add(units)
 
     def next_window(self) -> None:
         """Start a new linger window."""

@@ -16,17 +16,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-COMING_S = 300.0
+EXPECTED_S = 300.0
 """Lifetime of a promise, seconds. By then the expected environments have begun, or their time is unknown."""
-MOST_COMING = 4096
+MOST_EXPECTED = 4096
 """Most images expected on one node; the oldest are removed."""
-MOST_HERE = 2048
+MOST_PRESENT = 2048
 """Most known images of one node; it reports no more."""
 
 AVOIDED_S = 60.0
 """Seconds for which a node that failed to create an environment of a missing image ranks last for it."""
 
-HERE, COMING, ABSENT, AVOIDED = 0, 1, 2, 3
+PRESENT, EXPECTED, ABSENT, AVOIDED = 0, 1, 2, 3
 
 
 class Promise(NamedTuple):
@@ -41,69 +41,69 @@ class Promise(NamedTuple):
 class Residency:
     """Images of one node."""
 
-    here: set[str] = field(default_factory=set)
-    coming: dict[str, Promise] = field(default_factory=dict)
+    present: set[str] = field(default_factory=set)
+    expected: dict[str, Promise] = field(default_factory=dict)
     """By age, oldest first."""
     failed: dict[str, float] = field(default_factory=dict)
     """Image -> end of the time in which the node is avoided for it; by age, oldest first."""
 
     def rank(self, image: str, now: float) -> int:
-        """`HERE`, `COMING`, `ABSENT` or `AVOIDED`. An environment without an image ranks `HERE` on every node."""
-        if not image or image in self.here:
-            return HERE
+        """`PRESENT`, `EXPECTED`, `ABSENT` or `AVOIDED`; `PRESENT` on every node for an environment without an image."""
+        if not image or image in self.present:
+            return PRESENT
         if self.failed.get(image, now) > now:
             return AVOIDED
-        promise = self.coming.get(image)
-        return COMING if promise is not None and promise.until_s > now else ABSENT
+        promise = self.expected.get(image)
+        return EXPECTED if promise is not None and promise.until_s > now else ABSENT
 
     def promised(self, resource: str, now: float) -> int:
         """Units that expected environments will hold. O(promises)."""
         self._expire(now)
-        return sum(promise.units.get(resource, 0) for promise in self.coming.values())
+        return sum(promise.units.get(resource, 0) for promise in self.expected.values())
 
     def expect(self, image: str, units: Mapping[str, int], now: float) -> None:
         """Expect environments of this image here; `units`: units that one more of them will hold."""
         self._expire(now)
-        known = self.coming.pop(image, None)
+        known = self.expected.pop(image, None)
         held = dict(known.units) if known is not None else {}
         for name, count in units.items():
             held[name] = held.get(name, 0) + count
-        self.coming[image] = Promise(now + COMING_S, held)
-        while len(self.coming) > MOST_COMING:
-            del self.coming[next(iter(self.coming))]
+        self.expected[image] = Promise(now + EXPECTED_S, held)
+        while len(self.expected) > MOST_EXPECTED:
+            del self.expected[next(iter(self.expected))]
 
-    def begun(self, image: str, units: Mapping[str, int], now: float) -> None:
+    def environment_begun(self, image: str, units: Mapping[str, int], now: float) -> None:
         """An environment has begun here. If the image is missing, the node pulls it now, and other environments may
         follow.
         """
-        known = self.coming.get(image)
+        known = self.expected.get(image)
         if known is not None:
             left = {name: max(0, count - units.get(name, 0)) for name, count in known.units.items()}
-            self.coming[image] = known._replace(units=left)
-        elif image and image not in self.here:
+            self.expected[image] = known._replace(units=left)
+        elif image and image not in self.present:
             self.expect(image, {}, now)
 
-    def unmade(self, image: str, now: float) -> None:
+    def creation_failed(self, image: str, now: float) -> None:
         """An environment of it could not be created here, because of an infrastructure failure."""
-        self.coming.pop(image, None)
+        self.expected.pop(image, None)
         self.failed.pop(image, None)
         self.failed[image] = now + AVOIDED_S
-        while len(self.failed) > MOST_COMING:
+        while len(self.failed) > MOST_EXPECTED:
             del self.failed[next(iter(self.failed))]
 
-    def changed(self, here: Iterable[str], gone: Iterable[str]) -> None:
+    def changed(self, present: Iterable[str], gone: Iterable[str]) -> None:
         """Apply a node's report of images added and removed."""
-        self.here.update(here)
-        self.here.difference_update(gone)
+        self.present.update(present)
+        self.present.difference_update(gone)
         for image in gone:
-            self.coming.pop(image, None)
+            self.expected.pop(image, None)
 
     def _expire(self, now: float) -> None:
-        while self.coming:
-            oldest = next(iter(self.coming))
-            if self.coming[oldest].until_s > now:
+        while self.expected:
+            oldest = next(iter(self.expected))
+            if self.expected[oldest].until_s > now:
                 return
-            del self.coming[oldest]
+            del self.expected[oldest]
 
 
 def share(used: int, capacity: int) -> float:

@@ -36,7 +36,7 @@ class CoresMachine(RuleBasedStateMachine):
     def takes(self, count: int) -> None:
         free = sorted(ALL - self.held())
         if count > len(free):
-            with pytest.raises(ValueError, match=f"{count} cores asked for, {len(free)} are free"):
+            with pytest.raises(ValueError, match=f"{count} cores requested, {len(free)} are free"):
                 self.cores.take(count, self.now)
         else:
             taken = self.cores.take(count, self.now)

@@ -69,12 +69,12 @@ COSTS: tuple[tuple[str, Mapping[str, int]], ...] = (
 SCALED = replace(work(timeout_s=5.0), amounts=(1, 2, 3), elasticity=Elasticity("amdahl", serial=0.1), duration_s=3.0)
 """A stage that more cores would shorten."""
 
-STAYS = tuple(EnvironmentNeed(f"t{size}", "runtime", {"memory": size}) for size in (1, 2, 4, 20))
+ENVIRONMENTS = tuple(EnvironmentNeed(f"t{size}", "runtime", {"memory": size}) for size in (1, 2, 4, 20))
 """Trajectories' environments; the last one needs more memory than any node has."""
 
 acts = st.fixed_dictionaries(
     {
-        "stay": st.sampled_from(STAYS),
+        "need": st.sampled_from(ENVIRONMENTS),
         "work": st.builds(
             lambda cores, repeatable, scales: (
                 replace(SCALED, kind="act", repeatable=repeatable)

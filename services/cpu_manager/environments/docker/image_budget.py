@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from services.cpu_manager.environments.docker.engine import EngineRefusal
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
 from shared.api.images import familiar
-from shared.policy.resources.residency import MOST_HERE
+from shared.policy.resources.residency import MOST_PRESENT
 from shared.runtime import log
 from shared.runtime.clock import SYSTEM_CLOCK, Clock
 
@@ -89,11 +89,11 @@ class ImageBudget:
         self._here = found
 
     def reported(self) -> frozenset[str]:
-        """Return the present images, ours and recently used ones first; at most `MOST_HERE`."""
-        if len(self._here) <= MOST_HERE:
+        """Return the present images, ours and recently used ones first; at most `MOST_PRESENT`."""
+        if len(self._here) <= MOST_PRESENT:
             return frozenset(self._here)
         ordered = sorted(self._here, key=lambda name: (-self._ours.get(name, 0.0), name))
-        return frozenset(ordered[:MOST_HERE])
+        return frozenset(ordered[:MOST_PRESENT])
 
     @property
     def bytes_ours(self) -> int:

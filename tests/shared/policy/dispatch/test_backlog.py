@@ -67,7 +67,7 @@ def test_what_is_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     units = [{"cores": 1 + n % 5} for n in range(9)]
     submit(dispatcher, *(request(f"r{n}", work(units=one), seq=n, batch=f"b{n}") for n, one in enumerate(units)))
     submit(dispatcher, request("other", ALIEN, seq=9))
-    monkeypatch.setattr(backlog, "MOST_TOLD", 1)
+    monkeypatch.setattr(backlog, "MOST_REPORTED", 1)
     told = survey(dispatcher.cluster)
     assert (len(told.pools), len(told.pools[0].lacks), len(told.stuck)) == (1, 1, 1)
     assert told.pools[0].waiting == 9

@@ -10,7 +10,7 @@ from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.deadlines import COMPACT_ABOVE, Deadlines
 from shared.policy.dispatch.scheduling_round import schedule
-from shared.policy.dispatch.starts import Starts
+from shared.policy.dispatch.start_predictor import StartPredictor
 from shared.policy.model.formulation import Grant
 from shared.policy.model.reports import HeldGrant
 from shared.policy.resources.ledger import Node
@@ -137,8 +137,8 @@ def newcomer(cores: int = 1) -> ActionState:
 def test_nothing_is_known_before_a_node_has_spoken() -> None:
     cluster = ClusterState()
     cluster.add_node(node("n"))
-    assert Starts(cluster, 1.0).predict(newcomer()) == float("-inf")
-    assert Starts(cluster, 1.0).in_time(newcomer(), 0.0)
+    assert StartPredictor(cluster, 1.0).predict(newcomer()) == float("-inf")
+    assert StartPredictor(cluster, 1.0).in_time(newcomer(), 0.0)
 
 
 @given(st.integers(1, 8), st.lists(st.integers(1, 4), max_size=12), st.integers(1, 4))
@@ -151,7 +151,7 @@ def test_a_newcomer_starts_after_the_work_before_it_over_the_units_there_are(
     for at, count in enumerate(fitting):
         queue(cluster, f"r{at}", count, at=at)
     schedule(cluster, 1.0)
-    predicted = Starts(cluster, 1.0).predict(newcomer(units))
+    predicted = StartPredictor(cluster, 1.0).predict(newcomer(units))
     if units > cores:
         assert predicted == float("-inf"), "no node will ever take it: its deadline decides"
     elif sum(fitting) + units <= cores:
@@ -166,9 +166,9 @@ def test_counting_only_as_far_as_asked_changes_no_verdict(cores: int, before: li
     for at, count in enumerate(before):
         queue(cluster, f"r{at}", min(count, cores), at=at)
     schedule(cluster, 1.0)
-    in_full = Starts(cluster, 1.0).predict(newcomer())
-    assert (Starts(cluster, 1.0).predict(newcomer(), by_s) > by_s) == (in_full > by_s)
-    assert Starts(cluster, 1.0).in_time(newcomer(), by_s) == (in_full <= by_s)
+    in_full = StartPredictor(cluster, 1.0).predict(newcomer())
+    assert (StartPredictor(cluster, 1.0).predict(newcomer(), by_s) > by_s) == (in_full > by_s)
+    assert StartPredictor(cluster, 1.0).in_time(newcomer(), by_s) == (in_full <= by_s)
 
 
 def test_other_pools_on_the_same_units_are_seen() -> None:
@@ -176,7 +176,7 @@ def test_other_pools_on_the_same_units_are_seen() -> None:
     action = ActionState(request("r", work(SLOTS, {"slots": 1, "cores": 1}, timeout_s=100.0)))
     cluster.queues.enqueue(action)
     schedule(cluster, 1.0)
-    assert Starts(cluster, 1.0).predict(newcomer()) == pytest.approx(11.0)
+    assert StartPredictor(cluster, 1.0).predict(newcomer()) == pytest.approx(11.0)
 
 
 # ---- deadlines -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.dispatch.starts import Starts
+from shared.policy.dispatch.start_predictor import StartPredictor
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Answer, Command, EnvironmentNeed, Grant, Request, SetShare, Work
 from shared.policy.model.reports import Ended, HeldGrant
@@ -128,7 +128,7 @@ def test_of_two_that_wait_for_more_of_a_node_one_keeps_its_units() -> None:
 
 def test_who_is_evicted_keeps_the_turn() -> None:
     dispatcher = Dispatcher()
-    dispatcher.cluster.elastic.patient = False
+    dispatcher.cluster.elastic.waits_for_units = False
     dispatcher.cluster.elastic.rule = "paper"
     whole = replace(work(timeout_s=6000.0), amounts=(1, 2, 3, 4), elasticity=Elasticity("power", exponent=1.0))
     three = [request("abc"[at], replace(whole, duration_s=10.0), tenant=f"t{at}", seq=at) for at in range(3)]
@@ -154,7 +154,7 @@ def test_what_begins_an_environment_needs_its_own_memory_beside_it() -> None:
 def test_the_spread_of_what_scales_is_that_on_its_fewest_units() -> None:
     dispatcher = leading(16)
     for seconds in (700.0, 900.0, 800.0):
-        dispatcher.cluster.durations.learned.seen(("ada", "t", "run scaled"), seconds)
+        dispatcher.cluster.durations.learned.learn(("ada", "t", "run scaled"), seconds)
     four = replace(work(units={"cores": 4}, timeout_s=600.0), amounts=(4, 8), elasticity=NEARLY_LINEAR)
     dispatcher.submitted(0.0, [request("r", four)])
     action = dispatcher.registry.actions["r"]
@@ -211,7 +211,7 @@ def widened() -> tuple[Dispatcher, Request, Grant, float]:
     """A new leader that knows of a grant on many cores what the store says, and how long it lasts there."""
     old = leading(16)
     asked = request("r", scaled(16, None))
-    old.cluster.durations.learned.seen(("ada", "t", "run scaled"), 320.0)
+    old.cluster.durations.learned.learn(("ada", "t", "run scaled"), 320.0)
     (grant,) = granted(old, old.submitted(0.0, [asked]))
     assert grant.units["cores"] > 4
     new = Dispatcher()
@@ -223,7 +223,7 @@ def widened() -> tuple[Dispatcher, Request, Grant, float]:
 
 def test_what_was_widened_is_expected_to_end_as_wide_as_it_is() -> None:
     new, _, grant, lasts_s = widened()
-    new.cluster.durations.learned.seen(("ada", "t", "run scaled"), 320.0)
+    new.cluster.durations.learned.learn(("ada", "t", "run scaled"), 320.0)
     new.inventory_taken(0.0, "a", "1", {"r": HeldGrant(0, grant.attempt, 0.0, grant.units)})
     assert new.registry.actions["r"].expected_end_s == pytest.approx(lasts_s)
 
@@ -242,12 +242,12 @@ def test_what_ended_before_the_nodes_account_is_learned_as_wide_as_it_was() -> N
 def test_newcomers_of_one_sort_share_the_count_of_what_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher = leading(4)
     counted: list[str] = []
-    count = Starts._count
+    count = StartPredictor._count
 
-    def noting(self: Starts, resource: str, nodes: list[Node]) -> object:
+    def noting(self: StartPredictor, resource: str, nodes: list[Node]) -> object:
         counted.append(resource)
         return count(self, resource, nodes)
 
-    monkeypatch.setattr(Starts, "_count", noting)
+    monkeypatch.setattr(StartPredictor, "_count", noting)
     dispatcher.submitted(0.0, [request(f"r{at}", seq=at, start_by_s=5.0) for at in range(20)])
     assert counted == ["cores"]

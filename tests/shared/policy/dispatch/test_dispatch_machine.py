@@ -84,9 +84,9 @@ class Mesh(RuleBasedStateMachine):
             now, name = world.now, f"r{len(world.requests)}"
             arrival, deadline_s = (round(now * 1000), len(world.requests)), now + draft["patience_s"]
             stages = (replace(draft["work"], name="s0"),)
-            world.submit(Request(name, "ada", "t", "", arrival, stages, deadline_s, need=draft["stay"]))
+            world.submit(Request(name, "ada", "t", "", arrival, stages, deadline_s, need=draft["need"]))
 
-    @rule(need=st.sampled_from(strategies.STAYS))
+    @rule(need=st.sampled_from(strategies.ENVIRONMENTS))
     def close(self, need: EnvironmentNeed) -> None:
         self.world.close(need.trajectory)
 

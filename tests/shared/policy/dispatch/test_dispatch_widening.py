@@ -173,7 +173,7 @@ def test_everything_is_executed_in_order_and_no_unit_is_granted_twice(
 ) -> None:
     """What waits by its own choice may be passed by what ends before; nothing else is."""
     dispatcher = leading(cores, *[f"n{at}" for at in range(nodes)], rule=rule)
-    dispatcher.cluster.elastic.patient = patient
+    dispatcher.cluster.elastic.waits_for_units = patient
     requests = [
         request(f"r{at}", scaled(most, seconds, Elasticity("amdahl", serial=serial)), seq=at)
         for at, (most, seconds, serial) in enumerate(jobs)

@@ -14,7 +14,7 @@ from shared.policy.order.ebf import EbfKey
 from shared.policy.order.estimates import UNKNOWN_FRACTION, Durations
 from tests.shared.policy.strategies import request, work
 
-HERE, THERE = ("cores@default", "cores@default", "ada"), ("cores@default", "=n1", "ada")
+PRESENT, THERE = ("cores@default", "cores@default", "ada"), ("cores@default", "=n1", "ada")
 
 
 def key(book: BatchRegistry, one: Request) -> EbfKey:
@@ -34,7 +34,7 @@ def test_outside_a_batch_the_arrival_counts_and_the_duration_once_it_is_known() 
     book, durations = BatchRegistry(), Durations()
     alone = request("a", work(timeout_s=10.0), at_s=5.0)
     assert book.key(alone, durations).expected_completion_s == 5.0
-    durations.seen(("ada", "t", "run"), 4.0)
+    durations.learn(("ada", "t", "run"), 4.0)
     assert book.key(alone, durations).expected_completion_s == 9.0
 
 
@@ -44,7 +44,7 @@ def test_an_expected_completion_stays_finite_and_bounded(arrived_s: float, estim
     one = request("a", work(timeout_s=1e6), at_s=arrived_s, batch="b")
     for estimate in estimates[:2]:
         book.expected("b", estimate)
-    book.waits(one, HERE)
+    book.waits(one, PRESENT)
     for estimate in estimates[2:]:
         book.expected("b", estimate)
     assert key(book, one).expected_completion_s <= one.arrival[0] / 1000 + 100.0
@@ -54,12 +54,12 @@ def test_an_estimate_names_the_queues_in_which_the_batch_waits() -> None:
     book = BatchRegistry()
     first, second, gone = (request(name, batch="b", seq=at) for at, name in enumerate(("first", "second", "gone")))
     alone = request("alone")
-    for one, place in ((first, HERE), (second, HERE), (gone, THERE), (alone, HERE)):
+    for one, place in ((first, PRESENT), (second, PRESENT), (gone, THERE), (alone, PRESENT)):
         book.waits(one, place)
     book.leaves(gone, THERE)
-    book.leaves(alone, HERE)
-    book.leaves(first, HERE)
-    assert book.expected("b", 3.0) == [HERE]
+    book.leaves(alone, PRESENT)
+    book.leaves(first, PRESENT)
+    assert book.expected("b", 3.0) == [PRESENT]
     assert book.expected("b", 3.0) == []
     assert key(book, gone).expected_completion_s == book.due("b") == 3.0
 
@@ -76,37 +76,37 @@ def test_the_first_arrival_under_a_former_leader_counts_and_does_not_undo_what_i
     book = BatchRegistry()
     book.first_arrival("b", 1.0, [10.0])
     late = request("late", at_s=500.0, batch="b")
-    book.waits(late, HERE)
+    book.waits(late, PRESENT)
     assert key(book, late).expected_completion_s == 11.0
     book.first_arrival("b", 400.0, [10.0])
-    assert book.expected("b", 5.0) == [HERE]
+    assert book.expected("b", 5.0) == [PRESENT]
 
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_the_book_is_bounded_and_forgets_the_batch_longest_untouched(most: int) -> None:
     book = BatchRegistry(most=most)
     for at in range(most):
-        book.waits(request(f"a{at}", batch=f"b{at}"), HERE)
+        book.waits(request(f"a{at}", batch=f"b{at}"), PRESENT)
     book.expected("b0", 2.0)
-    book.waits(request("again", batch="b0"), HERE)
+    book.waits(request("again", batch="b0"), PRESENT)
     for at in range(most - 1):
-        book.waits(request(f"new{at}", batch=f"n{at}"), HERE)
+        book.waits(request(f"new{at}", batch=f"n{at}"), PRESENT)
     assert key(book, request("x", batch="b0")).expected_completion_s == 2.0, "it was touched last"
     for at in range(100):
         book.expected(f"unseen{at}", 1.0)
-        book.waits(request(f"many{at}", batch=f"many{at}"), HERE)
+        book.waits(request(f"many{at}", batch=f"many{at}"), PRESENT)
     assert key(book, request("x", at_s=50.0, batch="b0")).expected_completion_s == 60.0, "forgotten"
 
 
 def test_durations_learn_slowly_and_stay_bounded() -> None:
     durations = Durations(weight=0.5, most=2)
     one, other = ("ada", "t", "run"), ("bob", "t", "run")
-    durations.seen(one, 4.0)
+    durations.learn(one, 4.0)
     assert durations.expect(one, 3.0) == 3.0, "never more than the timeout"
-    durations.seen(one, 8.0)
+    durations.learn(one, 8.0)
     assert durations.expect(one, 100.0) == 6.0
-    durations.seen(other, 1.0)
-    durations.seen(one, 6.0)
-    durations.seen(("cyd", "t", "run"), 1.0)
+    durations.learn(other, 1.0)
+    durations.learn(one, 6.0)
+    durations.learn(("cyd", "t", "run"), 1.0)
     assert durations.expect(other, 100.0) == 100.0 * UNKNOWN_FRACTION, "the one longest unseen is forgotten"
     assert durations.expect(one, 100.0) == 6.0

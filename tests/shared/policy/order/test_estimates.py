@@ -18,7 +18,7 @@ SECONDS = st.floats(1e-3, 3600.0)
 def learned(seconds: list[float], weight: float = 0.1) -> Durations:
     durations = Durations(weight=weight)
     for value in seconds:
-        durations.seen(ONE, value)
+        durations.learn(ONE, value)
     return durations
 
 

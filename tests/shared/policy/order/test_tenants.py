@@ -97,7 +97,7 @@ def test_the_head_of_nobody_is_none() -> None:
     queue = FairQueue()
     assert queue.head() is None
     assert list(queue) == []
-    with pytest.raises(IndexError, match="nobody waits"):
+    with pytest.raises(IndexError, match="the queue is empty"):
         queue.head_key()
 
 

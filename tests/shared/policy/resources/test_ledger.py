@@ -128,7 +128,7 @@ def test_a_vector_fits_whole_or_not_at_all(
 def test_units_that_were_never_taken_cannot_come_back() -> None:
     host = node("n")
     host.take({"cores": 1})
-    with pytest.raises(AssertionError, match="n got back more cores than it gave"):
+    with pytest.raises(AssertionError, match="n: more cores given back than taken"):
         host.give_back({"cores": 2})
 
 
@@ -208,8 +208,8 @@ def test_a_pool_wants_its_target_and_what_came_unforeseen_and_its_head_and_witho
     target: int | None, outside: int, inside: int, head: int, zero_queue: ZeroQueue
 ) -> None:
     pool = Pool(CORES, target=target)
-    pool.note(outside, outside=True)
-    pool.note(inside, outside=False)
+    pool.add_demand(outside, outside=True)
+    pool.add_demand(inside, outside=False)
     wanted = pool.wanted([ready("a", 4), ready("b", 6)], head, zero_queue)
     asked = {"off": 0, "on": outside + inside, "blocked": 10}[zero_queue]
     assert wanted == (10 if target is None else min(10, max(target + outside, head, asked)))
@@ -217,10 +217,10 @@ def test_a_pool_wants_its_target_and_what_came_unforeseen_and_its_head_and_witho
 
 def test_units_for_work_linger_for_one_window() -> None:
     pool = Pool(CORES)
-    pool.note(+3, outside=True)
-    pool.note(-2, outside=True)
-    pool.note(+1, outside=False)
-    pool.note(-1, outside=False)
+    pool.add_demand(+3, outside=True)
+    pool.add_demand(-2, outside=True)
+    pool.add_demand(+1, outside=False)
+    pool.add_demand(-1, outside=False)
     peaks = []
     for _ in range(3):
         pool.next_window()
@@ -231,4 +231,4 @@ def test_units_for_work_linger_for_one_window() -> None:
 @pytest.mark.parametrize("outside", [False, True])
 def test_work_cannot_go_before_it_came(outside: bool) -> None:
     with pytest.raises(AssertionError, match="has gone than came"):
-        Pool(CORES).note(-1, outside=outside)
+        Pool(CORES).add_demand(-1, outside=outside)

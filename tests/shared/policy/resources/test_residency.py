@@ -13,7 +13,7 @@ from shared.policy.dispatch.placement import place_environment, place_pull
 from shared.policy.model.formulation import Answer, EnvironmentNeed, ForgetTrajectory, Grant, PullImage
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
-from shared.policy.resources.residency import ABSENT, COMING, COMING_S, HERE, MOST_COMING, Residency
+from shared.policy.resources.residency import ABSENT, EXPECTED, EXPECTED_S, MOST_EXPECTED, PRESENT, Residency
 from tests.shared.policy.dispatch.test_dispatch_trajectories import act, end, grants, host, leading, meet, submit
 from tests.shared.policy.strategies import request, work
 
@@ -58,7 +58,7 @@ def test_where_the_memory_is_taken_the_image_does_not_help() -> None:
 
 node_states = st.lists(
     st.tuples(
-        st.sampled_from([HERE, COMING, ABSENT]),
+        st.sampled_from([PRESENT, EXPECTED, ABSENT]),
         st.integers(0, 100),
         st.integers(0, 4),
         st.booleans(),
@@ -71,9 +71,9 @@ node_states = st.lists(
 def nodes_of(states: list[tuple[int, int, int, bool]]) -> list[Node]:
     nodes = []
     for number, (rank, used, busy, ready) in enumerate(states):
-        node = engine(f"n{number}", *(["i:1"] if rank == HERE else []), used=used)
+        node = engine(f"n{number}", *(["i:1"] if rank == PRESENT else []), used=used)
         node.used["cores"], node.ready = busy, ready
-        if rank == COMING:
+        if rank == EXPECTED:
             node.images.expect("i:1", {}, 0.0)
         nodes.append(node)
     return nodes
@@ -138,14 +138,14 @@ def test_a_node_that_has_it_is_not_told_and_one_that_lost_it_is() -> None:
     assert expect(leader, "i:1") == []
     leader.images_changed(0.0, "a", "1", (), ["i:1"])
     assert expect(leader, "i:1") == [("a", "i:1")] or expect(leader, "i:1") == []
-    assert leader.cluster.nodes.present["a"].images.rank("i:1", 0.0) != HERE
+    assert leader.cluster.nodes.present["a"].images.rank("i:1", 0.0) != PRESENT
 
 
 def test_a_promise_that_nobody_comes_for_expires() -> None:
     leader = leading(engine("a"))
     assert expect(leader, "i:1") == [("a", "i:1")]
-    assert expect(leader, "i:1", now=COMING_S - 1) == []
-    assert expect(leader, "i:1", now=2 * COMING_S) == [("a", "i:1")]
+    assert expect(leader, "i:1", now=EXPECTED_S - 1) == []
+    assert expect(leader, "i:1", now=2 * EXPECTED_S) == [("a", "i:1")]
 
 
 def test_nodes_without_an_engine_or_of_another_class_are_not_told() -> None:
@@ -157,13 +157,13 @@ def test_nodes_without_an_engine_or_of_another_class_are_not_told() -> None:
 
 def test_what_is_promised_is_bounded_and_goes_with_its_beginning() -> None:
     images = Residency()
-    for n in range(MOST_COMING + 10):
+    for n in range(MOST_EXPECTED + 10):
         images.expect(f"i:{n}", {MEMORY: 1}, 0.0)
-    assert len(images.coming) == MOST_COMING
-    images.begun("i:100", {MEMORY: 1}, 0.0)
-    assert images.promised(MEMORY, 0.0) == MOST_COMING - 1
+    assert len(images.expected) == MOST_EXPECTED
+    images.environment_begun("i:100", {MEMORY: 1}, 0.0)
+    assert images.promised(MEMORY, 0.0) == MOST_EXPECTED - 1
     images.changed(["i:100"], [])
-    assert images.rank("i:100", 2 * COMING_S) == HERE
+    assert images.rank("i:100", 2 * EXPECTED_S) == PRESENT
 
 
 def test_an_environment_that_began_without_a_hint_draws_its_group_to_its_node() -> None:

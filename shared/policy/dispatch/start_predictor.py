@@ -17,7 +17,7 @@ from shared.policy.resources.ledger import Node
 from shared.policy.resources.pools import Pool
 
 
-class Granted(NamedTuple):
+class PoolUsage(NamedTuple):
     """Units of a pool's resource on some nodes."""
 
     capacity: int
@@ -27,12 +27,12 @@ class Granted(NamedTuple):
 
 
 @dataclass(slots=True)
-class Starts:
+class StartPredictor:
     """Predictions of one moment, before any grant. The counts are shared by all new requests of a sort."""
 
     cluster: ClusterState
     now: float
-    _granted: dict[tuple[str, str, tuple[tuple[str, int], ...]], Granted] = field(default_factory=dict)
+    _usages: dict[tuple[str, str, tuple[tuple[str, int], ...]], PoolUsage] = field(default_factory=dict)
 
     def in_time(self, action: ActionState, by_s: float) -> bool:
         """Return whether a new request is predicted to start by then. True while no node has sent an inventory.
@@ -40,9 +40,9 @@ class Starts:
         O(granted) for the first of its sort; as `predict` if it would be late behind everything that waits.
         """
         pool = self.cluster.queues.pool(action.work.pool)
-        granted = self._of(pool, action)
-        early = self.now <= by_s and granted.left_s + pool.queued_s <= (by_s - self.now) * granted.capacity
-        return not granted.capacity or early or self.predict(action, by_s) <= by_s
+        usage = self._usage(pool, action)
+        early = self.now <= by_s and usage.left_s + pool.queued_s <= (by_s - self.now) * usage.capacity
+        return not usage.capacity or early or self.predict(action, by_s) <= by_s
 
     def predict(self, action: ActionState, by_s: float = float("inf")) -> float:
         """Predicted start of a new request if it were queued now, absolute seconds; optimistic about later arrivals.
@@ -51,7 +51,7 @@ class Starts:
         inventory. O(granted + queue ahead), bounded; counting stops once the start lies beyond `by_s`.
         """
         cluster, pool = self.cluster, self.cluster.queues.pool(action.work.pool)
-        capacity, used, ahead_s = self._of(pool, action)
+        capacity, used, ahead_s = self._usage(pool, action)
         if not capacity:
             return float("-inf")
         busy = used + action.pool_units
@@ -65,20 +65,20 @@ class Starts:
                 break
         return self.now + ahead_s / capacity if busy > capacity else self.now
 
-    def _of(self, pool: Pool, action: ActionState) -> Granted:
+    def _usage(self, pool: Pool, action: ActionState) -> PoolUsage:
         sort = (pool.name, action.work.kind, tuple(action.needs.items()))
-        granted = self._granted.get(sort)
-        if granted is None:
+        usage = self._usages.get(sort)
+        if usage is None:
             nodes = [node for node in self.cluster.nodes.of(pool) if node.ready and action.could_run_on(node)]
-            granted = self._granted[sort] = self._count(pool.resource, nodes)
-        return granted
+            usage = self._usages[sort] = self._count(pool.resource, nodes)
+        return usage
 
-    def _count(self, resource: str, nodes: list[Node]) -> Granted:
+    def _count(self, resource: str, nodes: list[Node]) -> PoolUsage:
         capacity = sum(node.capacity.get(resource, 0) for node in nodes)
         used = sum(node.used.get(resource, 0) for node in nodes)
         held = [one for node in nodes for one in self.cluster.granted.get(node.name, {}).values()]
         left_s = sum(max(0.0, one.expected_end_s - self.now) * one.units.get(resource, 0) for one in held)
-        return Granted(capacity, used, left_s)
+        return PoolUsage(capacity, used, left_s)
 
 
 def _hopeful_s(action: ActionState) -> float:

@@ -141,11 +141,11 @@ def test_a_refused_line_is_told_with_its_reason_and_not_called_a_failure(stack: 
     file = write(tmp_path / "cobol.jsonl", row)
     done = treadle(stack, "grade", file, "--kind", "code.stdio")
     assert done.returncode == 4
-    told = " ".join(done.stdout.split())
-    assert "1 request: 1 masked" in told
-    assert "No verdict 1 request to leave out" in told
-    assert "1 refused: This node has no toolchain for 'cobol'" in told
-    assert "failure of the mesh" not in told
+    informative = " ".join(done.stdout.split())
+    assert "1 request: 1 masked" in informative
+    assert "No verdict 1 request to leave out" in informative
+    assert "1 refused: This node has no toolchain for 'cobol'" in informative
+    assert "failure of the mesh" not in informative
     found = json.loads(treadle(stack, "grade", file, "--kind", "code.stdio", "--json").stdout)["without_verdict"]
     assert [(each["ended"], each["requests"]) for each in found] == [("refused", 1)]
 

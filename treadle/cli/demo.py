@@ -15,12 +15,12 @@ from rich.console import Console
 from shared.runtime.settings import TreadleSettings, load
 from shared.runtime.stack_state import ServiceState, State
 from treadle.cli.address import find_proxy
-from treadle.cli.grade import DISAGREES, WRONG, Failure, answering, failing
+from treadle.cli.grade import DISAGREES, WRONG, GradingFailed, answering, failing
 from treadle.cli.up import Home
 from treadle.client.answers import NodeView
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.progress import ProgressBar
-from treadle.grading.demonstration import Demonstration, Plan, demonstrate
+from treadle.grading.demonstration import Demonstration, DemoPlan, demonstrate
 from treadle.grading.humaneval import PackageMissing
 from treadle.grading.render import counted, show
 from treadle.stack.operate import start_detached
@@ -40,7 +40,7 @@ def demo(
     ] = GROUP_SIZE,
     generations: Annotated[int, typer.Option(min=0, help="Recorded generations to grade as well.")] = GENERATIONS,
     timeout: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds a program may run.")] = 3.0,
-    seed: Annotated[int, typer.Option(help="Decides mutants and sample.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of mutants and sample.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_PROBLEMS} problems and few generations.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     url: Annotated[str | None, typer.Option(help="The proxy. [default: the stack that is up, or a new one]")] = None,
@@ -48,16 +48,16 @@ def demo(
 ) -> None:
     """Grade HumanEval's 164 reference solutions and seeded mutants of them on a stack of your own.
 
-    Starts a stack when none is up and leaves it running, so that the next demo starts at once. Where the data folder
-    (TREADLE_DATA, by default ../shared/data) has recorded generations of models, a sample of them is graded as well
-    and compared with their recorded verdicts.
+    Starts a stack if none is up and leaves it running, so that the next demo starts at once. If the data folder
+    (TREADLE_DATA, by default ../shared/data) has recorded generations of models, the demo grades a sample of them too
+    and compares the recorded verdicts.
 
-    Exit status: 0 all as it should be; 1 a reference does not pass or a verdict differs; 2 a part is missing;
+    Exit status: 0 success; 1 a reference does not pass or a verdict differs; 2 a part is missing;
     3 no stack answers.
     """
     console = Console(stderr=as_json)
     with failing("demo"):
-        plan = Plan(
+        plan = DemoPlan(
             problems=QUICK_PROBLEMS if quick else PROBLEMS,
             group_size=group_size,
             generations=min(generations, QUICK_GENERATIONS) if quick else generations,
@@ -66,24 +66,24 @@ def demo(
             key=uuid.uuid4().hex[:12],
             data=load(TreadleSettings).data,
         )
-        door = _door(url, home, console)
-        found = asyncio.run(_run(door, plan, console))
+        url = _proxy_url(url, home, console)
+        found = asyncio.run(_run(url, plan, console))
     if as_json:
         typer.echo(msgspec.json.encode(found).decode())
     else:
         _show(found, plan, console)
         console.print(
-            f"\nThe stack is still up: {door}. Look around: {door}/v1/batches. Stop it: treadle down", soft_wrap=True
+            f"\nThe stack is still up: {url}. Its batches: {url}/v1/batches. Stop it: treadle down", soft_wrap=True
         )
-    raise typer.Exit(0 if found.as_it_should_be else DISAGREES)
+    raise typer.Exit(0 if found.succeeded else DISAGREES)
 
 
-def _door(url: str | None, home: Path | None, console: Console) -> str:
-    """The proxy's address; a stack is started where there is none."""
-    door = find_proxy(os.environ, url, home)
-    if door is not None:
-        console.print(f"Using the stack at {door}")
-        return door
+def _proxy_url(url: str | None, home: Path | None, console: Console) -> str:
+    """Return the proxy's address. Starts a stack if there is none."""
+    url = find_proxy(os.environ, url, home)
+    if url is not None:
+        console.print(f"Using the stack at {url}")
+        return url
     if home is not None:
         os.environ["TREADLE_HOME"] = str(home)
     console.print("No stack is up: starting one (the first time also makes its databases)")
@@ -93,30 +93,30 @@ def _door(url: str | None, home: Path | None, console: Console) -> str:
         if service.state is not State.STARTING:
             console.print(f"  {service.name:<16} {service.state}", highlight=False)
 
-    door = start_detached(os.environ, changed).url(PROXY)
-    console.print(f"Up in {time.monotonic() - started:.1f} s at {door}")
-    return door
+    url = start_detached(os.environ, changed).url(PROXY)
+    console.print(f"Up in {time.monotonic() - started:.1f} s at {url}")
+    return url
 
 
-async def _run(door: str, plan: Plan, console: Console) -> Demonstration:
-    async with AsyncTreadle(door) as client:
+async def _run(url: str, plan: DemoPlan, console: Console) -> Demonstration:
+    async with AsyncTreadle(url) as client:
         await answering(client)
         for line in _hosts(await client.nodes()):
             console.print(line, highlight=False)
         try:
             return await demonstrate(client, plan, lambda title, lines: ProgressBar(lines, title, console))
         except PackageMissing as error:
-            raise Failure(str(error), WRONG) from error
+            raise GradingFailed(str(error), WRONG) from error
 
 
 def _hosts(nodes: list[NodeView]) -> Iterator[str]:
     for node in nodes:
         if node.state == "ready":
             cores, rung = node.capacity.get("cores", 0), node.labels.get("sandbox", "?")
-            yield f"Node {node.name}: {cores} cores, programs run behind sandbox rung {rung}"
+            yield f"Node {node.name}: {cores} cores, sandbox rung {rung}"
 
 
-def _show(found: Demonstration, plan: Plan, console: Console) -> None:
+def _show(found: Demonstration, plan: DemoPlan, console: Console) -> None:
     mutants = found.mutants
     console.rule("HumanEval: references and mutants")
     show(mutants.report, console)
@@ -128,7 +128,7 @@ def _show(found: Demonstration, plan: Plan, console: Console) -> None:
         console.print(line)
 
 
-def _summary(found: Demonstration, plan: Plan) -> Iterator[str]:
+def _summary(found: Demonstration, plan: DemoPlan) -> Iterator[str]:
     mutants = found.mutants
     counts = mutants.report.rewards.verdicts
     whole = mutants.references_passed == mutants.problems
@@ -148,4 +148,4 @@ def _summary(found: Demonstration, plan: Plan) -> Iterator[str]:
         yield f"{mark} {agreement.agreed:,} of {agreement.compared:,} recorded verdicts of model generations confirmed"
     reports = [report for report in (mutants.report, found.generations) if report is not None]
     programs, seconds = sum(r.rewards.requests for r in reports), sum(r.elapsed_s for r in reports)
-    yield f"[green]✓[/] {programs:,} programs in {seconds:.1f} s, each in walls of its own, each answered once"
+    yield f"[green]✓[/] {programs:,} programs in {seconds:.1f} s, each in its own sandbox, each answered once"

@@ -23,19 +23,19 @@ from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.errors import TreadleError, Unavailable
 from treadle.client.graded import GradedBatch
 from treadle.client.progress import ProgressBar
-from treadle.grading.format import GradingFile, Line, read_file
-from treadle.grading.intake import Checked, check_file
-from treadle.grading.job import Job, declared, run_job, workflow_of
-from treadle.grading.out import OutFile
+from treadle.grading.check import Checked, check_file
+from treadle.grading.format import GradingFile, GradingLine, read_file
+from treadle.grading.job import GradingJob, declared, run_job, workflow_of
+from treadle.grading.output import OutputFile
 from treadle.grading.render import show
-from treadle.grading.report import Report
+from treadle.grading.report import GradingReport
 
 DISAGREES, WRONG, NOT_UP, NO_VERDICT, NOT_WRITTEN, INTERRUPTED = 1, 2, 3, 4, 5, 130
 """Exit statuses; `grade` says when."""
 COMPLAINTS_SHOWN = 20
 
 
-class Failure(Exception):
+class GradingFailed(Exception):
     """Ends the command with a message and a status."""
 
     def __init__(self, message: str, status: int) -> None:
@@ -62,8 +62,8 @@ class Options:
 class Graded:
     """What the command found."""
 
-    report: Report
-    lines: Sequence[Line]
+    report: GradingReport
+    lines: Sequence[GradingLine]
     batches: Sequence[GradedBatch]
 
 
@@ -105,7 +105,7 @@ def grade(
     raise typer.Exit(status_of(graded.report))
 
 
-def _out(options: Options) -> AbstractContextManager[OutFile | None]:
+def _out(options: Options) -> AbstractContextManager[OutputFile | None]:
     """The file of --out, if there is one.
 
     Raises:
@@ -115,21 +115,21 @@ def _out(options: Options) -> AbstractContextManager[OutFile | None]:
         return nullcontext()
     try:
         if options.out.exists() and options.out.samefile(options.file):
-            raise Failure(f"--out {options.out} is the file to grade: name another; nothing was submitted", WRONG)
-        return OutFile(options.out)
+            raise GradingFailed(f"--out {options.out} is the file to grade: name another; nothing was submitted", WRONG)
+        return OutputFile(options.out)
     except OSError as error:
         why = f"cannot write --out {options.out} ({error.strerror})"
-        raise Failure(f"{why}: name a file that can be written; nothing was submitted", WRONG) from error
+        raise GradingFailed(f"{why}: name a file that can be written; nothing was submitted", WRONG) from error
 
 
-def _print(report: Report, as_json: bool) -> None:
+def _print(report: GradingReport, as_json: bool) -> None:
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())
     else:
         show(report, Console())
 
 
-def _write(options: Options, answers: OutFile | None, graded: Graded) -> None:
+def _write(options: Options, answers: OutputFile | None, graded: Graded) -> None:
     if answers is None:
         return
     try:
@@ -137,7 +137,7 @@ def _write(options: Options, answers: OutFile | None, graded: Graded) -> None:
     except OSError as error:
         why = f"not all answers could be written to {options.out} ({error.strerror})"
         help_ = f"the same command with --key {options.key} and another --out writes them and runs nothing again"
-        raise Failure(f"{why}; {help_}", NOT_WRITTEN) from error
+        raise GradingFailed(f"{why}; {help_}", NOT_WRITTEN) from error
 
 
 @contextmanager
@@ -145,16 +145,16 @@ def failing(command: str) -> Iterator[None]:
     """Turns what went wrong into one line on stderr and an exit status."""
     try:
         yield
-    except (Failure, StackError, TreadleError, WrongSetting) as error:
+    except (GradingFailed, StackError, TreadleError, WrongSetting) as error:
         typer.echo(f"treadle {command}: {error}", err=True)
         away = isinstance(error, (StackError, Unavailable))
-        raise typer.Exit(error.status if isinstance(error, Failure) else NOT_UP if away else WRONG) from error
+        raise typer.Exit(error.status if isinstance(error, GradingFailed) else NOT_UP if away else WRONG) from error
     except KeyboardInterrupt:
         typer.echo(f"treadle {command}: interrupted; the batch was cancelled", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
-def status_of(report: Report) -> int:
+def status_of(report: GradingReport) -> int:
     """The exit status a report stands for."""
     if report.agreement is not None and report.agreement.disagreements:
         return DISAGREES
@@ -170,15 +170,15 @@ async def grade_file(options: Options, url: str | None, home: Path | None) -> Gr
     """
     found, workflow = _read(options)
     name = options.task or found.task or _slug(options.file)
-    checked = _sound(options, check_file(found, workflow, options.expect))
+    checked = _is_complete(options, check_file(found, workflow, options.expect))
     async with AsyncTreadle(_door(url, home), tenant=options.tenant) as client:
         await answering(client)
         if workflow is None:
             workflow = await declared(client, name)
-            checked = _sound(options, check_file(found, workflow, options.expect))
+            checked = _is_complete(options, check_file(found, workflow, options.expect))
         else:
             await client.put_task(name, workflow.model_dump(mode="json", exclude_unset=True))
-        job = Job(name, workflow, checked.lines, options.key, options.batch_size, checked.expected)
+        job = GradingJob(name, workflow, checked.lines, options.key, options.batch_size, checked.expected)
         with _resumable(options.key), ProgressBar(len(job.lines), name) as bar:
             report, batches = await run_job(client, job, bar)
     return Graded(report, job.lines, batches)
@@ -193,25 +193,25 @@ async def answering(client: AsyncTreadle) -> None:
     try:
         await client.probe()
     except Unavailable as error:
-        raise Failure(f"no stack answers at {client.url}: start one with treadle up --detach", NOT_UP) from error
+        raise GradingFailed(f"no stack answers at {client.url}: start one with treadle up --detach", NOT_UP) from error
 
 
 def _read(options: Options) -> tuple[GradingFile, Task | None]:
     try:
         found = read_file(options.file)
     except OSError as error:
-        raise Failure(f"cannot read {options.file}: {error}", WRONG) from error
+        raise GradingFailed(f"cannot read {options.file}: {error}", WRONG) from error
     if options.kind is None:
         return found, found.workflow
     if found.workflow is not None:
-        raise Failure(f"{options.file} has a workflow in its header: leave out --kind", WRONG)
+        raise GradingFailed(f"{options.file} has a workflow in its header: leave out --kind", WRONG)
     try:
         return found, workflow_of(options.kind)
     except ValueError as error:
-        raise Failure(str(error), WRONG) from error
+        raise GradingFailed(str(error), WRONG) from error
 
 
-def _sound(options: Options, checked: Checked) -> Checked:
+def _is_complete(options: Options, checked: Checked) -> Checked:
     """The checked file, if it may be submitted.
 
     Raises:
@@ -222,20 +222,20 @@ def _sound(options: Options, checked: Checked) -> Checked:
     if (more := len(checked.complaints) - COMPLAINTS_SHOWN) > 0:
         typer.echo(f"{options.file}: and {more} more", err=True)
     if checked.fatal:
-        raise Failure("the header is wrong; nothing was submitted", WRONG)
+        raise GradingFailed("the header is wrong; nothing was submitted", WRONG)
     if checked.complaints and not options.skip_bad:
-        raise Failure("nothing was submitted: mend these lines, or leave them out with --skip-bad", WRONG)
+        raise GradingFailed("nothing was submitted: mend these lines, or leave them out with --skip-bad", WRONG)
     if not checked.lines:
-        raise Failure(f"{options.file} has no line to grade", WRONG)
+        raise GradingFailed(f"{options.file} has no line to grade", WRONG)
     return checked
 
 
 def _door(url: str | None, home: Path | None) -> str:
     door = find_proxy(os.environ, url, home)
     if door is None:
-        raise Failure("no stack is up: start one with treadle up --detach, or name a proxy with --url", NOT_UP)
+        raise GradingFailed("no stack is up: start one with treadle up --detach, or name a proxy with --url", NOT_UP)
     if not door.startswith(("http://", "https://")):
-        raise Failure(f"{door!r} is no address: write it as http://127.0.0.1:8700", WRONG)
+        raise GradingFailed(f"{door!r} is no address: write it as http://127.0.0.1:8700", WRONG)
     return door
 
 

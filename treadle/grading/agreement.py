@@ -8,7 +8,7 @@ import msgspec
 
 from treadle.client.answers import Answer
 from treadle.client.verdicts import reported_verdict, verdict_of
-from treadle.grading.format import Complaint, Expected, Line
+from treadle.grading.format import Complaint, Expected, GradingLine
 
 EXPECTED = ("passed", "failed", "error", "timeout", True, False)
 
@@ -35,7 +35,7 @@ class Agreement(msgspec.Struct, frozen=True):
     disagreements: list[Disagreement]
 
 
-def expectations(lines: Iterable[tuple[int, Line]], field: str) -> tuple[dict[str, Expected], list[Complaint]]:
+def expectations(lines: Iterable[tuple[int, GradingLine]], field: str) -> tuple[dict[str, Expected], list[Complaint]]:
     """Return the recorded verdicts by id.
 
     Args:

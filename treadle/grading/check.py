@@ -1,37 +1,77 @@
-"""Check that a line's parameters fit its workflow: the proxy's rule, applied before anything is submitted."""
+"""Checks of a file before it is submitted: every error, and the lines that can be submitted.
+
+The parameters of a line must fit its workflow; this is the proxy's rule, applied here first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from shared.api.tasks import StageTemplate
+from shared.api.tasks import StageTemplate, Task
 from shared.messages.kinds import KINDS
-from treadle.grading.format import Complaint, Line, explain
+from treadle.grading.agreement import expectations
+from treadle.grading.format import Complaint, Expected, GradingFile, GradingLine, explain
 
 
-def check_lines(lines: Iterable[tuple[int, Line]], stages: Sequence[StageTemplate]) -> Iterator[Complaint]:
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A file after all possible checks."""
+
+    lines: Sequence[GradingLine]
+    """Valid ones."""
+    expected: dict[str, Expected]
+    """Recorded verdicts by id."""
+    complaints: Sequence[Complaint]
+    """Sorted by line."""
+    fatal: bool
+    """The header is wrong, so leaving lines out does not help."""
+
+
+def check_file(found: GradingFile, workflow: Task | None, expect: str) -> Checked:
+    """Run all checks of a file.
+
+    Args:
+        found: the file.
+        workflow: the workflow of its lines; None: not known yet, so only their form is checked.
+        expect: field with the recorded verdict.
+    """
+    expected, odd = expectations(found.lines, expect)
+    complaints = [*found.complaints, *odd]
+    if workflow is not None:
+        complaints += check_lines(found.lines, workflow.stages)
+    bad = {complaint.line for complaint in complaints}
+    return Checked(
+        lines=[line for number, line in found.lines if number not in bad],
+        expected=expected,
+        complaints=sorted(complaints),
+        fatal=found.header in bad,
+    )
+
+
+def check_lines(lines: Iterable[tuple[int, GradingLine]], stages: Sequence[StageTemplate]) -> Iterator[Complaint]:
     """Yield complaints, line by line, at most one per parameter and stage."""
     for number, line in lines:
         for where, what in _check(line, stages):
             yield Complaint(number, where, what)
 
 
-def _check(line: Line, stages: Sequence[StageTemplate]) -> Iterator[tuple[str, str]]:
+def _check(line: GradingLine, stages: Sequence[StageTemplate]) -> Iterator[tuple[str, str]]:
     known = {name for stage in stages for name in KINDS[stage.kind].__struct_fields__}
     for name in sorted(line.params.keys() - known):
         yield f"params.{name}", f"no stage has this parameter; there are {', '.join(sorted(known))}"
     for name in sorted(line.stage_params.keys() - {stage.name for stage in stages}):
         yield f"stage_params.{name}", f"no such stage; there are {', '.join(stage.name for stage in stages)}"
     for stage in stages:
-        problem = _misfit(line, stage)
+        problem = _parameter_error(line, stage)
         if problem is not None:
             yield problem
 
 
-def _misfit(line: Line, stage: StageTemplate) -> tuple[str, str] | None:
+def _parameter_error(line: GradingLine, stage: StageTemplate) -> tuple[str, str] | None:
     kind = KINDS[stage.kind]
     own = line.stage_params.get(stage.name, {})
     try:

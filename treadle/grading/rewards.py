@@ -1,15 +1,20 @@
-"""Rewards of a batch, and of each group as GRPO compares them."""
+"""Rewards of a batch and of each group as GRPO compares them; reasons of requests without a verdict."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
-from treadle.client.answers import Answer
+from treadle.client.answers import Answer, Ending
 from treadle.client.verdicts import VERDICTS, verdict_of
+
+MESH_FAILED: Final[frozenset[Ending]] = frozenset({"sandbox-lost", "node-lost", "unknown-outcome", "environment-lost"})
+"""Ends that are failures of the mesh. The others answer the request: refused (no node can do it, or the trainer's own
+part failed), cancelled, expired (its budget had passed)."""
 
 
 class GroupRewards(msgspec.Struct, frozen=True):
@@ -21,7 +26,7 @@ class GroupRewards(msgspec.Struct, frozen=True):
     """Number with a score. Masked answers are left out."""
     mean: float | None
     std: float | None
-    """Standard deviation of the whole population. 0: every advantage is 0, so the group teaches nothing."""
+    """Standard deviation of the whole population. 0: every advantage is 0, so the group does not change the policy."""
 
 
 class Rewards(msgspec.Struct, frozen=True):
@@ -34,8 +39,21 @@ class Rewards(msgspec.Struct, frozen=True):
     """Count of each of `VERDICTS`. Their sum is `requests` without unanswered ones."""
     groups: list[GroupRewards]
     """In the order of the file; empty if lines name no groups."""
-    telling_groups: int
+    informative_groups: int
     """Groups whose rewards differ. Only these change a policy (an advantage is reward less group mean)."""
+
+
+class Masked(msgspec.Struct, frozen=True):
+    """Requests without a verdict that ended alike."""
+
+    ended: str
+    reason: str
+    requests: int
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it is a failure of the mesh."""
+        return self.ended in MESH_FAILED
 
 
 def rewards_of(answers: Sequence[Answer], groups: Mapping[str, str]) -> Rewards:
@@ -58,8 +76,14 @@ def rewards_of(answers: Sequence[Answer], groups: Mapping[str, str]) -> Rewards:
         mean=_mean(scores),
         verdicts={verdict: counts[verdict] for verdict in VERDICTS},
         groups=summed,
-        telling_groups=sum(1 for group in summed if group.std),
+        informative_groups=sum(1 for group in summed if group.std),
     )
+
+
+def masked_of(answers: Iterable[Answer]) -> list[Masked]:
+    """Return each end and reason with its count, the most frequent first."""
+    counts = Counter((answer.ended or "", answer.reason) for answer in answers if verdict_of(answer) == "masked")
+    return [Masked(ended, reason, requests) for (ended, reason), requests in counts.most_common()]
 
 
 def _group(group: str, members: Sequence[Answer]) -> GroupRewards:

@@ -11,7 +11,7 @@ from shared.runtime.units import Seconds
 from treadle.client.answers import Answer
 
 
-class Spread(msgspec.Struct, frozen=True):
+class TimeSummary(msgspec.Struct, frozen=True):
     """Seconds: mean, median, 99th percentile (both by nearest rank, so measured values) and maximum."""
 
     mean: Seconds
@@ -23,10 +23,10 @@ class Spread(msgspec.Struct, frozen=True):
 class Acts(msgspec.Struct, frozen=True):
     """Action completion times of answers, by part: total = queueing + execution + overhead."""
 
-    queueing: Spread | None
-    execution: Spread | None
-    overhead: Spread | None
-    total: Spread | None
+    queueing: TimeSummary | None
+    execution: TimeSummary | None
+    overhead: TimeSummary | None
+    total: TimeSummary | None
 
 
 class StageActs(msgspec.Struct, frozen=True):
@@ -34,16 +34,16 @@ class StageActs(msgspec.Struct, frozen=True):
 
     name: str
     finished: int
-    queueing: Spread | None
-    execution: Spread | None
+    queueing: TimeSummary | None
+    execution: TimeSummary | None
 
 
-def spread_of(values: Sequence[float]) -> Spread | None:
+def time_summary(values: Sequence[float]) -> TimeSummary | None:
     """Return the distribution of values; None for an empty list. O(n log n)."""
     if not values:
         return None
     ordered = sorted(values)
-    return Spread(
+    return TimeSummary(
         mean=math.fsum(ordered) / len(ordered),
         p50=nearest_rank(ordered, 0.50),
         p99=nearest_rank(ordered, 0.99),
@@ -60,10 +60,10 @@ def acts_of(answers: Sequence[Answer]) -> Acts:
     """Return the times of all answers that ran."""
     acts = [answer.act for answer in answers if answer.act is not None and answer.stages]
     return Acts(
-        queueing=spread_of([act.queue_s for act in acts]),
-        execution=spread_of([act.execution_s for act in acts]),
-        overhead=spread_of([act.overhead_s for act in acts]),
-        total=spread_of([act.total_s for act in acts]),
+        queueing=time_summary([act.queue_s for act in acts]),
+        execution=time_summary([act.execution_s for act in acts]),
+        overhead=time_summary([act.overhead_s for act in acts]),
+        total=time_summary([act.total_s for act in acts]),
     )
 
 
@@ -75,7 +75,7 @@ def stage_acts(answers: Iterable[Answer], stages: Iterable[str]) -> list[StageAc
         queueing[stage.name].append(stage.queue_s)
         execution[stage.name].append(stage.execution_s)
     return [
-        StageActs(name, len(values), queueing=spread_of(queueing[name]), execution=spread_of(values))
+        StageActs(name, len(values), queueing=time_summary(queueing[name]), execution=time_summary(values))
         for name, values in execution.items()
     ]
 

@@ -13,7 +13,7 @@ from tests.treadle.grading.answers import answer
 from treadle.client.answers import Result
 from treadle.grading.resources import PoolUse, added, pools_by_stage, uses_of
 from treadle.grading.rewards import rewards_of
-from treadle.grading.timing import acts_of, extra_delay_s, spread_of, stage_acts
+from treadle.grading.timing import acts_of, extra_delay_s, stage_acts, time_summary
 
 POOLS = {"compile": "cores@default", "judge": "gpus@big"}
 grid = st.integers(0, 40).map(lambda ticks: ticks / 4)
@@ -69,8 +69,8 @@ def test_no_answers_have_no_delay_and_no_use() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1))
-def test_a_spread_is_of_measured_values(values: list[float]) -> None:
-    spread = spread_of(values)
+def test_a_time_summary_has_measured_values(values: list[float]) -> None:
+    spread = time_summary(values)
     assert spread is not None
     for share, value in ((0.5, spread.p50), (0.99, spread.p99), (1.0, spread.max)):
         assert value in values
@@ -79,7 +79,7 @@ def test_a_spread_is_of_measured_values(values: list[float]) -> None:
     assert spread.mean == pytest.approx(statistics.fmean(values))
 
 
-def test_stages_are_told_in_the_order_of_the_workflow() -> None:
+def test_stages_are_reported_in_the_order_of_the_workflow() -> None:
     answers = [answer("a", stages=[("compile", 1, 2)]), answer("b", stages=[("compile", 3, 4), ("judge", 5, 6)])]
     compiled, judged = stage_acts(answers, ["compile", "judge"])
     assert (compiled.name, compiled.finished, judged.name, judged.finished) == ("compile", 2, "judge", 1)
@@ -116,12 +116,12 @@ def test_rewards_by_group_are_those_of_its_members(samples: list[tuple[str, floa
         scores = [score for group, score in samples if group == each.group]
         assert each.mean == pytest.approx(statistics.fmean(scores), abs=1e-12)
         assert each.std == pytest.approx(statistics.pstdev(scores), abs=1e-7)
-    telling = {group for group, score in samples if any(score != other for name, other in samples if name == group)}
-    assert rewards.telling_groups <= len(telling)  # tiny differences may round away, equal ones never count
+    informative = {group for group, score in samples if any(score != other for name, other in samples if name == group)}
+    assert rewards.informative_groups <= len(informative)  # tiny differences may round away, equal ones never count
     assert rewards.mean == pytest.approx(statistics.fmean(score for _, score in samples), abs=1e-12)
 
 
-def test_what_is_masked_takes_no_part_in_a_mean() -> None:
+def test_masked_answers_are_not_in_a_mean() -> None:
     answers = [answer("a", score=1.0), answer("b", score=0.0, mask=True, ended="node-lost"), answer("c", score=None)]
     rewards = rewards_of(answers, {"a": "g", "b": "g", "c": "h"})
     assert (rewards.requests, rewards.scored, rewards.mean) == (3, 1, 1.0)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.grading.format import DEEPEST, Complaint, Line, parse, read_file
-from treadle.grading.intake import check_file
+from treadle.grading.check import check_file
+from treadle.grading.format import MAX_DEPTH, Complaint, GradingLine, parse, read_file
 from treadle.grading.job import workflow_of
 
 HEADER = {"treadle": 1, "task": "t", "workflow": {"stages": [{"name": "run", "kind": "noop"}]}}
@@ -36,14 +36,14 @@ def test_every_field_of_a_line_is_read() -> None:
     }
     found = parse(raw(HEADER, b"", row))
     assert found.complaints == []
-    assert found.lines == [(3, Line(**row))]
+    assert found.lines == [(3, GradingLine(**row))]
     assert (found.header, found.task) == (1, "t")
     assert found.workflow is not None
     assert found.workflow.stages[0].kind == "noop"
 
 
 @pytest.mark.parametrize(
-    ("row", "field", "said"),
+    ("row", "field", "expected"),
     [
         (b'{"id": ', "", "not JSON"),
         (b'{"id": "a"} {"id": "b"}', "", "one JSON object on one line"),
@@ -59,10 +59,10 @@ def test_every_field_of_a_line_is_read() -> None:
         ([1], "", "expected `object`, got `array`"),
     ],
 )
-def test_a_wrong_line_is_named_with_its_field_and_what_to_do(row: Any, field: str, said: str) -> None:
+def test_an_error_names_line_field_and_correction(row: Any, field: str, expected: str) -> None:
     (complaint,) = complaints({"id": "first"}, row)
     assert (complaint.line, complaint.field) == (2, field)
-    assert said in complaint.what
+    assert expected in complaint.what
     assert str(complaint).startswith("line 2, ")
 
 
@@ -71,27 +71,27 @@ def nested(deep: int) -> bytes:
     return b'{"id": "a", "meta": {"lists": ' + b"[" * (deep - 2) + b"]" * (deep - 2) + b"}}"
 
 
-@pytest.mark.parametrize("deep", [DEEPEST + 1, 900, 2_000])
+@pytest.mark.parametrize("deep", [MAX_DEPTH + 1, 900, 2_000])
 def test_a_line_nested_too_deep_is_a_bad_line_like_others(deep: int) -> None:
-    said = Complaint(1, "", f"nested more than {DEEPEST} deep; flatten it")
+    expected = Complaint(1, "", f"nested more than {MAX_DEPTH} deep; flatten it")
     found = parse([nested(deep), b'{"id": "b"}'])
-    assert found.complaints == [said]
+    assert found.complaints == [expected]
     assert [line.id for _, line in found.lines] == ["b"]
-    assert complaints(b'{"treadle": 1, "workflow": ' + b"[" * deep + b"]" * deep + b"}") == [said]
+    assert complaints(b'{"treadle": 1, "workflow": ' + b"[" * deep + b"]" * deep + b"}") == [expected]
 
 
 def test_a_line_may_be_nested_as_deep_as_the_bound_and_hold_brackets_in_its_texts() -> None:
-    assert complaints(nested(DEEPEST)) == []
-    assert complaints({"id": "a", "params": {"code": "[{" * DEEPEST}}) == []
+    assert complaints(nested(MAX_DEPTH)) == []
+    assert complaints({"id": "a", "params": {"code": "[{" * MAX_DEPTH}}) == []
 
 
-def test_an_id_may_stand_once_and_the_first_place_is_named() -> None:
+def test_an_id_is_unique_and_an_error_names_its_first_line() -> None:
     assert complaints({"id": "a"}, {"id": "b"}, {"id": "a"}) == [
-        Complaint(3, "id", "'a' stands on line 1 already; ids must differ")
+        Complaint(3, "id", "'a' is the id of line 1 already; ids must differ")
     ]
 
 
-def test_a_header_is_known_by_its_field_wherever_that_stands() -> None:
+def test_a_header_is_detected_by_its_field_at_any_position() -> None:
     assert parse([b'{"task": "t", "treadle": 1}']).task == "t"
     assert parse([b'{"id": "a", "meta": {"treadle": 1}}']).lines[0][1].meta == {"treadle": 1}
     assert complaints(b'{"treadle": 1') == [
@@ -105,7 +105,7 @@ def test_a_header_must_be_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "field", "said"),
+    ("header", "field", "expected"),
     [
         ({"treadle": 2}, "treadle", "invalid enum value 2"),
         ({"treadle": 1, "workflow": {"stages": []}}, "workflow.stages", "at least 1 item"),
@@ -118,15 +118,15 @@ def test_a_header_must_be_first() -> None:
         ({"treadle": 1, "task": "a/b"}, "task", "matching regex"),
     ],
 )
-def test_a_wrong_header_is_fatal(header: Any, field: str, said: str) -> None:
+def test_a_wrong_header_is_fatal(header: Any, field: str, expected: str) -> None:
     found = parse(raw(header, {"id": "a"}))
     (complaint,) = found.complaints
     assert (complaint.line, complaint.field) == (1, field)
-    assert said in complaint.what
+    assert expected in complaint.what
     assert check_file(found, None, "expect").fatal
 
 
-def test_gzip_is_known_by_its_content(tmp_path: Path) -> None:
+def test_gzip_is_detected_by_content(tmp_path: Path) -> None:
     plain, packed = tmp_path / "a.txt", tmp_path / "b.txt"
     plain.write_bytes(b'{"id": "a"}\n')
     packed.write_bytes(gzip.compress(plain.read_bytes()))
@@ -136,7 +136,7 @@ def test_gzip_is_known_by_its_content(tmp_path: Path) -> None:
         read_file(packed)
 
 
-def test_what_does_not_fit_the_workflow_is_said_before_anything_is_submitted() -> None:
+def test_parameters_are_checked_against_the_workflow_before_submission() -> None:
     rows = [
         {"id": "good", "params": {"code": "", "tests": ""}},
         {"id": "a", "params": {"tests": ""}},
@@ -169,7 +169,7 @@ def test_a_recorded_verdict_in_meta_must_be_one() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=40) | st.just(b'{"id":"a"}') | st.just(b'{"treadle":1}')))
-def test_whatever_a_file_holds_each_line_is_good_bad_blank_or_the_header(rows: list[bytes]) -> None:
+def test_each_line_of_random_bytes_is_valid_invalid_blank_or_the_header(rows: list[bytes]) -> None:
     rows = [row.replace(b"\n", b"") for row in rows]
     found = parse(rows)
     good = {number for number, _ in found.lines}

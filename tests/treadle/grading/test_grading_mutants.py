@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.grading.humaneval import Generation, Problem, generation_lines, mutant_groups, packaged_problems, sample
+from treadle.grading.humaneval import (
+    Generation,
+    HumanEvalProblem,
+    generation_lines,
+    mutant_groups,
+    packaged_problems,
+    sample,
+)
 from treadle.grading.mutants import endless, mutants
 
 PROBLEMS = packaged_problems()
@@ -28,7 +35,7 @@ def total(numbers):
 
 @settings(deadline=None)
 @given(st.sampled_from(PROBLEMS), st.integers(0, 20), st.integers())
-def test_mutants_parse_differ_and_are_decided_by_the_seed(problem: Problem, count: int, seed: int) -> None:
+def test_mutants_parse_differ_and_are_decided_by_the_seed(problem: HumanEvalProblem, count: int, seed: int) -> None:
     made = mutants(problem.reference, problem.entry_point, count, random.Random(seed))
     assert made == mutants(problem.reference, problem.entry_point, count, random.Random(seed))
     trees = {ast.dump(ast.parse(mutant.code)) for mutant in made}

@@ -12,9 +12,8 @@ from shared.policy.model.formulation import EndedAs
 from tests.treadle.grading.answers import answer
 from treadle.client.answers import Result
 from treadle.grading.agreement import compare
-from treadle.grading.masked import Masked, masked_of
 from treadle.grading.render import REASONS_SHOWN, agreement_part, counted, masked_part, rewards_part
-from treadle.grading.rewards import rewards_of
+from treadle.grading.rewards import Masked, masked_of, rewards_of
 
 
 def masked(*ends: tuple[EndedAs, str]) -> list[Result]:
@@ -32,24 +31,24 @@ def shown(parts: Iterable[RenderableType]) -> str:
     return paper.getvalue()
 
 
-def test_reasons_are_told_with_their_counts_the_commonest_first() -> None:
+def test_reasons_are_shown_with_counts_the_most_frequent_first() -> None:
     no_cobol = "no toolchain for 'cobol'"
     answers = [answer("good"), *masked(("cancelled", ""), ("refused", no_cobol), ("refused", no_cobol))]
     assert masked_of(answers) == [Masked("refused", no_cobol, 2), Masked("cancelled", "", 1)]
-    told = shown(masked_part(masked_of(answers)))
-    assert "No verdict  3 requests to leave out" in told
-    assert "  2 refused: no toolchain for 'cobol'\n  1 cancelled\n" in told
+    informative = shown(masked_part(masked_of(answers)))
+    assert "No verdict  3 requests to leave out" in informative
+    assert "  2 refused: no toolchain for 'cobol'\n  1 cancelled\n" in informative
 
 
 @pytest.mark.parametrize("ended", ["refused", "cancelled", "expired"])
-def test_what_was_refused_cancelled_or_too_late_is_no_failure_of_the_mesh(ended: EndedAs) -> None:
+def test_refused_cancelled_and_expired_are_not_failures_of_the_mesh(ended: EndedAs) -> None:
     assert "failure" not in shown(masked_part(masked_of(masked((ended, "so it is")))))
 
 
-def test_a_failure_of_the_mesh_is_called_so_beside_what_is_none() -> None:
-    told = shown(masked_part(masked_of(masked(("node-lost", "n1: silent"), ("refused", "no [bold] tool")))))
-    assert "1 node-lost, a failure of the mesh: n1: silent" in told
-    assert "1 refused: no [bold] tool" in told
+def test_failures_of_the_mesh_are_marked() -> None:
+    informative = shown(masked_part(masked_of(masked(("node-lost", "n1: silent"), ("refused", "no [bold] tool")))))
+    assert "1 node-lost, a failure of the mesh: n1: silent" in informative
+    assert "1 refused: no [bold] tool" in informative
 
 
 def test_many_reasons_are_cut_and_the_rest_is_counted() -> None:
@@ -58,7 +57,7 @@ def test_many_reasons_are_cut_and_the_rest_is_counted() -> None:
     assert shown(masked_part([])) == ""
 
 
-def test_one_is_said_as_one() -> None:
+def test_one_request_is_in_the_singular() -> None:
     assert [counted(number, "request") for number in (0, 1, 2, 1200)] == [
         "0 requests",
         "1 request",

@@ -15,8 +15,8 @@ from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.errors import Unavailable
 from treadle.client.graded import NoProgress
 from treadle.client.requests import RewardRequest
-from treadle.grading.format import Line
-from treadle.grading.job import Job, run_job, workflow_of
+from treadle.grading.format import GradingLine
+from treadle.grading.job import GradingJob, run_job, workflow_of
 
 
 def view(batch: str, size: int) -> BatchView:
@@ -91,8 +91,8 @@ class FakeMesh(AsyncTreadle):
         return view(batch, 0)
 
 
-def job(*ids: str, batch_size: int | None = None) -> Job:
-    return Job("t", workflow_of("noop"), [Line(id=id_) for id_ in ids], "key", batch_size=batch_size)
+def job(*ids: str, batch_size: int | None = None) -> GradingJob:
+    return GradingJob("t", workflow_of("noop"), [GradingLine(id=id_) for id_ in ids], "key", batch_size=batch_size)
 
 
 async def test_batches_come_one_after_the_other_in_the_order_of_the_file() -> None:

@@ -11,11 +11,11 @@ from typing import Self
 import msgspec
 
 from treadle.client.graded import GradedBatch
-from treadle.grading.format import Line
+from treadle.grading.format import GradingLine
 from treadle.grading.report import line_report
 
 
-class OutFile:
+class OutputFile:
     """Opened before anything is submitted, so that an error of the path is reported before the run."""
 
     def __init__(self, path: Path) -> None:
@@ -37,7 +37,7 @@ class OutFile:
         if self._ours:
             self._path.unlink(missing_ok=True)
 
-    def write(self, lines: Sequence[Line], graded: Sequence[GradedBatch]) -> None:
+    def write(self, lines: Sequence[GradingLine], graded: Sequence[GradedBatch]) -> None:
         """Replace the file's content by every line with its answer.
 
         Raises:

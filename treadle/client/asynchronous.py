@@ -30,7 +30,7 @@ from treadle.client.errors import BadRequest, Overloaded, TreadleError
 from treadle.client.graded import GradedBatch, NoProgress, ProgressListener
 from treadle.client.requests import ActionKind, ActionRequest, BatchOpening, ProgressReport, RewardRequest, Task
 from treadle.client.results import follow_results
-from treadle.client.retry import Retries, RetryPolicy
+from treadle.client.retry import RetryPolicy, RetryState
 from treadle.client.trajectories import AsyncTrajectories
 from treadle.client.transport import NDJSON, Transport
 
@@ -43,7 +43,7 @@ CANCEL_S = 5.0
 """Limit of cancelling a batch after Ctrl-C."""
 
 
-class Health(msgspec.Struct, frozen=True):
+class Liveness(msgspec.Struct, frozen=True):
     """Body of /healthz."""
 
     status: Literal["ok"]
@@ -155,7 +155,7 @@ class AsyncTreadle:
             Unavailable: nothing answers.
             Unexpected: another server answers.
         """
-        await self._transport.call(Health, "GET", "/healthz", retry_policy=NO_RETRY)
+        await self._transport.call(Liveness, "GET", "/healthz", retry_policy=NO_RETRY)
 
     async def nodes(self) -> list[NodeView]:
         """Return every node that reported lately."""
@@ -254,7 +254,7 @@ class AsyncTreadle:
     async def _submit(self, batch: str, lines: Sequence[bytes], places: Sequence[int]) -> BulkReceipt:
         accepted = repeated = 0
         rejected: list[Rejection] = []
-        retries = Retries(self._transport.retry_policy, f"submitting to {self.url}", self._transport.rng)
+        retries = RetryState(self._transport.retry_policy, f"submitting to {self.url}", self._transport.rng)
         while True:
             body = b"\n".join(lines[place] for place in places)
             reply = await self._transport.send("POST", BULK, body, NDJSON, {"batch": batch})

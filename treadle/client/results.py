@@ -10,7 +10,7 @@ import msgspec
 
 from treadle.client.answers import BatchView, Result
 from treadle.client.errors import DeadlineMissed, Transient, Unavailable, Unexpected, error_of
-from treadle.client.retry import CONNECTION_ERRORS, Retries
+from treadle.client.retry import CONNECTION_ERRORS, RetryState
 from treadle.client.transport import Transport
 
 _decoder = msgspec.json.Decoder(Result)
@@ -21,7 +21,7 @@ async def follow_results(
 ) -> AsyncGenerator[list[Result], None]:
     """Yield pages of results, each result once; see `AsyncTreadle.results`."""
     loop = asyncio.get_running_loop()
-    retries = Retries(transport.retry_policy, f"reading results from {transport.url}", transport.rng)
+    retries = RetryState(transport.retry_policy, f"reading results from {transport.url}", transport.rng)
     received_at, ended = loop.time(), False
     while True:
         opened = False

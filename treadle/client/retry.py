@@ -33,8 +33,8 @@ class RetryPolicy:
         return ceiling * rng.uniform(0.5, 1.0)
 
 
-class Retries:
-    """Retries of one call, or of one stream that is continued after a failure."""
+class RetryState:
+    """Failures and backoff of one call, or of one stream that is continued after a failure."""
 
     def __init__(self, policy: RetryPolicy, what: str, rng: random.Random) -> None:
         self._policy = policy
@@ -73,7 +73,7 @@ async def retry(attempt: Callable[[], Awaitable[T]], policy: RetryPolicy, what: 
     Raises:
         TreadleError: an error that a retry does not change, or the last one when the policy gives up.
     """
-    retries = Retries(policy, what, rng)
+    retries = RetryState(policy, what, rng)
     while True:
         try:
             return await attempt()

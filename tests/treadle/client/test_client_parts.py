@@ -28,7 +28,7 @@ from treadle.client.errors import (
 )
 from treadle.client.requests import RewardRequest
 from treadle.client.results import ResultDecoder
-from treadle.client.retry import Retries, RetryPolicy, retry
+from treadle.client.retry import RetryPolicy, RetryState, retry
 from treadle.client.transport import checked_url
 
 QUICK = RetryPolicy(give_up_after_s=0.2, first_backoff_s=0.001, max_backoff_s=0.002)
@@ -144,7 +144,9 @@ async def test_a_success_resets_the_retries(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         "treadle.client.retry.asyncio", SimpleNamespace(get_running_loop=lambda: hours, sleep=hours.sleep)
     )
-    retries = Retries(RetryPolicy(give_up_after_s=10, first_backoff_s=4, max_backoff_s=4), "reading", random.Random(0))
+    retries = RetryState(
+        RetryPolicy(give_up_after_s=10, first_backoff_s=4, max_backoff_s=4), "reading", random.Random(0)
+    )
     for _ in range(20):
         await retries.backoff(TimeoutError())
         retries.reset()
@@ -162,7 +164,7 @@ async def test_retry_after_of_a_full_mesh_is_the_backoff(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         "treadle.client.retry.asyncio", SimpleNamespace(get_running_loop=lambda: hours, sleep=hours.sleep)
     )
-    await Retries(RetryPolicy(), "submitting", random.Random(0)).backoff(Overloaded("full", {"retry_after_s": 1.5}))
+    await RetryState(RetryPolicy(), "submitting", random.Random(0)).backoff(Overloaded("full", {"retry_after_s": 1.5}))
     assert hours.now == 1.5
 
 

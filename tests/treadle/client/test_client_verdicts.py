@@ -28,7 +28,7 @@ FAILED, ERROR = {"verdict": "failed"}, {"verdict": "error"}
         ({"passed": None, "ended": "cancelled", "mask": True}, "masked"),
     ],
 )
-def test_an_answer_is_one_word(fields: dict[str, Any], verdict: str) -> None:
+def test_an_answer_has_one_verdict(fields: dict[str, Any], verdict: str) -> None:
     assert verdict_of(answer("a", **fields)) == verdict
 
 
@@ -37,14 +37,14 @@ def test_an_answer_is_one_word(fields: dict[str, Any], verdict: str) -> None:
     [
         ("failed", FAILED, True),
         ("error", FAILED, False),
-        ("error", None, True),  # the kind does not tell them apart
+        ("error", None, True),  # the kind does not separate them
         ("timeout", None, False),
         ("passed", None, False),
         (False, ERROR, True),
         (True, ERROR, False),
     ],
 )
-def test_a_failing_answer_against_what_was_recorded(expected: Expected, output: object, agreed: bool) -> None:
+def test_a_failed_answer_and_the_recorded_verdict(expected: Expected, output: object, agreed: bool) -> None:
     assert agrees(expected, answer("a", passed=False, output=output)) is agreed
 
 
@@ -54,7 +54,7 @@ def test_a_masked_answer_is_no_disagreement_and_no_agreement() -> None:
         answer("coarse", passed=False, output=FAILED),
         answer("wrong", passed=False),
         answer("lost", ended="node-lost", mask=True),
-        answer("nobody asked"),
+        answer("not expected"),
     ]
     agreement = compare({"right": "passed", "coarse": "error", "wrong": True, "lost": "passed"}, answers)
     assert (agreement.compared, agreement.agreed_on_passed, agreement.agreed, agreement.masked) == (3, 2, 1, 1)

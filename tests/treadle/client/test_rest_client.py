@@ -1,4 +1,4 @@
-"""The client against a proxy of a few lines that breaks on demand."""
+"""The client against a small proxy that fails on demand."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ ALL = [str(number) for number in range(TOTAL)]
 
 
 @pytest.mark.parametrize("manner", ["cut", "silent", "short", "away"])
-async def test_results_come_once_each_however_the_connection_breaks(
+async def test_each_result_is_read_once_over_broken_connections(
     client: AsyncTreadle, proxy: FakeProxy, manner: str
 ) -> None:
     proxy.manners = [manner, manner, "whole"]
@@ -156,7 +156,7 @@ async def test_results_come_once_each_however_the_connection_breaks(
 async def test_a_connection_broken_after_the_end_of_the_batch_is_continued(
     client: AsyncTreadle, proxy: FakeProxy
 ) -> None:
-    """The batch ends between two connections: what came last is read without following, and that may break as well."""
+    """The batch ends between two connections: the last results are read without `follow`, and that may break too."""
     proxy.manners = ["short", "cut", "silent", "away", "whole"]
     async with asyncio.timeout(30):
         assert await read(client) == ALL
@@ -217,7 +217,7 @@ async def test_a_call_without_an_answer_is_retried(client: AsyncTreadle, proxy: 
     assert proxy.bulks == [["0", "1", "2"]] * 3
 
 
-async def test_many_requests_travel_in_chunks(client: AsyncTreadle, proxy: FakeProxy) -> None:
+async def test_many_requests_are_sent_in_chunks(client: AsyncTreadle, proxy: FakeProxy) -> None:
     receipt = await client.submit("b", requests(1100))
     assert receipt.accepted == 1100
     assert [len(bulk) for bulk in proxy.bulks] == [512, 512, 76]
@@ -229,7 +229,7 @@ async def test_a_request_that_cannot_be_retried_is_not_sent(client: AsyncTreadle
     assert proxy.bulks == []
 
 
-async def test_tasks_come_back_as_they_are(client: AsyncTreadle) -> None:
+async def test_a_declared_task_is_returned(client: AsyncTreadle) -> None:
     task = Task(stages=[StageTemplate(name="run", kind="noop")], batch_size=3)
     view = await client.put_task("t", task)
     assert (view.version, view.batch_size, view.stages) == (1, 3, task.stages)
@@ -238,9 +238,9 @@ async def test_tasks_come_back_as_they_are(client: AsyncTreadle) -> None:
 
 
 async def test_a_probe_is_one_call() -> None:
-    async with AsyncTreadle(f"http://127.0.0.1:{unused_port()}") as nobody:
+    async with AsyncTreadle(f"http://127.0.0.1:{unused_port()}") as client:
         with pytest.raises(Unavailable):
-            await nobody.probe()
+            await client.probe()
 
     async def page(request: web.Request) -> web.Response:
         return web.Response(text="<html>It works!")

@@ -1,4 +1,4 @@
-"""The client's trajectories against a proxy of a few lines that breaks on demand."""
+"""The client's trajectories against a small proxy that fails on demand."""
 
 from __future__ import annotations
 

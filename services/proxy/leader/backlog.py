@@ -22,8 +22,8 @@ from shared.runtime.units import Epoch, Seconds
 
 _log = log.get(__name__)
 
-TOLD_EVERY_S: Seconds = SNAPSHOT_INTERVAL_S
-LEISURE = 50
+PUBLISH_EVERY_S: Seconds = SNAPSHOT_INTERVAL_S
+PAUSE_FACTOR = 50
 """A survey of very many stuck actions takes at most 1/50 of the leader's time."""
 
 
@@ -35,25 +35,25 @@ async def publish_backlog(redis: Redis, epoch: Epoch, cluster: ClusterState, clo
     140 KiB. A new leader publishes its batch snapshots at once, also if there are none, to replace those of the former
     leader.
     """
-    told: tuple[Backlog, dict[str, UnansweredRequests]] | None = None
+    published: tuple[Backlog, dict[str, UnansweredRequests]] | None = None
     pause_s = 0.0
     while True:
         await asyncio.sleep(pause_s)
         before = time.monotonic()
         backlog, batches = survey(cluster), _seen(cluster)
-        changed = told is None or batches != told[1]
-        pause_s = max(TOLD_EVERY_S, LEISURE * (time.monotonic() - before))
-        if told == (backlog, batches):
+        changed = published is None or batches != published[1]
+        pause_s = max(PUBLISH_EVERY_S, PAUSE_FACTOR * (time.monotonic() - before))
+        if published == (backlog, batches):
             continue
         try:
             seen = OpenBatchesSnapshot(clock.unix(), batches) if changed else None
             await functions.publish_backlog(redis, epoch, backlog, seen)
-            told = backlog, batches
+            published = backlog, batches
             _publish(backlog)
         except Deposed:
             return
         except TRANSIENT as error:
-            _log.warning("valkey_away", what="telling what waits", error=str(error))
+            _log.warning("valkey_away", what="publishing the backlog", error=str(error))
 
 
 def _publish(backlog: Backlog) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 
 import msgspec
 
-from services.proxy.leader.images import expect
 from services.proxy.leader.interpreter import Discard, Forget, Interpreter
 from services.proxy.leader.nodes import NodeRegistry
-from services.proxy.leader.requests import to_end, to_granted, to_request, unschedulable
+from services.proxy.leader.requests import expect_environments, to_end, to_granted, to_request, unschedulable
 from services.proxy.metrics import ACT, ANSWERED, QUEUEING
 from services.proxy.records.answering import compose, is_masked, reports
 from services.proxy.records.failures import MOST_REASON
@@ -107,7 +106,7 @@ class Leader:
         async for entries in tail.batches():
             if self._interpreter.deposed:
                 return
-            self._absorb_silence()
+            self._ignore_silence()
             self.take(entries)
 
     def take(self, entries: list[Entry[Any]]) -> None:
@@ -131,9 +130,9 @@ class Leader:
                 case InventoryTaken() | EnvironmentEnded():
                     self._finish(now, finished)
                     finished = []
-                    self._take_stock(now, entry.message)
+                    self._reconcile(now, entry.message)
                 case message:
-                    self._take_other(now, message, entry)
+                    self._handle_other(now, message, entry)
         self._submit(now, submitted)
         self._finish(now, finished)
         if now - self._ticked >= 0.2:
@@ -189,21 +188,22 @@ class Leader:
         if ends:
             self._do(self.dispatcher.finished(now, list(ends.values())))
 
-    def _take_stock(self, now: float, said: InventoryTaken | EnvironmentEnded) -> None:
-        if isinstance(said, EnvironmentEnded):
-            end = (said.node, said.incarnation, said.trajectory, said.ended, said.reason)
+    def _reconcile(self, now: float, message: InventoryTaken | EnvironmentEnded) -> None:
+        if isinstance(message, EnvironmentEnded):
+            end = (message.node, message.incarnation, message.trajectory, message.ended, message.reason)
             self._do(self.dispatcher.environment_ended(now, *end))
-        elif said.epoch == self._epoch:
+        elif message.epoch == self._epoch:
             held = {
-                one.action: HeldGrant(one.stage, one.attempt, one.running_s, one.units, one.queued) for one in said.held
+                one.action: HeldGrant(one.stage, one.attempt, one.running_s, one.units, one.queued)
+                for one in message.held
             }
-            environments = {one.trajectory: one.units for one in said.environments}
-            self._do(self.dispatcher.images_changed(now, said.node, said.incarnation, said.images, ()))
-            self._do(self.dispatcher.inventory_taken(now, said.node, said.incarnation, held, environments))
+            environments = {one.trajectory: one.units for one in message.environments}
+            self._do(self.dispatcher.images_changed(now, message.node, message.incarnation, message.images, ()))
+            self._do(self.dispatcher.inventory_taken(now, message.node, message.incarnation, held, environments))
 
-    def _take_other(self, now: float, message: Any, entry: Entry[Any]) -> None:
+    def _handle_other(self, now: float, message: Any, entry: Entry[Any]) -> None:
         if entry.topic == NODES.name:
-            self._do(self.nodes.heard(now, entry, self.dispatcher))
+            self._do(self.nodes.handle(now, entry, self.dispatcher))
         match message:
             case Started():
                 self.dispatcher.started(now, message.action, message.attempt)
@@ -221,22 +221,22 @@ class Leader:
             case CompletionExpected():
                 self.dispatcher.completion_expected(message.batch, message.at)
             case EnvironmentsExpected():
-                self._do(expect(self.dispatcher, now, entry.at, message))
+                self._do(expect_environments(self.dispatcher, now, entry.at, message))
 
     def planned(self, planned: bool) -> None:
         """Apply the state of the planner's lease: whether a planner is alive."""
         if planned != self.dispatcher.cluster.queues.planned:
             _log.warning(
-                "planner_heard" if planned else "planner_silent",
+                "planner_present" if planned else "planner_absent",
                 rule="targets" if planned else "zero queue",
             )
         self._do(self.dispatcher.planned(self._clock.unix(), planned))
 
-    def _absorb_silence(self) -> None:
+    def _ignore_silence(self) -> None:
         """Ignore silence while Valkey was away: no node could send anything then."""
         now = self._clock.unix()
         if now - self._read > 3.0:
-            _log.warning("silence_forgiven", seconds=round(now - self._read, 1))
+            _log.warning("silence_ignored", seconds=round(now - self._read, 1))
             for node in self.dispatcher.cluster.nodes.present.values():
                 node.seen_s = now
         self._read = now
@@ -321,5 +321,5 @@ class Leader:
                 QUEUEING.observe(stage.pool, stage.name, queued.get(stage.name, answer.queue_s))
 
 
-LED = (ACTIONS, NODES, BATCHES, TARGETS, COMPLETIONS, TRAJECTORIES, OUTCOMES)
+LEADER_STREAMS = (ACTIONS, NODES, BATCHES, TARGETS, COMPLETIONS, TRAJECTORIES, OUTCOMES)
 """Streams that a leader reads, in the order in which their entries are handled."""

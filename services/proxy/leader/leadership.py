@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from services.proxy.leader.backlog import publish_backlog
 from services.proxy.leader.interpreter import Interpreter
 from services.proxy.leader.leader import Leader
-from services.proxy.leader.replicas import LOOK_S, Absent
+from services.proxy.leader.replicas import CHECK_S, AbsentReplicas
 from services.proxy.leader.takeover import take_over
 from services.proxy.metrics import EPOCH, NODES, QUEUED, STUCK, UNANSWERED
 from services.proxy.records.waiters import Waiters
@@ -84,7 +84,7 @@ class Leadership:
         renewing = asyncio.create_task(self._renew(epoch, interpreter), name="lease")
         tasks = [renewing]
         try:
-            await self._look_for_planner(leader)
+            await self._check_planner(leader)
             self._tail = tail = await take_over(self._redis, self._reader, leader, clock)
             tail.stopping = self._stopping
             _log.info("leading", epoch=epoch)
@@ -92,8 +92,8 @@ class Leadership:
             EPOCH.set(epoch)
             tasks += [
                 asyncio.create_task(interpreter.run(), name="interpreter"),
-                asyncio.create_task(self._keep_house(interpreter, leader, tail), name="house"),
-                asyncio.create_task(self._end_held(interpreter, leader), name="held calls"),
+                asyncio.create_task(self._maintain(interpreter, leader, tail), name="maintenance"),
+                asyncio.create_task(self._cancel_held(interpreter, leader), name="held calls"),
                 asyncio.create_task(publish_backlog(self._redis, epoch, dispatcher.cluster, clock), name="backlog"),
             ]
             leading = asyncio.create_task(leader.run(tail), name="leader")
@@ -111,7 +111,7 @@ class Leadership:
             interpreter.deposed = True
             for task in tasks:
                 await _cancelled(task)
-            _log.info("leads_no_more", epoch=epoch)
+            _log.info("leadership_ended", epoch=epoch)
 
     async def _renew(self, epoch: Epoch, interpreter: Interpreter) -> None:
         """Renew the lease three times per lease duration, from the start of the takeover: that may outlast the
@@ -125,7 +125,7 @@ class Leadership:
             except TRANSIENT as error:
                 _log.warning("valkey_away", what="renewing the lease", error=str(error))
 
-    async def _keep_house(self, interpreter: Interpreter, leader: Leader, tail: Tail) -> None:
+    async def _maintain(self, interpreter: Interpreter, leader: Leader, tail: Tail) -> None:
         """Check the planner's lease, trim outcomes, and end abandoned batches."""
         swept = 0.0
         loop = asyncio.get_running_loop()
@@ -135,26 +135,26 @@ class Leadership:
             for state, count in leader.nodes.counts(leader.dispatcher.cluster.nodes.present).items():
                 NODES.labels(state).set(count)
             try:
-                await self._look_for_planner(leader)
+                await self._check_planner(leader)
                 if loop.time() - swept > 10.0:
                     swept = loop.time()
                     await self._sweep(tail)
             except Deposed:
                 interpreter.deposed = True
             except TRANSIENT as error:
-                _log.warning("valkey_away", what="keeping house", error=str(error))
+                _log.warning("valkey_away", what="maintenance", error=str(error))
 
-    async def _end_held(self, interpreter: Interpreter, leader: Leader) -> None:
+    async def _cancel_held(self, interpreter: Interpreter, leader: Leader) -> None:
         """Cancel the actions that dead replicas held for their callers."""
-        absent = Absent(self._redis)
+        absent = AbsentReplicas(self._redis)
         while not interpreter.deposed:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             try:
-                await absent.look(kept.submitted for kept in leader.unanswered.values())
+                await absent.check(kept.submitted for kept in leader.unanswered.values())
             except TRANSIENT as error:
-                _log.warning("valkey_away", what="looking for replicas", error=str(error))
+                _log.warning("valkey_away", what="checking replicas", error=str(error))
 
-    async def _look_for_planner(self, leader: Leader) -> None:
+    async def _check_planner(self, leader: Leader) -> None:
         leader.planned(await command(self._redis, "EXISTS", PLANNER_LEASE) == 1)
 
     async def _sweep(self, tail: Tail) -> None:

@@ -39,7 +39,7 @@ class NodeRegistry:
             states["ready" if name in present else "gone" if name in self._stopped else "silent"] += 1
         return states
 
-    def heard(self, now: float, entry: Entry[Any], dispatcher: Dispatcher) -> Sequence[Command]:
+    def handle(self, now: float, entry: Entry[Any], dispatcher: Dispatcher) -> Sequence[Command]:
         """Handle one message of a node. Old messages (read at takeover) are stored, but do not count as signs of
         life.
         """

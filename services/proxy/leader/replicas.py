@@ -27,7 +27,7 @@ _log = log.get(__name__)
 
 LEASE_S: Final[Seconds] = 15.0
 RENEW_S: Final[Seconds] = 3.0
-LOOK_S: Final[Seconds] = 5.0
+CHECK_S: Final[Seconds] = 5.0
 """Longer than a renewal takes after Valkey has come back."""
 PROXY_GONE: Final = "the proxy that held its caller is gone"
 
@@ -43,7 +43,7 @@ async def renew(redis: Redis, replica: str) -> None:
         await asyncio.sleep(RENEW_S)
 
 
-class Absent:
+class AbsentReplicas:
     """Finds replicas that hold unanswered actions and have lost their lease."""
 
     def __init__(self, redis: Redis) -> None:
@@ -51,7 +51,7 @@ class Absent:
         self._missed: set[str] = set()
         """Replicas whose lease was absent at the last check."""
 
-    async def look(self, unanswered: Iterable[ActionSubmitted]) -> int:
+    async def check(self, unanswered: Iterable[ActionSubmitted]) -> int:
         """Cancel the actions that absent replicas held. Returns their number. O(unanswered): 10 ms for 100,000."""
         held: dict[str, list[str]] = defaultdict(list)
         for submitted in unanswered:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from redis.asyncio import Redis
 
-from services.proxy.leader.leader import LED, Leader
+from services.proxy.leader.leader import LEADER_STREAMS, Leader
 from shared.api.requests import StageReport
 from shared.bus.connection import ValkeyClock, command
 from shared.bus.tail import Entry, Tail
@@ -21,7 +21,7 @@ from shared.runtime import log
 
 _log = log.get(__name__)
 
-TAKEN_AT_ONCE: Final = 1024
+HANDLED_AT_ONCE: Final = 1024
 """Entries of a stream handled at once; some 50 ms."""
 
 _carried = msgspec.json.Decoder(list[StageReport])
@@ -40,25 +40,27 @@ async def take_over(redis: Redis, reader: Redis, leader: Leader, clock: ValkeyCl
     requests = [entry for entry in entries if isinstance(entry.message, ActionSubmitted)]
     await _first_arrivals(redis, leader, requests)
     closing = {entry.message.trajectory for entry in entries if isinstance(entry.message, CloseRequested)}
-    await _homes(redis, leader, {entry.message.trajectory for entry in requests} - {""}, closing)
-    await _take(leader, entries)
-    await _resume(redis, leader, requests, clock)
-    start = {topic: "0" for topic in LED if topic is not ACTIONS and topic is not OUTCOMES}
+    await _restore_placements(redis, leader, {entry.message.trajectory for entry in requests} - {""}, closing)
+    await _handle(leader, entries)
+    await _restore_actions(redis, leader, requests, clock)
+    start = {topic: "0" for topic in LEADER_STREAMS if topic is not ACTIONS and topic is not OUTCOMES}
     others = Tail(reader, start, count=2048)
-    await _take(leader, await _drain(others))
+    await _handle(leader, await _drain(others))
     outcomes = Tail(reader, {OUTCOMES: "0"}, count=2048)
-    await _take(leader, await _drain(outcomes))
-    _log.info("took_over", unanswered=len(leader.unanswered), nodes=len(leader.dispatcher.cluster.nodes.present))
+    await _handle(leader, await _drain(outcomes))
+    _log.info(
+        "takeover_finished", unanswered=len(leader.unanswered), nodes=len(leader.dispatcher.cluster.nodes.present)
+    )
     ids = {ACTIONS: journal.last(ACTIONS), OUTCOMES: outcomes.last(OUTCOMES)}
-    return Tail(reader, {topic: ids.get(topic) or others.last(topic) for topic in LED})
+    return Tail(reader, {topic: ids.get(topic) or others.last(topic) for topic in LEADER_STREAMS})
 
 
-async def _take(leader: Leader, entries: list[Entry[Any]]) -> None:
+async def _handle(leader: Leader, entries: list[Entry[Any]]) -> None:
     """Handle the entries in parts. Handling all at once would block for seconds the event loop, which renews the
     lease.
     """
-    for start in range(0, len(entries), TAKEN_AT_ONCE):
-        leader.take(entries[start : start + TAKEN_AT_ONCE])
+    for start in range(0, len(entries), HANDLED_AT_ONCE):
+        leader.take(entries[start : start + HANDLED_AT_ONCE])
         await asyncio.sleep(0)
 
 
@@ -79,28 +81,30 @@ async def _first_arrivals(redis: Redis, leader: Leader, requests: list[Entry[Act
             leader.dispatcher.cluster.queues.batches.first_arrival(name, int(first_ms) / 1000, timeouts)
 
 
-async def _homes(redis: Redis, leader: Leader, acting: set[str], closing: set[str]) -> None:
+async def _restore_placements(redis: Redis, leader: Leader, acting: set[str], closing: set[str]) -> None:
     """Restore placements and ended trajectories before actions are handled; otherwise an environment might begin twice.
 
     The environment of a closed trajectory may still exist: its node's inventory will show it. `closing`: trajectories
     that the journal itself closes, in its own order.
     """
     async for placements in read_placements(redis):
-        await _ends(redis, leader, placements.keys() - closing)
+        await _restore_ends(redis, leader, placements.keys() - closing)
         acting -= placements.keys()
         for trajectory, placement in placements.items():
             leader.dispatcher.trajectory_placed(trajectory, placement.node, placement.units)
-    await _ends(redis, leader, acting - closing)
+    await _restore_ends(redis, leader, acting - closing)
 
 
-async def _ends(redis: Redis, leader: Leader, trajectories: Iterable[str]) -> None:
+async def _restore_ends(redis: Redis, leader: Leader, trajectories: Iterable[str]) -> None:
     for trajectory, (state, reason) in (await read_standings(redis, sorted(trajectories))).items():
         if state != "open":
             why = f"the trajectory is {state}: {reason}" if state else "the trajectory ended long ago"
             leader.dispatcher.trajectory_ended(trajectory, why)
 
 
-async def _resume(redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]], clock: ValkeyClock) -> None:
+async def _restore_actions(
+    redis: Redis, leader: Leader, requests: list[Entry[ActionSubmitted]], clock: ValkeyClock
+) -> None:
     """Restore each action's stage, its last grant, and the times of earlier stages."""
     actions = [entry.message.action for entry in requests if entry.message.action in leader.unanswered]
     for start in range(0, len(actions), 512):

@@ -138,7 +138,7 @@ class ClusterState:
                 action.attempt = held.attempt
                 return True
         units = held.units or (action.request.stages[held.stage].units if action is not None else {})
-        if held.waits:
+        if held.queued:
             units = {}
         known = node.orphans.pop(action_id, None)
         if known is not None:
@@ -156,15 +156,15 @@ class ClusterState:
             action.move("granted")
             if action.scales:
                 action.expected_s = self.durations.expect(action, action.granted_units)
-            self.assign(action, node, since_s, prefetched=held.waits)
+            self.assign(action, node, since_s, prefetched=held.queued)
         elif action.node != node.name or action.allocated:
             return
         elif action.prefetched:
-            if not held.waits:
+            if not held.queued:
                 self.start_prefetched(action, node, since_s)
         else:
             action.expected_s = self.durations.expect(action, action.granted_units)
-            self.assign(action, node, since_s, prefetched=held.waits)
+            self.assign(action, node, since_s, prefetched=held.queued)
 
     # ---- nodes and environments --------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ class NodeHandler:
             action = self.registry.actions.get(action_id)
             if not self.cluster.reconcile(now, node, action, action_id, grant):
                 commands.append(Revoke(action_id, node.name, grant.attempt))
-            elif action is not None and not grant.waits:
+            elif action is not None and not grant.queued:
                 action.started_s = now - grant.running_s
         return commands
 

@@ -49,7 +49,7 @@ class HeldGrant:
     running_s: float
     units: Mapping[str, int] = field(default_factory=dict)
     """Units it takes."""
-    waits: bool = False
+    queued: bool = False
     """It is in the node's queue and holds no units yet."""
 
 

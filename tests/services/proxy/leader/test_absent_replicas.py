@@ -6,7 +6,7 @@ import asyncio
 
 from redis.asyncio import Redis
 
-from services.proxy.leader.replicas import PROXY_GONE, Absent, renew
+from services.proxy.leader.replicas import PROXY_GONE, AbsentReplicas, renew
 from shared.bus import functions
 from shared.bus.connection import command
 from shared.bus.functions import Submission
@@ -36,10 +36,10 @@ async def test_what_a_dead_replica_held_is_cancelled_at_the_second_look(valkey: 
         return bool(await command(valkey, "EXISTS", "replica:alive") == 1)
 
     await soon(is_held)
-    absent = Absent(valkey)
+    absent = AbsentReplicas(valkey)
 
-    assert await absent.look(unanswered) == 0, "Valkey may have been away"
-    assert await absent.look(unanswered) == 2
+    assert await absent.check(unanswered) == 0, "Valkey may have been away"
+    assert await absent.check(unanswered) == 2
     assert sorted((one.action, one.reason) for one in await cancelled(valkey)) == [
         ("dead1", PROXY_GONE),
         ("dead2", PROXY_GONE),
@@ -49,11 +49,11 @@ async def test_what_a_dead_replica_held_is_cancelled_at_the_second_look(valkey: 
 
 async def test_a_replica_that_is_back_at_the_second_look_keeps_its_calls(valkey: Redis) -> None:
     unanswered = [await submitted(valkey, "a1", "a")]
-    absent = Absent(valkey)
+    absent = AbsentReplicas(valkey)
 
-    assert await absent.look(unanswered) == 0
+    assert await absent.check(unanswered) == 0
     await command(valkey, "SET", "replica:a", "a")
-    assert await absent.look(unanswered) == 0
+    assert await absent.check(unanswered) == 0
     await command(valkey, "DEL", "replica:a")
-    assert await absent.look(unanswered) == 0, "absent once again, not twice in a row"
-    assert await absent.look(unanswered) == 1
+    assert await absent.check(unanswered) == 0, "absent once again, not twice in a row"
+    assert await absent.check(unanswered) == 1

@@ -98,7 +98,7 @@ def waiting(cluster: ClusterState, name: str, batch: str = "b") -> None:
 async def test_changes_are_told_until_another_leads(
     store: Store, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backlog, "TOLD_EVERY_S", 0.01)
+    monkeypatch.setattr(backlog, "PUBLISH_EVERY_S", 0.01)
     await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"former": 1}))
     cluster, flaky = ClusterState(), Flaky(journal.redis)
     telling = asyncio.create_task(publish_backlog(flaky, journal.epoch, cluster, StillClock()))
@@ -124,7 +124,7 @@ async def test_changes_are_told_until_another_leads(
 async def test_of_batches_only_changes_are_told_and_first_that_there_are_none(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backlog, "TOLD_EVERY_S", 0.01)
+    monkeypatch.setattr(backlog, "PUBLISH_EVERY_S", 0.01)
     former = OpenBatchesSnapshot(1.0, {"gone": UnansweredRequests([b""], [b""])})
     await functions.publish_backlog(journal.redis, journal.epoch, Backlog(), former)
     cluster, clock = ClusterState(), StillClock()

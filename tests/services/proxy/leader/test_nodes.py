@@ -28,7 +28,7 @@ class Meeting:
         self.dispatcher = Dispatcher(node_lost_s=10.0)
 
     def hear(self, message: Message, *, at: float = START, now: float = START) -> list[Command]:
-        return list(self.book.heard(now, said(message, at=at), self.dispatcher))
+        return list(self.book.handle(now, said(message, at=at), self.dispatcher))
 
     def known(self) -> dict[str, str]:
         return {name: node.incarnation for name, node in self.dispatcher.cluster.nodes.present.items()}

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.proxy.leader import takeover
-from services.proxy.leader.leader import LED
+from services.proxy.leader.leader import LEADER_STREAMS
 from services.proxy.records.answering import reports
 from shared.bus import functions
 from shared.bus.connection import command
@@ -54,7 +54,9 @@ async def test_there_may_be_nothing_at_all(legacy: Legacy) -> None:
     tail = await legacy.taken_over()
 
     assert legacy.notes.take() == []
-    assert {topic.name: tail.last(topic) for topic in LED} == dict.fromkeys([topic.name for topic in LED], "0")
+    assert {topic.name: tail.last(topic) for topic in LEADER_STREAMS} == dict.fromkeys(
+        [topic.name for topic in LEADER_STREAMS], "0"
+    )
 
 
 async def test_everything_unanswered_is_taken_up_in_its_order(legacy: Legacy) -> None:
@@ -245,7 +247,7 @@ async def test_a_long_legacy_is_read_whole(legacy: Legacy) -> None:
 async def test_a_long_journal_is_taken_in_pieces_so_that_the_lease_can_be_renewed_between(
     legacy: Legacy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(takeover, "TAKEN_AT_ONCE", 2)
+    monkeypatch.setattr(takeover, "HANDLED_AT_ONCE", 2)
     await legacy.submit(*(submitted(f"a{number}") for number in range(7)))
     turns = 0
 

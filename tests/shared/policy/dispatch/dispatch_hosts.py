@@ -98,9 +98,9 @@ class Host:
     def held(self, now: float) -> dict[str, HeldGrant]:
         """Its inventory."""
 
-        def holding(run: Run, *, waits: bool) -> HeldGrant:
+        def holding(run: Run, *, queued: bool) -> HeldGrant:
             grant = run.grant
-            return HeldGrant(grant.stage, grant.attempt, 0.0 if waits else now - run.since, grant.units, waits)
+            return HeldGrant(grant.stage, grant.attempt, 0.0 if queued else now - run.since, grant.units, queued)
 
-        held = {action_id: holding(run, waits=False) for action_id, run in self.runs.items()}
-        return held | {action_id: holding(run, waits=True) for action_id, run in self.line.items()}
+        held = {action_id: holding(run, queued=False) for action_id, run in self.runs.items()}
+        return held | {action_id: holding(run, queued=True) for action_id, run in self.line.items()}

@@ -228,7 +228,7 @@ def test_work_that_may_not_be_repeated_is_never_recalled() -> None:
     once = request("once", work(repeatable=False), seq=9)
     submit(dispatcher, once)
     dispatcher.resumed(0.0, "once", 0, 1, [], "b")
-    meet(dispatcher, "b", {"once": HeldGrant(0, 1, 0.0, {"cores": 1}, waits=True)})
+    meet(dispatcher, "b", {"once": HeldGrant(0, 1, 0.0, {"cores": 1}, queued=True)})
     assert not any(isinstance(one, Revoke) for one in dispatcher.ticked(5.0))
 
 
@@ -240,7 +240,7 @@ def test_a_new_leader_finds_the_line_as_it_is() -> None:
     dispatcher.submitted(0.0, many(4))
     for number in range(4):
         dispatcher.resumed(0.0, f"r{number}", 0, 1, [], "n")
-    held = {f"r{number}": HeldGrant(0, 1, 1.0, {"cores": 1}, waits=number > 1) for number in range(4)}
+    held = {f"r{number}": HeldGrant(0, 1, 1.0, {"cores": 1}, queued=number > 1) for number in range(4)}
     assert meet(dispatcher, "n", held) == []
     assert line(dispatcher) == ["r2", "r3"]
     assert dispatcher.cluster.nodes.present["n"].used == {"cores": 2}
@@ -248,7 +248,9 @@ def test_a_new_leader_finds_the_line_as_it_is() -> None:
 
 def test_a_stray_in_the_line_holds_no_units() -> None:
     dispatcher = short_work()
-    assert meet(dispatcher, "m", {"whose": HeldGrant(0, 1, 0.0, {"cores": 1}, waits=True)}) == [Revoke("whose", "m", 1)]
+    assert meet(dispatcher, "m", {"whose": HeldGrant(0, 1, 0.0, {"cores": 1}, queued=True)}) == [
+        Revoke("whose", "m", 1)
+    ]
     assert not any(dispatcher.cluster.nodes.present["m"].used.values())
 
 

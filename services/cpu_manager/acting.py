@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from services.cpu_manager import metrics
-from services.cpu_manager.environments.choice import Runtimes
-from services.cpu_manager.environments.dop import filled
+from services.cpu_manager.environments.dop import with_dop
 from services.cpu_manager.environments.protocol import (
     ActEnd,
     ActEndedBy,
@@ -18,6 +17,7 @@ from services.cpu_manager.environments.protocol import (
     Postponed,
     RuntimeUnavailable,
 )
+from services.cpu_manager.environments.runtimes import Runtimes
 from services.cpu_manager.results import AttemptResult, encode_output, encode_whole, lost, refused
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.grants import Granted
@@ -49,7 +49,7 @@ class Acting:
     """Seconds past its limit after which an attempt that has not ended counts as our failure."""
 
     def params(self, grant: Granted) -> Params:
-        """Return the action's parameters, with the number of granted cores filled in.
+        """Return the action's parameters, with the number of granted cores with_dop in.
 
         Raises:
             ValueError: the parameters are malformed, or the kind does not run in environments.
@@ -57,7 +57,7 @@ class Acting:
         kind = ENVIRONMENT_KINDS.get(grant.work)
         if kind is None:
             raise ValueError(f"{grant.work} does not run in environments")
-        return filled(msgspec.json.decode(grant.params, type=kind), grant.units.get("cores", 1))
+        return with_dop(msgspec.json.decode(grant.params, type=kind), grant.units.get("cores", 1))
 
     async def create(
         self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]

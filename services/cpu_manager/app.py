@@ -14,8 +14,8 @@ from services.cpu_manager.acting import Acting
 from services.cpu_manager.attempts import Attempts
 from services.cpu_manager.cores import Cores, usable_cores
 from services.cpu_manager.environment_registry import EnvironmentRegistry
-from services.cpu_manager.environments.choice import DOCKER
-from services.cpu_manager.environments.opening import Mesh, Opened, engine_comes, open_runtimes
+from services.cpu_manager.environments.detection import DetectedRuntimes, MeshContext, await_engine, open_runtimes
+from services.cpu_manager.environments.runtimes import DOCKER
 from services.cpu_manager.execution import Execution, open_execution
 from services.cpu_manager.grading import Grading
 from services.cpu_manager.memory import lendable_mb
@@ -55,7 +55,7 @@ class Offer(TypedDict):
 
 
 def _hello(
-    settings: CpuManagerSettings, usages: dict[str, ResourceUsage], execution: Execution, opened: Opened
+    settings: CpuManagerSettings, usages: dict[str, ResourceUsage], execution: Execution, detected: DetectedRuntimes
 ) -> Hello:
     return Hello(
         node=settings.node,
@@ -63,15 +63,15 @@ def _hello(
         node_class=settings.node_class,
         capacity={name: usage.exist for name, usage in usages.items()},
         prefetches=["cores"],
-        **_offer(execution, opened),
+        **_offer(execution, detected),
     )
 
 
-def _offer(execution: Execution, opened: Opened) -> Offer:
-    runtimes = opened.runtimes.names
+def _offer(execution: Execution, detected: DetectedRuntimes) -> Offer:
+    runtimes = detected.runtimes.names
     return Offer(
         kinds=sorted([*execution.graders, *(ENVIRONMENT_KINDS if runtimes else ())]),
-        labels=execution.labels | opened.labels,
+        labels=execution.labels | detected.labels,
         runtimes=runtimes,
     )
 
@@ -89,18 +89,18 @@ def create_app(settings: CpuManagerSettings | None = None, *, clock: Clock = SYS
             open_execution(settings, usable) as execution,
             connect(url, name="cpu_manager") as redis,
             connect(url, name="cpu_manager-reader") as reader,
-            _runtimes(settings, execution, redis) as (opened, mesh),
+            _runtimes(settings, execution, redis) as (detected, mesh),
             Background() as background,
         ):
             cores = Cores(topology(settings.topology, usable))
-            node, outbox = await _assemble(settings, cores, execution, opened, redis, reader, clock)
+            node, outbox = await _assemble(settings, cores, execution, detected, redis, reader, clock)
             background.start(outbox.run(), name="outbox")
             background.start(node.run(), name="grants")
             if execution.child_processes is not None:
                 background.start(execution.child_processes.reap_orphans(), name="orphans")
             background.start(node.heartbeats(settings.heartbeat_s), name="heartbeats")
-            if _may_get_engine(settings, opened):
-                background.start(_meet_engine(settings, execution, opened, node, mesh), name="engine")
+            if _may_get_engine(settings, detected):
+                background.start(_add_engine(settings, execution, detected, node, mesh), name="engine")
             app.state.node, app.state.outbox = node, outbox
             yield CpuManagerState(node=node, outbox=outbox, execution=execution)
             await node.stop()
@@ -111,31 +111,31 @@ def create_app(settings: CpuManagerSettings | None = None, *, clock: Clock = SYS
 @asynccontextmanager
 async def _runtimes(
     settings: CpuManagerSettings, execution: Execution, redis: Redis
-) -> AsyncIterator[tuple[Opened, Mesh]]:
+) -> AsyncIterator[tuple[DetectedRuntimes, MeshContext]]:
     """Open the runtimes, and return them with the mesh that they belong to."""
     await patiently(lambda: functions.load(redis), what="loading functions", patience_s=STORE_S)
     identity = await patiently(lambda: mesh_identity(redis), what="reading the mesh's identity", patience_s=STORE_S)
-    mesh = Mesh(identity, redis)
-    async with open_runtimes(settings, execution.sandbox, mesh) as opened:
-        yield opened, mesh
+    mesh = MeshContext(identity, redis)
+    async with open_runtimes(settings, execution.sandbox, mesh) as detected:
+        yield detected, mesh
 
 
-def _may_get_engine(settings: CpuManagerSettings, opened: Opened) -> bool:
-    return settings.engine != NO_ENGINE and DOCKER not in opened.runtimes.names
+def _may_get_engine(settings: CpuManagerSettings, detected: DetectedRuntimes) -> bool:
+    return settings.engine != NO_ENGINE and DOCKER not in detected.runtimes.names
 
 
-async def _meet_engine(
-    settings: CpuManagerSettings, execution: Execution, opened: Opened, node: NodeManager, mesh: Mesh
+async def _add_engine(
+    settings: CpuManagerSettings, execution: Execution, detected: DetectedRuntimes, node: NodeManager, mesh: MeshContext
 ) -> None:
-    await engine_comes(settings, opened, mesh)
-    await node.offer(**_offer(execution, opened))
+    await await_engine(settings, detected, mesh)
+    await node.offer(**_offer(execution, detected))
 
 
 async def _assemble(
     settings: CpuManagerSettings,
     cores: Cores,
     execution: Execution,
-    opened: Opened,
+    detected: DetectedRuntimes,
     redis: Redis,
     reader: Redis,
     clock: Clock,
@@ -146,15 +146,15 @@ async def _assemble(
     at_once = settings.starts or max(1, len(cores.all) // 2)
     starts = ResourceUsage(at_once, owned=at_once)
     usages = {"cores": cores.usage, "slots": slots}
-    if opened.runtimes.names or _may_get_engine(settings, opened):
+    if detected.runtimes.names or _may_get_engine(settings, detected):
         usages[MEMORY], usages[STARTS] = memory, starts
-    hello = _hello(settings, usages, execution, opened)
+    hello = _hello(settings, usages, execution, detected)
     outbox = Outbox(redis)
     report = observe(outbox.put)
     registry = EnvironmentRegistry(
         node=hello.node,
         incarnation=hello.incarnation,
-        acting=Acting(opened.runtimes, clock, settings.output_bytes, settings.guard_s),
+        acting=Acting(detected.runtimes, clock, settings.output_bytes, settings.guard_s),
         memory=memory,
         report=report,
         clock=clock,
@@ -171,6 +171,6 @@ async def _assemble(
         clock=clock,
     )
     outbox.may_gather = attempts.busy
-    registry.adopt(await opened.runtimes.survivors())
+    registry.adopt(await detected.runtimes.survivors())
     _log.info("node_started", node=hello.node, capacity=hello.capacity, **hello.labels)
     return NodeManager(redis, reader, hello, attempts, outbox, usages, clock, execution.cold_start_s), outbox

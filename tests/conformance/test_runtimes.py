@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from services.cpu_manager.environments.agent.archives import pack
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from services.cpu_manager.environments.local.runtime import LocalRuntime
 from services.cpu_manager.environments.protocol import ActEnd, BadEnvironment, Environment, Runtime
-from services.cpu_manager.environments.resident.archives import pack
 from services.cpu_manager.sandbox.local import LocalSandbox
 from shared.messages.environments import LOCAL, EnvironmentSpec
 from shared.messages.kinds import ENVIRONMENT_KINDS

@@ -10,7 +10,7 @@ from swerex import exceptions
 from swerex.runtime.abstract import BashInterruptAction, CloseBashSessionRequest, Command, CreateBashSessionRequest
 from swerex.runtime.remote import RemoteRuntime
 
-from services.cpu_manager.environments.dop import filled
+from services.cpu_manager.environments.dop import with_dop
 from shared.bus.connection import command, connect
 from shared.messages.kinds import ENVIRONMENT_KINDS, EnvBash, EnvExec
 from tests.conformance.swerex_door import Lent, lending
@@ -196,7 +196,7 @@ async def test_words_in_braces_are_the_callers_own(shell: Lent) -> None:
     await shell.client.execute(Command(command=["echo", "{dop}"]))
 
     kinds = [(grant, ENVIRONMENT_KINDS[grant.work]) for grant in shell.node.granted[1:]]
-    assert [filled(msgspec.json.decode(grant.params, type=kind), 1) for grant, kind in kinds] == [
+    assert [with_dop(msgspec.json.decode(grant.params, type=kind), 1) for grant, kind in kinds] == [
         EnvBash(line="echo '{dop}'", literal=True, output_bytes=4 << 20),
         EnvExec(argv=["echo", "{dop}"], env={"TREADLE_DOP": "1"}, literal=True, output_bytes=4 << 20),
     ]

@@ -16,7 +16,7 @@ from shared.runtime.stack_state import StackState
 from treadle.mesh import mesh_command
 
 SETTLE_S = 10.0
-REMOVER: Final = "services.cpu_manager.environments.docker.leftovers"
+REMOVER: Final = "services.cpu_manager.environments.docker.cleanup"
 """Runs as a program, not an import, because the stack only has the names of services."""
 REMOVER_LIMIT_S: Final = 60.0
 

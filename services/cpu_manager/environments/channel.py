@@ -1,7 +1,7 @@
-"""The manager's end of a resident: one action at a time over a stream socket, with bounded waits and checked replies.
+"""The manager's end of an agent: one action at a time over a stream socket, with bounded waits and checked replies.
 
-The resident runs beside the programs of its environment, so its replies are not trusted: frames are bounded by what the
-action may return, and JSON is decoded into types. A resident that breaks the rules or does not answer is abandoned
+The agent runs beside the programs of its environment, so its replies are not trusted: frames are bounded by what the
+action may return, and JSON is decoded into types. An agent that breaks the rules or does not answer is abandoned
 (`Broken`), which ends the environment.
 """
 
@@ -17,9 +17,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from services.cpu_manager.environments.agent import wire
 from services.cpu_manager.environments.protocol import ActEnd
 from services.cpu_manager.environments.requests import request_of
-from services.cpu_manager.environments.resident import wire
 from shared.messages.kinds import Params
 
 OUTPUT_BYTES: Final = 8 << 20
@@ -27,7 +27,7 @@ OUTPUT_BYTES: Final = 8 << 20
 _SLACK: Final = 1 << 20
 """Bytes of a reply beyond the requested ones: names of entries, errors."""
 _LATE_S: Final = 10.0
-"""A resident ends an action within two seconds of its time limit. After this time without an answer it is abandoned."""
+"""An agent ends an action within two seconds of its time limit. After this time without an answer it is abandoned."""
 _CANCEL_S: Final = 5.0
 _CHUNK: Final = 256 << 10
 
@@ -35,11 +35,11 @@ EndedBy = Literal["done", "wall-limit", "refused", "cancelled"]
 
 
 class Broken(Exception):
-    """The resident has ended, does not answer or sends malformed replies. Its environment must be ended."""
+    """The agent has ended, does not answer or sends malformed replies. Its environment must be ended."""
 
 
-class Reply(msgspec.Struct, frozen=True):
-    """A well-formed reply of a resident."""
+class AgentReply(msgspec.Struct, frozen=True):
+    """A well-formed reply of an agent."""
 
     id: int
     ended_by: EndedBy
@@ -50,8 +50,8 @@ class Reply(msgspec.Struct, frozen=True):
     parts: list[tuple[str, int]]
 
 
-class Resident:
-    """A connection to one resident. Never call two of its methods at once."""
+class AgentChannel:
+    """A connection to one agent. Never call two of its methods at once."""
 
     def __init__(self, connection: socket.socket, most_bytes: int = OUTPUT_BYTES) -> None:
         """Take ownership of a connected stream socket. `most_bytes` bounds files and archives in both directions."""
@@ -63,12 +63,12 @@ class Resident:
         self._came: asyncio.Future[None] | None = None
 
     async def settle(self, cwd: str, env: Mapping[str, str], timeout_s: float) -> str:
-        """Set where actions start (empty: where the resident was started; created if missing), and their variables.
+        """Set where actions start (empty: where the agent was started; created if missing), and their variables.
 
-        Returns the working directory as the resident reports it.
+        Returns the working directory as the agent reports it.
 
         Raises:
-            Broken: there is no resident.
+            Broken: there is no agent.
             ValueError: the directory cannot be created.
         """
         reply, _ = await self._ask({"op": "settle", "cwd": cwd, "env": dict(env)}, b"", timeout_s, 0)
@@ -77,11 +77,11 @@ class Resident:
         return str(reply.output.get("cwd", ""))
 
     async def ping(self, timeout_s: float) -> None:
-        """Return when the resident answers. Raise `Broken` otherwise."""
+        """Return when the agent answers. Raise `Broken` otherwise."""
         await self._ask({"op": "ping"}, b"", timeout_s, 0)
 
     async def order(self, op: str, timeout_s: float) -> bool:
-        """Send `stop` or `go` for all processes but the resident's. Return True if it was done. Raises `Broken`."""
+        """Send `stop` or `go` for all processes but the agent's. Return True if it was done. Raises `Broken`."""
         reply, _ = await self._ask({"op": op}, b"", timeout_s, 0)
         return reply.passed is True
 
@@ -114,7 +114,7 @@ class Resident:
 
     async def _ask(
         self, request: dict[str, Any], body: bytes, timeout_s: float, most: int
-    ) -> tuple[Reply, dict[str, bytes]]:
+    ) -> tuple[AgentReply, dict[str, bytes]]:
         number = next(self._numbers)
         request["id"] = number
         sending = asyncio.create_task(self._send(wire.pack(request, body)), name="send a request")
@@ -133,7 +133,7 @@ class Resident:
             sending.cancel()
 
     async def _cancel(self, number: int, most: int, sending: asyncio.Task[None]) -> None:
-        """Cancel the running action after its request is sent. Close the connection if the resident does not answer."""
+        """Cancel the running action after its request is sent. Close the connection if the agent does not answer."""
         try:
             async with asyncio.timeout(_CANCEL_S):
                 await sending
@@ -150,12 +150,12 @@ class Resident:
     async def _send(self, frame: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self._connection, frame)
 
-    async def _receive(self, number: int, most: int) -> tuple[Reply, dict[str, bytes]]:
+    async def _receive(self, number: int, most: int) -> tuple[AgentReply, dict[str, bytes]]:
         while (frame := self._frame(most)) is None:
             await self._more()
         header, body = frame
         try:
-            reply = msgspec.json.decode(header, type=Reply)
+            reply = msgspec.json.decode(header, type=AgentReply)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Broken(f"a reply that is none: {error}") from error
         sizes = [size for _, size in reply.parts]
@@ -199,7 +199,7 @@ class Resident:
             if data:
                 came.set_result(None)
             else:
-                came.set_exception(Broken("the resident is gone"))
+                came.set_exception(Broken("the agent is gone"))
 
         loop.add_reader(descriptor, readable)
         try:
@@ -210,7 +210,7 @@ class Resident:
                 loop.remove_reader(descriptor)
 
     def close(self) -> None:
-        """Close the connection. A resident without another one ends with its environment; waiters get `Broken`."""
+        """Close the connection. An agent without another one ends with its environment; waiters get `Broken`."""
         if self._came is not None and not self._came.done():
             self._came.set_exception(Broken("it was hung up on"))
         if not self.broken:

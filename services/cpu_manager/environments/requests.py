@@ -1,4 +1,4 @@
-"""Requests to a resident for each kind of action, with the most bytes that a reply may have."""
+"""Requests to an agent for each kind of action, with the most bytes that a reply may have."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def request_of(kind: str, params: Params, most_bytes: int) -> tuple[dict[str, An
         most = params.output_bytes
     elif isinstance(params, EnvWrite):
         body = _bytes(request.pop("content"), request.pop("encoding"))
-        # Compatible with a resident of an earlier version, which a container may have.
+        # Compatible with an agent of an earlier version, which a container may have.
         request["keep_mode"], request["mode"] = params.mode is None, _MODE if params.mode is None else params.mode
     elif isinstance(params, EnvUpload):
         body = _bytes(request.pop("archive"), "base64")

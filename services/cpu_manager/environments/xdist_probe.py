@@ -37,7 +37,7 @@ def main() -> None:
 
     distribution("pytest-xdist")  # raises where it is not installed
     named = [Path(word.partition("::")[0]) for word in sys.argv[2:]]
-    said = [os.environ.get("PYTEST_ADDOPTS", ""), *configured([Path(), *named])]
+    output = [os.environ.get("PYTEST_ADDOPTS", ""), *configured([Path(), *named])]
     decided = re.compile(r"(?<![\w-])(" + DECIDED + ")")
-    if not os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD") and not any(map(decided.search, said)):
+    if not os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD") and not any(map(decided.search, output)):
         sys.stdout.write("-n" + sys.argv[1])

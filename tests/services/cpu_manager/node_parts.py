@@ -13,8 +13,8 @@ from services.cpu_manager.acting import Acting
 from services.cpu_manager.attempts import Attempts
 from services.cpu_manager.cores import Cores
 from services.cpu_manager.environment_registry import EnvironmentRegistry
-from services.cpu_manager.environments.choice import Runtimes
 from services.cpu_manager.environments.protocol import ActEnd, Environment
+from services.cpu_manager.environments.runtimes import Runtimes
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
 from services.cpu_manager.grading import Grading
 from services.cpu_manager.resource_usage import ResourceUsage

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.cpu_manager.environments.opening import Mesh, open_runtimes
+from services.cpu_manager.environments.detection import MeshContext, open_runtimes
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.rungs import NoSandboxError
 from services.cpu_manager.settings import CpuManagerSettings
@@ -29,14 +29,14 @@ async def bed() -> AsyncIterator[Bed]:
     except NoSandboxError as error:
         pytest.skip(f"no sandbox can be had here: {error}")
     try:
-        async with open_runtimes(SETTINGS, sandbox, Mesh()) as opened:
-            if not opened.runtimes.names:
-                pytest.skip(f"no local runtime: {opened.labels['runtime.local']}")
+        async with open_runtimes(SETTINGS, sandbox, MeshContext()) as detected:
+            if not detected.runtimes.names:
+                pytest.skip(f"no local runtime: {detected.labels['runtime.local']}")
             bed = Bed(
                 cores=sorted(os.sched_getaffinity(0)),
                 output_bytes=SETTINGS.output_bytes,
                 guard_s=PATIENCE_S,
-                runtimes=opened.runtimes,
+                runtimes=detected.runtimes,
             )
             yield bed
             await bed.attempts.stop()

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.cpu_manager.environments.dop import filled
+from services.cpu_manager.environments.dop import with_dop
 from services.cpu_manager.environments.protocol import ActEnd, BadEnvironment, RuntimeUnavailable
 from services.cpu_manager.managed_environments import NONE_HERE
 from shared.messages.environments import EnvironmentSpec
@@ -35,7 +35,7 @@ async def test_the_first_action_makes_the_environment_and_acts_in_it(bed: Bed) -
     assert (outcome.status, outcome.passed, outcome.score, outcome.environment_exists) == ("ok", True, None, True)
     assert msgspec.json.decode(outcome.output) == {"exit_code": 0}
     (environment,) = bed.runtime.made
-    reported = filled(EnvBash(line="echo {dop}"), 2)
+    reported = with_dop(EnvBash(line="echo {dop}"), 2)
     assert environment.acts == [("env.bash", reported, frozenset({0, 1}), 7.0)]
     assert bed.ended() == []
 

@@ -30,15 +30,15 @@ def image() -> Iterator[str]:
         yield tag
 
 
-@pytest.mark.parametrize("past_engine", [False, True], ids=["by the engine alone", "past the engine"])
+@pytest.mark.parametrize("direct", [False, True], ids=["by the engine alone", "past the engine"])
 @pytest.mark.parametrize("read_only", [False, True], ids=["writable", "read-only"])
 async def test_a_whole_environment_through_the_proxy(
-    tmp_path: Path, image: str, past_engine: bool, read_only: bool, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, image: str, direct: bool, read_only: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = EngineProxySettings(node=NODE, listen=tmp_path / "proxy.sock", engine=Path("/var/run/docker.sock"))
     spec = EnvironmentSpec(image=image, memory_mb=256, workdir="/root", setup=["echo begun >note"], read_only=read_only)
     async with asyncio.timeout(PATIENCE_S), EngineProxy(settings):
-        runtime = await DockerRuntime.open(NODE, url=f"unix://{settings.listen}", past_engine=past_engine)
+        runtime = await DockerRuntime.open(NODE, url=f"unix://{settings.listen}", direct=direct)
         try:
             environment = await runtime.create("t1", spec, CORES)
             end = await environment.act("env.bash", EnvBash(line="A=kept; cat note; id -u"), CORES, 30)

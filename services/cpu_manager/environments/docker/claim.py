@@ -21,7 +21,7 @@ MESH: Final = "treadle.mesh"
 NODE: Final = "treadle.node"
 """Labels of containers and volumes."""
 
-ALONE: Final = "0" * 16
+NO_MESH: Final = "0" * 16
 """The mesh of a runtime without a mesh."""
 
 CLAIM_S: Final = 3.0
@@ -33,7 +33,7 @@ class Owner(msgspec.Struct, frozen=True):
     """Owner of containers: one node of one mesh."""
 
     node: str
-    mesh: str = ALONE
+    mesh: str = NO_MESH
     """Identity of its store (`shared.bus.identity`)."""
 
     @property

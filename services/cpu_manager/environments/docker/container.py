@@ -16,23 +16,23 @@ from shared.messages.environments import EnvironmentSpec
 TRAJECTORY: Final = "treadle.trajectory"
 SPEC: Final = "treadle.spec"
 """Labels beside the owner's: a later manager of the node needs them to adopt a container."""
-MAKING: Final = "treadle.making"
+CREATION: Final = "treadle.creation"
 """A label: the creation attempt of the container. Its name may belong to its successor while its id is not known."""
 
-CARRIED: Final = "/run/treadle/carried"
-"""Path of the resident's interpreter, read-only (`packing`)."""
+AGENT_DIRECTORY: Final = "/run/treadle/carried"
+"""Path of the agent's interpreter, read-only (`packing`)."""
 SOCKETS: Final = "/run/treadle/sockets"
 """A tmpfs of the container's own."""
 SOCKET: Final = f"{SOCKETS}/resident"
-"""Path at which the resident listens."""
+"""Path at which the agent listens."""
 
 RESIDENT_PIDS: Final = 4
-"""Processes beyond the trainer's limit: the resident, and its relay if the connection goes through the engine."""
+"""Processes beyond the trainer's limit: the agent, and its relay if the connection goes through the engine."""
 _MIB: Final = 1 << 20
 _TMPFS: Final = "rw,nosuid,nodev,mode=1777"
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A container before its creation."""
 
     owner: Owner
@@ -41,10 +41,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     image: Image
     cores: frozenset[int]
     command: list[str]
-    """Command of its first program, the resident."""
+    """Command of its first program, the agent."""
     volume: str
     """Name of the volume with its interpreter."""
-    making: str
+    creation: str
     """Unique to this container."""
 
 
@@ -58,23 +58,23 @@ def workdir_of(spec: EnvironmentSpec, image: Image) -> str:
     return str(PurePosixPath("/", image.workdir, spec.workdir))
 
 
-def config_of(plan: Plan, *, sized: bool) -> dict[str, Any]:
+def config_of(container: ContainerSpec, *, sized: bool) -> dict[str, Any]:
     """Return the body of `POST /containers/create`. `sized`: the storage driver is asked to limit what it writes."""
     return {
-        "Image": plan.image.id,
-        "Entrypoint": plan.command,
+        "Image": container.image.id,
+        "Entrypoint": container.command,
         "Cmd": [],
-        "WorkingDir": workdir_of(plan.spec, plan.image),
-        "Labels": labels_of(plan),
+        "WorkingDir": workdir_of(container.spec, container.image),
+        "Labels": labels_of(container),
         # The engine would run the image's own health check inside, even while the container is frozen.
         "Healthcheck": {"Test": ["NONE"]},
-        "HostConfig": {**_walls(plan), **_limits(plan, sized=sized)},
+        "HostConfig": {**_walls(container), **_limits(container, sized=sized)},
     }
 
 
-def labels_of(plan: Plan) -> dict[str, str]:
-    spec = msgspec.json.encode(plan.spec).decode()
-    return {**plan.owner.labels, TRAJECTORY: plan.trajectory, SPEC: spec, MAKING: plan.making}
+def labels_of(container: ContainerSpec) -> dict[str, str]:
+    spec = msgspec.json.encode(container.spec).decode()
+    return {**container.owner.labels, TRAJECTORY: container.trajectory, SPEC: spec, CREATION: container.creation}
 
 
 def spec_from(labels: Mapping[str, str]) -> EnvironmentSpec:
@@ -89,23 +89,25 @@ def spec_from(labels: Mapping[str, str]) -> EnvironmentSpec:
         raise ValueError(f"the label {SPEC} cannot be read: {error}") from error
 
 
-def _walls(plan: Plan) -> dict[str, Any]:
+def _walls(container: ContainerSpec) -> dict[str, Any]:
     """Return its isolation: no network, rights, devices or other processes; its own files, perhaps read-only."""
-    workdir = workdir_of(plan.spec, plan.image)
-    mounts: list[dict[str, Any]] = [{"Type": "volume", "Source": plan.volume, "Target": CARRIED, "ReadOnly": True}]
+    workdir = workdir_of(container.spec, container.image)
+    mounts: list[dict[str, Any]] = [
+        {"Type": "volume", "Source": container.volume, "Target": AGENT_DIRECTORY, "ReadOnly": True}
+    ]
     tmpfs = {SOCKETS: f"{_TMPFS},noexec,size=64k"}
-    if plan.spec.read_only:
-        tmpfs["/tmp"] = f"{_TMPFS},exec,size={plan.spec.disk_mb}m"
+    if container.spec.read_only:
+        tmpfs["/tmp"] = f"{_TMPFS},exec,size={container.spec.disk_mb}m"
         if workdir not in {"/", "/tmp"}:
             # A new volume begins with the image's files at this path; a tmpfs would hide them.
             mounts.append({"Type": "volume", "Target": workdir})
     return {
-        "NetworkMode": "bridge" if plan.spec.network else "none",
+        "NetworkMode": "bridge" if container.spec.network else "none",
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
-        "ReadonlyRootfs": plan.spec.read_only,
+        "ReadonlyRootfs": container.spec.read_only,
         "Init": False,
         "RestartPolicy": {"Name": "no"},
         "Mounts": mounts,
@@ -113,15 +115,15 @@ def _walls(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _limits(plan: Plan, *, sized: bool) -> dict[str, Any]:
+def _limits(container: ContainerSpec, *, sized: bool) -> dict[str, Any]:
     """Return its limits: memory without swap, processes, cores; disk in total if possible, else per file."""
-    memory, disk = plan.spec.memory_mb * _MIB, plan.spec.disk_mb * _MIB
+    memory, disk = container.spec.memory_mb * _MIB, container.spec.disk_mb * _MIB
     return {
-        "CpusetCpus": ",".join(str(core) for core in sorted(plan.cores)),
+        "CpusetCpus": ",".join(str(core) for core in sorted(container.cores)),
         "Memory": memory,
         "MemorySwap": memory,
-        "PidsLimit": plan.spec.pids + RESIDENT_PIDS,
-        "StorageOpt": {"size": f"{plan.spec.disk_mb}m"} if sized else {},
+        "PidsLimit": container.spec.pids + RESIDENT_PIDS,
+        "StorageOpt": {"size": f"{container.spec.disk_mb}m"} if sized else {},
         "Ulimits": [
             {"Name": "fsize", "Soft": disk, "Hard": disk},
             {"Name": "core", "Soft": 0, "Hard": 0},

@@ -29,7 +29,7 @@ that was being forked at that moment."""
 _NEEDED: Final = ("cpuset", "freezer", "cpuacct", "memory")
 
 
-class Mount(msgspec.Struct, frozen=True):
+class CgroupMount(msgspec.Struct, frozen=True):
     """A mounted hierarchy of control groups."""
 
     root: str
@@ -42,7 +42,7 @@ class Mount(msgspec.Struct, frozen=True):
 class ControlGroups(Protocol):
     """Groups of one container. Each method blocks for microseconds, and raises `OSError` when the group is gone."""
 
-    def give(self, cores: Iterable[int]) -> None:
+    def assign(self, cores: Iterable[int]) -> None:
         """Assign exactly these cores to all processes inside."""
 
     def thaw(self) -> None: ...
@@ -55,10 +55,10 @@ class ControlGroups(Protocol):
     def cpu_s(self) -> float:
         """CPU seconds used so far by all processes inside."""
 
-    def forget_peak(self) -> None: ...
+    def reset_peak(self) -> None: ...
 
     def peak_memory_bytes(self) -> int:
-        """Peak since `forget_peak`; since the beginning if this kernel cannot reset it."""
+        """Peak since `reset_peak`; since the beginning if this kernel cannot reset it."""
 
     def memory_kills(self) -> int:
         """Processes killed by its memory limit."""
@@ -73,13 +73,13 @@ class _Words(Files):
         return os.pread(self._descriptor(name, os.O_RDONLY), 64, 0).decode("ascii").strip()
 
 
-class VersionOne:
+class CgroupV1:
     """One directory for each controller."""
 
     def __init__(self, directories: dict[str, Path]) -> None:
         self._cpuset, self._freezer, self._cpuacct, self._memory = (_Words(directories[name]) for name in _NEEDED)
 
-    def give(self, cores: Iterable[int]) -> None:
+    def assign(self, cores: Iterable[int]) -> None:
         self._cpuset.write("cpuset.cpus", _listed(cores))
 
     def thaw(self) -> None:
@@ -95,7 +95,7 @@ class VersionOne:
     def cpu_s(self) -> float:
         return self._cpuacct.number("cpuacct.usage") / 1e9
 
-    def forget_peak(self) -> None:
+    def reset_peak(self) -> None:
         self._memory.write("memory.max_usage_in_bytes", "0")
 
     def peak_memory_bytes(self) -> int:
@@ -109,17 +109,17 @@ class VersionOne:
             files.close()
 
 
-class VersionTwo:
+class CgroupV2:
     """One directory."""
 
     def __init__(self, directory: Path) -> None:
         self._files = Files(directory)
         # Since Linux 6.12 a peak is reset for the descriptor that is written to; before that it cannot be reset.
-        self._forgets = os.access(directory / "memory.peak", os.W_OK)
-        flags = os.O_RDWR if self._forgets else os.O_RDONLY
+        self._resets_peak = os.access(directory / "memory.peak", os.W_OK)
+        flags = os.O_RDWR if self._resets_peak else os.O_RDONLY
         self._peak = os.open(directory / "memory.peak", flags | os.O_CLOEXEC)
 
-    def give(self, cores: Iterable[int]) -> None:
+    def assign(self, cores: Iterable[int]) -> None:
         self._files.write("cpuset.cpus", _listed(cores))
 
     def thaw(self) -> None:
@@ -134,8 +134,8 @@ class VersionTwo:
     def cpu_s(self) -> float:
         return self._files.counter("cpu.stat", "usage_usec") / 1e6
 
-    def forget_peak(self) -> None:
-        if self._forgets:
+    def reset_peak(self) -> None:
+        if self._resets_peak:
             os.pwrite(self._peak, b"0", 0)
 
     def peak_memory_bytes(self) -> int:
@@ -167,11 +167,11 @@ def control_groups_of(pid: int, container: str, proc: Path = Path("/proc")) -> C
     one = {name: directory for name in _NEEDED if (directory := _directory(name, paths, mounts)) is not None}
     if len(one) == len(_NEEDED):
         wanted = [one["cpuset"] / "cpuset.cpus", one["freezer"] / "freezer.state"]
-        return VersionOne(one) if _ours(wanted, pid, container) else None
+        return CgroupV1(one) if _ours(wanted, pid, container) else None
     two = _directory("", paths, mounts)
     if two is None or not _ours([two / "cpuset.cpus", two / "cgroup.freeze"], pid, container):
         return None
-    return VersionTwo(two) if (two / "memory.peak").exists() else None
+    return CgroupV2(two) if (two / "memory.peak").exists() else None
 
 
 async def frozen(groups: ControlGroups) -> bool:
@@ -190,7 +190,7 @@ async def frozen(groups: ControlGroups) -> bool:
     return False
 
 
-def _mounts(lines: list[str]) -> list[Mount]:
+def _mounts(lines: list[str]) -> list[CgroupMount]:
     found = []
     for line in lines:
         before, _, after = line.partition(" - ")
@@ -198,11 +198,11 @@ def _mounts(lines: list[str]) -> list[Mount]:
         if kind in {"cgroup", "cgroup2"}:
             root, point = before.split(" ")[3:5]
             names = frozenset(options.split(",")) if kind == "cgroup" else frozenset({""})
-            found.append(Mount(root, Path(point), names))
+            found.append(CgroupMount(root, Path(point), names))
     return found
 
 
-def _directory(controller: str, paths: dict[str, str], mounts: list[Mount]) -> Path | None:
+def _directory(controller: str, paths: dict[str, str], mounts: list[CgroupMount]) -> Path | None:
     """Return the directory where a controller's group of this path is visible; `""` is version 2."""
     path = paths.get(controller)
     if path is None or ".." in path:

@@ -61,7 +61,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
         return f"{self.version} ({self.storage}, control groups v{self.cgroup_version})"
 
 
-class Engine:
+class ContainerEngine:
     """One container engine. Create and close it on the event loop that uses it."""
 
     def __init__(self, url: str = "") -> None:
@@ -133,7 +133,7 @@ class Engine:
                 return None
             raise
 
-    async def said(self, container: str, most: int = 4096) -> str:
+    async def output(self, container: str, most: int = 4096) -> str:
         """Return the last output of the container's first program; empty if the engine has none."""
         logs = self.docker.containers.container(container).log(stdout=True, stderr=True, tail=50)
         with contextlib.suppress(EngineRefusal):
@@ -173,7 +173,7 @@ class Engine:
     async def get(self, path: str, what: str, params: Mapping[str, Any]) -> Any:
         return await bounded(what, self.docker._query_json(path, "GET", params=params))
 
-    async def run_beside(self, container: str, argv: list[str]) -> Stream:
+    async def exec(self, container: str, argv: list[str]) -> Stream:
         """Start a program in a running container and return its standard streams. The caller closes them."""
         target = self.docker.containers.container(container)
         program = await bounded("prepare a program in a container", target.exec(argv, stdin=True))

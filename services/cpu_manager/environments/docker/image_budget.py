@@ -15,21 +15,27 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
 from services.cpu_manager.environments.docker.engine import EngineRefusal
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
 from shared.api.images import familiar
+from shared.bus.connection import command
 from shared.policy.resources.residency import MOST_PRESENT
 from shared.runtime import log
 from shared.runtime.clock import SYSTEM_CLOCK, Clock
 
 _log = log.get(__name__)
 
+PULLED: Final = "pulled:"
+"""Prefix of the ledgers' keys in the mesh's store."""
 NOTED_S: Final = 60.0
 """Shortest time between two recorded uses of an image, in seconds."""
 _NONE: Final = "<none>"
 
 
-class Ledger(Protocol):
+class ImageLedger(Protocol):
     """Images that this node pulled, with the Unix time of their last use. Never raises: a lost note costs only disk."""
 
     async def read(self) -> dict[str, float]: ...
@@ -37,7 +43,7 @@ class Ledger(Protocol):
     async def drop(self, image: str) -> None: ...
 
 
-class Forgetful:
+class NoImageLedger:
     """A ledger without storage: it lasts as long as its process."""
 
     async def read(self) -> dict[str, float]:
@@ -48,7 +54,37 @@ class Forgetful:
     async def drop(self, image: str) -> None: ...
 
 
-class Shelf(Protocol):
+class StoredImageLedger:
+    """A ledger in the mesh's store: a hash per engine and node, image -> time of its last use.
+
+    The key contains the engine's id, so a node that moves to another host owns nothing there.
+    """
+
+    def __init__(self, redis: Redis, node: str, engine: str) -> None:
+        self._redis = redis
+        self._key = f"{PULLED}{engine}:{node}"
+
+    async def read(self) -> dict[str, float]:
+        """Return the ledger; empty if the store does not answer. Then no image of an earlier manager is removed."""
+        flat = await self._try("HGETALL", self._key) or []
+        return {name.decode(): float(usage) for name, usage in zip(flat[::2], flat[1::2], strict=True)}
+
+    async def note(self, image: str, used_at: float) -> None:
+        await self._try("HSET", self._key, image, f"{used_at:.0f}")
+
+    async def drop(self, image: str) -> None:
+        await self._try("HDEL", self._key, image)
+
+    async def _try(self, *words: str) -> list[bytes] | None:
+        try:
+            found = await command(self._redis, *words)
+        except (RedisError, OSError) as error:
+            _log.warning("image_ledger_unavailable", command=words[0], problem=str(error))
+            return None
+        return found if isinstance(found, list) else None
+
+
+class ImageStore(Protocol):
     """The engine's methods that are used here."""
 
     async def images(self) -> list[dict[str, Any]]: ...
@@ -59,11 +95,16 @@ class ImageBudget:
     """The images of one engine, by their familiar names (`shared.api.images`)."""
 
     def __init__(
-        self, shelf: Shelf, ledger: Ledger | None = None, *, budget_bytes: int = 0, clock: Clock = SYSTEM_CLOCK
+        self,
+        store: ImageStore,
+        ledger: ImageLedger | None = None,
+        *,
+        budget_bytes: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """`budget_bytes`: limit for all images that this node pulled; 0: no limit."""
-        self._shelf = shelf
-        self._ledger = ledger or Forgetful()
+        self._store = store
+        self._ledger = ledger or NoImageLedger()
         self._budget_bytes = budget_bytes
         self._clock = clock
         self._here: dict[str, int] = {}
@@ -79,13 +120,13 @@ class ImageBudget:
             EngineRefusal, RuntimeUnavailable: the engine does not list its images.
         """
         self._ours |= await self._ledger.read()
-        await self.look()
+        await self.refresh()
         for name in [name for name in self._ours if name not in self._here]:
             await self._forget(name)
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Read the engine's list again: others pull and remove images as well. Raises as `open`."""
-        found = {name: int(one.get("Size") or 0) for one in await self._shelf.images() for name in _names(one)}
+        found = {name: int(one.get("Size") or 0) for one in await self._store.images() for name in _names(one)}
         self._here = found
 
     def reported(self) -> frozenset[str]:
@@ -157,10 +198,10 @@ class ImageBudget:
     async def _remove(self, name: str) -> bool:
         gone = self._removing[name] = asyncio.Event()
         try:
-            await self._shelf.remove_image(name)
+            await self._store.remove_image(name)
         except EngineRefusal as refusal:
             if refusal.status != 404:  # another owner's container uses it
-                _log.info("image_kept", image=name, status=refusal.status)
+                _log.info("image_in_use", image=name, status=refusal.status)
                 return False
         except RuntimeUnavailable as error:
             _log.warning("image_not_removed", image=name, problem=str(error))

@@ -31,8 +31,8 @@ FIRST_LIMITED_S: Final = 5.0
 LONGEST_LIMITED_S: Final = 300.0
 """Pauses for a registry that limits pulls. Public ones count over an hour or more, and the engine's answer does not
 contain that time."""
-UNTOLD_S: Final = 60.0
-MOST_UNTOLD: Final = 1024
+UNREPORTED_S: Final = 60.0
+MOST_UNREPORTED: Final = 1024
 """Failed pulls without a waiting request: how long and how many are kept for the next request."""
 PULL_S: Final = 1800.0
 """Time limit of a pull: an image of 10 GB over 100 Mbit/s takes 800 s."""
@@ -79,19 +79,19 @@ class Images:
     def __init__(
         self,
         source: Source,
-        keeping: ImageBudget,
+        image_budget: ImageBudget,
         *,
         pulls_at_once: int = PULLS_AT_ONCE,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: random.Random | None = None,
     ) -> None:
         self._source = source
-        self._image_budget = keeping
-        self._limits = Limits(rng or random.Random())
+        self._image_budget = image_budget
+        self._limits = PullLimits(rng or random.Random())
         self._room = asyncio.Semaphore(pulls_at_once)
         self._pause = pause
         self._rng = rng or random.Random()
-        self._flights: dict[str, asyncio.Task[Image]] = {}
+        self._pulls: dict[str, asyncio.Task[Image]] = {}
         self._waiters: Counter[str] = Counter()
         self._failures: dict[str, tuple[float, Exception]] = {}
         """Image -> the time until which this failure is kept for the next request, and the failure."""
@@ -99,7 +99,7 @@ class Images:
     @property
     def under_way(self) -> int:
         """Images that are being pulled or wait for their turn."""
-        return len(self._flights)
+        return len(self._pulls)
 
     async def get(self, name: str) -> Image:
         """Return the image; pull it if it is missing. Concurrent requests wait for the same pull.
@@ -112,34 +112,34 @@ class Images:
             Postponed: its registry limits pulls.
             RuntimeUnavailable: the engine or the registry failed `ATTEMPTS` times.
         """
-        flight = self._flights.get(name)
-        if flight is None:
+        pull = self._pulls.get(name)
+        if pull is None:
             until, failure = self._failures.pop(name, (0.0, None))
             if failure is not None and until > asyncio.get_running_loop().time():
                 raise failure
-            flight = self._flights[name] = asyncio.create_task(self._fetched(name), name=f"image {name}")
-            flight.add_done_callback(lambda task: self._landed(name, task))
+            pull = self._pulls[name] = asyncio.create_task(self._fetched(name), name=f"image {name}")
+            pull.add_done_callback(lambda task: self._pulled_or_failed(name, task))
         self._waiters[name] += 1
         try:
-            return await asyncio.shield(flight)
+            return await asyncio.shield(pull)
         finally:
             self._waiters[name] -= 1
             if not self._waiters[name]:
                 del self._waiters[name]
 
     async def close(self) -> None:
-        flights = list(self._flights.values())
-        for flight in flights:
-            flight.cancel()
-        if flights:
-            await asyncio.wait(flights, timeout=5.0)
+        pulls = list(self._pulls.values())
+        for pull in pulls:
+            pull.cancel()
+        if pulls:
+            await asyncio.wait(pulls, timeout=5.0)
 
-    def _landed(self, name: str, flight: asyncio.Task[Image]) -> None:
-        self._flights.pop(name, None)
-        failure = flight.exception() if not flight.cancelled() else None
+    def _pulled_or_failed(self, name: str, pull: asyncio.Task[Image]) -> None:
+        self._pulls.pop(name, None)
+        failure = pull.exception() if not pull.cancelled() else None
         if isinstance(failure, BadEnvironment | RuntimeUnavailable) and not self._waiters[name]:
-            self._failures[name] = asyncio.get_running_loop().time() + UNTOLD_S, failure
-            while len(self._failures) > MOST_UNTOLD:
+            self._failures[name] = asyncio.get_running_loop().time() + UNREPORTED_S, failure
+            while len(self._failures) > MOST_UNREPORTED:
                 del self._failures[next(iter(self._failures))]
 
     async def _fetched(self, name: str) -> Image:
@@ -149,15 +149,15 @@ class Images:
             except (EngineRefusal, RuntimeUnavailable) as error:
                 if isinstance(error, Postponed):
                     raise
-                if isinstance(error, EngineRefusal) and _says(error, *_LIMITED):
+                if isinstance(error, EngineRefusal) and _contains(error, *_LIMITED):
                     raise self._limits.met(name) from error
                 if isinstance(error, EngineRefusal) and _for_good(error):
                     _log.warning("image_refused", image=name, problem=error.message)
                     raise BadEnvironment(f"image {name!r} cannot be pulled: {_reason(error)}") from error
                 problem = error
             _log.warning("image_pull_failed", image=name, attempt=attempt + 1, problem=str(problem))
-            if isinstance(problem, EngineRefusal) and _says(problem, _DISK_FULL):
-                await self._image_budget.remove_oldest(self._flights)
+            if isinstance(problem, EngineRefusal) and _contains(problem, _DISK_FULL):
+                await self._image_budget.remove_oldest(self._pulls)
             if attempt + 1 < ATTEMPTS:
                 await self._pause(self._jittered(attempt))
         raise RuntimeUnavailable(
@@ -172,7 +172,7 @@ class Images:
                 found = await self._pulled(name)
         platform = f"{found.get('Os', 'linux')}/{found.get('Architecture', '')}"
         await self._image_budget.found(name, int(found.get("Size") or 0))
-        await self._image_budget.trim(self._flights)
+        await self._image_budget.trim(self._pulls)
         return Image(found["Id"], platform, (found.get("Config") or {}).get("WorkingDir") or "")
 
     async def _pulled(self, name: str) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class Images:
         return pause * (0.5 + 0.5 * self._rng.random())
 
 
-class Limits:
+class PullLimits:
     """Registries that limit pulls, and the time until which none of their images is pulled."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -230,9 +230,9 @@ def _postponed(image: str, registry: str, left_s: float) -> Postponed:
     return Postponed(reason, left_s)
 
 
-def _says(refusal: EngineRefusal, *words: str) -> bool:
-    said = refusal.message.lower()
-    return any(word in said for word in words)
+def _contains(refusal: EngineRefusal, *words: str) -> bool:
+    output = refusal.message.lower()
+    return any(word in output for word in words)
 
 
 def _reason(problem: EngineRefusal | RuntimeUnavailable) -> str:
@@ -243,12 +243,12 @@ def _reason(problem: EngineRefusal | RuntimeUnavailable) -> str:
     """
     if isinstance(problem, RuntimeUnavailable):
         return "the container engine or the registry did not answer"
-    said = problem.message.lower()
-    return next((reason for words, reason in _REASONS if any(word in said for word in words)), "the engine refused")
+    output = problem.message.lower()
+    return next((reason for words, reason in _REASONS if any(word in output for word in words)), "the engine refused")
 
 
 def _for_good(refusal: EngineRefusal) -> bool:
     """Return True if another attempt would fail in the same way. An unreachable registry is worth a retry."""
-    if _says(refusal, "dial tcp", "timeout"):
+    if _contains(refusal, "dial tcp", "timeout"):
         return False
-    return refusal.status in {400, 404} or _says(refusal, *_NEVER)
+    return refusal.status in {400, 404} or _contains(refusal, *_NEVER)

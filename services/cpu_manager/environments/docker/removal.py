@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
-from services.cpu_manager.environments.docker.engine import Engine, EngineRefusal
+from services.cpu_manager.environments.docker.engine import ContainerEngine, EngineRefusal
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
 from shared.runtime import log
 
@@ -25,7 +25,7 @@ _CLOSE_S: Final = 60.0
 class Removal:
     """Removes containers. One left after its last attempt has the node's label, so the node's next start finds it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ContainerEngine) -> None:
         self._engine = engine
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()

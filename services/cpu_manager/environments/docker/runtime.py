@@ -6,19 +6,20 @@ import asyncio
 import contextlib
 import datetime as dt
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Self
 
-from services.cpu_manager.environments.channel import OUTPUT_BYTES, Broken, Resident
-from services.cpu_manager.environments.docker.claim import ALONE, CLAIM_S, Claim, Owner
+from services.cpu_manager.environments.agent_environment import AgentEnvironment
+from services.cpu_manager.environments.channel import OUTPUT_BYTES, AgentChannel, Broken
+from services.cpu_manager.environments.docker.claim import CLAIM_S, NO_MESH, Claim, Owner
 from services.cpu_manager.environments.docker.container import TRAJECTORY, spec_from
-from services.cpu_manager.environments.docker.engine import Engine, EngineFacts, EngineRefusal
-from services.cpu_manager.environments.docker.environment import DockerEnvironment
-from services.cpu_manager.environments.docker.image_budget import ImageBudget, Ledger
+from services.cpu_manager.environments.docker.creation import ContainerCreator, ContainerHandle, CreatedContainer
+from services.cpu_manager.environments.docker.engine import ContainerEngine, EngineFacts, EngineRefusal
+from services.cpu_manager.environments.docker.engine_handle import EngineHandle
+from services.cpu_manager.environments.docker.image_budget import ImageBudget, ImageLedger
 from services.cpu_manager.environments.docker.images import PULL_S, PULLS_AT_ONCE, Image, Images
-from services.cpu_manager.environments.docker.making import Made, Maker
 from services.cpu_manager.environments.docker.removal import Removal
-from services.cpu_manager.environments.docker.through_engine import ThroughEngine
-from services.cpu_manager.environments.holds import Gone
+from services.cpu_manager.environments.handles import Gone
 from services.cpu_manager.environments.protocol import (
     BadEnvironment,
     Environment,
@@ -31,14 +32,17 @@ from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
 
-_TAKE_UP_S: Final = 30.0
-_TAKEN_UP_AT_ONCE: Final = 8
+_ADOPTION_S: Final = 30.0
+_ADOPTIONS_AT_ONCE: Final = 8
 SOON_S: Final = 5.0
 """A longer pull continues in the background: no action holds cores or one of the node's starts for it."""
 PULL_LOOK_S: Final = 10.0
 """Seconds until an action that waits for a pull is granted again. The node's report of the image grants it sooner."""
-LOOK_S: Final = 300.0
+REFRESH_S: Final = 300.0
 """Seconds between reads of the engine's list: others pull and remove images as well."""
+
+
+ContainerEnvironment = AgentEnvironment[ContainerHandle]
 
 
 class DockerRuntime:
@@ -48,15 +52,15 @@ class DockerRuntime:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ContainerEngine,
         facts: EngineFacts,
         owner: Owner,
         claim: Claim,
         *,
         output_bytes: int = OUTPUT_BYTES,
-        past_engine: bool = True,
-        emptied: Callable[[], None] = lambda: None,
-        keeping: ImageBudget,
+        direct: bool = True,
+        on_empty: Callable[[], None] = lambda: None,
+        image_budget: ImageBudget,
         pulls: int = PULLS_AT_ONCE,
     ) -> None:
         """See `open`."""
@@ -64,30 +68,30 @@ class DockerRuntime:
         self._engine = engine
         self._owner = owner
         self._output_bytes = output_bytes
-        self._image_budget = keeping
-        self._images = Images(engine, keeping, pulls_at_once=pulls)
-        self._looking = asyncio.create_task(self._look(), name="look for images")
+        self._image_budget = image_budget
+        self._images = Images(engine, image_budget, pulls_at_once=pulls)
+        self._refreshing = asyncio.create_task(self._refresh(), name="look for images")
         self._trimming: asyncio.Task[None] | None = None
         self._removal = Removal(engine)
-        self._maker = Maker(engine, owner, self._removal, past_engine=past_engine)
-        self._environments: set[DockerEnvironment] = set()
+        self._creator = ContainerCreator(engine, owner, self._removal, direct=direct)
+        self._environments: set[ContainerEnvironment] = set()
         self._claim = claim
-        self._emptied = emptied
+        self._on_empty = on_empty
         self._closed = False
-        self._taking_up = asyncio.Semaphore(_TAKEN_UP_AT_ONCE)
+        self._adoptions = asyncio.Semaphore(_ADOPTIONS_AT_ONCE)
 
     @classmethod
     async def open(
         cls,
         node: str,
         *,
-        mesh: str = ALONE,
+        mesh: str = NO_MESH,
         url: str = "",
         output_bytes: int = OUTPUT_BYTES,
-        past_engine: bool = True,
+        direct: bool = True,
         claim_s: Seconds = CLAIM_S,
-        emptied: Callable[[], None] = lambda: None,
-        ledger: Callable[[EngineFacts], Ledger] | None = None,
+        on_empty: Callable[[], None] = lambda: None,
+        ledger: Callable[[EngineFacts], ImageLedger] | None = None,
         budget_bytes: Callable[[EngineFacts], int] = lambda _: 0,
         pulls: int = PULLS_AT_ONCE,
     ) -> Self:
@@ -102,17 +106,17 @@ class DockerRuntime:
             budget_bytes: disk for the images that were pulled here; 0: no limit.
             pulls: most pulls at the same time.
             output_bytes: limit for a file or an archive in either direction.
-            past_engine: control containers without the engine if they are on this host.
+            direct: control containers without the engine if they are on this host.
         Raises:
             RuntimeUnavailable: no engine answers, or another manager owns the node's containers.
         """
-        engine, owner = Engine(url), Owner(node, mesh)
+        engine, owner = ContainerEngine(url), Owner(node, mesh)
         try:
             facts = await engine.facts()
             claim = await Claim.take(owner, claim_s)
-            keeping = ImageBudget(engine, ledger and ledger(facts), budget_bytes=budget_bytes(facts))
+            image_budget = ImageBudget(engine, ledger and ledger(facts), budget_bytes=budget_bytes(facts))
             try:
-                await keeping.open()
+                await image_budget.open()
             except BaseException:
                 claim.close()
                 raise
@@ -128,9 +132,9 @@ class DockerRuntime:
             owner,
             claim,
             output_bytes=output_bytes,
-            past_engine=past_engine,
-            emptied=emptied,
-            keeping=keeping,
+            direct=direct,
+            on_empty=on_empty,
+            image_budget=image_budget,
             pulls=pulls,
         )
 
@@ -138,28 +142,28 @@ class DockerRuntime:
     def engine_url(self) -> str:
         return self._engine.url
 
-    async def create(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> DockerEnvironment:
+    async def create(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> ContainerEnvironment:
         """See `Runtime.create`."""
         self._image_budget.hold(spec.image)
         try:
             return await self._created(trajectory, spec, cores)
         finally:
-            self._let_go(spec.image)
+            self._release_image(spec.image)
 
-    async def _created(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> DockerEnvironment:
+    async def _created(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> ContainerEnvironment:
         try:
             image = await self._image_soon(spec.image)
             deadline = asyncio.get_running_loop().time() + spec.setup_timeout_s
             async with asyncio.timeout_at(deadline):
-                made = await self._maker.make(trajectory, spec, image, cores)
-                environment = self._environment(trajectory, spec, made)
+                created = await self._creator.create(trajectory, spec, image, cores)
+                environment = self._environment(trajectory, spec, created)
         except TimeoutError as error:
             raise RuntimeUnavailable(f"no container within {spec.setup_timeout_s:g} s") from error
         except EngineRefusal as refusal:
             raise RuntimeUnavailable(f"the engine refuses: {refusal.message}") from refusal
         try:
             async with asyncio.timeout_at(deadline):
-                await environment.begin()
+                await environment.set_up()
         except BaseException as error:
             await environment.close()
             if isinstance(error, TimeoutError):
@@ -185,7 +189,7 @@ class DockerRuntime:
             async with asyncio.timeout(PULL_S):
                 while True:
                     try:
-                        await self._maker.carrier.ready(await self._image(image))
+                        await self._creator.agent_volume.ready(await self._image(image))
                     except Postponed as postponed:
                         await asyncio.sleep(postponed.retry_in_s)
                     else:
@@ -194,18 +198,18 @@ class DockerRuntime:
             _log.warning("image_not_prepared", image=image, problem=str(error) or repr(error))
 
     def images(self) -> frozenset[str]:
-        """See `Runtime.images`. As of the last read of the engine's list, at most `LOOK_S` old."""
+        """See `Runtime.images`. As of the last read of the engine's list, at most `REFRESH_S` old."""
         return self._image_budget.reported()
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(REFRESH_S)
             try:
-                await self._image_budget.look()
+                await self._image_budget.refresh()
             except (EngineRefusal, RuntimeUnavailable) as error:
                 _log.warning("images_not_listed", problem=str(error))
 
-    def _let_go(self, image: str) -> None:
+    def _release_image(self, image: str) -> None:
         self._image_budget.release(image)
         if not self._closed and (self._trimming is None or self._trimming.done()):
             self._trimming = asyncio.create_task(self._image_budget.trim(), name="trim images")
@@ -218,7 +222,7 @@ class DockerRuntime:
         if self._closed:
             return
         self._closed = True
-        beside = [task for task in (self._looking, self._trimming) if task is not None]
+        beside = [task for task in (self._refreshing, self._trimming) if task is not None]
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
@@ -226,10 +230,10 @@ class DockerRuntime:
         await asyncio.gather(*(environment.close() for environment in list(self._environments)))
         removed = await self._removal.close()
         with contextlib.suppress(RuntimeUnavailable):
-            await self._maker.carrier.remove()
+            await self._creator.agent_volume.remove()
         await self._engine.close()
         if removed:
-            self._emptied()
+            self._on_empty()
         self._claim.close()
 
     async def _image(self, name: str) -> Image:
@@ -248,26 +252,25 @@ class DockerRuntime:
             raise Postponed(reason, PULL_LOOK_S) from error
 
     def _environment(
-        self, trajectory: str, spec: EnvironmentSpec, made: Made, age_s: Seconds = 0.0
-    ) -> DockerEnvironment:
-        environment = DockerEnvironment(
+        self, trajectory: str, spec: EnvironmentSpec, created: CreatedContainer, age_s: Seconds = 0.0
+    ) -> ContainerEnvironment:
+        environment = AgentEnvironment(
             trajectory,
             spec,
-            made.container,
-            made.hold,
-            Resident(made.connection, self._output_bytes),
+            created.handle,
+            AgentChannel(created.connection, self._output_bytes),
             age_s=age_s,
-            cause_of_end=self._cause_of_end,
             dispose=self._dispose,
+            cause_of_end=partial(self._cause_of_end, created.handle.container),
         )
         self._environments.add(environment)
         self._image_budget.hold(spec.image)
         return environment
 
-    def _dispose(self, environment: DockerEnvironment) -> None:
+    def _dispose(self, environment: ContainerEnvironment) -> None:
         self._environments.discard(environment)
-        self._let_go(environment.spec.image)
-        self._removal.start(environment.container, after=environment.hold.close())
+        self._release_image(environment.spec.image)
+        self._removal.start(environment.handle.container, after=environment.handle.close())
 
     async def _cause_of_end(self, container: str) -> str:
         """Return why a container ended, for people; empty if it runs or the reason is unknown."""
@@ -284,33 +287,33 @@ class DockerRuntime:
             return "its container ended at its memory limit"
         return f"its container was ended (exit code {state['ExitCode']})"
 
-    async def _adopted(self, container: str) -> DockerEnvironment | None:
+    async def _adopted(self, container: str) -> ContainerEnvironment | None:
         """Return an earlier manager's container as an environment; None if that fails, and remove the container."""
         try:
-            async with self._taking_up, asyncio.timeout(_TAKE_UP_S):
+            async with self._adoptions, asyncio.timeout(_ADOPTION_S):
                 return await self._adopt(container)
         except (ValueError, OSError, Broken, Gone, EngineRefusal, BadEnvironment, RuntimeUnavailable) as error:
             _log.warning("survivor_removed", container=container[:12], problem=str(error) or repr(error))
             self._removal.start(container)
             return None
 
-    async def _adopt(self, container: str) -> DockerEnvironment:
+    async def _adopt(self, container: str) -> ContainerEnvironment:
         found = await self._engine.inspect(container)
         if found is None:
             raise Gone("it was removed meanwhile")
-        self._maker.carrier.notice(found["Mounts"])
+        self._creator.agent_volume.notice(found["Mounts"])
         labels = found["Config"]["Labels"]
         spec = spec_from(labels)
-        hold = await self._maker.hold(container)
+        handle = await self._creator.handle(container)
         try:
-            if isinstance(hold, ThroughEngine):
-                await hold.resume(frozenset())  # the relay can be started only while the container is not frozen
-            connection = await hold.connect()
+            if isinstance(handle, EngineHandle):
+                await handle.resume(frozenset())  # the relay can be started only while the container is not frozen
+            connection = await handle.connect()
         except BaseException:
-            await hold.close()
+            await handle.close()
             raise
         age_s = _age_s(found["State"]["StartedAt"])
-        environment = self._environment(labels[TRAJECTORY], spec, Made(container, hold, connection), age_s)
+        environment = self._environment(labels[TRAJECTORY], spec, CreatedContainer(handle, connection), age_s)
         try:
             await environment.adopt()
         except BaseException:

@@ -1,4 +1,4 @@
-"""Start of permanent cells: a slot of the sandbox, a freezer for its group, and a zygote that forks residents."""
+"""Start of permanent cells: a slot of the sandbox, a freezer for its group, and a zygote that forks agents."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import socket
 from dataclasses import dataclass, replace
 from typing import Final
 
-from services.cpu_manager.environments.channel import Resident
-from services.cpu_manager.environments.local.hold import CellHold
-from services.cpu_manager.environments.local.suspension import Frozen, Stopped, Suspension
+from services.cpu_manager.environments.channel import AgentChannel
+from services.cpu_manager.environments.local.cell_handle import CellHandle
+from services.cpu_manager.environments.local.suspension import FreezerSuspension, SignalSuspension, Suspension
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
 from services.cpu_manager.sandbox import transport
 from services.cpu_manager.sandbox.inside import wire
@@ -25,23 +25,23 @@ from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
 from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, Zygotes
 from shared.messages.environments import EnvironmentSpec
 
-_RESIDENT: Final = "services.cpu_manager.environments.resident.serving"
+_AGENT: Final = "services.cpu_manager.environments.agent.serving"
 _BEGIN_S: Final = 30.0
 _MIB: Final = 1 << 20
 _DATA_SLACK: Final = 64 << 20
 """RLIMIT_DATA lies this much above the memory limit if the watchdog enforces that limit."""
 _EXTRA_PIDS: Final = 1
-"""The resident itself."""
+"""The agent itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A cell whose resident serves, not yet frozen."""
+class StartedCell:
+    """A cell whose agent serves, not yet frozen."""
 
     slot: Slot
     zygote: Zygote
-    hold: CellHold
-    resident: Resident
+    handle: CellHandle
+    agent: AgentChannel
 
 
 class Cells:
@@ -53,7 +53,7 @@ class Cells:
         self._output_bytes = output_bytes
         self._freezers = self._make_freezers()
         self._made: dict[str, tuple[int, Freezer]] = {}
-        walls = replace(ground.walls, resident=_RESIDENT, stopping=self._freezers is None)
+        walls = replace(ground.walls, resident=_AGENT, stopping=self._freezers is None)
         logs = ground.instance.directory / "environments"
         logs.mkdir(mode=0o711)
         self._zygotes = Zygotes(walls, logs, 1, ground.child_processes)
@@ -69,7 +69,7 @@ class Cells:
         ground.instance.note((*freezers.directories, *ground.hierarchy.directories))
         return freezers
 
-    async def begin(self, spec: EnvironmentSpec, cores: frozenset[int]) -> Begun:
+    async def start(self, spec: EnvironmentSpec, cores: frozenset[int]) -> StartedCell:
         """Start a cell on these cores. Leaves nothing behind if cancelled or failed. About 10 ms.
 
         Raises:
@@ -81,11 +81,11 @@ class Cells:
         except (ZygoteError, OSError) as error:
             raise RuntimeUnavailable(str(error)) from error
         try:
-            return await self._begin_in(slot, zygote, spec, cores)
+            return await self._start_in(slot, zygote, spec, cores)
         except (ZygoteError, TimeoutError, OSError) as error:
-            raise RuntimeUnavailable(f"no cell: {str(error) or 'it did not begin'}") from error
+            raise RuntimeUnavailable(f"no cell: {str(error) or 'it did not start'}") from error
 
-    async def _begin_in(self, slot: Slot, zygote: Zygote, spec: EnvironmentSpec, cores: frozenset[int]) -> Begun:
+    async def _start_in(self, slot: Slot, zygote: Zygote, spec: EnvironmentSpec, cores: frozenset[int]) -> StartedCell:
         pidfd = -1
         ours, theirs = socket.socketpair()
         try:
@@ -101,17 +101,17 @@ class Cells:
                 theirs.close()
             if packet != wire.STARTED:
                 raise ZygoteError(packet[1:].decode(errors="replace") or "it died at its start")
-            resident = Resident(ours, self._output_bytes)
-            hold = CellHold(pidfd, ours, self._suspension(slot, spec, pidfd, resident, cores))
+            agent = AgentChannel(ours, self._output_bytes)
+            handle = CellHandle(pidfd, ours, self._suspension(slot, spec, pidfd, agent, cores))
         except BaseException:
             ours.close()
             self._undo(slot, pidfd)
             raise
-        zygote.end_listeners.add(hold.let_die)
-        return Begun(slot, zygote, hold, resident)
+        zygote.end_listeners.add(handle.release)
+        return StartedCell(slot, zygote, handle, agent)
 
     def _undo(self, slot: Slot, pidfd: int) -> None:
-        """End a cell without a hold. It was never frozen, so it dies at once."""
+        """End a cell without a handle. It was never frozen, so it dies at once."""
         if pidfd >= 0:
             with contextlib.suppress(OSError):
                 signal_pidfd(pidfd, signal.SIGKILL)
@@ -144,20 +144,20 @@ class Cells:
         )
 
     def _suspension(
-        self, slot: Slot, spec: EnvironmentSpec, pidfd: int, resident: Resident, cores: frozenset[int]
+        self, slot: Slot, spec: EnvironmentSpec, pidfd: int, agent: AgentChannel, cores: frozenset[int]
     ) -> Suspension:
         if slot.group is not None:
             _, freezer = self._made[slot.group.name]
-            return Frozen(freezer, slot.group, cores)
-        return Stopped(process_of(pidfd), resident, spec.memory_mb * _MIB, cores)
+            return FreezerSuspension(freezer, slot.group, cores)
+        return SignalSuspension(process_of(pidfd), agent, spec.memory_mb * _MIB, cores)
 
-    async def end(self, begun: Begun) -> None:
+    async def end(self, cell: StartedCell) -> None:
         """Wait for the end of a killed cell, and free its slot."""
-        gone = await begun.hold.gone()
-        begun.zygote.end_listeners.discard(begun.hold.let_die)
-        await begun.hold.close()
+        gone = await cell.handle.gone()
+        cell.zygote.end_listeners.discard(cell.handle.release)
+        await cell.handle.close()
         if gone:
-            self._ground.slots.give(begun.slot)
+            self._ground.slots.give(cell.slot)
 
     async def close(self) -> None:
         """End the zygote and remove all freezers. Every cell has been killed before."""

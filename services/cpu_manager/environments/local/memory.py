@@ -22,7 +22,7 @@ class MemoryWatch:
         self._tree = tree
         self._memory_bytes = memory_bytes
         self._timer: asyncio.TimerHandle | None = None
-        self._looking: asyncio.Future[Usage] | None = None
+        self._measuring: asyncio.Future[Usage] | None = None
         self.peak_bytes = 0
         """Since the last `start`."""
         self.kills = 0
@@ -30,27 +30,27 @@ class MemoryWatch:
     def start(self) -> None:
         self.stop()
         self.peak_bytes = 0
-        self._look()
+        self._measure()
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._looking = None
+        self._measuring = None
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         try:
-            self._looking = sample_in_thread(self._tree, self._init)
+            self._measuring = sample_in_thread(self._tree, self._init)
         except (OSError, RuntimeError):  # no descriptor or no thread is left
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._measure)
         else:
-            self._looking.add_done_callback(self._looked)
+            self._measuring.add_done_callback(self._measured)
 
-    def _looked(self, looked: asyncio.Future[Usage]) -> None:
+    def _measured(self, looked: asyncio.Future[Usage]) -> None:
         looked.exception()  # retrieved in any case
-        if looked is not self._looking:
+        if looked is not self._measuring:
             return  # it was stopped in the meantime
-        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._measure)
         with contextlib.suppress(OSError):
             held = looked.result().peak_bytes
             self.peak_bytes = max(self.peak_bytes, held)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Callable
 from typing import Final, Self
 
+from services.cpu_manager.environments.agent_environment import AgentEnvironment
 from services.cpu_manager.environments.channel import OUTPUT_BYTES, Broken
-from services.cpu_manager.environments.held import HeldEnvironment
-from services.cpu_manager.environments.holds import Gone
-from services.cpu_manager.environments.local.cells import Begun, Cells
+from services.cpu_manager.environments.handles import Gone
+from services.cpu_manager.environments.local.cell_handle import CellHandle
+from services.cpu_manager.environments.local.cells import Cells, StartedCell
 from services.cpu_manager.environments.protocol import BadEnvironment, Environment, RuntimeUnavailable
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.rungs import Rung
@@ -20,18 +20,7 @@ AT_ONCE: Final = 8
 """Cells that are started at the same time."""
 
 
-class LocalEnvironment(HeldEnvironment):
-    """Created by `LocalRuntime`."""
-
-    def __init__(
-        self, trajectory: str, spec: EnvironmentSpec, begun: Begun, dispose: Callable[[LocalEnvironment], None]
-    ) -> None:
-        super().__init__(trajectory, spec, begun.hold, begun.resident, workdir=spec.workdir)
-        self.begun = begun
-        self._dispose = dispose
-
-    def dispose(self) -> None:
-        self._dispose(self)
+CellEnvironment = AgentEnvironment[CellHandle]
 
 
 class LocalRuntime:
@@ -42,7 +31,7 @@ class LocalRuntime:
     def __init__(self, cells: Cells) -> None:
         """See `open`."""
         self._cells = cells
-        self._environments: set[LocalEnvironment] = set()
+        self._environments: dict[CellEnvironment, StartedCell] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(AT_ONCE)
         self._closed = False
@@ -68,7 +57,7 @@ class LocalRuntime:
         except OSError as error:
             raise RuntimeUnavailable(f"cells of the {rung} rung cannot be frozen: {error}") from error
 
-    async def create(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> LocalEnvironment:
+    async def create(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> CellEnvironment:
         """See `Runtime.create`."""
         if self._closed:
             raise RuntimeUnavailable("the runtime is closed")
@@ -76,12 +65,14 @@ class LocalRuntime:
             raise BadEnvironment("a local environment has no network")
         deadline = asyncio.get_running_loop().time() + spec.setup_timeout_s
         async with self._room:
-            begun = await self._cells.begin(spec, cores)
-        environment = LocalEnvironment(trajectory, spec, begun, self._dispose)
-        self._environments.add(environment)
+            cell = await self._cells.start(spec, cores)
+        environment = AgentEnvironment(
+            trajectory, spec, cell.handle, cell.agent, workdir=spec.workdir, dispose=self._dispose
+        )
+        self._environments[environment] = cell
         try:
             async with asyncio.timeout_at(deadline):
-                await environment.begin()
+                await environment.set_up()
         except BaseException as error:
             await environment.close()
             if isinstance(error, TimeoutError):
@@ -91,9 +82,9 @@ class LocalRuntime:
             raise
         return environment
 
-    def _dispose(self, environment: LocalEnvironment) -> None:
-        self._environments.discard(environment)
-        task = asyncio.create_task(self._cells.end(environment.begun), name="end of a cell")
+    def _dispose(self, environment: CellEnvironment) -> None:
+        cell = self._environments.pop(environment)
+        task = asyncio.create_task(self._cells.end(cell), name="end of a cell")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 

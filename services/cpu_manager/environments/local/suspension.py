@@ -1,6 +1,6 @@
 """Suspension of a local environment's processes between actions, and their cores during one.
 
-A control group freezes them if the node has control groups. Otherwise the resident, which is pid 1, stops them all with
+A control group freezes them if the node has control groups. Otherwise the agent, which is pid 1, stops them all with
 one SIGSTOP. Cores are assigned by affinity, thread by thread, while all are stopped: none can fork meanwhile, and no
 program may change its own affinity (`walls/seccomp.py`). Keeping the same cores costs nothing.
 """
@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
-from services.cpu_manager.environments.channel import Broken, Resident
-from services.cpu_manager.environments.holds import Gone, Used
+from services.cpu_manager.environments.channel import AgentChannel, Broken
+from services.cpu_manager.environments.handles import EnvironmentUsage, Gone
 from services.cpu_manager.environments.local.memory import MemoryWatch
 from services.cpu_manager.sandbox.usage import TreeSampler, tree_of
 from services.cpu_manager.sandbox.walls.cgroups import Group
@@ -39,9 +39,9 @@ class Suspension(Protocol):
         """Return when no process runs any more. Raise `Gone` if that fails: the environment must be ended."""
         ...
 
-    def used(self) -> Used: ...
+    def usage(self) -> EnvironmentUsage: ...
 
-    def let_die(self) -> None:
+    def release(self) -> None:
         """Let killed processes die. Safe to call again, also after their end."""
         ...
 
@@ -53,21 +53,21 @@ def confine(threads: Iterable[int], cores: frozenset[int]) -> None:
             os.sched_setaffinity(thread, cores)
 
 
-class Frozen:
-    """Freezes by the freezer of its control group, including the resident."""
+class FreezerSuspension:
+    """Freezes by the freezer of its control group, including the agent."""
 
     def __init__(self, freezer: Freezer, group: Group, cores: frozenset[int]) -> None:
         self._freezer = freezer
         self._group = group
         self._cores = cores
-        self._before = Used()
+        self._before = EnvironmentUsage()
 
     async def resume(self, cores: frozenset[int]) -> None:
         try:
             if cores and cores != self._cores:
                 confine(self._freezer.threads(), cores)
                 self._cores = cores
-            self._before = self.used()
+            self._before = self.usage()
             self._group.count_anew()
             self._freezer.thaw()
         except OSError as error:
@@ -87,24 +87,24 @@ class Frozen:
         except OSError as error:
             raise Gone(f"its control group cannot be written: {error}") from error
 
-    def used(self) -> Used:
-        return Used(
+    def usage(self) -> EnvironmentUsage:
+        return EnvironmentUsage(
             cpu_s=self._before.cpu_s + self._group.cpu_s(),
             peak_memory_bytes=self._group.peak_memory_bytes(),
             memory_kills=self._before.memory_kills + self._group.out_of_memory(),
         )
 
-    def let_die(self) -> None:
+    def release(self) -> None:
         with contextlib.suppress(OSError):
             self._freezer.thaw()
 
 
-class Stopped:
-    """Stops by the resident's SIGSTOP. Memory is watched while they run (docs/sandbox.md, the weaker rungs)."""
+class SignalSuspension:
+    """Stops by the agent's SIGSTOP. Memory is watched while they run (docs/sandbox.md, the weaker rungs)."""
 
-    def __init__(self, init: int, resident: Resident, memory_bytes: int, cores: frozenset[int]) -> None:
+    def __init__(self, init: int, agent: AgentChannel, memory_bytes: int, cores: frozenset[int]) -> None:
         self._init = init
-        self._resident = resident
+        self._agent = agent
         self._cores = cores
         self._tree = TreeSampler(memory_bytes)
         self._memory = MemoryWatch(init, self._tree, memory_bytes)
@@ -122,17 +122,17 @@ class Stopped:
 
     async def _ask(self, order: str) -> None:
         try:
-            obeyed = await self._resident.order(order, _ANSWER_S)
+            succeeded = await self._agent.order(order, _ANSWER_S)
         except Broken as error:
             raise Gone(str(error)) from error
-        if not obeyed:
+        if not succeeded:
             raise Gone(f"it did not obey: {order}")
 
-    def used(self) -> Used:
+    def usage(self) -> EnvironmentUsage:
         peak, kills = self._memory.peak_bytes, self._memory.kills
-        return Used(self._tree.sample(self._init, quick=True).cpu_s, peak, kills)
+        return EnvironmentUsage(self._tree.sample(self._init, quick=True).cpu_s, peak, kills)
 
-    def let_die(self) -> None:
+    def release(self) -> None:
         """Stop the memory watch. Stopped processes die when they are killed."""
         self._memory.stop()
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from services.cpu_manager.environments.dop import filled
+from services.cpu_manager.environments.dop import with_dop
 from shared.messages.kinds import EnvBash, EnvExec, EnvRead, Params
 
 
@@ -15,13 +15,13 @@ def output_of(line: str) -> str:
 
 
 def line_of(line: str, cores: int) -> str:
-    params = filled(EnvBash(line=line), cores)
+    params = with_dop(EnvBash(line=line), cores)
     assert isinstance(params, EnvBash)
     return params.line
 
 
 def test_a_command_names_its_cores_in_words_and_variables() -> None:
-    params = filled(EnvExec(argv=["run", "-w{dop}", "{dop}"], env={"JOBS": "{dop}x", "A": "{}"}), 3)
+    params = with_dop(EnvExec(argv=["run", "-w{dop}", "{dop}"], env={"JOBS": "{dop}x", "A": "{}"}), 3)
 
     assert params == EnvExec(argv=["run", "-w3", "3"], env={"TREADLE_DOP": "3", "JOBS": "3x", "A": "{}"})
 
@@ -29,16 +29,18 @@ def test_a_command_names_its_cores_in_words_and_variables() -> None:
 def test_in_literal_words_nothing_is_filled_in() -> None:
     command = EnvExec(argv=["{dop}"], env={"A": "{dop}"}, literal=True)
 
-    assert filled(command, 3) == EnvExec(argv=["{dop}"], env={"TREADLE_DOP": "3", "A": "{dop}"}, literal=True)
+    assert with_dop(command, 3) == EnvExec(argv=["{dop}"], env={"TREADLE_DOP": "3", "A": "{dop}"}, literal=True)
     line = EnvBash(line="echo '{dop}'", literal=True)
-    assert filled(line, 1) == line
-    wide = filled(line, 3)
+    assert with_dop(line, 1) == line
+    wide = with_dop(line, 3)
     assert isinstance(wide, EnvBash)
     assert output_of(wide.line) == "{dop}\n"
 
 
 def test_a_variable_of_the_trainers_own_stands() -> None:
-    assert filled(EnvExec(argv=["run"], env={"TREADLE_DOP": "9"}), 3) == EnvExec(argv=["run"], env={"TREADLE_DOP": "9"})
+    assert with_dop(EnvExec(argv=["run"], env={"TREADLE_DOP": "9"}), 3) == EnvExec(
+        argv=["run"], env={"TREADLE_DOP": "9"}
+    )
 
 
 @pytest.mark.parametrize("cores", [1, 6])
@@ -71,4 +73,4 @@ def test_a_wide_line_of_blanks_is_none() -> None:
 def test_other_kinds_are_told_nothing() -> None:
     params: Params = EnvRead(path="{dop}")
 
-    assert filled(params, 4) is params
+    assert with_dop(params, 4) is params

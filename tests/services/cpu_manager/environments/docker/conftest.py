@@ -31,7 +31,7 @@ async def runtime(request: pytest.FixtureRequest, docker: None) -> AsyncIterator
     """Held in both ways, one after the other."""
     if request.param == "direct" and os.geteuid() != 0:
         pytest.skip("writing a container's control groups needs root")
-    made = await DockerRuntime.open(node_name(), past_engine=request.param == "direct")
+    made = await DockerRuntime.open(node_name(), direct=request.param == "direct")
     yield made
     await made.close()
 

@@ -7,8 +7,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from typing import Any, Self
 
-from services.cpu_manager.environments.docker.environment import DockerEnvironment
-from services.cpu_manager.environments.docker.runtime import DockerRuntime
+from services.cpu_manager.environments.docker.runtime import ContainerEnvironment, DockerRuntime
 from services.cpu_manager.environments.protocol import ActEnd
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.kinds import EnvBash, EnvExec
@@ -25,7 +24,7 @@ def node_name() -> str:
 class Acting:
     """An environment, and short words for what the tests do in it."""
 
-    def __init__(self, environment: DockerEnvironment) -> None:
+    def __init__(self, environment: ContainerEnvironment) -> None:
         self.environment = environment
 
     @classmethod

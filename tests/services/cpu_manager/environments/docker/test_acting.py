@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from services.cpu_manager.environments.docker.direct import Direct
+from services.cpu_manager.environments.docker.direct_handle import DirectHandle
+from services.cpu_manager.environments.docker.engine_handle import EngineHandle
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
-from services.cpu_manager.environments.docker.through_engine import ThroughEngine
 from shared.messages.kinds import EnvDownload, EnvExec, EnvList, EnvRead, EnvUpload, EnvWrite
 from tests.services.cpu_manager.environments.docker.containers import (
     CORE,
@@ -27,11 +27,11 @@ pytestmark = [pytest.mark.docker, pytest.mark.asyncio(loop_scope="module")]
 async def test_each_way_of_holding_a_container_is_the_one_that_was_asked_for(
     acting: Acting, request: pytest.FixtureRequest
 ) -> None:
-    wanted = Direct if "direct" in request.node.callspec.id else ThroughEngine
-    assert isinstance(acting.environment.hold, wanted)
+    wanted = DirectHandle if "direct" in request.node.callspec.id else EngineHandle
+    assert isinstance(acting.environment.handle, wanted)
 
 
-async def test_an_image_without_python_has_a_resident_all_the_same(acting: Acting) -> None:
+async def test_an_image_without_python_has_an_agent_all_the_same(acting: Acting) -> None:
     assert not (await acting.exec("python3", "-c", "0")).passed
     assert (await acting.exec("cat", "/proc/1/comm")).output["stdout"] == "loader\n"
 
@@ -81,11 +81,11 @@ async def test_a_cancelled_action_is_ended_and_the_environment_goes_on(acting: A
 
 async def test_between_actions_a_busy_loop_uses_no_core(acting: Acting) -> None:
     await acting.says("while :; do :; done & echo $! > /tmp/busy")
-    name = acting.environment.container
+    name = acting.environment.handle.container
     pid = int(docker_says("inspect", "--format", "{{.State.Pid}}", name))
-    used = ticks_of_children(pid)
+    usage = ticks_of_children(pid)
     time.sleep(0.5)  # noqa: ASYNC251  # real time has to pass, and nothing of ours run
-    assert ticks_of_children(pid) == used
+    assert ticks_of_children(pid) == usage
     await acting.says("kill $(cat /tmp/busy)")
 
 
@@ -95,10 +95,10 @@ async def test_what_forks_without_pause_is_frozen_after_every_action(runtime: Do
         await made.says("for i in 1 2 3; do while :; do /bin/true; done & done")
         for _ in range(20):
             assert (await made.exec("true")).passed
-        if isinstance(made.environment.hold, Direct):
-            before = await made.environment.hold.used()
+        if isinstance(made.environment.handle, DirectHandle):
+            before = await made.environment.handle.usage()
             time.sleep(0.2)  # noqa: ASYNC251  # real time has to pass, and nothing of ours run
-            assert (await made.environment.hold.used()).cpu_s == before.cpu_s
+            assert (await made.environment.handle.usage()).cpu_s == before.cpu_s
 
 
 def ticks_of_children(pid: int) -> int:
@@ -133,18 +133,18 @@ async def test_24_environments_act_at_once(runtime: DockerRuntime, bare_image: s
             assert timed_out.ended_by == "wall-limit"
             return await made.says("cat /tmp/number; jobs | grep -c sleep")
 
-    said = await asyncio.gather(*(one(number) for number in range(24)))
-    assert said == [f"{number}\n1" for number in range(24)]
+    output = await asyncio.gather(*(one(number) for number in range(24)))
+    assert output == [f"{number}\n1" for number in range(24)]
 
 
 async def test_closing_leaves_nothing_behind(
     bare_image: str, request: pytest.FixtureRequest, runtime: DockerRuntime
 ) -> None:
     node = node_name()
-    other = await DockerRuntime.open(node, past_engine="direct" in request.node.callspec.id)
+    other = await DockerRuntime.open(node, direct="direct" in request.node.callspec.id)
     async with Acting.making(other, bare_image) as made:
         await made.says("sleep 300 &")
-        assert containers_of(node) == [made.environment.container]
+        assert containers_of(node) == [made.environment.handle.container]
         await other.close()
         assert not made.environment.alive
         end = await made.exec("true")
@@ -165,7 +165,7 @@ async def test_a_container_killed_from_outside_is_lost_and_says_why(runtime: Doc
     async with Acting.making(runtime, bare_image) as made:
         running = asyncio.create_task(made.exec("sleep", "300"))
         await asyncio.wait({running}, timeout=0.3)
-        docker_says("kill", made.environment.container)
+        docker_says("kill", made.environment.handle.container)
         end = await running
         assert (end.ended_by, end.reason) == ("lost", "its container was ended (exit code 137)")
         assert not made.environment.alive
@@ -173,7 +173,7 @@ async def test_a_container_killed_from_outside_is_lost_and_says_why(runtime: Doc
 
 async def test_a_container_removed_from_outside_is_lost_and_says_why(runtime: DockerRuntime, bare_image: str) -> None:
     async with Acting.making(runtime, bare_image) as made:
-        docker_says("rm", "--force", made.environment.container)
+        docker_says("rm", "--force", made.environment.handle.container)
         end = await made.exec("true")
         assert (end.ended_by, end.reason) == ("lost", "its container was removed")
         assert not made.environment.alive
@@ -183,7 +183,7 @@ async def test_a_container_removed_from_outside_is_lost_and_says_why(runtime: Do
 async def test_a_frozen_container_that_dies_is_known_to_be_dead(runtime: DockerRuntime, bare_image: str) -> None:
     """Past the engine without asking it: its first process's descriptor tells."""
     async with Acting.making(runtime, bare_image) as made:
-        docker_says("kill", made.environment.container)
+        docker_says("kill", made.environment.handle.container)
         async with asyncio.timeout(10):
             while made.environment.alive:  # noqa: ASYNC110  # there is nobody to tell: nothing acts
                 await asyncio.sleep(0.01)

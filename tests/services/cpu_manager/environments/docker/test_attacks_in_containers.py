@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from services.cpu_manager.environments.docker.direct import Direct
+from services.cpu_manager.environments.docker.direct_handle import DirectHandle
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from tests.services.cpu_manager.environments.docker.containers import CORE, Acting
 
@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.docker, pytest.mark.asyncio(loop_scope="module")]
 
 async def test_it_has_no_rights_and_cannot_get_any(acting: Acting) -> None:
     status = await acting.says("cat /proc/self/status")
-    said = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    assert {said[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
-    assert (said["NoNewPrivs"], said["Seccomp"]) == ("1", "2")
+    output = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert {output[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert (output["NoNewPrivs"], output["Seccomp"]) == ("1", "2")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ for address in (('172.17.0.1', 80), ('10.0.0.1', 53), ('169.254.169.254', 80)):
     assert end.output["stdout"] == "['lo']\n", end
 
 
-async def test_it_cannot_speak_to_its_resident_in_the_managers_place(runtime: DockerRuntime, tools_image: str) -> None:
+async def test_it_cannot_speak_to_its_agent_in_the_managers_place(runtime: DockerRuntime, tools_image: str) -> None:
     source = """
 import json, socket, struct
 way = socket.socket(socket.AF_UNIX)
@@ -93,16 +93,14 @@ except OSError as error:
         assert await made.says("echo on") == "on"
 
 
-async def test_it_cannot_end_or_stop_its_resident(acting: Acting) -> None:
+async def test_it_cannot_end_or_stop_its_agent(acting: Acting) -> None:
     for signal in ("KILL", "STOP", "TERM", "INT", "HUP", "SEGV", "CHLD"):
         await acting.bash(f"kill -{signal} 1")
     assert await acting.says("echo on") == "on"
 
 
 @past_the_engine
-async def test_a_socket_put_in_the_residents_place_is_not_taken_for_it(
-    runtime: DockerRuntime, tools_image: str
-) -> None:
+async def test_a_socket_put_in_the_agents_place_is_not_taken_for_it(runtime: DockerRuntime, tools_image: str) -> None:
     source = """
 import os, socket, time
 os.unlink('/run/treadle/sockets/resident')
@@ -117,15 +115,15 @@ if os.fork() == 0:
         assert (await made.exec("python3", "-c", source)).passed
         assert await made.says("echo on") == "on"
         with pytest.raises(OSError, match="in the place of"):
-            await made.environment.hold.connect()
+            await made.environment.handle.connect()
 
 
 @past_the_engine
-async def test_a_link_in_the_residents_place_leads_nowhere(runtime: DockerRuntime, tools_image: str) -> None:
+async def test_a_link_in_the_agents_place_leads_nowhere(runtime: DockerRuntime, tools_image: str) -> None:
     async with Acting.making(runtime, tools_image) as made:
         await made.says("ln -sf /var/run/docker.sock /run/treadle/sockets/resident")
         with pytest.raises(OSError, match="openat2"):
-            await made.environment.hold.connect()
+            await made.environment.handle.connect()
 
 
 async def test_processes_beyond_its_number_are_refused(runtime: DockerRuntime, bare_image: str) -> None:
@@ -133,7 +131,7 @@ async def test_processes_beyond_its_number_are_refused(runtime: DockerRuntime, b
         end = await made.exec("sh", "-c", "for i in $(seq 50); do sleep 300 & done")
         assert "Cannot fork" in end.output["stderr"], end
         counted = await made.exec("sh", "-c", "set -- /proc/[0-9]*; echo $#")
-        # The resident has four of its own; past the engine three of them are free for whoever comes.
+        # The agent has four of its own; past the engine three of them are free for whoever comes.
         assert int(counted.output["stdout"] or 0) <= 16 + 4, counted
         assert made.environment.alive
 
@@ -153,7 +151,7 @@ async def test_memory_beyond_its_limit_ends_what_asks_for_it_and_nothing_else(
         await made.says("kept=1")
         end = await made.exec("python3", "-c", "b'x' * (200 << 20)")
         assert (end.passed, end.output["exit_code"]) == (False, 137)
-        if isinstance(made.environment.hold, Direct):
+        if isinstance(made.environment.handle, DirectHandle):
             assert end.output["memory_exceeded"]
         assert await made.says("echo $kept") == "1"
 
@@ -170,12 +168,12 @@ async def test_processes_beyond_its_grant_cannot_use_other_cores(runtime: Docker
         pytest.skip("there is only one core here")
     every = ",".join(map(str, os.sched_getaffinity(0)))
     async with Acting.making(runtime, bare_image) as made:
-        said = await made.says(
+        output = await made.says(
             f"taskset -p -c {every} $$ >/dev/null 2>&1; for i in 1 2 3; do taskset -c {every} "
             "grep Cpus_allowed_list /proc/self/status; done 2>&1 | sort -u"
         )
     allowed = ",".join(map(str, CORE))
-    assert {line.split()[-1] for line in said.splitlines() if "Cpus_allowed" in line} <= {allowed}
+    assert {line.split()[-1] for line in output.splitlines() if "Cpus_allowed" in line} <= {allowed}
 
 
 async def test_endless_output_neither_blocks_nor_grows_us(acting: Acting) -> None:
@@ -185,9 +183,9 @@ async def test_endless_output_neither_blocks_nor_grows_us(acting: Acting) -> Non
     assert end.output["stdout_dropped"] > 1 << 20
 
 
-async def test_what_is_written_to_the_residents_own_output_is_bounded_on_the_host(acting: Acting) -> None:
+async def test_what_is_written_to_the_agents_own_output_is_bounded_on_the_host(acting: Acting) -> None:
     end = await acting.bash("head -c 1M /dev/zero | tr '\\0' x > /proc/1/fd/1")
-    assert not end.passed, "the resident is closed to others"
+    assert not end.passed, "the agent is closed to others"
 
 
 async def test_an_attack_does_not_disturb_its_neighbour(runtime: DockerRuntime, bare_image: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.cpu_manager.environments.docker import control_groups
-from services.cpu_manager.environments.docker.control_groups import VersionTwo, control_groups_of, frozen
+from services.cpu_manager.environments.docker.control_groups import CgroupV2, control_groups_of, frozen
 
 CONTAINER = "4f1c" * 16
 PID = 4321
@@ -49,9 +49,9 @@ def recorded(tmp_path: Path) -> Recorded:
     return Recorded(tmp_path)
 
 
-def found(recorded: Recorded) -> VersionTwo:
+def found(recorded: Recorded) -> CgroupV2:
     groups = control_groups_of(PID, CONTAINER, recorded.proc)
-    assert isinstance(groups, VersionTwo)
+    assert isinstance(groups, CgroupV2)
     return groups
 
 
@@ -62,7 +62,7 @@ def test_version_2_is_found_from_the_containers_first_process(recorded: Recorded
 
 def test_version_2_is_given_cores_thawed_and_frozen(recorded: Recorded) -> None:
     groups = found(recorded)
-    groups.give({5, 2, 3})
+    groups.assign({5, 2, 3})
     groups.freeze()
     assert (recorded.says("cpuset.cpus")[:5], recorded.says("cgroup.freeze")[0]) == ("2,3,5", "1")
     groups.thaw()
@@ -86,7 +86,7 @@ async def test_what_does_not_freeze_is_not_waited_for_forever(
 
 
 def test_the_peak_of_version_2_is_forgotten_by_the_descriptor_that_reads_it(recorded: Recorded) -> None:
-    found(recorded).forget_peak()
+    found(recorded).reset_peak()
     assert recorded.says("memory.peak") == "0340032\n"  # a plain file keeps what the kernel would not
 
 
@@ -97,7 +97,7 @@ def test_an_old_kernel_that_cannot_forget_tells_the_peak_of_all_time(
         os, "access", lambda path, mode: Path(path).name != "memory.peak"
     )  # root may write what its mode forbids
     groups = found(recorded)
-    groups.forget_peak()
+    groups.reset_peak()
     assert groups.peak_memory_bytes() == 7340032
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from services.cpu_manager.environments.docker.engine import Engine, EngineRefusal, bounded
+from services.cpu_manager.environments.docker.engine import ContainerEngine, EngineRefusal, bounded
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
 
 
@@ -19,7 +19,7 @@ async def test_an_engine_that_stays_silent_is_not_waited_for_forever(tmp_path: P
         hung_up.set()
 
     server = await asyncio.start_unix_server(say_nothing, tmp_path / "docker.sock")
-    async with server, Engine(f"unix://{tmp_path}/docker.sock") as engine:
+    async with server, ContainerEngine(f"unix://{tmp_path}/docker.sock") as engine:
         with pytest.raises(RuntimeUnavailable, match=r"did not answer within 0.05 s"):
             await bounded("answer", engine.docker.version(), 0.05)
     await asyncio.wait_for(hung_up.wait(), 5)
@@ -50,7 +50,7 @@ async def test_a_refusal_has_the_engines_status_and_words(tmp_path: Path) -> Non
     app.router.add_delete("/v1.41/containers/c", missing)
     runner = await answered(app, tmp_path / "docker.sock")
     try:
-        async with Engine(f"unix://{tmp_path}/docker.sock") as engine:
+        async with ContainerEngine(f"unix://{tmp_path}/docker.sock") as engine:
             with pytest.raises(EngineRefusal, match="no room") as refusal:
                 await engine.start("c")
             assert refusal.value.status == 507
@@ -67,6 +67,6 @@ async def test_an_engine_that_hangs_up_in_the_middle_is_out_of_reach(tmp_path: P
         writer.close()
 
     server = await asyncio.start_unix_server(hang_up, tmp_path / "docker.sock")
-    async with server, Engine(f"unix://{tmp_path}/docker.sock") as engine:
+    async with server, ContainerEngine(f"unix://{tmp_path}/docker.sock") as engine:
         with pytest.raises(RuntimeUnavailable):
             await engine.facts()

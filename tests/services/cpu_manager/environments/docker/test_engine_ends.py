@@ -20,7 +20,7 @@ from treadle.testing.small_image import build
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.usefixtures("docker")]
 
 
-class Engine:
+class ContainerEngine:
     """dockerd with `--live-restore`, everything it has under one folder."""
 
     def __init__(self, root: Path) -> None:
@@ -72,11 +72,11 @@ class Engine:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[ContainerEngine]:
     if os.geteuid() != 0 or not shutil.which("dockerd"):
         pytest.skip("an engine of our own needs root and dockerd")
     with tempfile.TemporaryDirectory(prefix="treadle-engine-", dir="/var/tmp") as root:
-        made = Engine(Path(root))
+        made = ContainerEngine(Path(root))
         monkeypatch.setenv("DOCKER_HOST", made.url)
         try:
             made.start()
@@ -86,7 +86,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
                 made.stop()
 
 
-async def test_environments_outlive_their_engine_and_act_without_it(engine: Engine) -> None:
+async def test_environments_outlive_their_engine_and_act_without_it(engine: ContainerEngine) -> None:
     build("treadletest:bare")
     runtime = await DockerRuntime.open(node_name(), url=engine.url)
     try:

@@ -14,7 +14,7 @@ from services.cpu_manager.environments.docker.images import (
     FIRST_LIMITED_S,
     LONGEST_LIMITED_S,
     Images,
-    Limits,
+    PullLimits,
 )
 from services.cpu_manager.environments.protocol import BadEnvironment, Postponed, RuntimeUnavailable
 
@@ -150,7 +150,7 @@ async def test_an_image_that_is_not_to_be_had_is_told_at_once(refusal: EngineRef
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [
         (404, "manifest unknown: {secret}"),
         (400, "invalid reference {secret}"),
@@ -159,10 +159,10 @@ async def test_an_image_that_is_not_to_be_had_is_told_at_once(refusal: EngineRef
         (500, "Get http://10.0.0.7:5000/v2/: dial tcp: {secret}"),
     ],
 )
-async def test_nothing_that_a_registry_sends_is_passed_on(status: int, said: str) -> None:
+async def test_nothing_that_a_registry_sends_is_passed_on(status: int, message: str) -> None:
     """A caller names the registry, so its words could be those of any host of the operator's network."""
     secret = "ami-id-0123"
-    registry = Registry(*[EngineRefusal(status, said.format(secret=secret))] * ATTEMPTS)
+    registry = Registry(*[EngineRefusal(status, message.format(secret=secret))] * ATTEMPTS)
     with pytest.raises((BadEnvironment, RuntimeUnavailable)) as raised:
         await images(registry).get("a:1")
     assert secret not in str(raised.value)
@@ -229,7 +229,7 @@ async def test_a_registry_that_limits_pulls_is_left_alone_and_nobody_has_failed(
 
 
 async def test_each_refusal_of_a_limited_registry_doubles_the_pause_up_to_a_bound() -> None:
-    limits = Limits(random.Random(0))
+    limits = PullLimits(random.Random(0))
     pauses = [limits.met("a:1").retry_in_s for _ in range(9)]
     for n, pause in enumerate(pauses):
         most = min(LONGEST_LIMITED_S, FIRST_LIMITED_S * 2**n)

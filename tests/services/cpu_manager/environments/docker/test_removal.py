@@ -42,7 +42,7 @@ class Stumbling:
 
 @pytest_asyncio.fixture
 async def runtime(docker: None) -> AsyncIterator[DockerRuntime]:
-    made = await DockerRuntime.open(node_name(), past_engine=False)
+    made = await DockerRuntime.open(node_name(), direct=False)
     yield made
     await made.close()
     assert containers_of(made._owner.node) == []
@@ -75,7 +75,7 @@ async def test_the_removal_of_a_given_up_start_does_not_touch_its_successor(
     second = Acting(await runtime.create("one", EnvironmentSpec(image=bare_image), CORE))
     await removed(runtime)
     assert await second.says("echo stands") == "stands"
-    assert containers_of(runtime._owner.node) == [second.environment.container]
+    assert containers_of(runtime._owner.node) == [second.environment.handle.container]
 
 
 async def test_a_start_that_is_given_up_at_its_creation_leaves_its_successor_alone(
@@ -107,13 +107,13 @@ async def test_a_start_that_is_given_up_at_its_creation_leaves_its_successor_alo
     assert await second.says("echo stands") == "stands"
 
 
-@pytest.mark.parametrize("after", ["start", "hold"])
-@pytest.mark.parametrize("past_engine", [True, False])
+@pytest.mark.parametrize("after", ["start", "handle"])
+@pytest.mark.parametrize("direct", [True, False])
 async def test_a_container_removed_while_it_is_connected_to_is_our_failure(
-    bare_image: str, monkeypatch: pytest.MonkeyPatch, after: str, *, past_engine: bool
+    bare_image: str, monkeypatch: pytest.MonkeyPatch, after: str, *, direct: bool
 ) -> None:
-    runtime = await DockerRuntime.open(node_name(), past_engine=past_engine)
-    owner: Any = runtime._engine if after == "start" else runtime._maker
+    runtime = await DockerRuntime.open(node_name(), direct=direct)
+    owner: Any = runtime._engine if after == "start" else runtime._creator
     call = getattr(owner, after)
 
     async def then_remove(container: str) -> Any:
@@ -156,26 +156,26 @@ async def test_closing_tries_at_once_and_gives_up_on_an_engine_that_does_not(
     assert stumbling.fails == 10**6 - 1 - removal.ATTEMPTS
     (left,) = containers_of(runtime._owner.node)
     docker_says("rm", "--force", "--volumes", left)
-    docker_says("volume", "rm", "--force", runtime._maker.carrier.volume)
+    docker_says("volume", "rm", "--force", runtime._creator.agent_volume.name)
 
 
 async def test_a_filling_of_the_volume_outlives_who_began_it(bare_image: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = await DockerRuntime.open(node_name())
     create, sent = runtime._engine.create, asyncio.Event()
 
-    async def told(name: str, config: Mapping[str, Any]) -> str:
-        """It is there before its maker hears of it."""
+    async def slow(name: str, config: Mapping[str, Any]) -> str:
+        """Report the container only a moment after its creation."""
         container = await create(name, config)
-        if "carrier" in name:
+        if "agent-volume" in name:
             sent.set()
             await asyncio.sleep(0.1)
         return container
 
-    monkeypatch.setattr(runtime._engine, "create", told)
+    monkeypatch.setattr(runtime._engine, "create", slow)
     making = asyncio.create_task(runtime.create("one", EnvironmentSpec(image=bare_image), CORE))
     await sent.wait()
     making.cancel()
     await asyncio.wait({making})
     await runtime.close()
     assert containers_of(runtime._owner.node) == []
-    assert runtime._maker.carrier.volume not in docker_says("volume", "ls", "--quiet").split()
+    assert runtime._creator.agent_volume.name not in docker_says("volume", "ls", "--quiet").split()

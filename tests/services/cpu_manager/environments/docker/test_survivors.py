@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from services.cpu_manager.environments.detection import MeshContext, await_engine, open_runtimes
 from services.cpu_manager.environments.docker.claim import Owner
 from services.cpu_manager.environments.docker.container import name_of
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
-from services.cpu_manager.environments.opening import Mesh, engine_comes, open_runtimes
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
 from services.cpu_manager.execution import NoSandbox
 from services.cpu_manager.settings import CpuManagerSettings
@@ -34,15 +34,15 @@ import asyncio, sys
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from tests.services.cpu_manager.environments.docker.containers import CORE, EnvBash, EnvironmentSpec
 
-async def main(node, past_engine, image):
-    runtime = await DockerRuntime.open(node, past_engine=past_engine == "direct")
+async def main(node, way, image):
+    runtime = await DockerRuntime.open(node, direct=way == "direct")
     spec = EnvironmentSpec(image=image, env={"WORD": "kept"}, memory_mb=64, workdir="/work")
     environment = await runtime.create("told", spec, CORE)
     await environment.act("env.bash", EnvBash(line="here=in_the_shell; sleep 1234 & echo $! > background"), CORE, 20)
     line = "echo begun > begun; while :; do :; done"
     acting = asyncio.ensure_future(environment.act("env.bash", EnvBash(line=line, session="busy"), CORE, 600))
     await asyncio.sleep(0.5)
-    print(environment.container, flush=True)
+    print(environment.handle.container, flush=True)
     await acting
 
 asyncio.run(main(*sys.argv[1:]))
@@ -78,14 +78,14 @@ async def test_a_container_outlives_a_killed_manager_and_is_taken_up(bare_image:
         pytest.skip("writing a container's control groups needs root")
     node = node_name()
     async with killed_life(node, before, bare_image) as container:
-        runtime = await DockerRuntime.open(node, past_engine=after == "direct")
+        runtime = await DockerRuntime.open(node, direct=after == "direct")
         try:
             (survivor,) = await runtime.survivors()
             assert (survivor.trajectory, survivor.alive, survivor.spec.memory_mb) == ("told", True, 64)
             assert survivor.spec.env == {"WORD": "kept"}
             assert 0 < survivor.age_s < 60  # type: ignore[attr-defined]
             made = Acting(survivor)  # type: ignore[arg-type]
-            assert made.environment.container == container
+            assert made.environment.handle.container == container
             assert await made.says("echo $here $WORD; pwd; cat begun") == "in_the_shell kept\n/work\nbegun"
             assert await made.says("kill -0 $(cat background) && echo running") == "running"
             # What acted when its manager was killed has ended: nothing but shells and the background sleep is left.
@@ -107,10 +107,10 @@ async def test_an_engine_that_comes_later_is_a_runtime_and_what_stood_there_is_e
     )
     async with (
         killed_life(settings.node, "direct", bare_image),
-        open_runtimes(settings, NoSandbox("not here"), Mesh()) as opened,
+        open_runtimes(settings, NoSandbox("not here"), MeshContext()) as opened,
     ):
         assert opened.runtimes.names == []
-        coming = asyncio.create_task(engine_comes(settings, opened, Mesh()))
+        coming = asyncio.create_task(await_engine(settings, opened, MeshContext()))
         socket.symlink_to(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://"))
         await asyncio.wait_for(coming, 60)
         assert opened.runtimes.names == ["docker"]
@@ -169,7 +169,7 @@ async def test_a_node_of_another_mesh_is_another_owner_whatever_its_name(bare_im
         assert await ours.says("echo ours > /tmp/whose; cat /tmp/whose") == "ours"
         await second.close()
         assert not theirs.environment.alive
-        assert containers_of(node) == [ours.environment.container]
+        assert containers_of(node) == [ours.environment.handle.container]
         second = await DockerRuntime.open(node, mesh="b" * 16)
         assert await second.survivors() == []
         assert await ours.says("cat /tmp/whose") == "ours"

@@ -16,13 +16,13 @@ pytestmark = [pytest.mark.docker]
 
 @pytest_asyncio.fixture
 async def runtime(docker: None) -> AsyncIterator[DockerRuntime]:
-    made = await DockerRuntime.open(node_name(), past_engine=False)
+    made = await DockerRuntime.open(node_name(), direct=False)
     yield made
     await made.close()
 
 
 def stands_still(acting: Acting) -> bool:
-    return docker_says("inspect", "--format", "{{.State.Paused}}", acting.environment.container) == "true"
+    return docker_says("inspect", "--format", "{{.State.Paused}}", acting.environment.handle.container) == "true"
 
 
 @pytest.mark.parametrize("call", ["unpause", "update", "pause"])

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from services.cpu_manager.environments.local.runtime import LocalEnvironment, LocalRuntime
+from services.cpu_manager.environments.local.runtime import CellEnvironment, LocalRuntime
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.rungs import Rung
 from tests.services.cpu_manager.environments.local.acting import CORE, SMALL
@@ -31,7 +31,7 @@ async def runtime(
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def environment(runtime: LocalRuntime) -> AsyncIterator[LocalEnvironment]:
+async def environment(runtime: LocalRuntime) -> AsyncIterator[CellEnvironment]:
     made = await runtime.create("one", SMALL, CORE)
     yield made
     await made.close()

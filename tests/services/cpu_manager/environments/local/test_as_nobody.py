@@ -16,7 +16,7 @@ def test_the_environments_of_an_ordinary_user() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user; the other tests ran as this ordinary one")
     base = Path("/tmp") / f"treadle-tests-environments-{os.getpid()}"  # pytest's own folders are closed to others
-    files = [str(_HERE / name) for name in ("test_living.py", "test_attacks_in_local.py")]
+    files = [str(_HERE / name) for name in ("test_lifecycle.py", "test_attacks_in_local.py")]
     become = [sys.executable, "-m", "tests.services.cpu_manager.sandbox.passable", "nobody"]
     run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
     command = [*become, *run, f"--basetemp={base}", *files]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cpu_manager.environments.local.runtime import LocalEnvironment, LocalRuntime
+from services.cpu_manager.environments.local.runtime import CellEnvironment, LocalRuntime
 from services.cpu_manager.sandbox.usage import process_of
 from tests.services.cpu_manager.environments.local.acting import (
     CORE,
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 _REPOSITORY = Path(__file__).resolve().parents[5]
 
 
-async def test_an_environment_sees_nothing_of_another(runtime: LocalRuntime, environment: LocalEnvironment) -> None:
+async def test_an_environment_sees_nothing_of_another(runtime: LocalRuntime, environment: CellEnvironment) -> None:
     other = await runtime.create("other", SMALL, CORE)
     await in_background(other, "in-the-other")
     await says(other, "echo secret > /tmp/secret")
@@ -35,7 +35,7 @@ async def test_an_environment_sees_nothing_of_another(runtime: LocalRuntime, env
     await other.close()
 
 
-async def test_the_host_is_not_there(environment: LocalEnvironment) -> None:
+async def test_the_host_is_not_there(environment: CellEnvironment) -> None:
     assert await says(environment, "ls /sys /run /var/run /home 2>/dev/null; cat /etc/shadow 2>/dev/null; true") == ""
     assert not (await act(environment, "read", path="/etc/shadow")).passed
     network = "import socket; socket.create_connection(('127.0.0.1', 80), 1)"
@@ -60,13 +60,13 @@ async def test_the_host_is_not_there(environment: LocalEnvironment) -> None:
         "mount -t tmpfs none /tmp",
     ],
 )
-async def test_the_resident_cannot_be_reached_from_inside(environment: LocalEnvironment, line: str) -> None:
+async def test_the_agent_cannot_be_reached_from_inside(environment: CellEnvironment, line: str) -> None:
     await act(environment, "bash", line=f"({line}) 2>/dev/null", session="attack")
     assert environment.alive
     assert (await act(environment, "exec", argv=["echo", "well"])).output["stdout"] == "well\n"
 
 
-async def test_a_timer_does_not_wake_what_stands_still(environment: LocalEnvironment) -> None:
+async def test_a_timer_does_not_wake_what_stands_still(environment: CellEnvironment) -> None:
     program = """
 import ctypes, fcntl, os, signal, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -89,7 +89,7 @@ while True:
     assert cpu_s_of(waker) == before
 
 
-async def test_files_stay_within_their_size(environment: LocalEnvironment) -> None:
+async def test_files_stay_within_their_size(environment: CellEnvironment) -> None:
     end = await act(environment, "exec", argv=["dd", "if=/dev/zero", "of=big", "bs=1M", "count=100"])
     assert not end.passed
     assert int(await says(environment, "du -sm . | cut -f1")) <= SMALL.disk_mb
@@ -97,7 +97,7 @@ async def test_files_stay_within_their_size(environment: LocalEnvironment) -> No
     assert (await act(environment, "list", path="/tmp/x")).output["entries"] == []
 
 
-async def test_processes_stay_within_their_number(environment: LocalEnvironment) -> None:
+async def test_processes_stay_within_their_number(environment: CellEnvironment) -> None:
     count = """
 import os, signal
 children = []
@@ -116,12 +116,12 @@ for child in children:
     assert 32 < int(end.output["stdout"]) < SMALL.pids
 
 
-async def test_a_resident_that_lies_costs_only_its_own_environment(runtime: LocalRuntime) -> None:
+async def test_an_agent_that_lies_costs_only_its_own_environment(runtime: LocalRuntime) -> None:
     environment = await runtime.create("liar", SMALL, CORE)
-    resident = process_of(environment.begun.hold.pidfd)
+    agent = process_of(environment.handle.pidfd)
     assert await says(environment, "echo well") == "well"
-    os.kill(resident, 9)
-    environment.begun.hold.let_die()
+    os.kill(agent, 9)
+    environment.handle.release()
     await until(lambda: not environment.alive, "its end was not seen")
     assert (await act(environment, "exec", argv=["true"])).ended_by == "lost"
     other = await runtime.create("honest", SMALL, CORE)
@@ -165,7 +165,7 @@ async def test_a_killed_managers_frozen_environments_die_with_it(runtime: LocalR
     await until_gone("left-by-a-dead-manager")
 
 
-async def test_writing_to_the_shells_own_descriptors_costs_no_environment(environment: LocalEnvironment) -> None:
+async def test_writing_to_the_shells_own_descriptors_costs_no_environment(environment: CellEnvironment) -> None:
     line = "for fd in {3..255}; do printf x >&$fd; printf '0\\n' >&$fd; done 2>/dev/null; echo on; (exit 7)"
     end = await act(environment, "bash", line=line)
     assert (end.ended_by, end.output["exit_code"], end.output["output"][-3:]) == ("done", 7, "on\n"), end

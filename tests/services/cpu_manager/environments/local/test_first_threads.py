@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cpu_manager.environments.local.runtime import LocalEnvironment, LocalRuntime
+from services.cpu_manager.environments.local.runtime import CellEnvironment, LocalRuntime
 from services.cpu_manager.sandbox.usage import process_of, tree_of
 from shared.messages.environments import EnvironmentSpec
 from tests.services.cpu_manager.environments.local.acting import CORE, act, says
@@ -39,7 +39,7 @@ threading.Thread(target=work).start()
 
 
 def cpu_s_of_all(init: int) -> float:
-    """CPU time of every thread of an environment so far, but those of its resident, which still goes to sleep."""
+    """CPU time of every thread of an environment so far, but those of its agent, which still goes to sleep."""
     spent = 0
     for pid in set(tree_of(init)) - {init}:
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -48,7 +48,7 @@ def cpu_s_of_all(init: int) -> float:
 
 
 def living(init: int) -> int:
-    """Processes of an environment, beside its resident, of which a thread lives."""
+    """Processes of an environment, beside its agent, of which a thread lives."""
     count = 0
     for pid in set(tree_of(init)) - {init}:
         with contextlib.suppress(OSError):
@@ -63,7 +63,7 @@ async def test_no_end_of_a_child_wakes_what_stands_still(runtime: LocalRuntime) 
         await act(environment, "write", path="waker.py", content=_WAKER)
         await says(environment, "python3 waker.py & until [ -e ready ]; do sleep 0.05; done")
         await says(environment, "touch go; sleep 0.003")
-        init = process_of(environment.begun.hold.pidfd)
+        init = process_of(environment.handle.pidfd)
         before = cpu_s_of_all(init)
         await asyncio.sleep(0.5)
         assert cpu_s_of_all(init) == before
@@ -72,7 +72,7 @@ async def test_no_end_of_a_child_wakes_what_stands_still(runtime: LocalRuntime) 
         await environment.close()
 
 
-async def test_a_program_without_its_first_thread_ends_at_its_limit_alone(environment: LocalEnvironment) -> None:
+async def test_a_program_without_its_first_thread_ends_at_its_limit_alone(environment: CellEnvironment) -> None:
     program = f"""
 import ctypes, sys, threading, time
 threading.Thread(target=time.sleep, args=(300,)).start()
@@ -83,7 +83,7 @@ print("works", flush=True)
     end = await act(environment, "exec", argv=["python3", "-c", program], timeout_s=1.0)
     assert (end.ended_by, end.output["stdout"]) == ("wall-limit", "works\n")
     assert await says(environment, "echo $kept") == "state"
-    init = process_of(environment.begun.hold.pidfd)
+    init = process_of(environment.handle.pidfd)
     assert living(init) == 1, "its shell"
     await act(environment, "write", path="program.py", content=program)
     await says(environment, "(python3 program.py >began &); until [ -s began ]; do sleep 0.01; done")

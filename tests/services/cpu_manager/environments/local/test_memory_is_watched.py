@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.cpu_manager.environments.local.runtime import LocalEnvironment, LocalRuntime
+from services.cpu_manager.environments.local.runtime import CellEnvironment, LocalRuntime
 from services.cpu_manager.environments.protocol import BadEnvironment
 from shared.messages.environments import EnvironmentSpec
 from tests.services.cpu_manager.environments.local.acting import CORE, SMALL, act, says
@@ -18,7 +18,7 @@ async def test_set_up_lines_are_held_to_it(runtime: LocalRuntime) -> None:
         await runtime.create("one", spec, CORE)
 
 
-async def test_a_program_whose_first_thread_has_ended_is_held_to_it(environment: LocalEnvironment) -> None:
+async def test_a_program_whose_first_thread_has_ended_is_held_to_it(environment: CellEnvironment) -> None:
     program = f"""
 import ctypes, mmap, threading, time
 def work():

@@ -1,0 +1,56 @@
+"""Images go to the runtime that makes them, and are made ready beside everything else."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.cpu_manager.environments import runtimes as runtimes_module
+from services.cpu_manager.environments.protocol import BadEnvironment
+from services.cpu_manager.environments.runtimes import Runtimes
+from shared.messages.environments import EnvironmentSpec
+from tests.services.cpu_manager.node_parts import FakeEnvironment, FakeRuntime, turns
+
+
+def test_an_image_goes_to_the_runtime_that_makes_it() -> None:
+    local, docker = FakeRuntime("local"), FakeRuntime("docker")
+    both = Runtimes([local, docker])
+
+    assert both.names == ["docker", "local"]
+    assert (both.of("local"), both.of("localhost/local"), both.of("debian:12")) == (local, docker, docker)
+    with pytest.raises(BadEnvironment, match="no local runtime"):
+        Runtimes([docker]).of("local")
+
+
+async def test_an_image_is_made_ready_once_however_many_ask() -> None:
+    docker = FakeRuntime("docker")
+    runtimes = Runtimes([docker])
+    for image in ("a", "b", "a", "local"):
+        runtimes.want(image)
+    await turns()
+    assert docker.prepared == ["a", "b"]
+
+    docker.go.set()
+    await turns()
+    runtimes.want("a")
+    await turns()
+    assert docker.prepared == ["a", "b", "a"]
+
+
+async def test_hints_are_bounded_and_end_with_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtimes_module, "MOST_PREPARING", 2)
+    docker = FakeRuntime("docker")
+    runtimes = Runtimes([docker])
+    for image in ("a", "b", "c"):
+        runtimes.want(image)
+    await turns()
+    await runtimes.close()
+
+    assert (docker.prepared, docker.closed) == (["a", "b"], True)
+
+
+async def test_survivors_are_those_of_every_runtime() -> None:
+    local, docker = FakeRuntime("local"), FakeRuntime("docker")
+    one, another = (FakeEnvironment(runtime.name, EnvironmentSpec(), runtime) for runtime in (local, docker))
+    local.standing_by, docker.standing_by = [one], [another]
+
+    assert await Runtimes([local, docker]).survivors() == [one, another]

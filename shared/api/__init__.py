@@ -1,4 +1,4 @@
-"""The REST surface: pydantic at the documented edge, msgspec where thousands a second pass.
+"""Bodies of the REST API: msgspec structs on hot routes (thousands of calls a second), pydantic models on the others.
 
-Names here are the contract with trainers; the generated clients are made of them.
+Names are the contract with trainers. Clients are generated from them.
 """

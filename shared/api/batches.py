@@ -1,4 +1,4 @@
-"""Batches, as trainers open and watch them."""
+"""Bodies of `/v1/batches`."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from typing import Annotated
 from pydantic import Field
 
 from shared.api.tasks import Model
+from shared.messages.batches import BatchState
 from shared.runtime.patterns import IMAGE
 
 Image = Annotated[str, Field(min_length=1, max_length=256, pattern=IMAGE)]
-"""Of a container engine."""
+"""Image name of a container engine."""
 
 
 class BatchOpening(Model):
-    """Opens a batch. All fields are optional: the task knows the rest."""
+    """Opens a batch. All fields are optional; the task has defaults."""
 
     size: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
-    """Requests to come; default the task's batch_size; neither: until sealed."""
+    """Number of requests. Default: the task's `batch_size`. If neither is set, the batch ends when it is sealed."""
     key: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    """Your own key, e.g. the training step: opening again with it and the same size returns the same batch."""
+    """Idempotency key, for example the training step. A repeat with the same key and size returns the same batch."""
     images: Annotated[list[Image], Field(max_length=64)] = []
-    """Images that trajectories of this rollout will ask for: nodes that run images pull them now."""
+    """Images that trajectories of this rollout will need. Nodes that run images pull them now."""
 
 
 class Spread(Model):
-    """How a quantity is distributed, seconds."""
+    """Distribution of a duration, seconds."""
 
     mean: float
     p50: float
@@ -34,7 +35,7 @@ class Spread(Model):
 
 
 class StageProgress(Model):
-    """One stage of a batch so far."""
+    """Progress of one stage of a batch."""
 
     name: str
     finished: int
@@ -43,15 +44,15 @@ class StageProgress(Model):
 
 
 class FailureKind(Model):
-    """Answers of a batch that are masked and ended alike."""
+    """Masked answers of a batch with the same end."""
 
     ended: str
-    """How they ended: refused, sandbox-lost, expired ..."""
+    """Their end: refused, sandbox-lost, expired ..."""
     count: int
     share: float
-    """Of all answers of the batch so far."""
+    """Share of all answers of the batch so far."""
     reason: str
-    """Of the newest of them, its first 500 characters."""
+    """Reason of the newest one, its first 500 characters."""
 
 
 class EnvironmentProgress(Model):
@@ -61,40 +62,40 @@ class EnvironmentProgress(Model):
     masked: int
     masked_share: float
     failures: list[FailureKind]
-    """The masked ones by how they ended, most first. `share` is of `answered` here."""
+    """Masked answers by their end, most frequent first. `share` is a share of `answered`."""
 
 
 class BatchView(Model):
-    """A batch as it stands. Times are Unix seconds."""
+    """Status of a batch. Times are Unix seconds."""
 
     id: str
     task: str
     tenant: str
-    state: str
-    """open, sealed (waiting for its last answers), complete, cancelled, abandoned."""
+    state: BatchState
+    """`sealed`: it accepts no more requests and waits for its last answers. `abandoned`: it was idle for too long."""
     size: int | None
-    """Requests it has when it is complete. Open: as it was opened, if that was said; once no more can come (sealed or
-    ended), what was submitted. It is complete when `answered` gets there."""
+    """Number of requests: as it was opened, or null; once sealed or ended, the submitted ones. It is complete when
+    `answered` is equal to it."""
     submitted: int
     answered: int
     stuck: int = 0
-    """Of those that wait: how many no present node could ever take (`/v1/pools` says what they lack)."""
+    """Waiting requests that no present node can execute. `lacks` in `/v1/pools` names the missing resources."""
     masked: int = 0
-    """Of those answered: how many are no statement about their sample."""
+    """Answers without a verdict."""
     masked_share: float = 0.0
-    """`masked` of `answered`. A wrong configuration makes it 1 from the first answers on."""
+    """`masked` / `answered`. With a wrong configuration it is 1 from the first answers on."""
     failures: list[FailureKind] = []
-    """The masked ones by how they ended, most first."""
+    """Masked answers by their end, most frequent first."""
     environments: EnvironmentProgress | None = None
-    """Actions in trajectories opened with this `batch`; null before the first answer. They count in no number above."""
+    """Actions in trajectories opened with this `batch`; null before the first answer. No other field counts them."""
     opened_at: float
     first_arrival_at: float | None
     ended_at: float | None
     expected_completion_at: float | None
-    """T: when it could be complete with endless resources (DistRS, equations 1 and 2): measured once it has ended,
-    before that the planner's estimate from history, or first arrival + the stages' timeouts."""
+    """T: completion with unlimited resources (DistRS, equations 1 and 2). Measured after the end; before it, the
+    planner's estimate from history, or first arrival + the stages' timeouts."""
     extra_delay_s: float | None
-    """d: how much later the last answer so far came than it could have; of a complete batch, its extra delay."""
+    """d: delay of the last answer so far behind T; of a complete batch, its extra delay."""
     overhead_s: Spread | None
     stages: list[StageProgress]
 
@@ -103,23 +104,23 @@ Tokens = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class ProgressReport(Model):
-    """How far a rollout is, as its trainer sees it."""
+    """A trainer's report of a rollout's progress."""
 
     generating: Annotated[int, Field(ge=0, le=1_000_000)]
-    """Samples still being generated: those whose reward requests have not been sent yet. 0: all have been."""
+    """Samples whose reward requests are still to be sent; 0: none."""
     lengths: Annotated[list[Tokens], Field(max_length=1_000_000)] | None = None
-    """Tokens so far of each of those samples, in any order; of some of them where not all are known. They tell a
-    rollout that is slower than the last one from one that is merely younger."""
+    """Tokens so far of each of these samples, in any order; of some of them if not all are known. They distinguish a
+    rollout that is slower than the last one from one that began later."""
 
 
 class ProgressReceipt(Model):
-    """What became of a report."""
+    """Receipt of a progress report."""
 
     batch: str
     generating: int
-    """As it was reported."""
+    """The reported number."""
     taken: bool
-    """False: there was one within the last second, which counts; send the next one a second later."""
+    """False: another report arrived within the last second and counts instead. Send the next one a second later."""
 
 
 class BatchList(Model):

@@ -1,8 +1,8 @@
-"""What an action costs and how it scales (ARL-Tangram §4.1), from the forms trainers write to what the journal keeps.
+"""Cost and elasticity of an action (ARL-Tangram §4.1): translation of trainers' forms into those of the journal.
 
-The same forms stand in a task's stages, in plain actions and in actions of trajectories:
+Stages of tasks, plain actions and actions of trajectories have the same forms:
 
-    units       resource -> 2 (fixed), [1, 8] (fewest and most), {"any_of": [1, 2, 4, 8]} (these amounts alone)
+    units       resource -> 2 (fixed), [1, 8] (fewest and most), {"any_of": [1, 2, 4, 8]} (only these amounts)
     elasticity  {"1": 1.0, "4": 0.8} (a table of E(m)), {"model": "amdahl", "serial": 0.05},
                 {"model": "power", "exponent": 0.9}
     duration_s  seconds on one unit
@@ -26,25 +26,25 @@ Name = Annotated[str, msgspec.Meta(pattern=whole(NAME))]
 """Letters, digits, dot, dash, underscore; at most 64."""
 
 
-class AnyOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AmountSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A set of amounts: `{"any_of": [1, 2, 4, 8]}`."""
 
     any_of: list[int]
 
 
-# Nothing in the union is constrained: msgspec 0.22 mixes up the bounds of a union's members. `formulated` has them.
-Units = Mapping[Name, int | list[int] | AnyOf]
-"""Resource -> units as a body on a hot route has them."""
+# The union's members have no bounds, because msgspec 0.22 confuses them. `formulated` checks them.
+Units = Mapping[Name, int | list[int] | AmountSet]
+"""Resource -> units, in bodies of hot routes."""
 Scaling = Annotated[
     Mapping[str, float | str],
     msgspec.Meta(examples=[{"1": 1.0, "4": 0.8}, {"model": "amdahl", "serial": 0.05}]),
 ]
-"""Elasticity as a body on a hot route has it."""
+"""Elasticity, in bodies of hot routes."""
 Duration = Annotated[float, msgspec.Meta(gt=0, le=MOST_DURATION_S)]
 
 
 class Choice(Protocol):
-    """A set of amounts, in whichever form it was read."""
+    """A set of amounts, read by msgspec or by pydantic."""
 
     @property
     def any_of(self) -> Sequence[int]: ...
@@ -54,14 +54,14 @@ Amount = int | Sequence[int] | Choice
 
 
 class Formulation(NamedTuple):
-    """What `StageWork` keeps of cost and elasticity, under the same names."""
+    """Cost and elasticity as `StageWork` stores them, under the same names."""
 
     cost: dict[str, tuple[int, int]]
     """Resource -> (fewest, most) units."""
     amounts: tuple[int, ...]
-    """Of the pool's resource where a set was given, ascending; else empty."""
+    """Allowed amounts of the pool's resource, ascending; empty if every amount of the range is allowed."""
     elasticity: Elasticity | None
-    """None: it does not scale."""
+    """None: more units do not help."""
 
 
 class _Amdahl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="model", tag="amdahl"):
@@ -78,10 +78,10 @@ _Table = dict[
 
 
 def formulated(units: Mapping[str, Amount], scaling: Mapping[Any, Any], pool: str) -> Formulation:
-    """Cost and elasticity of work that queues in `pool` (`shared.messages.kinds.pool_of(units, node_class)`).
+    """Return cost and elasticity of work that queues in `pool` (`shared.messages.kinds.pool_of(units, node_class)`).
 
     Raises:
-        ValueError: units that cannot be granted, or an elasticity that means nothing; the message says what to write.
+        ValueError: units that cannot be granted, or an invalid elasticity. The message has the allowed forms.
     """
     cost: dict[str, tuple[int, int]] = {}
     amounts: tuple[int, ...] = ()
@@ -121,7 +121,7 @@ def _allowed(resource: str, choice: Choice, key: str) -> tuple[int, ...]:
 
 
 def elasticity_of(scaling: Mapping[Any, Any]) -> Elasticity | None:
-    """E(m) from a table or a named model; None for an empty table.
+    """Return E(m) of a table or a named model; None for an empty table.
 
     Raises:
         ValueError: it is neither.

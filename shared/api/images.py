@@ -1,4 +1,4 @@
-"""Names of container images, as engines list them: one name for all spellings of the same image."""
+"""Names of container images: one name for all spellings of the same image, as engines list it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _HUB: Final = ("docker.io/", "index.docker.io/", "registry-1.docker.io/")
 
 
 def familiar(image: str) -> str:
-    """The name in an engine's list: `python` and `docker.io/library/python` are `python:latest`.
+    """Return the name in an engine's list: `python` and `docker.io/library/python` are `python:latest`.
 
-    A digest decides alone; a tag beside it is dropped, as engines do.
+    A tag beside a digest is dropped, as engines do.
     """
     name, at, digest = image.partition("@")
     for hub in _HUB:
@@ -29,15 +29,15 @@ def familiar(image: str) -> str:
 
 
 def is_image_id(image: str) -> bool:
-    """Does an engine take this for the id of an image that it has, or for a prefix of one?
+    """Return whether an engine treats this as the id of an existing image, or as a prefix of one.
 
-    `sha256:` alone begins an id; without it an engine looks for a name first, and takes 64 digits for an id.
+    `sha256:` begins an id. Otherwise an engine searches for a name first, and treats 64 digits as an id.
     """
     return _ID.fullmatch(image) is not None
 
 
 def registry_of(image: str) -> str:
-    """Host of the registry that an image is pulled from.
+    """Return the host of the registry from which an image is pulled.
 
     `docker.io/evil.example/x` counts as `evil.example`, because its familiar name has no `docker.io`.
     """

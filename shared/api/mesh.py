@@ -1,8 +1,12 @@
-"""What there is, who uses it, what the planner decided: bodies of /v1/nodes, /v1/pools, /v1/plans."""
+"""Bodies of /v1/nodes, /v1/pools, /v1/plans and /v1/health."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from shared.api.tasks import Model
+
+NodeState = Literal["ready", "silent", "gone"]
 
 
 class NodeView(Model):
@@ -11,8 +15,8 @@ class NodeView(Model):
     name: str
     incarnation: str
     node_class: str
-    state: str
-    """ready, asking (has not told its inventory yet), silent, gone."""
+    state: NodeState
+    """`silent`: no heartbeat has arrived for `PROXY_NODE_LOST_S`. `gone`: it has stopped in good order."""
     capacity: dict[str, int]
     owned: dict[str, int]
     used: dict[str, int]
@@ -20,57 +24,57 @@ class NodeView(Model):
     """Unit-seconds held since its start."""
     used_unit_s: dict[str, float]
     cold_start_s: dict[str, float] = {}
-    """Resource -> seconds from owning a unit to a worker that executes on it, as the node lately measured it."""
+    """Resource -> seconds from owning a unit to a worker that executes on it, as recently measured by the node."""
     kinds: list[str]
     runtimes: list[str] = []
-    """Where environments of trajectories can be made: `local`, `docker`."""
+    """Runtimes that can create environments of trajectories: `local`, `docker`."""
     labels: dict[str, str]
     """Sandbox rung, languages with versions ..."""
     last_seen_s: float
-    """Seconds since its last sign of life."""
+    """Seconds since its last message."""
 
 
 class NodeList(Model):
-    """All nodes that said hello lately."""
+    """All nodes that were seen recently."""
 
     nodes: list[NodeView]
 
 
 class PoolView(Model):
-    """(resource, node class): what stages draw their units from."""
+    """Units of one resource on the nodes of one class."""
 
     name: str
     nodes: int
-    """That are ready."""
+    """Ready nodes."""
     target: int | None
-    """Units the planner wants; None before its first plan: then all there is."""
+    """Units that the planner decided to hold; null before its first plan: all units are held."""
     capacity: int
     owned: int
     used: int
     waiting: int
-    """Actions in its queue, those that are stuck among them."""
+    """Actions in its queue, including stuck ones."""
     stuck: int
-    """Actions that no present node could ever take; they wait for one until their budget ends."""
+    """Actions that no present node can execute. They wait for another node until their budget ends."""
     lacks: list[str]
-    """What they would need, the most wanted first."""
+    """Resources that stuck actions need, the most frequent first."""
     reason: str
-    """Why the target is what it is."""
+    """Reason of the target."""
 
 
 class StoreView(Model):
-    """Postgres, as one replica of the proxy sees it."""
+    """Status of Postgres, measured by one replica of the proxy."""
 
     answers: bool | None
-    """None: not looked at yet."""
+    """Null: not checked yet."""
 
 
 class ValkeyView(StoreView):
-    """Valkey, as one replica of the proxy sees it."""
+    """Status of Valkey, measured by one replica of the proxy."""
 
     used_bytes: int | None
     """Memory at the last reply."""
     bound_bytes: int | None
-    """At this bound submissions are answered 503; 0: none."""
+    """Bound at which submissions are answered 503; 0: none."""
 
 
 class DiskView(Model):
@@ -80,7 +84,7 @@ class DiskView(Model):
     free_bytes: int
     total_bytes: int
     reserve_bytes: int
-    """New work is accepted while so much is free."""
+    """New work is accepted while at least this much is free."""
 
 
 class HealthView(Model):
@@ -89,13 +93,13 @@ class HealthView(Model):
     valkey: ValkeyView
     postgres: StoreView
     disk: DiskView | None
-    """None: the stores are on other machines."""
+    """Null: the stores are on other machines."""
     leader: bool | None
-    """A proxy holds the dispatching lease; None: unknown while Valkey is away."""
+    """A proxy holds the dispatching lease; null: unknown, because Valkey does not answer."""
     planner: bool | None
-    """A planner holds its lease. While none does, pools follow what waits (zero-queue rule)."""
+    """A planner holds its lease; null: unknown. Without one, targets follow the queues (zero-queue rule)."""
     problems: list[str]
-    """One sentence for each part that is not well; empty: all is well."""
+    """One sentence for each part with a problem; empty: none has one."""
 
 
 class PoolList(Model):
@@ -116,6 +120,6 @@ class PlanView(Model):
 
 
 class PlanList(Model):
-    """Newest first."""
+    """Decisions, newest first."""
 
     plans: list[PlanView]

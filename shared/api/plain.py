@@ -1,4 +1,4 @@
-"""What may stand in a parameter of free form: what can be written as JSON again, and read by all who meet it."""
+"""Check of parameters of free form: their values can be written as JSON again, and every reader accepts them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ MOST_DEEP = 64
 
 
 def check_plain(value: Any, where: str, deep: int = MOST_DEEP) -> None:
-    """Refuse decoded JSON that others could not write or read.
+    """Reject decoded JSON that other processes could not write or read.
 
     Args:
         value: decoded JSON.
         where: its name, for the message.
-        deep: how many lists and objects may still open.
+        deep: levels of lists and objects that are still allowed.
 
     Raises:
-        ValueError: text that is no Unicode, a number without end, or nesting without end.
+        ValueError: text that is not Unicode, a number that is not finite, or too deep nesting.
     """
     if isinstance(value, str):
         if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise ValueError(f"{where}: half of a surrogate pair is no text")
+            raise ValueError(f"{where}: half of a surrogate pair is not text")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where}: numbers must be finite")
     elif isinstance(value, dict | list):

@@ -1,4 +1,4 @@
-"""Bodies of the hot routes (msgspec): reward requests, actions and their answers."""
+"""Bodies of the hot routes: reward requests, actions and their answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A body whose misspelt fields are errors."""
+    """Base of bodies that reject unknown fields."""
 
 
 def _no_params() -> msgspec.Raw:
@@ -21,19 +21,19 @@ def _no_params() -> msgspec.Raw:
 
 
 class RewardRequest(Closed, frozen=True, kw_only=True):
-    """One sample to be rewarded: walks through its task's stages."""
+    """Reward request: one sample, which passes through the stages of its task."""
 
     batch: str | None = None
-    """Of an open batch. In bulk it may come from `?batch=`. None: outside a batch, then `task` is needed."""
+    """Id of an open batch. `?batch=` is its default in a bulk call. Null: outside a batch; `task` is required then."""
     task: str | None = None
     request_id: RequestId | None = None
-    """Your own id, unique in the batch: sending again with it is harmless and returns the first answer."""
+    """Your own id, unique in the batch. A repeat with the same id returns the first answer."""
     params: msgspec.Raw = msgspec.field(default_factory=_no_params)
-    """Laid over each stage's params; a field goes to every stage whose kind has it."""
+    """Parameters that override those of the stages. A field goes to each stage whose kind has it."""
     stage_params: dict[str, msgspec.Raw] = {}
-    """Stage name -> parameters for that stage alone."""
+    """Stage name -> parameters of this stage only."""
     priority: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] = 0.0
-    """Lower goes first inside the batch."""
+    """Requests with a lower value go first in the batch."""
 
 
 class ActionRequest(Closed, frozen=True, kw_only=True):
@@ -43,36 +43,36 @@ class ActionRequest(Closed, frozen=True, kw_only=True):
     params: msgspec.Raw = msgspec.field(default_factory=_no_params)
     request_id: RequestId | None = None
     units: Units | None = None
-    """Resource -> units, or [fewest, most], or of the pool's resource {"any_of": [...]}. Default: one core (sleep,
-    noop: one slot)."""
+    """Resource -> units, [fewest, most], or for the pool's resource {"any_of": [...]}. Default: one core (sleep, noop:
+    one slot)."""
     elasticity: Scaling = {}
     """Units -> efficiency E(m), or a model: {"model": "amdahl", "serial": s} or {"model": "power", "exponent": e}. With
-    m units it takes T / (E(m) * m). Empty: it does not scale."""
+    m units the action takes T / (E(m) * m). Empty: more units do not help."""
     duration_s: Duration | None = None
-    """T, seconds on one unit. Default: as the history of its kind tells, once there is one."""
+    """T, seconds on one unit. Default: learned from earlier actions of this kind."""
     node_class: Name = "default"
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
-    """Execution limit; queueing does not count."""
+    """Execution limit. Queueing does not count."""
     budget_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 3600.0
-    """Seconds after which nobody needs the answer."""
+    """Seconds after which the answer is not needed."""
     priority: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] = 0.0
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """Action completion time, seconds: total = queue + execution + overhead, however it ended."""
+    """Action completion time, seconds: total = queue + execution + overhead, for every end."""
 
     queue_s: float
-    """Waiting for units, in all stages; attempts that were lost and repeated are part of it."""
+    """Waiting for units, in all stages, including lost attempts that were repeated."""
     execution_s: float
-    """In all stages; where the last one was cut short, as far as it is known."""
+    """Execution in all stages; of a last stage that was stopped, as far as it is known."""
     overhead_s: float
-    """All the rest."""
+    """Rest of the total."""
     total_s: float
-    """From its acceptance to its answer."""
+    """Time from acceptance to answer."""
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one stage of a request took."""
+    """Durations and units of one stage of a request."""
 
     name: str
     queue_s: float
@@ -83,7 +83,7 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An action's state, and its answer when there is one."""
+    """State of an action, and its answer once it is finished."""
 
     id: str
     state: Literal["queued", "granted", "finished"]
@@ -91,36 +91,36 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     task: str | None = None
     batch: str | None = None
     trajectory: str | None = None
-    """In whose environment it acted."""
+    """Trajectory in whose environment it acted."""
     index: int | None = None
-    """Place in the batch, by acceptance."""
+    """Position in the batch, by acceptance."""
     arrived_at: float = 0.0
-    """Unix seconds, by the clock of the journal."""
+    """Unix seconds, the journal's clock."""
     ended: EndedAs | None = None
-    """How it ended. `ok` and `timeout` are verdicts; every other value is no statement about the sample."""
+    """End of the action. `ok` and `timeout` are verdicts; the other values are no statement about the sample."""
     mask: bool = False
-    """True: a failure of ours or a cancellation; leave the sample out instead of scoring it."""
+    """True: an infrastructure failure or a cancellation. Leave the sample out instead of scoring it."""
     passed: bool | None = None
     score: float | None = None
-    """The reward; absent where there is no verdict."""
+    """Reward; absent without a verdict."""
     reason: str = ""
-    """Why it ended so; while it waits, why it is stuck: no node that is here could ever take it."""
+    """Reason of the end. While the action waits: why it is stuck, because no present node can execute it."""
     output: msgspec.Raw | None = None
-    """What the kind reports: per-test verdicts, exception name, stdout tail ..."""
+    """Report of the kind: verdicts of tests, name of an exception, end of stdout ..."""
     act: Act | None = None
     stages: list[StageReport] = []
-    """Those that have a verdict."""
+    """Stages with a verdict."""
     cpu_s: float = 0.0
-    """Of the last stage that has a verdict; what was cut short is not measured."""
+    """CPU time of the last stage with a verdict. A stopped execution is not measured."""
     peak_memory_bytes: int = 0
     evidence: Literal["separate", "in-process"] | None = None
-    """Where the last stage's verdict was formed. `separate`: outside the interpreter that ran the sample, which holds
-    no expected value. `in-process`: in the same one, so a sample that is written against its grader may forge it.
-    Absent where the kind forms no verdict."""
+    """Where the last stage's verdict was formed. `separate`: outside the interpreter that ran the sample, which has no
+    expected value. `in-process`: in the same interpreter, so a sample written to attack its grader may forge it.
+    Absent if the kind forms no verdict."""
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of a bulk call that was not accepted."""
+    """Rejected line of a bulk call."""
 
     line: int
     request_id: str | None = None
@@ -128,13 +128,13 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BulkReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a bulk call. Accepted lines stay accepted, whatever happens to others."""
+    """Receipt of a bulk call. An accepted line is accepted even if others are rejected."""
 
     accepted: int
     repeated: int
-    """Accepted before, with the same body."""
+    """Lines that were accepted before, with the same body."""
     rejected: list[Rejection]
 
 
 HOT_TYPES: tuple[type[Any], ...] = (RewardRequest, ActionRequest, Answer, BulkReceipt)
-"""What the OpenAPI document takes from here."""
+"""Types of the OpenAPI document."""

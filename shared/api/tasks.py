@@ -1,4 +1,4 @@
-"""Tasks and their workflows, as trainers declare them."""
+"""Bodies of `/v1/tasks`: a task and its workflow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Name = Annotated[str, Field(pattern=NAME)]
 
 
 class Model(BaseModel):
-    """Base of REST bodies: a misspelt field is an error, not a silence, and so is `false` where a number belongs."""
+    """Base of REST bodies that rejects unknown fields, and values of another type (`false` for a number)."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -36,9 +36,9 @@ class Model(BaseModel):
 
 Count = Annotated[int, Field(ge=0, le=MOST_UNITS)]
 Whole = Annotated[int, Strict(False), Field(ge=1, le=MOST_UNITS)]
-"""A key of a JSON object that is a number: JSON writes it as a string."""
+"""A number as the key of a JSON object, where it is a string."""
 Pair = Annotated[tuple[Count, Count], Strict(False)]
-"""JSON has lists alone."""
+"""A list in JSON."""
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -75,7 +75,7 @@ class Amdahl(Model):
 
     model: Literal["amdahl"]
     serial: Share
-    """The part of T that more units do not shorten."""
+    """Part of T that more units do not shorten."""
 
 
 class Power(Model):
@@ -107,33 +107,34 @@ Scaling = Annotated[
 
 
 class StageTemplate(Model):
-    """One step of a workflow: what to run for each request, and what it may use."""
+    """One step of a workflow: the action for each request, and its resources."""
 
     name: Name
     kind: Annotated[str, Field(json_schema_extra={"enum": list(KINDS)})]
     """Action kind: code.run, code.asserts, code.stdio, math.verify, answer.match, python.function, sleep, noop."""
     params: dict[str, Any] = {}
-    """Parameters all requests share; a request's own are laid over them."""
+    """Parameters of all requests. A request's own parameters override them."""
     units: dict[Name, Amount] | None = None
-    """Resource -> units an action takes, or [fewest, most], or of the pool's resource {"any_of": [...]}. Default: one
-    core (sleep, noop: one slot)."""
+    """Resource -> units, [fewest, most], or for the pool's resource {"any_of": [...]}. Default: one core (sleep, noop:
+    one slot)."""
     elasticity: Scaling = {}
-    """Units -> efficiency E(m), or a model of it: with m units it takes T / (E(m) * m). Empty: it does not scale."""
+    """Units -> efficiency E(m), or a model of it. With m units the action takes T / (E(m) * m). Empty: more units do
+    not help."""
     duration_s: Annotated[float, Field(gt=0, le=MOST_DURATION_S)] | None = None
-    """T, seconds on one unit. Default: as the history of its kind tells, once there is one."""
+    """T, seconds on one unit. Default: learned from earlier actions of this stage."""
     node_class: Name = "default"
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
     """Execution limit. Queueing does not count."""
     timeout_score: float | None = None
-    """Score of a request that meets this stage's limit. Default: the task's."""
+    """Score of a request that reaches this stage's time limit. Default: the task's."""
     error_score: float | None = None
-    """Score of a request whose sample ends this stage's `python.function` after the call has begun: by an exit, a
-    BaseException, a signal or the memory limit. Default: 0. Other kinds score such an end 0."""
+    """Score of a request whose sample ends the process of this stage's `python.function` after the call has begun: by
+    an exit, a BaseException, a signal or the memory limit. Default: 0. Other kinds score such an end 0."""
     exception_score: float | None = None
-    """Score of a request for which this stage's `python.function` raises an ordinary exception. Default: none, the
+    """Score of a request for which this stage's `python.function` raises an ordinary exception. Default: none; the
     request is refused and masked."""
     worker_cost: Annotated[float, Field(gt=0)] = 1.0
-    """C_j: what one worker of this stage costs, in any unit common to the workflow."""
+    """C_j: cost of one worker of this stage, in any unit common to the workflow."""
 
     @property
     def fields(self) -> frozenset[str]:
@@ -142,7 +143,7 @@ class StageTemplate(Model):
 
     @property
     def formulation(self) -> Formulation:
-        """Its cost, and how it scales."""
+        """Cost and elasticity."""
         units = self.units if self.units is not None else default_units(self.kind)
         scaling = self.elasticity if isinstance(self.elasticity, dict) else self.elasticity.model_dump()
         return formulated(units, scaling, self.pool)
@@ -154,11 +155,11 @@ class StageTemplate(Model):
 
     @property
     def pool(self) -> str:
-        """Where its actions queue, `<resource>@<node class>`."""
+        """Pool in which its actions queue, `<resource>@<node class>`."""
         return pool_of(self.units if self.units is not None else default_units(self.kind), self.node_class)
 
     def merged(self, given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """A request's parameters over the template's: those its kind has, then those meant for this stage alone."""
+        """Return the template's parameters, overridden by `given` (those that its kind has), then by `own`."""
         fields = self.fields
         return {**self.params, **{name: value for name, value in given.items() if name in fields}, **own}
 
@@ -170,7 +171,7 @@ class StageTemplate(Model):
         if unknown := self.params.keys() - set(known):
             raise ValueError(f"params of {self.kind}: {unknown_field(min(unknown), known)}")
         self._check_params()
-        _ = self.formulation  # raises where it means nothing
+        _ = self.formulation  # raises if it is invalid
         return self
 
     def _check_params(self) -> None:
@@ -184,20 +185,20 @@ class StageTemplate(Model):
 
 
 class Task(Model):
-    """One RL training job: its workflow and what delay it tolerates."""
+    """One RL training job: its workflow and its tolerated delay."""
 
     stages: Annotated[list[StageTemplate], Field(min_length=1, max_length=16)]
-    """Run in order; a request ends early at a stage that fails."""
+    """Stages in order. A request ends early at a stage that fails."""
     batch_size: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
-    """Reward requests of one batch; None: batches end when they are sealed."""
+    """Reward requests of one batch; null: a batch ends when it is sealed."""
     max_extra_delay_s: Annotated[float, Field(ge=0, le=3600)] = 2.0
-    """D: seconds a batch may be complete later than with endless resources."""
+    """D: tolerated extra delay of a batch, seconds, compared with unlimited resources."""
     trainer_resources: Annotated[float, Field(ge=0)] = 1.0
-    """Rt: what waits while the trainer waits, e.g. its number of GPUs."""
+    """Rt: resources that wait while the trainer waits, for example its number of GPUs."""
     timeout_score: float = 0.0
-    """Score of a request that met a stage's time limit, where the stage names none of its own."""
+    """Score of a request that reaches a stage's time limit, unless the stage has its own."""
     budget_s: Annotated[float, Field(gt=0, le=86_400)] = 3600.0
-    """Seconds after which nobody needs a request's answer any more."""
+    """Seconds after which the answer of a request is not needed."""
 
     @model_validator(mode="after")
     def _distinct(self) -> Task:
@@ -208,12 +209,12 @@ class Task(Model):
 
 
 class TaskView(Task):
-    """A task as it stands."""
+    """A declared task."""
 
     name: str
     tenant: str
     version: int
-    """Counts changes. Open batches keep the version they were opened with."""
+    """Number of changes. An open batch keeps the version with which it was opened."""
 
 
 class TaskList(Model):

@@ -1,4 +1,4 @@
-"""Bodies of the trajectory routes (msgspec: they are as hot as those of actions)."""
+"""Bodies of the trajectory routes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from shared.messages.environments import EnvironmentSpec
 
 Group = Annotated[str, msgspec.Meta(max_length=200)]
 TrajectoryState = Literal["open", "closed", "expired", "lost"]
-"""`open`, or how it ended: by its trainer's word, by a lifetime of its own, or with its environment (our failure)."""
+"""`open`, or its end: `closed` by its trainer, `expired` at the end of its lifetime, `lost` with its environment (an
+infrastructure failure)."""
 
 
 def _no_params() -> msgspec.Raw:
@@ -20,54 +21,54 @@ def _no_params() -> msgspec.Raw:
 
 
 class TrajectoryRequest(Closed, frozen=True, kw_only=True):
-    """Opens a trajectory. Nothing is made before its first action."""
+    """Opens a trajectory. Its environment is created with its first action."""
 
     environment: EnvironmentSpec = EnvironmentSpec()
-    """What it lives in."""
+    """Environment of its actions."""
     task: Name | None = None
-    """The RL job it belongs to, for people."""
+    """RL job of the trajectory, for people."""
     batch: Name | msgspec.UnsetType = msgspec.UNSET
-    """The batch whose page counts the actions of this trajectory and how they failed. Unset is not encoded, so the
-    digest of a request without it is the same in every version."""
+    """Batch whose status counts the actions of this trajectory and their failures. Unset is not encoded, so the digest
+    of a request without it is the same in every version."""
     group: Group = ""
-    """Your own name for those that start alike (GRPO)."""
+    """Your own name for trajectories with the same start (GRPO)."""
     request_id: RequestId | None = None
-    """Your own id: opening again with it and the same body is harmless and returns the same trajectory."""
+    """Your own id. A repeat with the same id and body returns the same trajectory."""
     node_class: Name = "default"
-    """Where it lives."""
+    """Class of the nodes that may have its environment."""
 
 
 class TrajectoryAction(Closed, frozen=True, kw_only=True):
-    """One action in a trajectory's environment. Actions of one trajectory run one at a time, in the order they came."""
+    """One action in a trajectory's environment. Actions of one trajectory run one at a time, in order of arrival."""
 
     kind: str
     """env.exec, env.bash, env.read, env.write, env.upload, env.download, env.list, env.close_session."""
     params: msgspec.Raw = msgspec.field(default_factory=_no_params)
     request_id: RequestId | None = None
-    """Your own id, unique in the trajectory: sending again with it is harmless and returns the first answer."""
+    """Your own id, unique in the trajectory. A repeat with the same id returns the first answer."""
     units: Units | None = None
-    """Resource -> units, or [fewest, most], or of cores {"any_of": [...]}; cores it has while it acts, and no longer.
-    More than the fewest are granted where `elasticity` and a duration are known. Default: one core."""
+    """Resource -> units, [fewest, most], or for cores {"any_of": [...]}. The action holds cores only while it executes.
+    More than the fewest are granted if `elasticity` and a duration are known. Default: one core."""
     elasticity: Scaling = {}
     """Units -> efficiency E(m), or a model: {"model": "amdahl", "serial": s} or {"model": "power", "exponent": e}."""
     duration_s: Duration | None = None
-    """T, seconds on one unit. Default: as the history of its kind tells, once there is one."""
+    """T, seconds on one unit. Default: learned from earlier actions of this kind."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
-    """Execution limit; neither queueing counts nor making the environment. What meets it is ended; the environment goes
-    on."""
+    """Execution limit. Queueing and the creation of the environment do not count. At the limit the action is ended, and
+    the environment continues."""
     budget_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 3600.0
-    """Seconds after which nobody needs the answer."""
+    """Seconds after which the answer is not needed."""
     priority: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] = 0.0
-    """Lower goes first among actions expected to complete at the same time."""
+    """Actions with a lower value go first among those with the same expected completion."""
 
 
 class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True):
-    """A trajectory as it stands. Times are Unix seconds."""
+    """Status of a trajectory. Times are Unix seconds."""
 
     id: str
     state: TrajectoryState
     reason: str
-    """Why it ended. While it is open: why its environment could not be made when it was last tried; else empty."""
+    """Reason of its end. While it is open: why the last attempt to create its environment failed; else empty."""
     tenant: str
     task: str | None
     batch: str | None = None
@@ -75,20 +76,20 @@ class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None
     node_class: str
     node: str | None
-    """Where its environment stands, or stood; null before its first action."""
+    """Node of its environment; null before its first action."""
     environment: dict[str, Any]
-    """All of it, defaults among them."""
+    """The whole specification, including defaults."""
     opened_at: float
     active_at: float
-    """When the last of its actions was submitted."""
+    """Time at which its last action was submitted."""
     ended_at: float | None
 
 
 class TrajectoryList(msgspec.Struct, frozen=True, kw_only=True):
-    """Trajectories, newest first: by when they were opened, those that have ended by when they did."""
+    """Trajectories, newest first: open ones by their opening, ended ones by their end."""
 
     trajectories: list[TrajectoryView]
 
 
 TRAJECTORY_TYPES: tuple[type[Any], ...] = (TrajectoryRequest, TrajectoryAction, TrajectoryView, TrajectoryList)
-"""What the OpenAPI document takes from here."""
+"""Types of the OpenAPI document."""

@@ -13,16 +13,16 @@ from treadle.client.requests import EnvironmentSpec, Task
 
 
 class TaskView(Task, frozen=True, kw_only=True, omit_defaults=True):
-    """A task as it stands."""
+    """A declared task."""
 
     name: str
     tenant: str
     version: int
-    """Counts changes. Open batches keep the version they were opened with."""
+    """Number of changes. An open batch keeps the version with which it was opened."""
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a quantity is distributed, seconds."""
+    """Distribution of a duration, seconds."""
 
     mean: float
     p50: float
@@ -31,7 +31,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StageProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One stage of a batch so far."""
+    """Progress of one stage of a batch."""
 
     name: str
     finished: int
@@ -40,15 +40,15 @@ class StageProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class FailureKind(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Answers of a batch that are masked and ended alike."""
+    """Masked answers of a batch with the same end."""
 
     ended: str
-    """How they ended: refused, sandbox-lost, expired ..."""
+    """Their end: refused, sandbox-lost, expired ..."""
     count: int
     share: float
-    """Of all answers of the batch so far."""
+    """Share of all answers of the batch so far."""
     reason: str
-    """Of the newest of them, its first 500 characters."""
+    """Reason of the newest one, its first 500 characters."""
 
 
 class EnvironmentProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -58,52 +58,52 @@ class EnvironmentProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     masked: int
     masked_share: float
     failures: list[FailureKind]
-    """The masked ones by how they ended, most first. `share` is of `answered` here."""
+    """Masked answers by their end, most frequent first. `share` is a share of `answered`."""
 
 
 class BatchView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A batch as it stands. Times are Unix seconds."""
+    """Status of a batch. Times are Unix seconds."""
 
     id: str
     task: str
     tenant: str
-    state: str
-    """open, sealed (waiting for its last answers), complete, cancelled, abandoned."""
+    state: Literal["open", "sealed", "complete", "cancelled", "abandoned"]
+    """`sealed`: it accepts no more requests and waits for its last answers. `abandoned`: it was idle for too long."""
     size: int | None
-    """Requests it has when it is complete. Open: as it was opened, if that was said; once no more can come (sealed or
-    ended), what was submitted. It is complete when `answered` gets there."""
+    """Number of requests: as it was opened, or null; once sealed or ended, the submitted ones. It is complete when
+    `answered` is equal to it."""
     submitted: int
     answered: int
     opened_at: float
     first_arrival_at: float | None
     ended_at: float | None
     expected_completion_at: float | None
-    """T: when it could be complete with endless resources (DistRS, equations 1 and 2): measured once it has ended,
-    before that the planner's estimate from history, or first arrival + the stages' timeouts."""
+    """T: completion with unlimited resources (DistRS, equations 1 and 2). Measured after the end; before it, the
+    planner's estimate from history, or first arrival + the stages' timeouts."""
     extra_delay_s: float | None
-    """d: how much later the last answer so far came than it could have; of a complete batch, its extra delay."""
+    """d: delay of the last answer so far behind T; of a complete batch, its extra delay."""
     overhead_s: Spread | None
     stages: list[StageProgress]
     environments: EnvironmentProgress | None = None
-    """Actions in trajectories opened with this `batch`; null before the first answer. They count in no number above."""
+    """Actions in trajectories opened with this `batch`; null before the first answer. No other field counts them."""
     failures: list[FailureKind] = []
-    """The masked ones by how they ended, most first."""
+    """Masked answers by their end, most frequent first."""
     masked: int = 0
-    """Of those answered: how many are no statement about their sample."""
+    """Answers without a verdict."""
     masked_share: float = 0.0
-    """`masked` of `answered`. A wrong configuration makes it 1 from the first answers on."""
+    """`masked` / `answered`. With a wrong configuration it is 1 from the first answers on."""
     stuck: int = 0
-    """Of those that wait: how many no present node could ever take (`/v1/pools` says what they lack)."""
+    """Waiting requests that no present node can execute. `lacks` in `/v1/pools` names the missing resources."""
 
 
 class ProgressReceipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of a report."""
+    """Receipt of a progress report."""
 
     batch: str
     generating: int
-    """As it was reported."""
+    """The reported number."""
     taken: bool
-    """False: there was one within the last second, which counts; send the next one a second later."""
+    """False: another report arrived within the last second and counts instead. Send the next one a second later."""
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -112,8 +112,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     incarnation: str
     node_class: str
-    state: str
-    """ready, asking (has not told its inventory yet), silent, gone."""
+    state: Literal["ready", "silent", "gone"]
+    """`silent`: no heartbeat has arrived for `PROXY_NODE_LOST_S`. `gone`: it has stopped in good order."""
     capacity: dict[str, int]
     owned: dict[str, int]
     used: dict[str, int]
@@ -124,30 +124,30 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     labels: dict[str, str]
     """Sandbox rung, languages with versions ..."""
     last_seen_s: float
-    """Seconds since its last sign of life."""
+    """Seconds since its last message."""
     cold_start_s: dict[str, float] = {}
-    """Resource -> seconds from owning a unit to a worker that executes on it, as the node lately measured it."""
+    """Resource -> seconds from owning a unit to a worker that executes on it, as recently measured by the node."""
     runtimes: list[str] = []
-    """Where environments of trajectories can be made: `local`, `docker`."""
+    """Runtimes that can create environments of trajectories: `local`, `docker`."""
 
 
 class NodeList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All nodes that said hello lately."""
+    """All nodes that were seen recently."""
 
     nodes: list[NodeView]
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Action completion time, seconds: total = queue + execution + overhead, however it ended."""
+    """Action completion time, seconds: total = queue + execution + overhead, for every end."""
 
     queue_s: float
-    """Waiting for units, in all stages; attempts that were lost and repeated are part of it."""
+    """Waiting for units, in all stages, including lost attempts that were repeated."""
     execution_s: float
-    """In all stages; where the last one was cut short, as far as it is known."""
+    """Execution in all stages; of a last stage that was stopped, as far as it is known."""
     overhead_s: float
-    """All the rest."""
+    """Rest of the total."""
     total_s: float
-    """From its acceptance to its answer."""
+    """Time from acceptance to answer."""
 
 
 Ending = Literal[
@@ -161,11 +161,11 @@ Ending = Literal[
     "timeout",
     "unknown-outcome",
 ]
-"""How it ended. `ok` and `timeout` are verdicts; every other value is no statement about the sample."""
+"""End of the action. `ok` and `timeout` are verdicts; the other values are no statement about the sample."""
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one stage of a request took."""
+    """Durations and units of one stage of a request."""
 
     name: str
     queue_s: float
@@ -176,40 +176,40 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An action's state, and its answer when there is one."""
+    """State of an action, and its answer once it is finished."""
 
     id: str
     state: Literal["finished", "granted", "queued"]
     act: Act | None = None
     arrived_at: float = 0.0
-    """Unix seconds, by the clock of the journal."""
+    """Unix seconds, the journal's clock."""
     batch: str | None = None
     cpu_s: float = 0.0
-    """Of the last stage that has a verdict; what was cut short is not measured."""
+    """CPU time of the last stage with a verdict. A stopped execution is not measured."""
     ended: Ending | None = None
-    """How it ended. `ok` and `timeout` are verdicts; every other value is no statement about the sample."""
+    """End of the action. `ok` and `timeout` are verdicts; the other values are no statement about the sample."""
     evidence: Literal["in-process", "separate"] | None = None
-    """Where the last stage's verdict was formed. `separate`: outside the interpreter that ran the sample, which holds
-    no expected value. `in-process`: in the same one, so a sample that is written against its grader may forge it.
-    Absent where the kind forms no verdict."""
+    """Where the last stage's verdict was formed. `separate`: outside the interpreter that ran the sample, which has no
+    expected value. `in-process`: in the same interpreter, so a sample written to attack its grader may forge it. Absent
+    if the kind forms no verdict."""
     index: int | None = None
-    """Place in the batch, by acceptance."""
+    """Position in the batch, by acceptance."""
     mask: bool = False
-    """True: a failure of ours or a cancellation; leave the sample out instead of scoring it."""
+    """True: an infrastructure failure or a cancellation. Leave the sample out instead of scoring it."""
     output: Any = None
-    """What the kind reports: per-test verdicts, exception name, stdout tail ..."""
+    """Report of the kind: verdicts of tests, name of an exception, end of stdout ..."""
     passed: bool | None = None
     peak_memory_bytes: int = 0
     reason: str = ""
-    """Why it ended so; while it waits, why it is stuck: no node that is here could ever take it."""
+    """Reason of the end. While the action waits: why it is stuck, because no present node can execute it."""
     request_id: str | None = None
     score: float | None = None
-    """The reward; absent where there is no verdict."""
+    """Reward; absent without a verdict."""
     stages: list[StageReport] = []
-    """Those that have a verdict."""
+    """Stages with a verdict."""
     task: str | None = None
     trajectory: str | None = None
-    """In whose environment it acted."""
+    """Trajectory in whose environment it acted."""
 
 
 class Result(Answer, frozen=True, kw_only=True, omit_defaults=True):
@@ -219,7 +219,7 @@ class Result(Answer, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of a bulk call that was not accepted."""
+    """Rejected line of a bulk call."""
 
     line: int
     problem: dict[str, Any]
@@ -227,31 +227,31 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BulkReceipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of a bulk call. Accepted lines stay accepted, whatever happens to others."""
+    """Receipt of a bulk call. An accepted line is accepted even if others are rejected."""
 
     accepted: int
     repeated: int
-    """Accepted before, with the same body."""
+    """Lines that were accepted before, with the same body."""
     rejected: list[Rejection]
 
 
 class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A trajectory as it stands. Times are Unix seconds."""
+    """Status of a trajectory. Times are Unix seconds."""
 
     id: str
     state: Literal["closed", "expired", "lost", "open"]
     reason: str
-    """Why it ended. While it is open: why its environment could not be made when it was last tried; else empty."""
+    """Reason of its end. While it is open: why the last attempt to create its environment failed; else empty."""
     tenant: str
     task: str | None
     group: str
     request_id: str | None
     node_class: str
     node: str | None
-    """Where its environment stands, or stood; null before its first action."""
+    """Node of its environment; null before its first action."""
     environment: EnvironmentSpec
     opened_at: float
     active_at: float
-    """When the last of its actions was submitted."""
+    """Time at which its last action was submitted."""
     ended_at: float | None
     batch: str | None = None

@@ -33,85 +33,86 @@ Units = Mapping[str, Amount]
 
 
 class StageTemplate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step of a workflow: what to run for each request, and what it may use."""
+    """One step of a workflow: the action for each request, and its resources."""
 
     name: str
     kind: ActionKind
     duration_s: float | None = None
-    """T, seconds on one unit. Default: as the history of its kind tells, once there is one."""
+    """T, seconds on one unit. Default: learned from earlier actions of this stage."""
     elasticity: Elasticity = {}
-    """Units -> efficiency E(m), or a model of it: with m units it takes T / (E(m) * m). Empty: it does not scale."""
+    """Units -> efficiency E(m), or a model of it. With m units the action takes T / (E(m) * m). Empty: more units do
+    not help."""
     error_score: float | None = None
-    """Score of a request whose sample ends this stage's `python.function` after the call has begun: by an exit, a
-    BaseException, a signal or the memory limit. Default: 0. Other kinds score such an end 0."""
+    """Score of a request whose sample ends the process of this stage's `python.function` after the call has begun: by
+    an exit, a BaseException, a signal or the memory limit. Default: 0. Other kinds score such an end 0."""
     exception_score: float | None = None
-    """Score of a request for which this stage's `python.function` raises an ordinary exception. Default: none, the
+    """Score of a request for which this stage's `python.function` raises an ordinary exception. Default: none; the
     request is refused and masked."""
     node_class: str = "default"
     params: Mapping[str, Any] = {}
-    """Parameters all requests share; a request's own are laid over them."""
+    """Parameters of all requests. A request's own parameters override them."""
     timeout_s: float = 30.0
     """Execution limit. Queueing does not count."""
     timeout_score: float | None = None
-    """Score of a request that meets this stage's limit. Default: the task's."""
+    """Score of a request that reaches this stage's time limit. Default: the task's."""
     units: Units | None = None
-    """Resource -> units an action takes, or [fewest, most], or of the pool's resource {"any_of": [...]}. Default: one
-    core (sleep, noop: one slot)."""
+    """Resource -> units, [fewest, most], or for the pool's resource {"any_of": [...]}. Default: one core (sleep, noop:
+    one slot)."""
     worker_cost: float = 1.0
-    """C_j: what one worker of this stage costs, in any unit common to the workflow."""
+    """C_j: cost of one worker of this stage, in any unit common to the workflow."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One RL training job: its workflow and what delay it tolerates."""
+    """One RL training job: its workflow and its tolerated delay."""
 
     stages: Sequence[StageTemplate]
-    """Run in order; a request ends early at a stage that fails."""
+    """Stages in order. A request ends early at a stage that fails."""
     batch_size: int | None = None
-    """Reward requests of one batch; None: batches end when they are sealed."""
+    """Reward requests of one batch; null: a batch ends when it is sealed."""
     budget_s: float = 3600.0
-    """Seconds after which nobody needs a request's answer any more."""
+    """Seconds after which the answer of a request is not needed."""
     max_extra_delay_s: float = 2.0
-    """D: seconds a batch may be complete later than with endless resources."""
+    """D: tolerated extra delay of a batch, seconds, compared with unlimited resources."""
     timeout_score: float = 0.0
-    """Score of a request that met a stage's time limit, where the stage names none of its own."""
+    """Score of a request that reaches a stage's time limit, unless the stage has its own."""
     trainer_resources: float = 1.0
-    """Rt: what waits while the trainer waits, e.g. its number of GPUs."""
+    """Rt: resources that wait while the trainer waits, for example its number of GPUs."""
 
 
 class BatchOpening(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Opens a batch. All fields are optional: the task knows the rest."""
+    """Opens a batch. All fields are optional; the task has defaults."""
 
     images: Sequence[str] = []
-    """Images that trajectories of this rollout will ask for: nodes that run images pull them now."""
+    """Images that trajectories of this rollout will need. Nodes that run images pull them now."""
     key: str | None = None
-    """Your own key, e.g. the training step: opening again with it and the same size returns the same batch."""
+    """Idempotency key, for example the training step. A repeat with the same key and size returns the same batch."""
     size: int | None = None
-    """Requests to come; default the task's batch_size; neither: until sealed."""
+    """Number of requests. Default: the task's `batch_size`. If neither is set, the batch ends when it is sealed."""
 
 
 class ProgressReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How far a rollout is, as its trainer sees it."""
+    """A trainer's report of a rollout's progress."""
 
     generating: int
-    """Samples still being generated: those whose reward requests have not been sent yet. 0: all have been."""
+    """Samples whose reward requests are still to be sent; 0: none."""
     lengths: Sequence[float] | None = None
-    """Tokens so far of each of those samples, in any order; of some of them where not all are known. They tell a
-    rollout that is slower than the last one from one that is merely younger."""
+    """Tokens so far of each of these samples, in any order; of some of them if not all are known. They distinguish a
+    rollout that is slower than the last one from one that began later."""
 
 
 class RewardRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sample to be rewarded: walks through its task's stages."""
+    """Reward request: one sample, which passes through the stages of its task."""
 
     batch: str | None = None
-    """Of an open batch. In bulk it may come from `?batch=`. None: outside a batch, then `task` is needed."""
+    """Id of an open batch. `?batch=` is its default in a bulk call. Null: outside a batch; `task` is required then."""
     params: Mapping[str, Any] = {}
-    """Laid over each stage's params; a field goes to every stage whose kind has it."""
+    """Parameters that override those of the stages. A field goes to each stage whose kind has it."""
     priority: float = 0.0
-    """Lower goes first inside the batch."""
+    """Requests with a lower value go first in the batch."""
     request_id: str | None = None
-    """Your own id, unique in the batch: sending again with it is harmless and returns the first answer."""
+    """Your own id, unique in the batch. A repeat with the same id returns the first answer."""
     stage_params: Mapping[str, Mapping[str, Any]] = {}
-    """Stage name -> parameters for that stage alone."""
+    """Stage name -> parameters of this stage only."""
     task: str | None = None
 
 
@@ -120,21 +121,21 @@ class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     kind: ActionKind
     budget_s: float = 3600.0
-    """Seconds after which nobody needs the answer."""
+    """Seconds after which the answer is not needed."""
     duration_s: float | None = None
-    """T, seconds on one unit. Default: as the history of its kind tells, once there is one."""
+    """T, seconds on one unit. Default: learned from earlier actions of this kind."""
     elasticity: Elasticity = {}
     """Units -> efficiency E(m), or a model: {"model": "amdahl", "serial": s} or {"model": "power", "exponent": e}. With
-    m units it takes T / (E(m) * m). Empty: it does not scale."""
+    m units the action takes T / (E(m) * m). Empty: more units do not help."""
     node_class: str = "default"
     params: Mapping[str, Any] = {}
     priority: float = 0.0
     request_id: str | None = None
     timeout_s: float = 60.0
-    """Execution limit; queueing does not count."""
+    """Execution limit. Queueing does not count."""
     units: Units | None = None
-    """Resource -> units, or [fewest, most], or of the pool's resource {"any_of": [...]}. Default: one core (sleep,
-    noop: one slot)."""
+    """Resource -> units, [fewest, most], or for the pool's resource {"any_of": [...]}. Default: one core (sleep, noop:
+    one slot)."""
 
 
 class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -168,21 +169,21 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class TrajectoryRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Opens a trajectory. Nothing is made before its first action."""
+    """Opens a trajectory. Its environment is created with its first action."""
 
     batch: str | msgspec.UnsetType = msgspec.UNSET
-    """The batch whose page counts the actions of this trajectory and how they failed. Unset is not encoded, so the
-    digest of a request without it is the same in every version."""
+    """Batch whose status counts the actions of this trajectory and their failures. Unset is not encoded, so the digest
+    of a request without it is the same in every version."""
     environment: EnvironmentSpec = EnvironmentSpec()
-    """What it lives in."""
+    """Environment of its actions."""
     group: str = ""
-    """Your own name for those that start alike (GRPO)."""
+    """Your own name for trajectories with the same start (GRPO)."""
     node_class: str = "default"
-    """Where it lives."""
+    """Class of the nodes that may have its environment."""
     request_id: str | None = None
-    """Your own id: opening again with it and the same body is harmless and returns the same trajectory."""
+    """Your own id. A repeat with the same id and body returns the same trajectory."""
     task: str | None = None
-    """The RL job it belongs to, for people."""
+    """RL job of the trajectory, for people."""
 
 
 TrajectoryActionKind = Literal[
@@ -192,23 +193,23 @@ TrajectoryActionKind = Literal[
 
 
 class TrajectoryAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One action in a trajectory's environment. Actions of one trajectory run one at a time, in the order they came."""
+    """One action in a trajectory's environment. Actions of one trajectory run one at a time, in order of arrival."""
 
     kind: TrajectoryActionKind
     budget_s: float = 3600.0
-    """Seconds after which nobody needs the answer."""
+    """Seconds after which the answer is not needed."""
     duration_s: float | None = None
-    """T, seconds on one unit. Default: as the history of its kind tells, once there is one."""
+    """T, seconds on one unit. Default: learned from earlier actions of this kind."""
     elasticity: Elasticity = {}
     """Units -> efficiency E(m), or a model: {"model": "amdahl", "serial": s} or {"model": "power", "exponent": e}."""
     params: Mapping[str, Any] = {}
     priority: float = 0.0
-    """Lower goes first among actions expected to complete at the same time."""
+    """Actions with a lower value go first among those with the same expected completion."""
     request_id: str | None = None
-    """Your own id, unique in the trajectory: sending again with it is harmless and returns the first answer."""
+    """Your own id, unique in the trajectory. A repeat with the same id returns the first answer."""
     timeout_s: float = 60.0
-    """Execution limit; neither queueing counts nor making the environment. What meets it is ended; the environment goes
-    on."""
+    """Execution limit. Queueing and the creation of the environment do not count. At the limit the action is ended, and
+    the environment continues."""
     units: Units | None = None
-    """Resource -> units, or [fewest, most], or of cores {"any_of": [...]}; cores it has while it acts, and no longer.
-    More than the fewest are granted where `elasticity` and a duration are known. Default: one core."""
+    """Resource -> units, [fewest, most], or for cores {"any_of": [...]}. The action holds cores only while it executes.
+    More than the fewest are granted if `elasticity` and a duration are known. Default: one core."""

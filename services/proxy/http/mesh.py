@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from services.proxy.state import CurrentState, ProxyState
-from shared.api.mesh import HealthView, NodeList, NodeView, PlanList, PlanView, PoolList, PoolView
+from shared.api.mesh import HealthView, NodeList, NodeState, NodeView, PlanList, PlanView, PoolList, PoolView
 from shared.bus.connection import command
 from shared.messages.base import Topic
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
@@ -60,13 +60,13 @@ async def _nodes(proxy: ProxyState) -> list[NodeView]:
         key = (name, hello.incarnation)
         beat = beats.get(key)
         silent_s = now - seen[name]
-        state = "gone" if key in gone else "silent" if silent_s > proxy.settings.node_lost_s else "ready"
+        present: NodeState = "silent" if silent_s > proxy.settings.node_lost_s else "ready"
         views.append(
             NodeView(
                 name=name,
                 incarnation=hello.incarnation,
                 node_class=hello.node_class,
-                state=state,
+                state="gone" if key in gone else present,
                 capacity=hello.capacity,
                 owned=beat.owned if beat else {},
                 used=beat.used if beat else {},

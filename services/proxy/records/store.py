@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 from redis.asyncio import Redis
@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from shared.bus.archive import ARCHIVED, EXPIRING
 from shared.bus.connection import command, patiently
 from shared.messages.actions import ACTIONS, ActionSubmitted
+from shared.messages.batches import BatchState
 from shared.policy.dispatch.backlog import PoolBacklog
 from shared.runtime import log
 from shared.runtime.errors import Unavailable
@@ -58,7 +59,7 @@ class StoredBatch:
     id: str
     tenant: str
     task: str
-    state: str
+    state: BatchState
     size: int | None
     """Number of requests when all have come; None: not known yet. Once no more can come: the number that came."""
     submitted: int
@@ -240,7 +241,7 @@ def _batch(name: str, fields: dict[bytes, bytes]) -> StoredBatch:
         id=name,
         tenant=fields[b"tenant"].decode(),
         task=fields[b"task"].decode(),
-        state=state,
+        state=cast("BatchState", state),
         size=int(fields[b"size"]) or None if state == "open" else submitted,
         submitted=submitted,
         answered=int(fields[b"answered"]),

@@ -52,7 +52,7 @@ class Host:
     capacity: dict[str, int]
     kinds: frozenset[str]
     prefetches: frozenset[str] = frozenset()
-    action: int = 1
+    starts: int = 1
     alive: bool = True
     heard: bool = True
     """False: its heartbeats do not get through, though it goes on executing."""
@@ -66,7 +66,7 @@ class Host:
 
     @property
     def incarnation(self) -> str:
-        return f"{self.name}/{self.action}"
+        return f"{self.name}/{self.starts}"
 
     def hello(self) -> Node:
         return Node(self.name, self.incarnation, self.node_class, self.capacity, self.kinds, prefetches=self.prefetches)

@@ -1,7 +1,7 @@
 """The world around a dispatcher, reduced to what can go wrong in it.
 
 Hosts run what reaches them, lose messages with their lives, and report late; a store keeps marks and answers; leaders
-die with what they had not written (`dispatch_led`). What is wrong in it says `dispatch_books`.
+die with what they had not written (`dispatch_leader`). What is wrong in it says `dispatch_records`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from shared.policy.model.formulation import AskInventory, CloseEnvironment, Grant, Request, Revoke, TrajectoryEnd
 from shared.policy.model.reports import Ended
 from tests.shared.policy.dispatch.dispatch_hosts import Gone, Host, Inventory, Run
-from tests.shared.policy.dispatch.dispatch_led import Led
+from tests.shared.policy.dispatch.dispatch_leader import LeaderRecords
 
 
 @dataclass(slots=True)
-class World(Led):
+class World(LeaderRecords):
     """Hosts that are at work, and time that passes."""
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class World(Led):
         host.inbox.clear()
         host.runs.clear()
         host.line.clear()
-        host.action += 1
+        host.starts += 1
         host.alive = host.heard = True
         self.hellos.append((self.now, host.hello()))
         self.do(self.leader.node_joined(self.now, host.hello()))

@@ -19,14 +19,14 @@ from shared.policy.model.formulation import (
 )
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
-from tests.shared.policy.dispatch.dispatch_books import MOST_ATTEMPTS, Books
 from tests.shared.policy.dispatch.dispatch_hosts import Gone
+from tests.shared.policy.dispatch.dispatch_records import MOST_ATTEMPTS, Records
 
 NODE_LOST_S = 10.0
 
 
 @dataclass(slots=True)
-class Led(Books):
+class LeaderRecords(Records):
     """A world as its leader meets it."""
 
     def take_over(self) -> None:

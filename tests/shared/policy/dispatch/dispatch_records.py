@@ -20,7 +20,7 @@ MOST_ATTEMPTS = 3
 
 
 @dataclass(slots=True)
-class Books:
+class Records:
     """Hosts, store and streams, and the leader of the moment."""
 
     hosts: dict[str, Host]

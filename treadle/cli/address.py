@@ -1,4 +1,4 @@
-"""Where the proxy is: what the caller says, or the stack of TREADLE_HOME."""
+"""Address of the proxy: an option, a variable or the stack of TREADLE_HOME."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from treadle.stack.services import PROXY
 
 
 def find_proxy(environ: Mapping[str, str], url: str | None = None, home: Path | None = None) -> str | None:
-    """The proxy's address: `url`, else TREADLE_URL, else that of the stack that is up in `home` (TREADLE_HOME).
+    """Return the proxy's address: `url`, else TREADLE_URL, else that of the running stack in `home` (TREADLE_HOME).
 
     Returns:
-        None when no address is given and no stack with a proxy is up.
+        None if no address is given and no stack with a proxy is up.
     Raises:
         StackError: the stack's state cannot be read.
     """

@@ -15,7 +15,7 @@ from rich.console import Console
 from shared.runtime.settings import TreadleSettings, load
 from shared.runtime.stack_state import ServiceState, State
 from treadle.cli.address import find_proxy
-from treadle.cli.grade import DISAGREES, WRONG, GradingFailed, answering, failing
+from treadle.cli.grade import DISAGREES, WRONG, GradingFailed, check_proxy, exit_status
 from treadle.cli.up import Home
 from treadle.client.answers import NodeView
 from treadle.client.asynchronous import AsyncTreadle
@@ -56,7 +56,7 @@ def demo(
     3 no stack answers.
     """
     console = Console(stderr=as_json)
-    with failing("demo"):
+    with exit_status("demo"):
         plan = DemoPlan(
             problems=QUICK_PROBLEMS if quick else PROBLEMS,
             group_size=group_size,
@@ -100,7 +100,7 @@ def _proxy_url(url: str | None, home: Path | None, console: Console) -> str:
 
 async def _run(url: str, plan: DemoPlan, console: Console) -> Demonstration:
     async with AsyncTreadle(url) as client:
-        await answering(client)
+        await check_proxy(client)
         for line in _hosts(await client.nodes()):
             console.print(line, highlight=False)
         try:

@@ -31,12 +31,12 @@ from treadle.grading.render import show
 from treadle.grading.report import GradingReport
 
 DISAGREES, WRONG, NOT_UP, NO_VERDICT, NOT_WRITTEN, INTERRUPTED = 1, 2, 3, 4, 5, 130
-"""Exit statuses; `grade` says when."""
+"""Exit statuses; see `grade`."""
 COMPLAINTS_SHOWN = 20
 
 
 class GradingFailed(Exception):
-    """Ends the command with a message and a status."""
+    """An error that ends the command with a message and an exit status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class GradingFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command was called with."""
+    """Arguments of the command."""
 
     file: Path
     task: str | None
@@ -60,7 +60,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """What the command found."""
+    """Result of the command."""
 
     report: GradingReport
     lines: Sequence[GradingLine]
@@ -81,26 +81,26 @@ def grade(
     expect: Annotated[str, typer.Option(help="Field with the recorded verdict: expect, or one of meta.")] = "expect",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Requests of a batch. [default: all]")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines out instead of stopping.")] = False,
-    key: Annotated[str | None, typer.Option(help="Names the run: the same again takes up what broke off.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Who pays. [default: the default tenant]")] = None,
+    key: Annotated[str | None, typer.Option(help="Key of the run: the same key continues an interrupted run.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Tenant of the work. [default: the default tenant]")] = None,
     home: Home = None,
 ) -> None:
     """Grade the programs or answers in FILE and report rewards, times and resources.
 
     A line: {"id": "p1/0", "params": {...}, "group": "p1", "stage_params": {...}, "priority": 0, "expect": "passed",
-    "meta": {...}}; only id is always needed. The first line may be a header that declares the task:
+    "meta": {...}}; only id is always required. The first line may be a header that declares the task:
     {"treadle": 1, "task": "name", "workflow": {"stages": [{"name": "run", "kind": "code.asserts"}]}}.
-    docs/grade.md has it all. The file is checked whole before anything is submitted.
+    docs/grade.md has all fields. The whole file is checked before anything is submitted.
 
     Exit status: 0 graded; 1 a recorded verdict disagrees; 2 the file or an option is wrong; 3 no stack answers;
     4 some lines got no verdict; 5 reported, but --out could not be written; 130 interrupted.
     """
     options = Options(file, task, kind, out, expect, batch_size, skip_bad, key or uuid.uuid4().hex[:12], tenant)
-    with failing("grade"), _out(options) as answers:
+    with exit_status("grade"), _out(options) as answers:
         graded = asyncio.run(grade_file(options, url, home))
         try:
             _print(graded.report, as_json)
-        finally:  # what goes wrong with one of the two does not cost the other
+        finally:  # an error of one of the two does not prevent the other
             _write(options, answers, graded)
     raise typer.Exit(status_of(graded.report))
 
@@ -109,7 +109,7 @@ def _out(options: Options) -> AbstractContextManager[OutputFile | None]:
     """The file of --out, if there is one.
 
     Raises:
-        Failure: it cannot be written.
+        GradingFailed: it cannot be written.
     """
     if options.out is None:
         return nullcontext()
@@ -141,8 +141,8 @@ def _write(options: Options, answers: OutputFile | None, graded: Graded) -> None
 
 
 @contextmanager
-def failing(command: str) -> Iterator[None]:
-    """Turns what went wrong into one line on stderr and an exit status."""
+def exit_status(command: str) -> Iterator[None]:
+    """Print an error as one line on stderr, and exit with its status."""
     try:
         yield
     except (GradingFailed, StackError, TreadleError, WrongSetting) as error:
@@ -155,7 +155,7 @@ def failing(command: str) -> Iterator[None]:
 
 
 def status_of(report: GradingReport) -> int:
-    """The exit status a report stands for."""
+    """Return the exit status of a report."""
     if report.agreement is not None and report.agreement.disagreements:
         return DISAGREES
     complete = not (report.rewards.verdicts["masked"] or report.rejected or report.unanswered)
@@ -163,19 +163,19 @@ def status_of(report: GradingReport) -> int:
 
 
 async def grade_file(options: Options, url: str | None, home: Path | None) -> Graded:
-    """Check, submit, follow, sum up.
+    """Check the file, submit its lines, read the answers and return the report.
 
     Raises:
-        Failure, StackError, TreadleError: it could not be done; the message says what to do.
+        GradingFailed, StackError, TreadleError: the message has the reason and what to do.
     """
     found, workflow = _read(options)
     name = options.task or found.task or _slug(options.file)
-    checked = _is_complete(options, check_file(found, workflow, options.expect))
-    async with AsyncTreadle(_door(url, home), tenant=options.tenant) as client:
-        await answering(client)
+    checked = _accepted(options, check_file(found, workflow, options.expect))
+    async with AsyncTreadle(_proxy_url(url, home), tenant=options.tenant) as client:
+        await check_proxy(client)
         if workflow is None:
             workflow = await declared(client, name)
-            checked = _is_complete(options, check_file(found, workflow, options.expect))
+            checked = _accepted(options, check_file(found, workflow, options.expect))
         else:
             await client.put_task(name, workflow.model_dump(mode="json", exclude_unset=True))
         job = GradingJob(name, workflow, checked.lines, options.key, options.batch_size, checked.expected)
@@ -184,11 +184,11 @@ async def grade_file(options: Options, url: str | None, home: Path | None) -> Gr
     return Graded(report, job.lines, batches)
 
 
-async def answering(client: AsyncTreadle) -> None:
-    """Make sure that somebody is there, at once: what follows is patient.
+async def check_proxy(client: AsyncTreadle) -> None:
+    """Check once that a proxy answers. Later calls are retried for a minute.
 
     Raises:
-        Failure: nobody is.
+        GradingFailed: none answers.
     """
     try:
         await client.probe()
@@ -211,11 +211,11 @@ def _read(options: Options) -> tuple[GradingFile, Task | None]:
         raise GradingFailed(str(error), WRONG) from error
 
 
-def _is_complete(options: Options, checked: Checked) -> Checked:
-    """The checked file, if it may be submitted.
+def _accepted(options: Options, checked: Checked) -> Checked:
+    """Return the checked file if it may be submitted. Print its complaints.
 
     Raises:
-        Failure: it may not; the complaints have been printed.
+        GradingFailed: it may not be submitted.
     """
     for complaint in checked.complaints[:COMPLAINTS_SHOWN]:
         typer.echo(f"{options.file}: {complaint}", err=True)
@@ -230,13 +230,11 @@ def _is_complete(options: Options, checked: Checked) -> Checked:
     return checked
 
 
-def _door(url: str | None, home: Path | None) -> str:
-    door = find_proxy(os.environ, url, home)
-    if door is None:
+def _proxy_url(url: str | None, home: Path | None) -> str:
+    found = find_proxy(os.environ, url, home)
+    if found is None:
         raise GradingFailed("no stack is up: start one with treadle up --detach, or name a proxy with --url", NOT_UP)
-    if not door.startswith(("http://", "https://")):
-        raise GradingFailed(f"{door!r} is no address: write it as http://127.0.0.1:8700", WRONG)
-    return door
+    return found
 
 
 @contextmanager
@@ -244,11 +242,11 @@ def _resumable(key: str) -> Iterator[None]:
     try:
         yield
     except TreadleError:
-        typer.echo(f"the batch goes on without us; read it, and submit the rest, with --key {key}", err=True)
+        typer.echo(f"the batch goes on; read its answers and submit the rest with --key {key}", err=True)
         raise
 
 
 def _slug(file: Path) -> str:
-    """A task's name from a file's: `runs/step 7.jsonl.gz` is `step-7`."""
+    """Return a task's name for a file: `step-7` for `runs/step 7.jsonl.gz`."""
     stem = file.name.partition(".")[0]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:64] or "grade"

@@ -16,7 +16,7 @@ from treadle.stack.operate import current_state
 from treadle.stack.services import PROXY
 
 NOT_UP = 3
-"""Exit status when no stack is up, as init scripts have it."""
+"""Exit status when no stack is up: that of an init script for a stopped program (LSB)."""
 HEALTH_TIMEOUT_S = 3.0
 MEBIBYTE = 1 << 20
 GIBIBYTE = 1 << 30
@@ -30,7 +30,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     home: Home = None,
 ) -> None:
-    """Show every service of the stack: process, address, state, restarts; how full the stores are; problems.
+    """Show every service of the stack: process, address, state, restarts. Show use of the stores, and problems.
 
     Exit status 3 when no stack is up.
     """
@@ -54,7 +54,7 @@ def status(
 
 
 def proxy_health(state: StackState) -> dict[str, Any] | None:
-    """`/v1/health` of the stack's proxy; None where there is no proxy, or where it does not answer in 3 s."""
+    """Return `/v1/health` of the stack's proxy. None: there is no proxy, or it does not answer within 3 s."""
     url = next((one.url for one in state.services if one.name == PROXY), None)
     if url is None:
         return None
@@ -67,7 +67,7 @@ def proxy_health(state: StackState) -> dict[str, Any] | None:
 
 
 def _show_health(health: dict[str, Any] | None) -> None:
-    """How full the stores are, and what is not well."""
+    """Print the use of the stores and the problems."""
     if health is None:
         return
     fills = []

@@ -74,7 +74,7 @@ class AsyncTreadle:
             read_timeout_s: seconds without a byte after which a connection is opened anew.
             rng: source of the backoff's jitter.
         Raises:
-            ValueError: `url` is not the address of a server.
+            InvalidUrl: `url` is not the address of a server.
         """
         url = url or os.environ.get("TREADLE_URL") or DEFAULT_URL
         self._transport = Transport(url, tenant, retry_policy or RetryPolicy(), read_timeout_s, rng)

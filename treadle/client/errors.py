@@ -68,6 +68,12 @@ class DeadlineMissed(TreadleError):
     slug = "deadline-missed"
 
 
+class InvalidUrl(TreadleError, ValueError):
+    """The address of the proxy is not one of a server."""
+
+    slug = "invalid-url"
+
+
 class Transient(TreadleError):
     """An error that ends by itself. The client retries the call."""
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from treadle.client.errors import BadRequest, Unexpected, error_of
+from treadle.client.errors import BadRequest, InvalidUrl, Unexpected, error_of
 from treadle.client.retry import CONNECTION_ERRORS, RetryPolicy, retry
 
 S = TypeVar("S")
@@ -131,7 +131,7 @@ def checked_url(url: str) -> str:
     """Return the address of a proxy without a final slash. It may have a path: the prefix of a reverse proxy.
 
     Raises:
-        ValueError: it is not the address of a server.
+        InvalidUrl: it is not the address of a server.
     """
     try:
         parts = urlsplit(url)
@@ -139,9 +139,9 @@ def checked_url(url: str) -> str:
     except ValueError:  # the port, or the brackets of an IPv6 address
         valid = False
     if not valid:
-        raise ValueError(f"{url!r} is no address: write it as http://127.0.0.1:8700")
+        raise InvalidUrl(f"{url!r} is no address: write it as http://127.0.0.1:8700")
     if parts.query or parts.fragment:
-        raise ValueError(f"{url!r} has a query or a fragment: write the address alone, as http://127.0.0.1:8700")
+        raise InvalidUrl(f"{url!r} has a query or a fragment: write the address alone, as http://127.0.0.1:8700")
     return url.rstrip("/")
 
 

@@ -20,6 +20,7 @@ from treadle.client.errors import (
     BY_SLUG,
     BadRequest,
     Conflict,
+    InvalidUrl,
     Overloaded,
     TreadleError,
     Unavailable,
@@ -236,13 +237,13 @@ def test_two_requests_with_the_same_id_are_rejected() -> None:
     ],
 )
 def test_an_address_that_is_none_is_rejected_with_an_example(url: str) -> None:
-    with pytest.raises(ValueError, match=r"is no address: write it as http://127\.0\.0\.1:8700"):
+    with pytest.raises(InvalidUrl, match=r"is no address: write it as http://127\.0\.0\.1:8700"):
         checked_url(url)
 
 
 @pytest.mark.parametrize("url", ["http://mesh/?tenant=a", "http://mesh/#top"])
 def test_an_address_has_no_query(url: str) -> None:
-    with pytest.raises(ValueError, match="has a query or a fragment"):
+    with pytest.raises(InvalidUrl, match="has a query or a fragment"):
         checked_url(url)
 
 

@@ -1,4 +1,4 @@
-"""Reads a program's output: keeps it up to a limit, drops the rest, and never blocks the program for good."""
+"""Reading of a program's output: keeps it up to a limit, drops the rest, and never blocks the program for good."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PAUSE_S: Final = 0.005
 
 
 class OutputCapture:
-    """The read end of one pipe. Memory is bounded by `limit`. Only the pipes of longer programs are watched."""
+    """Read end of one pipe. Memory is bounded by `limit`. Only pipes of longer programs are read before the end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int, limit: int) -> None:
         self._loop = loop
         self._descriptor = descriptor
         self._limit = limit
         self._kept = bytearray()
-        self._watching = False
+        self._reading = False
         self._pause: asyncio.TimerHandle | None = None
         self.truncated = False
 
@@ -31,25 +31,25 @@ class OutputCapture:
         """Bytes kept so far. Do not modify."""
         return self._kept
 
-    def watch(self) -> None:
+    def start(self) -> None:
         """Read bytes as they come."""
-        if self._descriptor >= 0 and not self._watching:
-            self._watching = True
+        if self._descriptor >= 0 and not self._reading:
+            self._reading = True
             self._loop.add_reader(self._descriptor, self._readable)
 
-    def _unwatch(self) -> None:
-        if self._watching:
+    def _stop(self) -> None:
+        if self._reading:
             self._loop.remove_reader(self._descriptor)
-            self._watching = False
+            self._reading = False
 
     def _readable(self) -> None:
         if not self._read_some():
-            self._unwatch()
+            self._stop()
         elif self.truncated:
-            self._unwatch()
+            self._stop()
             self._widen()
             self._drain(_WIDE_PIPE)
-            self._pause = self._loop.call_later(_PAUSE_S, self.watch)
+            self._pause = self._loop.call_later(_PAUSE_S, self.start)
 
     def _widen(self) -> None:
         with contextlib.suppress(OSError):  # unprivileged users have a budget of pipe pages
@@ -74,7 +74,7 @@ class OutputCapture:
         """Read the rest of the pipe (every writer is dead), close it, and return the kept bytes."""
         if self._pause:
             self._pause.cancel()
-        self._unwatch()
+        self._stop()
         if self._descriptor >= 0:
             self._drain(2 * _WIDE_PIPE)
             os.close(self._descriptor)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from services.cpu_manager.sandbox.walls import syscalls
 
-_LOOK_S: Final = 2.0
+_INTERVAL_S: Final = 2.0
 
 
 def become_subreaper() -> None:
@@ -42,21 +42,21 @@ class ChildProcesses:
         self._leaders: dict[int, bool] = {}
         self._seen_ended: set[int] = set()
 
-    def launched(self, leader: int, *, forks: bool) -> None:
+    def add_session(self, leader: int, *, forks: bool) -> None:
         """Record that a process leads a new session. `forks`: its child, in the same session, replaces it."""
         self._leaders[leader] = forks
 
-    def gone(self, leader: int) -> None:
+    def remove_session(self, leader: int) -> None:
         """Remove a session whose processes have all been waited for. Safe to call again."""
         self._leaders.pop(leader, None)
 
     async def reap_orphans(self) -> None:
         """Kill and reap orphans forever, once every two seconds. Only a subreaper gets orphans."""
         while True:
-            await asyncio.sleep(_LOOK_S)
-            self.look()
+            await asyncio.sleep(_INTERVAL_S)
+            self.reap_once()
 
-    def look(self) -> list[int]:
+    def reap_once(self) -> list[int]:
         """Kill all orphans, and reap those that have ended. Return their process ids. Takes about 0.2 ms."""
         own, children = os.getsid(0), list(_children())
         # An orphan in the manager's own session looks like a child whose owner is about to wait for it: check twice.

@@ -71,7 +71,7 @@ class Instance:
         """The empty directory on which zygotes mount their view."""
         return str(self.directory / "root")
 
-    def let_pass(self) -> None:
+    def make_passable(self) -> None:
         """Let other users reach their directories below: on the Landlock rung root's programs run as other users."""
         for folder in (self._scratch, self._folder):
             os.fchmod(folder, 0o711)
@@ -82,7 +82,7 @@ class Instance:
 
     def close(self) -> None:
         """Release the lock, and remove the directory unless it is still needed to sweep a control group."""
-        if not any(group.exists() for group in _noted(self._folder)):
+        if not any(group.exists() for group in _recorded_groups(self._folder)):
             discard(self.directory)
         for descriptor in (self._lock, self._folder, self._scratch):
             os.close(descriptor)
@@ -121,7 +121,7 @@ def _lock(folder: int) -> int:
     return descriptor
 
 
-def _noted(folder: int) -> list[Path]:
+def _recorded_groups(folder: int) -> list[Path]:
     with contextlib.suppress(FileNotFoundError):
         descriptor = os.open(_GROUPS, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         with open(descriptor, encoding="utf-8") as file:  # noqa: PTH123  # by descriptor
@@ -149,7 +149,7 @@ def _sweep(directory: Path, scratch: int) -> bool:
         opened.callback(os.close, folder)
         if os.fstat(folder).st_uid == os.geteuid():
             opened.callback(os.close, _lock(folder))
-            cgroups.sweep(directory.name, _noted(folder))
+            cgroups.sweep(directory.name, _recorded_groups(folder))
             discard(directory)
             return True
     return False

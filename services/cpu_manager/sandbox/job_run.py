@@ -25,7 +25,7 @@ _FETCH_S: Final = 60.0
 """Seconds after the wall limit in which the files of an ended program must arrive; else they are lost."""
 _STOP_S: Final = 10.0
 """Seconds after which a killed cell that still exists is reported lost: the kernel is busy freeing its memory."""
-_WATCH_OUTPUT_S: Final = 0.003
+_READ_OUTPUT_S: Final = 0.003
 """Output of shorter programs is read once, at the end: most never fill a pipe."""
 REPORT_BYTES: Final = 1 << 20
 
@@ -67,7 +67,7 @@ class JobRun:
             self._loop.add_reader(self._control.fileno(), self._readable)
             self._send(requests, stdin, program_file, reports=reports)
             self._after(_START_S, self._start_timed_out)
-            self._after(_WATCH_OUTPUT_S, self._read_output)
+            self._after(_READ_OUTPUT_S, self._read_output)
             await asyncio.shield(self._over)  # a cancellation must not end the wait for the tree's end
         except asyncio.CancelledError:
             self._kill("cancelled", "cancelled by the caller")
@@ -147,7 +147,7 @@ class JobRun:
         elif kind == wire.ENDED:
             self._ended = wire.EndedFrame.unpack(packet)
             self._meter.sample()
-            self._spare.spent_s += self._ended.cpu_s
+            self._spare.earlier_cpu_s += self._ended.cpu_s
         elif kind == wire.FILE:
             name, _ = wire.unpack_file(packet)
             self._file = self._files.setdefault(name, bytearray())
@@ -172,7 +172,7 @@ class JobRun:
         if self._ended is None and self._meter.exact:
             self._meter.sample()  # the memory limit may have killed init itself
         if self._ended is None and self._spare.pidfd >= 0 and not self._init_ended():
-            # Init has ended or is ending without a report. Its tree is gone when its descriptor becomes readable.
+            # Init has ended or is ending without a report. Its tree has ended when its descriptor becomes readable.
             self._closed = True
             self._loop.remove_reader(self._control.fileno())
             self._loop.add_reader(self._spare.pidfd, self._end)
@@ -193,10 +193,10 @@ class JobRun:
 
     def _read_output(self) -> None:
         for capture in self._captures:
-            capture.watch()
+            capture.start()
 
     def _read_pending(self) -> None:
-        """Read the packets that came before a timer's callback.
+        """Read the packets that arrived before a timer's callback.
 
         A manager that was stopped, or that got no CPU, runs due timers before it reads the socket. Reports that the
         cell sent in time must count.
@@ -244,7 +244,7 @@ class JobRun:
             sampling.add_done_callback(partial(self._sampled, self._loop.time()))
 
     def _sampled(self, started: float, sampling: asyncio.Future[Usage]) -> None:
-        self._meter.take(sampling)
+        self._meter.add(sampling)
         if not (self._cause or self._ended or self._over.done()):
             self._check_limits(self._loop.time() - started)
 

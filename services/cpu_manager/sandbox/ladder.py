@@ -36,7 +36,7 @@ def wall_plan(rung: Rung, tools: Toolchain, instance: Instance, harnesses: tuple
     """Return the walls of one rung in the form that zygotes read."""
     privileged = os.geteuid() == 0
     base, count = uid_range(int(instance.name, 16)) if privileged else (0, 0)
-    seen = _seen_inside if rung.namespaces else str
+    seen = _path_inside if rung.namespaces else str
     return wire.WallPlan(
         namespaces=rung.namespaces,
         privileged=privileged,
@@ -56,7 +56,7 @@ def wall_plan(rung: Rung, tools: Toolchain, instance: Instance, harnesses: tuple
     )
 
 
-def _seen_inside(path: str) -> str:
+def _path_inside(path: str) -> str:
     """Return where a host path appears in a zygote's view.
 
     Every cell covers /tmp with its private directory. Host paths in /tmp (for example the environment of a checkout)
@@ -77,7 +77,7 @@ def uid_range(block: int) -> tuple[int, int]:
     return first + count - taken, taken
 
 
-async def climb(instance: Instance, tools: Toolchain, forced: Rung | None) -> Ladder:
+async def choose_rung(instance: Instance, tools: Toolchain, forced: Rung | None) -> Ladder:
     """Try the rungs from the best down (or only `forced`). Raise `NoSandboxError` if none works."""
     abi = landlock.abi()
     attempts: list[Attempt] = []
@@ -85,11 +85,11 @@ async def climb(instance: Instance, tools: Toolchain, forced: Rung | None) -> La
         reason = await _try(rung, tools, instance, abi)
         attempts.append(Attempt(rung, reason))
         if not reason:
-            return Ladder(rung, tuple(attempts), abi, pwd_name())
+            return Ladder(rung, tuple(attempts), abi, user_name())
     raise NoSandboxError(tuple(attempts))
 
 
-def pwd_name() -> str:
+def user_name() -> str:
     """Return the name of the manager's user, for people."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
@@ -130,7 +130,7 @@ def _precondition(rung: Rung, tools: Toolchain, instance: Instance, abi: int) ->
     if abi < landlock.SCOPED_ABI:
         return f"Landlock ABI {abi} cannot scope signals; {landlock.SCOPED_ABI} (Linux 6.12) can"
     if os.geteuid() == 0:
-        instance.let_pass()
+        instance.make_passable()
         for path in (tools.interpreter, str(instance.directory / "slot")):
             if closed := closed_parent(path):
                 return f"programs run as a user of their own, who cannot pass {closed} on the way to {path}"
@@ -164,7 +164,7 @@ async def _probe(zygotes: Zygotes, slots: Slots) -> str:
         run = JobRun(spare, _PROBE_LIMITS, sampler, len(cores))
         ended = await run.run((start_request, fetch_request), null, program_file, reports=False)
     finally:
-        spares.end(spare)
+        spares.discard(spare)
         os.close(program_file)
         os.close(null)
     if ended.ended_by == "exit" and ended.exit_code == 0:

@@ -17,7 +17,7 @@ from typing import Final
 from services.cpu_manager.sandbox.protocol import ExecJob, Job, Limits, PythonJob
 from services.cpu_manager.sandbox.toolchain import Toolchain, detect
 
-_ASK_S: Final = 20.0
+_VERSION_S: Final = 20.0
 _PACK_CLASSES: Final = "mkdir -p classes && javac -encoding UTF-8 -d classes Main.java && jar cf main.jar -C classes ."
 
 
@@ -94,11 +94,11 @@ def languages(tools: Toolchain | None = None) -> dict[str, LanguageInfo]:
 
     Runs each compiler for its version once a process: half a second in total.
     """
-    return _found(dict((tools or detect()).environment)["PATH"])
+    return _installed(dict((tools or detect()).environment)["PATH"])
 
 
 @functools.cache
-def _found(search: str) -> dict[str, LanguageInfo]:
+def _installed(search: str) -> dict[str, LanguageInfo]:
     found = {"python": LanguageInfo("python", platform.python_version(), "main.py", (), ("python3", "main.py"))}
     for info, programs, question in _KNOWN:
         places = [shutil.which(program, path=search) for program in programs]
@@ -109,7 +109,7 @@ def _found(search: str) -> dict[str, LanguageInfo]:
 
 def _version(program: str, question: str) -> str:
     try:
-        answer = subprocess.run([program, question], capture_output=True, text=True, timeout=_ASK_S, check=True)
+        answer = subprocess.run([program, question], capture_output=True, text=True, timeout=_VERSION_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
     lines = (answer.stdout or answer.stderr).strip().splitlines()
@@ -150,11 +150,11 @@ def run_job(
         raise ValueError(f"{language.name} is run from {wanted}")
     if language.name == "python" and isinstance(program, str):
         return PythonJob(source=program, stdin=stdin, files=dict(files), fetch=fetch, limits=limits)
-    laid = {language.source_name: _encoded(program)} if isinstance(program, str) else dict(program)
+    sources = {language.source_name: _encoded(program)} if isinstance(program, str) else dict(program)
     return ExecJob(
-        argv=_bounded(language, limits),
+        argv=_run_argv(language, limits),
         stdin=stdin,
-        files={**files, **laid},
+        files={**files, **sources},
         executable=(language.artifact,) if language.artifact else (),
         env=dict(language.env),
         fetch=fetch,
@@ -162,7 +162,7 @@ def run_job(
     )
 
 
-def _bounded(language: LanguageInfo, limits: Limits) -> tuple[str, ...]:
+def _run_argv(language: LanguageInfo, limits: Limits) -> tuple[str, ...]:
     """Return the run command. The JVM gets explicit sizes; its defaults follow the host, not the limits."""
     if language.name != "java":
         return language.run_argv

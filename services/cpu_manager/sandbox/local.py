@@ -16,7 +16,7 @@ from services.cpu_manager.sandbox.child_processes import ChildProcesses
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.instance import Instance, default_scratch
 from services.cpu_manager.sandbox.job_run import JobRun
-from services.cpu_manager.sandbox.ladder import climb, make_hierarchy, tools_for, wall_plan
+from services.cpu_manager.sandbox.ladder import choose_rung, make_hierarchy, tools_for, wall_plan
 from services.cpu_manager.sandbox.protocol import ExecJob, Exit, Job, PythonJob, names_a_file
 from services.cpu_manager.sandbox.rungs import Ladder, Rung
 from services.cpu_manager.sandbox.slots import Slots
@@ -94,7 +94,7 @@ class LocalSandbox:
         found = await asyncio.to_thread(toolchain.detect) if tools is None else tools
         instance = Instance(scratch or default_scratch())
         try:
-            ladder = await climb(instance, found, rung)
+            ladder = await choose_rung(instance, found, rung)
             found = tools_for(ladder.chosen, found)
             walls = wall_plan(ladder.chosen, found, instance, available_harnesses())
             return cls(ladder, found, instance, walls, most_zygotes)
@@ -133,7 +133,7 @@ class LocalSandbox:
         except OSError as error:
             return Exit(ended_by="lost", detail=str(error)), False
         else:
-            if started_at and not spare.waited:
+            if started_at and not spare.prepared:
                 self.cold_start.measured(started_at - arrived_at)
             return ended, started_at > 0
         finally:
@@ -141,14 +141,14 @@ class LocalSandbox:
             if reusable and not self._closed:
                 self._spares.give(zygote, job.limits.disk_bytes, spare)
             else:
-                self._spares.end(spare)
+                self._spares.discard(spare)
             # Later, so that the result is returned first.
-            asyncio.get_running_loop().call_soon(self._restock, zygote, job.limits.disk_bytes)
+            asyncio.get_running_loop().call_soon(self._refill, zygote, job.limits.disk_bytes)
 
-    def _restock(self, zygote: Zygote, disk_bytes: int) -> None:
+    def _refill(self, zygote: Zygote, disk_bytes: int) -> None:
         if not self._closed:
             with contextlib.suppress(ZygoteError, OSError):  # the next job that needs a cell reports the error
-                self._spares.restock(zygote, disk_bytes)
+                self._spares.refill(zygote, disk_bytes)
 
     async def _attempt(self, job: Job, cores: frozenset[int], spare: Spare) -> tuple[Exit, float, bool]:
         """Return how it ended, when the program began (0: not at all), and whether the cell can be used again."""
@@ -174,7 +174,7 @@ class LocalSandbox:
             return GroupSampler(slot.group)
         home = "" if self._walls.namespaces else slot.plan.home
         limits = job.limits
-        return TreeSampler(limits.memory_bytes, home, limits.disk_bytes, limits.pids, spare.spent_s)
+        return TreeSampler(limits.memory_bytes, home, limits.disk_bytes, limits.pids, spare.earlier_cpu_s)
 
     def _start_request(self, job: Job, cores: frozenset[int]) -> bytes:
         limits, grouped = job.limits, self._hierarchy is not None
@@ -229,7 +229,7 @@ class LocalSandbox:
         if self._closed:
             return
         self._closed = True
-        self._slots.shut()
+        self._slots.stop_reuse()
         self._spares.close()
         await self._zygotes.close()
         await asyncio.to_thread(self._slots.close)  # removing control groups may wait for the last of their dead

@@ -13,11 +13,11 @@ SAMPLE_S: Final = 0.02
 _SELDOM_S: Final = 0.25
 _LONGEST_REST_S: Final = 1.0
 _REST: Final = 4
-"""After a look that took long (many files or processes), the watchdog pauses for four times as long."""
+"""After a sample that took long (many files or processes), the watchdog pauses for four times as long."""
 
 
 class Meter:
-    """Measures the tree of one cell. `usage` combines all looks so far; a look that fails changes nothing."""
+    """Measures the tree of one cell. `usage` combines all samples so far; a failed sample changes nothing."""
 
     def __init__(self, sampler: UsageSampler, spare: Spare, limits: Limits, cores: int) -> None:
         self._sampler = sampler
@@ -27,7 +27,7 @@ class Meter:
         self._init = 0
         self.usage = Usage()
         self.exact = sampler.exact
-        """True if the kernel enforces the limits of memory and processes. A look then costs a file or two."""
+        """True if the kernel enforces the limits of memory and processes. A sample then costs a file or two."""
 
     def sample(self) -> None:
         """Measure at once, without what would have to wait for the program."""
@@ -37,16 +37,16 @@ class Meter:
             return
 
     def sample_in_thread(self) -> asyncio.Future[Usage]:
-        """Measure everything, in a thread. Pass the result to `take`."""
+        """Measure everything, in a thread. Pass the result to `add`."""
         return sample_in_thread(self._sampler, self._tree())
 
-    def take(self, sample: asyncio.Future[Usage]) -> None:
-        """Add the result of a look in a thread."""
-        failed = sample.exception()
+    def add(self, measured: asyncio.Future[Usage]) -> None:
+        """Add a sample that was taken in a thread."""
+        failed = measured.exception()
         if failed is None:
-            self._merge(sample.result())
+            self._merge(measured.result())
         elif not isinstance(failed, OSError):
-            context = {"message": "a look at a program failed", "exception": failed}
+            context = {"message": "a sample of a program failed", "exception": failed}
             asyncio.get_running_loop().call_exception_handler(context)
 
     def breach(self) -> tuple[EndedBy, str] | None:

@@ -87,14 +87,14 @@ class Ladder:
 
 
 class NoSandboxError(RuntimeError):
-    """No rung works on this node, so it refuses to run code. The message says what would help."""
+    """No rung works on this node, so it runs no code. The message lists the remedies."""
 
     def __init__(self, attempts: tuple[Attempt, ...]) -> None:
         tried = "\n".join(f"  {attempt.rung}: {attempt.reason}" for attempt in attempts)
         super().__init__(
-            "this node cannot wall in model-written code, so it will not run any. Tried:\n"
+            "this node cannot isolate model-written code, so it runs none. Tried:\n"
             f"{tried}\n"
-            "One of these would help: `sysctl -w user.max_user_namespaces=15000` (and on Ubuntu"
+            "Remedies: `sysctl -w user.max_user_namespaces=15000` (and on Ubuntu"
             " `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`); in a container, `--privileged`, or"
             " `--security-opt seccomp=unconfined --security-opt systempaths=unconfined`; or Linux >= 6.12 with"
             " `lsm=landlock,...` on its command line."

@@ -36,28 +36,28 @@ class Slots:
         self._walls = walls
         self._directory = directory
         self._hierarchy = hierarchy
-        self._made: list[Slot] = []
+        self._slots: list[Slot] = []
         self._free: list[Slot] = []
-        self._homes = itertools.count()
-        self._shut = False
+        self._home_numbers = itertools.count()
+        self._reuse_stopped = False
 
     def take(self) -> Slot:
         """Return a free slot. The most recently used comes first, because its control group is warm."""
-        return self._free.pop() if self._free else self._make(len(self._made))
+        return self._free.pop() if self._free else self._make(len(self._slots))
 
     def give(self, slot: Slot) -> None:
         """Free the slot of an ended cell. A real directory is replaced, because a program has owned it."""
-        if self._shut:
+        if self._reuse_stopped:
             return
         if not self._walls.namespaces:
             asyncio.get_running_loop().run_in_executor(None, discard, slot.plan.home)
-            self._made.remove(slot)
-            slot = replace(slot, plan=replace(slot.plan, home=self._lay_home(slot.owner)))
-            self._made.append(slot)
+            self._slots.remove(slot)
+            slot = replace(slot, plan=replace(slot.plan, home=self._make_home(slot.owner)))
+            self._slots.append(slot)
         self._free.append(slot)
 
-    def _lay_home(self, owner: int) -> str:
-        home = self._directory / f"home-{next(self._homes)}"
+    def _make_home(self, owner: int) -> str:
+        home = self._directory / f"home-{next(self._home_numbers)}"
         home.mkdir(mode=0o700)
         if owner >= 0:
             os.chown(home, owner, owner)
@@ -73,18 +73,18 @@ class Slots:
             # An ordinary user has one id to map, the zygote's. Cells then create user namespaces of their own.
             plan = SlotPlan(_FIRST_UID + index if walls.privileged else 0, _PRIVATE, 0)
         else:
-            plan = SlotPlan(owner, self._lay_home(owner), 0)
+            plan = SlotPlan(owner, self._make_home(owner), 0)
         slot = Slot(plan, owner, group)
-        self._made.append(slot)
+        self._slots.append(slot)
         return slot
 
-    def shut(self) -> None:
+    def stop_reuse(self) -> None:
         """Do not prepare slots for reuse any more: `close` removes them."""
-        self._shut = True
+        self._reuse_stopped = True
 
     def close(self) -> None:
         """Remove all slots. Every cell has ended, though not every waiter may have been notified yet."""
-        for slot in self._made:
+        for slot in self._slots:
             if slot.group:
                 slot.group.remove()
             if not self._walls.namespaces:
@@ -92,5 +92,5 @@ class Slots:
         if self._hierarchy:
             with contextlib.suppress(OSError):
                 self._hierarchy.remove()
-        self._made.clear()
+        self._slots.clear()
         self._free.clear()

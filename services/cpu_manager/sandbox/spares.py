@@ -19,7 +19,7 @@ from services.cpu_manager.sandbox.slots import Slot, Slots
 from services.cpu_manager.sandbox.zygotes import Zygote, ZygoteError
 from shared.runtime.units import Seconds
 
-_AHEAD: Final = 1
+_EXTRA: Final = 1
 """Spares beyond the most cells at once: the cell requested when a job ends is not the one that the next job takes."""
 _MOST: Final = 8
 """Most spares of one zygote. Each is two waiting processes of one or two megabytes."""
@@ -35,12 +35,12 @@ class Spare:
     control: socket.socket
     pidfd: int = -1
     """Descriptor of its init, once received."""
-    spent_s: float = 0.0
+    earlier_cpu_s: float = 0.0
     """CPU time of the earlier programs that init has reaped."""
-    waited: bool = False
-    """True if it was ready before its job came."""
+    prepared: bool = False
+    """True if it was ready before its job arrived."""
 
-    def hung_up(self) -> bool:
+    def disconnected(self) -> bool:
         """Return True if its init died while it waited."""
         poller = select.poll()
         poller.register(self.control, select.POLLRDHUP)
@@ -64,30 +64,30 @@ class Spares:
     def take(self, zygote: Zygote, disk_bytes: int, *, new: bool = False) -> Spare:
         """Return a cell of this zygote: the longest waiting, or a new one. Raise `ZygoteError` or OSError."""
         if new:
-            return self._order(zygote, disk_bytes)
+            return self._spawn(zygote, disk_bytes)
         waiting = self._waiting.get((zygote, disk_bytes))
         while waiting and not zygote.dead:
             spare = waiting.popleft()
-            if not spare.hung_up():
+            if not spare.disconnected():
                 return spare
-            self.end(spare)
-        return self._order(zygote, disk_bytes)
+            self.discard(spare)
+        return self._spawn(zygote, disk_bytes)
 
     def give(self, zygote: Zygote, disk_bytes: int, spare: Spare) -> None:
         """Keep a cell whose program has ended for the next job, unless enough cells wait."""
         waiting = self._waiting.setdefault((zygote, disk_bytes), deque())
         if zygote.dead or len(waiting) >= _MOST:
-            self.end(spare)
+            self.discard(spare)
         else:
-            spare.waited = True
+            spare.prepared = True
             waiting.append(spare)
 
-    def end(self, spare: Spare) -> None:
+    def discard(self, spare: Spare) -> None:
         """Release a cell in which nothing runs."""
         spare.close()
         self.slots.give(spare.slot)
 
-    def _order(self, zygote: Zygote, disk_bytes: int) -> Spare:
+    def _spawn(self, zygote: Zygote, disk_bytes: int) -> Spare:
         slot = self.slots.take()
         try:
             plan = replace(slot.plan, disk_bytes=disk_bytes)
@@ -96,27 +96,27 @@ class Spares:
             self.slots.give(slot)
             raise
 
-    def restock(self, zygote: Zygote, disk_bytes: int) -> None:
+    def refill(self, zygote: Zygote, disk_bytes: int) -> None:
         """Request cells of the kind just used until enough wait; release cells of dead zygotes and of other sizes."""
         for zygote_, size in list(self._waiting):
             if zygote_.dead or (zygote_ is zygote and size != disk_bytes):
-                self._let_go(self._waiting.pop((zygote_, size)))
+                self._discard_all(self._waiting.pop((zygote_, size)))
         waiting = self._waiting.setdefault((zygote, disk_bytes), deque())
-        while not zygote.dead and len(waiting) < min(zygote.most_cells + _AHEAD, _MOST):
-            spare = self._order(zygote, disk_bytes)
-            spare.waited = True
+        while not zygote.dead and len(waiting) < min(zygote.most_cells + _EXTRA, _MOST):
+            spare = self._spawn(zygote, disk_bytes)
+            spare.prepared = True
             waiting.append(spare)
 
     def count(self) -> int:
         return sum(len(cells) for (zygote, _), cells in self._waiting.items() if not zygote.dead)
 
-    def _let_go(self, cells: Iterable[Spare]) -> None:
+    def _discard_all(self, cells: Iterable[Spare]) -> None:
         for spare in cells:
-            self.end(spare)
+            self.discard(spare)
 
     def close(self) -> None:
         for cells in self._waiting.values():
-            self._let_go(cells)
+            self._discard_all(cells)
         self._waiting.clear()
 
 

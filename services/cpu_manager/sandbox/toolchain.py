@@ -42,7 +42,7 @@ _ENVIRONMENT: Final = (
     ("OMP_NUM_THREADS", "1"),
     ("MKL_NUM_THREADS", "1"),
 )
-_ASK_S: Final = 20.0
+_COMMAND_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,12 @@ def _covered(path: str, binds: list[str]) -> bool:
     return any(Path(path).is_relative_to(bind) for bind in binds)
 
 
-def _answer(*argv: str) -> str:
+def _first_line(*argv: str) -> str:
     """Return the first line that a program prints; empty if it is missing or fails."""
     if shutil.which(argv[0]) is None:
         return ""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_ASK_S, check=True)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_COMMAND_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
     return (done.stdout or done.stderr).strip().splitlines()[0] if (done.stdout or done.stderr).strip() else ""
@@ -114,8 +114,8 @@ def _answer(*argv: str) -> str:
 
 def rust_home() -> str:
     """Return the directory of the Rust compiler (rustup's `rustc` is a proxy that needs a home directory)."""
-    return _answer("rustc", "--print", "sysroot")
+    return _first_line("rustc", "--print", "sysroot")
 
 
 def go_home() -> str:
-    return _answer("go", "env", "GOROOT")
+    return _first_line("go", "env", "GOROOT")

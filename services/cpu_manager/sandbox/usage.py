@@ -20,7 +20,7 @@ _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _PROC: Final = Path("/proc")
 _THREADS: Final = 64
-"""Most parallel looks. A look at a fork bomb can take seconds; looks at other programs must not wait for it."""
+"""Most parallel samples. A sample of a fork bomb can take seconds; samples of other programs must not wait for it."""
 _GONE: Final = (FileNotFoundError, ProcessLookupError)
 
 
@@ -37,10 +37,10 @@ class Usage:
 
 
 class UsageSampler(Protocol):
-    """Measures one cell."""
+    """Sampler of one cell."""
 
     exact: bool
-    """True if the kernel itself enforces the limits of memory and processes. Then only CPU time is watched."""
+    """True if the kernel itself enforces the limits of memory and processes. Then only CPU time is sampled."""
 
     def sample(self, init: int, *, quick: bool = False) -> Usage:
         """Return the usage of the tree under process `init` (0 if its id is not known yet).
@@ -66,7 +66,7 @@ def _threads() -> ThreadPoolExecutor:
 
 @dataclass(slots=True)
 class GroupSampler:
-    """Reads the kernel's counts: a file or two per look."""
+    """Sampler that reads the kernel's counts: a file or two per sample."""
 
     group: Group
     exact: bool = True
@@ -81,7 +81,7 @@ class GroupSampler:
 
 @dataclass(slots=True)
 class TreeSampler:
-    """Sums over /proc: about 50 us a process. `home` is measured if no tmpfs limits it."""
+    """Sampler that sums over /proc: about 50 us a process. `home` is measured if no tmpfs limits it."""
 
     suspicious_bytes: int
     """Below this cheap upper bound the exact share of each page is not read."""
@@ -89,8 +89,8 @@ class TreeSampler:
     disk_bytes: int = 0
     """Disk usage at which measuring `home` stops."""
     pids: int = sys.maxsize
-    """Number of processes at which the look stops: it must stay short even for a fork bomb."""
-    spent_s: float = 0.0
+    """Number of processes at which the sample stops: it must be short even for a fork bomb."""
+    earlier_cpu_s: float = 0.0
     """CPU time of earlier programs, which init had reaped before this one."""
     exact_bytes: int = 0
     """The largest sum for which the exact share has been read."""
@@ -100,7 +100,7 @@ class TreeSampler:
         pids = tree_of(init, self.pids + 1) if init else []
         if len(pids) - 1 > self.pids:
             return Usage(processes=len(pids) - 1)
-        cpu_s, resident, held, tasks = -self.spent_s, 0, 0, 0
+        cpu_s, resident, held, tasks = -self.earlier_cpu_s, 0, 0, 0
         for pid in pids:
             with contextlib.suppress(*_GONE):  # any other error must not count a process as zero
                 # Read bytes: the program chooses its name, which may not be valid text.
@@ -116,7 +116,7 @@ class TreeSampler:
             # Forked processes share pages, so their sum is only an upper bound: count each page once. Near the limit do
             # it always (copies on write do not change the sum); else, for the report, only if the sum has grown.
             self.exact_bytes = max(resident, self.exact_bytes)
-            held = sum(_proportional(pid, init) for pid in pids)
+            held = sum(_proportional_bytes(pid, init) for pid in pids)
         disk = 0
         if self.home:
             with contextlib.suppress(OSError):  # out of descriptors, say: what was counted above still counts
@@ -142,20 +142,20 @@ def tree_of(init: int, most: int = sys.maxsize) -> list[int]:
 
 def resident_bytes(pid: int) -> int:
     """Return the memory of a process, even if its first thread has ended."""
-    for place in _places(pid):
+    for place in _memory_paths(pid):
         with contextlib.suppress(OSError, IndexError):
             if pages := int((place / "statm").read_text().split()[1]):
                 return pages * _PAGE
     return 0
 
 
-def _proportional(pid: int, init: int) -> int:
+def _proportional_bytes(pid: int, init: int) -> int:
     """Return the memory of a process, counting its share of shared pages.
 
     An ordinary user may not read that for a process that has made itself unreadable (PR_SET_DUMPABLE): then all of its
     pages count. Init is unreadable too; it is ours and counts as 0.
     """
-    for place in _places(pid):
+    for place in _memory_paths(pid):
         try:
             for line in (place / "smaps_rollup").read_bytes().splitlines():
                 if line.startswith(b"Pss:"):
@@ -167,7 +167,7 @@ def _proportional(pid: int, init: int) -> int:
     return 0
 
 
-def _places(pid: int) -> Iterator[Path]:
+def _memory_paths(pid: int) -> Iterator[Path]:
     """Paths with a process's memory. The entry of the process itself is empty once its first thread has ended."""
     yield _PROC / str(pid)
     with contextlib.suppress(OSError):
@@ -175,7 +175,7 @@ def _places(pid: int) -> Iterator[Path]:
 
 
 def process_of(pidfd: int) -> int:
-    """Return the process id of a pidfd in our own pid namespace; 0 if the process is gone."""
+    """Return the process id of a pidfd in our own pid namespace; 0 if the process has ended."""
     for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
         if line.startswith("Pid:"):
             return max(int(line.split()[1]), 0)

@@ -29,11 +29,11 @@ _BOOT: Final = (
 _REPOSITORY: Final = str(Path(__file__).resolve().parents[3])
 _START_S: Final = 60.0
 _END_S: Final = 5.0
-_LOOK_S: Final = 0.001
+_POLL_S: Final = 0.001
 LAUNCHER: Final = "-launcher"
 """Name of the zygote that forks other programs. It imports nothing, so its forks are the fastest."""
 
-_USUAL: Final = (
+_COMMON_MODULES: Final = (
     *("abc", "bisect", "collections", "collections.abc", "copy", "dataclasses", "datetime", "decimal", "enum"),
     *(
         "fractions",
@@ -52,17 +52,17 @@ _USUAL: Final = (
     *("statistics", "string", "sys", "time", "traceback", "types", "typing", "unittest"),
 )
 """Modules that nearly every program imports. A fork copies page tables, so each megabyte here costs every program."""
-_HEAVY: Final = (
+_HEAVY_MODULES: Final = (
     *("argparse", "ast", "asyncio", "base64", "cmath", "contextlib", "csv", "ctypes", "difflib", "glob", "inspect"),
     *("logging", "multiprocessing", "numbers", "numpy", "numpy.linalg", "numpy.random", "pathlib", "pickle", "pprint"),
     *("queue", "secrets", "shutil", "struct", "subprocess", "tempfile", "textwrap", "threading", "unicodedata"),
     *("unittest.mock", "uuid", "warnings", "weakref", "zlib"),
 )
 _IMPORTS_HEAVY: Final = re.compile(
-    rb"\b(?:import|from)\b[^\n]*\b(?:%b)\b" % "|".join(name for name in _HEAVY if "." not in name).encode()
+    rb"\b(?:import|from)\b[^\n]*\b(?:%b)\b" % "|".join(name for name in _HEAVY_MODULES if "." not in name).encode()
 )
-HEAVY: Final = "+heavy"
-"""Suffix in the name of a zygote that has imported all of `_HEAVY` too."""
+HEAVY_SUFFIX: Final = "+heavy"
+"""Suffix in the name of a zygote that has imported all of `_HEAVY_MODULES` too."""
 _MATH: Final = ("math_verify", "sympy")
 
 
@@ -72,7 +72,7 @@ def zygote_for(job: PythonJob) -> str:
     Searches source and payload (tests import too), line by line. A wrong guess costs time, never a verdict.
     """
     heavy = _IMPORTS_HEAVY.search(job.source.encode(errors="replace")) or _IMPORTS_HEAVY.search(job.payload)
-    return job.zygote + HEAVY if heavy else job.zygote
+    return job.zygote + HEAVY_SUFFIX if heavy else job.zygote
 
 
 class ZygoteError(RuntimeError):
@@ -86,7 +86,7 @@ class Zygote:
         self.name = name
         self.dead = False
         self._child_processes = child_processes
-        self._gone = asyncio.Event()
+        self._end_event = asyncio.Event()
         self.cells = 0
         self.most_cells = 0
         self.end_listeners: set[Callable[[], None]] = set()
@@ -108,7 +108,7 @@ class Zygote:
                 if packet != wire.READY:
                     break
             if plan.namespaces:
-                await self._starter_ended()
+                await self._wait_for_starter()
         except (TimeoutError, OSError) as error:
             packet = wire.FAILED + (str(error) or "no answer").encode()
         except asyncio.CancelledError:
@@ -116,15 +116,15 @@ class Zygote:
             raise
         if packet != wire.READY:
             self.kill()
-            said = packet[1:].decode(errors="replace") or _last_words(log)
-            raise ZygoteError(f"zygote {self.name!r} did not start: {said or 'it died'}")
-        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._hung_up)
+            reason = packet[1:].decode(errors="replace") or _log_tail(log)
+            raise ZygoteError(f"zygote {self.name!r} did not start: {reason or 'it died'}")
+        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._disconnected)
 
-    async def _starter_ended(self) -> None:
+    async def _wait_for_starter(self) -> None:
         """Wait for the process that we started. It ends as soon as it has sent the descriptor of the forked zygote."""
         async with asyncio.timeout(_START_S):
             while self._process.poll() is None:  # noqa: ASYNC110  # it takes less than a millisecond
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_S)
 
     def _launch(self, plan: wire.WallPlan, log: Path) -> subprocess.Popen[bytes]:
         descriptor = self._theirs.fileno()
@@ -139,14 +139,14 @@ class Zygote:
                 pass_fds=(descriptor,),
                 start_new_session=True,
             )
-        self._child_processes.launched(process.pid, forks=plan.namespaces)
+        self._child_processes.add_session(process.pid, forks=plan.namespaces)
         return process
 
-    def _hung_up(self) -> None:
+    def _disconnected(self) -> None:
         self.kill()
 
     def spawn(self, slot: wire.SlotPlan, joining: tuple[int, ...]) -> socket.socket:
-        """Request a cell. Return our end of its control socket. Raise `ZygoteError` if the zygote is gone."""
+        """Request a cell. Return our end of its control socket. Raise `ZygoteError` if the zygote has ended."""
         ours, theirs = transport.socket_pair()
         try:
             wire.send(self._channel, wire.pack(slot), (theirs.fileno(), *joining))
@@ -161,7 +161,7 @@ class Zygote:
 
     @property
     def pid(self) -> int:
-        """Its process id as the manager sees it; 0 if it is gone."""
+        """Its process id as the manager sees it; 0 if it has ended."""
         return process_of(self._pidfd) if self._pidfd >= 0 else 0
 
     def kill(self) -> None:
@@ -179,39 +179,39 @@ class Zygote:
             self._process.kill()
         for listener in tuple(self.end_listeners):
             listener()
-        self._await_end()
+        self._watch_end()
 
-    def _await_end(self) -> None:
+    def _watch_end(self) -> None:
         """Reap it when it has ended, which is after all processes of its pid namespace."""
         if self._pidfd < 0:  # no zygote was forked: only the process that we started exists, and it ends at once
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_S)
-            self._child_processes.gone(self._process.pid)
-            self._gone.set()
+            self._child_processes.remove_session(self._process.pid)
+            self._end_event.set()
             return
         try:
-            asyncio.get_running_loop().add_reader(self._pidfd, self._has_ended)
+            asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
         except RuntimeError:  # the event loop has ended
-            self._has_ended()
+            self._reap()
 
-    def _has_ended(self) -> None:
+    def _reap(self) -> None:
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop().remove_reader(self._pidfd)
         self._process.poll()
         reap(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = -1
-        self._child_processes.gone(self._process.pid)
-        self._gone.set()
+        self._child_processes.remove_session(self._process.pid)
+        self._end_event.set()
 
     async def ended(self) -> None:
         """Wait until nothing of it is left, at most five seconds. Call it after `kill`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
-                await self._gone.wait()
+                await self._end_event.wait()
 
 
-def _last_words(log: Path) -> str:
+def _log_tail(log: Path) -> str:
     return log.read_text(errors="replace").strip()[-500:]
 
 
@@ -231,7 +231,7 @@ class Zygotes:
         """Return the running zygote of this name. Raise `ZygoteError`."""
         task = self._running.get(name)
         if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().dead)):
-            self._make_room()
+            self._evict()
             task = asyncio.create_task(self._start(name), name=f"zygote {name}")
             self._running[name] = task
         self._running.move_to_end(name)
@@ -250,13 +250,13 @@ class Zygotes:
     def _plan_of(self, name: str) -> wire.WallPlan:
         if name == LAUNCHER:
             return replace(self._plan, harnesses=(), preload=(), covered=())
-        preload = _USUAL + (_HEAVY if name.endswith(HEAVY) else ())
-        if name.removesuffix(HEAVY).partition("@")[0] == "math":
+        preload = _COMMON_MODULES + (_HEAVY_MODULES if name.endswith(HEAVY_SUFFIX) else ())
+        if name.removesuffix(HEAVY_SUFFIX).partition("@")[0] == "math":
             return replace(self._plan, preload=preload + _MATH)
         # A program's private directory is its own. Only sympy, which imports lazily, gets one in /tmp bound back.
         return replace(self._plan, preload=preload, covered=())
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         for name, task in list(self._running.items()):
             if len(self._running) < self._most:
                 return

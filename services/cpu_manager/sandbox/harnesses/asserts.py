@@ -32,9 +32,9 @@ ONLY_TREE: Final = 0x400
 def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
     """Run `source`, then the tests of the payload, and report. Never returns."""
     nonces, texts = _unpack(payload)
-    sealed.close_doors(payload)
+    sealed.install_guards(payload)
     del payload
-    leave, describe, exit_now = sealed.leave, sealed.describe, sealed.exit_function()
+    flush_and_exit, describe, exit_now = sealed.flush_and_exit, sealed.describe, sealed.exit_function()
     run: Callable[[CodeType, dict[str, Any]], object] = exec
     exit_code = 1
     try:
@@ -42,10 +42,10 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
             report(nonces.pop() + fault)
             return
         program = compile(source.encode("utf-8", "surrogatepass"), sealed.PROGRAM, "exec", dont_inherit=True)
-        namespace = sealed.fresh_main(source)
-        sealed.forgive_depth()
+        namespace = sealed.new_main(source)
+        sealed.extend_recursion_limit()
         # All that is used after the program is looked up before it: see `sealed`.
-        sealed.settle(
+        sealed.report_success(
             report,
             nonces.pop(),
             os.getpid,
@@ -61,7 +61,7 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
     except BaseException as error:  # noqa: BLE001  # SystemExit too: an exit before the last assert is not a pass
         report(describe(error))
     finally:
-        leave(exit_code, exit_now)
+        flush_and_exit(exit_code, exit_now)
 
 
 def _unpack(payload: bytes) -> tuple[list[bytes], list[str]]:
@@ -81,12 +81,12 @@ def _fault(tests: str) -> bytes:
         if tree.body:
             compile(source, "tests.py", "exec", dont_inherit=True)
             return b""
-        told = "they hold no statement"
+        problem = "they contain no statement"
     except MemoryError:
         return b""
     except Exception as error:  # noqa: BLE001  # SyntaxError, ValueError, RecursionError
-        told = f"{type(error).__name__}: {error}"
-    return json.dumps({"fault": told[: sealed.MESSAGE_CHARS]}).encode()
+        problem = f"{type(error).__name__}: {error}"
+    return json.dumps({"fault": problem[: sealed.MESSAGE_CHARS]}).encode()
 
 
 class _Space(dict[str, Any]):

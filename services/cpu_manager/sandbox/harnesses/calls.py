@@ -40,12 +40,12 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
     """Run `source`, then the instructions of the payload, and report their results. Never returns."""
     instructions = marshal.loads(payload)
     sender = _Sender(report, os.getpid, sealed.REPORT_BYTES)
-    leave, describe, exit_now = sealed.leave, sealed.describe, sealed.exit_function()
+    flush_and_exit, describe, exit_now = sealed.flush_and_exit, sealed.describe, sealed.exit_function()
     exit_code = 1
     try:
         program = compile(source.encode("utf-8", "surrogatepass"), sealed.PROGRAM, "exec", dont_inherit=True)
-        namespace = sealed.fresh_main(source)
-        sealed.forgive_depth()
+        namespace = sealed.new_main(source)
+        sealed.extend_recursion_limit()
         exec(program, namespace)
         _run(instructions, namespace, sender)
         sender.line(b"[]\n")
@@ -53,7 +53,7 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
     except BaseException as error:  # noqa: BLE001  # SystemExit too: an exit before the last call is not a pass
         sender.line(describe(error) + b"\n")
     finally:
-        leave(exit_code, exit_now)
+        flush_and_exit(exit_code, exit_now)
 
 
 class _Sender:

@@ -30,23 +30,23 @@ Encode = Callable[[Any, int], tuple[str, ...]]
 def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
     """Call `function(**arguments)` of the module `source`, and report `{score, type, extra}`. Never returns."""
     nonces, call = sealed.unpack(payload)
-    sealed.close_doors(payload)
+    sealed.install_guards(payload)
     del payload
-    leave, describe, exit_now = sealed.leave, sealed.describe, sealed.exit_function()
+    flush_and_exit, describe, exit_now = sealed.flush_and_exit, sealed.describe, sealed.exit_function()
     exit_code = 1
     try:
-        sealed.settle(
+        sealed.report_success(
             report,
             nonces.pop(),
             os.getpid,
             os.getpid(),
-            _told(_encoder(), math.isfinite, _call(report, source, call["function"], call["arguments"])),
+            _encode_result(_encoder(), math.isfinite, _call(report, source, call["function"], call["arguments"])),
         )
         exit_code = 0
     except BaseException as error:  # noqa: BLE001  # report whatever the module raised
         report(describe(error))
     finally:
-        leave(exit_code, exit_now)
+        flush_and_exit(exit_code, exit_now)
 
 
 def _call(report: sealed.Report, source: str, function: str, arguments: dict[str, Any]) -> Any:
@@ -76,7 +76,7 @@ def _encoder() -> Encode:
     return make(None, repr, json.encoder.encode_basestring_ascii, None, ": ", ", ", False, True, False)
 
 
-def _told(encode: Encode, is_finite: Callable[[float], bool], returned: Any) -> bytes:
+def _encode_result(encode: Encode, is_finite: Callable[[float], bool], returned: Any) -> bytes:
     extra = {}
     score = returned
     if isinstance(returned, dict):
@@ -88,8 +88,8 @@ def _told(encode: Encode, is_finite: Callable[[float], bool], returned: Any) -> 
         score = score.item()  # a scalar of numpy or torch
     if not isinstance(score, bool | int | float) or not is_finite(score):
         raise TypeError(f"the score must be a finite number or a bool, not {score!r:.200}")
-    told = {"score": float(score), "type": type(score).__name__, "extra": extra}
-    text = "".join(encode(told, 0)).encode()
+    result = {"score": float(score), "type": type(score).__name__, "extra": extra}
+    text = "".join(encode(result, 0)).encode()
     if len(text) > sealed.REPORT_BYTES:
         raise ValueError(f"the result is {len(text)} bytes of JSON; there is room for {sealed.REPORT_BYTES}")
     return text

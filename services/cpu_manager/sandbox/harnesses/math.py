@@ -27,12 +27,12 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None: 
     nonces, secret = sealed.unpack(payload)
     gold = parse(gold_text(secret["gold"]), parsing_timeout=None) or parse(secret["gold"], parsing_timeout=None)
     response = parse(secret["response"], parsing_timeout=None)
-    told = {
+    result = {
         "gold": _shown(gold),
         "response": _shown(response),
         "equal": bool(gold and response and _equal(verify, gold, response)),
     }
-    sealed.settle(report, nonces.pop(), os.getpid, os.getpid(), json.dumps(told).encode())
+    sealed.report_success(report, nonces.pop(), os.getpid, os.getpid(), json.dumps(result).encode())
 
 
 def _equal(verify: Callable[..., bool], gold: list[Any], response: list[Any]) -> bool:

@@ -5,12 +5,12 @@ must be out of its reach while the program runs. Python code can reach what has 
 what is in a container that the collector tracks. It cannot reach the value stack of a running frame. So harnesses
 write ::
 
-    settle(report, nonces.pop(), os.getpid, os.getpid(), run(program))
+    report_success(report, nonces.pop(), os.getpid, os.getpid(), run(program))
 
 The arguments are evaluated from left to right: while `run` runs, the nonce is an unnamed value on this frame's stack.
-It gets a name again in `settle`, after all code of the program has run. The same holds for the tests (`asserts`), which
-are unpacked only after the program's own body has run, and for every function that is used after it. These functions
-were looked up before, so replacing `os.write`, `json.dumps` or a builtin does not change them.
+It gets a name again in `report_success`, after all code of the program has run. The same holds for the tests
+(`asserts`), which are unpacked only after the program's own body has run, and for every function that is used after it.
+These functions were looked up before, so replacing `os.write`, `json.dumps` or a builtin does not change them.
 
 An audit hook, which Python code cannot remove, refuses Python's deeper means of inspection: tracing and profiling
 (they could skip lines of the tests), the collector's inventories, other threads' frames, new code for the harnesses'
@@ -53,13 +53,13 @@ def unpack(payload: bytes) -> tuple[list[bytes], Any]:
     return [payload[:NONCE_BYTES]], marshal.loads(payload[NONCE_BYTES:])
 
 
-def settle(report: Report, nonce: bytes, getpid: Callable[[], int], pid: int, told: bytes) -> None:
+def report_success(report: Report, nonce: bytes, getpid: Callable[[], int], pid: int, result: bytes) -> None:
     """Report success. A forked copy of the program gets here as well; only the first process may report."""
     if getpid() == pid:
-        report(nonce + told)
+        report(nonce + result)
 
 
-def close_doors(payload: bytes) -> None:
+def install_guards(payload: bytes) -> None:
     """Before the program runs: remove the callers' references to the payload, and install the audit hook."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
@@ -89,7 +89,7 @@ def _refuse(event: str, args: tuple[Any, ...]) -> None:
         raise RuntimeError(f"{event} is not available in a graded program")
 
 
-def fresh_main(source: str) -> dict[str, Any]:
+def new_main(source: str) -> dict[str, Any]:
     """Return the namespace of a new `__main__`, as for a script. Tracebacks can find its lines."""
     linecache.cache[PROGRAM] = (len(source), None, source.splitlines(keepends=True), PROGRAM)
     module = types.ModuleType("__main__")
@@ -98,7 +98,7 @@ def fresh_main(source: str) -> dict[str, Any]:
     return module.__dict__
 
 
-def forgive_depth() -> None:
+def extend_recursion_limit() -> None:
     """Give the program the recursion depth of a script: the frames below it do not count."""
     depth, frame = 0, sys._getframe(1)
     while frame is not None:
@@ -112,17 +112,17 @@ def describe(error: BaseException) -> bytes:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
         trace = trace.tb_next
     lines = traceback.format_exception(type(error), error, trace, limit=-TRACEBACK_FRAMES)
-    told = {
+    description = {
         "exception": type(error).__name__,
         "assertion": isinstance(error, AssertionError),
         "ordinary": isinstance(error, Exception) and not isinstance(error, MemoryError),
         "message": lines[-1].strip().partition(": ")[2][:MESSAGE_CHARS],
         "traceback": "".join(lines)[-TRACEBACK_CHARS:],
     }
-    return json.dumps(told).encode()
+    return json.dumps(description).encode()
 
 
-def leave(exit_code: int, exit_now: Callable[[int], None]) -> None:
+def flush_and_exit(exit_code: int, exit_now: Callable[[int], None]) -> None:
     """End the process now, so that threads and exit handlers of the program cannot act after the report."""
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -97,8 +97,8 @@ def _restrict_init(plan: wire.WallPlan, slot: wire.SlotPlan) -> int:
     program.drop_privileges(plan, slot)
     readable = [source for source, _ in plan.binds]
     devices = [f"/dev/{name}" for name in DEVICES]
-    own = landlock.walls([*readable, "/proc"], devices, slot.home)
-    programs = landlock.walls(readable, devices, slot.home)
+    own = landlock.create_ruleset([*readable, "/proc"], devices, slot.home)
+    programs = landlock.create_ruleset(readable, devices, slot.home)
     landlock.restrict(own)
     os.close(own)
     os.chdir(slot.home)
@@ -238,7 +238,7 @@ def _supervise(pid: int, supervisor: SeccompSupervisor) -> tuple[int, _ProgramUs
                 statuses.append(status)
         return True
 
-    supervisor.follow()
+    supervisor.start()
     supervisor.wait(reap)
     usage.cpu_s += time.process_time() - before
     return statuses[0], usage

@@ -40,9 +40,9 @@ class Metadata:
     def __init__(self, home: str) -> None:
         self._home = home
 
-    def make(self, thread: int, name: str, arguments: list[int], still_there: Callable[[], None]) -> None:
-        """Make the call `name` for a thread. Raise OSError with the caller's errno; `still_there` raises if it died."""
-        opened = _Opened(thread)
+    def make(self, thread: int, name: str, arguments: list[int], check_alive: Callable[[], None]) -> None:
+        """Make the call `name` for a thread. Raise OSError with the caller's errno; `check_alive` raises if it died."""
+        opened = _CallFiles(thread)
         try:
             times = None
             if name == "utimensat":
@@ -56,8 +56,8 @@ class Metadata:
                 flags = arguments[3] if name == "fchmodat2" else 0
                 descriptor = opened.at(arguments[0], arguments[1], flags, required=True)
             # The caller still waits, so its thread id cannot have been reused for another process.
-            still_there()
-            self._demand_own(descriptor)
+            check_alive()
+            self._check_own(descriptor)
             if name == "utimensat":
                 syscalls.set_times(descriptor, times)
             else:
@@ -65,14 +65,14 @@ class Metadata:
         finally:
             opened.close()
 
-    def _demand_own(self, descriptor: int) -> None:
+    def _check_own(self, descriptor: int) -> None:
         """Raise unless the file is in the private directory. Landlock prevents moving or linking other files there."""
         place = os.readlink(f"/proc/self/fd/{descriptor}")
         if place != self._home and not place.startswith(f"{self._home}/"):
             raise PermissionError(errno.EPERM, place)
 
 
-class _Opened:
+class _CallFiles:
     """The files named by the arguments of a thread's call, as descriptors that only identify a file (O_PATH)."""
 
     def __init__(self, thread: int) -> None:
@@ -93,8 +93,8 @@ class _Opened:
         directory = self._base(base)
         if not name:
             return directory
-        follow = os.O_NOFOLLOW if flags & _AT_SYMLINK_NOFOLLOW else 0
-        return self._keep(syscalls.open_without_magic(directory, name, os.O_PATH | follow))
+        no_follow = os.O_NOFOLLOW if flags & _AT_SYMLINK_NOFOLLOW else 0
+        return self._keep(syscalls.open_without_magic(directory, name, os.O_PATH | no_follow))
 
     def _base(self, number: int) -> int:
         number = ctypes.c_int(number & 0xFFFF_FFFF).value

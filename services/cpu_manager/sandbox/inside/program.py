@@ -47,7 +47,7 @@ def run(
             _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # no namespace ends with init
             if supervisor is not None:
-                supervisor.forget()
+                supervisor.reset_signals()
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
         if context.ruleset >= 0:
@@ -64,11 +64,11 @@ def run(
         set_limits(start_request, own=0 if context.plan.namespaces else 1)
         listener = context.filter.install()
         if supervisor is not None:
-            supervisor.hand_over(listener, start_request.pids)
+            supervisor.send_listener(listener, start_request.pids)
         stdin, stdout, stderr, program_file, report = received
         for target, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, target)
-        report = _hide(report)
+        report = _hide_descriptor(report)
         wire.send(control, wire.pack_started(time.monotonic()))
     except BaseException as error:  # noqa: BLE001  # report it to the manager: the program has not begun
         wire.send(control, wire.FAILED + repr(error).encode())
@@ -121,7 +121,7 @@ def _raise_oom_score() -> None:
     os.close(descriptor)
 
 
-def _hide(descriptor: int) -> int:
+def _hide_descriptor(descriptor: int) -> int:
     """Move a descriptor to a random number that is hard to guess; it closes on exec."""
     start = 256 + int.from_bytes(os.urandom(2), "little") % 640
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, start)

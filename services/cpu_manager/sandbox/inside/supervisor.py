@@ -23,13 +23,13 @@ from services.cpu_manager.sandbox.inside.forks import Forks
 from services.cpu_manager.sandbox.inside.metadata import Metadata
 from services.cpu_manager.sandbox.walls import refused, syscalls
 
-_RECEIVE: Final = 0xC050_2100
-_ANSWER: Final = 0xC018_2101
-_STILL_THERE: Final = 0x4008_2102
+_NOTIF_RECV: Final = 0xC050_2100
+_NOTIF_SEND: Final = 0xC018_2101
+_ID_VALID: Final = 0x4008_2102
 _NOTICE: Final = struct.Struct("=QIIiIQ6Q")
 """id, thread, flags; number, architecture, instruction pointer and arguments of the call."""
 _REPLY: Final = struct.Struct("=QqiI")
-_MADE: Final = 0
+_DONE: Final = 0
 _CONTINUE: Final = 1
 """The kernel makes the call. Only for calls whose registers the filter checks: memory could change in the meantime."""
 _LIMIT: Final = struct.Struct("=Q")
@@ -44,21 +44,21 @@ class SeccompSupervisor:
         self._forks = Forks()
         column = 0 if os.uname().machine == "x86_64" else 1
         self._names = {numbers[column]: name for name, numbers in refused.SUPERVISED.items()}
-        self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wakeup_reader, self._wakeup_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._listener = -1
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
-    def follow(self) -> None:
+    def start(self) -> None:
         """Begin with the program that was forked last."""
-        signal.signal(signal.SIGCHLD, _nothing)
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _no_op)
+        signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
 
-    def hand_over(self, listener: int, pids: int) -> None:
+    def send_listener(self, listener: int, pids: int) -> None:
         """Pass the filter's descriptor and the program's task limit to init. Runs in the program's process."""
         wire.send(self._theirs, _LIMIT.pack(pids), (listener,))
         os.close(listener)
 
-    def forget(self) -> None:
+    def reset_signals(self) -> None:
         """Remove init's signal handling from a child. Runs in the program's process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -66,16 +66,16 @@ class SeccompSupervisor:
     def wait(self, reap: Callable[[], bool]) -> None:
         """Answer calls until `reap` returns True. It is called whenever a child may have ended."""
         poller = select.poll()
-        for descriptor in (self._woken, self._ours.fileno()):
+        for descriptor in (self._wakeup_reader, self._ours.fileno()):
             poller.register(descriptor, select.POLLIN)
         try:
             while not reap():
                 for descriptor, events in poller.poll():
-                    if descriptor == self._woken:
+                    if descriptor == self._wakeup_reader:
                         with contextlib.suppress(BlockingIOError):
-                            os.read(self._woken, _SIGNALS)
+                            os.read(self._wakeup_reader, _SIGNALS)
                     elif descriptor == self._ours.fileno():
-                        self._take_listener()
+                        self._receive_listener()
                         poller.register(self._listener, select.POLLIN)
                     elif events & select.POLLIN:
                         self._serve()
@@ -86,7 +86,7 @@ class SeccompSupervisor:
                 os.close(self._listener)
                 self._listener = -1
 
-    def _take_listener(self) -> None:
+    def _receive_listener(self) -> None:
         packet, (self._listener,) = wire.receive(self._ours, 1)
         self._forks.begin(*_LIMIT.unpack(packet))
 
@@ -94,17 +94,17 @@ class SeccompSupervisor:
         """Answer one call. A caller that was killed in the meantime needs no answer."""
         notice = ctypes.create_string_buffer(_NOTICE.size)
         with contextlib.suppress(OSError):
-            syscalls.ioctl(self._listener, _RECEIVE, notice)
+            syscalls.ioctl(self._listener, _NOTIF_RECV, notice)
             call, thread, _, number, _, _, *arguments = _NOTICE.unpack(notice.raw)
-            error, flags = 0, _MADE
+            error, flags = 0, _DONE
             try:
                 flags = self._answer(call, thread, number, arguments)
             except OSError as refusal:
                 error = refusal.errno or errno.EPERM
             reply = ctypes.create_string_buffer(_REPLY.pack(call, 0, -error, flags))
-            self._again(_ANSWER, reply)
+            self._retry_ioctl(_NOTIF_SEND, reply)
 
-    def _again(self, request: int, argument: ctypes.Array[ctypes.c_char]) -> None:
+    def _retry_ioctl(self, request: int, argument: ctypes.Array[ctypes.c_char]) -> None:
         """Make an ioctl that a signal may interrupt: the end of a child must not lose the answer to a call."""
         while True:
             with contextlib.suppress(InterruptedError):
@@ -116,12 +116,12 @@ class SeccompSupervisor:
             self._forks.allow()
             return _CONTINUE
 
-        def still_there() -> None:
-            self._again(_STILL_THERE, ctypes.create_string_buffer(struct.pack("=Q", call)))
+        def check_alive() -> None:
+            self._retry_ioctl(_ID_VALID, ctypes.create_string_buffer(struct.pack("=Q", call)))
 
-        self._metadata.make(thread, self._names[number], arguments, still_there)
-        return _MADE
+        self._metadata.make(thread, self._names[number], arguments, check_alive)
+        return _DONE
 
 
-def _nothing(*_: object) -> None:
+def _no_op(*_: object) -> None:
     """Do nothing. SIGCHLD wakes init only if it has a handler."""

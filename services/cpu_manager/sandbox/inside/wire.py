@@ -28,7 +28,7 @@ FILE: Final = b"F"
 """Followed by size and name; then DATA packets until the size is reached."""
 DATA: Final = b"D"
 DONE: Final = b"Z"
-"""The last packet; the cell is gone."""
+"""The last packet; the cell has ended."""
 REUSABLE: Final = b"A"
 """The last packet of this program; the cell can run another one."""
 

@@ -26,7 +26,7 @@ from services.cpu_manager.sandbox.walls import syscalls, view
 from services.cpu_manager.sandbox.walls.seccomp import Filter, Rules
 
 _HARNESSES: Final = "services.cpu_manager.sandbox.harnesses"
-_OURS: Final[list[ModuleType]] = []
+_OWN_MODULES: Final[list[ModuleType]] = []
 """Our own modules, which programs cannot import. They stay in memory: freeing them after a fork would copy their
 pages."""
 _JOINING: Final = 6
@@ -59,7 +59,7 @@ def main(descriptor: int) -> NoReturn:
 
 def prepare(plan: wire.WallPlan) -> ZygoteContext:
     """Import everything, and prepare what each cell needs, while the host's files are still visible."""
-    _mend_interpreter(plan)
+    _restore_interpreter(plan)
     for name in plan.preload:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -71,11 +71,11 @@ def prepare(plan: wire.WallPlan) -> ZygoteContext:
         context.resident = importlib.import_module(plan.resident).serve_descriptor
     del sys.path[0]  # the repository: programs import from the toolchain only
     for name in [name for name in sys.modules if name.partition(".")[0] == "services"]:
-        _OURS.append(sys.modules.pop(name))
+        _OWN_MODULES.append(sys.modules.pop(name))
     return context
 
 
-def _mend_interpreter(plan: wire.WallPlan) -> None:
+def _restore_interpreter(plan: wire.WallPlan) -> None:
     """Give an isolated interpreter the usual features: `exit`, `help`, third-party packages."""
     # Importing numpy must start no threads: a process with threads cannot enter a user namespace.
     os.environ.update(plan.environment)
@@ -173,7 +173,7 @@ def serve(channel: socket.socket, context: ZygoteContext) -> None:
 
 
 def _thaw(descriptors: dict[int, int]) -> None:
-    """Thaw all cells when the manager is gone: they are to end with this zygote, but frozen processes do not die."""
+    """Thaw all cells after the manager's end: they end with this zygote, but frozen processes do not die."""
     if not descriptors or os.getpid() != 1:
         return
     with contextlib.suppress(ProcessLookupError):

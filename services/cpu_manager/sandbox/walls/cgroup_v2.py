@@ -141,14 +141,14 @@ class HierarchyV2:
                 f"cgroup v2 at {own} lacks {', '.join(sorted(missing))}; try `systemd-run --user -p Delegate=yes`"
             )
         if "memory" not in read(own / "cgroup.subtree_control"):
-            cls._step_aside(own)
+            cls._move_to_leaf(own)
         parent = own / f"{PREFIX}{instance}"
         parent.mkdir(exist_ok=True)
         write(parent / "cgroup.subtree_control", "+memory +pids")
         return cls(parent)
 
     @staticmethod
-    def _step_aside(own: Path) -> None:
+    def _move_to_leaf(own: Path) -> None:
         """Move the delegated group's processes into a leaf, then delegate its controllers."""
         leaf = own / _LEAF
         leaf.mkdir(exist_ok=True)

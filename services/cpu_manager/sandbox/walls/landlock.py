@@ -49,14 +49,14 @@ def abi() -> int:
         return 0
 
 
-def _create(files: int, net: int, scoped: int) -> int:
+def _create_ruleset(files: int, net: int, scoped: int) -> int:
     attr = struct.pack("=QQQ", files, net, scoped)
     return syscalls.syscall("landlock_create_ruleset", _CREATE_RULESET, attr, ctypes.c_size_t(len(attr)), 0)
 
 
-def walls(readable: Iterable[str], devices: Iterable[str], private: str) -> int:
+def create_ruleset(readable: Iterable[str], devices: Iterable[str], private: str) -> int:
     """Return a rule set (descriptor): read and execute the toolchain, use devices, own `private`; no TCP, scoped."""
-    ruleset = _create(ALL_FILES, _NET_TCP, _SCOPE_ABSTRACT_UNIX | _SCOPE_SIGNAL)
+    ruleset = _create_ruleset(ALL_FILES, _NET_TCP, _SCOPE_ABSTRACT_UNIX | _SCOPE_SIGNAL)
     for path in readable:
         _allow(ruleset, path, READ_TREE)
     for path in devices:

@@ -206,7 +206,7 @@ class Filter:
     def __init__(self, rules: Rules) -> None:
         self._machine = platform.machine()
         if self._machine not in _AUDIT_ARCH:
-            raise OSError(f"the sandbox's filter knows x86_64 and aarch64, not {self._machine}")
+            raise OSError(f"the sandbox's filter supports x86_64 and aarch64, not {self._machine}")
         program = assemble(self._machine, rules)
         self.supervised = not rules.namespaces
         """True if calls of `refused.SUPERVISED` and `refused.FORKS` wait for an answer through `install`'s

@@ -63,7 +63,7 @@ _FCHMODAT2: Final = 452
 def _number(name: str) -> int:
     machine = platform.machine()
     if machine not in _NUMBERS:
-        raise OSError(f"the sandbox knows x86_64 and aarch64, not {machine}")
+        raise OSError(f"the sandbox supports x86_64 and aarch64, not {machine}")
     return _NUMBERS[machine][name]
 
 
@@ -208,7 +208,7 @@ def _open(directory: int, path: bytes, flags: int, resolve: int) -> int:
 
 
 def signal_pidfd(pidfd: int, number: int) -> None:
-    """Send a signal to exactly the process of `pidfd`. Raise ProcessLookupError if it is gone."""
+    """Send a signal to exactly the process of `pidfd`. Raise ProcessLookupError if it has ended."""
     syscall("pidfd_send_signal", _PIDFD_SEND_SIGNAL, pidfd, number, None, 0)
 
 

@@ -31,7 +31,7 @@ while True:
     assert ended.ended_by in {"wall-limit", "signal"}
 
 
-async def test_a_look_ends_at_more_processes_than_allowed() -> None:
+async def test_a_sample_ends_at_more_processes_than_allowed() -> None:
     """Else a fork bomb grows faster than it is counted."""
     chain = "import os\nfor _ in range(40):\n  if os.fork(): os.wait(); os._exit(0)\nprint(flush=True); input()"
     pipe = asyncio.subprocess.PIPE
@@ -64,7 +64,7 @@ os.kill(0, 9)
     await top.communicate(b"\n")
 
 
-async def test_a_look_that_waits_for_a_program_delays_no_other(
+async def test_a_sample_that_waits_for_a_program_delays_no_other(
     sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory maps of a process that forks are locked, for seconds where many processes share its core."""
@@ -114,7 +114,7 @@ time.sleep(0.3)
     assert ended.ended_by == "signal" or int(ended.stdout) <= 20
 
 
-async def test_looks_go_on_after_one_has_failed(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_samples_go_on_after_one_has_failed(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     sample, failures = TreeSampler.sample, iter([ValueError("no number"), OSError(errno.EMFILE, "descriptors")])
 
     def failing(self: TreeSampler, init: int, *, quick: bool = False) -> Usage:
@@ -129,7 +129,7 @@ async def test_looks_go_on_after_one_has_failed(sandbox: LocalSandbox, monkeypat
     assert (await sandbox.run(spin, CORE)).ended_by in {"cpu-limit", "signal"}
     asyncio.get_running_loop().set_exception_handler(None)
     watched = sandbox.ladder.chosen in {Rung.NAMESPACES, Rung.LANDLOCK}
-    assert told == (["a look at a program failed"] if watched else [])
+    assert told == (["a sample of a program failed"] if watched else [])
 
 
 async def test_a_memory_bomb_is_ended_and_named(attack: Attack) -> None:
@@ -337,7 +337,7 @@ except OSError as error: print(made, error.errno)
         assert (made < 65_536, number) == (True, errno.ENOSPC), ended
 
 
-async def test_files_in_a_closed_directory_are_weighed(sandbox: LocalSandbox, attack: Attack) -> None:
+async def test_files_in_a_closed_directory_are_counted(sandbox: LocalSandbox, attack: Attack) -> None:
     source = """
 import os, time
 os.mkdir('closed')

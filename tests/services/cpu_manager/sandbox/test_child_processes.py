@@ -43,9 +43,9 @@ def test_an_orphan_that_nobody_owns_is_killed_and_reaped() -> None:
     run("""
 for command in ("sleep 300", "setsid sleep 300"):
     starter, orphan = forked_twice(command)
-    assert child_processes.look() == [orphan]
+    assert child_processes.reap_once() == [orphan]
     until("Z", orphan) if state(orphan) != "gone" else None
-    child_processes.look()
+    child_processes.reap_once()
     assert state(orphan) == "gone"
 """)
 
@@ -58,22 +58,22 @@ deadline = time.monotonic() + 20
 while Path(f"/proc/{orphan}/comm").read_bytes() != b"\\xff\\n":
     assert time.monotonic() < deadline
     time.sleep(0.01)
-assert child_processes.look() == [orphan]
+assert child_processes.reap_once() == [orphan]
 while Path(f"/proc/{orphan}").exists():
     assert time.monotonic() < deadline
-    child_processes.look()
+    child_processes.reap_once()
 """)
 
 
 def test_an_orphan_in_the_session_of_one_that_forks_has_an_owner() -> None:
     run("""
 starter, zygote = forked_twice("sleep 300")
-child_processes.launched(starter.pid, forks=True)
-assert child_processes.look() == []
+child_processes.add_session(starter.pid, forks=True)
+assert child_processes.reap_once() == []
 pidfd = os.pidfd_open(zygote)
 os.kill(zygote, signal.SIGKILL)
 until("Z", zygote)
-assert child_processes.look() == [], "its owner waits for it"
+assert child_processes.reap_once() == [], "its owner waits for it"
 reap(pidfd)
 assert state(zygote) == "gone"
 """)
@@ -82,8 +82,8 @@ assert state(zygote) == "gone"
 def test_what_a_process_leaves_that_does_not_fork_is_an_orphan() -> None:
     run("""
 starter, orphan = forked_twice("sleep 300")
-child_processes.launched(starter.pid, forks=False)
-assert child_processes.look() == [orphan]
+child_processes.add_session(starter.pid, forks=False)
+assert child_processes.reap_once() == [orphan]
 """)
 
 
@@ -91,17 +91,17 @@ def test_the_ends_of_ordinary_children_are_left_to_who_waits_for_them() -> None:
     run("""
 child = subprocess.Popen(["sh", "-c", "exit 7"])
 until("Z", child.pid)
-assert child_processes.look() == []
+assert child_processes.reap_once() == []
 assert child.wait() == 7
 sleeper = subprocess.Popen(["sleep", "300"])
-assert child_processes.look() == [] == child_processes.look()
+assert child_processes.reap_once() == [] == child_processes.reap_once()
 assert sleeper.poll() is None
 sleeper.kill()
 
 async def asynchronous():
     process = await asyncio.create_subprocess_exec("sh", "-c", "sleep 0.2; exit 5")
     while process.returncode is None:
-        child_processes.look()
+        child_processes.reap_once()
         await asyncio.sleep(0.01)
     assert process.returncode == 5
 
@@ -114,7 +114,7 @@ def test_an_ended_orphan_in_the_managers_own_session_is_reaped_at_the_second_loo
 starter = subprocess.run(["sh", "-c", "sleep 0 >/dev/null & echo $!"], stdout=subprocess.PIPE)
 orphan = int(starter.stdout)
 until("Z", orphan) if state(orphan) != "gone" else None
-child_processes.look()
-child_processes.look()
+child_processes.reap_once()
+child_processes.reap_once()
 assert state(orphan) == "gone"
 """)

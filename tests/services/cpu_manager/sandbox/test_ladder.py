@@ -10,7 +10,7 @@ import pytest
 
 from services.cpu_manager.sandbox import ladder, toolchain
 from services.cpu_manager.sandbox.instance import Instance
-from services.cpu_manager.sandbox.ladder import climb
+from services.cpu_manager.sandbox.ladder import choose_rung
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import PythonJob
 from services.cpu_manager.sandbox.rungs import ENFORCES, Attempt, Ladder, NoSandboxError, Rung
@@ -75,7 +75,7 @@ async def test_an_old_landlock_is_not_enough(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(landlock, "abi", lambda: 5)
     instance = Instance(tmp_path / "scratch")
     with pytest.raises(NoSandboxError, match="cannot scope signals"):
-        await climb(instance, toolchain.detect(), Rung.LANDLOCK)
+        await choose_rung(instance, toolchain.detect(), Rung.LANDLOCK)
     instance.close()
 
 

@@ -94,7 +94,7 @@ async def test_a_place_that_comes_back_after_the_end_is_left_alone(tmp_path: Pat
     walls: Any = SimpleNamespace(namespaces=False, privileged=False)
     slots = Slots(walls, tmp_path, None)
     slot = slots.take()
-    slots.shut()
+    slots.stop_reuse()
     slots.close()
     slots.give(slot)
     assert list(tmp_path.iterdir()) == []

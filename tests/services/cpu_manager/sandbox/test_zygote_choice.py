@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.cpu_manager.sandbox.protocol import PythonJob
-from services.cpu_manager.sandbox.zygotes import HEAVY, zygote_for
+from services.cpu_manager.sandbox.zygotes import HEAVY_SUFFIX, zygote_for
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from services.cpu_manager.sandbox.zygotes import HEAVY, zygote_for
     ],
 )
 def test_a_program_that_imports_something_heavy_finds_it_imported(source: str) -> None:
-    assert zygote_for(PythonJob(source=source)) == "default" + HEAVY
+    assert zygote_for(PythonJob(source=source)) == "default" + HEAVY_SUFFIX
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_every_other_program_is_forked_from_the_lean_one(source: str) -> None:
 
 
 def test_what_the_tests_import_counts_too_and_names_stay_apart() -> None:
-    assert zygote_for(PythonJob(payload=b"import numpy", zygote="default@eve")) == "default@eve" + HEAVY
+    assert zygote_for(PythonJob(payload=b"import numpy", zygote="default@eve")) == "default@eve" + HEAVY_SUFFIX

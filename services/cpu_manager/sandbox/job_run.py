@@ -105,12 +105,12 @@ class JobRun:
 
     @property
     def started(self) -> bool:
-        """True if the program's own process has run. Before that, nothing of the job has happened."""
+        """True if the program's own process has run. Before that, no part of the job has run."""
         return self._started_at > 0
 
     @property
     def started_at(self) -> float:
-        """When the program began, on the monotonic clock; 0 before."""
+        """Start of the program, on the monotonic clock; 0 before."""
         return self._started_at
 
     @property

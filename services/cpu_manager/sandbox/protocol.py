@@ -95,7 +95,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sandbox(Protocol):
-    """Runs jobs on a node. Implemented by `LocalSandbox`; in unit tests by `FakeSandbox`."""
+    """Runner of jobs on a node. Implemented by `LocalSandbox`; in unit tests by `FakeSandbox`."""
 
     async def run(self, job: Job, cores: frozenset[int]) -> Exit:
         """Run one job on exactly these cores and wait for its end.

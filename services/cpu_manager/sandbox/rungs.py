@@ -63,7 +63,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """What this node can enforce, found by trying. Printed at start and shown in `/v1/nodes`."""
+    """Enforceable rung of this node, found by trying. Printed at start and shown in `/v1/nodes`."""
 
     chosen: Rung
     attempts: tuple[Attempt, ...]

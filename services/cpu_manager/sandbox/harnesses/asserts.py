@@ -1,4 +1,4 @@
-"""Runs a program, then its tests, in one interpreter. A pass is reported only after the last assert.
+"""Harness of a program and its tests in one interpreter. A pass is reported only after the last assert.
 
 For tests that `graders/splitting` cannot express as calls and comparisons. Program and tests are compiled separately,
 and the tests before the program runs, so an open quote, bracket or decorator at the program's end cannot swallow a

@@ -1,4 +1,4 @@
-"""Runs a program, then calls of it. The results of each assertion are sent before the next assertion begins.
+"""Harness of a program and calls of it. The results of each assertion are sent before the next assertion begins.
 
 No expected value is present, so nothing has to be hidden: a program that forges results needs the right ones.
 Results are reduced to plain data (None, bool, numbers, str, bytes, list, tuple, dict, set; subclasses to these). Any

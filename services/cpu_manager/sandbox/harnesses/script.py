@@ -1,4 +1,4 @@
-"""Runs a source as `python main.py` does: the same `__main__`, traceback, exit code, arguments and streams."""
+"""Harness that runs a source as `python main.py` does: the same `__main__`, traceback, exit code, arguments and streams."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _TIME = struct.Struct("=d")
 
 @dataclass(frozen=True, slots=True)
 class WallPlan:
-    """How a zygote builds its walls and those of its cells: one rung of the ladder in detail."""
+    """Walls of a zygote and of its cells: one rung of the ladder in detail."""
 
     namespaces: bool
     """False on the Landlock rung."""
@@ -149,7 +149,7 @@ def unpack(packet: bytes) -> Down:
 
 @dataclass(frozen=True, slots=True)
 class EndedFrame:
-    """How the program ended, as observed by its init."""
+    """End of the program, as observed by its init."""
 
     status: int
     """As returned by wait(2)."""

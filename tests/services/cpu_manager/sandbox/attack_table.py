@@ -30,11 +30,11 @@ _MARK = b"left-by-an-attack"
 COLUMNS = ("root, control groups", "root, namespaces", "root, Landlock", "user, namespaces", "user, Landlock")
 HELD, REACHED, DOCUMENTED = "held", "REACHED", "documented"
 Results = dict[str, dict[str, str]]
-"""Column -> attack -> `held`, or what was reached."""
+"""Column -> attack -> `available_rungs`, or a description of what was reached."""
 
 
 async def attack(sandbox: LocalSandbox, outside: Outside, what: Attack) -> str:
-    """Run one. Whatever it prints, the outside has to be as it was and the sandbox as good as before."""
+    """Run one attack. Check that the outside is unchanged and that the sandbox works as before, whatever it prints."""
     limits = Limits(
         wall_s=what.wall_s, cpu_s=what.cpu_s, memory_bytes=what.memory_mib * MIB, disk_bytes=what.disk_mib * MIB
     )
@@ -48,7 +48,7 @@ async def attack(sandbox: LocalSandbox, outside: Outside, what: Attack) -> str:
 
 
 async def _aftermath(sandbox: LocalSandbox, ended: Exit) -> list[str]:
-    found = [f"{REACHED} us: {ended.detail}"] if ended.ended_by == "lost" else []
+    found = [f"{REACHED} our own failure: {ended.detail}"] if ended.ended_by == "lost" else []
     honest = await sandbox.run(PythonJob(source="print(6 * 7)"), CORE)
     if (honest.ended_by, honest.stdout) != ("exit", b"42\n"):
         found.append(f"{REACHED} the next program: {honest}")
@@ -59,7 +59,7 @@ async def _aftermath(sandbox: LocalSandbox, ended: Exit) -> list[str]:
 
 
 def _runs(pid: int) -> bool:
-    """Is this what an attack left?"""
+    """Return True if an attack left this process."""
     try:
         return _MARK in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -67,7 +67,7 @@ def _runs(pid: int) -> bool:
 
 
 async def column(rung: Rung | None) -> dict[str, str]:
-    """All attacks on one rung, or on the best one; empty where this user does not have it here."""
+    """Run all attacks on one rung, or on the best one; empty if this user does not have it here."""
     with passable() as folder:
         try:
             sandbox = await LocalSandbox.create(rung=rung, scratch=folder / "scratch")
@@ -81,7 +81,7 @@ async def column(rung: Rung | None) -> dict[str, str]:
 
 
 async def as_this_user(*, namespaces: bool) -> Results:
-    """The columns of this process's user. Without namespaces the ladder itself has to come down to Landlock."""
+    """Return the columns of this process's user. Without namespaces the ladder itself must choose Landlock."""
     user = "root" if os.geteuid() == 0 else "user"
     if not namespaces:
         refuse_namespaces()
@@ -94,7 +94,7 @@ async def as_this_user(*, namespaces: bool) -> Results:
 
 
 def as_others() -> Results:
-    """All columns, in processes of their own, each as its user. Root only for those of root."""
+    """Return all columns. Each runs in a process of its user; only root can run those of other users."""
     ways = [("root", []), ("nobody", []), ("nobody", ["--without-namespaces"])]
     if os.geteuid() != 0:
         ways = [("", []), ("", ["--without-namespaces"])]
@@ -110,12 +110,12 @@ def as_others() -> Results:
 
 
 def cell(what: Attack, name: str, outcome: str) -> str:
-    """The word of the table: a known weakness is `documented`; an unknown one says what it reached."""
+    """Return the entry of the table: `documented` for a known weakness, else the outcome."""
     return DOCUMENTED if outcome != HELD and name in what.documented else outcome
 
 
 def table(found: Mapping[str, Mapping[str, str]]) -> str:
-    """Markdown; a column that this machine does not have is left empty."""
+    """Return the table as Markdown. Columns that this machine does not have are empty."""
     lines = [f"| the program tries to | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for what in ATTACKS:
         cells = [cell(what, name, found[name][what.aim]) if name in found else "" for name in COLUMNS]
@@ -124,7 +124,7 @@ def table(found: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def main() -> None:
-    """Print the table; with `--json` what this user's rungs gave."""
+    """Print the table; with `--json` the outcomes of this user's rungs."""
     if "--json" in sys.argv:
         print(json.dumps(asyncio.run(as_this_user(namespaces="--without-namespaces" not in sys.argv))))  # noqa: T201
     else:

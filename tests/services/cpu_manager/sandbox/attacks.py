@@ -12,13 +12,13 @@ MIB = 1 << 20
 
 LANDLOCK = frozenset({"root, Landlock", "user, Landlock"})
 WATCHED = LANDLOCK | {"root, namespaces", "user, namespaces"}
-"""Where no control group counts."""
+"""Columns without control groups."""
 EVERYWHERE = WATCHED | {"root, control groups"}
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What a program tries, and where docs/sandbox.md says that it succeeds."""
+    """One attack, and the columns in which docs/sandbox.md documents its success."""
 
     aim: str
     source: str
@@ -30,7 +30,7 @@ class Attack:
 
 
 def prelude(outside: Outside) -> str:
-    """The names that attacks use."""
+    """Return the head of every attack: the names that it uses."""
     return f"""
 import ctypes, errno, fcntl, glob, mmap, os, signal, socket, struct, subprocess, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -252,9 +252,9 @@ t('secret', lambda: c(447, 0)); t('personality', lambda: c(135, 0x40000))
         "become another user through a set-user-id program",
         """
 for argv in (['su', 'root', '-c', 'id -u'], ['sudo', '-n', 'id', '-u'], ['newgrp', 'root', '-c', 'id -u']):
-    try: said = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=5).stdout
+    try: output = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=5).stdout
     except (OSError, subprocess.SubprocessError): continue
-    if said.strip() == b'0': print('REACHED', argv)
+    if output.strip() == b'0': print('REACHED', argv)
 t('set-user-id', lambda: (open('s', 'w').close(), os.chmod('s', 0o4755), os.setuid(0)))
 """,
     ),

@@ -1,4 +1,4 @@
-"""What the tests of cells share: a core to run on, and the demand that nothing is left behind."""
+"""Shared parts of the tests of cells: a core to run on, and the check that nothing is left."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ Attack = Callable[..., Awaitable[Exit]]
 
 
 async def nothing_left(sandbox: LocalSandbox) -> None:
-    """Wait (at most ten seconds) until the zygotes have no descendants but spares: an init and one that waits each."""
+    """Wait (at most ten seconds) until the zygotes have no descendants but spares (an init and one process each)."""
     for _ in range(500):
         inits, waiting, others = processes_of(sandbox)
         if not others and max(len(inits), len(waiting)) <= sandbox.spares():
@@ -23,16 +23,16 @@ async def nothing_left(sandbox: LocalSandbox) -> None:
 
 
 def processes_of(sandbox: LocalSandbox) -> tuple[dict[int, str], dict[int, str], dict[int, str]]:
-    """As the host sees them: inits of cells, their children, and everything else with a cell's ids or ancestors."""
+    """Return inits of cells, their children, and other processes with a cell's user or ancestors, as on the host."""
     zygotes = set(sandbox.zygotes().values())
     walls = sandbox._walls
     users = range(walls.uid_base + 1000, walls.uid_base + walls.uid_count)
-    found = {pid: seen for pid in pids() if (seen := look(pid)) is not None}
-    inits = {pid: said for pid, (parent, _, said) in found.items() if parent in zygotes}
-    children = {pid: said for pid, (parent, _, said) in found.items() if parent in inits}
+    found = {pid: seen for pid in pids() if (seen := describe(pid)) is not None}
+    inits = {pid: text for pid, (parent, _, text) in found.items() if parent in zygotes}
+    children = {pid: text for pid, (parent, _, text) in found.items() if parent in inits}
     others = {
-        pid: said
-        for pid, (parent, owner, said) in found.items()
+        pid: text
+        for pid, (parent, owner, text) in found.items()
         if pid not in inits and pid not in children and pid not in zygotes and (parent in children or owner in users)
     }
     return inits, children, others
@@ -42,8 +42,8 @@ def pids() -> list[int]:
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
-def look(pid: int) -> tuple[int, int, str] | None:
-    """Parent, owner, and what to say of it; None when it is gone."""
+def describe(pid: int) -> tuple[int, int, str] | None:
+    """Return parent, owner and a description of a process; None if it has ended."""
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
         owner = Path(f"/proc/{pid}").stat().st_uid

@@ -1,4 +1,4 @@
-"""One sandbox for each rung and test module: the rungs this user can have here (test_ladder shows the others)."""
+"""One sandbox for each test module and each rung that this user has here (test_ladder shows the others)."""
 
 import asyncio
 import contextlib
@@ -18,19 +18,19 @@ from tests.services.cpu_manager.sandbox.cells import CORE, Attack, nothing_left
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "sandbox" in metafunc.fixturenames:
-        metafunc.parametrize("sandbox", held(), ids=str, indirect=True, scope="module")
+        metafunc.parametrize("sandbox", available_rungs(), ids=str, indirect=True, scope="module")
     elif "rung" in metafunc.fixturenames:
-        metafunc.parametrize("rung", held(), ids=str)
+        metafunc.parametrize("rung", available_rungs(), ids=str)
 
 
-def held() -> list[Rung]:
-    """The rungs that this user has here, best first."""
-    return [rung for rung, reason in tried().items() if not reason]
+def available_rungs() -> list[Rung]:
+    """Return the rungs that this user has here, best first."""
+    return [rung for rung, reason in rung_failures().items() if not reason]
 
 
 @functools.cache
-def tried() -> dict[Rung, str]:
-    """Every rung with what stands against it here and now."""
+def rung_failures() -> dict[Rung, str]:
+    """Return every rung with the reason why this user does not have it here; empty if it works."""
 
     async def reason(rung: Rung) -> str:
         with passable() as folder:
@@ -59,7 +59,7 @@ async def sandbox(
 
 @contextlib.contextmanager
 def passable() -> Iterator[Path]:
-    """A folder that the sandbox's users may pass: on the Landlock rung they use real directories.
+    """Make a folder that the sandbox's users may pass: on the Landlock rung they use real directories.
 
     Pytest's own folders are closed, and every pytest that starts closes them anew.
     """
@@ -70,7 +70,7 @@ def passable() -> Iterator[Path]:
 
 @pytest.fixture
 def attack(sandbox: LocalSandbox) -> Attack:
-    """Run a hostile program, then demand that the sandbox is as good as before and nothing of the attack is left."""
+    """Run a hostile program. Then check that the sandbox works as before and nothing of the attack is left."""
 
     async def run(program: str | Job, **limits: float) -> Exit:
         bounds = Limits(**{"wall_s": 5.0, "memory_bytes": 256 << 20, **limits})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Which system calls a program may make, written out: name, number on x86_64, number on aarch64, and the answers.
+"""System calls and their answers, written out: name, number on x86_64, number on aarch64, answers.
 
 Nothing here is imported from the sandbox, so that a call that is deleted or added there has to be deleted or added
 here as well. The numbers are those of the kernel's `arch/x86/entry/syscalls/syscall_64.tbl` and
@@ -161,11 +161,11 @@ rt_sigaction rt_sigprocmask rt_sigtimedwait seccomp rseq set_robust_list set_tid
 pselect6 ppoll epoll_pwait epoll_pwait2 futex futex_waitv nanosleep clock_nanosleep sched_yield setitimer
 """
 NOT_TO_BE_TRIED = frozenset(_NOT_TO_BE_TRIED.split())
-"""Allowed calls that would end, stop or confuse whoever tries them with meaningless arguments, or kill by number."""
+"""Allowed calls that end, stop or break a caller with meaningless arguments, or kill by number."""
 
 
 class Call(NamedTuple):
-    """One system call and what it answers in each of `SURROUNDINGS`."""
+    """One system call and its answer in each of `SURROUNDINGS`."""
 
     name: str
     x86_64: int | None

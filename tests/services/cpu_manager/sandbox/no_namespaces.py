@@ -1,4 +1,4 @@
-"""A host on which nobody may make a namespace."""
+"""A host on which no process may create a namespace."""
 
 import ctypes
 import platform
@@ -8,7 +8,7 @@ from services.cpu_manager.sandbox.walls import syscalls
 
 
 def refuse_namespaces() -> None:
-    """Refuse unshare(2) to this process and all it starts, for ever, as a container's own filter does."""
+    """Refuse unshare(2) to this process and its descendants, permanently, as a container's own filter does."""
     number, seccomp = {"x86_64": (272, 317), "aarch64": (97, 277)}[platform.machine()]
     steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
     program = b"".join(struct.pack("=HBBI", *step) for step in steps)

@@ -1,4 +1,4 @@
-"""What lies around a sandbox for attacks to reach: made as open as can be, and looked at again afterwards."""
+"""Targets around a sandbox for attacks: as open as possible, and checked after each attack."""
 
 import ctypes
 import os
@@ -60,7 +60,7 @@ class Outside:
         return seen
 
     def _arrived(self, one: socket.socket) -> bool:
-        """Somebody connected or sent something."""
+        """Return True if a process has connected or sent something."""
         try:
             if one.type == socket.SOCK_DGRAM:
                 return bool(one.recv(1))
@@ -70,7 +70,7 @@ class Outside:
         return True
 
     def damage(self) -> list[str]:
-        """What is not as it was; the present state is the measure of the next look."""
+        """Return what has changed since the last call."""
         before, self._before = self._before, self._seen()
         return [name for name, value in self._before.items() if value != before[name]]
 

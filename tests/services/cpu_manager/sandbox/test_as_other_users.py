@@ -1,4 +1,4 @@
-"""The same tests again, as an ordinary user and on rungs that root only has where its toolchain is open to all."""
+"""The same tests as an ordinary user, and on the rung that root has only if its toolchain is open to all users."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The table of docs/sandbox.md is what the attacks really reach here, on every rung and as every user."""
+"""The table of docs/sandbox.md compared with the outcomes of the attacks here, on every rung and as every user."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ _DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "sandbox.md"
 
 
 def documented() -> dict[str, dict[str, str]]:
-    """Attack -> column -> the document's word."""
+    """Return attack -> column -> entry of the document."""
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in _DOCUMENT.read_text(encoding="utf-8").splitlines()
@@ -23,7 +23,7 @@ def documented() -> dict[str, dict[str, str]]:
     return {aim: dict(zip(COLUMNS, words, strict=True)) for aim, *words in rows if aim in wanted}
 
 
-def test_the_document_has_every_attack_and_no_word_but_held_and_documented() -> None:
+def test_the_document_has_every_attack_as_held_or_documented() -> None:
     written = documented()
     assert list(written) == [what.aim for what in ATTACKS]
     for what in ATTACKS:

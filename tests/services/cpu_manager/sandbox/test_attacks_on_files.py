@@ -1,4 +1,4 @@
-"""Programs that reach for files that are not theirs: the host's, the service's, another action's. On every rung."""
+"""Attacks on files of the host, of the service and of other actions. On every rung."""
 
 # ruff: noqa: ASYNC240  # small local files, in tests
 
@@ -52,7 +52,7 @@ for place in ('/', '/usr', '/usr/lib', '/etc', '/dev', '/bin', sys.prefix, os.pa
     assert (ended.exit_code, ended.stdout) == (0, b"")
 
 
-async def test_the_way_out_by_the_root_of_another_process_is_shut(attack: Attack) -> None:
+async def test_the_root_of_another_process_is_closed(attack: Attack) -> None:
     job = ExecJob(
         argv=("bash", "-c", "ls /proc/1/root/ /proc/1/cwd/ /proc/$PPID/root/ 2>/dev/null; cd ..; cd ..; ls root")
     )

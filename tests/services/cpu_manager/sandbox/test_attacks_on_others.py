@@ -1,4 +1,4 @@
-"""Programs that reach for what is not theirs: secrets, processes, sockets, kernel calls. On every rung."""
+"""Attacks on secrets, processes, sockets and the kernel. On every rung."""
 
 # ruff: noqa: ASYNC240  # small local files, in tests
 
@@ -25,9 +25,7 @@ def call(*arguments):
 """
 
 
-async def test_no_environment_in_sight_holds_the_services_secret(
-    attack: Attack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_visible_environment_has_the_services_secret(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = secrets.token_hex(16)
     monkeypatch.setenv("TREADLE_SECRET", secret)
     os.environb[b"TREADLE_OTHER"] = secret.encode()
@@ -132,7 +130,7 @@ async def test_calls_of_another_architecture_kill_the_caller(attack: Attack) -> 
     assert (ended.ended_by, ended.stdout) == ("signal", b"")
 
 
-async def test_the_affinity_cannot_be_changed_by_any_door(attack: Attack) -> None:
+async def test_the_affinity_cannot_be_changed_by_any_call(attack: Attack) -> None:
     source = """
 import os, subprocess
 before = os.sched_getaffinity(0)
@@ -144,7 +142,7 @@ print(os.sched_getaffinity(0) == before)
     assert (await attack(source)).stdout == b"True\n"
 
 
-async def test_signals_reach_nobody_outside(attack: Attack) -> None:
+async def test_signals_reach_no_process_outside(attack: Attack) -> None:
     source = """
 import os, signal
 parent = os.getppid()
@@ -165,7 +163,7 @@ print('survived')
     assert (ended.ended_by, ended.stdout) == ("exit", b"survived\n"), ended
 
 
-async def test_every_process_id_can_be_signalled_in_vain(sandbox: LocalSandbox, attack: Attack) -> None:
+async def test_signals_to_every_process_id_have_no_effect(sandbox: LocalSandbox, attack: Attack) -> None:
     victims = [os.getpid(), *sandbox.zygotes().values()]
     source = f"""
 import os, signal
@@ -180,7 +178,9 @@ for pid in {victims!r} + list(range(3, 3000)):
     assert {name: pid for name, pid in sandbox.zygotes().items() if name in before} == before
 
 
-async def test_a_signal_by_way_of_a_descriptors_owner_reaches_nobody(sandbox: LocalSandbox, attack: Attack) -> None:
+async def test_a_signal_to_a_descriptors_owner_reaches_no_process_outside(
+    sandbox: LocalSandbox, attack: Attack
+) -> None:
     victims = [os.getpid(), *sandbox.zygotes().values()]
     source = f"""
 import fcntl, os, signal, socket
@@ -233,7 +233,7 @@ for address in ({f"{chr(0)}{name}"!r}, {str(tmp_path / "door")!r}, '/run/docker.
     assert (ended.exit_code, ended.stdout) == (0, b"")
 
 
-async def test_neighbours_cannot_meet_over_an_abstract_socket(sandbox: LocalSandbox) -> None:
+async def test_neighbours_share_no_abstract_socket(sandbox: LocalSandbox) -> None:
     listen = """
 import socket, time
 try:
@@ -251,7 +251,7 @@ for _ in range(100):
     assert [one.stdout for one in ended] == [b"alone\n", b""]
 
 
-async def test_neighbours_cannot_meet_over_shared_memory(sandbox: LocalSandbox) -> None:
+async def test_neighbours_share_no_memory(sandbox: LocalSandbox) -> None:
     source = f"""{_CALL}
 import time
 key = 4711

@@ -1,4 +1,4 @@
-"""Programs that take what they can: processes, memory, disk, output, descriptors, time. On every rung."""
+"""Attacks on resources: processes, memory, disk, output, descriptors, time. On every rung."""
 
 import asyncio
 import errno
@@ -32,7 +32,7 @@ while True:
 
 
 async def test_a_sample_ends_at_more_processes_than_allowed() -> None:
-    """Else a fork bomb grows faster than it is counted."""
+    """A fork bomb grows faster than it can be counted."""
     chain = "import os\nfor _ in range(40):\n  if os.fork(): os.wait(); os._exit(0)\nprint(flush=True); input()"
     pipe = asyncio.subprocess.PIPE
     top = await asyncio.create_subprocess_exec(sys.executable, "-c", chain, stdin=pipe, stdout=pipe)
@@ -123,13 +123,13 @@ async def test_samples_go_on_after_one_has_failed(sandbox: LocalSandbox, monkeyp
         return sample(self, init, quick=quick)
 
     monkeypatch.setattr(TreeSampler, "sample", failing)
-    told: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(str(context["message"])))
+    messages: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: messages.append(str(context["message"])))
     spin = PythonJob(source="while True: pass", limits=Limits(wall_s=20.0, cpu_s=1.0))
     assert (await sandbox.run(spin, CORE)).ended_by in {"cpu-limit", "signal"}
     asyncio.get_running_loop().set_exception_handler(None)
     watched = sandbox.ladder.chosen in {Rung.NAMESPACES, Rung.LANDLOCK}
-    assert told == (["a sample of a program failed"] if watched else [])
+    assert messages == (["a sample of a program failed"] if watched else [])
 
 
 async def test_a_memory_bomb_is_ended_and_named(attack: Attack) -> None:
@@ -154,7 +154,7 @@ time.sleep(10)
 
 
 @pytest.mark.parametrize("place", [".", "/dev/shm", "/tmp", "/var/tmp"])
-async def test_a_disk_filler_meets_its_size(attack: Attack, place: str) -> None:
+async def test_filling_the_disk_stops_at_its_size(attack: Attack, place: str) -> None:
     source = f"""
 import time
 n = 0
@@ -171,7 +171,7 @@ except OSError:
     assert (ended.ended_by, ended.exit_code) == ("exit", 0) or ended.ended_by == "signal", ended
 
 
-async def test_endless_output_neither_blocks_nor_grows_us(attack: Attack) -> None:
+async def test_endless_output_neither_blocks_the_manager_nor_fills_it(attack: Attack) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     job = ExecJob(argv=("yes", "x" * 1000), limits=Limits(wall_s=1.0, output_bytes=1 << 20))
     ended = await attack(job)
@@ -181,7 +181,7 @@ async def test_endless_output_neither_blocks_nor_grows_us(attack: Attack) -> Non
 
 
 async def test_an_endless_report_is_cut(attack: Attack) -> None:
-    """Through the report's own descriptor, found by trying every number."""
+    """The program finds the report's descriptor by trying every number."""
     source = """
 import os
 for fd in range(3, 1024):
@@ -310,7 +310,7 @@ time.sleep({1})
 async def test_a_program_that_hides_from_the_oom_killer_still_ends_at_its_memory_limit(
     sandbox: LocalSandbox, attack: Attack
 ) -> None:
-    """Then init may be the victim: who was at the limit is told all the same."""
+    """The OOM killer may kill init instead. The end is reported as the memory limit all the same."""
     files_count = sandbox.ladder.chosen.control_groups
     script = "echo 0 > /proc/self/oom_score_adj; exec dd if=/dev/zero of=fill bs=1M count=400"
     limits = Limits(memory_bytes=64 << 20, disk_bytes=500 << 20, wall_s=10.0)
@@ -319,8 +319,8 @@ async def test_a_program_that_hides_from_the_oom_killer_still_ends_at_its_memory
         assert ended.ended_by == ("memory-limit" if files_count else "exit"), ended
 
 
-async def test_files_without_content_meet_a_bound(sandbox: LocalSandbox, attack: Attack) -> None:
-    """Inodes: 65,536 of a tmpfs; where files lie on the host's disk, each weighs at least 4 KiB of `disk_bytes`."""
+async def test_files_without_content_are_bounded(sandbox: LocalSandbox, attack: Attack) -> None:
+    """Inodes: 65,536 of a tmpfs; where files lie on the host's disk, each counts as at least 4 KiB of `disk_bytes`."""
     source = """
 import os
 os.mkdir('many'); folder = os.open('many', os.O_RDONLY)

@@ -32,14 +32,14 @@ def group(tmp_path: Path) -> GroupV2:
     return GroupV2.make(tmp_path, "slot-0")
 
 
-def test_limits_are_written_and_swap_is_shut(group: GroupV2) -> None:
+def test_limits_are_written_and_swap_is_disabled(group: GroupV2) -> None:
     group.arm(123456, 17)
     assert (group.directory / "memory.max").read_text() == "123456"
     assert (group.directory / "pids.max").read_text().startswith("17")
     assert (group.directory / "memory.swap.max").read_text().startswith("0")
 
 
-def test_counts_start_anew_with_each_job(group: GroupV2) -> None:
+def test_counts_are_reset_for_each_job(group: GroupV2) -> None:
     group.arm(123456, 17)
     assert (group.cpu_s(), group.out_of_memory()) == (0.0, False)
     (group.directory / "cpu.stat").write_text("usage_usec 5250000\n")
@@ -47,7 +47,7 @@ def test_counts_start_anew_with_each_job(group: GroupV2) -> None:
     assert (group.cpu_s(), group.out_of_memory()) == (0.25, True)
 
 
-def test_what_an_earlier_job_left_is_reclaimed(group: GroupV2) -> None:
+def test_memory_of_an_earlier_job_is_reclaimed(group: GroupV2) -> None:
     (group.directory / "memory.current").write_text(str(100 << 20))
     group.arm(1 << 30, 17)
     assert int((group.directory / "memory.reclaim").read_text()) >= 100 << 20
@@ -76,7 +76,7 @@ def test_version_1_never_sets_memory_above_memory_and_swap(tmp_path: Path, monke
     assert orders == [[memory, both], [both, memory], [memory, both]]
 
 
-def test_a_sweep_touches_nothing_that_is_not_the_dead_managers(tmp_path: Path) -> None:
+def test_a_sweep_removes_only_groups_of_the_dead_manager(tmp_path: Path) -> None:
     other = tmp_path / "treadle-dead"
     other.mkdir()
     cgroups.sweep("dead", [other, Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup/treadle-alive")])

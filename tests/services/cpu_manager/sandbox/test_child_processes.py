@@ -39,7 +39,7 @@ def run(script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_an_orphan_that_nobody_owns_is_killed_and_reaped() -> None:
+def test_an_orphan_without_owner_is_killed_and_reaped() -> None:
     run("""
 for command in ("sleep 300", "setsid sleep 300"):
     starter, orphan = forked_twice(command)
@@ -50,7 +50,7 @@ for command in ("sleep 300", "setsid sleep 300"):
 """)
 
 
-def test_an_orphan_whose_name_is_no_text_is_killed_and_reaped() -> None:
+def test_an_orphan_with_an_invalid_name_is_killed_and_reaped() -> None:
     run("""
 program = r"import ctypes, time; ctypes.CDLL(None).prctl(15, b'\\xff', 0, 0, 0); time.sleep(300)"
 starter, orphan = forked_twice(f'setsid {sys.executable} -c "{program}"')
@@ -79,7 +79,7 @@ assert state(zygote) == "gone"
 """)
 
 
-def test_what_a_process_leaves_that_does_not_fork_is_an_orphan() -> None:
+def test_a_child_of_a_session_without_forks_is_an_orphan() -> None:
     run("""
 starter, orphan = forked_twice("sleep 300")
 child_processes.add_session(starter.pid, forks=False)
@@ -87,7 +87,7 @@ assert child_processes.reap_once() == [orphan]
 """)
 
 
-def test_the_ends_of_ordinary_children_are_left_to_who_waits_for_them() -> None:
+def test_ordinary_children_are_reaped_by_their_owners() -> None:
     run("""
 child = subprocess.Popen(["sh", "-c", "exit 7"])
 until("Z", child.pid)
@@ -109,7 +109,7 @@ asyncio.run(asynchronous())
 """)
 
 
-def test_an_ended_orphan_in_the_managers_own_session_is_reaped_at_the_second_look() -> None:
+def test_an_ended_orphan_in_the_managers_own_session_is_reaped_at_the_second_check() -> None:
     run("""
 starter = subprocess.run(["sh", "-c", "sleep 0 >/dev/null & echo $!"], stdout=subprocess.PIPE)
 orphan = int(starter.stdout)

@@ -14,11 +14,11 @@ from services.cpu_manager.sandbox.spares import ColdStart
 from tests.services.cpu_manager.sandbox.cells import CORE
 
 
-def test_nothing_is_known_before_a_worker_was_made() -> None:
+def test_there_is_no_estimate_before_the_first_measurement() -> None:
     assert ColdStart().seconds is None
 
 
-def test_it_is_never_below_the_last_nor_above_the_longest() -> None:
+def test_the_estimate_is_between_the_last_and_the_longest() -> None:
     chance = Random(1)  # not hypothesis: these tests run as users who may write nothing here, too
     for _ in range(100):
         cold, longest = ColdStart(), 0.0
@@ -30,7 +30,7 @@ def test_it_is_never_below_the_last_nor_above_the_longest() -> None:
             assert one <= cold.seconds <= longest
 
 
-def test_it_is_up_at_once_and_down_in_a_while() -> None:
+def test_the_estimate_rises_at_once_and_falls_slowly() -> None:
     cold = ColdStart()
     for one in (0.1, 10.1, *[0.1] * 10):
         cold.measured(one)
@@ -38,7 +38,7 @@ def test_it_is_up_at_once_and_down_in_a_while() -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_job_that_had_to_wait_for_its_cell_is_measured_and_one_that_found_it_waiting_is_not(
+async def test_only_jobs_that_waited_for_their_cell_are_measured(
     sandbox: LocalSandbox,
 ) -> None:
     measured = sandbox.cold_start.seconds
@@ -58,7 +58,7 @@ async def test_a_job_that_had_to_wait_for_its_cell_is_measured_and_one_that_foun
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_more_jobs_at_once_than_ever_are_measured(sandbox: LocalSandbox) -> None:
+async def test_jobs_beyond_the_spares_are_measured(sandbox: LocalSandbox) -> None:
     sandbox.cold_start.seconds = None
     jobs = [sandbox.run(ExecJob(argv=("/bin/true",)), CORE) for _ in range(3)]
     ended: list[Exit] = await asyncio.gather(*jobs)

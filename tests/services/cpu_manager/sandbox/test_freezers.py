@@ -40,7 +40,7 @@ def busy() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sh", "-c", "while :; do :; done"])
 
 
-def test_a_sweep_ends_what_a_dead_manager_left_frozen(tmp_path: Path, busy: subprocess.Popen[bytes]) -> None:
+def test_a_sweep_ends_frozen_processes_of_a_dead_manager(tmp_path: Path, busy: subprocess.Popen[bytes]) -> None:
     instance = Instance(tmp_path)
     try:
         hierarchy, freezers = HierarchyV1.make_for(instance.name), FreezersV1.make_for(instance.name)

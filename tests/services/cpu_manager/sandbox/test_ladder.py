@@ -1,4 +1,4 @@
-"""Which rungs this node has, found by trying; what is said when it has none; the rung without namespaces."""
+"""Rungs of this node, found by trying; the error if there is none; the rung without namespaces."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from services.cpu_manager.sandbox.protocol import PythonJob
 from services.cpu_manager.sandbox.rungs import ENFORCES, Attempt, Ladder, NoSandboxError, Rung
 from services.cpu_manager.sandbox.walls import landlock
 from tests.services.cpu_manager.sandbox.cells import CORE
-from tests.services.cpu_manager.sandbox.conftest import held, passable, tried
+from tests.services.cpu_manager.sandbox.conftest import available_rungs, passable, rung_failures
 
 _REPOSITORY = Path(__file__).resolve().parents[4]
 
@@ -31,27 +31,27 @@ MISSING = {
 
 
 @pytest.mark.parametrize("each", list(Rung), ids=str)
-def test_this_node_has_this_rung_or_lacks_something_known(each: Rung) -> None:
+def test_each_rung_works_here_or_fails_for_a_known_reason(each: Rung) -> None:
     """The other tests of this folder run on every rung that this user has here."""
-    if reason := tried()[each]:
+    if reason := rung_failures()[each]:
         print(f"left out here: {reason}")  # noqa: T201  # for whoever runs with -rP
         assert re.search(MISSING[each], reason), reason
 
 
 def test_this_node_has_a_rung() -> None:
-    assert held()
+    assert available_rungs()
 
 
-async def test_the_best_rung_that_holds_is_chosen_and_the_others_reasons_are_kept(tmp_path: Path) -> None:
+async def test_the_best_working_rung_is_chosen_and_the_reasons_of_others_are_kept(tmp_path: Path) -> None:
     sandbox = await LocalSandbox.create(scratch=tmp_path / "scratch")
     await sandbox.close()
-    best = held()[0]
+    best = available_rungs()[0]
     assert sandbox.ladder.chosen == best
     assert all(attempt.reason for attempt in sandbox.ladder.attempts[:-1])
     assert str(sandbox.ladder).startswith(f"sandbox rung {best} ")
 
 
-def test_a_ladder_describes_itself_in_json() -> None:
+def test_a_ladder_is_described_in_json() -> None:
     found = Ladder(Rung.NAMESPACES, (Attempt(Rung.CGROUP_V2, "not delegated"), Attempt(Rung.NAMESPACES, "")), 7, "me")
     described = json.loads(json.dumps(found.describe()))
     assert described["rung"] == "namespaces"
@@ -59,9 +59,7 @@ def test_a_ladder_describes_itself_in_json() -> None:
     assert described["enforces"] == list(ENFORCES[Rung.NAMESPACES])
 
 
-async def test_below_the_ladder_the_node_refuses_and_says_what_would_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_a_rung_the_error_lists_the_remedies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(*_: object) -> str:
         return "this kernel has nothing"
 
@@ -79,9 +77,9 @@ async def test_an_old_landlock_is_not_enough(tmp_path: Path, monkeypatch: pytest
     instance.close()
 
 
-async def test_cells_hold_without_landlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if tried()[Rung.NAMESPACES]:
-        pytest.skip(tried()[Rung.NAMESPACES])
+async def test_cells_work_without_landlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if rung_failures()[Rung.NAMESPACES]:
+        pytest.skip(rung_failures()[Rung.NAMESPACES])
     monkeypatch.setattr(landlock, "abi", lambda: 0)
     sandbox = await LocalSandbox.create(rung=Rung.NAMESPACES, scratch=tmp_path / "scratch")
     ended = await sandbox.run(
@@ -116,8 +114,8 @@ asyncio.run(main())
 """
 
 
-def test_where_namespaces_are_forbidden_landlock_walls_or_nothing_runs() -> None:
+def test_without_namespaces_the_rung_is_landlock_or_nothing_runs() -> None:
     with passable() as folder:
         command = [sys.executable, "-c", _NO_NAMESPACES, str(folder)]
         done = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.strip() == ("landlock walled" if Rung.LANDLOCK in held() else "refused"), done.stderr
+    assert done.stdout.strip() == ("landlock walled" if Rung.LANDLOCK in available_rungs() else "refused"), done.stderr

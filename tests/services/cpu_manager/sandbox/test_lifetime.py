@@ -89,7 +89,7 @@ async def test_closing_leaves_no_process_directory_or_control_group(rung: Rung, 
     assert groups_of(name) == []
 
 
-async def test_a_place_that_comes_back_after_the_end_is_left_alone(tmp_path: Path) -> None:
+async def test_a_slot_given_back_after_the_end_is_ignored(tmp_path: Path) -> None:
     """Whoever waited for a cell may hear of its end only when everything has been removed."""
     walls: Any = SimpleNamespace(namespaces=False, privileged=False)
     slots = Slots(walls, tmp_path, None)
@@ -129,7 +129,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def test_a_killed_manager_takes_everything_with_it_and_is_swept_by_the_next(rung: Rung, scratch: Path) -> None:
+def test_a_killed_managers_processes_end_and_the_next_manager_sweeps(rung: Rung, scratch: Path) -> None:
     marker = f"98765.{secrets.randbelow(10**9)}"
     manager = subprocess.Popen([sys.executable, "-c", _MANAGER, rung, str(scratch), marker], cwd=_REPOSITORY)
     try:
@@ -145,7 +145,7 @@ def test_a_killed_manager_takes_everything_with_it_and_is_swept_by_the_next(rung
     assert groups_of(name) == []
 
 
-def test_a_sweep_leaves_the_living_alone(scratch: Path) -> None:
+def test_a_sweep_ignores_running_managers(scratch: Path) -> None:
     living = Instance(scratch)
     dead = scratch / "0123456789ab"
     dead.mkdir()
@@ -155,7 +155,7 @@ def test_a_sweep_leaves_the_living_alone(scratch: Path) -> None:
     living.close()
 
 
-def test_a_directory_that_knows_of_a_control_group_stays_for_the_next_sweep(scratch: Path, tmp_path: Path) -> None:
+def test_a_directory_with_a_recorded_control_group_is_kept_for_the_next_sweep(scratch: Path, tmp_path: Path) -> None:
     closed = Instance(scratch)
     group = tmp_path / "group"
     group.mkdir()
@@ -192,7 +192,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def test_what_a_program_started_ends_with_the_init_of_its_cell(rung: Rung, scratch: Path) -> None:
+def test_a_programs_processes_end_with_the_init_of_its_cell(rung: Rung, scratch: Path) -> None:
     """Without a pid namespace the kernel does not end it: the manager, its subreaper, does."""
     marker = f"98765.{secrets.randbelow(10**9)}"
     argv = [sys.executable, "-c", _SUBREAPER, rung, str(scratch), marker]
@@ -205,11 +205,11 @@ def test_what_a_program_started_ends_with_the_init_of_its_cell(rung: Rung, scrat
         assert until(lambda: not commands_with(f"sleep\0{marker}"), 30), "programs outlived the init of their cell"
         assert commands_with(f"sleep\x001{marker}"), "another cell goes on"
         assert until(lambda: not zombies(manager.pid), 30)
-        said, _ = manager.communicate("\n", timeout=60)
+        output, _ = manager.communicate("\n", timeout=60)
     finally:
         manager.kill()
         manager.wait(10)
         for pid in commands_with(marker):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    assert said.split()[:2] == ["42", "True"]
+    assert output.split()[:2] == ["42", "True"]

@@ -46,7 +46,7 @@ def surroundings(sandbox: LocalSandbox) -> str:
     return "N" if rung is Rung.NAMESPACES else "L"
 
 
-async def tried(sandbox: LocalSandbox, names: dict[str, int]) -> dict[str, str]:
+async def rung_failures(sandbox: LocalSandbox, names: dict[str, int]) -> dict[str, str]:
     calls = [(name, number, _ARGUMENTS.get(name, _NOTHING)) for name, number in names.items()]
     ended = await sandbox.run(PythonJob(source=_TRY, stdin=json.dumps(calls).encode()), CORE)
     assert ended.exit_code == 0, ended
@@ -57,14 +57,14 @@ async def tried(sandbox: LocalSandbox, names: dict[str, int]) -> dict[str, str]:
 async def test_every_refused_call_is_refused_from_inside(sandbox: LocalSandbox) -> None:
     column, machine = SURROUNDINGS.index(surroundings(sandbox)), os.uname().machine
     wanted = {call.name: call.answers[column] for call in REFUSED if call.number(machine) is not None}
-    held = {name: answer for name, answer in wanted.items() if hasattr(errno, answer)}
+    available_rungs = {name: answer for name, answer in wanted.items() if hasattr(errno, answer)}
     numbers = {call.name: number for call in REFUSED if (number := call.number(machine)) is not None}
-    assert await tried(sandbox, {name: numbers[name] for name in held}) == {
-        name: errno.errorcode[getattr(errno, answer)] for name, answer in held.items()
+    assert await rung_failures(sandbox, {name: numbers[name] for name in available_rungs}) == {
+        name: errno.errorcode[getattr(errno, answer)] for name, answer in available_rungs.items()
     }
 
 
-async def test_what_honest_programs_need_reaches_the_kernel(sandbox: LocalSandbox) -> None:
+async def test_allowed_calls_reach_the_kernel(sandbox: LocalSandbox) -> None:
     """Meaningless arguments get the kernel's own errors: none of those that the filter gives."""
     machine = os.uname().machine
     numbers = {
@@ -72,5 +72,5 @@ async def test_what_honest_programs_need_reaches_the_kernel(sandbox: LocalSandbo
         for call in ALLOWED
         if call.name not in NOT_TO_BE_TRIED and (number := call.number(machine)) is not None
     }
-    found = await tried(sandbox, numbers)
-    assert {name: said for name, said in found.items() if said in {"EPERM", "EMFILE", "ENOSYS"}} == {}
+    found = await rung_failures(sandbox, numbers)
+    assert {name: answer for name, answer in found.items() if answer in {"EPERM", "EMFILE", "ENOSYS"}} == {}

@@ -62,7 +62,7 @@ async def test_a_program_that_kills_itself_ends_by_its_signal(sandbox: LocalSand
     assert (ended.ended_by, ended.signal, ended.exit_code) == ("signal", signal.SIGABRT, None)
 
 
-async def test_files_are_laid_down_executed_and_fetched(sandbox: LocalSandbox) -> None:
+async def test_files_are_written_executed_and_fetched(sandbox: LocalSandbox) -> None:
     script = b"#!/bin/bash\ncat deep/in.txt > out.txt; echo $GREETING\n"
     job = ExecJob(
         argv=("./go",),
@@ -75,7 +75,7 @@ async def test_files_are_laid_down_executed_and_fetched(sandbox: LocalSandbox) -
     assert (ended.exit_code, ended.stdout, ended.files) == (0, b"hello\n", {"out.txt": b"content"})
 
 
-async def test_large_files_come_back_whole(sandbox: LocalSandbox) -> None:
+async def test_large_files_are_fetched_whole(sandbox: LocalSandbox) -> None:
     source = "open('big', 'wb').write(bytes(range(256)) * 20000)"
     ended = await sandbox.run(PythonJob(source=source, fetch=("big",)), CORE)
     assert ended.files["big"] == bytes(range(256)) * 20000
@@ -87,7 +87,7 @@ async def test_a_missing_program_ends_with_127(sandbox: LocalSandbox) -> None:
     assert b"not found" in ended.stderr
 
 
-async def test_input_of_many_megabytes_is_fed_even_to_a_program_that_never_reads(sandbox: LocalSandbox) -> None:
+async def test_large_input_blocks_nothing_even_if_never_read(sandbox: LocalSandbox) -> None:
     data = bytes(20 << 20)
     count = "import sys; print(sum(map(len, iter(lambda: sys.stdin.buffer.read(1 << 20), b''))))"
     read = await sandbox.run(PythonJob(source=count, stdin=data), CORE)
@@ -204,7 +204,7 @@ async def test_cancelling_at_once_leaves_nothing(sandbox: LocalSandbox) -> None:
     await nothing_left(sandbox)
 
 
-async def test_many_jobs_at_once_keep_apart(sandbox: LocalSandbox) -> None:
+async def test_concurrent_jobs_are_separate(sandbox: LocalSandbox) -> None:
     jobs = [
         PythonJob(source="print(input(), open('f').read())", stdin=b"%d" % n, files={"f": b"%d" % n}) for n in range(30)
     ]
@@ -243,7 +243,7 @@ async def test_a_dead_zygote_loses_its_job_and_is_started_again(sandbox: LocalSa
     ],
     ids=lambda job: type(job).__name__,
 )
-async def test_a_job_that_cannot_mean_anything_is_refused(sandbox: LocalSandbox, job: PythonJob | ExecJob) -> None:
+async def test_a_malformed_job_is_rejected(sandbox: LocalSandbox, job: PythonJob | ExecJob) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         await sandbox.run(job, CORE)
 

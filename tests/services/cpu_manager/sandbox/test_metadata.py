@@ -75,7 +75,7 @@ async def test_python_sets_modes_and_times_of_its_own_files(sandbox: LocalSandbo
 
 
 @pytest.mark.parametrize(
-    ("needs", "script", "said"),
+    ("needs", "script", "stdout"),
     [
         ("tar", _SHELL, b"runs\n5\nruns\nruns\nruns\n5\n"),
         ("git", _GIT, b"100755\n"),
@@ -83,12 +83,12 @@ async def test_python_sets_modes_and_times_of_its_own_files(sandbox: LocalSandbo
     ],
 )
 async def test_tools_set_modes_and_times_of_their_files(
-    sandbox: LocalSandbox, needs: str, script: str, said: bytes
+    sandbox: LocalSandbox, needs: str, script: str, stdout: bytes
 ) -> None:
     if shutil.which(needs) is None:
         pytest.skip(f"{needs} is not installed")
     ended = await sandbox.run(ExecJob(argv=("sh", "-c", script)), CORE)
-    assert (ended.stdout, ended.exit_code) == (said, 0), ended
+    assert (ended.stdout, ended.exit_code) == (stdout, 0), ended
 
 
 async def test_no_set_user_id_file_of_the_manager_can_be_made(sandbox: LocalSandbox) -> None:

@@ -77,7 +77,7 @@ async def test_a_cell_runs_one_program_after_another(sandbox: LocalSandbox, succ
 @pytest.mark.parametrize(
     "source", ["import sys; sys.exit(3)", "import os; os.abort()", "1 / 0", "import os; os._exit(0)"]
 )
-async def test_a_cell_outlives_a_program_that_ends_by_itself(succession: Succession, source: str) -> None:
+async def test_a_cell_is_reused_after_a_program_that_ends_by_itself(succession: Succession, source: str) -> None:
     assert await used_again(succession, source)
 
 
@@ -112,7 +112,7 @@ print('filled')
     assert (await succession.run(fill)).stdout == b"filled\n"
 
 
-async def test_the_next_program_finds_no_word_of_the_last_in_its_memory(succession: Succession) -> None:
+async def test_the_next_program_finds_nothing_of_the_last_in_its_memory(succession: Succession) -> None:
     secret = secrets.token_hex(16)
     await succession.run("pass")
     spoken = await succession.run(f"word = '{secret}' * 50000; print(len(word))")
@@ -137,7 +137,7 @@ print('searched', found < 20)
     assert ended.stdout == b"searched True\n", ended
 
 
-async def test_the_next_program_meets_no_process_of_the_last(sandbox: LocalSandbox, succession: Succession) -> None:
+async def test_the_next_program_finds_no_process_of_the_last(sandbox: LocalSandbox, succession: Succession) -> None:
     hide = """
 import os, signal, time
 for _ in range(5):
@@ -197,7 +197,7 @@ except OSError as error: print('bound')
         assert (await succession.run(bind)).stdout == b"bound\n"
 
 
-async def test_limits_and_marks_of_the_last_program_are_gone(succession: Succession) -> None:
+async def test_limits_and_attributes_of_the_last_program_are_reset(succession: Succession) -> None:
     source = """
 import gc, os, resource, signal, sys
 state = (os.umask(0o022), os.nice(0), signal.getsignal(signal.SIGINT) is signal.default_int_handler,
@@ -251,7 +251,7 @@ print(opened, libc.ptrace(16, init, 0, 0))
     assert before <= await succession.inits()
 
 
-async def test_each_program_is_charged_for_itself_alone(succession: Succession) -> None:
+async def test_each_programs_usage_is_its_own(succession: Succession) -> None:
     """CPU time and memory start anew: what earlier programs of the cell used does not count against a limit."""
     burn = (
         "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time() < until: pass\nx = b'x' * (60 << 20)"
@@ -285,8 +285,8 @@ async def test_sockets_in_flight_leave_neither_names_nor_memory(succession: Succ
     """Sockets sent into each other live until the kernel's collector comes by."""
     for _ in range(3):
         assert (await succession.run(_IN_FLIGHT, memory_bytes=256 << 20)).stdout == b"sent\n"
-        held = await succession.run("x = b'x' * (150 << 20); print(len(x))", memory_bytes=256 << 20)
-        assert held.ended_by == "exit", held
+        available_rungs = await succession.run("x = b'x' * (150 << 20); print(len(x))", memory_bytes=256 << 20)
+        assert available_rungs.ended_by == "exit", available_rungs
     bind = """
 import socket
 try: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).bind('\\0treadle-in-flight')
@@ -320,9 +320,7 @@ async def test_a_deep_tree_stops_no_watchdog(succession: Succession) -> None:
     assert ended.ended_by == "wall-limit", ended
 
 
-async def test_an_honest_program_runs_though_waiting_cells_were_killed(
-    sandbox: LocalSandbox, succession: Succession
-) -> None:
+async def test_a_program_runs_although_waiting_cells_were_killed(sandbox: LocalSandbox, succession: Succession) -> None:
     await succession.run("pass")
     await succession.run("pass")
     for pid in await succession.inits():
@@ -332,14 +330,14 @@ async def test_an_honest_program_runs_though_waiting_cells_were_killed(
     assert (await succession.run("print(1)")).stdout == b"1\n"
 
 
-async def test_files_that_are_late_are_no_late_program(succession: Succession) -> None:
+async def test_late_files_do_not_count_as_a_late_program(succession: Succession) -> None:
     """The wall limit is the program's; bringing its files back may take longer."""
     write = "open('big', 'wb').write(bytes(24 << 20))"
     ended = await succession.run(write, fetch=("big",), wall_s=0.5)
     assert (ended.ended_by, ended.exit_code, len(ended.files["big"])) == ("exit", 0, 24 << 20)
 
 
-async def test_a_cell_makes_room_for_a_new_one_after_so_many_programs(succession: Succession) -> None:
+async def test_a_cell_is_replaced_after_its_last_program(succession: Succession) -> None:
     await succession.run("pass")
     await succession.run("pass")
     before = await succession.inits()

@@ -13,13 +13,13 @@ from services.cpu_manager.sandbox.local import LocalSandbox
 from tests.services.cpu_manager.sandbox.conftest import passable
 
 _OTHER = 65_533
-"""A user who is neither root nor nobody, as whom the other tests run."""
+"""A user besides root and nobody, the users of the other tests."""
 _HEX = "0123456789ab"
 
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A place for temporary files like /tmp: everybody may write, nobody may remove what is another's."""
+    """Make a directory like /tmp: all users may write, and only owners may remove their files."""
     with passable() as folder:
         place = folder / "tmp"
         place.mkdir()
@@ -51,7 +51,7 @@ def kept(victim: Path) -> bool:
     )
 
 
-async def test_a_link_under_the_scratch_name_is_refused_and_what_is_behind_it_kept(shared: Path, victim: Path) -> None:
+async def test_a_link_as_scratch_directory_is_rejected_and_its_target_kept(shared: Path, victim: Path) -> None:
     assert default_scratch().parent == shared
     plant(default_scratch(), victim)
     with pytest.raises(PermissionError, match="not a directory, or a symbolic link to one: remove it, or set TMPDIR"):
@@ -60,7 +60,7 @@ async def test_a_link_under_the_scratch_name_is_refused_and_what_is_behind_it_ke
 
 
 def test_a_link_under_an_instances_name_is_left_alone(shared: Path, victim: Path) -> None:
-    """As by a program that got out: in the scratch directory itself nobody else can make a name."""
+    """As by a program that escaped: no other user can create a name in the scratch directory itself."""
     scratch = shared / "scratch"
     scratch.mkdir()
     plant_here = scratch / _HEX
@@ -91,7 +91,7 @@ def test_a_sweep_removes_no_name_that_is_not_an_instances(shared: Path) -> None:
     mine.close()
 
 
-def test_a_link_inside_what_is_swept_leads_to_nothing_that_is_removed(shared: Path, victim: Path) -> None:
+def test_a_sweep_follows_no_link(shared: Path, victim: Path) -> None:
     scratch = shared / "scratch"
     (scratch / _HEX / "home-0").mkdir(parents=True)
     (scratch / _HEX / "home-0" / "link").symlink_to(victim)
@@ -101,7 +101,7 @@ def test_a_link_inside_what_is_swept_leads_to_nothing_that_is_removed(shared: Pa
     assert stat.S_IMODE(victim.stat().st_mode) == before
 
 
-def test_directories_are_of_this_user_alone(shared: Path) -> None:
+def test_directories_belong_to_this_user_alone(shared: Path) -> None:
     scratch = shared / "scratch"
     scratch.mkdir()
     scratch.chmod(0o777)
@@ -114,7 +114,7 @@ def test_directories_are_of_this_user_alone(shared: Path) -> None:
     fresh.close()
 
 
-def test_a_directory_of_another_user_is_refused(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_of_another_user_is_rejected(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch = shared / "scratch"
     scratch.mkdir()
     if os.geteuid() == 0:
@@ -125,7 +125,7 @@ def test_a_directory_of_another_user_is_refused(shared: Path, monkeypatch: pytes
         Instance(scratch)
 
 
-def test_a_parent_in_which_everybody_may_rename_is_refused(shared: Path) -> None:
+def test_a_parent_in_which_everybody_may_rename_is_rejected(shared: Path) -> None:
     shared.chmod(0o777)
     with pytest.raises(PermissionError, match="everybody may rename"):
         Instance(shared / "scratch")

@@ -18,16 +18,16 @@ from services.cpu_manager.sandbox.zygotes import HEAVY_SUFFIX, zygote_for
         "from unittest.mock import patch; import logging",
     ],
 )
-def test_a_program_that_imports_something_heavy_finds_it_imported(source: str) -> None:
+def test_programs_with_heavy_imports_get_the_heavy_zygote(source: str) -> None:
     assert zygote_for(PythonJob(source=source)) == "default" + HEAVY_SUFFIX
 
 
 @pytest.mark.parametrize(
     "source", ["import math, re", "queue = []", "# a struct of arrays\nprint('numpy')", "from typing import List", ""]
 )
-def test_every_other_program_is_forked_from_the_lean_one(source: str) -> None:
+def test_other_programs_get_the_lean_zygote(source: str) -> None:
     assert zygote_for(PythonJob(source=source)) == "default"
 
 
-def test_what_the_tests_import_counts_too_and_names_stay_apart() -> None:
+def test_imports_of_tests_count_and_zygotes_of_tenants_differ() -> None:
     assert zygote_for(PythonJob(payload=b"import numpy", zygote="default@eve")) == "default@eve" + HEAVY_SUFFIX

@@ -9,12 +9,12 @@ from services.cpu_manager.environments.local.runtime import CellEnvironment, Loc
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.rungs import Rung
 from tests.services.cpu_manager.environments.local.acting import CORE, SMALL
-from tests.services.cpu_manager.sandbox.conftest import held, passable
+from tests.services.cpu_manager.sandbox.conftest import available_rungs, passable
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "runtime" in metafunc.fixturenames:
-        rungs = [rung for rung in held() if rung is not Rung.LANDLOCK]
+        rungs = [rung for rung in available_rungs() if rung is not Rung.LANDLOCK]
         metafunc.parametrize("runtime", rungs, ids=str, indirect=True, scope="module")
 
 

@@ -51,7 +51,7 @@ class CellResources:
 
 
 class LocalSandbox:
-    """Sandbox that runs jobs in cells on this host. One instance per manager process; call all methods on its event loop."""
+    """Sandbox of cells on this host. One instance per manager process; call all methods on its event loop."""
 
     def __init__(
         self, ladder: Ladder, tools: Toolchain, instance: Instance, walls: wire.WallPlan, most_zygotes: int

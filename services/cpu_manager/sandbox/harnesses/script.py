@@ -1,4 +1,4 @@
-"""Harness that runs a source as `python main.py` does: the same `__main__`, traceback, exit code, arguments and streams."""
+"""Harness that runs a source as `python main.py` does: the same `__main__`, traceback, exit code, streams."""
 
 from __future__ import annotations
 

@@ -15,19 +15,26 @@ import typer
 from rich.console import Console
 
 from shared.store.stimulus_log import LogError
-from treadle.lab.evaluations.distrs.jobs import DRAWS, WORKLOADS, Jobs, Workload, generated, given, replay
-from treadle.lab.evaluations.distrs.notes import NOTES
-from treadle.lab.evaluations.distrs.report import Report
-from treadle.lab.evaluations.distrs.search_time import REQUESTS, search_ms
-from treadle.lab.evaluations.distrs.table import show
+from treadle.lab.evaluations.distrs.jobs import (
+    DRAWS,
+    REQUESTS,
+    WORKLOADS,
+    DistrsWorkload,
+    Jobs,
+    generated,
+    given,
+    replay,
+    search_ms,
+)
+from treadle.lab.evaluations.distrs.report import DistrsReport
+from treadle.lab.evaluations.distrs.table import NOTES, show
 from treadle.lab.evaluations.planner_decisions import Comparison, compared, newest_log
 from treadle.lab.evaluations.planner_decisions import show as show_decisions
 from treadle.lab.evaluations.pool import progress_bar
-from treadle.lab.evaluations.tangram.jobs import QUICK, evaluation, run_all
-from treadle.lab.evaluations.tangram.jobs import Workload as TangramWorkload
+from treadle.lab.evaluations.tangram.jobs import QUICK, TangramWorkload, evaluation, run_all
 from treadle.lab.evaluations.tangram.jobs import given as given_trajectories
-from treadle.lab.evaluations.tangram.notes import NOTES as TANGRAM_NOTES
-from treadle.lab.evaluations.tangram.report import Report as TangramReport
+from treadle.lab.evaluations.tangram.report import TangramReport
+from treadle.lab.evaluations.tangram.table import NOTES as TANGRAM_NOTES
 from treadle.lab.evaluations.tangram.table import show as show_tangram
 from treadle.lab.replay.distrs.generate import ITERATIONS, SIZE, TASKS
 from treadle.lab.replay.distrs.trace import RewardTrace
@@ -40,11 +47,11 @@ from treadle.lab.traces.tangram_recorded import read_recordings
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
 """Exit statuses."""
 SEARCH_WEIGHT = 0.1
-"""Of measuring the search, in parts of all replays."""
+"""Weight of the search's measurement in the progress bar, relative to all replays."""
 
 
-class Failure(Exception):
-    """Ends the command with a message and a status."""
+class ReplayError(Exception):
+    """Error that ends the command with a message and an exit status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -59,9 +66,9 @@ def register(app: typer.Typer) -> None:
 
 
 def papers() -> None:
-    """Reproduce a paper's evaluation in virtual time, or a planner's decisions from what it was told.
+    """Reproduce a paper's evaluation in virtual time, or a planner's decisions from its stimulus log.
 
-    Both run the policies that the services run.
+    All run the policies that the services run.
     """
 
 
@@ -77,9 +84,9 @@ def distrs(
     max_extra_delay: Annotated[
         float | None, typer.Option(min=0.0, help="D, in seconds. [default: the trace's; 3 of the paper's]")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the workload and of the policies' chances.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the workload and of the policies' random draws.")] = 1,
     draws: Annotated[
-        int, typer.Option(min=1, help="Draws of the evaluation, from this seed on; with 1 no spread is printed.")
+        int, typer.Option(min=1, help="Draws of the evaluation, from this seed on. With 1 no spread is printed.")
     ] = DRAWS,
     workloads: Annotated[
         int, typer.Option(min=0, help="Workloads of many shapes on which ours is compared with DistRS.")
@@ -87,8 +94,8 @@ def distrs(
     processes: Annotated[int, typer.Option(min=1, help="Worker processes; with 1 there is none.")] = 2,
     search_up_to: Annotated[int, typer.Option(min=0, help="Most requests that the search is timed on.")] = REQUESTS[-1],
 ) -> None:
-    """DistRS §6: how many workers six policies hold, and how long they let trainers wait. Some twelve minutes on two
-    cores; with --draws 1 --workloads 0 about two.
+    """DistRS §6: workers that six policies hold, and delays of trainers. About twelve minutes on two cores; with
+    --draws 1 --workloads 0 about two.
 
     A trace is JSON Lines: {"stages": [{"name", "worker_cost", "timeout_s", "cold_start_s"?}], "max_extra_delay_s",
     "batch_gap_s"?}, then one request a line: {"task", "batch", "index", "arrival_s", "stages": [seconds, ...],
@@ -99,10 +106,10 @@ def distrs(
     sizes = {"tasks": tasks, "iterations": iterations, "size": batch_size}
     asked = {name: value for name, value in sizes.items() if value is not None}
     with failing():
-        workload = Workload(seed=seed, max_extra_delay_s=max_extra_delay, **asked)
+        workload = DistrsWorkload(seed=seed, max_extra_delay_s=max_extra_delay, **asked)
         _drawable(plot)
         if trace is not None and asked:
-            raise Failure("--trace has its own sizes: leave out --iterations, --tasks and --batch-size", WRONG)
+            raise ReplayError("--trace has its own sizes: leave out --iterations, --tasks and --batch-size", WRONG)
         own = None if trace is None else _replayable(trace)
         shapes = range(1, workloads + 1)
         jobs = generated(workload, draws, shapes) if own is None else given(own, workload)
@@ -127,33 +134,34 @@ def tangram(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this PNG. Needs treadle[plot].")] = None,
-    seed: Annotated[int, typer.Option(help="Of the workload.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help=f"All sizes divided by {QUICK}: some twenty seconds.")] = False,
-    nodes: Annotated[int, typer.Option(min=1, help="Of 256 cores, for a file of your own.")] = CLUSTER.nodes,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of 256 cores, for a file of your own.")] = CLUSTER.nodes,
     processes: Annotated[int, typer.Option(min=1, help="Worker processes; with 1 there is none.")] = 2,
     data: Annotated[
-        Path, typer.Option(envvar="TREADLE_DATA", help="Where recorded agents lie, for --trace data.")
+        Path, typer.Option(envvar="TREADLE_DATA", help="Folder of recorded agents, for --trace data.")
     ] = Path("../shared/data"),
 ) -> None:
-    """ARL-Tangram §6.3, §6.4: how long agents wait for their actions on shared CPUs. 2.5 minutes on two cores.
+    """ARL-Tangram §6.3, §6.4: waiting times of agents' actions on shared CPUs. 2.5 minutes on two cores.
 
-    Trajectories think and act in virtual time; the mesh's own dispatcher gives out cores, beside Kubernetes pods that
-    are held for a trajectory's life, fixed degrees of parallelism and the paper's Algorithm 1.
+    Trajectories think and act in virtual time. The mesh's own dispatcher assigns cores. It is compared with Kubernetes
+    pods that last as long as a trajectory, fixed degrees of parallelism, and the paper's Algorithm 1.
 
     A trace is JSON Lines, one trajectory a line; all begin together: {"trajectory", "group"?, "steps": [{"think_s"?,
     "kind", "work_s", "units"?: [fewest, most], "elasticity"?: {"4": 0.9} or {"model": "amdahl", "serial": 0.05} or
-    {"model": "power", "exponent": 0.9}, "profile_s"?}]}. work_s is on one core, profile_s what the scheduler is told.
+    {"model": "power", "exponent": 0.9}, "profile_s"?}]}. work_s is on one core. The
+    scheduler expects profile_s.
 
     Exit status: 0 replayed; 1 a worker process was killed; 2 the trace or an option is wrong; 130 interrupted.
     """
     with failing():
         _drawable(plot)
         if trace not in (None, "data") and quick:
-            raise Failure("--trace has its own size: leave out --quick", WRONG)
+            raise ReplayError("--trace has its own size: leave out --quick", WRONG)
         workload = _trajectories(trace, data, TangramWorkload(seed, QUICK if quick else 1))
         jobs = given_trajectories(workload, nodes) if workload.given else evaluation(workload)
-        with progress_bar(Console(stderr=True), "replaying ARL-Tangram §6", sum(job.weight for job in jobs)) as tell:
-            report = TangramReport(workload, run_all(jobs, processes, tell))
+        with progress_bar(Console(stderr=True), "replaying ARL-Tangram §6", sum(job.weight for job in jobs)) as on_done:
+            report = TangramReport(workload, run_all(jobs, processes, on_done))
         if plot is not None:
             from treadle.lab.evaluations.tangram.plot import draw  # matplotlib is not always there
 
@@ -173,20 +181,20 @@ def planner(
     last: Annotated[int, typer.Option(min=0, help="Print so many decisions, the latest.")] = 20,
     every: Annotated[bool, typer.Option("--all", help="Print all decisions.")] = False,
 ) -> None:
-    """Make every decision of a scaling planner again, from its stimulus log, and compare.
+    """Repeat every decision of a scaling planner from its stimulus log, and compare.
 
-    A stimulus log holds how a planner plans, its seed, all it was told (batches that opened and ended, what waited and
-    ran, reports of rollouts, nodes) with the moment, and all it answered. A planner that is told the same answers the
-    same; a difference is a defect, or a change of the policy since. To get logs, set SCALING_PLANNER_STIMULUS_LOGS to a
-    folder: each start of the planner begins one there, ten are kept. They can be read while the planner runs.
+    A stimulus log holds the configuration of a planner, its seed, all stimuli (opened and ended batches, waiting and
+    running requests, progress reports, nodes) with their times, and all its commands. Equal stimuli give equal
+    commands; a difference is a defect, or a change of the policy since. To get logs, set SCALING_PLANNER_STIMULUS_LOGS
+    to a folder: each term of the planner begins a log there, ten are kept. They can be read while the planner runs.
 
-    --json prints {"stimuli", "decisions", "same", "differences": [{"stimulus", "at_s", "told", "then", "again"}]}, of
-    the differences the first hundred.
+    --json prints {"stimuli", "decisions", "same", "differences"}. The first hundred differences are listed, each as
+    {"stimulus", "at_s", "description", "then", "again"}.
 
     Exit status: 0 all the same; 1 something differs; 2 the file is no stimulus log of this version.
     """
     with failing():
-        made = _made_again(log, None if every else last)
+        made = _compared(log, None if every else last)
     if as_json:
         typer.echo(json.dumps(made.document()))
     else:
@@ -195,45 +203,47 @@ def planner(
         raise typer.Exit(FAILED)
 
 
-def _made_again(log: Path, last: int | None) -> Comparison:
+def _compared(log: Path, last: int | None) -> Comparison:
     """Raises:
-    Failure: it is no log, or cannot be read.
+    ReplayError: it is no log, or cannot be read.
     """
     try:
         return compared(newest_log(log) if log.is_dir() else log, last)
     except LogError as error:
-        raise Failure(str(error), WRONG) from error
+        raise ReplayError(str(error), WRONG) from error
     except OSError as error:
-        raise Failure(f"cannot read {log} ({error.strerror}): name a stimulus log", WRONG) from error
+        raise ReplayError(f"cannot read {log} ({error.strerror}): name a stimulus log", WRONG) from error
 
 
-def _run(jobs: Jobs, workload: Workload, own: RewardTrace | None, processes: int, search_up_to: int) -> Report:
+def _run(
+    jobs: Jobs, workload: DistrsWorkload, own: RewardTrace | None, processes: int, search_up_to: int
+) -> DistrsReport:
     """First the search, while nothing else runs; then the replays."""
     usual = workload.trace("colocated") if own is None else workload.bounded(own)
     weight = sum(job.weight for job in jobs)
     with progress_bar(
         Console(stderr=True), "replaying DistRS §6" if own is None else "replaying", 1.1 * weight
-    ) as tell:
+    ) as on_done:
         taken = search_ms([count for count in REQUESTS if count <= search_up_to], workload.seed)
-        tell(SEARCH_WEIGHT * weight, "search time")
-        outcomes = replay(jobs, processes, tell)
-    return Report(usual.stages, len(usual.tasks), usual.max_extra_delay_s, outcomes, taken)
+        on_done(SEARCH_WEIGHT * weight, "search time")
+        results = replay(jobs, processes, on_done)
+    return DistrsReport(usual.stages, len(usual.tasks), usual.max_extra_delay_s, results, taken)
 
 
 def _replayable(path: Path) -> RewardTrace:
     """The trace in a file.
 
     Raises:
-        Failure: it cannot be read, or has nothing to replay.
+        ReplayError: it cannot be read, or has nothing to replay.
     """
     try:
         trace = read_trace(path)
     except TraceError as error:
-        raise Failure(str(error), WRONG) from error
+        raise ReplayError(str(error), WRONG) from error
     except OSError as error:
-        raise Failure(f"cannot read {path} ({error.strerror}): name a trace file", WRONG) from error
+        raise ReplayError(f"cannot read {path} ({error.strerror}): name a trace file", WRONG) from error
     if all(len(task.batches) < 2 for task in trace.tasks):
-        raise Failure(f"{path}: each task has one batch, which is its history: give two or more of a task", WRONG)
+        raise ReplayError(f"{path}: each task has one batch, which is its history: give two or more of a task", WRONG)
     return trace
 
 
@@ -241,7 +251,7 @@ def _trajectories(trace: str | None, data: Path, workload: TangramWorkload) -> T
     """The workload, with what a trace holds.
 
     Raises:
-        Failure: it cannot be read.
+        ReplayError: it cannot be read.
     """
     try:
         if trace is None:
@@ -250,12 +260,12 @@ def _trajectories(trace: str | None, data: Path, workload: TangramWorkload) -> T
             return replace(workload, recordings=_recordings(data))
         given = read_trajectories(Path(trace))
     except TraceError as error:
-        raise Failure(str(error), WRONG) from error
+        raise ReplayError(str(error), WRONG) from error
     except OSError as error:
-        raise Failure(f"cannot read {trace} ({error.strerror}): name a trace file, or `data`", WRONG) from error
+        raise ReplayError(f"cannot read {trace} ({error.strerror}): name a trace file, or `data`", WRONG) from error
     needed, widest = max((step.least, trajectory.name) for trajectory in given for step in trajectory.steps)
     if needed > CLUSTER.cores:
-        raise Failure(f"{trace}: {widest} needs {needed} cores, a node has {CLUSTER.cores}", WRONG)
+        raise ReplayError(f"{trace}: {widest} needs {needed} cores, a node has {CLUSTER.cores}", WRONG)
     return replace(workload, given=given)
 
 
@@ -263,31 +273,31 @@ def _recordings(data: Path) -> tuple[Recording, ...]:
     try:
         return read_recordings(data)
     except OSError as error:
-        told = f"no recorded agents: cannot read {error.filename} ({error.strerror})"
-        raise Failure(f"{told}: set TREADLE_DATA to the folder with agents/ and traces/", WRONG) from error
+        problem = f"no recorded agents: cannot read {error.filename} ({error.strerror})"
+        raise ReplayError(f"{problem}: set TREADLE_DATA to the folder with agents/ and traces/", WRONG) from error
 
 
 def _drawable(plot: Path | None) -> None:
-    """Find out before the long run whether there will be a picture.
+    """Check before the long run that the picture can be drawn.
 
     Raises:
-        Failure: there cannot be one.
+        ReplayError: it cannot.
     """
     if plot is None:
         return
     if importlib.util.find_spec("matplotlib") is None:
-        raise Failure("--plot needs matplotlib: install treadle[plot], or leave --plot out", WRONG)
+        raise ReplayError("--plot needs matplotlib: install treadle[plot], or leave --plot out", WRONG)
     folder = plot.absolute().parent
     if plot.is_dir() or not folder.is_dir() or not os.access(plot if plot.exists() else folder, os.W_OK):
-        raise Failure(f"cannot write --plot {plot}: name a file in a folder that is there and yours", WRONG)
+        raise ReplayError(f"cannot write --plot {plot}: name a file in a folder that is there and yours", WRONG)
 
 
 @contextmanager
 def failing() -> Iterator[None]:
-    """Turns what went wrong into one line on stderr and an exit status."""
+    """Turn an error into one line on stderr and an exit status."""
     try:
         yield
-    except Failure as error:
+    except ReplayError as error:
         typer.echo(f"treadle replay: {error}", err=True)
         raise typer.Exit(error.status) from error
     except BrokenProcessPool as error:

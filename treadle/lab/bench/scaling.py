@@ -19,9 +19,9 @@ from treadle.lab.bench.mesh import BenchClient, BenchMesh, client
 from treadle.lab.bench.sizes import ScalingSizes
 from treadle.lab.bench.trainers import RESOURCE, Trainer, together, workflow
 from treadle.lab.evaluations.planner_decisions import Comparison, compared, newest_log
-from treadle.lab.replay.distrs.evaluation import Run, run
+from treadle.lab.replay.distrs.evaluation import PolicyRun, run
 from treadle.lab.replay.distrs.generate import ITERATIONS, generate
-from treadle.lab.replay.distrs.planned import Planned
+from treadle.lab.replay.distrs.planner_policy import PlannerPolicy
 from treadle.lab.replay.distrs.trace import RewardTrace, quicker
 from treadle.stack.services import PROXY
 from treadle.testing.servers import temporary_home
@@ -77,7 +77,7 @@ async def scaling(bench: Bench) -> list[BenchFigure]:
         lived = LiveRun(held, delays_s, compared(newest_log(logs)))
     bench.log(f"  {lived.decided.verdict()}")
     config, seed = lived.decided.header.config, lived.decided.header.seed
-    return scaling_figures(lived, run(trace, Planned("treadle", trace, config, seed)))
+    return scaling_figures(lived, run(trace, PlannerPolicy("treadle", trace, config, seed)))
 
 
 def workload(sizes: ScalingSizes) -> RewardTrace:
@@ -159,7 +159,7 @@ async def _delay_s(http: BenchClient, batch: str) -> float:
     return found.extra_delay_s
 
 
-def scaling_figures(lived: LiveRun, virtual: Run) -> list[BenchFigure]:
+def scaling_figures(lived: LiveRun, virtual: PolicyRun) -> list[BenchFigure]:
     made, held = lived.decided, lived.held
     what = f"of {made.stimuli:,} stimuli, decided the same again"
     if made.differences:

@@ -62,17 +62,18 @@ class LoggedCommand:
 
 @dataclass(frozen=True)
 class Difference:
-    """One stimulus that is answered otherwise now."""
+    """One stimulus whose commands differ now."""
 
     stimulus: int
     """Its number in the log, from 1."""
     at_s: float
-    told: str
+    description: str
+    """The stimulus in a few words."""
     then: list[Any]
     again: list[Any]
 
     def sides(self) -> tuple[list[str], list[str]]:
-        """What was answered and what is, a line a command, with all there is where the short form says the same."""
+        """Commands then and now, one line each; as JSON if the short forms are equal."""
         then, again = ([_answer(one) for one in side] for side in (self.then, self.again))
         if then == again:
             then, again = ([json.dumps(one) for one in side] for side in (self.then, self.again))
@@ -81,12 +82,12 @@ class Difference:
     def sentence(self) -> str:
         """The same in one line."""
         then, again = (" and ".join(side) or "nothing" for side in self.sides())
-        return f"stimulus {self.stimulus:,} ({self.told}, after {self.at_s:.2f} s): then {then}; now {again}"
+        return f"stimulus {self.stimulus:,} ({self.description}, after {self.at_s:.2f} s): then {then}; now {again}"
 
 
 @dataclass
 class Comparison:
-    """A whole log, made again. Memory is bounded by `last` decisions and `KEPT` differences."""
+    """Comparison of a whole log. Memory is bounded by `last` decisions and `KEPT` differences."""
 
     header: LogHeader
     last: int | None
@@ -95,7 +96,7 @@ class Comparison:
     decisions: int = 0
     """Commands: targets and expected completions."""
     different: int = 0
-    """Stimuli that are answered otherwise now."""
+    """Stimuli whose commands differ now."""
     differences: list[Difference] = field(default_factory=list)
     lines: deque[LoggedCommand] = field(default_factory=deque)
 
@@ -114,13 +115,19 @@ class Comparison:
     def verdict(self) -> str:
         """In one line."""
         others = "1 stimulus is" if self.different == 1 else f"{self.different:,} stimuli are"
-        found = "all the same" if self.same else f"{others} answered otherwise now"
+        found = "all the same" if self.same else f"{others} different now"
         return f"{self.stimuli:,} stimuli, {self.decisions:,} decisions: {found}"
 
     def document(self) -> dict[str, Any]:
         """As `treadle replay planner --json` prints it."""
         differences = [
-            {"stimulus": one.stimulus, "at_s": one.at_s, "told": one.told, "then": one.then, "again": one.again}
+            {
+                "stimulus": one.stimulus,
+                "at_s": one.at_s,
+                "description": one.description,
+                "then": one.then,
+                "again": one.again,
+            }
             for one in self.differences
         ]
         return {
@@ -144,7 +151,7 @@ def newest_log(folder: Path) -> Path:
 
 
 def compared(path: Path, last: int | None = 0) -> Comparison:
-    """Make every decision of a log again.
+    """Repeat every decision of a log.
 
     Args:
         path: of the log.
@@ -199,12 +206,12 @@ def _differences_table(made: Comparison) -> Table:
     table = Table(title=title or "Differences", title_justify="left", pad_edge=False)
     table.add_column("stimulus", justify="right", no_wrap=True)
     table.add_column("after, s", justify="right", no_wrap=True)
-    table.add_column("told")
-    table.add_column("answered then", ratio=1)
-    table.add_column("answered now", ratio=1)
+    table.add_column("event")
+    table.add_column("commands then", ratio=1)
+    table.add_column("commands now", ratio=1)
     for one in shown:
         for number, (then, again) in enumerate(zip_longest(*one.sides(), fillvalue="–")):
-            first = (f"{one.stimulus:,}", f"{one.at_s:,.2f}", one.told) if number == 0 else ("", "", "")
+            first = (f"{one.stimulus:,}", f"{one.at_s:,.2f}", one.description) if number == 0 else ("", "", "")
             table.add_row(*first, then, again)
         table.add_section()
     return table
@@ -241,7 +248,7 @@ def _described(decision: RepeatedDecision) -> str:
     """A stimulus in a few words."""
     match decision.stimulus:
         case BatchAdded(batch):
-            return f"Opened {batch.batch}"
+            return f"BatchAdded {batch.batch}"
         case FirstRequestArrived(batch=batch) | ProgressReported(batch=batch) | BatchRemoved(batch=batch):
             return f"{type(decision.stimulus).__name__} {batch}"
     return type(decision.stimulus).__name__

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 Result_co = TypeVar("Result_co", covariant=True)
 Result = TypeVar("Result")
-Tell = Callable[[float, str], None]
+OnDone = Callable[[float, str], None]
 """Takes the weight of a job that is over, and its name."""
 
 
@@ -35,7 +35,7 @@ class Job(Protocol[Result_co]):
     def __call__(self) -> Result_co: ...
 
 
-def run_jobs(jobs: Sequence[Job[Result]], processes: int, tell: Tell) -> list[Result]:
+def run_jobs(jobs: Sequence[Job[Result]], processes: int, on_done: OnDone) -> list[Result]:
     """The results, in the order of the jobs. With one process, all happens in this one.
 
     No worker stays behind when a job fails or the caller is interrupted, nor when this process is killed.
@@ -49,7 +49,7 @@ def run_jobs(jobs: Sequence[Job[Result]], processes: int, tell: Tell) -> list[Re
     if processes == 1:
         for number in order:
             results[number] = jobs[number]()
-            tell(jobs[number].weight, jobs[number].name)
+            on_done(jobs[number].weight, jobs[number].name)
     else:
         with _workers(min(processes, max(1, len(jobs)))) as executor:
             with _unheard(signal.SIGINT):  # workers begin here, and inherit it: the parent alone answers Ctrl-C
@@ -57,7 +57,7 @@ def run_jobs(jobs: Sequence[Job[Result]], processes: int, tell: Tell) -> list[Re
             for future in as_completed(numbers):
                 number = numbers[future]
                 results[number] = future.result()
-                tell(jobs[number].weight, jobs[number].name)
+                on_done(jobs[number].weight, jobs[number].name)
     return [results[number] for number in range(len(jobs))]
 
 
@@ -110,7 +110,7 @@ def _leave_with(parent: int) -> None:
 
 
 @contextmanager
-def progress_bar(console: Console, title: str, total: float) -> Iterator[Tell]:
+def progress_bar(console: Console, title: str, total: float) -> Iterator[OnDone]:
     """Shows what share of the weight is done, and what was done last."""
     bar = Progress(
         TextColumn("{task.description}"),

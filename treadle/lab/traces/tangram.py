@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from shared.api.elasticity import MOST_UNITS, elasticity_of
 from shared.policy.model.elasticity import Elasticity
-from treadle.lab.replay.tangram.trace import Batch, Step, Trajectory
+from treadle.lab.replay.tangram.trace import Batch, Trajectory, TrajectoryStep
 from treadle.lab.traces.rewards import TraceError
 
 MOST_S: Final = 1e7
@@ -85,47 +85,47 @@ class _Reader:
         if not isinstance(steps, list) or not steps or not all(isinstance(step, dict) for step in steps):
             raise self.refusal("steps must be a list of objects, at least one")
         group = self._name(line.get("group", name), "group")
-        return Trajectory(name, group, tuple(self._step(step, place) for place, step in enumerate(steps, 1)))
+        return Trajectory(name, group, tuple(self._step(step, point) for point, step in enumerate(steps, 1)))
 
     def _name(self, found: object, what: str) -> str:
         if type(found) not in (str, int) or found == "":
             raise self.refusal(f"give {what} as a text or a whole number")
         return str(found)
 
-    def _step(self, found: dict[str, Any], place: int) -> Step:
+    def _step(self, found: dict[str, Any], point: int) -> TrajectoryStep:
         strange = sorted(found.keys() - FIELDS)
         if strange:
-            raise self.refusal(f"step {place} has {', '.join(strange)}: a step knows {', '.join(sorted(FIELDS))}")
+            raise self.refusal(f"step {point} has {', '.join(strange)}: a step knows {', '.join(sorted(FIELDS))}")
         kind = found.get("kind")
         if not isinstance(kind, str) or not kind:
-            raise self.refusal(f"kind of step {place} is {kind!r}: give a text that is not empty")
-        work_s = self._seconds(found.get("work_s"), f"work_s of step {place}")
-        least, most = self._units(found.get("units", [1, 1]), place)
-        elasticity = self._elasticity(found.get("elasticity"), place)
+            raise self.refusal(f"kind of step {point} is {kind!r}: give a text that is not empty")
+        work_s = self._seconds(found.get("work_s"), f"work_s of step {point}")
+        least, most = self._units(found.get("units", [1, 1]), point)
+        elasticity = self._elasticity(found.get("elasticity"), point)
         if most > least and elasticity is None:
-            raise self.refusal(f"step {place} can use {most} units: say with elasticity what more than {least} do")
-        think_s = self._seconds(found.get("think_s", 0), f"think_s of step {place}")
-        profile_s = self._seconds(found.get("profile_s", work_s), f"profile_s of step {place}")
-        return Step(think_s, kind, work_s, least, most, elasticity, profile_s if most > least else None)
+            raise self.refusal(f"step {point} can use {most} units: say with elasticity what more than {least} do")
+        think_s = self._seconds(found.get("think_s", 0), f"think_s of step {point}")
+        profile_s = self._seconds(found.get("profile_s", work_s), f"profile_s of step {point}")
+        return TrajectoryStep(think_s, kind, work_s, least, most, elasticity, profile_s if most > least else None)
 
-    def _units(self, found: object, place: int) -> tuple[int, int]:
+    def _units(self, found: object, point: int) -> tuple[int, int]:
         if isinstance(found, list) and len(found) == 2 and all(type(units) is int for units in found):
             least, most = found
             if 1 <= least <= most <= MOST_UNITS:
                 return least, most
         raise self.refusal(
-            f"units of step {place} are {found!r}: give [fewest, most], whole numbers from 1 to {MOST_UNITS}"
+            f"units of step {point} are {found!r}: give [fewest, most], whole numbers from 1 to {MOST_UNITS}"
         )
 
-    def _elasticity(self, found: object, place: int) -> Elasticity | None:
+    def _elasticity(self, found: object, point: int) -> Elasticity | None:
         if found is None:
             return None
         if not isinstance(found, dict):
-            raise self.refusal(f"elasticity of step {place} is {found!r}: give an object")
+            raise self.refusal(f"elasticity of step {point} is {found!r}: give an object")
         try:
             return elasticity_of(found)
         except ValueError as error:
-            raise self.refusal(f"step {place}: {error}") from None
+            raise self.refusal(f"step {point}: {error}") from None
 
     def _seconds(self, found: Any, what: str) -> float:
         if type(found) not in (int, float) or not math.isfinite(found) or not 0 <= found <= MOST_S:

@@ -16,9 +16,9 @@ from treadle.lab.bench.scaling import LiveRun, UnitSeconds, scaling, scaling_fig
 from treadle.lab.bench.sizes import QUICK, ScalingSizes, Sizes
 from treadle.lab.bench.trainers import requests
 from treadle.lab.evaluations.planner_decisions import Comparison, Difference
-from treadle.lab.replay.distrs.evaluation import Run, run
+from treadle.lab.replay.distrs.evaluation import PolicyRun, run
 from treadle.lab.replay.distrs.generate import generate
-from treadle.lab.replay.distrs.planned import Planned
+from treadle.lab.replay.distrs.planner_policy import PlannerPolicy
 from treadle.lab.replay.distrs.trace import quicker
 
 SMALL = ScalingSizes(tasks=1, batches=3, requests=12, times=400.0)
@@ -69,9 +69,9 @@ def test_each_request_sleeps_through_every_stage(sizes: ScalingSizes) -> None:
         assert np.isfinite(batch.executions_s).all()
 
 
-def virtual() -> Run:
+def virtual() -> PolicyRun:
     trace = workload(replace(SMALL, batches=2))
-    return run(trace, Planned("treadle", trace, PlannerConfig(), 1))
+    return run(trace, PlannerPolicy("treadle", trace, PlannerConfig(), 1))
 
 
 def by_name(figures: list[BenchFigure]) -> dict[str, BenchFigure]:

@@ -82,12 +82,12 @@ def test_an_answer_that_is_another_now_is_shown_beside_the_old_one(tmp_path: Pat
     path = written(tmp_path / "a.log", tampered=1)
     done = replayed(path)
     assert done.exit_code == 1
-    assert "1 stimulus is answered otherwise now" in done.stdout
+    assert "1 stimulus is different now" in done.stdout
     assert "0 → 5" in done.stdout
     assert "0 → 4" in done.stdout
-    assert "Opened b1" in done.stdout
+    assert "BatchAdded b1" in done.stdout
     (different,) = json.loads(replayed(path, "--json").stdout)["differences"]
-    assert (different["stimulus"], different["told"]) == (2, "Opened b1")
+    assert (different["stimulus"], different["description"]) == (2, "BatchAdded b1")
     assert different["then"][0][1]["units"] == 5
     assert different["again"][0][1]["units"] == 4
 
@@ -130,7 +130,7 @@ def test_what_is_no_log_is_refused_in_one_line(tmp_path: Path, content: bytes, s
 
 def test_a_stimulus_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:
     path = written(tmp_path / "a.log")
-    path.write_bytes(path.read_bytes().replace(b"FirstCame", b"LastCame!"))
+    path.write_bytes(path.read_bytes().replace(b"FirstRequestArrived", b"FinalRequestArrived"))
     refused(replayed(path), "this version of Treadle does not know")
 
 
@@ -159,5 +159,5 @@ def test_a_log_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(planning, "VERSION", planning.VERSION + 1)
     StimulusLog(path, Planner(), most_bytes=10_000).close()
     monkeypatch.undo()
-    with pytest.raises(LogError, match="of version 3; this Treadle reads version 2"):
+    with pytest.raises(LogError, match="of version 4; this Treadle reads version 3"):
         read_log(path)

@@ -91,9 +91,9 @@ def test_json_has_every_place_and_system_and_figures_follow_from_them(small_docu
     found = small_document
     assert found["scale"] == SCALE
     runs = {(run["batch"], run["nodes"], run["system"]): run for run in found["runs"]}
-    places = {(size, 5) for size in SIZES} | {(SIZE, nodes) for nodes in NODES}
-    expected = {(*place, system) for place in places for system in (*map(pods_of, WIDTHS), OURS)}
-    expected |= {(place.size, place.nodes, system) for place, others in CONTRASTS.items() for system in others}
+    points = {(size, 5) for size in SIZES} | {(SIZE, nodes) for nodes in NODES}
+    expected = {(*point, system) for point in points for system in (*map(pods_of, WIDTHS), OURS)}
+    expected |= {(point.size, point.nodes, system) for point, others in CONTRASTS.items() for system in others}
     assert runs.keys() == expected
     for run in runs.values():
         acts = run["act_s"]
@@ -118,7 +118,7 @@ def test_json_has_every_place_and_system_and_figures_follow_from_them(small_docu
         for one in found["sweep"]
     }
     assert len(swept) == 4 * 2 * 3 * 4
-    assert {place[:2] for place in swept} == {(128, 5), (1280, 5), (1536, 5), (1280, 3)}, "where the paper has numbers"
+    assert {point[:2] for point in swept} == {(128, 5), (1280, 5), (1536, 5), (1280, 3)}, "where the paper has numbers"
     for width in (1, 4):
         assert swept[1536, 5, width, "5 pods/s", 30.0] > swept[1536, 5, width, "20 pods/s", 300.0]
 

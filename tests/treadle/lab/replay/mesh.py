@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from shared.policy.scaling.list_scheduling import Counts
 from shared.policy.scaling.workload import UNREACHED, Stage
-from treadle.lab.replay.distrs.policy import Decision, Event, Glance
+from treadle.lab.replay.distrs.policy import Decision, Event, OpenBatchView
+from treadle.lab.replay.distrs.simulated_cluster import SimulatedCluster, _BatchSlot
 from treadle.lab.replay.distrs.trace import RewardTrace, TracedBatch, TracedTask
-from treadle.lab.replay.distrs.world import World, _Lane
 
 STAGES = (Stage("compile", 4.0, 12.0), Stage("run", 40.0, 12.0))
 
@@ -30,11 +30,11 @@ class Scripted:
     knows_all: bool = False
     name: str = "scripted"
     asked: list[tuple[float, Event]] = field(default_factory=list)
-    glances: list[tuple[float, Glance]] = field(default_factory=list)
+    views: list[tuple[float, OpenBatchView]] = field(default_factory=list)
 
-    def decide(self, now: float, event: Event, open_batches: Sequence[Glance], busy: Counts) -> Decision:
+    def decide(self, now: float, event: Event, open_batches: Sequence[OpenBatchView], busy: Counts) -> Decision:
         self.asked.append((now, event))
-        self.glances.extend((now, glance) for glance in open_batches)
+        self.views.extend((now, view) for view in open_batches)
         following = min((at for at in self.script if at > now), default=math.inf)
         targets = self.at(now)
         return Decision({number: targets[number % len(STAGES)] for number in range(len(busy))}, following)
@@ -57,7 +57,7 @@ class Ran(NamedTuple):
     key: float
 
 
-class Recorded(World):
+class Recorded(SimulatedCluster):
     """A world that remembers what ran in each batch, as it found it when the batch was complete."""
 
     def ran(self) -> list[Ran]:
@@ -65,17 +65,17 @@ class Recorded(World):
         self.run()
         return self._seen
 
-    def _end(self, lane: _Lane) -> None:
-        for place in range(len(lane.stage)):
-            visit, times = self._visits[lane.base + place], self._board.times[lane.base + place]
+    def _end(self, slot: _BatchSlot) -> None:
+        for place in range(len(slot.stage)):
+            visit, times = self._visits[slot.base + place], self._board.times[slot.base + place]
             start = float(times["start_s"])
             self._seen.append(
                 Ran(
-                    int(visit["pool"]), lane.task, lane.index, int(lane.request[place]), int(lane.stage[place]),
+                    int(visit["pool"]), slot.task, slot.index, int(slot.request[place]), int(slot.stage[place]),
                     float(times["ready_s"]), start, start + float(visit["lasts_s"]), float(visit["key"]),
                 )
             )  # fmt: skip
-        super()._end(lane)
+        super()._end(slot)
 
 
 @st.composite

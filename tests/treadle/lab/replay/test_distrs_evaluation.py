@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from treadle.lab.replay.distrs.ablations import ABLATIONS, CONDITIONS, variant
-from treadle.lab.replay.distrs.evaluation import Fixed, OrderCurve, Run, fewest_with, order_matters, run
+from treadle.lab.replay.distrs.evaluation import FixedWorkers, OrderCurve, PolicyRun, fewest_with, order_matters, run
 from treadle.lab.replay.distrs.generate import generate
 from treadle.lab.replay.distrs.policies import lineup
 
 
-def outcome(worker_s: list[float], busy_s: list[float], delays_s: list[float]) -> Run:
-    return Run("p", ("a", "b"), np.array(worker_s), np.array(busy_s), np.array(delays_s), np.zeros((0, 2)), [])
+def outcome(worker_s: list[float], busy_s: list[float], delays_s: list[float]) -> PolicyRun:
+    return PolicyRun("p", ("a", "b"), np.array(worker_s), np.array(busy_s), np.array(delays_s), np.zeros((0, 2)), [])
 
 
 def test_a_run_says_what_it_held_for_what_it_executed() -> None:
@@ -58,7 +58,7 @@ def test_in_ebf_order_two_batches_never_need_more_workers_for_a_low_delay() -> N
 
 def test_plenty_of_fixed_workers_never_queue() -> None:
     trace = generate(np.random.default_rng(1), architecture="colocated", tasks=2, iterations=3, size=16)
-    assert run(trace, Fixed((64, 64), by_arrival=True)).mean_delay_s == pytest.approx(0.0)
+    assert run(trace, FixedWorkers((64, 64), by_arrival=True)).mean_delay_s == pytest.approx(0.0)
 
 
 def test_every_ablation_runs_and_the_whole_planner_is_the_one_of_the_lineup() -> None:

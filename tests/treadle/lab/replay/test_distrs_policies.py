@@ -12,13 +12,13 @@ from shared.policy.scaling.collection import CollectionInput
 from shared.policy.scaling.config import PAPER
 from shared.policy.scaling.list_scheduling import Counts
 from shared.policy.scaling.workload import UNREACHED, BatchRecord
-from treadle.lab.replay.distrs.evaluation import APART_S, Fixed, Run, run
+from treadle.lab.replay.distrs.evaluation import APART_S, FixedWorkers, PolicyRun, run
 from treadle.lab.replay.distrs.generate import STAGES, WINDOW_S, Architecture, generate
-from treadle.lab.replay.distrs.planned import Planned
+from treadle.lab.replay.distrs.planner_policy import PlannerPolicy
 from treadle.lab.replay.distrs.policies import OURS, Autoscaler, Ideal, ZeroQueue, lineup
-from treadle.lab.replay.distrs.policy import Decision, Event, Glance, Report
+from treadle.lab.replay.distrs.policy import Decision, Event, OpenBatchView, RolloutReport
+from treadle.lab.replay.distrs.simulated_cluster import SimulatedCluster
 from treadle.lab.replay.distrs.trace import RewardTrace, TracedBatch, TracedTask
-from treadle.lab.replay.distrs.world import World
 
 PLENTY = 256
 
@@ -27,7 +27,7 @@ def small(seed: int, architecture: Architecture = "colocated", tasks: int = 3) -
     return generate(np.random.default_rng(seed), architecture=architecture, tasks=tasks, iterations=4, size=64)
 
 
-def cost(run: Run) -> float:
+def cost(run: PolicyRun) -> float:
     return float(run.worker_s @ [stage.worker_cost for stage in STAGES])
 
 
@@ -66,7 +66,7 @@ def first_delay(trace: RewardTrace, gpus: int, *, by_arrival: bool) -> float:
     batches = trace.tasks[0].batches
     starts = {"first": 0.0, "second": APART_S}
     twice = tuple(TracedTask(name, (batches[-2], replace(batches[-1], start_s=at))) for name, at in starts.items())
-    done = World(replace(trace, tasks=twice), Fixed((PLENTY, gpus), by_arrival)).run().done
+    done = SimulatedCluster(replace(trace, tasks=twice), FixedWorkers((PLENTY, gpus), by_arrival)).run().done
     return next(one.extra_delay_s for one in done if one.task == 0)
 
 
@@ -83,14 +83,14 @@ def test_in_ebf_order_the_earlier_of_two_batches_is_never_later_than_in_fcfs() -
 
 
 @dataclass
-class Watched(Planned):
+class Watched(PlannerPolicy):
     """Remembers when it was asked, what it was told of rollouts, and when it changed its targets."""
 
     changed: list[tuple[float, Event]] = field(default_factory=list)
-    reports: list[Report] = field(default_factory=list)
+    reports: list[RolloutReport] = field(default_factory=list)
 
-    def decide(self, now: float, event: Event, open_batches: Sequence[Glance], busy: Counts) -> Decision:
-        self.reports += [glance.report for glance in open_batches if glance.report is not None]
+    def decide(self, now: float, event: Event, open_batches: Sequence[OpenBatchView], busy: Counts) -> Decision:
+        self.reports += [view.report for view in open_batches if view.report is not None]
         decision = super().decide(now, event, open_batches, busy)
         if decision.targets:
             self.changed.append((now, event))
@@ -100,7 +100,7 @@ class Watched(Planned):
 def test_tasks_begin_apart_as_the_trace_says() -> None:
     """§6.1: "with their start times staggered within a short time window"."""
     trace = generate(np.random.default_rng(1), architecture="disaggregated", tasks=6, iterations=2, size=16)
-    done = World(trace, Fixed((PLENTY, PLENTY), by_arrival=False)).run().done
+    done = SimulatedCluster(trace, FixedWorkers((PLENTY, PLENTY), by_arrival=False)).run().done
     opened = [one.opened_s for one in sorted(done, key=lambda one: one.task)]
     gaps = [sum(batch.gap_s for batch in task.batches) for task in trace.tasks]
     assert opened == pytest.approx(gaps)
@@ -144,24 +144,24 @@ def test_the_autoscaler_grows_by_a_quarter_waits_five_minutes_to_shrink_and_keep
 def test_zero_queue_holds_for_each_task_what_its_last_batch_had_at_once() -> None:
     """Three compile at once, two run at once; the other task is not open, so it holds nothing."""
     past = BatchRecord((0.0, 1.0, 2.0), ((5.0, 5.0, 5.0), (2.0, 2.0, 0.5)))
-    glance = Glance(1, 4, CollectionInput(3, 0.0, 1.0, 1), None, [past], [1.0], None)
-    decision = ZeroQueue(STAGES).decide(1.0, "arrived", [glance], np.zeros(4, int))
+    view = OpenBatchView(1, 4, CollectionInput(3, 0.0, 1.0, 1), None, [past], [1.0], None)
+    decision = ZeroQueue(STAGES).decide(1.0, "arrived", [view], np.zeros(4, int))
     assert decision.targets == {0: 0, 1: 0, 2: 3, 3: 2}
-    hinted = replace(glance, seen=CollectionInput(3, 0.0))
+    hinted = replace(view, seen=CollectionInput(3, 0.0))
     assert ZeroQueue(STAGES).decide(0.5, "opened", [hinted], np.zeros(4, int)).targets == dict.fromkeys(range(4), 0)
 
 
 def test_zero_queue_adds_up_what_batches_of_a_task_need_that_are_open_together() -> None:
     """Both may be at their widest at once, so the larger alone would let requests wait."""
     past = BatchRecord((0.0, 1.0, 2.0), ((5.0, 5.0, 5.0), (2.0, 2.0, 0.5)))
-    glances = [Glance(0, number, CollectionInput(3, 0.0, 1.0, 1), None, [past], [1.0], None) for number in (4, 5)]
-    assert ZeroQueue(STAGES).decide(1.0, "arrived", glances, np.zeros(2, int)).targets == {0: 6, 1: 4}
+    views = [OpenBatchView(0, number, CollectionInput(3, 0.0, 1.0, 1), None, [past], [1.0], None) for number in (4, 5)]
+    assert ZeroQueue(STAGES).decide(1.0, "arrived", views, np.zeros(2, int)).targets == {0: 6, 1: 4}
 
 
 def test_zero_queue_keeps_a_worker_of_a_stage_that_the_last_batch_did_not_reach() -> None:
     past = BatchRecord((0.0,), ((5.0,), (UNREACHED,)))
-    glance = Glance(0, 4, CollectionInput(1, 0.0, 1.0, 1), None, [past], [1.0], None)
-    assert ZeroQueue(STAGES).decide(1.0, "arrived", [glance], np.zeros(2, int)).targets == {0: 1, 1: 1}
+    view = OpenBatchView(0, 4, CollectionInput(1, 0.0, 1.0, 1), None, [past], [1.0], None)
+    assert ZeroQueue(STAGES).decide(1.0, "arrived", [view], np.zeros(2, int)).targets == {0: 1, 1: 1}
 
 
 def test_zero_queue_lets_nothing_wait_where_batches_of_a_task_overlap() -> None:
@@ -176,8 +176,8 @@ def changes(trace: RewardTrace, *, hints: bool, cold_start_s: float) -> tuple[li
     """When it changed its targets, and when the batches opened."""
     cold = replace(trace, cold_starts_s=(cold_start_s,) * len(trace.stages))
     policy = Watched("w", cold, replace(PAPER, hints=hints), 1)
-    ledger = World(cold, policy).run()
-    return policy.changed, [one.opened_s for one in ledger.done]
+    costs = SimulatedCluster(cold, policy).run()
+    return policy.changed, [one.opened_s for one in costs.done]
 
 
 def test_the_hint_wakes_the_planner_a_cold_start_before_the_first_request_is_expected() -> None:
@@ -204,7 +204,9 @@ def test_workers_that_are_warmed_up_by_the_hint_keep_nobody_waiting() -> None:
     """One request a batch, always after 20 s: without the hint it waits for the whole cold start."""
     alike = TracedBatch(np.array([20.0]), np.array([[5.0], [5.0]]), gap_s=30.0)
     trace = RewardTrace(STAGES, 0.0, (TracedTask("t", (alike,) * 4),), (8.0, 8.0))
-    hinted, unhinted = (run(trace, Planned("s", trace, replace(PAPER, hints=hints), 1)) for hints in (True, False))
+    hinted, unhinted = (
+        run(trace, PlannerPolicy("s", trace, replace(PAPER, hints=hints), 1)) for hints in (True, False)
+    )
     assert hinted.delays_s.tolist() == [0.0] * 3
     assert unhinted.delays_s.tolist() == [8.0] * 3
 
@@ -216,7 +218,7 @@ def test_batches_of_another_size_begin_a_new_history() -> None:
     halves = [replace(one, arrivals_s=one.arrivals_s[:32], executions_s=one.executions_s[:, :32], lengths=None)
               for one in batches]  # fmt: skip
     both = replace(trace, tasks=(TracedTask("t", (*batches, *halves)),))
-    ran = run(both, Planned("s", both, OURS, 1))
+    ran = run(both, PlannerPolicy("s", both, OURS, 1))
     assert len(ran.delays_s) == len(batches) + len(halves) - 1
     assert max(held for _, workers in ran.held for held in workers) <= 64
 
@@ -225,7 +227,7 @@ def test_ours_costs_less_than_the_papers_and_is_no_later() -> None:
     means = []
     for seed in (1, 2, 3, 4):
         trace = generate(np.random.default_rng(seed), architecture="colocated", tasks=3, iterations=5, size=256)
-        ours, paper = (run(trace, Planned("p", trace, config, seed)) for config in (OURS, PAPER))
+        ours, paper = (run(trace, PlannerPolicy("p", trace, config, seed)) for config in (OURS, PAPER))
         assert cost(ours) < 0.9 * cost(paper)
         assert ours.delays_s.mean() <= paper.delays_s.mean() + 0.5
         means.append((ours.delays_s.mean(), paper.delays_s.mean()))

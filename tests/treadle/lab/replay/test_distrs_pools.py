@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from shared.policy.scaling.list_scheduling import Counts
 from tests.treadle.lab.replay.mesh import STAGES, Recorded, Scripted, scripts, traced_batches, traces
-from tests.treadle.lab.replay.test_distrs_world import batch
+from tests.treadle.lab.replay.test_distrs_simulated_cluster import batch
 from treadle.lab.replay.distrs.pools import Pools
+from treadle.lab.replay.distrs.simulated_cluster import SimulatedCluster
 from treadle.lab.replay.distrs.trace import RewardTrace, TracedBatch, TracedTask
-from treadle.lab.replay.distrs.world import World
 
 COLD_S = 10.0
 
@@ -102,8 +102,8 @@ def test_a_cold_start_of_each_stage_is_waited_for_and_paid() -> None:
     """The workers are asked for as the batch opens, at 0: compile can be used from 4 on, run from 9 on."""
     world = Recorded(cold(one_task((1.0, 2.0, 1.0)), 4.0, 9.0), Scripted({0: (2, 1)}))
     assert [(one.start, one.end) for one in world.ran()] == [(4.0, 6.0), (9.0, 10.0)]
-    assert world.ledger.unit_s.tolist() == [20.0, 10.0]
-    assert world.ledger.done[0].extra_delay_s == 6.0
+    assert world.costs.unit_s.tolist() == [20.0, 10.0]
+    assert world.costs.done[0].extra_delay_s == 6.0
 
 
 def test_growing_helps_a_cold_start_later() -> None:
@@ -120,15 +120,15 @@ def test_nothing_runs_before_its_worker_is_warm_and_all_is_done(
     ran = world.ran()
     began = min(at for at, _ in policy.asked)
     assert all(one.start >= began + cold_starts_s[one.stage] for one in ran)
-    assert len(world.ledger.done) == sum(len(task.batches) - 1 for task in trace.tasks)
-    assert world.ledger.unit_s.sum() >= world.ledger.busy_s.sum() - 1e-9
+    assert len(world.costs.done) == sum(len(task.batches) - 1 for task in trace.tasks)
+    assert world.costs.unit_s.sum() >= world.costs.busy_s.sum() - 1e-9
 
 
 @given(traced_batches(), traced_batches(), scripts())
 @settings(deadline=None)
 def test_no_cold_start_is_a_cold_start_of_nothing(before: TracedBatch, after: TracedBatch, policy: Scripted) -> None:
     trace = RewardTrace(STAGES, 3.0, (TracedTask("t", (before, after)),))
-    said = World(cold(trace, 0.0, 0.0), policy).run()
-    unsaid = World(trace, policy).run()
+    said = SimulatedCluster(cold(trace, 0.0, 0.0), policy).run()
+    unsaid = SimulatedCluster(trace, policy).run()
     assert said.unit_s.tolist() == unsaid.unit_s.tolist()
     assert said.done == unsaid.done

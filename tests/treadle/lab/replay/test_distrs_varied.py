@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from shared.policy.scaling.config import PlannerConfig
-from treadle.lab.replay.distrs.evaluation import Run, run
-from treadle.lab.replay.distrs.planned import Planned
+from treadle.lab.replay.distrs.evaluation import PolicyRun, run
+from treadle.lab.replay.distrs.planner_policy import PlannerPolicy
 from treadle.lab.replay.distrs.trace import RewardTrace
 from treadle.lab.replay.distrs.varied import varied
 
@@ -15,9 +15,9 @@ def drawn(seed: int, **sizes: int) -> RewardTrace:
     return varied(np.random.default_rng(seed), **sizes)
 
 
-def planned(seed: int, **sizes: int) -> Run:
+def planned(seed: int, **sizes: int) -> PolicyRun:
     trace = drawn(seed, **sizes)
-    return run(trace, Planned("treadle", trace, PlannerConfig(explains=False), seed))
+    return run(trace, PlannerPolicy("treadle", trace, PlannerConfig(explains=False), seed))
 
 
 def test_a_batch_that_is_unlike_its_past_is_not_minutes_late() -> None:

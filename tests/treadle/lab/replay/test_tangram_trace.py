@@ -10,7 +10,7 @@ import pytest
 
 from shared.policy.model.elasticity import Elasticity
 from treadle.lab.replay.tangram.recorded import Recording
-from treadle.lab.replay.tangram.trace import Step, Trajectory
+from treadle.lab.replay.tangram.trace import Trajectory, TrajectoryStep
 from treadle.lab.traces.rewards import TraceError
 from treadle.lab.traces.tangram import read_trajectories
 from treadle.lab.traces.tangram_recorded import COMMANDS, EXECUTIONS, SESSIONS, read_recordings
@@ -40,8 +40,10 @@ def test_a_trace_is_read_as_it_is_written(tmp_path: Path, name: str) -> None:
     path = written(tmp_path / name, line("a", tool, REWARD), "", line(2, {**REWARD, "profile_s": 50}, group=7))
     elasticity = Elasticity("amdahl", serial=0.1)
     assert read_trajectories(path) == (
-        Trajectory("a", "g", (Step(0.0, "tool", 0.5), Step(2.0, "reward", 60.0, 1, 8, elasticity, 60.0))),
-        Trajectory("2", "7", (Step(2.0, "reward", 60.0, 1, 8, elasticity, 50.0),)),
+        Trajectory(
+            "a", "g", (TrajectoryStep(0.0, "tool", 0.5), TrajectoryStep(2.0, "reward", 60.0, 1, 8, elasticity, 60.0))
+        ),
+        Trajectory("2", "7", (TrajectoryStep(2.0, "reward", 60.0, 1, 8, elasticity, 50.0),)),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from treadle.lab.replay.tangram.recorded import Recording, resample
-from treadle.lab.replay.tangram.trace import REWARD, TOOL, Batch, Step, Trajectory
+from treadle.lab.replay.tangram.trace import REWARD, TOOL, Batch, Trajectory, TrajectoryStep
 from treadle.lab.replay.tangram.workload import ASSUMED, generate
 
 
@@ -64,4 +64,4 @@ def test_a_recorded_batch_has_the_turns_of_its_recordings_and_all_sources_alike(
 
 
 def test_a_life_without_length_is_not_active() -> None:
-    assert Trajectory("t", "g", (Step(0.0, TOOL, 0.0),)).active_share == 0.0
+    assert Trajectory("t", "g", (TrajectoryStep(0.0, TOOL, 0.0),)).active_share == 0.0

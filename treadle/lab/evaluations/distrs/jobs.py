@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
+from time import perf_counter
 
 import numpy as np
 
-from treadle.lab.evaluations.pool import Tell, run_jobs
+from shared.policy.scaling.search import search
+from treadle.lab.evaluations.pool import OnDone, run_jobs
 from treadle.lab.replay.distrs.ablations import ABLATIONS, CONDITIONS, variant
 from treadle.lab.replay.distrs.ablations import ITERATIONS as SOME_ITERATIONS
-from treadle.lab.replay.distrs.evaluation import OrderCurve, Run, order_matters, run
+from treadle.lab.replay.distrs.evaluation import OrderCurve, PolicyRun, order_matters, run
 from treadle.lab.replay.distrs.generate import ITERATIONS, SIZE, TASKS, Architecture, generate
 from treadle.lab.replay.distrs.policies import lineup
+from treadle.lab.replay.distrs.search_load import search_load
 from treadle.lab.replay.distrs.trace import RewardTrace
 from treadle.lab.replay.distrs.varied import varied
 
@@ -35,7 +39,7 @@ WEIGHTS: Mapping[str, float] = {
 
 
 @dataclass(frozen=True)
-class Workload:
+class DistrsWorkload:
     """The generated trace, or a part of it."""
 
     seed: int = 1
@@ -71,7 +75,7 @@ class PolicyJob:
     group: str
     """An architecture, `ALONE` or `GIVEN`."""
     policy: str
-    workload: Workload
+    workload: DistrsWorkload
     given: RewardTrace | None = None
 
     @property
@@ -85,7 +89,7 @@ class PolicyJob:
             return WEIGHTS[self.policy] * self.workload.tasks * self.workload.iterations
         return WEIGHTS[self.policy] * sum(len(task.batches) for task in self.given.tasks)
 
-    def __call__(self) -> Run:
+    def __call__(self) -> PolicyRun:
         trace = self.given or self.workload.trace("disaggregated" if self.group == "disaggregated" else "colocated")
         return run(trace, next(one for one in lineup(trace, self.workload.seed) if one.name == self.policy))
 
@@ -96,7 +100,7 @@ class AblationJob:
 
     condition: str
     variant: str
-    workload: Workload
+    workload: DistrsWorkload
 
     @property
     def name(self) -> str:
@@ -106,7 +110,7 @@ class AblationJob:
     def weight(self) -> float:
         return WEIGHTS.get(self.variant, 1.0) * self.workload.tasks * self.workload.iterations
 
-    def __call__(self) -> Run:
+    def __call__(self) -> PolicyRun:
         asked = self.workload
         made = CONDITIONS[self.condition].trace(
             np.random.default_rng(asked.seed), asked.tasks, asked.iterations, asked.size
@@ -119,7 +123,7 @@ class AblationJob:
 class OrderJob:
     """EBF beside FCFS (Figure 14)."""
 
-    workload: Workload
+    workload: DistrsWorkload
     name: str = "EBF and FCFS"
     weight: float = 5.0
 
@@ -140,30 +144,30 @@ class VariedJob:
     def name(self) -> str:
         return f"{self.policy}, workload {self.number}"
 
-    def __call__(self) -> Run:
+    def __call__(self) -> PolicyRun:
         trace = varied(np.random.default_rng(self.number))
         return run(trace, next(one for one in lineup(trace, self.number) if one.name == self.policy))
 
 
 @dataclass
-class Outcomes:
+class DistrsResults:
     """All that was replayed."""
 
-    runs: dict[str, dict[str, Run]] = field(default_factory=dict)
+    runs: dict[str, dict[str, PolicyRun]] = field(default_factory=dict)
     """By group (`PolicyJob.group`), then policy."""
-    ablations: dict[tuple[str, str], Run] = field(default_factory=dict)
+    ablations: dict[tuple[str, str], PolicyRun] = field(default_factory=dict)
     """By condition and variant."""
     order: OrderCurve | None = None
-    varied: dict[int, dict[str, Run]] = field(default_factory=dict)
+    varied: dict[int, dict[str, PolicyRun]] = field(default_factory=dict)
     """By workload, then policy."""
-    others: dict[int, Outcomes] = field(default_factory=dict)
+    others: dict[int, DistrsResults] = field(default_factory=dict)
     """By seed: the same for other draws of the evaluation, without ablations."""
 
 
 Jobs = Sequence[PolicyJob | AblationJob | OrderJob | VariedJob]
 
 
-def generated(workload: Workload, draws: int = 1, workloads: Sequence[int] = ()) -> Jobs:
+def generated(workload: DistrsWorkload, draws: int = 1, workloads: Sequence[int] = ()) -> Jobs:
     """The evaluation of §6, so many draws of it, and workloads of many shapes."""
     fewer = replace(workload, iterations=min(workload.iterations, SOME_ITERATIONS))
     seeds = range(workload.seed, workload.seed + draws)
@@ -174,7 +178,7 @@ def generated(workload: Workload, draws: int = 1, workloads: Sequence[int] = ())
     ]
 
 
-def _evaluation(workload: Workload) -> Iterator[PolicyJob | OrderJob]:
+def _evaluation(workload: DistrsWorkload) -> Iterator[PolicyJob | OrderJob]:
     for group in ARCHITECTURES:
         yield from (PolicyJob(group, policy, workload) for policy in POLICIES)
     alone = replace(workload, tasks=1)
@@ -182,27 +186,49 @@ def _evaluation(workload: Workload) -> Iterator[PolicyJob | OrderJob]:
     yield OrderJob(workload)
 
 
-def given(trace: RewardTrace, workload: Workload) -> Jobs:
+def given(trace: RewardTrace, workload: DistrsWorkload) -> Jobs:
     """All policies over a trace; of the workload only the seed is taken, and the extra delay."""
     bounded = workload.bounded(trace)
     return [PolicyJob(GIVEN, policy, workload, bounded) for policy in POLICIES]
 
 
-def replay(jobs: Jobs, processes: int, tell: Tell) -> Outcomes:
+def replay(jobs: Jobs, processes: int, on_done: OnDone) -> DistrsResults:
     """Run them (`run_jobs`)."""
-    outcomes = Outcomes()
-    results: list[Run | OrderCurve] = run_jobs(jobs, processes, tell)
+    results = DistrsResults()
+    found: list[PolicyRun | OrderCurve] = run_jobs(jobs, processes, on_done)
     first = next((job.workload.seed for job in jobs if isinstance(job, PolicyJob)), 0)
-    for job, result in zip(jobs, results, strict=True):
+    for job, result in zip(jobs, found, strict=True):
         if isinstance(job, PolicyJob | OrderJob):
             seed = job.workload.seed
-            into = outcomes if seed == first else outcomes.others.setdefault(seed, Outcomes())
+            into = results if seed == first else results.others.setdefault(seed, DistrsResults())
         if isinstance(result, OrderCurve):
             into.order = result
         elif isinstance(job, AblationJob):
-            outcomes.ablations[job.condition, job.variant] = result
+            results.ablations[job.condition, job.variant] = result
         elif isinstance(job, VariedJob):
-            outcomes.varied.setdefault(job.number, {})[job.policy] = result
+            results.varied.setdefault(job.number, {})[job.policy] = result
         elif isinstance(job, PolicyJob):
             into.runs.setdefault(job.group, {})[job.policy] = result
-    return outcomes
+    return results
+
+
+REQUESTS = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 100_000)
+"""The paper goes to 16,000."""
+ROUNDS = 3
+
+
+def search_ms(requests: Sequence[int], seed: int, rounds: int = ROUNDS) -> dict[int, float]:
+    """Milliseconds of one whole search, by the number of requests of six open batches: a median, after a warm-up.
+
+    Two stages, EBF. Leave the machine alone meanwhile.
+    """
+    taken = {}
+    for count in requests:
+        batches, ceilings = search_load(count, chance=np.random.default_rng(seed))
+        times = []
+        for _ in range(1 + rounds):
+            began = perf_counter()
+            search(batches, ceilings)
+            times.append(perf_counter() - began)
+        taken[count] = 1e3 * median(times[1:])
+    return taken

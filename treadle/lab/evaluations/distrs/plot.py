@@ -15,8 +15,8 @@ from matplotlib.ticker import MaxNLocator
 
 from shared.policy.scaling.list_scheduling import Floats
 from treadle.lab.evaluations.distrs.jobs import ALONE, ARCHITECTURES, GIVEN, POLICIES
-from treadle.lab.evaluations.distrs.report import Report
-from treadle.lab.replay.distrs.evaluation import APART_S, PAPER, PAPER_SEARCH_S, PAPER_SINGLE_S, Run, dearest
+from treadle.lab.evaluations.distrs.report import DistrsReport
+from treadle.lab.replay.distrs.evaluation import APART_S, PAPER, PAPER_SEARCH_S, PAPER_SINGLE_S, PolicyRun, dearest
 
 COLOURS: Mapping[str, str] = {
     "zq-dedicated": "#7f7f7f", "history": "#e69f00", "autoscaler": "#cc79a7", "distrs": "#0072b2", "treadle": "#d55e00",
@@ -28,16 +28,16 @@ DOTS_PER_INCH = 110
 WINDOWS_SHOWN = 3.0
 """Iterations of the first task that the allocation over time shows."""
 
-Panel = Callable[[Axes, Report], None]
+Panel = Callable[[Axes, DistrsReport], None]
 
 
-def draw(report: Report, path: Path) -> None:
+def draw(report: DistrsReport, path: Path) -> None:
     """Write the picture, a PNG: nine panels of the generated workload, five of a given one.
 
     Raises:
         OSError: it cannot be written.
     """
-    rows = _PANELS_OF_A_TRACE if GIVEN in report.outcomes.runs else _PANELS
+    rows = _PANELS_OF_A_TRACE if GIVEN in report.results.runs else _PANELS
     wide, high = max(map(len, rows)), len(rows)
     figure = Figure((PANEL_INCHES[0] * wide, PANEL_INCHES[1] * high + 0.5), dpi=DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
@@ -57,10 +57,10 @@ def draw(report: Report, path: Path) -> None:
 # --- of both ------------------------------------------------------------------------------------------------------
 
 
-def _over_time(axes: Axes, report: Report) -> None:
+def _over_time(axes: Axes, report: DistrsReport) -> None:
     """Figure 10(a): what is held of the dearest stage, over a few iterations well after the beginning."""
-    group = next(iter(report.outcomes.runs))
-    runs, stage = report.outcomes.runs[group], dearest(report.stages)
+    group = next(iter(report.results.runs))
+    runs, stage = report.results.runs[group], dearest(report.stages)
     opened = np.sort(runs["ideal"].open_s[:, 0])
     lasts = (opened[-1] - opened[0]) * report.tasks / max(1, len(opened) - report.tasks)  # from a batch to its next
     begin = float(opened[len(opened) // 2])
@@ -79,11 +79,11 @@ def _over_time(axes: Axes, report: Report) -> None:
     axes.set_title("workers over time" if group == GIVEN else f"10(a)  GPUs over time, {group}")
 
 
-def _delays(axes: Axes, report: Report) -> None:
+def _delays(axes: Axes, report: DistrsReport) -> None:
     """Figures 10(c) and 11(c): the share of batches that wait no longer."""
-    first, *others = [group for group in report.outcomes.runs if group != ALONE]
+    first, *others = [group for group in report.results.runs if group != ALONE]
     for group, style, width in [(first, "-", 1.8), *((other, ":", 1.3) for other in others)]:
-        for policy, run in report.outcomes.runs[group].items():
+        for policy, run in report.results.runs[group].items():
             delays = np.sort(run.delays_s)
             shares = np.arange(1, len(delays) + 1) / max(1, len(delays))
             axes.step([0.0, *delays], [0.0, *shares], where="post", color=COLOURS[policy], ls=style, linewidth=width)
@@ -98,13 +98,13 @@ def _delays(axes: Axes, report: Report) -> None:
         axes.legend(handles=styles, loc="lower right", frameon=False)
 
 
-def _search(axes: Axes, report: Report) -> None:
+def _search(axes: Axes, report: DistrsReport) -> None:
     """Figure 15."""
     axes.loglog(
         list(report.search_ms), [taken / 1e3 for taken in report.search_ms.values()],
         color=COLOURS["treadle"], marker="o", label="ours",
     )  # fmt: skip
-    given = GIVEN in report.outcomes.runs
+    given = GIVEN in report.results.runs
     if not given:
         axes.loglog(*zip(*PAPER_SEARCH_S.items(), strict=True), "k*", markersize=11, label="the paper's")
         axes.legend(frameon=False, loc="upper left")
@@ -140,18 +140,18 @@ def _short(value: float) -> str:
 # --- of the generated workload ------------------------------------------------------------------------------------
 
 
-def _gpu_time(axes: Axes, report: Report) -> None:
+def _gpu_time(axes: Axes, report: DistrsReport) -> None:
     _time(axes, report, dearest(report.stages), "GPU", 1.0)
 
 
-def _cpu_time(axes: Axes, report: Report) -> None:
+def _cpu_time(axes: Axes, report: DistrsReport) -> None:
     stage = 1 - dearest(report.stages)
     _time(axes, report, stage, "CPU", report.stages[stage].worker_cost)
 
 
-def _time(axes: Axes, report: Report, stage: int, name: str, units: float) -> None:
+def _time(axes: Axes, report: DistrsReport, stage: int, name: str, units: float) -> None:
     """Figures 10 and 11, the bars of (a) and (b); `units` of the resource a worker."""
-    groups = {group: report.outcomes.runs[group] for group in ARCHITECTURES}
+    groups = {group: report.results.runs[group] for group in ARCHITECTURES}
     hours: dict[str, dict[str, float]] = {
         group: {policy: float(run.worker_s[stage]) * units / 3600 for policy, run in runs.items()}
         for group, runs in groups.items()
@@ -166,13 +166,13 @@ def _time(axes: Axes, report: Report, stage: int, name: str, units: float) -> No
     axes.set(title=f"10, 11  {name} time", ylabel=f"{name} hours held")
 
 
-def _normalised(axes: Axes, report: Report) -> None:
+def _normalised(axes: Axes, report: DistrsReport) -> None:
     """Figure 12."""
     stage = dearest(report.stages)
     _bars(
         axes,
         {
-            group: {policy: float(run.normalised[stage]) for policy, run in report.outcomes.runs[group].items()}
+            group: {policy: float(run.normalised[stage]) for policy, run in report.results.runs[group].items()}
             for group in ARCHITECTURES
         },
     )
@@ -180,10 +180,10 @@ def _normalised(axes: Axes, report: Report) -> None:
     axes.set(title="12  normalised GPU time", ylabel="GPU time held / executed")
 
 
-def _held_alone(axes: Axes, report: Report) -> None:
+def _held_alone(axes: Axes, report: DistrsReport) -> None:
     """Figure 13(a)."""
     stage = dearest(report.stages)
-    for policy, run in report.outcomes.runs[ALONE].items():
+    for policy, run in report.results.runs[ALONE].items():
         held = [_mean_held(run, stage, begin, end) for begin, end in run.open_s]
         axes.plot(range(2, len(held) + 2), held, color=COLOURS[policy], linewidth=1.5)
     axes.set_ylim(bottom=0)
@@ -191,9 +191,9 @@ def _held_alone(axes: Axes, report: Report) -> None:
     axes.set(title="13(a)  one task: GPUs while a batch is open", xlabel="iteration", ylabel="GPUs held, mean")
 
 
-def _delays_alone(axes: Axes, report: Report) -> None:
+def _delays_alone(axes: Axes, report: DistrsReport) -> None:
     """Figure 13(b)."""
-    runs = report.outcomes.runs[ALONE]
+    runs = report.results.runs[ALONE]
     for policy, run in runs.items():
         if policy != "zq-dedicated":
             axes.plot(range(1, len(run.delays_s) + 1), np.sort(run.delays_s), color=COLOURS[policy], linewidth=1.8)
@@ -206,7 +206,7 @@ def _delays_alone(axes: Axes, report: Report) -> None:
     axes.set(title="13(b)  one task: extra delay", xlabel="batches, sorted by their delay", ylabel="extra delay, s")
 
 
-def _mean_held(run: Run, stage: int, begin: float, end: float) -> float:
+def _mean_held(run: PolicyRun, stage: int, begin: float, end: float) -> float:
     """Workers held between two moments, over the time in which there were any."""
     moments: Floats = np.array([moment for moment, _ in run.held])
     first, last = np.searchsorted(moments, (begin, end))
@@ -216,9 +216,9 @@ def _mean_held(run: Run, stage: int, begin: float, end: float) -> float:
     return float(held @ lasts / lasts.sum()) if lasts.sum() else 0.0
 
 
-def _order(axes: Axes, report: Report) -> None:
+def _order(axes: Axes, report: DistrsReport) -> None:
     """Figure 14(a)."""
-    order = report.outcomes.order
+    order = report.results.order
     if order is None:
         return
     axes.plot(order.workers, order.ebf_s, color=COLOURS["distrs"], marker=".", label="EBF")
@@ -235,20 +235,20 @@ def _order(axes: Axes, report: Report) -> None:
 # --- of a given trace ---------------------------------------------------------------------------------------------
 
 
-def _held_by_stage(axes: Axes, report: Report) -> None:
+def _held_by_stage(axes: Axes, report: DistrsReport) -> None:
     _bars(axes, _by_stage(report, lambda run: run.worker_s / 3600))
     axes.set_yscale("log")
     axes.set(title="worker time by stage", ylabel="worker-hours held")
 
 
-def _normalised_by_stage(axes: Axes, report: Report) -> None:
+def _normalised_by_stage(axes: Axes, report: DistrsReport) -> None:
     _bars(axes, _by_stage(report, lambda run: np.nan_to_num(run.normalised)))
     axes.axhline(1, color="k", linewidth=0.8, linestyle="--")
     axes.set(title="normalised worker time by stage", ylabel="held / executed")
 
 
-def _by_stage(report: Report, of_stages: Callable[[Run], Floats]) -> dict[str, dict[str, float]]:
-    runs = report.outcomes.runs[GIVEN]
+def _by_stage(report: DistrsReport, of_stages: Callable[[PolicyRun], Floats]) -> dict[str, dict[str, float]]:
+    runs = report.results.runs[GIVEN]
     return {
         stage.name: {policy: float(of_stages(run)[number]) for policy, run in runs.items()}
         for number, stage in enumerate(report.stages)

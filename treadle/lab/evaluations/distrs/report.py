@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from shared.policy.scaling.workload import Stage
-from treadle.lab.evaluations.distrs.jobs import ALONE, ARCHITECTURES, GIVEN, Outcomes
+from treadle.lab.evaluations.distrs.jobs import ALONE, ARCHITECTURES, GIVEN, DistrsResults
 from treadle.lab.replay.distrs.evaluation import (
     PAPER,
     PAPER_NORMALISED,
     PAPER_ORDER,
     PAPER_SEARCH_S,
     PAPER_SINGLE_S,
-    Run,
+    PolicyRun,
     dearest,
 )
 from treadle.lab.replay.distrs.trace import RewardTrace
@@ -24,7 +24,7 @@ from treadle.lab.replay.distrs.varied import varied
 
 
 @dataclass(frozen=True)
-class Figure:
+class PaperFigure:
     """A number that the paper publishes, and ours."""
 
     figure: str
@@ -41,15 +41,15 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Compared:
+class PlannerComparison:
     """Both planners on one workload."""
 
     number: int
     trace: RewardTrace
-    distrs: Run
-    treadle: Run
+    distrs: PolicyRun
+    treadle: PolicyRun
 
-    def cost(self, run: Run) -> float:
+    def cost(self, run: PolicyRun) -> float:
         """Worker-seconds held, each at its cost, against those executed."""
         costs = np.array([stage.worker_cost for stage in self.trace.stages])
         return float(run.worker_s @ costs / (run.busy_s @ costs))
@@ -81,78 +81,80 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Report:
+class DistrsReport:
     """One evaluation."""
 
     stages: Sequence[Stage]
     tasks: int
     """That train at once."""
     max_extra_delay_s: float
-    outcomes: Outcomes
+    results: DistrsResults
     search_ms: Mapping[int, float]
     """By number of requests."""
 
     @property
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[PaperFigure]:
         """Beside the paper; of a given trace there are none."""
-        if GIVEN in self.outcomes.runs:
+        if GIVEN in self.results.runs:
             return []
-        others = [replace(self, outcomes=other, search_ms={}) for other in self.outcomes.others.values()]
+        others = [replace(self, results=other, search_ms={}) for other in self.results.others.values()]
         rows = zip(self._figures(), *(other._figures() for other in others), strict=True)
         return [_spread(first, same) for first, *same in rows]
 
     @property
-    def compared(self) -> list[Compared]:
+    def compared(self) -> list[PlannerComparison]:
         """Ours beside DistRS on each of the workloads of many shapes."""
         return [
-            Compared(number, varied(np.random.default_rng(number)), runs["distrs"], runs["treadle"])
-            for number, runs in self.outcomes.varied.items()
+            PlannerComparison(number, varied(np.random.default_rng(number)), runs["distrs"], runs["treadle"])
+            for number, runs in self.results.varied.items()
         ]
 
-    def draws(self, group: str, policy: str) -> list[Run]:
+    def draws(self, group: str, policy: str) -> list[PolicyRun]:
         """The runs of one policy, of every draw."""
-        return [one.runs[group][policy] for one in (self.outcomes, *self.outcomes.others.values())]
+        return [one.runs[group][policy] for one in (self.results, *self.results.others.values())]
 
-    def _figures(self) -> Iterator[Figure]:
+    def _figures(self) -> Iterator[PaperFigure]:
         gpu = dearest(self.stages)
         cpu = 1 - gpu
         for number, architecture in zip((10, 11), ARCHITECTURES, strict=True):
-            runs, paper = self.outcomes.runs[architecture], PAPER[architecture]
+            runs, paper = self.results.runs[architecture], PAPER[architecture]
             zero_queue, distrs = runs["zq-dedicated"], runs["distrs"]
             for what, stage in (("GPU", gpu), ("CPU", cpu)):
-                yield Figure(
+                yield PaperFigure(
                     f"{number}: {what} time, ZQ-Dedicated / DistRS, {architecture}",
                     "x",
                     paper[f"{what.lower()}_ratio"],
                     _ratio(float(zero_queue.worker_s[stage]), float(distrs.worker_s[stage])),
                 )
             delay = distrs.mean_delay_s
-            yield Figure(f"{number}: mean extra delay, DistRS, {architecture}", "s", paper["mean_delay_s"], delay)
+            yield PaperFigure(f"{number}: mean extra delay, DistRS, {architecture}", "s", paper["mean_delay_s"], delay)
         for architecture in ARCHITECTURES:
             for name, policy in (("DistRS", "distrs"), ("ideal", "ideal")):
-                run = self.outcomes.runs[architecture][policy]
+                run = self.results.runs[architecture][policy]
                 held = _ratio(float(run.worker_s[gpu]), float(run.busy_s[gpu]))
-                yield Figure(f"12: normalised GPU time, {name}, {architecture}", "x", None, held, PAPER_NORMALISED)
+                yield PaperFigure(f"12: normalised GPU time, {name}, {architecture}", "x", None, held, PAPER_NORMALISED)
         for what, policy in (("history-based", "history"), ("timeout-aware (DistRS)", "distrs")):
-            delay = self.outcomes.runs[ALONE][policy].mean_delay_s
-            yield Figure(f"13: mean extra delay, {what}, one task", "s", PAPER_SINGLE_S[policy], delay)
-        order = self.outcomes.order
+            delay = self.results.runs[ALONE][policy].mean_delay_s
+            yield PaperFigure(f"13: mean extra delay, {what}, one task", "s", PAPER_SINGLE_S[policy], delay)
+        order = self.results.order
         fewer = order.times_fewer(self.max_extra_delay_s) if order else None
-        yield Figure(f"14: GPUs for a mean delay <= {self.max_extra_delay_s:g} s, FCFS / EBF", "x", PAPER_ORDER, fewer)
+        yield PaperFigure(
+            f"14: GPUs for a mean delay <= {self.max_extra_delay_s:g} s, FCFS / EBF", "x", PAPER_ORDER, fewer
+        )
         for requests, seconds in PAPER_SEARCH_S.items():
             taken = self.search_ms.get(requests)
             ours = None if taken is None else taken / 1e3
-            yield Figure(f"15: search time, {requests:,} requests", "s", seconds, ours)
+            yield PaperFigure(f"15: search time, {requests:,} requests", "s", seconds, ours)
 
     def document(self) -> dict[str, Any]:
         """What `--json` prints.
 
         `policies` are those of the colocated trace, or of the given one; for a given one that and `search_ms` is all.
         """
-        runs, search = self.outcomes.runs, {str(count): taken for count, taken in self.search_ms.items()}
+        runs, search = self.results.runs, {str(count): taken for count, taken in self.search_ms.items()}
         if GIVEN in runs:
             return {"policies": _policies(runs[GIVEN]), "search_ms": search}
-        order = self.outcomes.order
+        order = self.results.order
         return {
             "policies": _policies(runs["colocated"]),
             "search_ms": search,
@@ -170,22 +172,22 @@ class Report:
             "workloads": [one.document() for one in self.compared],
             "draws": {
                 str(seed): {group: _policies(runs) for group, runs in other.runs.items()}
-                for seed, other in self.outcomes.others.items()
+                for seed, other in self.results.others.items()
             },
             "one_task": {"policies": _policies(runs[ALONE])},
             "ablations": [
                 {"condition": condition, "variant": variant, **run.document()}
-                for (condition, variant), run in self.outcomes.ablations.items()
+                for (condition, variant), run in self.results.ablations.items()
             ],
             "order": {"workers": order.workers, "ebf_s": order.ebf_s, "fcfs_s": order.fcfs_s} if order else None,
         }
 
 
-def _policies(runs: Mapping[str, Run]) -> dict[str, Any]:
+def _policies(runs: Mapping[str, PolicyRun]) -> dict[str, Any]:
     return {policy: run.document() for policy, run in runs.items()}
 
 
-def _spread(first: Figure, others: Sequence[Figure]) -> Figure:
+def _spread(first: PaperFigure, others: Sequence[PaperFigure]) -> PaperFigure:
     values = [one.reproduced for one in (first, *others) if one.reproduced is not None]
     return replace(first, draws=tuple(values) if len(values) > 1 else ())
 

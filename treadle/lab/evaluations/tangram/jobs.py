@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from treadle.lab.evaluations.pool import Tell, run_jobs
+from treadle.lab.evaluations.pool import OnDone, run_jobs
 from treadle.lab.replay.tangram.assumptions import CLUSTER, Cluster, PodRules
 from treadle.lab.replay.tangram.evaluation import (
     CONTRASTS,
@@ -22,12 +22,12 @@ from treadle.lab.replay.tangram.evaluation import (
     SYSTEMS,
     TIMEOUTS_S,
     WIDTHS,
-    Place,
-    places,
+    OperatingPoint,
     pods_of,
+    points,
     replay,
 )
-from treadle.lab.replay.tangram.measures import Run
+from treadle.lab.replay.tangram.measures import SystemRun
 from treadle.lab.replay.tangram.recorded import Recording, resample
 from treadle.lab.replay.tangram.trace import Batch
 from treadle.lab.replay.tangram.workload import generate
@@ -41,7 +41,7 @@ WEIGHTS: Mapping[str, float] = {OURS: 1.0, "Algorithm 1": 2.0, "DoP 4": 1.2, "Do
 
 
 @dataclass(frozen=True)
-class Workload:
+class TangramWorkload:
     """Where batches come from."""
 
     seed: int = 1
@@ -77,28 +77,28 @@ class SystemJob:
     """One system at one place."""
 
     system: str
-    place: Place
-    workload: Workload
+    point: OperatingPoint
+    workload: TangramWorkload
 
     @property
     def name(self) -> str:
-        return f"{self.system}, {self.place.size:,} on {self.place.nodes} nodes"
+        return f"{self.system}, {self.point.size:,} on {self.point.nodes} nodes"
 
     @property
     def weight(self) -> float:
         """By system, and where cores are short."""
-        short = self.place.size * CLUSTER.nodes / self.place.nodes >= SIZE
+        short = self.point.size * CLUSTER.nodes / self.point.nodes >= SIZE
         return 0.1 if self.system in RESERVING else WEIGHTS[self.system] if short else 0.7
 
-    def __call__(self) -> Run:
+    def __call__(self) -> SystemRun:
         rules = self.workload.rules(RESERVING[self.system]) if self.system in RESERVING else None
-        cluster = self.workload.cluster(self.place.nodes)
-        batches = self.workload.batches(self.place.size)
-        return Run.together([replay(self.system, batch, cluster, rules=rules) for batch in batches])
+        cluster = self.workload.cluster(self.point.nodes)
+        batches = self.workload.batches(self.point.size)
+        return SystemRun.together([replay(self.system, batch, cluster, rules=rules) for batch in batches])
 
 
 @dataclass(frozen=True)
-class ControlPlane:
+class ControlPlaneRates:
     """What the paper does not tell of its baseline."""
 
     creations_per_s: float
@@ -109,63 +109,63 @@ class ControlPlane:
 class SweepJob:
     """Pods under another control plane."""
 
-    plane: ControlPlane
-    place: Place
+    plane: ControlPlaneRates
+    point: OperatingPoint
     width: int
-    workload: Workload
+    workload: TangramWorkload
     weight: float = 0.1
 
     @property
     def name(self) -> str:
         return f"{pods_of(self.width)}, {self.plane.creations_per_s:g} a second, {self.plane.timeout_s:g} s"
 
-    def __call__(self) -> Run:
+    def __call__(self) -> SystemRun:
         rate, timeout_s = self.plane.creations_per_s, self.plane.timeout_s
         rules = replace(RESERVING[pods_of(self.width)], creations_per_s=rate, timeout_s=timeout_s)
         rules = self.workload.rules(rules)
-        cluster = self.workload.cluster(self.place.nodes)
-        batches = self.workload.batches(self.place.size)
-        return Run.together([replay(PODS_NAME, batch, cluster, rules=rules) for batch in batches])
+        cluster = self.workload.cluster(self.point.nodes)
+        batches = self.workload.batches(self.point.size)
+        return SystemRun.together([replay(PODS_NAME, batch, cluster, rules=rules) for batch in batches])
 
 
 @dataclass
-class Outcomes:
+class TangramResults:
     """All that was replayed."""
 
-    runs: dict[Place, dict[str, Run]] = field(default_factory=dict)
+    runs: dict[OperatingPoint, dict[str, SystemRun]] = field(default_factory=dict)
     """By place, then system."""
-    sweep: dict[tuple[Place, int, ControlPlane], Run] = field(default_factory=dict)
+    sweep: dict[tuple[OperatingPoint, int, ControlPlaneRates], SystemRun] = field(default_factory=dict)
     """By place, width and control plane."""
 
 
 Jobs = Sequence[SystemJob | SweepJob]
 
 
-def evaluation(workload: Workload) -> Jobs:
+def evaluation(workload: TangramWorkload) -> Jobs:
     """§6.3 and §6.4."""
     jobs = [
-        SystemJob(system, place, workload)
-        for place in places()
-        for system in (*(pods_of(width) for width in WIDTHS), OURS, *CONTRASTS.get(place, ()))
+        SystemJob(system, point, workload)
+        for point in points()
+        for system in (*(pods_of(width) for width in WIDTHS), OURS, *CONTRASTS.get(point, ()))
     ]
-    planes = [ControlPlane(rate, timeout_s) for rate in CREATIONS_PER_S for timeout_s in TIMEOUTS_S]
-    swept = [(plane, place, width) for place in SWEPT for width in SWEPT_WIDTHS for plane in planes]
+    planes = [ControlPlaneRates(rate, timeout_s) for rate in CREATIONS_PER_S for timeout_s in TIMEOUTS_S]
+    swept = [(plane, point, width) for point in SWEPT for width in SWEPT_WIDTHS for plane in planes]
     return [*jobs, *(SweepJob(*one, workload) for one in swept)]
 
 
-def given(workload: Workload, nodes: int) -> Jobs:
+def given(workload: TangramWorkload, nodes: int) -> Jobs:
     """All systems over a trace of one's own."""
-    place = Place(len(workload.given), nodes)
-    return [SystemJob(system, place, workload) for system in (*RESERVING, *SYSTEMS)]
+    point = OperatingPoint(len(workload.given), nodes)
+    return [SystemJob(system, point, workload) for system in (*RESERVING, *SYSTEMS)]
 
 
-def run_all(jobs: Jobs, processes: int, tell: Tell) -> Outcomes:
+def run_all(jobs: Jobs, processes: int, on_done: OnDone) -> TangramResults:
     """Run them (`run_jobs`)."""
-    outcomes = Outcomes()
-    runs: list[Run] = run_jobs(jobs, processes, tell)
+    results = TangramResults()
+    runs: list[SystemRun] = run_jobs(jobs, processes, on_done)
     for job, run in zip(jobs, runs, strict=True):
         if isinstance(job, SweepJob):
-            outcomes.sweep[job.place, job.width, job.plane] = run
+            results.sweep[job.point, job.width, job.plane] = run
         else:
-            outcomes.runs.setdefault(job.place, {})[job.system] = run
-    return outcomes
+            results.runs.setdefault(job.point, {})[job.system] = run
+    return results

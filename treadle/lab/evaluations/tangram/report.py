@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from treadle.lab.evaluations.distrs.report import Figure
-from treadle.lab.evaluations.tangram.jobs import Outcomes, Workload
-from treadle.lab.replay.tangram.assumptions import CLUSTER, OVERHEADS, PODS, told
+from treadle.lab.evaluations.distrs.report import PaperFigure
+from treadle.lab.evaluations.tangram.jobs import TangramResults, TangramWorkload
+from treadle.lab.replay.tangram.assumptions import CLUSTER, OVERHEADS, PODS, assumptions_of
 from treadle.lab.replay.tangram.evaluation import (
     LARGEST,
     NODES,
@@ -21,10 +21,10 @@ from treadle.lab.replay.tangram.evaluation import (
     PODS_NAME,
     SIZE,
     SIZES,
-    Place,
+    OperatingPoint,
     pods_of,
 )
-from treadle.lab.replay.tangram.measures import ENVIRONMENT, PARTS, REWARD, Run
+from treadle.lab.replay.tangram.measures import ENVIRONMENT, PARTS, REWARD, SystemRun
 from treadle.lab.replay.tangram.workload import ASSUMED
 
 ALL_NODES = CLUSTER.nodes
@@ -32,10 +32,10 @@ COMPARED = (PODS_NAME, pods_of(1))
 """Wherever the paper compares with its baseline."""
 
 
-class Swept(NamedTuple):
+class SweepResult(NamedTuple):
     """Pods under one control plane."""
 
-    place: Place
+    point: OperatingPoint
     width: int
     creations_per_s: float
     timeout_s: float
@@ -46,64 +46,64 @@ class Swept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Report:
+class TangramReport:
     """One evaluation."""
 
-    workload: Workload
-    outcomes: Outcomes
+    workload: TangramWorkload
+    results: TangramResults
 
     @property
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[PaperFigure]:
         """Beside the paper; of a trace of one's own there are none."""
         return [] if self.workload.given else list(self._figures())
 
-    def _figures(self) -> Iterator[Figure]:
+    def _figures(self) -> Iterator[PaperFigure]:
         for size in SIZES:
-            yield from self._ratios(f"batch {size:,}, 1,280 cores", Place(size, ALL_NODES))
-        largest, smallest = (self._act_s(OURS, Place(size, ALL_NODES)) for size in (LARGEST, SIZES[0]))
-        yield Figure(
+            yield from self._ratios(f"batch {size:,}, 1,280 cores", OperatingPoint(size, ALL_NODES))
+        largest, smallest = (self._act_s(OURS, OperatingPoint(size, ALL_NODES)) for size in (LARGEST, SIZES[0]))
+        yield PaperFigure(
             f"8(a): ACT, ours, batch {LARGEST:,} / {SIZES[0]}", "x", None, largest / smallest, f"{PAPER_GROWTH}×"
         )
         for nodes in NODES:
             cores = nodes * CLUSTER.cores
-            yield from self._ratios(f"{cores:,} cores, batch {SIZE:,}", Place(SIZE, nodes))
-        for (system, place), paper in PAPER_ABLATION.items():
-            where = f"batch {place.size:,}, {place.nodes * CLUSTER.cores:,} cores"
-            ratio = self._act_s(system, place) / self._act_s(OURS, place)
-            yield Figure(f"9: ACT, {system} / elastic, {where}", "x", paper, ratio)
-        place = Place(SIZE, ALL_NODES)
+            yield from self._ratios(f"{cores:,} cores, batch {SIZE:,}", OperatingPoint(SIZE, nodes))
+        for (system, point), paper in PAPER_ABLATION.items():
+            where = f"batch {point.size:,}, {point.nodes * CLUSTER.cores:,} cores"
+            ratio = self._act_s(system, point) / self._act_s(OURS, point)
+            yield PaperFigure(f"9: ACT, {system} / elastic, {where}", "x", paper, ratio)
+        point = OperatingPoint(SIZE, ALL_NODES)
         for name, phase, paper in zip(("environment", "reward"), (ENVIRONMENT, REWARD), PAPER_PHASES, strict=True):
-            ours_s = self._run(OURS, place).phase_s(phase)
+            ours_s = self._run(OURS, point).phase_s(phase)
             for system in COMPARED:
-                ratio = self._run(system, place).phase_s(phase) / ours_s
-                yield Figure(f"7: {name} seconds, {system} / ours, batch {SIZE:,}", "x", paper, ratio)
-        unit_s = self._act_s(OURS, place)
+                ratio = self._run(system, point).phase_s(phase) / ours_s
+                yield PaperFigure(f"7: {name} seconds, {system} / ours, batch {SIZE:,}", "x", paper, ratio)
+        unit_s = self._act_s(OURS, point)
         for size, papers in PAPER_PARTS.items():
-            parts_s = self._run(OURS, Place(size, ALL_NODES)).parts_s
+            parts_s = self._run(OURS, OperatingPoint(size, ALL_NODES)).parts_s
             for part, said, ours_s in zip(PARTS, papers, parts_s, strict=True):
-                yield Figure(f"Table 1: {part}, batch {size:,}, of ACT at {SIZE:,}", "x", said, ours_s / unit_s)
+                yield PaperFigure(f"Table 1: {part}, batch {size:,}, of ACT at {SIZE:,}", "x", said, ours_s / unit_s)
 
-    def _run(self, system: str, place: Place) -> Run:
-        return self.outcomes.runs[place][system]
+    def _run(self, system: str, point: OperatingPoint) -> SystemRun:
+        return self.results.runs[point][system]
 
-    def _act_s(self, system: str, place: Place) -> float:
-        return self._run(system, place).act_s
+    def _act_s(self, system: str, point: OperatingPoint) -> float:
+        return self._run(system, point).act_s
 
-    def _ratios(self, where: str, place: Place) -> Iterator[Figure]:
-        paper = PAPER_RATIO.get(place)
+    def _ratios(self, where: str, point: OperatingPoint) -> Iterator[PaperFigure]:
+        paper = PAPER_RATIO.get(point)
         for system in COMPARED:
-            ratio = self.against_ours(system, place)
-            yield Figure(f"8(a): ACT, {system} / ours, {where}", "x", paper, ratio, "" if paper else "drawn")
+            ratio = self.against_ours(system, point)
+            yield PaperFigure(f"8(a): ACT, {system} / ours, {where}", "x", paper, ratio, "" if paper else "drawn")
 
-    def against_ours(self, system: str, place: Place) -> float:
+    def against_ours(self, system: str, point: OperatingPoint) -> float:
         """ACT of a system against ours."""
-        return self._act_s(system, place) / self._act_s(OURS, place)
+        return self._act_s(system, point) / self._act_s(OURS, point)
 
-    def swept(self) -> Iterator[Swept]:
+    def swept(self) -> Iterator[SweepResult]:
         """The sweep, in the order in which it was run."""
-        for (place, width, plane), run in self.outcomes.sweep.items():
-            ours_s = self._act_s(OURS, place)
-            yield Swept(place, width, plane.creations_per_s, plane.timeout_s, run.act_s / ours_s, run.retries)
+        for (point, width, plane), run in self.results.sweep.items():
+            ours_s = self._act_s(OURS, point)
+            yield SweepResult(point, width, plane.creations_per_s, plane.timeout_s, run.act_s / ours_s, run.retries)
 
     def document(self) -> dict[str, Any]:
         """What `--json` prints; of a trace of one's own there is neither a figure nor a sweep."""
@@ -111,8 +111,8 @@ class Report:
             "seed": self.workload.seed,
             "scale": self.workload.scale,
             "runs": [
-                {"batch": place.size, "nodes": place.nodes, **run.document()}
-                for place, runs in self.outcomes.runs.items()
+                {"batch": point.size, "nodes": point.nodes, **run.document()}
+                for point, runs in self.results.runs.items()
                 for run in runs.values()
             ],
             "figures": [
@@ -121,14 +121,14 @@ class Report:
             ],
             "sweep": [
                 {
-                    "batch": one.place.size, "nodes": one.place.nodes, "width": one.width,
+                    "batch": one.point.size, "nodes": one.point.nodes, "width": one.width,
                     "control_plane": f"{one.creations_per_s:g} pods/s", "timeout_s": one.timeout_s,
                     "ratio": one.ratio, "retries": one.retries,
                 }
                 for one in self.swept()
             ],
             "assumed": {
-                group: {name: value for name, value, _ in told(of)}
+                group: {name: value for name, value, _ in assumptions_of(of)}
                 for group, of in (
                     ("workload", ASSUMED), ("cluster", CLUSTER), ("overheads", OVERHEADS), ("pods", PODS)
                 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from shared.policy.scaling.config import PAPER, PlannerConfig
 from treadle.lab.replay.distrs.generate import SPREAD, TOKEN_NOISE, generate
-from treadle.lab.replay.distrs.planned import Planned
+from treadle.lab.replay.distrs.planner_policy import PlannerPolicy
 from treadle.lab.replay.distrs.policies import OURS
 from treadle.lab.replay.distrs.trace import RewardTrace
 
@@ -80,6 +80,6 @@ ABLATIONS: tuple[tuple[str, str], ...] = tuple(
 """(condition, variant) of each run."""
 
 
-def variant(name: str, trace: RewardTrace, seed: int) -> Planned:
+def variant(name: str, trace: RewardTrace, seed: int) -> PlannerPolicy:
     """A policy by its name in `ABLATIONS`."""
-    return Planned(name, trace, _VARIANTS[name], seed)
+    return PlannerPolicy(name, trace, _VARIANTS[name], seed)

@@ -13,9 +13,9 @@ from shared.policy.scaling.list_scheduling import Counts, Floats
 from shared.policy.scaling.simulation import schedule
 from shared.policy.scaling.simulation_input import SimulationInput
 from shared.policy.scaling.workload import Stage, repeating
-from treadle.lab.replay.distrs.policy import Decision, Event, Glance, Policy
+from treadle.lab.replay.distrs.policy import Decision, Event, OpenBatchView, Policy
+from treadle.lab.replay.distrs.simulated_cluster import RunCosts, SimulatedCluster, record_of
 from treadle.lab.replay.distrs.trace import RewardTrace, TracedTask
-from treadle.lab.replay.distrs.world import Ledger, World, record_of
 
 APART_S = 100.0
 """§6.3: "the second batch starting 100 seconds after the first"."""
@@ -37,7 +37,7 @@ PAPER_SEARCH_S = {16_000: 2.0}
 
 
 @dataclass(frozen=True)
-class Run:
+class PolicyRun:
     """A trace under one policy."""
 
     policy: str
@@ -86,23 +86,23 @@ class Run:
         }
 
 
-def run(trace: RewardTrace, policy: Policy) -> Run:
+def run(trace: RewardTrace, policy: Policy) -> PolicyRun:
     """All batches but the first of each task, which is everybody's history."""
-    ledger = World(trace, policy).run()
+    costs = SimulatedCluster(trace, policy).run()
     stages = len(trace.stages)
-    return Run(
+    return PolicyRun(
         policy.name,
         tuple(stage.name for stage in trace.stages),
-        ledger.unit_s.reshape(-1, stages).sum(axis=0),
-        ledger.busy_s,
-        np.array([done.extra_delay_s for done in ledger.done]),
-        np.array([(done.opened_s, done.complete_s) for done in ledger.done]).reshape(-1, 2),
-        _by_stage(ledger, stages),
+        costs.unit_s.reshape(-1, stages).sum(axis=0),
+        costs.busy_s,
+        np.array([done.extra_delay_s for done in costs.done]),
+        np.array([(done.opened_s, done.complete_s) for done in costs.done]).reshape(-1, 2),
+        _by_stage(costs, stages),
     )
 
 
-def _by_stage(ledger: Ledger, stages: int) -> list[tuple[float, tuple[int, ...]]]:
-    return [(at, tuple(np.reshape(held, (-1, stages)).sum(axis=0).tolist())) for at, held in ledger.held]
+def _by_stage(costs: RunCosts, stages: int) -> list[tuple[float, tuple[int, ...]]]:
+    return [(at, tuple(np.reshape(held, (-1, stages)).sum(axis=0).tolist())) for at, held in costs.held]
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class OrderCurve:
 
 
 @dataclass
-class Fixed:
+class FixedWorkers:
     """So many workers of each stage, always."""
 
     workers: tuple[int, ...]
@@ -131,7 +131,7 @@ class Fixed:
     dedicated: bool = False
     knows_all: bool = False
 
-    def decide(self, now: float, event: Event, open_batches: Sequence[Glance], busy: Counts) -> Decision:  # noqa: ARG002
+    def decide(self, now: float, event: Event, open_batches: Sequence[OpenBatchView], busy: Counts) -> Decision:  # noqa: ARG002
         return Decision(dict(enumerate(self.workers)))
 
 
@@ -159,7 +159,7 @@ def order_matters(trace: RewardTrace, steps: int = ORDER_STEPS) -> OrderCurve:
     workers = np.unique(np.maximum(1, np.ceil(widest * parts)).astype(int)).tolist()
 
     def mean_s(count: int, *, by_arrival: bool) -> float:
-        return run(both, Fixed((*plenty[:dear], count, *plenty[dear + 1 :]), by_arrival)).mean_delay_s
+        return run(both, FixedWorkers((*plenty[:dear], count, *plenty[dear + 1 :]), by_arrival)).mean_delay_s
 
     return OrderCurve(
         workers,

@@ -21,7 +21,7 @@ Architecture = Literal["colocated", "disaggregated"]
 
 
 @dataclass(frozen=True)
-class Running:
+class StageDuration:
     """How long one stage takes the requests that reach it."""
 
     normal_s: float
@@ -77,12 +77,12 @@ STAGES = (
     # §6.1: an executor has one GPU. ours: a GPU is priced as 40 cores; Algorithm 1 only asks which stage is dearer
     Stage("run", worker_cost=40.0, timeout_s=60.0),
 )
-RUNNING = (
+STAGE_DURATIONS = (
     # §3.1: "normal requests typically require around 50 seconds for compilation", "most exhibit relatively consistent
     # runtimes, although a small fraction take significantly longer". ours: the spread and the fraction
-    Running(normal_s=50.0, spread=0.08, long_share=0.01),
+    StageDuration(normal_s=50.0, spread=0.08, long_share=0.01),
     # §3.1: "a few seconds for execution". ours: four, the spread, and the fraction
-    Running(normal_s=4.0, spread=0.25, long_share=0.02),
+    StageDuration(normal_s=4.0, spread=0.25, long_share=0.02),
 )
 ENDLESS = 0.7  # ours: share of the long ones that only the timeout ends; §3.1: "many of these", as of endless loops
 
@@ -163,14 +163,14 @@ def _executions(chance: np.random.Generator, progress: float, lengths: Floats) -
     failed, uncompiled, *_ = states_at(progress).values()
     fate = chance.uniform(size=len(lengths))
     compiling, running = (
-        _seconds(chance, stage, lasts, len(lengths)) for stage, lasts in zip(STAGES, RUNNING, strict=True)
+        _seconds(chance, stage, lasts, len(lengths)) for stage, lasts in zip(STAGES, STAGE_DURATIONS, strict=True)
     )
     compiling[(fate < failed) | (lengths == MOST_TOKENS)] = UNREACHED
     running[(fate < failed + uncompiled) | ~(compiling < STAGES[0].timeout_s)] = UNREACHED
     return np.stack([compiling, running])
 
 
-def _seconds(chance: np.random.Generator, stage: Stage, lasts: Running, size: int) -> Floats:
+def _seconds(chance: np.random.Generator, stage: Stage, lasts: StageDuration, size: int) -> Floats:
     """Execution times of as many requests, shape (size,): most close to normal, few long, of those many to the end."""
     normal = lasts.normal_s * np.exp(chance.normal(0.0, lasts.spread, size))
     stretch = (stage.timeout_s - lasts.normal_s) / (1.0 - ENDLESS)

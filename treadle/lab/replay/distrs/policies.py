@@ -12,8 +12,8 @@ from shared.policy.scaling.search import ExpectedBatch, search
 from shared.policy.scaling.simulation import schedule
 from shared.policy.scaling.simulation_input import SimulationInput
 from shared.policy.scaling.workload import BatchRecord, Stage, repeating
-from treadle.lab.replay.distrs.planned import Planned
-from treadle.lab.replay.distrs.policy import Decision, Event, Glance, Policy
+from treadle.lab.replay.distrs.planner_policy import PlannerPolicy
+from treadle.lab.replay.distrs.policy import Decision, Event, OpenBatchView, Policy
 from treadle.lab.replay.distrs.trace import RewardTrace
 
 _ENDLESS = 2**40
@@ -35,21 +35,21 @@ class ZeroQueue:
     _widths: dict[int, tuple[BatchRecord, list[int]]] = field(default_factory=dict)
     """By task: its last batch, and the workers of each stage that it used at once."""
 
-    def decide(self, now: float, event: Event, open_batches: Sequence[Glance], busy: Counts) -> Decision:  # noqa: ARG002
+    def decide(self, now: float, event: Event, open_batches: Sequence[OpenBatchView], busy: Counts) -> Decision:  # noqa: ARG002
         targets = dict.fromkeys(range(len(busy)), 0)
-        for glance in open_batches:
-            if glance.seen.first_arrival_s is not None:
-                for number, width in enumerate(self._width(glance)):
-                    targets[glance.task * len(self.stages) + number] += width
+        for view in open_batches:
+            if view.seen.first_arrival_s is not None:
+                for number, width in enumerate(self._width(view)):
+                    targets[view.task * len(self.stages) + number] += width
         return Decision(targets)
 
-    def _width(self, glance: Glance) -> list[int]:
-        last, width = self._widths.get(glance.task, (None, []))
-        if last is not glance.past[-1]:
-            inputs = SimulationInput([repeating("last", self.stages, glance.past[-1], 0.0)], 0.0)
+    def _width(self, view: OpenBatchView) -> list[int]:
+        last, width = self._widths.get(view.task, (None, []))
+        if last is not view.past[-1]:
+            inputs = SimulationInput([repeating("last", self.stages, view.past[-1], 0.0)], 0.0)
             used = dict(zip(inputs.pools, schedule(inputs.complete, [_ENDLESS] * len(inputs.pools)).used, strict=True))
             width = [max(1, used[stage.drawn_from]) for stage in self.stages]
-            self._widths[glance.task] = (glance.past[-1], width)
+            self._widths[view.task] = (view.past[-1], width)
         return width
 
 
@@ -73,7 +73,7 @@ class Autoscaler:
     _wishes: list[tuple[float, list[int]]] = field(default_factory=list)
     _next_s: float = -math.inf
 
-    def decide(self, now: float, event: Event, open_batches: Sequence[Glance], busy: Counts) -> Decision:  # noqa: ARG002
+    def decide(self, now: float, event: Event, open_batches: Sequence[OpenBatchView], busy: Counts) -> Decision:  # noqa: ARG002
         if not self._held:
             self._held = [1] * len(busy)
         if now < self._next_s:
@@ -103,7 +103,7 @@ class Ideal:
     by_arrival: bool = False
     knows_all: bool = True
 
-    def decide(self, now: float, event: Event, open_batches: Sequence[Glance], busy: Counts) -> Decision:  # noqa: ARG002
+    def decide(self, now: float, event: Event, open_batches: Sequence[OpenBatchView], busy: Counts) -> Decision:  # noqa: ARG002
         if event == "opened":
             return Decision({})
         active = [one for one in open_batches if one.seen.first_arrival_s is not None]
@@ -111,11 +111,11 @@ class Ideal:
         plan = search([self._truth(one) for one in active], ceilings, strictness=0.0, trade=False)
         return Decision({number: plan.units.get(stage.drawn_from, 0) for number, stage in enumerate(self.stages)})
 
-    def _truth(self, glance: Glance) -> ExpectedBatch:
-        assert glance.truth is not None, "the world tells only a policy that knows all"
-        completion = max(glance.truth.completion_s, 0.0)
-        name = f"{glance.task}:{glance.index}"
-        return ExpectedBatch(name, self.stages, glance.truth, self.max_extra_delay_s, completion)
+    def _truth(self, view: OpenBatchView) -> ExpectedBatch:
+        assert view.truth is not None, "the world tells only a policy that knows all"
+        completion = max(view.truth.completion_s, 0.0)
+        name = f"{view.task}:{view.index}"
+        return ExpectedBatch(name, self.stages, view.truth, self.max_extra_delay_s, completion)
 
 
 HISTORY = replace(PAPER, strictness=0.0)
@@ -127,9 +127,9 @@ def lineup(trace: RewardTrace, seed: int) -> list[Policy]:
     """The policies of the evaluation, each with chances of its own."""
     return [
         ZeroQueue(trace.stages),
-        Planned("history", trace, HISTORY, seed),
+        PlannerPolicy("history", trace, HISTORY, seed),
         Autoscaler(trace.stages),
-        Planned("distrs", trace, PAPER, seed),
-        Planned("treadle", trace, OURS, seed),
+        PlannerPolicy("distrs", trace, PAPER, seed),
+        PlannerPolicy("treadle", trace, OURS, seed),
         Ideal(trace.stages, trace.max_extra_delay_s),
     ]

@@ -15,7 +15,7 @@ Event = str
 """`opened`, `arrived` (the first request), `complete`, `again` (the policy asked for it)."""
 
 
-class Report(NamedTuple):
+class RolloutReport(NamedTuple):
     """How far a rollout is."""
 
     generating: int
@@ -25,13 +25,13 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Glance:
+class OpenBatchView:
     """An open batch as a policy may see it; `truth` only as the ideal one may."""
 
     task: int
     index: int
     seen: CollectionInput
-    report: Report | None
+    report: RolloutReport | None
     """What the trainer would say of the rollout; None where lengths are not known, or all samples have come."""
     past: Sequence[BatchRecord]
     """Of the task's complete batches, the newest last."""
@@ -53,7 +53,7 @@ class Policy(Protocol):
     knows_all: bool
     """It sees what will happen."""
 
-    def decide(self, now: float, event: Event, open_batches: Sequence[Glance], busy: Counts) -> Decision:
+    def decide(self, now: float, event: Event, open_batches: Sequence[OpenBatchView], busy: Counts) -> Decision:
         """Targets, asked at `event`; `busy` are units in use by pool."""
         ...
 
@@ -63,7 +63,7 @@ class Decision:
     """Targets by pool number (stage, or task * stages + stage where dedicated); pools not named stay as they are."""
 
     targets: Mapping[int, int]
-    again_s: float = math.inf
+    wake_s: float = math.inf
     """Ask again at this moment, whatever earlier answers said; infinite: at the next turn of a batch."""
     due_s: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """(task, index of the batch) -> T, absolute: the key of its requests from now on. Others keep theirs."""

@@ -15,7 +15,7 @@ def assumed(value: T, source: str) -> T:
     return found
 
 
-def told(of: Any) -> Iterator[tuple[str, float, str]]:
+def assumptions_of(of: Any) -> Iterator[tuple[str, float, str]]:
     """Name, value and source of each field of a dataclass made of such fields."""
     for one in fields(of):
         yield one.name, getattr(of, one.name), one.metadata["source"]

@@ -56,7 +56,7 @@ class ControlPlane:
         if self._waits.get(trajectory) == number:
             self._pending[trajectory] = None
 
-    def place(self) -> tuple[int, int] | None:
+    def point(self) -> tuple[int, int] | None:
         """(trajectory, node): the next pod that finds a node, the one with the most room; None when there is none."""
         node = max(range(len(self.free)), key=lambda number: (self.free[number], -number))
         if not self._pending or not self.free[node]:

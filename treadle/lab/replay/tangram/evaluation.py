@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from treadle.lab.replay.tangram.assumptions import CLUSTER, OVERHEADS, PODS, Cluster, Overheads, PodRules
-from treadle.lab.replay.tangram.measures import Run
-from treadle.lab.replay.tangram.pods import PodWorld
+from treadle.lab.replay.tangram.measures import SystemRun
+from treadle.lab.replay.tangram.simulated_mesh import SimulatedMesh, System
+from treadle.lab.replay.tangram.simulated_pods import SimulatedPods
 from treadle.lab.replay.tangram.trace import Batch
-from treadle.lab.replay.tangram.world import System, World
 
 SIZES: Final = (128, 256, 512, 768, 1024, 1280, 1536)
 """§6.3, Figure 8(a) left: trajectories of a batch."""
@@ -48,7 +48,7 @@ trajectory's life (§2.3)."""
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class OperatingPoint:
     """Where an experiment stands in Figures 8(a) and 9."""
 
     size: int
@@ -56,13 +56,18 @@ class Place:
     nodes: int
 
 
-PAPER_RATIO: Mapping[Place, float] = {
-    Place(128, 5): 3.1, Place(LARGEST, 5): 27.7, Place(SIZE, 3): 1.89, Place(SIZE, 5): 4.33
-}  # fmt: skip
+PAPER_RATIO: Mapping[OperatingPoint, float] = {
+    OperatingPoint(128, 5): 3.1,
+    OperatingPoint(LARGEST, 5): 27.7,
+    OperatingPoint(SIZE, 3): 1.89,
+    OperatingPoint(SIZE, 5): 4.33,
+}
 """§6.3: ACT of the baseline against ARL-Tangram's; the other points are only drawn."""
-PAPER_ABLATION: Mapping[tuple[str, Place], float] = {
-    ("DoP 4", Place(256, 5)): 2.0, ("DoP 16", Place(SIZE, 5)): 3.0, ("DoP 4", Place(SIZE, 3)): 1.8
-}  # fmt: skip
+PAPER_ABLATION: Mapping[tuple[str, OperatingPoint], float] = {
+    ("DoP 4", OperatingPoint(256, 5)): 2.0,
+    ("DoP 16", OperatingPoint(SIZE, 5)): 3.0,
+    ("DoP 4", OperatingPoint(SIZE, 3)): 1.8,
+}
 """§6.4, Figure 9: ACT of a fixed DoP against the elastic one's. The last is for "1x CPU cores", taken to be 768."""
 PAPER_GROWTH: Final = "< 2"
 """§6.3: ACT with the largest batch against the smallest."""
@@ -74,29 +79,29 @@ PAPER_PARTS: Mapping[int, tuple[float, float, float]] = {SIZE: (0.015, 0.975, 0.
 CREATIONS_PER_S: Final = (5.0, 10.0, 20.0)
 TIMEOUTS_S: Final = (30.0, 60.0, 120.0, 300.0)
 """What the sweep over the unpublished control plane tries, each with each."""
-SWEPT: Final = (Place(128, 5), Place(SIZE, 5), Place(LARGEST, 5), Place(SIZE, 3))
+SWEPT: Final = (OperatingPoint(128, 5), OperatingPoint(SIZE, 5), OperatingPoint(LARGEST, 5), OperatingPoint(SIZE, 3))
 """Where it is tried: wherever the paper gives a number."""
 SWEPT_WIDTHS: Final = (1, PODS.width)
 
-CONTRASTS: Mapping[Place, tuple[str, ...]] = {
-    Place(256, 5): ("Algorithm 1", "DoP 4", "DoP 16"),
-    Place(SIZE, 5): ("Algorithm 1", "DoP 4", "DoP 16", "fewest cores", "core for life"),
-    Place(LARGEST, 5): ("DoP 4", "core for life"),
-    Place(SIZE, 3): ("Algorithm 1", "DoP 4"),
+CONTRASTS: Mapping[OperatingPoint, tuple[str, ...]] = {
+    OperatingPoint(256, 5): ("Algorithm 1", "DoP 4", "DoP 16"),
+    OperatingPoint(SIZE, 5): ("Algorithm 1", "DoP 4", "DoP 16", "fewest cores", "core for life"),
+    OperatingPoint(LARGEST, 5): ("DoP 4", "core for life"),
+    OperatingPoint(SIZE, 3): ("Algorithm 1", "DoP 4"),
 }
 """Beside pods of each width and ours, which are run everywhere."""
 
 
-def places() -> list[Place]:
+def points() -> list[OperatingPoint]:
     """Of all experiments, each once."""
-    return [Place(size, CLUSTER.nodes) for size in SIZES] + [
-        Place(SIZE, nodes) for nodes in NODES if nodes != CLUSTER.nodes
+    return [OperatingPoint(size, CLUSTER.nodes) for size in SIZES] + [
+        OperatingPoint(SIZE, nodes) for nodes in NODES if nodes != CLUSTER.nodes
     ]
 
 
 def replay(
     system: str, batch: Batch, cluster: Cluster, overheads: Overheads = OVERHEADS, rules: PodRules | None = None
-) -> Run:
+) -> SystemRun:
     """One batch under one system.
 
     Args:
@@ -106,5 +111,5 @@ def replay(
         WrongWorld: a policy did what no node could follow.
     """
     if system in RESERVING:
-        return PodWorld(system, batch, cluster, rules or RESERVING[system]).run()
-    return World(SYSTEMS[system], batch, cluster, overheads).run()
+        return SimulatedPods(system, batch, cluster, rules or RESERVING[system]).run()
+    return SimulatedMesh(SYSTEMS[system], batch, cluster, overheads).run()

@@ -21,7 +21,7 @@ PARTS: Final = ("queueing", "execution", "overhead")
 
 
 @dataclass
-class Run:
+class SystemRun:
     """A batch under one system."""
 
     system: str
@@ -40,12 +40,12 @@ class Run:
     """Pods that timed out and were asked for again."""
 
     @classmethod
-    def of(cls, system: str, cores: int, batch: Batch) -> Run:
+    def of(cls, system: str, cores: int, batch: Batch) -> SystemRun:
         """Before anything has happened."""
         return cls(system, cores, np.zeros((len(batch), 2, 3)), np.zeros(len(batch)))
 
     @classmethod
-    def together(cls, runs: Sequence[Run]) -> Run:
+    def together(cls, runs: Sequence[SystemRun]) -> SystemRun:
         """Batches of one size under one system, at least one."""
         return cls(
             runs[0].system,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treadle.lab.replay.tangram.trace import TOOL, Batch, Step, Trajectory
+from treadle.lab.replay.tangram.trace import TOOL, Batch, Trajectory, TrajectoryStep
 from treadle.lab.replay.tangram.workload import ASSUMED, Assumed, reward, suites_s
 
 
@@ -36,6 +36,6 @@ def resample(rng: np.random.Generator, size: int, recordings: Sequence[Recording
         for _ in range(min(shape.group_size, size - len(made))):
             turns = candidates[rng.integers(len(candidates))].turns
             last_s = turns[rng.integers(len(turns))][0]
-            tools = (Step(think_s, TOOL, max(shape.least_tool_s, work_s)) for think_s, work_s in turns)
+            tools = (TrajectoryStep(think_s, TOOL, max(shape.least_tool_s, work_s)) for think_s, work_s in turns)
             made.append(Trajectory(f"t{len(made)}", f"g{group}", (*tools, reward(rng, last_s, suite_s, shape))))
     return tuple(made)

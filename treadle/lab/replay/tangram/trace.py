@@ -13,7 +13,7 @@ REWARD: Final = "reward"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrajectoryStep:
     """The model generates for a while, then one action runs in the trajectory's environment."""
 
     think_s: float
@@ -46,7 +46,7 @@ class Trajectory:
     name: str
     group: str
     """Trajectories of one prompt (GRPO)."""
-    steps: tuple[Step, ...]
+    steps: tuple[TrajectoryStep, ...]
 
     @property
     def think_s(self) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 
 from shared.policy.model.elasticity import Elasticity
 from treadle.lab.replay.tangram.assumptions import assumed
-from treadle.lab.replay.tangram.trace import REWARD, TOOL, Batch, Step, Trajectory
+from treadle.lab.replay.tangram.trace import REWARD, TOOL, Batch, Trajectory, TrajectoryStep
 
 GOLDEN: Final = (math.sqrt(5.0) - 1.0) / 2.0
 
@@ -55,8 +55,8 @@ def generate(rng: np.random.Generator, size: int, shape: Assumed = ASSUMED) -> B
     made: list[Trajectory] = []
     for number, suite_s in enumerate(suites_s(rng, size, shape)):
         made += [
-            Trajectory(f"t{len(made) + place}", f"g{number}", _steps(rng, suite_s, shape))
-            for place in range(min(shape.group_size, size - len(made)))
+            Trajectory(f"t{len(made) + point}", f"g{number}", _steps(rng, suite_s, shape))
+            for point in range(min(shape.group_size, size - len(made)))
         ]
     return tuple(made)
 
@@ -70,24 +70,24 @@ def suites_s(rng: np.random.Generator, size: int, shape: Assumed = ASSUMED) -> l
     """
     groups = -(-size // shape.group_size)
     usual = NormalDist(0.0, shape.reward_spread)
-    places = (rng.random() + GOLDEN * np.arange(groups)) % 1.0
+    points = (rng.random() + GOLDEN * np.arange(groups)) % 1.0
     rarest = 0.25 / groups
-    return [shape.reward_s * math.exp(usual.inv_cdf(place)) for place in np.clip(places, rarest, 1 - rarest).tolist()]
+    return [shape.reward_s * math.exp(usual.inv_cdf(point)) for point in np.clip(points, rarest, 1 - rarest).tolist()]
 
 
-def reward(rng: np.random.Generator, think_s: float, suite_s: float, shape: Assumed = ASSUMED) -> Step:
+def reward(rng: np.random.Generator, think_s: float, suite_s: float, shape: Assumed = ASSUMED) -> TrajectoryStep:
     """A trajectory's last step: its group's test suite."""
     work_s = suite_s * math.exp(rng.normal(0.0, shape.sample_spread))
-    return Step(
+    return TrajectoryStep(
         think_s, REWARD, min(shape.most_reward_s, work_s),
         1, shape.most_cores, Elasticity("amdahl", serial=shape.serial), min(shape.most_reward_s, suite_s),
     )  # fmt: skip
 
 
-def _steps(rng: np.random.Generator, suite_s: float, shape: Assumed) -> tuple[Step, ...]:
+def _steps(rng: np.random.Generator, suite_s: float, shape: Assumed) -> tuple[TrajectoryStep, ...]:
     turns = min(shape.most_turns, max(1, round(shape.turns * math.exp(rng.normal(0.0, shape.turns_spread)))))
     thinks = shape.think_s * np.exp(rng.normal(0.0, shape.think_spread, turns + 1))
     tools = np.maximum(shape.least_tool_s, shape.tool_s * np.exp(rng.normal(0.0, shape.tool_spread, turns)))
     *before, last_s = thinks.tolist()
-    steps = (Step(think_s, TOOL, work_s) for think_s, work_s in zip(before, tools.tolist(), strict=True))
+    steps = (TrajectoryStep(think_s, TOOL, work_s) for think_s, work_s in zip(before, tools.tolist(), strict=True))
     return (*steps, reward(rng, last_s, suite_s, shape))

@@ -20,8 +20,8 @@ from shared.policy.model.formulation import Answer, CloseEnvironment, Command, E
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from treadle.lab.replay.tangram.assumptions import Cluster, Overheads
-from treadle.lab.replay.tangram.measures import ENVIRONMENT, EXECUTION, OVERHEAD, QUEUEING, REWARD, Run
-from treadle.lab.replay.tangram.trace import Batch, Step
+from treadle.lab.replay.tangram.measures import ENVIRONMENT, EXECUTION, OVERHEAD, QUEUEING, REWARD, SystemRun
+from treadle.lab.replay.tangram.trace import Batch, TrajectoryStep
 
 Event = Literal["act", "end", "tick"]
 
@@ -36,7 +36,7 @@ PATIENCE_S: Final = 1e7
 """Nobody's deadline ends in a replay."""
 
 
-class WrongWorld(AssertionError):
+class SimulationError(AssertionError):
     """A policy did what no node could follow, or gave an answer that none of its nodes has given."""
 
 
@@ -52,7 +52,7 @@ class System:
     depth: int = 2
     """§6.1: of the approximated objective."""
 
-    def work(self, step: Step, timeout_s: float) -> Work:
+    def work(self, step: TrajectoryStep, timeout_s: float) -> Work:
         """A step as the dispatcher is asked for it."""
         units, amounts = step.least, tuple[int, ...]()
         if step.is_elastic and self.dop is not None:
@@ -81,12 +81,12 @@ class _Acting:
     """What the system adds."""
 
 
-class World:
+class SimulatedMesh:
     """One batch, all of whose trajectories begin at 0, under one system."""
 
     def __init__(self, system: System, batch: Batch, cluster: Cluster, overheads: Overheads) -> None:
         self._system, self._batch, self._overheads = system, batch, overheads
-        self._run = Run.of(system.name, cluster.all_cores, batch)
+        self._run = SystemRun.of(system.name, cluster.all_cores, batch)
         self._events: list[tuple[float, int, Event, int]] = []
         self._serials = count()
         self._acting = [_Acting(number) for number in range(len(batch))]
@@ -103,7 +103,7 @@ class World:
             self.dispatcher.node_joined(0.0, node)
             self.dispatcher.inventory_taken(0.0, name, INCARNATION, {})
 
-    def run(self) -> Run:
+    def run(self) -> SystemRun:
         """Until the last trajectory has its reward.
 
         Raises:
@@ -118,7 +118,7 @@ class World:
             elif event == "end":
                 going -= not self._end(now, self._acting[number])
             elif not self._events:
-                raise WrongWorld(f"{going} trajectories wait, and nothing will ever happen")
+                raise SimulationError(f"{going} trajectories wait, and nothing will ever happen")
             else:
                 self._tick(now)
         return self._run
@@ -165,7 +165,7 @@ class World:
                     now, command.node, INCARNATION, command.trajectory, "closed", ""
                 )
             elif isinstance(command, Answer) and command.ended != "ok":
-                raise WrongWorld(f"{command.action} was answered {command.ended}: {command.reason}")
+                raise SimulationError(f"{command.action} was answered {command.ended}: {command.reason}")
 
     def _begin(self, now: float, grant: Grant) -> None:
         acting = self._by_action[grant.action]
@@ -173,7 +173,7 @@ class World:
         acting.units = grant.units[CORES]
         self._free[grant.node] -= acting.units
         if self._free[grant.node] < 0:
-            raise WrongWorld(f"{grant.action} was granted {acting.units} cores that {grant.node} has not free")
+            raise SimulationError(f"{grant.action} was granted {acting.units} cores that {grant.node} has not free")
         acting.node, acting.attempt, acting.granted_s = grant.node, grant.attempt, now
         acting.executes_s = step.seconds(acting.units)
         acting.adds_s = self._overheads.action_s + (self._overheads.begin_s if grant.begins else 0.0)
@@ -195,7 +195,7 @@ class World:
             self._obey(now, self.dispatcher.trajectory_closed(now, trajectory.name))
         return goes_on
 
-    def _account(self, acting: _Acting, step: Step) -> None:
+    def _account(self, acting: _Acting, step: TrajectoryStep) -> None:
         spent_s = self._run.spent_s[acting.number, REWARD if step.is_elastic else ENVIRONMENT]
         spent_s[QUEUEING] += acting.granted_s - acting.asked_s
         spent_s[EXECUTION] += acting.executes_s
@@ -205,7 +205,7 @@ class World:
             self._run.widths.append(acting.units)
 
 
-def _kinds(steps: Iterable[Step]) -> list[str]:
+def _kinds(steps: Iterable[TrajectoryStep]) -> list[str]:
     return sorted({step.kind for step in steps})
 
 

@@ -22,7 +22,7 @@ from shared.policy.scaling.stimuli import (
     TimerFired,
 )
 from shared.policy.scaling.workload import OpenedBatch, PastBatch, Stage
-from treadle.lab.replay.distrs.policy import Decision, Event, Glance
+from treadle.lab.replay.distrs.policy import Decision, Event, OpenBatchView
 from treadle.lab.replay.distrs.trace import RewardTrace
 
 _PLENTY = 2**31
@@ -30,7 +30,7 @@ _PLENTY = 2**31
 
 
 @dataclass
-class Planned:
+class PlannerPolicy:
     """A planner as a policy of the virtual mesh, where every stage has a pool of its own without bound.
 
     Args:
@@ -51,7 +51,7 @@ class Planned:
     _numbers: dict[str, int] = field(init=False)
     """Pool to its number."""
     _ceilings: dict[str, int] = field(default_factory=dict)
-    _open: dict[str, Glance] = field(default_factory=dict)
+    _open: dict[str, OpenBatchView] = field(default_factory=dict)
     _tokens_per_s: dict[tuple[int, int], float | None] = field(default_factory=dict)
     """By task and batch, as last reported."""
 
@@ -66,23 +66,23 @@ class Planned:
     def _stages(self) -> tuple[Stage, ...]:
         return self.trace.stages
 
-    def decide(self, now: float, event: Event, open_batches: Sequence[Glance], busy: Counts) -> Decision:  # noqa: ARG002
+    def decide(self, now: float, event: Event, open_batches: Sequence[OpenBatchView], busy: Counts) -> Decision:  # noqa: ARG002
         current = {f"{one.task}:{one.index}": one for one in open_batches}
-        room = sum(glance.seen.size for glance in open_batches)
+        room = sum(view.seen.size for view in open_batches)
         self._ceilings.update({pool: max(room, self._planner.targets.get(pool, 0)) for pool in self._numbers})
         looked = BatchesObserved({name: _sight(one) for name, one in current.items()})
         commands: list[Command] = self._planner.handle(now, looked)
-        for name, glance in self._open.items():
+        for name, view in self._open.items():
             if name not in current:
-                self._tokens_per_s[glance.task, glance.index] = self._planner.tokens_per_s(name)
+                self._tokens_per_s[view.task, view.index] = self._planner.tokens_per_s(name)
                 commands += self._planner.handle(now, BatchRemoved(name))
-        for name, glance in current.items():
+        for name, view in current.items():
             before = self._open.get(name)
             if before is None:
-                commands += self._planner.handle(now, BatchAdded(self._batch_added(name, glance), self._past(glance)))
-            if glance.report is not None:
-                commands += self._planner.handle(now, ProgressReported(name, now, *glance.report))
-            first = glance.seen.first_arrival_s
+                commands += self._planner.handle(now, BatchAdded(self._batch_added(name, view), self._past(view)))
+            if view.report is not None:
+                commands += self._planner.handle(now, ProgressReported(name, now, *view.report))
+            first = view.seen.first_arrival_s
             if first is not None and (before is None or before.seen.first_arrival_s is None):
                 commands += self._planner.handle(now, FirstRequestArrived(name, first))
         if event == "again":
@@ -96,27 +96,27 @@ class Planned:
         }
         return Decision(targets, min(self._planner.wake_s(), self._planner.next_observation_s(now)), due_s)
 
-    def _batch_added(self, name: str, glance: Glance) -> OpenedBatch:
-        seen, most_late_s = glance.seen, self.trace.max_extra_delay_s
-        return OpenedBatch(name, "", str(glance.task), seen.size, self._stages, most_late_s, 1.0, seen.opened_s)
+    def _batch_added(self, name: str, view: OpenBatchView) -> OpenedBatch:
+        seen, most_late_s = view.seen, self.trace.max_extra_delay_s
+        return OpenedBatch(name, "", str(view.task), seen.size, self._stages, most_late_s, 1.0, seen.opened_s)
 
-    def _past(self, glance: Glance) -> tuple[PastBatch, ...]:
-        first = max(0, len(glance.past) - self.config.window)
-        if (glance.task, 0) not in self._tokens_per_s:  # it was over before anybody could ask
-            self._tokens_per_s[glance.task, 0] = self.trace.tasks[glance.task].batches[0].tokens_per_s
-        opened = replace(self._batch_added("before", glance), opened_at=0.0)
+    def _past(self, view: OpenBatchView) -> tuple[PastBatch, ...]:
+        first = max(0, len(view.past) - self.config.window)
+        if (view.task, 0) not in self._tokens_per_s:  # it was over before anybody could ask
+            self._tokens_per_s[view.task, 0] = self.trace.tasks[view.task].batches[0].tokens_per_s
+        opened = replace(self._batch_added("before", view), opened_at=0.0)
         return tuple(
             PastBatch(
-                replace(opened, size=glance.past[index].size, first_arrival_at=glance.gaps_s[index]),
-                glance.past[index],
-                self._tokens_per_s.get((glance.task, index)),
+                replace(opened, size=view.past[index].size, first_arrival_at=view.gaps_s[index]),
+                view.past[index],
+                self._tokens_per_s.get((view.task, index)),
             )
-            for index in range(first, len(glance.past))
+            for index in range(first, len(view.past))
         )
 
 
-def _sight(glance: Glance) -> ObservedBatch:
-    seen = glance.seen
+def _sight(view: OpenBatchView) -> ObservedBatch:
+    seen = view.seen
     here = sum(map(len, [*seen.queuing, *seen.running]))
     queuing = tuple(table.tobytes() for table in seen.queuing)
     running = tuple(table.tobytes() for table in seen.running)

@@ -15,14 +15,14 @@ from shared.policy.scaling.list_scheduling import Counts
 from shared.policy.scaling.workload import ExpectedBatch, repeating
 from tests.shared.policy.scaling.scaling_oracle import Oracle
 from tests.treadle.lab.replay.mesh import STAGES, Ran, Recorded, Scripted, held, scripts, traces
-from treadle.lab.replay.distrs.evaluation import Fixed
-from treadle.lab.replay.distrs.policy import Decision, Event, Glance
+from treadle.lab.replay.distrs.evaluation import FixedWorkers
+from treadle.lab.replay.distrs.policy import Decision, Event, OpenBatchView
+from treadle.lab.replay.distrs.simulated_cluster import CompletedBatch, SimulatedCluster, record_of
 from treadle.lab.replay.distrs.trace import RewardTrace, TracedBatch, TracedTask
-from treadle.lab.replay.distrs.world import Done, World, record_of
 
 
-def batch_of(trace: RewardTrace, one: Done | Ran) -> TracedBatch:
-    return trace.tasks[one.task].batches[one.index if isinstance(one, Done) else one.batch]
+def batch_of(trace: RewardTrace, one: CompletedBatch | Ran) -> TracedBatch:
+    return trace.tasks[one.task].batches[one.index if isinstance(one, CompletedBatch) else one.batch]
 
 
 def expected_runs(trace: RewardTrace) -> Counter[tuple[int, int, int, int, float]]:
@@ -46,7 +46,7 @@ def test_everything_runs_once_for_its_time_in_order_and_nothing_waits_beside_a_f
     assert Counter((one.task, one.batch, one.request, one.stage, one.end - one.start) for one in ran) == expected_runs(
         trace
     )
-    opened = {(done.task, done.index): done.opened_s for done in world.ledger.done}
+    opened = {(done.task, done.index): done.opened_s for done in world.costs.done}
     ends = {(one.task, one.batch, one.request, one.stage): one.end for one in ran}
     for one in ran:
         arrival = opened[one.task, one.batch] + float(batch_of(trace, one).arrivals_s[one.request])
@@ -70,18 +70,18 @@ def test_the_ledger_says_what_was_held_executed_and_delayed(trace: RewardTrace, 
     """Held is what is targeted, or what runs where that is more; second by second until the last batch is complete."""
     world = Recorded(trace, policy)
     ran = world.ran()
-    ledger = world.ledger
-    over = max(done.complete_s for done in ledger.done)
+    costs = world.costs
+    over = max(done.complete_s for done in costs.done)
     began = min(at for at, _ in policy.asked)
-    for pool in range(len(ledger.unit_s)):
+    for pool in range(len(costs.unit_s)):
         stage, mine = pool % len(STAGES), [one for one in ran if one.pool == pool]
-        assert ledger.unit_s[pool] == sum(
+        assert costs.unit_s[pool] == sum(
             max(policy.at(now)[stage] if now >= began else 0, sum(one.start <= now < one.end for one in mine))
             for now in range(int(over))
         )
     for stage in range(len(STAGES)):
-        assert ledger.busy_s[stage] == sum(one.end - one.start for one in ran if one.stage == stage)
-    for done in ledger.done:
+        assert costs.busy_s[stage] == sum(one.end - one.start for one in ran if one.stage == stage)
+    for done in costs.done:
         batch = batch_of(trace, done)
         ends = [one.end for one in ran if (one.task, one.batch) == (done.task, done.index)]
         assert done.complete_s == max([done.opened_s + float(batch.arrivals_s[-1]), *ends])
@@ -93,7 +93,7 @@ def test_the_ledger_says_what_was_held_executed_and_delayed(trace: RewardTrace, 
 @given(traces(open_loop=None), scripts())
 @settings(deadline=None)
 def test_batches_open_at_their_moment_or_a_gap_after_the_one_before(trace: RewardTrace, policy: Scripted) -> None:
-    done = {(one.task, one.index): one for one in World(trace, policy).run().done}
+    done = {(one.task, one.index): one for one in SimulatedCluster(trace, policy).run().done}
     assert len(done) == sum(len(task.batches) - 1 for task in trace.tasks)
     for (task, index), one in done.items():
         before, batch = trace.tasks[task].batches[index - 1 : index + 1]
@@ -108,7 +108,7 @@ def test_batches_open_at_their_moment_or_a_gap_after_the_one_before(trace: Rewar
 @given(traces(open_loop=None), scripts())
 @settings(deadline=None)
 def test_the_policy_is_asked_when_it_wishes_and_at_each_turn_of_a_batch(trace: RewardTrace, policy: Scripted) -> None:
-    done = World(trace, policy).run().done
+    done = SimulatedCluster(trace, policy).run().done
     over = max(one.complete_s for one in done)
     asked = Counter(policy.asked)
     for one in done:
@@ -125,16 +125,16 @@ def test_a_policy_sees_what_has_come_waits_and_runs(trace: RewardTrace, policy: 
     policy.knows_all = knows_all
     ran = Recorded(trace, policy)
     mine = ran.ran()
-    opened = {(done.task, done.index): done.opened_s for done in ran.ledger.done}
-    for now, glance in policy.glances:
-        seen, batch = glance.seen, trace.tasks[glance.task].batches[glance.index]
-        arrivals = opened[glance.task, glance.index] + batch.arrivals_s
-        assert (seen.size, seen.opened_s) == (batch.size, opened[glance.task, glance.index])
+    opened = {(done.task, done.index): done.opened_s for done in ran.costs.done}
+    for now, view in policy.views:
+        seen, batch = view.seen, trace.tasks[view.task].batches[view.index]
+        arrivals = opened[view.task, view.index] + batch.arrivals_s
+        assert (seen.size, seen.opened_s) == (batch.size, opened[view.task, view.index])
         assert seen.arrived == sum(arrivals <= now)
         assert seen.first_arrival_s == (arrivals[0] if arrivals[0] <= now else None)
-        assert len(glance.past) == len(glance.gaps_s) > 0
+        assert len(view.past) == len(view.gaps_s) > 0
         for stage in range(len(STAGES)):
-            here = [one for one in mine if (one.task, one.batch, one.stage) == (glance.task, glance.index, stage)]
+            here = [one for one in mine if (one.task, one.batch, one.stage) == (view.task, view.index, stage)]
             waits, runs = (list(map(tuple, rows[stage].tolist())) for rows in (seen.queuing, seen.running))
             unqueued = arrivals + np.nansum(batch.executions_s[:stage], axis=0)
             some = [one.request for one in here if one.ready <= now <= one.start]
@@ -142,11 +142,11 @@ def test_a_policy_sees_what_has_come_waits_and_runs(trace: RewardTrace, policy: 
             under_way = [one for one in here if one.start <= now < one.end]
             assert set(runs) <= {(arrivals[one.request], unqueued[one.request], one.start) for one in under_way}
             assert len(waits) + len(runs) == sum(one.ready <= now < one.end for one in here)
-        if glance.truth is not None:
-            ends = glance.truth.ready_s + np.nansum(glance.truth.executions_s, axis=0)
+        if view.truth is not None:
+            ends = view.truth.ready_s + np.nansum(view.truth.executions_s, axis=0)
             ideal = float((batch.arrivals_s + np.nansum(batch.executions_s, axis=0)).max())
-            assert now + ends.max(initial=0.0) >= min(now, opened[glance.task, glance.index] + ideal)
-        assert (glance.truth is not None) == knows_all
+            assert now + ends.max(initial=0.0) >= min(now, opened[view.task, view.index] + ideal)
+        assert (view.truth is not None) == knows_all
 
 
 @given(traces(tasks=1), held)
@@ -154,7 +154,7 @@ def test_a_policy_sees_what_has_come_waits_and_runs(trace: RewardTrace, policy: 
 def test_one_task_with_fixed_workers_is_as_late_as_the_oracle_says(
     trace: RewardTrace, workers: tuple[int, ...]
 ) -> None:
-    done = World(trace, Fixed(workers, by_arrival=False)).run().done
+    done = SimulatedCluster(trace, FixedWorkers(workers, by_arrival=False)).run().done
     units = dict(zip((stage.name for stage in STAGES), workers, strict=True))
     for one, batch in zip(done, trace.tasks[0].batches[1:], strict=True):
         alone = repeating("b", STAGES, record_of(batch), 0.0)
@@ -174,7 +174,7 @@ def test_batches_that_overlap_are_as_late_as_the_oracle_says(trace: RewardTrace,
         expected.append(ExpectedBatch(task.task, STAGES, requests, 0.0, first + record_of(before).span_s))
     assume(len({other.completion_s for other in expected}) == len(expected))
     oracle = Oracle(expected, dict(zip((stage.name for stage in STAGES), workers, strict=True)))
-    for one in World(trace, Fixed(workers, by_arrival=False)).run().done:
+    for one in SimulatedCluster(trace, FixedWorkers(workers, by_arrival=False)).run().done:
         batch = batch_of(trace, one)
         last = max((end for visit, end in oracle.end.items() if visit[0] == trace.tasks[one.task].task), default=0.0)
         assert one.complete_s == max(last, one.opened_s + float(batch.arrivals_s[-1]))
@@ -194,12 +194,20 @@ def task(*batches: TracedBatch) -> RewardTrace:
 
 def test_a_batch_whose_requests_reach_no_stage_is_complete_at_its_last_arrival() -> None:
     past = batch((1.0, 2.0, 3.0))
-    (done,) = World(task(past, batch((2.0,), (9.0,), gap_s=5.0)), Fixed((1, 1), by_arrival=False)).run().done
+    (done,) = (
+        SimulatedCluster(task(past, batch((2.0,), (9.0,), gap_s=5.0)), FixedWorkers((1, 1), by_arrival=False))
+        .run()
+        .done
+    )
     assert (done.opened_s, done.complete_s, done.extra_delay_s) == (5.0, 14.0, 0.0)
 
 
 def test_who_answers_at_once_and_comes_last_completes_the_batch() -> None:
-    (done,) = World(task(batch((1.0, 2.0)), batch((2.0, 3.0), (9.0,))), Fixed((1, 1), by_arrival=False)).run().done
+    (done,) = (
+        SimulatedCluster(task(batch((1.0, 2.0)), batch((2.0, 3.0), (9.0,))), FixedWorkers((1, 1), by_arrival=False))
+        .run()
+        .done
+    )
     assert (done.complete_s, done.extra_delay_s) == (9.0, 0.0)
 
 
@@ -208,26 +216,26 @@ def test_shrinking_ends_nothing_and_costs_until_it_ends() -> None:
     world = Recorded(task(batch((1.0, 2.0)), batch((1.0, 10.0), (1.0, 6.0), (2.0, 5.0), (2.0, 1.0))), policy)
     ran = world.ran()
     assert [(one.start, one.end) for one in ran] == [(1.0, 11.0), (1.0, 7.0), (2.0, 7.0), (11.0, 12.0)]
-    assert world.ledger.unit_s.tolist() == [4 * 3 + 3 * 3 + 5 * 1, 12.0]
+    assert world.costs.unit_s.tolist() == [4 * 3 + 3 * 3 + 5 * 1, 12.0]
 
 
 def test_nothing_is_paid_after_the_last_batch() -> None:
     """The policy would like another look at 1000 s, and holds what it holds."""
-    ledger = World(task(batch((1.0, 2.0)), batch((1.0, 4.0))), Scripted({0: (2, 1), 1000: (9, 9)})).run()
-    assert ledger.unit_s.tolist() == [10.0, 5.0]
+    costs = SimulatedCluster(task(batch((1.0, 2.0)), batch((1.0, 4.0))), Scripted({0: (2, 1), 1000: (9, 9)})).run()
+    assert costs.unit_s.tolist() == [10.0, 5.0]
 
 
 def test_who_holds_no_worker_and_asks_for_no_other_look_is_told() -> None:
-    with pytest.raises(RuntimeError, match="fixed holds no worker for what waits"):
-        World(task(batch((1.0, 2.0)), batch((1.0, 4.0))), Fixed((0, 1), by_arrival=False)).run()
+    with pytest.raises(RuntimeError, match="fixed holds no worker for waiting requests"):
+        SimulatedCluster(task(batch((1.0, 2.0)), batch((1.0, 4.0))), FixedWorkers((0, 1), by_arrival=False)).run()
 
 
 def test_who_holds_no_worker_and_looks_for_ever_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.lab.replay.distrs.world.MOST_LOOKS", 1_000)
+    monkeypatch.setattr("treadle.lab.replay.distrs.simulated_cluster.MAX_REVIEWS", 1_000)
 
-    class Hopeful(Fixed):
-        def decide(self, now: float, event: Event, open_batches: Sequence[Glance], busy: Counts) -> Decision:
-            return replace(super().decide(now, event, open_batches, busy), again_s=now + 10.0)
+    class Hopeful(FixedWorkers):
+        def decide(self, now: float, event: Event, open_batches: Sequence[OpenBatchView], busy: Counts) -> Decision:
+            return replace(super().decide(now, event, open_batches, busy), wake_s=now + 10.0)
 
-    with pytest.raises(RuntimeError, match="has looked 1,000 times, and holds no worker"):
-        World(task(batch((1.0, 2.0)), batch((1.0, 4.0))), Hopeful((0, 1), by_arrival=False)).run()
+    with pytest.raises(RuntimeError, match="holds no worker for waiting requests after 1,000 reviews"):
+        SimulatedCluster(task(batch((1.0, 2.0)), batch((1.0, 4.0))), Hopeful((0, 1), by_arrival=False)).run()

@@ -12,14 +12,14 @@ from typing import Literal
 
 from treadle.lab.replay.tangram.assumptions import Cluster, PodRules
 from treadle.lab.replay.tangram.control_plane import ControlPlane
-from treadle.lab.replay.tangram.measures import ENVIRONMENT, EXECUTION, QUEUEING, REWARD, Run
+from treadle.lab.replay.tangram.measures import ENVIRONMENT, EXECUTION, QUEUEING, REWARD, SystemRun
 from treadle.lab.replay.tangram.sharing import SharedCores
-from treadle.lab.replay.tangram.trace import Batch, Step
+from treadle.lab.replay.tangram.trace import Batch, TrajectoryStep
 
 Event = Literal["ask", "worked off", "timeout", "ready", "act", "end"]
 
 
-class PodWorld:
+class SimulatedPods:
     """One batch, all of whose trajectories begin at 0."""
 
     def __init__(self, name: str, batch: Batch, cluster: Cluster, rules: PodRules) -> None:
@@ -34,9 +34,9 @@ class PodWorld:
         """By trajectory: its action."""
         self._events: list[tuple[float, int, Event, int, int]] = []
         self._serials = count()
-        self._run = Run.of(name, cluster.all_cores, batch)
+        self._run = SystemRun.of(name, cluster.all_cores, batch)
 
-    def run(self) -> Run:
+    def run(self) -> SystemRun:
         """Until the last trajectory has its reward."""
         for number in range(len(self._batch)):
             self._push(0.0, "ask", number)
@@ -74,7 +74,7 @@ class PodWorld:
             self._push(now + 1.0 / self._rules.creations_per_s, "worked off")
 
     def _place(self, now: float) -> None:
-        while (placed := self._plane.place()) is not None:
+        while (placed := self._plane.point()) is not None:
             trajectory, self._home[trajectory] = placed
             self._push(now + self._rules.start_s, "ready", trajectory)
 
@@ -97,7 +97,7 @@ class PodWorld:
         self._nodes[node].join(now, trajectory, min(width, self._rules.limit), step.seconds(width) * width)
         self._foresee(node)
 
-    def _width(self, step: Step) -> int:
+    def _width(self, step: TrajectoryStep) -> int:
         return max(step.least, min(step.most, self._rules.width)) if step.is_elastic else step.least
 
     def _foresee(self, node: int) -> None:

@@ -15,18 +15,18 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.elasticity import Elasticity
 from shared.policy.model.formulation import Answer, CloseEnvironment, Command, Grant
 from treadle.lab.replay.tangram.assumptions import Cluster, Overheads
-from treadle.lab.replay.tangram.measures import ENVIRONMENT, EXECUTION, OVERHEAD, QUEUEING, REWARD, Run
-from treadle.lab.replay.tangram.trace import Batch, Step, Trajectory
-from treadle.lab.replay.tangram.world import CORES, System, World, WrongWorld
+from treadle.lab.replay.tangram.measures import ENVIRONMENT, EXECUTION, OVERHEAD, QUEUEING, REWARD, SystemRun
+from treadle.lab.replay.tangram.simulated_mesh import CORES, SimulatedMesh, SimulationError, System
+from treadle.lab.replay.tangram.trace import Batch, Trajectory, TrajectoryStep
 
 SMALL = Cluster(nodes=2, cores=8, memory_mb=64_000)
 FREE = Overheads(action_s=0.0, begin_s=0.0)
 SYSTEMS = (System("ours"), System("paper", "paper"), System("fewest", None), System("DoP 4", dop=4))
 
 seconds = st.integers(0, 20).map(float)
-tools = st.builds(Step, seconds, st.just("tool"), seconds)
+tools = st.builds(TrajectoryStep, seconds, st.just("tool"), seconds)
 rewards = st.builds(
-    Step, seconds, st.just("reward"), st.integers(1, 60).map(float), st.just(1), st.sampled_from([4, 8]),
+    TrajectoryStep, seconds, st.just("reward"), st.integers(1, 60).map(float), st.just(1), st.sampled_from([4, 8]),
     st.sampled_from([Elasticity("amdahl", serial=0.1), Elasticity("power", exponent=0.8)]),
     st.sampled_from([None, 30.0]),
 )  # fmt: skip
@@ -83,8 +83,8 @@ class Watched:
                 self.closed.append(command.trajectory)
 
 
-def watched(system: System, batch: Batch, cluster: Cluster = SMALL) -> tuple[Run, Watched]:
-    world = World(system, batch, cluster, Overheads())
+def watched(system: System, batch: Batch, cluster: Cluster = SMALL) -> tuple[SystemRun, Watched]:
+    world = SimulatedMesh(system, batch, cluster, Overheads())
     watching: Any = Watched(world.dispatcher, cluster)
     world.dispatcher = watching
     return world.run(), watching
@@ -107,7 +107,7 @@ def test_grants_never_exceed_a_node_and_every_trajectory_acts_in_one_place_to_it
 
 @given(batches, st.sampled_from(SYSTEMS))
 def test_thinking_and_completion_times_add_up_to_each_trajectorys_life(batch: Batch, system: System) -> None:
-    run = World(system, batch, SMALL, Overheads()).run()
+    run = SimulatedMesh(system, batch, SMALL, Overheads()).run()
     thought_s = [trajectory.think_s for trajectory in batch]
     assert run.done_s.tolist() == pytest.approx((run.acts_s + np.array(thought_s)).tolist())
     assert (run.spent_s >= 0).all()
@@ -119,14 +119,14 @@ def test_thinking_and_completion_times_add_up_to_each_trajectorys_life(batch: Ba
 
 @given(batches, st.sampled_from(SYSTEMS))
 def test_the_same_batch_runs_the_same_way_again(batch: Batch, system: System) -> None:
-    one, other = (World(system, batch, SMALL, FREE).run() for _ in range(2))
+    one, other = (SimulatedMesh(system, batch, SMALL, FREE).run() for _ in range(2))
     assert one.spent_s.tolist() == other.spent_s.tolist()
     assert one.widths == other.widths
 
 
 @given(batches)
 def test_execution_is_what_the_elasticity_says_of_the_cores_granted(batch: Batch) -> None:
-    run = World(System("DoP 4", dop=4), batch, SMALL, FREE).run()
+    run = SimulatedMesh(System("DoP 4", dop=4), batch, SMALL, FREE).run()
     for number, trajectory in enumerate(batch):
         assert run.spent_s[number, REWARD, EXECUTION] == pytest.approx(trajectory.steps[-1].seconds(4))
         tools_s = sum(step.work_s for step in trajectory.steps[:-1])
@@ -135,40 +135,41 @@ def test_execution_is_what_the_elasticity_says_of_the_cores_granted(batch: Batch
 
 
 def test_alone_an_elastic_action_takes_all_it_can_use() -> None:
-    step = Step(1.0, "reward", 64.0, 1, 8, Elasticity("power", exponent=1.0), 64.0)
-    run = World(System("ours"), (Trajectory("t", "g", (step,)),), SMALL, FREE).run()
+    step = TrajectoryStep(1.0, "reward", 64.0, 1, 8, Elasticity("power", exponent=1.0), 64.0)
+    run = SimulatedMesh(System("ours"), (Trajectory("t", "g", (step,)),), SMALL, FREE).run()
     assert run.widths == [8]
     assert run.act_s == pytest.approx(8.0)
 
 
 def test_an_action_that_nobody_has_profiled_takes_the_fewest_cores() -> None:
-    step = Step(1.0, "reward", 64.0, 1, 8, Elasticity("power", exponent=1.0))
-    run = World(System("ours"), (Trajectory("t", "g", (step,)),), SMALL, FREE).run()
+    step = TrajectoryStep(1.0, "reward", 64.0, 1, 8, Elasticity("power", exponent=1.0))
+    run = SimulatedMesh(System("ours"), (Trajectory("t", "g", (step,)),), SMALL, FREE).run()
     assert run.widths == [1]
 
 
 def test_what_does_not_fit_queues_in_the_order_of_arrival() -> None:
     # One node of 8 cores: two rigid actions of 4 run, the third waits for the first of them.
     many = tuple(
-        Trajectory(f"t{number}", "g", (Step(float(number), "build", 10.0 + number, 4, 4),)) for number in range(3)
+        Trajectory(f"t{number}", "g", (TrajectoryStep(float(number), "build", 10.0 + number, 4, 4),))
+        for number in range(3)
     )
-    run = World(System("ours"), many, Cluster(nodes=1, cores=8), FREE).run()
+    run = SimulatedMesh(System("ours"), many, Cluster(nodes=1, cores=8), FREE).run()
     assert run.spent_s[:, ENVIRONMENT, QUEUEING].tolist() == pytest.approx([0.0, 0.0, 8.0])
 
 
 def test_work_that_no_node_could_ever_take_is_an_error_and_not_a_wait_for_ever() -> None:
-    many = (Trajectory("t", "g", (Step(0.0, "build", 1.0, 9, 9),)),)
-    with pytest.raises(WrongWorld, match="nothing will ever happen"):
-        World(System("ours"), many, SMALL, FREE).run()
+    many = (Trajectory("t", "g", (TrajectoryStep(0.0, "build", 1.0, 9, 9),)),)
+    with pytest.raises(SimulationError, match="nothing will ever happen"):
+        SimulatedMesh(System("ours"), many, SMALL, FREE).run()
 
 
 def test_batches_of_one_size_are_measured_together() -> None:
-    steps = (Step(1.0, "tool", 2.0),)
+    steps = (TrajectoryStep(1.0, "tool", 2.0),)
     runs = [
-        World(System("ours"), (Trajectory(name, "g", steps * count),), SMALL, FREE).run()
+        SimulatedMesh(System("ours"), (Trajectory(name, "g", steps * count),), SMALL, FREE).run()
         for name, count in (("a", 1), ("b", 3))
     ]
-    both = Run.together(runs)
+    both = SystemRun.together(runs)
     assert both.act_s == pytest.approx((2.0 + 6.0) / 2)
     assert both.step_s == pytest.approx((3.0 + 9.0) / 2)
     assert both.document()["batches"] == 2

@@ -28,7 +28,7 @@ from services.cpu_manager.sandbox.child_processes import become_subreaper
 from services.cpu_manager.settings import NO_ENGINE, CpuManagerSettings
 from services.cpu_manager.topology import topology
 from shared.bus import functions
-from shared.bus.connection import connect, patiently
+from shared.bus.connection import connect, with_retries
 from shared.bus.identity import mesh_identity
 from shared.messages.environments import MEMORY
 from shared.messages.kinds import ENVIRONMENT_KINDS
@@ -113,8 +113,8 @@ async def _runtimes(
     settings: CpuManagerSettings, execution: Execution, redis: Redis
 ) -> AsyncIterator[tuple[DetectedRuntimes, MeshContext]]:
     """Open the runtimes, and return them with the mesh that they belong to."""
-    await patiently(lambda: functions.load(redis), what="loading functions", patience_s=STORE_S)
-    identity = await patiently(lambda: mesh_identity(redis), what="reading the mesh's identity", patience_s=STORE_S)
+    await with_retries(lambda: functions.load(redis), what="loading functions", limit_s=STORE_S)
+    identity = await with_retries(lambda: mesh_identity(redis), what="reading the mesh's identity", limit_s=STORE_S)
     mesh = MeshContext(identity, redis)
     async with open_runtimes(settings, execution.sandbox, mesh) as detected:
         yield detected, mesh

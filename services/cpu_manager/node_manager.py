@@ -13,7 +13,7 @@ from services.cpu_manager.attempts import Attempts
 from services.cpu_manager.outbox import Outbox
 from services.cpu_manager.resource_usage import ResourceUsage
 from shared.bus import functions
-from shared.bus.connection import TRANSIENT, command, patiently
+from shared.bus.connection import TRANSIENT, command, with_retries
 from shared.bus.tail import Tail
 from shared.messages.grants import (
     EnvironmentClosed,
@@ -186,7 +186,7 @@ class NodeManager:
         async def attempt() -> None:
             await self._publish(message)
 
-        await patiently(attempt, what="reporting to the leader", patience_s=None)
+        await with_retries(attempt, what="reporting to the leader", limit_s=None)
 
     async def _publish(self, message: Hello | Heartbeat | Bye) -> None:
         await functions.publish(self._redis, NODES.name, NODES.maxlen or 0, [NODES.encode(message)])

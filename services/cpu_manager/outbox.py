@@ -8,7 +8,7 @@ from collections.abc import Callable
 from redis.asyncio import Redis
 
 from shared.bus import functions
-from shared.bus.connection import patiently
+from shared.bus.connection import with_retries
 from shared.messages.outcomes import OUTCOMES, Finished, Outcome
 
 MOST_AT_ONCE = 256
@@ -72,4 +72,4 @@ class Outbox:
         async def attempt() -> None:
             await functions.publish(self._redis, OUTCOMES.name, OUTCOMES.maxlen or 0, payloads)
 
-        await patiently(attempt, what="reporting outcomes", patience_s=None)
+        await with_retries(attempt, what="reporting outcomes", limit_s=None)

@@ -39,7 +39,7 @@ from services.proxy.records.waiters import Waiters
 from services.proxy.settings import ProxySettings
 from services.proxy.state import ProxyState
 from shared.bus import functions
-from shared.bus.connection import TRANSIENT, ValkeyClock, connect, patiently
+from shared.bus.connection import TRANSIENT, ValkeyClock, connect, with_retries
 from shared.policy.elastic import scheduling
 from shared.runtime import log
 from shared.runtime.app import build_app, problem_response
@@ -80,7 +80,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
             database.connect(settings.treadle.database_url, name="proxy-archive") as archive,
             Background() as background,
         ):
-            await patiently(lambda: functions.load(redis), what="loading functions", patience_s=30.0)
+            await with_retries(lambda: functions.load(redis), what="loading functions", limit_s=30.0)
             clock = await ValkeyClock.measure(redis)
             disk = StoreDisk(
                 store_paths(settings.treadle.store_paths), reserve_bytes=settings.disk_reserve_mib * MEBIBYTE
@@ -106,7 +106,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
                 intake=Intake(
                     redis,
                     max_journal=settings.max_journal,
-                    patience_s=settings.submit_patience_s,
+                    limit_s=settings.submit_retry_s,
                     disk=disk,
                     memory=memory,
                 ),
@@ -157,7 +157,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
 
 
 async def _on_valkey_away(_: Request, error: Exception) -> Response:
-    _log.warning("valkey_away", what="serving", error=str(error))
+    _log.warning("valkey_unavailable", what="serving", error=str(error))
     return problem_response(Unavailable(what="Valkey does not answer"))
 
 

@@ -178,9 +178,9 @@ class Health:
     def _valkey_is(self, answers: bool, why: str = "") -> None:
         if answers is not self.valkey:
             if answers:
-                _log.info("valkey_answers")
+                _log.info("valkey_recovered")
             else:
-                _log.warning("valkey_silent", error=why)
+                _log.warning("valkey_unresponsive", error=why)
         self.valkey = answers
 
     def _publish(self) -> None:
@@ -206,7 +206,7 @@ async def watch_restarts(home: Path | None) -> None:
         try:
             state = await asyncio.to_thread(read_state, home)
         except StackError as error:  # another user's stack; a file that is being repaired
-            _log.warning("restarts_unknown", error=str(error))
+            _log.warning("reading_restarts_failed", error=str(error))
             return
         for part in state.services if state is not None else ():
             metrics.RESTARTS.labels(part.name).set(part.restarts)

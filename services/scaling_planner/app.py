@@ -11,7 +11,7 @@ from services.scaling_planner.routes import DESCRIPTION, ScalingPlannerState, re
 from services.scaling_planner.settings import ScalingPlannerSettings
 from services.scaling_planner.terms import Terms
 from shared.bus import functions
-from shared.bus.connection import ValkeyClock, connect, patiently
+from shared.bus.connection import ValkeyClock, connect, with_retries
 from shared.runtime.app import build_app
 from shared.runtime.background import Background
 from shared.runtime.settings import load
@@ -31,7 +31,7 @@ def create_app(settings: ScalingPlannerSettings | None = None) -> FastAPI:
             connect(url, name="planner-nodes") as reader,
             database.connect(settings.treadle.database_url, name="scaling_planner") as sessions,
         ):
-            await patiently(lambda: functions.load(redis), what="loading functions", patience_s=30.0)
+            await with_retries(lambda: functions.load(redis), what="loading functions", limit_s=30.0)
             clock = await ValkeyClock.measure(redis)
             terms = Terms(settings, sessions, redis, deliveries, reader, clock)
             app.state.terms, app.state.sessions = terms, sessions

@@ -20,7 +20,7 @@ from services.scaling_planner.capacity import Capacity
 from services.scaling_planner.measurements import ended_batch, observed_batches, opened_batch
 from shared.bus import functions
 from shared.bus.batch_snapshot import read_counts, read_snapshot
-from shared.bus.connection import ValkeyClock, command, patiently
+from shared.bus.connection import ValkeyClock, command, with_retries
 from shared.bus.results import RequestRecord, read_record
 from shared.bus.tail import Tail
 from shared.messages.batches import BatchEnded, BatchOpened, FirstArrival, RolloutProgress
@@ -229,7 +229,7 @@ class PlannerService:
         """Pass a snapshot and a stimulus to the planner (in a thread, because a search may take long), then store and
         publish.
         """
-        observed = await patiently(self._observe, what="reading batch snapshots", patience_s=None)
+        observed = await with_retries(self._observe, what="reading batch snapshots", limit_s=None)
         now = self._clock.unix()
         started = time.perf_counter()
         commands = await asyncio.to_thread(self._apply, now, observed, stimulus)
@@ -280,15 +280,15 @@ class PlannerService:
                 await self._append(topic.name, topic.maxlen or 10_000, payloads)
 
     async def _append(self, stream: str, kept: int, payloads: Sequence[bytes]) -> None:
-        await patiently(
+        await with_retries(
             lambda: functions.publish(self._redis, stream, kept, payloads),
             what=f"publishing {stream}",
-            patience_s=None,
+            limit_s=None,
         )
 
     async def _exists_in_valkey(self, batch: str) -> bool:
-        found = await patiently(
-            lambda: command(self._redis, "EXISTS", f"batch:{batch}"), what="reading open batches", patience_s=None
+        found = await with_retries(
+            lambda: command(self._redis, "EXISTS", f"batch:{batch}"), what="reading open batches", limit_s=None
         )
         return bool(found)
 

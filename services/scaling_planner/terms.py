@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from services.scaling_planner.capacity import Capacity
 from services.scaling_planner.service import PlannerService
 from services.scaling_planner.settings import ScalingPlannerSettings
-from shared.bus.connection import TRANSIENT, ValkeyClock, patiently
+from shared.bus.connection import TRANSIENT, ValkeyClock, with_retries
 from shared.bus.consumer import Consumer
 from shared.bus.lease import Lease
 from shared.bus.tail import Tail
@@ -58,7 +58,7 @@ class Terms:
         """Loop: acquire the lease and plan."""
         await asyncio.to_thread(warm)
         while True:
-            if await patiently(self.lease.hold, what="acquiring the planner's lease", patience_s=None):
+            if await with_retries(self.lease.hold, what="acquiring the planner's lease", limit_s=None):
                 self.standby = False
                 await self._run_term()
             else:
@@ -114,7 +114,7 @@ class Terms:
                 if service.turn_s <= self.settings.stuck_s and not await self.lease.hold():
                     raise LeaseLost
             except TRANSIENT as error:
-                _log.warning("valkey_away", what="renewing the planner's lease", error=str(error))
+                _log.warning("valkey_unavailable", what="renewing the planner's lease", error=str(error))
 
     async def stop(self) -> None:
         """Release the lease, so that the next planner need not wait until it expires."""

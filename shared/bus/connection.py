@@ -61,15 +61,15 @@ async def connect(url: str, *, name: str) -> AsyncIterator[Redis]:
         await redis.aclose()
 
 
-async def patiently(
-    attempt: Callable[[], Awaitable[T]], *, what: str, patience_s: Seconds | None, pause_s: Seconds = 0.05
+async def with_retries(
+    attempt: Callable[[], Awaitable[T]], *, what: str, limit_s: Seconds | None, pause_s: Seconds = 0.05
 ) -> T:
     """Repeat an idempotent call while Valkey is away.
 
     Args:
         attempt: makes the call; must be safe to repeat.
         what: for the error, e.g. "submitting".
-        patience_s: time limit of the retries; None: no limit (loops that are stopped by cancellation).
+        limit_s: time limit of the retries; None: no limit (loops that are stopped by cancellation).
         pause_s: first pause; doubles up to 1 s.
     Raises:
         Unavailable: Valkey did not answer in time.
@@ -84,9 +84,9 @@ async def patiently(
             raise Overloaded(what=MEMORY_FULL, retry_after_s=2.0) from error
         except TRANSIENT as error:
             waited = loop.time() - started
-            if patience_s is not None and waited + pause_s > patience_s:
+            if limit_s is not None and waited + pause_s > limit_s:
                 raise Unavailable(what=f"{what}: Valkey has not answered for {waited:.0f} s") from error
-            _log.warning("valkey_away", what=what, error=str(error), waited_s=round(waited, 2))
+            _log.warning("valkey_unavailable", what=what, error=str(error), waited_s=round(waited, 2))
             await asyncio.sleep(pause_s)
             pause_s = min(1.0, pause_s * 2)
 

@@ -57,7 +57,7 @@ class Consumer(Generic[M]):
                 mine = await self._turn(handle, mine)
                 pause = 0.05
             except TRANSIENT as error:
-                _log.warning("valkey_away", what=f"consuming {self._topic.name}", error=str(error))
+                _log.warning("valkey_unavailable", what=f"consuming {self._topic.name}", error=str(error))
                 mine = "0"
                 await asyncio.sleep(pause)
                 pause = min(1.0, pause * 2)
@@ -101,7 +101,7 @@ class Consumer(Generic[M]):
         try:
             message = self._topic.decode(raw)
         except msgspec.MsgspecError as error:
-            await self._bury(entry, raw, f"undecodable: {error}")
+            await self._dead_letter(entry, raw, f"undecodable: {error}")
             return
         try:
             await handle(message)
@@ -111,7 +111,7 @@ class Consumer(Generic[M]):
             attempts = await self._attempts(entry)
             _log.exception("delivery_failed", topic=self._topic.name, entry=entry, attempt=attempts)
             if attempts >= self._max_attempts:
-                await self._bury(entry, raw, f"{type(error).__name__}: {error}")
+                await self._dead_letter(entry, raw, f"{type(error).__name__}: {error}")
             return
         await self._ack(entry)
 
@@ -122,9 +122,9 @@ class Consumer(Generic[M]):
     async def _ack(self, entry: str) -> None:
         await command(self._redis, "XACK", self._topic.name, self._group, entry)
 
-    async def _bury(self, entry: str, raw: bytes, reason: str) -> None:
+    async def _dead_letter(self, entry: str, raw: bytes, reason: str) -> None:
         """Move an entry to `<topic>.dead`, with the reason, for a person to examine."""
-        _log.error("delivery_buried", topic=self._topic.name, entry=entry, reason=reason)
+        _log.error("delivery_dead_lettered", topic=self._topic.name, entry=entry, reason=reason)
         dead = f"{self._topic.name}.dead"
         await command(self._redis, "XADD", dead, "MAXLEN", "~", 1000, "*", "m", raw, "entry", entry, "reason", reason)
         await self._ack(entry)

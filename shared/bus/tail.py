@@ -80,7 +80,7 @@ class Tail:
             message = topic.decode(raw)
         except (KeyError, ValueError) as error:
             why = str(error) if isinstance(error, ValueError) else "it has no message"
-            _log.error("entry_undecodable", stream=topic.name, entry=entry_id, error=why)
+            _log.error("entry_unreadable", stream=topic.name, entry=entry_id, error=why)
             if topic.unreadable is None:
                 return None
             message = topic.unreadable(named, why)
@@ -93,7 +93,7 @@ class Tail:
             try:
                 entries = await self.read()
             except TRANSIENT as error:
-                _log.warning("valkey_away", what="reading", error=str(error))
+                _log.warning("valkey_unavailable", what="reading", error=str(error))
                 await asyncio.sleep(pause)
                 pause = min(1.0, pause * 2)
                 continue

@@ -109,6 +109,6 @@ async def persistently(attempt: Callable[[], Awaitable[T]], *, what: str, pause_
         except Exception as error:
             if not away(error):
                 raise
-            _log.warning("postgres_away", what=what, error=str(error) or type(error).__name__)
+            _log.warning("postgres_unavailable", what=what, error=str(error) or type(error).__name__)
             await asyncio.sleep(pause_s)
             pause_s = min(2.0, pause_s * 2)

@@ -18,7 +18,7 @@ from redis.exceptions import ResponseError
 from sqlalchemy.exc import SQLAlchemyError
 
 from shared.bus.archive import Result, numeric
-from shared.bus.connection import command, patiently
+from shared.bus.connection import command, with_retries
 from shared.runtime import log
 from shared.runtime.errors import BadRequest, Unavailable
 from shared.runtime.units import Seconds
@@ -30,7 +30,7 @@ _log = log.get(__name__)
 
 READ_S: Seconds = 3.0
 """Limit of one read of Postgres, including the wait for a connection. After it Postgres is treated as away."""
-PATIENCE_S: Seconds = 10.0
+RETRY_LIMIT_S: Seconds = 10.0
 """Time limit of retries while Valkey is away."""
 PAGE = 2000
 FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
@@ -60,7 +60,9 @@ class ArchiveReader:
             async with asyncio.timeout(READ_S), self._sessions() as session:
                 yield Answers(session)
         except FAILURES as error:
-            _log.warning("postgres_away", what="reading archived answers", error=str(error) or type(error).__name__)
+            _log.warning(
+                "postgres_unavailable", what="reading archived answers", error=str(error) or type(error).__name__
+            )
             raise Unavailable(
                 what="Postgres, which has the older answers, does not answer", retry_after_s=2.0
             ) from error
@@ -110,7 +112,7 @@ class Results:
             return rows, await command(self._redis, "HMGET", f"batch:{batch}", "state", "archived")
 
         try:
-            rows, (state, archived) = await patiently(read, what="reading results", patience_s=PATIENCE_S)
+            rows, (state, archived) = await with_retries(read, what="reading results", limit_s=RETRY_LIMIT_S)
         except ResponseError as error:
             raise BadRequest(what=f"`after` must be a cursor from an earlier line, not {after!r}") from error
         young = [Result(row.decode(), fields[1]) for row, fields in rows]

@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from shared.bus.connection import connect, patiently
+from shared.bus.connection import connect, with_retries
 from shared.bus.schema import WrongSchema, check_schema
 from shared.runtime import log
 from shared.runtime.errors import Unavailable
@@ -28,7 +28,7 @@ from treadle.stack.patient_http import PatientHttp
 # (CPython's 700 costs a collection every few requests) and old ones rarely, because reference counts free what a
 # request leaves.
 GC_THRESHOLDS = (20_000, 10, 50)
-STORE_PATIENCE_S = 30.0
+STORE_RETRY_LIMIT_S = 30.0
 """Time limit for a Valkey that starts, or loads its file, together with the service."""
 DRAIN_S = 10
 """Seconds for a stopping service to finish its requests. Less than the supervisor's grace (STACK_GRACE)."""
@@ -89,7 +89,7 @@ async def _check_store(redis_url: str) -> None:
         Unavailable: Valkey does not answer.
     """
     async with connect(redis_url, name="schema") as redis:
-        await patiently(lambda: check_schema(redis), what="reading the schema", patience_s=STORE_PATIENCE_S)
+        await with_retries(lambda: check_schema(redis), what="reading the schema", limit_s=STORE_RETRY_LIMIT_S)
 
 
 def _serve(name: str, factory: str, descriptor: int | None) -> None:

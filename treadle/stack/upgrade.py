@@ -1,10 +1,10 @@
 """Upgrade of both stores to this release: Alembic's migrations for Postgres, the schema's steps for Valkey."""
 
-from shared.bus.connection import connect, patiently
+from shared.bus.connection import connect, with_retries
 from shared.bus.schema import Upgrade, apply_upgrade, plan_upgrade
 from shared.store.migrate import revisions, upgrade
 
-PATIENCE_S = 10.0
+RETRY_LIMIT_S = 10.0
 
 
 async def upgrade_stores(redis_url: str, database_url: str, *, check: bool = False) -> tuple[list[str], bool]:
@@ -21,11 +21,11 @@ async def upgrade_stores(redis_url: str, database_url: str, *, check: bool = Fal
         Unavailable: Valkey does not answer.
     """
     async with connect(redis_url, name="upgrade") as redis:
-        planned = await patiently(lambda: plan_upgrade(redis), what="reading the schema", patience_s=PATIENCE_S)
+        planned = await with_retries(lambda: plan_upgrade(redis), what="reading the schema", limit_s=RETRY_LIMIT_S)
         current, head = await revisions(database_url)
         lines = [*_valkey(planned), _postgres(current, head)]
         if not check:
-            await patiently(lambda: apply_upgrade(redis, planned), what="upgrading", patience_s=PATIENCE_S)
+            await with_retries(lambda: apply_upgrade(redis, planned), what="upgrading", limit_s=RETRY_LIMIT_S)
             await upgrade(database_url)
     return lines, bool(planned.steps or planned.needs) or current not in (None, head)
 

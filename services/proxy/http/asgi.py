@@ -296,7 +296,7 @@ async def _answer(handler: Handler, call: Call) -> Reply | Streamed:
     except asyncio.CancelledError:  # the server stops, and its grace period is over; without a reply it would send 500
         return problem_reply(Unavailable(what="this proxy is stopping; a repeat with the same request_id is harmless"))
     except TRANSIENT as error:
-        _log.warning("valkey_away", what="serving", error=str(error))
+        _log.warning("valkey_unavailable", what="serving", error=str(error))
         return problem_reply(Unavailable(what="Valkey does not answer"))
     except Exception as error:  # noqa: BLE001  # the last handler before the server's own
         _log.error("request_crashed", handler=getattr(handler, "__name__", "?"), exc_info=error)

@@ -1,7 +1,7 @@
 """The deadline of reads: a caller gets an error within seconds if Valkey does not answer.
 
 The deadline measures silence. A long page of results may take longer while Valkey sends replies. A submission waits
-longer, for a restart of Valkey (`submit_patience_s`).
+longer, for a restart of Valkey (`submit_retry_s`).
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class _Held:
             body = reply.body
         except DeadlineMissed as error:
             RUN_CODE.labels("gave-up").inc()
-            _log.warning("held_call_gave_up", action=self._submitted.action, reason=str(error))
+            _log.warning("held_call_expired", action=self._submitted.action, reason=str(error))
             body = failure(str(error))
         except Exception as error:  # noqa: BLE001  # the status has left, so only the body can report the failure
             _log.error("held_call_crashed", action=self._submitted.action, exc_info=error)
@@ -228,7 +228,7 @@ class _Held:
             try:
                 await self._proxy.intake.submit(self._submitted)
             except (TreadleError, OutOfMemoryError, *TRANSIENT) as error:
-                _log.warning("held_call_not_submitted_again", error=str(error))
+                _log.warning("held_call_resubmission_failed", error=str(error))
                 await asyncio.sleep(LONGEST_PAUSE_S)
             else:
                 return

@@ -17,7 +17,7 @@ from services.proxy.records.intake import Accepted, of_action
 from services.proxy.records.store import Stored
 from shared.api.requests import ActionRequest, Answer, BulkReceipt, Rejection, RewardRequest
 from shared.bus import functions
-from shared.bus.connection import TRANSIENT, patiently
+from shared.bus.connection import TRANSIENT, with_retries
 from shared.messages.actions import ActionSubmitted
 from shared.runtime import log
 from shared.runtime.errors import BadRequest, NotFound, Overloaded, TreadleError, from_problem
@@ -57,7 +57,7 @@ async def submit_and_wait(call: Call, submitted: ActionSubmitted, wait_s: float)
     proxy = call.proxy
     if not wait_s:
         accepted = await proxy.intake.submit(submitted)
-        return await _standing(call, accepted, submitted.trajectory)
+        return await _accepted(call, accepted, submitted.trajectory)
     if len(proxy.waiters) >= proxy.settings.max_waiting:
         raise Overloaded(what="too many long polls here; submit without `wait` and ask later")
     future = proxy.waiters.expect(submitted.action)
@@ -81,7 +81,7 @@ async def _wait(call: Call, action: str, future: asyncio.Future[bytes], wait_s: 
             return await _state(call, action)
 
 
-async def _standing(call: Call, accepted: Accepted, trajectory: str) -> Reply:
+async def _accepted(call: Call, accepted: Accepted, trajectory: str) -> Reply:
     if accepted.repeated:
         return await _state(call, accepted.action)
     return Reply(202, _encoder.encode(Answer(id=accepted.action, state="queued", trajectory=trajectory or None)))
@@ -127,9 +127,9 @@ async def delete_action(call: Call) -> Reply:
     async def attempt() -> str:
         return await functions.cancel(call.proxy.redis, action, "a caller asked")
 
-    asked = await patiently(attempt, what="cancelling", patience_s=call.proxy.settings.submit_patience_s)
+    asked = await with_retries(attempt, what="cancelling", limit_s=call.proxy.settings.submit_retry_s)
     if asked == "unknown":
-        _log.debug("cancel_unknown", action=action)  # its answer may be archived
+        _log.debug("cancel_of_unknown_action", action=action)  # its answer may be archived
     return await _state(call, action)
 
 

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from services.proxy.records.batching import Batcher
 from services.proxy.settings import ProxySettings
 from shared.bus import functions
-from shared.bus.connection import TRANSIENT, command, patiently
+from shared.bus.connection import TRANSIENT, command, with_retries
 from shared.runtime.background import Background
 from shared.runtime.errors import TreadleError
 from shared.runtime.units import Seconds
@@ -32,7 +32,7 @@ class Retries:
         self._redis = redis
         self._background = background
         self._join_s = settings.run_code_join_s
-        self._patience_s = settings.submit_patience_s
+        self._limit_s = settings.submit_retry_s
         self._abandoned: Batcher[tuple[str, str], None] = Batcher(self._cancel_all, most=64)
 
     async def leave(self, digest: str, action: str) -> None:
@@ -53,7 +53,7 @@ class Retries:
             taken: bytes | None = await command(self._redis, "LPOP", f"retry:{digest}")
             return taken
 
-        action = await patiently(take, what="joining", patience_s=self._patience_s)
+        action = await with_retries(take, what="joining", limit_s=self._limit_s)
         return None if action is None else action.decode()
 
     def cancel(self, action: str, reason: str) -> None:
@@ -78,12 +78,12 @@ class Retries:
         async def take() -> bool:
             return bool(await command(self._redis, "LREM", f"retry:{digest}", 1, action))
 
-        if await patiently(take, what="taking what nobody came back for", patience_s=None):
+        if await with_retries(take, what="taking what nobody came back for", limit_s=None):
             self.cancel(action, "its caller did not come back")
 
     async def _cancel_all(self, abandoned: list[tuple[str, str]]) -> list[None]:
         async def attempt() -> None:
             await asyncio.gather(*(functions.cancel(self._redis, *each) for each in abandoned))
 
-        await patiently(attempt, what="cancelling abandoned actions", patience_s=None)
+        await with_retries(attempt, what="cancelling abandoned actions", limit_s=None)
         return [None] * len(abandoned)

@@ -53,7 +53,7 @@ async def publish_backlog(redis: Redis, epoch: Epoch, cluster: ClusterState, clo
         except Deposed:
             return
         except TRANSIENT as error:
-            _log.warning("valkey_away", what="publishing the backlog", error=str(error))
+            _log.warning("valkey_unavailable", what="publishing the backlog", error=str(error))
 
 
 def _publish(backlog: Backlog) -> None:

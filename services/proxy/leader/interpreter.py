@@ -10,7 +10,7 @@ from typing import NamedTuple
 from redis.asyncio import Redis
 
 from shared.bus import functions, trajectories
-from shared.bus.connection import patiently
+from shared.bus.connection import with_retries
 from shared.bus.functions import Advancing, Answering, Deposed, Granting
 from shared.runtime import log
 from shared.runtime.units import Epoch, Seconds
@@ -73,7 +73,7 @@ class Interpreter:
         """
         batch = self._next()
         try:
-            await patiently(lambda: self._write(batch), what="dispatching", patience_s=None)
+            await with_retries(lambda: self._write(batch), what="dispatching", limit_s=None)
         except Deposed:
             self.deposed = True
             _log.warning("deposed", epoch=self._epoch)

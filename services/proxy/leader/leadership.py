@@ -58,7 +58,7 @@ class Leadership:
                 epoch = await functions.lead(self._redis, self._holder, self._settings.lease_s)
                 await (self._lead(epoch) if epoch else self._follow())
             except TRANSIENT as error:
-                _log.warning("valkey_away", what="campaigning", error=str(error))
+                _log.warning("valkey_unavailable", what="campaigning", error=str(error))
                 await asyncio.sleep(0.2)
 
     async def stop(self) -> None:
@@ -71,7 +71,7 @@ class Leadership:
                 async with asyncio.timeout(1.0):
                     await functions.resign(self._redis, self._holder)
             except (*TRANSIENT, TimeoutError) as error:
-                _log.warning("lease_not_resigned", error=str(error))
+                _log.warning("lease_release_failed", error=str(error))
 
     # ---- leading -----------------------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class Leadership:
                 if await functions.lead(self._redis, self._holder, self._settings.lease_s) != epoch:
                     interpreter.deposed = True
             except TRANSIENT as error:
-                _log.warning("valkey_away", what="renewing the lease", error=str(error))
+                _log.warning("valkey_unavailable", what="renewing the lease", error=str(error))
 
     async def _maintain(self, interpreter: Interpreter, leader: Leader, tail: Tail) -> None:
         """Check the planner's lease, trim outcomes, and end abandoned batches."""
@@ -142,7 +142,7 @@ class Leadership:
             except Deposed:
                 interpreter.deposed = True
             except TRANSIENT as error:
-                _log.warning("valkey_away", what="maintenance", error=str(error))
+                _log.warning("valkey_unavailable", what="maintenance", error=str(error))
 
     async def _cancel_held(self, interpreter: Interpreter, leader: Leader) -> None:
         """Cancel the actions that dead replicas held for their callers."""
@@ -152,7 +152,7 @@ class Leadership:
             try:
                 await absent.check(kept.submitted for kept in leader.unanswered.values())
             except TRANSIENT as error:
-                _log.warning("valkey_away", what="checking replicas", error=str(error))
+                _log.warning("valkey_unavailable", what="checking replicas", error=str(error))
 
     async def _check_planner(self, leader: Leader) -> None:
         leader.planned(await command(self._redis, "EXISTS", PLANNER_LEASE) == 1)

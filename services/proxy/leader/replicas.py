@@ -39,7 +39,7 @@ async def renew(redis: Redis, replica: str) -> None:
         try:
             await lease.hold()
         except (*TRANSIENT, ResponseError) as error:
-            _log.debug("replica_lease_not_kept", error=str(error))
+            _log.debug("replica_lease_renewal_failed", error=str(error))
         await asyncio.sleep(RENEW_S)
 
 

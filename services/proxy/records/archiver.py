@@ -87,7 +87,7 @@ class Archiver:
                 pause_s = LOOK_EVERY_S
             except (*FAILURES, *TRANSIENT, ResponseError) as error:
                 ARCHIVE_FAILURES.inc()
-                _log.warning("answers_not_archived", error=str(error) or type(error).__name__, again_in_s=pause_s)
+                _log.warning("archiving_failed", error=str(error) or type(error).__name__, again_in_s=pause_s)
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
             await asyncio.sleep(pause_s)
 
@@ -97,7 +97,7 @@ class Archiver:
             async with asyncio.timeout(1.0):
                 await self._lease.let_go()
         except (*TRANSIENT, TimeoutError) as error:
-            _log.warning("archiver_lease_kept", error=str(error))
+            _log.warning("archiver_lease_release_failed", error=str(error))
 
     async def _turn(self) -> None:
         """Archive what is due. At intervals, delete what has expired."""

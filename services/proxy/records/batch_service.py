@@ -20,7 +20,7 @@ from shared.api.batches import BatchOpening, BatchView
 from shared.api.requests import RewardRequest
 from shared.api.tasks import Task
 from shared.bus import functions, trajectories
-from shared.bus.connection import ValkeyClock, command, patiently
+from shared.bus.connection import ValkeyClock, command, with_retries
 from shared.messages.actions import ActionSubmitted
 from shared.messages.batches import BatchOpened
 from shared.messages.targets import COMPLETIONS
@@ -29,7 +29,7 @@ from shared.runtime.units import Seconds
 from shared.runtime.validation import decoded, explain_details
 
 MOST_CACHED = 4096
-PATIENCE_S: Seconds = 10.0
+RETRY_LIMIT_S: Seconds = 10.0
 LOOKED_AT = 4096
 """Newest entries of `completions` that are searched for a batch's T. That is about seven minutes with a hundred open
 batches whose T changes at each review."""
@@ -96,7 +96,7 @@ class BatchService:
                 self._redis, opened, idempotency_key=key, asked=opening.size, fields=fields
             )
 
-        code, batch = await patiently(attempt, what="opening a batch", patience_s=PATIENCE_S)
+        code, batch = await with_retries(attempt, what="opening a batch", limit_s=RETRY_LIMIT_S)
         if code == "conflict":
             raise Conflict(what=f"key {opening.key!r} opened {batch} with another size; name that, or use a new key")
         if opening.images:
@@ -108,7 +108,7 @@ class BatchService:
             known: int = await command(self._redis, "EXISTS", key)
             return known
 
-        return bool(key) and await patiently(read, what="looking for a batch", patience_s=PATIENCE_S) == 1
+        return bool(key) and await with_retries(read, what="looking for a batch", limit_s=RETRY_LIMIT_S) == 1
 
     async def stored(self, batch: str) -> StoredBatch:
         """Return a batch's record.
@@ -162,7 +162,7 @@ class BatchService:
         async def attempt() -> str | None:
             return await functions.end_batch(self._redis, batch, state, keep_batch_s=self._keep_s[state])
 
-        now = await patiently(attempt, what="ending a batch", patience_s=PATIENCE_S)
+        now = await with_retries(attempt, what="ending a batch", limit_s=RETRY_LIMIT_S)
         if now is None:
             raise NotFound(kind="batch", name=batch)
         if now not in (state, "complete") and (state, now) != ("cancelled", "abandoned"):

@@ -108,10 +108,10 @@ class StoreDisk:
             self.space = fullest(self._paths)
         except OSError as error:
             if self.space is not None:
-                _log.warning("disk_not_measured", error=str(error))
+                _log.warning("disk_measurement_failed", error=str(error))
             self.space = None
         shortage = self.shortage()
         if shortage is not None and not was_short:
-            _log.warning("disk_short", reason=shortage)
+            _log.warning("disk_low", reason=shortage)
         elif was_short and shortage is None:
-            _log.warning("disk_has_room_again")
+            _log.warning("disk_recovered")

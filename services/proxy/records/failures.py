@@ -8,12 +8,12 @@ from typing import Final
 from redis.asyncio import Redis
 
 from shared.api.batches import EnvironmentProgress, FailureKind
-from shared.bus.connection import command, patiently
+from shared.bus.connection import command, with_retries
 from shared.runtime.units import Seconds
 
 MOST_REASON: Final = 500
 """Characters of a reason that a batch's view shows."""
-PATIENCE_S: Final[Seconds] = 5.0
+RETRY_LIMIT_S: Final[Seconds] = 5.0
 
 
 def share(count: int, answered: int) -> float:
@@ -36,7 +36,7 @@ async def environments(redis: Redis, batch: str) -> EnvironmentProgress | None:
         flat: list[bytes] = await command(redis, "HGETALL", f"environments:{batch}")
         return flat
 
-    flat = [part.decode() for part in await patiently(read, what="reading a batch", patience_s=PATIENCE_S)]
+    flat = [part.decode() for part in await with_retries(read, what="reading a batch", limit_s=RETRY_LIMIT_S)]
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     if not fields:
         return None

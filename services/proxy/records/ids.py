@@ -13,7 +13,7 @@ from hashlib import blake2b
 from redis.asyncio import Redis
 
 from shared.bus import functions
-from shared.bus.connection import ValkeyClock, command, patiently
+from shared.bus.connection import ValkeyClock, command, with_retries
 from shared.bus.functions import IdKey
 from shared.runtime.units import Seconds
 
@@ -22,7 +22,7 @@ DRAWN = 256
 KEY_BYTES = 32
 OLDER_S: Seconds = 7 * 86_400.0
 """How long older ids are looked up in a store from before the key. Batches and their results expire after two days."""
-PATIENCE_S: Seconds = 10.0
+RETRY_LIMIT_S: Seconds = 10.0
 
 
 def _drawn() -> Iterator[str]:
@@ -57,7 +57,7 @@ class Ids:
         async def read() -> IdKey:
             return await functions.id_key(redis, os.urandom(KEY_BYTES), OLDER_S)
 
-        return cls(redis, clock, await patiently(read, what="reading the key of ids", patience_s=30.0))
+        return cls(redis, clock, await with_retries(read, what="reading the key of ids", limit_s=30.0))
 
     async def of(self, tenant: str, task: str, place: str, request_id: str | None) -> str:
         """Return the id of an action. The same request id in the same place gives the same id, so a repeat finds it.
@@ -89,4 +89,4 @@ class Ids:
                 return True
             return bool(await command(self._redis, "SISMEMBER", f"acted:{place}", key))
 
-        return await patiently(read, what="looking for an older id", patience_s=PATIENCE_S)
+        return await with_retries(read, what="looking for an older id", limit_s=RETRY_LIMIT_S)

@@ -15,7 +15,7 @@ from services.proxy.records.memory import ValkeyMemory
 from services.proxy.records.workflows import plain_action
 from shared.api.requests import ActionRequest
 from shared.bus import functions
-from shared.bus.connection import patiently
+from shared.bus.connection import with_retries
 from shared.bus.functions import Receipt, Submission
 from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
 from shared.runtime.errors import Conflict, NotFound, Overloaded, TreadleError
@@ -48,14 +48,14 @@ class Intake:
     """Journals submissions, many in one round trip."""
 
     def __init__(
-        self, redis: Redis, *, max_journal: int, patience_s: Seconds, disk: StoreDisk, memory: ValkeyMemory
+        self, redis: Redis, *, max_journal: int, limit_s: Seconds, disk: StoreDisk, memory: ValkeyMemory
     ) -> None:
         """`disk`: while it is short, only repeats of accepted work are accepted."""
         self._redis = redis
         self._disk = disk
         self._memory = memory
         self._max_journal = max_journal
-        self._patience_s = patience_s
+        self._limit_s = limit_s
         self._batcher: Batcher[Submission, Receipt] = Batcher(self._flush, most=256)
         self._counted = {outcome: SUBMITTED.labels(outcome) for outcome in ("accepted", "repeated", "refused")}
 
@@ -96,7 +96,7 @@ class Intake:
                 most_kept=self._memory.most_kept,
             )
 
-        receipts = await patiently(attempt, what="submitting", patience_s=self._patience_s)
+        receipts = await with_retries(attempt, what="submitting", limit_s=self._limit_s)
         if shortage is None:
             return receipts
         return [receipt if receipt.code != "journal-full" else Receipt("disk-short", shortage) for receipt in receipts]

@@ -47,5 +47,5 @@ class ValkeyMemory:
             try:
                 await self.read()
             except (*TRANSIENT, ResponseError) as error:
-                _log.debug("valkey_memory_unread", error=str(error))
+                _log.debug("reading_valkey_memory_failed", error=str(error))
             await asyncio.sleep(READ_EVERY_S)

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from shared.api.batches import ProgressReceipt, ProgressReport
 from shared.bus import functions
-from shared.bus.connection import ValkeyClock, patiently
+from shared.bus.connection import ValkeyClock, with_retries
 from shared.messages.batches import RolloutProgress
 from shared.runtime.errors import Conflict, NotFound
 from shared.runtime.units import Seconds
@@ -47,7 +47,7 @@ class Rollouts:
         if taken is None:
             return ProgressReceipt(batch=batch, generating=report.generating, taken=False)
         try:
-            await self._say(batch, taken.at, report)
+            await self._publish(batch, taken.at, report)
         except BaseException:
             if self._taken.get(batch) is taken:
                 del self._taken[batch]
@@ -66,14 +66,14 @@ class Rollouts:
             del self._taken[next(iter(self._taken))]
         return taken
 
-    async def _say(self, batch: str, at: Seconds, report: ProgressReport) -> None:
+    async def _publish(self, batch: str, at: Seconds, report: ProgressReport) -> None:
         tokens = float(median(report.lengths)) if report.lengths else None
         message = RolloutProgress(batch=batch, at=at, generating=report.generating, tokens=tokens)
 
         async def attempt() -> str | None:
             return await functions.progress(self._redis, message)
 
-        state = await patiently(attempt, what="reporting a rollout", patience_s=10.0)
+        state = await with_retries(attempt, what="reporting a rollout", limit_s=10.0)
         if state is None:
             raise NotFound(kind="batch", name=batch)
         if state not in ("open", "sealed"):

@@ -9,7 +9,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from shared.bus.archive import ARCHIVED, EXPIRING
-from shared.bus.connection import command, patiently
+from shared.bus.connection import command, with_retries
 from shared.messages.actions import ACTIONS, ActionSubmitted
 from shared.messages.batches import BatchState
 from shared.policy.dispatch.backlog import PoolBacklog
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _log = log.get(__name__)
 
-PATIENCE_S = 10.0
+RETRY_LIMIT_S = 10.0
 
 _pools = msgspec.msgpack.Decoder(list[PoolBacklog])
 _stuck = msgspec.msgpack.Decoder(dict[str, int])
@@ -88,8 +88,8 @@ class Store:
             reply: list[bytes | None] = await command(self._redis, "HMGET", f"action:{action}", *fields)
             return reply
 
-        batch, granted, answer, result, entry, stage, trajectory, archived = await patiently(
-            read, what="reading an action", patience_s=PATIENCE_S
+        batch, granted, answer, result, entry, stage, trajectory, archived = await with_retries(
+            read, what="reading an action", limit_s=RETRY_LIMIT_S
         )
         if batch is not None and result is not None:
             answer = await self._result(batch, result)
@@ -115,7 +115,7 @@ class Store:
             rows: list[tuple[bytes, list[bytes]]] = await command(self._redis, "XRANGE", ACTIONS.name, entry, entry)
             return rows
 
-        for _, fields in await patiently(read, what="reading the journal", patience_s=PATIENCE_S):
+        for _, fields in await with_retries(read, what="reading the journal", limit_s=RETRY_LIMIT_S):
             try:
                 message = ACTIONS.decode(fields[1])
             except msgspec.MsgspecError:  # of another version; the leader will reject it
@@ -131,7 +131,7 @@ class Store:
             fields: list[bytes | None] = await command(self._redis, "HMGET", key, "state", "reason", "n")
             return fields
 
-        state, reason, node = await patiently(read, what="reading a trajectory", patience_s=PATIENCE_S)
+        state, reason, node = await with_retries(read, what="reading a trajectory", limit_s=RETRY_LIMIT_S)
         return ActionStatus(reason.decode() if state == b"open" and reason else "", node is not None)
 
     async def pools(self) -> list[PoolBacklog]:
@@ -149,7 +149,7 @@ class Store:
             packed: bytes | None = await command(self._redis, "HGET", "backlog", field)
             return packed
 
-        packed = await patiently(read, what="reading what waits", patience_s=PATIENCE_S)
+        packed = await with_retries(read, what="reading what waits", limit_s=RETRY_LIMIT_S)
         try:
             return decoder.decode(packed) if packed is not None else None
         except msgspec.MsgspecError:
@@ -167,7 +167,7 @@ class Store:
         found: dict[str, bytes] = {}
         gone: list[str] = []
         for action, (batch, answer, result, archived) in zip(
-            actions, await patiently(read, what="reading answers", patience_s=PATIENCE_S), strict=True
+            actions, await with_retries(read, what="reading answers", limit_s=RETRY_LIMIT_S), strict=True
         ):
             if batch is not None and result is not None:
                 answer = await self._result(batch, result)
@@ -179,7 +179,7 @@ class Store:
             if gone and await self._has_archived():
                 found.update({action: answer for action, (_, answer) in (await self._archive.find(gone)).items()})
         except Unavailable as error:
-            _log.warning("answers_not_looked_up", waiting=len(gone), error=str(error))
+            _log.warning("reading_answers_failed", waiting=len(gone), error=str(error))
         return found
 
     async def _result(self, batch: bytes, cursor: bytes) -> bytes | None:
@@ -189,14 +189,14 @@ class Store:
             reply: list[Any] = await command(self._redis, "XRANGE", b"results:" + batch, cursor, cursor)
             return reply
 
-        rows = await patiently(read, what="reading a result", patience_s=PATIENCE_S)
+        rows = await with_retries(read, what="reading a result", limit_s=RETRY_LIMIT_S)
         return rows[0][1][1] if rows else None
 
     async def _has_batch(self, batch: bytes) -> bool:
         async def read() -> int:
             return int(await command(self._redis, "EXISTS", b"batch:" + batch))
 
-        return await patiently(read, what="looking for a batch", patience_s=PATIENCE_S) > 0
+        return await with_retries(read, what="looking for a batch", limit_s=RETRY_LIMIT_S) > 0
 
     async def _archived(self, action: str) -> Stored | None:
         """Return an action whose answer is archived. A result is hidden once its batch has expired."""
@@ -213,7 +213,7 @@ class Store:
         async def read() -> int:
             return int(await command(self._redis, "EXISTS", ARCHIVED, EXPIRING))
 
-        return await patiently(read, what="looking for archived answers", patience_s=PATIENCE_S) > 0
+        return await with_retries(read, what="looking for archived answers", limit_s=RETRY_LIMIT_S) > 0
 
     async def batch(self, batch: str) -> StoredBatch | None:
         """One batch, or None."""
@@ -222,7 +222,7 @@ class Store:
             flat: list[bytes] = await command(self._redis, "HGETALL", f"batch:{batch}")
             return dict(zip(flat[::2], flat[1::2], strict=True))
 
-        fields = await patiently(read, what="reading a batch", patience_s=PATIENCE_S)
+        fields = await with_retries(read, what="reading a batch", limit_s=RETRY_LIMIT_S)
         return _batch(batch, fields) if fields else None
 
     async def open_batches(self) -> list[StoredBatch]:

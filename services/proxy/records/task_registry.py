@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from services.proxy.records.workflows import Workflow
 from shared.api.tasks import Task, TaskView
-from shared.bus.connection import command, patiently
+from shared.bus.connection import command, with_retries
 from shared.runtime import log
 from shared.runtime.errors import NotFound
 from shared.runtime.units import Seconds
@@ -47,7 +47,7 @@ class TaskRegistry:
         current = await self._read(tenant, name)
         if current is not None and current[0] == task:
             return _view(tenant, name, *current)
-        version = await patiently(write, what="keeping a task", patience_s=10.0)
+        version = await with_retries(write, what="keeping a task", limit_s=10.0)
         self._cached.pop((tenant, name), None)
         return _view(tenant, name, task, version)
 
@@ -103,7 +103,7 @@ class TaskRegistry:
             reply: list[bytes | None] = await command(self._redis, "HMGET", _key(tenant, name), "task", "version")
             return reply
 
-        task, version = await patiently(read, what="reading a task", patience_s=10.0)
+        task, version = await with_retries(read, what="reading a task", limit_s=10.0)
         if task is None or version is None:
             return None
         try:

@@ -16,7 +16,7 @@ from services.proxy.records.intake import NO_TRAJECTORY
 from services.proxy.records.registries import Registries
 from shared.api.trajectories import TrajectoryAction, TrajectoryRequest, TrajectoryState, TrajectoryView
 from shared.bus import trajectories
-from shared.bus.connection import command, patiently
+from shared.bus.connection import command, with_retries
 from shared.messages.actions import ActionSubmitted
 from shared.messages.environments import EnvironmentSpec
 from shared.runtime.errors import BadRequest, Conflict, NotFound, Overloaded
@@ -25,7 +25,7 @@ from shared.runtime.units import Seconds
 MOST_CACHED = 16_384
 MOST_SPEC_BYTES = 64 << 10
 """The specification is sent with every action. Write or upload larger set-ups as files."""
-PATIENCE_S = 10.0
+RETRY_LIMIT_S = 10.0
 LOOKED_AT = 256
 """Records read in one round trip for a list."""
 
@@ -98,7 +98,7 @@ class TrajectoryService:
                 fields={**fields, "class": request.node_class, "spec": spec},
             )
 
-        code, known = await patiently(attempt, what="opening a trajectory", patience_s=PATIENCE_S)
+        code, known = await with_retries(attempt, what="opening a trajectory", limit_s=RETRY_LIMIT_S)
         if code == "conflict":
             raise Conflict(what=f"request_id {asked!r} opened {known} with another body; use a new one")
         if code == "full" and shortage:
@@ -139,7 +139,7 @@ class TrajectoryService:
         async def attempt() -> bool:
             return await trajectories.close_trajectory(self._redis, trajectory, "its trainer has closed it")
 
-        if not await patiently(attempt, what="closing a trajectory", patience_s=PATIENCE_S):
+        if not await with_retries(attempt, what="closing a trajectory", limit_s=RETRY_LIMIT_S):
             raise unknown(trajectory)
         return await self.view(trajectory)
 
@@ -178,7 +178,7 @@ class TrajectoryService:
             reply: list[bytes | None] = await command(self._redis, "HMGET", f"trajectory:{trajectory}", *fields)
             return reply
 
-        tenant, task, node_class, spec = await patiently(read, what="reading a trajectory", patience_s=PATIENCE_S)
+        tenant, task, node_class, spec = await with_retries(read, what="reading a trajectory", limit_s=RETRY_LIMIT_S)
         if tenant is None or task is None or node_class is None or spec is None:
             raise unknown(trajectory)
         opened = Opened(tenant.decode(), task.decode(), node_class.decode(), _spec.decode(spec))
@@ -192,7 +192,7 @@ class TrajectoryService:
             owner: bytes | None = await command(self._redis, "HGET", f"batch:{batch}", "tenant")
             return owner
 
-        owner = await patiently(read, what="reading a batch", patience_s=PATIENCE_S)
+        owner = await with_retries(read, what="reading a batch", limit_s=RETRY_LIMIT_S)
         if owner != tenant.encode():
             raise NotFound(kind="batch", name=batch, hint="open it first, for the same tenant; or leave `batch` out")
 
@@ -205,7 +205,7 @@ class TrajectoryService:
                 pipe.hgetall(f"trajectory:{name}")
             return await pipe.execute()
 
-        rows = await patiently(read, what="reading trajectories", patience_s=PATIENCE_S) if listed else []
+        rows = await with_retries(read, what="reading trajectories", limit_s=RETRY_LIMIT_S) if listed else []
         fields = [dict(zip(row[::2], row[1::2], strict=True)) for row in rows]
         return [_view(name, each) if each else None for name, each in zip(listed, fields, strict=True)]
 

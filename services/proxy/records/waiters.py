@@ -87,7 +87,7 @@ class Waiters:
                 for action, answer in (await self._lookup(wanted[start : start + 256])).items():
                     self.resolve(action, answer)
         except Unavailable as error:
-            _log.warning("answers_not_looked_up", waiting=len(wanted), error=str(error))
+            _log.warning("reading_answers_failed", waiting=len(wanted), error=str(error))
 
     async def recheck(self) -> None:
         """Loop: look up every awaited action at intervals of `recheck_s`, and wake all followers."""

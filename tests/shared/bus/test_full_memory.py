@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from shared.bus import archive, functions, trajectories
-from shared.bus.connection import command, connect, patiently
+from shared.bus.connection import command, connect, with_retries
 from shared.bus.functions import Advancing, Granting
 from shared.bus.lease import Lease
 from shared.messages.batches import RolloutProgress
@@ -78,7 +78,7 @@ async def test_a_plain_write_is_refused_as_overload_where_it_is_repeated_patient
         await command(full.redis, "SET", "key", "value")
 
     with pytest.raises(Overloaded):
-        await patiently(write, what="writing", patience_s=1.0)
+        await with_retries(write, what="writing", limit_s=1.0)
 
 
 async def test_what_nodes_say_gets_through(full: Journal) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from services.proxy.http.openapi.kinds import struct_schemas, variants, write_costs
-from services.proxy.http.openapi.parts import ID, STANDING, TENANT, body, lines, responses, waiting
+from services.proxy.http.openapi.parts import ANSWER, ID, TENANT, body, lines, responses, waiting
 from services.proxy.http.openapi.schemas import Schema, nullable, object_of, ref
 from services.proxy.http.sandbox_fusion import RunCode
 from shared.api.requests import HOT_TYPES, Act, Rejection, StageReport
@@ -49,7 +49,7 @@ def hot_paths(max_wait_s: float) -> dict[str, Any]:
                 "summary": "One action outside any batch",
                 "parameters": [wait, TENANT],
                 "requestBody": body("ActionRequest"),
-                "responses": responses(STANDING, 409, 413, 422, 503),
+                "responses": responses(ANSWER, 409, 413, 422, 503),
             }
         },
         "/v1/actions/{id}": {
@@ -58,14 +58,14 @@ def hot_paths(max_wait_s: float) -> dict[str, Any]:
                 "operationId": "get_action",
                 "summary": "State or answer of an action or a reward request",
                 "parameters": [ID, wait],
-                "responses": responses(STANDING, 404, 422, 503),
+                "responses": responses(ANSWER, 404, 422, 503),
             },
             "delete": {
                 "tags": ["actions"],
                 "operationId": "delete_action",
                 "summary": "Cancel an action; what has finished stays finished",
                 "parameters": [ID],
-                "responses": responses(STANDING, 404, 422, 503),
+                "responses": responses(ANSWER, 404, 422, 503),
             },
         },
         "/v1/rewards": {
@@ -75,7 +75,7 @@ def hot_paths(max_wait_s: float) -> dict[str, Any]:
                 "summary": "One reward request",
                 "parameters": [wait, _BATCH, TENANT],
                 "requestBody": body("RewardRequest"),
-                "responses": responses(STANDING, 404, 409, 413, 422, 503),
+                "responses": responses(ANSWER, 404, 409, 413, 422, 503),
             }
         },
         "/v1/rewards/bulk": {

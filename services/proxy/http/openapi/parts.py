@@ -61,7 +61,7 @@ def lines(name: str) -> dict[str, Any]:
     return {"application/x-ndjson": {"schema": {"type": "string", "description": text, "x-item-schema": ref(name)}}}
 
 
-STANDING = {200: ("It has finished", "Answer"), 202: ("Accepted, not finished yet", "Answer")}
+ANSWER = {200: ("It has finished", "Answer"), 202: ("Accepted, not finished yet", "Answer")}
 
 
 def waiting(max_s: float) -> dict[str, Any]:
@@ -69,6 +69,6 @@ def waiting(max_s: float) -> dict[str, Any]:
     return {
         "name": "wait",
         "in": "query",
-        "description": "Seconds to wait for the answer (long poll). Without it the reply says where the action stands.",
+        "description": "Seconds to wait for the answer (long poll). Without it the reply has the current state.",
         "schema": {"type": "number", "minimum": 0, "maximum": max_s},
     }

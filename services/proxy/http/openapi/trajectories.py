@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from services.proxy.http.openapi.kinds import struct_schemas, variants, write_costs
-from services.proxy.http.openapi.parts import STANDING, TENANT, body, json_of, responses, waiting
+from services.proxy.http.openapi.parts import ANSWER, TENANT, body, json_of, responses, waiting
 from services.proxy.http.openapi.schemas import Schema, nullable, object_of, ref
 from services.proxy.http.swerex.acting import MOST_REQUEST_ID
 from services.proxy.http.swerex.forms import FORMS, RAISED, BashAction, BashInterruptAction
@@ -81,15 +81,15 @@ def _collection() -> dict[str, Any]:
 
 
 def _one(max_wait_s: float) -> dict[str, Any]:
-    standing = {200: ("As it stands", "TrajectoryView")}
+    current = {200: ("Its status", "TrajectoryView")}
     return {
         _BASE: {
-            "get": _operation("get_trajectory", "One trajectory", _NAME, responses=responses(standing, 404, 422, 503)),
+            "get": _operation("get_trajectory", "One trajectory", _NAME, responses=responses(current, 404, 422, 503)),
             "delete": _operation(
                 "delete_trajectory",
                 "Close it: its unanswered actions are cancelled, its environment ends; its record stays readable",
                 _NAME,
-                responses=responses(standing, 404, 422, 503),
+                responses=responses(current, 404, 422, 503),
             ),
         },
         f"{_BASE}/actions": {
@@ -99,7 +99,7 @@ def _one(max_wait_s: float) -> dict[str, Any]:
                 _NAME,
                 waiting(max_wait_s),
                 requestBody=body("TrajectoryAction"),
-                responses=responses(STANDING, 404, 409, 413, 422, 503),
+                responses=responses(ANSWER, 404, 409, 413, 422, 503),
             )
         },
     }

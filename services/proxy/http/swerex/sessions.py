@@ -19,7 +19,7 @@ from services.proxy.http.swerex.forms import (
     Raised,
     swerex_error,
 )
-from shared.bus.connection import command, patiently
+from shared.bus.connection import command, with_retries
 from shared.runtime.errors import TreadleError
 
 MOST_SESSIONS = 64
@@ -163,7 +163,7 @@ async def _ask(call: Call, *words: Any) -> Any:
     async def attempt() -> Any:
         return await command(call.proxy.redis, *words)
 
-    return await patiently(attempt, what="keeping sessions", patience_s=call.proxy.settings.submit_patience_s)
+    return await with_retries(attempt, what="keeping sessions", limit_s=call.proxy.settings.submit_retry_s)
 
 
 def _observation(output: str, exit_code: int | None) -> dict[str, Any]:

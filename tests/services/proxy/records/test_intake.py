@@ -62,7 +62,7 @@ def intake(redis: Redis, *, max_journal: int = 1000, disk: StoreDisk | None = No
     return Intake(
         redis,
         max_journal=max_journal,
-        patience_s=5.0,
+        limit_s=5.0,
         disk=disk or StoreDisk((), reserve_bytes=0),
         memory=ValkeyMemory(redis),
     )

@@ -123,7 +123,7 @@ async def test_a_report_that_did_not_get_through_does_not_take_the_turn_of_the_n
     await journal.open("b")
     ear = Ear(Flaky(journal.redis))
     with monkeypatch.context() as patch:
-        patch.setattr(rollouts_module, "patiently", impatient)
+        patch.setattr(rollouts_module, "with_retries", impatient)
         with pytest.raises(Unavailable):
             await ear.takes(3)
     assert await ear.takes(3)

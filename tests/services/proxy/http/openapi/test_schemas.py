@@ -45,7 +45,8 @@ def test_texts_below_fields_become_descriptions() -> None:
     assert schema["properties"] == {
         "id": {},
         "mask": {
-            "description": "True: an infrastructure failure or a cancellation. Leave the sample out instead of scoring it."
+            "description": "True: an infrastructure failure or a cancellation. "
+            "Leave the sample out instead of scoring it."
         },
         "index": {"description": "its own"},
     }

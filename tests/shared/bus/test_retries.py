@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError, ReadOnlyError, ResponseError
 from redis.exceptions import ConnectionError as Broken
 
-from shared.bus.connection import ValkeyClock, patiently
+from shared.bus.connection import ValkeyClock, with_retries
 from shared.runtime.errors import Unavailable
 
 
@@ -31,22 +31,22 @@ def failing(*errors: Exception) -> Callable[[], Awaitable[str]]:
     "error", [Broken("away"), BusyLoadingError("loading"), ReadOnlyError("replica"), OSError("reset")]
 )
 async def test_it_repeats_while_the_server_is_away(error: Exception) -> None:
-    assert await patiently(failing(error, error), what="asking", patience_s=None, pause_s=0.001) == "done"
+    assert await with_retries(failing(error, error), what="asking", limit_s=None, pause_s=0.001) == "done"
 
 
 async def test_it_gives_up_with_what_it_was_doing() -> None:
     with pytest.raises(Unavailable, match="asking: Valkey has not answered"):
-        await patiently(failing(*[Broken("away")] * 1000), what="asking", patience_s=0.01, pause_s=0.001)
+        await with_retries(failing(*[Broken("away")] * 1000), what="asking", limit_s=0.01, pause_s=0.001)
 
 
 async def test_it_does_not_start_a_pause_it_has_no_patience_for() -> None:
     with pytest.raises(Unavailable):
-        await patiently(failing(Broken("away")), what="asking", patience_s=1.0, pause_s=3600.0)
+        await with_retries(failing(Broken("away")), what="asking", limit_s=1.0, pause_s=3600.0)
 
 
 async def test_what_is_no_absence_is_not_repeated() -> None:
     with pytest.raises(ResponseError):
-        await patiently(failing(ResponseError("wrong")), what="asking", patience_s=None)
+        await with_retries(failing(ResponseError("wrong")), what="asking", limit_s=None)
 
 
 async def test_the_clock_puts_valkeys_time_between_question_and_answer() -> None:

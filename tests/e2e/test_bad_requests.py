@@ -35,12 +35,12 @@ __all__ = ["http", "mesh"]
     ],
 )
 async def test_a_bad_request_is_told_what_to_do(
-    http: aiohttp.ClientSession, method: str, path: str, body: bytes | io.BytesIO | None, status: int, says: str
+    http: aiohttp.ClientSession, method: str, path: str, body: bytes | io.BytesIO | None, status: int, output_of: str
 ) -> None:
     async with http.request(method, path, data=body) as response:
         assert response.status == status
         assert response.content_type == "application/problem+json"
-        assert says in (await response.json(content_type=None))["detail"]
+        assert output_of in (await response.json(content_type=None))["detail"]
 
 
 async def test_a_file_that_is_not_base64_is_refused(http: aiohttp.ClientSession) -> None:

@@ -182,8 +182,8 @@ async def test_a_container_that_dies_is_lost_and_no_other(stack: RunningStack, c
     victim, other = await Episode.begin(caller, image=image), await Episode.begin(caller, image=image)
     wanted = [f"label=treadle.node={NODE}", f"label=treadle.trajectory={victim.trajectory}"]
     filters = [word for label in wanted for word in ("--filter", label)]
-    (container,) = (await asyncio.to_thread(docker_says, "ps", "--quiet", *filters)).split()
-    await asyncio.to_thread(docker_says, "kill", container)
+    (container,) = (await asyncio.to_thread(docker_output, "ps", "--quiet", *filters)).split()
+    await asyncio.to_thread(docker_output, "kill", container)
     for _ in range(2):
         lost = await caller.act(victim.trajectory, "echo $greeting")
         assert lost.get("ended") in LOST or lost["status"] == 409, lost
@@ -219,7 +219,7 @@ async def test_work_of_a_dead_node_is_done_by_another(stack: RunningStack, calle
     assert {answer["stages"][-1]["node"] for answer in answers} >= {NODE}
 
 
-def docker_says(*words: str) -> str:
+def docker_output(*words: str) -> str:
     return subprocess.run(["docker", *words], capture_output=True, text=True, timeout=60, check=True).stdout
 
 

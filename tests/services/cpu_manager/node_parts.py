@@ -1,4 +1,4 @@
-"""A node's parts with a hand on its clock, its graders and what it reports."""
+"""Parts of a node with a manual clock, scripted graders and recorded reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shared.runtime.units import Seconds
 
 
 class ManualClock:
-    """Time passes when the test says so."""
+    """Time that the test sets."""
 
     def __init__(self, now: Seconds = 1000.0) -> None:
         self.now = now
@@ -41,7 +41,7 @@ class ManualClock:
 
 
 class NoSandboxHere:
-    """Nothing in these tests runs a program."""
+    """A sandbox that records jobs and runs nothing."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
@@ -55,7 +55,7 @@ class NoSandboxHere:
 
 
 async def turns(count: int = 5) -> None:
-    """Let everything that is ready go on."""
+    """Let all ready tasks continue."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -66,7 +66,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class Scripted:
-    """A grader that does what the test tells it to, and notes on what it was called."""
+    """A grader with scripted verdicts that records its calls."""
 
     kind: str = "work"
     params: type[Any] = Params
@@ -88,7 +88,7 @@ class Scripted:
 def in_environment(
     action: str = "a", trajectory: str = "t", *, line: str = "true", begins: bool = False, **rest: Any
 ) -> Granted:
-    """A grant to act in a trajectory's environment; `begins`: which it is to make where there is none."""
+    """A grant to act in a trajectory's environment; `begins`: with the specification to create it."""
     fields = {"work": "env.bash", "params": msgspec.json.encode({"line": line}), **rest}
     return grant(action, trajectory=trajectory, environment=SPEC if begins else None, **fields)
 
@@ -105,7 +105,7 @@ SPEC = EnvironmentSpec(memory_mb=100)
 
 
 class FakeEnvironment:
-    """Does what the test says, and notes what it was asked and when it was closed."""
+    """An environment with scripted ends that records its actions and its closing."""
 
     def __init__(self, trajectory: str, spec: EnvironmentSpec, runtime: FakeRuntime) -> None:
         self.trajectory, self.spec, self.alive = trajectory, spec, True
@@ -134,7 +134,7 @@ class FakeEnvironment:
 
 @dataclass
 class FakeRuntime:
-    """Environments that a test holds in its hands; only in unit tests."""
+    """Runtime of scripted environments; only for unit tests."""
 
     name: str = "local"
     act: Callable[[FakeEnvironment], ActEnd] = lambda _: ActEnd(ended_by="done", passed=True, output={"exit_code": 0})
@@ -233,7 +233,7 @@ class Bed:
         return [one for one in self.reports if isinstance(one, Finished)]
 
     def ended(self) -> list[tuple[str, str]]:
-        """(trajectory, how) of the environments that were told as ended."""
+        """(trajectory, end) of the environments that were reported as ended."""
         return [(one.trajectory, one.ended) for one in self.reports if isinstance(one, EnvironmentEnded)]
 
     async def settled(self) -> list[Finished]:

@@ -1,4 +1,4 @@
-"""Every grant has exactly one outcome, and its cores are free before it is told."""
+"""Every grant has exactly one outcome, and its cores are free before the outcome is reported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_a_grant_ends_with_its_verdict(bed: Bed) -> None:
     assert msgspec.json.decode(outcome.output) == {"number": 7, "cores": [0, 1]}
 
 
-async def test_cores_are_exclusive_while_it_runs_and_free_before_it_is_told(bed: Bed) -> None:
+async def test_cores_are_exclusive_during_an_attempt_and_free_before_its_outcome(bed: Bed) -> None:
     bed.grader.waits = True
     for name in ("a", "b"):
         bed.attempts.accept(grant(name, cores=2))
@@ -51,7 +51,7 @@ async def test_cores_are_exclusive_while_it_runs_and_free_before_it_is_told(bed:
     assert (bed.cores.used, bed.used_when_reported[-1]) == (0, 0)
 
 
-async def test_a_grader_knows_its_limit_its_tenant_and_its_sandbox(bed: Bed) -> None:
+async def test_a_grader_receives_its_limit_its_tenant_and_its_sandbox(bed: Bed) -> None:
     bed.attempts.accept(grant(timeout_s=3.0))
     await bed.settled()
 
@@ -95,7 +95,7 @@ async def test_a_grant_that_does_not_fit_is_lost_at_once(bed: Bed) -> None:
 # ---- revoking and stopping -----------------------------------------------------------------------------------------
 
 
-async def test_what_is_revoked_is_cancelled_and_its_cores_are_free(bed: Bed) -> None:
+async def test_a_revoked_attempt_is_cancelled_and_its_cores_are_free(bed: Bed) -> None:
     bed.grader.waits = True
     bed.attempts.accept(grant())
     await turns()
@@ -105,7 +105,7 @@ async def test_what_is_revoked_is_cancelled_and_its_cores_are_free(bed: Bed) -> 
     assert bed.used_when_reported == [0]
 
 
-async def test_what_is_revoked_before_its_first_step_gives_its_cores_back_too(bed: Bed) -> None:
+async def test_an_attempt_revoked_before_its_first_step_releases_its_cores(bed: Bed) -> None:
     bed.attempts.accept(grant(cores=4))
     bed.attempts.revoke("a", 1)
 
@@ -114,7 +114,7 @@ async def test_what_is_revoked_before_its_first_step_gives_its_cores_back_too(be
 
 
 @pytest.mark.parametrize(("action", "attempt"), [("a", 2), ("b", 1)])
-async def test_revoking_what_is_not_there_changes_nothing(bed: Bed, action: str, attempt: int) -> None:
+async def test_revoking_an_unknown_attempt_changes_nothing(bed: Bed, action: str, attempt: int) -> None:
     bed.attempts.accept(grant())
     bed.attempts.revoke(action, attempt)
 
@@ -129,7 +129,7 @@ async def test_a_revocation_that_comes_too_late_leaves_the_verdict(bed: Bed) -> 
     assert [one.status for one in await bed.settled()] == ["ok"]
 
 
-async def test_what_runs_when_the_node_stops_is_lost_and_not_cancelled(bed: Bed) -> None:
+async def test_attempts_of_a_stopping_node_are_lost_and_not_cancelled(bed: Bed) -> None:
     bed.grader.waits = True
     for name in ("a", "b"):
         bed.attempts.accept(grant(name))
@@ -142,13 +142,13 @@ async def test_what_runs_when_the_node_stops_is_lost_and_not_cancelled(bed: Bed)
     assert (len(bed.attempts), bed.cores.used) == (0, 0)
 
 
-async def test_a_grant_that_comes_while_the_node_stops_is_left_to_other_nodes(bed: Bed) -> None:
+async def test_a_grant_received_during_shutdown_is_ignored(bed: Bed) -> None:
     bed.grader.waits = True
     bed.attempts.accept(grant())
     await turns()
     stopping = asyncio.create_task(bed.attempts.stop())
     await asyncio.sleep(0)
-    for attempt in range(2, 6):  # more than the node has cores: none of them may wait in line either
+    for attempt in range(2, 6):  # more than the node has cores: none of them may be queued either
         bed.attempts.accept(grant(attempt=attempt))
 
     async with asyncio.timeout(20):
@@ -158,7 +158,7 @@ async def test_a_grant_that_comes_while_the_node_stops_is_left_to_other_nodes(be
     assert (len(bed.attempts), bed.cores.used) == (0, 0)
 
 
-async def test_stopping_waits_for_cleaning_up(bed: Bed) -> None:
+async def test_stopping_waits_for_the_cleanup_of_attempts(bed: Bed) -> None:
     cleaned = False
 
     async def grade(params: Params, context: GradingContext) -> Verdict:
@@ -201,7 +201,7 @@ def too_deep(params: Params, context: GradingContext) -> Verdict:
 
 
 @pytest.mark.parametrize(("act", "reason"), [(crash, "KeyError"), (no_json, "TypeError")])
-async def test_a_bug_of_a_grader_is_our_failure_and_never_a_verdict(bed: Bed, act: Any, reason: str) -> None:
+async def test_an_exception_of_a_grader_is_our_failure_and_never_a_verdict(bed: Bed, act: Any, reason: str) -> None:
     bed.grader.act = act
     bed.attempts.accept(grant())
 
@@ -211,7 +211,7 @@ async def test_a_bug_of_a_grader_is_our_failure_and_never_a_verdict(bed: Bed, ac
     assert bed.cores.used == 0
 
 
-async def test_an_output_nobody_can_write_down_is_refused_and_not_tried_again(bed: Bed) -> None:
+async def test_an_output_that_cannot_be_encoded_is_refused_and_not_retried(bed: Bed) -> None:
     bed.grader.act = too_deep
     bed.attempts.accept(grant())
 
@@ -219,7 +219,7 @@ async def test_an_output_nobody_can_write_down_is_refused_and_not_tried_again(be
     assert (outcome.status, outcome.score, outcome.reason) == ("refused", None, "the output is nested too deeply")
 
 
-async def test_parameters_that_mean_nothing_are_refused(bed: Bed) -> None:
+async def test_malformed_parameters_are_refused(bed: Bed) -> None:
     bed.grader.act = refuse
     bed.attempts.accept(grant("a"))
     bed.attempts.accept(grant("b", params=b'{"nummer":7}'))
@@ -231,7 +231,7 @@ async def test_parameters_that_mean_nothing_are_refused(bed: Bed) -> None:
     assert "nummer" in outcomes["b"].reason
 
 
-async def test_a_kind_this_node_does_not_know_is_refused(bed: Bed) -> None:
+async def test_an_unknown_kind_is_refused(bed: Bed) -> None:
     bed.attempts.accept(grant(work="dance"))
 
     assert [(one.status, one.reason) for one in await bed.settled()] == [
@@ -239,7 +239,7 @@ async def test_a_kind_this_node_does_not_know_is_refused(bed: Bed) -> None:
     ]
 
 
-async def test_what_does_not_end_long_after_its_limit_is_our_failure() -> None:
+async def test_an_attempt_without_an_end_after_its_limit_is_our_failure() -> None:
     bed = Bed(guard_s=0.02)
     bed.grader.waits = True
     bed.attempts.accept(grant(timeout_s=0.01))
@@ -262,7 +262,7 @@ async def test_a_large_output_is_cut_and_flagged() -> None:
 # ---- accounts ------------------------------------------------------------------------------------------------------
 
 
-async def test_what_outlives_a_heartbeat_is_told_once_as_started(bed: Bed) -> None:
+async def test_an_attempt_that_runs_at_a_heartbeat_is_reported_once_as_started(bed: Bed) -> None:
     bed.grader.waits = True
     bed.attempts.accept(grant("a"))
     bed.attempts.report_started()
@@ -277,7 +277,7 @@ async def test_what_outlives_a_heartbeat_is_told_once_as_started(bed: Bed) -> No
     await bed.attempts.stop()
 
 
-async def test_an_inventory_lists_what_runs_now(bed: Bed) -> None:
+async def test_an_inventory_lists_running_attempts(bed: Bed) -> None:
     bed.grader.waits = True
     bed.attempts.accept(grant("a", cores=2))
     bed.clock.now += 3.0

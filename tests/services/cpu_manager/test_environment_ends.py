@@ -1,4 +1,4 @@
-"""Environments end once, for one reason, after the outcome of what acted in them."""
+"""Environments end once, for one reason, after the outcomes of their attempts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def bed() -> Bed:
 
 
 async def begin(bed: Bed, trajectory: str = "t", **spec: float) -> FakeEnvironment:
-    """The trajectory's first action has been there."""
+    """Run the trajectory's first action."""
     environment = EnvironmentSpec(memory_mb=100, **spec)  # type: ignore[arg-type]  # only seconds are passed
     first = in_environment(f"first of {trajectory}", trajectory)
     bed.attempts.accept(msgspec.structs.replace(first, environment=environment))
@@ -32,7 +32,7 @@ async def begin(bed: Bed, trajectory: str = "t", **spec: float) -> FakeEnvironme
 
 
 async def at(bed: Bed, now: float) -> list[tuple[str, str]]:
-    """What was told as ended when it is so late."""
+    """Return the ends that were reported until this time."""
     bed.clock.now = now
     bed.registry.expire()
     await turns(10)
@@ -40,7 +40,7 @@ async def at(bed: Bed, now: float) -> list[tuple[str, str]]:
 
 
 def reported(bed: Bed) -> list[tuple[str, str]]:
-    """(kind of word, how it ended) of all that was told."""
+    """(type, end) of all reported ends."""
     return [
         (type(one).__name__, one.status if isinstance(one, Finished) else one.ended)
         for one in bed.reports
@@ -51,7 +51,7 @@ def reported(bed: Bed) -> list[tuple[str, str]]:
 # ---- lifetimes -----------------------------------------------------------------------------------------------------
 
 
-async def test_it_ends_when_nothing_was_done_in_it_for_so_long(bed: Bed) -> None:
+async def test_it_ends_after_its_idle_time(bed: Bed) -> None:
     environment = await begin(bed, idle_s=10.0)
     assert await at(bed, START + 9.9) == []
     bed.attempts.accept(in_environment("b"))
@@ -66,7 +66,7 @@ async def test_it_ends_when_nothing_was_done_in_it_for_so_long(bed: Bed) -> None
     assert late.environment_ended == "expired"
 
 
-async def test_it_is_not_idle_while_something_is_done_in_it(bed: Bed) -> None:
+async def test_it_is_not_idle_during_an_action(bed: Bed) -> None:
     await begin(bed, idle_s=10.0)
     bed.runtime.waits = True
     bed.attempts.accept(in_environment("b"))
@@ -79,7 +79,7 @@ async def test_it_is_not_idle_while_something_is_done_in_it(bed: Bed) -> None:
     assert await at(bed, START + 60.0) == [("t", "expired")]
 
 
-async def test_its_lifetime_ends_also_what_is_done_in_it(bed: Bed) -> None:
+async def test_the_end_of_its_lifetime_ends_its_running_action(bed: Bed) -> None:
     environment = await begin(bed, idle_s=10.0, lifetime_s=15.0)
     bed.runtime.waits = True
     bed.attempts.accept(in_environment("b"))
@@ -95,7 +95,7 @@ async def test_its_lifetime_ends_also_what_is_done_in_it(bed: Bed) -> None:
     assert (environment.cleaned, environment.closed, bed.cores.used) == (1, True, 0)
 
 
-async def test_one_timer_rings_for_all_of_them() -> None:
+async def test_one_timer_expires_all_of_them() -> None:
     bed = Bed()
     bed.clock.now = asyncio.get_running_loop().time()
     for number in range(5):
@@ -111,7 +111,7 @@ async def test_one_timer_rings_for_all_of_them() -> None:
 # ---- closing -------------------------------------------------------------------------------------------------------
 
 
-async def test_closing_cuts_what_acts_and_is_told_after_its_outcome(bed: Bed) -> None:
+async def test_closing_cancels_running_attempts_and_is_reported_after_their_outcomes(bed: Bed) -> None:
     environment = await begin(bed)
     bed.runtime.waits = True
     bed.attempts.accept(in_environment("b"))
@@ -124,7 +124,7 @@ async def test_closing_cuts_what_acts_and_is_told_after_its_outcome(bed: Bed) ->
     assert (environment.cleaned, environment.closed) == (1, True)
 
 
-async def test_closing_while_it_is_made_leaves_nothing_and_is_told(bed: Bed) -> None:
+async def test_closing_during_creation_leaves_nothing_and_is_reported(bed: Bed) -> None:
     bed.runtime.create_waits = True
     bed.attempts.accept(in_environment(begins=True))
     await turns()
@@ -137,7 +137,7 @@ async def test_closing_while_it_is_made_leaves_nothing_and_is_told(bed: Bed) -> 
     assert (bed.runtime.made, bed.memory.used, len(bed.registry)) == ([], 0, 0)
 
 
-async def test_closing_takes_what_waits_for_cores_too(bed: Bed) -> None:
+async def test_closing_cancels_grants_that_wait_for_cores(bed: Bed) -> None:
     bed.grader.waits = True
     bed.attempts.accept(grant("runs", cores=4))
     bed.attempts.accept(in_environment("b", begins=True))
@@ -148,10 +148,10 @@ async def test_closing_takes_what_waits_for_cores_too(bed: Bed) -> None:
     await bed.attempts.stop()
 
 
-async def test_closing_what_nobody_knows_is_told_as_well(bed: Bed) -> None:
-    bed.attempts.close_environment("never heard of")
+async def test_closing_an_unknown_environment_is_reported(bed: Bed) -> None:
+    bed.attempts.close_environment("unknown")
 
-    assert bed.ended() == [("never heard of", "closed")]
+    assert bed.ended() == [("unknown", "closed")]
 
 
 async def test_it_ends_once(bed: Bed) -> None:
@@ -169,7 +169,7 @@ async def test_it_ends_once(bed: Bed) -> None:
     assert (bed.ended(), bed.memory.used) == ([("t", "expired")], 0)
 
 
-async def test_one_that_cannot_be_closed_is_told_as_ended_nevertheless(
+async def test_an_environment_that_cannot_be_closed_is_reported_as_ended(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry_module, "CLOSING_S", 0.01)
@@ -186,18 +186,18 @@ async def test_one_that_cannot_be_closed_is_told_as_ended_nevertheless(
 # ---- dying ---------------------------------------------------------------------------------------------------------
 
 
-async def test_one_that_died_at_rest_is_found_and_told(bed: Bed) -> None:
+async def test_an_environment_that_died_while_idle_is_found_and_reported(bed: Bed) -> None:
     environment = await begin(bed)
-    await begin(bed, "lives")
+    await begin(bed, "alive")
     environment.alive = False
     bed.registry.check()
     await turns()
 
     assert bed.ended() == [("t", "lost")]
-    assert [one.trajectory for one in bed.registry.held()] == ["lives"]
+    assert [one.trajectory for one in bed.registry.held()] == ["alive"]
 
 
-async def test_an_action_that_comes_to_a_dead_one_is_not_executed(bed: Bed) -> None:
+async def test_an_action_in_a_dead_environment_is_not_executed(bed: Bed) -> None:
     environment = await begin(bed)
     environment.alive = False
     bed.attempts.accept(in_environment("b"))
@@ -208,7 +208,7 @@ async def test_an_action_that_comes_to_a_dead_one_is_not_executed(bed: Bed) -> N
     assert len(environment.acts) == 1
 
 
-async def test_reasons_of_the_last_ones_are_remembered(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reasons_of_the_newest_ends_are_remembered(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "REMEMBERED", 2)
     for trajectory in ("first", "second", "third"):
         await begin(bed, trajectory)
@@ -224,7 +224,7 @@ async def test_reasons_of_the_last_ones_are_remembered(bed: Bed, monkeypatch: py
 # ---- stopping and coming back --------------------------------------------------------------------------------------
 
 
-async def test_a_stopping_node_closes_all_of_them(bed: Bed) -> None:
+async def test_a_stopping_node_closes_all_environments(bed: Bed) -> None:
     await begin(bed, "rests")
     await begin(bed, "acts")
     bed.runtime.waits = bed.runtime.create_waits = True
@@ -245,7 +245,7 @@ async def test_a_stopping_node_closes_all_of_them(bed: Bed) -> None:
     assert (bed.memory.used, bed.cores.used, len(bed.registry)) == (0, 0, 0)
 
 
-async def test_a_stopping_node_waits_for_its_environments_only_so_long(
+async def test_a_stopping_node_waits_for_its_environments_for_a_bounded_time(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.cpu_manager.attempts.CLOSING_S", 0.01)
@@ -260,7 +260,7 @@ async def test_a_stopping_node_waits_for_its_environments_only_so_long(
     await turns()
 
 
-async def test_survivors_are_taken_up_with_their_memory_and_their_age(bed: Bed) -> None:
+async def test_survivors_are_adopted_with_their_memory_and_their_age(bed: Bed) -> None:
     spec = EnvironmentSpec(memory_mb=300, idle_s=50.0, lifetime_s=100.0)
     old, young = FakeEnvironment("old", spec, bed.runtime), FakeEnvironment("young", spec, bed.runtime)
     old.age_s = 80.0

@@ -1,4 +1,4 @@
-"""Where no sandbox can be had nothing of a model's runs, and the node says why."""
+"""Without a sandbox no model-written program runs, and the node reports the reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def no_rung(monkeypatch: pytest.MonkeyPatch) -> NoSandboxError:
     return error
 
 
-async def test_it_offers_only_what_runs_no_program_and_says_why(no_rung: NoSandboxError) -> None:
+async def test_it_offers_only_kinds_without_programs_and_reports_the_reason(no_rung: NoSandboxError) -> None:
     async with open_execution(CpuManagerSettings.model_validate({}), CORES) as execution:
         assert set(execution.graders) == NEEDS_NO_CORE
         assert execution.labels == {"sandbox": f"none: {no_rung}"}

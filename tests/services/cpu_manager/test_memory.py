@@ -1,4 +1,4 @@
-"""What a node lends to environments: what it may use, less what it needs itself."""
+"""Memory for environments: usable memory less the reserves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cores are whole, exclusive and never lost; what they cost is integrated."""
+"""Cores are whole, exclusive and never lost; their usage is integrated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node and its leader: grants obeyed in order, older leaders refused, and what is said in between."""
+"""A node and its leader: messages handled in order, older epochs ignored, and the node's own reports."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ TOPIC = grants_topic("n", "1")
 HELLO = Hello(node="n", incarnation="1", node_class="default", capacity={"cores": 4}, kinds=["work"])
 
 
-class Post:
-    """A node at work, and the leader's end of its streams."""
+class NodeUnderTest:
+    """A running node, and the leader's end of its streams."""
 
     def __init__(self, redis: Redis, reader: Redis) -> None:
         self.redis = redis
@@ -74,11 +74,11 @@ class Post:
         return [topic.decode(fields[1]) for _, fields in await command(self.redis, "XRANGE", topic.name, "-", "+")]
 
     async def outcomes(self, count: int) -> list[Any]:
-        """The first so many."""
+        """Return its first `count` outcomes."""
         return await self._first(OUTCOMES, count)
 
     async def announcements(self, count: int) -> list[Any]:
-        """What it says of itself: the first so many."""
+        """Return its first `count` messages on the topic `nodes`."""
         return await self._first(NODES, count)
 
     async def _first(self, topic: Topic[Any], count: int) -> list[Any]:
@@ -90,10 +90,10 @@ class Post:
 
 
 @pytest.fixture
-async def post(redis_url: str) -> AsyncIterator[Post]:
+async def post(redis_url: str) -> AsyncIterator[NodeUnderTest]:
     async with connect(redis_url, name="test") as redis, connect(redis_url, name="test-reader") as reader:
         await functions.load(redis)
-        made = Post(redis, reader)
+        made = NodeUnderTest(redis, reader)
         async with running(made.node.run, made.outbox.run):
             yield made
             await made.bed.attempts.stop()
@@ -114,11 +114,11 @@ def kinds(messages: list[Message]) -> list[type[Message]]:
     return [type(message) for message in messages]
 
 
-async def test_it_says_hello_first(post: Post) -> None:
+async def test_it_publishes_hello_first(post: NodeUnderTest) -> None:
     assert await post.announcements(1) == [HELLO]
 
 
-async def test_a_grant_is_executed_and_its_outcome_told(post: Post) -> None:
+async def test_a_grant_is_executed_and_its_outcome_published(post: NodeUnderTest) -> None:
     await post.send(grant("a", attempt=2))
 
     (outcome,) = await post.outcomes(1)
@@ -129,13 +129,13 @@ async def test_a_grant_is_executed_and_its_outcome_told(post: Post) -> None:
 async def test_grants_that_were_sent_before_it_read_are_not_lost(redis_url: str) -> None:
     async with connect(redis_url, name="test") as redis, connect(redis_url, name="test-reader") as reader:
         await functions.load(redis)
-        late = Post(redis, reader)
+        late = NodeUnderTest(redis, reader)
         await late.send(grant("a"), grant("b"))
         async with running(late.node.run, late.outbox.run):
             assert sorted(one.action for one in await late.outcomes(2)) == ["a", "b"]
 
 
-async def test_a_leader_that_was_deposed_is_refused(post: Post) -> None:
+async def test_messages_of_an_older_epoch_are_ignored(post: NodeUnderTest) -> None:
     await post.send(grant("new", epoch=5), grant("old", epoch=4), Revoked(action="x", epoch=4, attempt=1))
     await post.send(ShareSet(epoch=4, resource="cores", units=1), grant("newer", epoch=6), grant("new again", epoch=5))
     await post.send(InventoryRequested(epoch=6))
@@ -145,7 +145,7 @@ async def test_a_leader_that_was_deposed_is_refused(post: Post) -> None:
     assert post.bed.cores.usage.owned == 4
 
 
-async def test_a_revocation_stops_what_runs(post: Post) -> None:
+async def test_a_revocation_stops_a_running_attempt(post: NodeUnderTest) -> None:
     post.bed.grader.waits = True
     await post.send(grant("a"), Revoked(action="a", epoch=1, attempt=1))
 
@@ -153,7 +153,7 @@ async def test_a_revocation_stops_what_runs(post: Post) -> None:
     assert (outcome.action, outcome.status) == ("a", "cancelled")
 
 
-async def test_its_share_is_what_it_was_told_to_own(post: Post) -> None:
+async def test_it_owns_the_share_that_the_leader_set(post: NodeUnderTest) -> None:
     shares = [("cores", 2), ("slots", 5), ("gpus", 1)]
     await post.send(
         *(ShareSet(epoch=1, resource=name, units=units) for name, units in shares), InventoryRequested(epoch=1)
@@ -163,7 +163,7 @@ async def test_its_share_is_what_it_was_told_to_own(post: Post) -> None:
     assert (post.bed.cores.usage.owned, post.bed.slots.owned) == (2, 5)
 
 
-async def test_an_inventory_comes_after_every_outcome_before_it(post: Post) -> None:
+async def test_an_inventory_comes_after_every_outcome_before_it(post: NodeUnderTest) -> None:
     await post.send(*(grant(f"a{number}") for number in range(4)))
     await post.outcomes(4)
     post.bed.grader.waits = True
@@ -178,19 +178,19 @@ async def test_an_inventory_comes_after_every_outcome_before_it(post: Post) -> N
     assert post.node.met_leader
 
 
-async def test_environments_begin_stand_in_the_inventory_and_end(post: Post) -> None:
+async def test_environments_are_listed_in_the_inventory_from_creation_to_end(post: NodeUnderTest) -> None:
     post.bed.runtime.create_waits = True
     await post.send(in_environment("a", begins=True), InventoryRequested(epoch=1))
     (being_made,) = await post.outcomes(1)
     post.bed.runtime.go.set()
     await post.outcomes(2)
     await post.send(InventoryRequested(epoch=1))
-    _, began, stands = await post.outcomes(3)
+    _, began, listed = await post.outcomes(3)
     await post.send(EnvironmentClosed(epoch=1, trajectory="t"), EnvironmentClosed(epoch=1, trajectory="unknown"))
     ended = (await post.outcomes(5))[3:]
 
     assert being_made.environments == [EnvironmentHeld(trajectory="t", units={"memory_mb": 100, "starts": 1})]
-    assert stands.environments == [EnvironmentHeld(trajectory="t", units={"memory_mb": 100})]
+    assert listed.environments == [EnvironmentHeld(trajectory="t", units={"memory_mb": 100})]
     assert (began.action, began.status) == ("a", "ok")
     assert kinds(ended) == [EnvironmentEnded] * 2
     assert {one.trajectory: (one.node, one.incarnation, one.ended) for one in ended} == {
@@ -200,7 +200,7 @@ async def test_environments_begin_stand_in_the_inventory_and_end(post: Post) -> 
     assert post.bed.runtime.made[0].closed
 
 
-async def test_an_image_that_is_wanted_is_made_ready(post: Post) -> None:
+async def test_a_requested_image_is_prepared(post: NodeUnderTest) -> None:
     await post.send(ImageRequested(epoch=1, image="local"))
 
     async def prepared() -> bool:
@@ -209,7 +209,7 @@ async def test_an_image_that_is_wanted_is_made_ready(post: Post) -> None:
     await soon(prepared)
 
 
-async def test_a_heartbeat_reports_which_environment_stands_while_its_first_action_goes_on(post: Post) -> None:
+async def test_a_heartbeat_reports_a_created_environment_during_its_first_action(post: NodeUnderTest) -> None:
     post.bed.runtime.create_waits = post.bed.runtime.waits = True
     await post.send(in_environment("a", begins=True))
     async with running(lambda: post.node.heartbeats(0.01)):
@@ -225,7 +225,7 @@ async def test_a_heartbeat_reports_which_environment_stands_while_its_first_acti
     assert (made, finished.status) == (EnvironmentCreated(node="n", incarnation="1", trajectory="t"), "ok")
 
 
-async def test_a_heartbeat_reports_images_that_came_and_went(post: Post) -> None:
+async def test_a_heartbeat_reports_added_and_removed_images(post: NodeUnderTest) -> None:
     post.bed.runtime.has = {"a:1", "b:1"}
     await post.send(InventoryRequested(epoch=1))
     (inventory,) = await post.outcomes(1)
@@ -237,7 +237,7 @@ async def test_a_heartbeat_reports_images_that_came_and_went(post: Post) -> None
     assert changed == ImagesChanged(node="n", incarnation="1", added=["c:1"], removed=["a:1"])
 
 
-async def test_a_postponed_environment_is_told_with_its_reason_and_time(post: Post) -> None:
+async def test_a_postponed_attempt_is_reported_with_its_reason_and_time(post: NodeUnderTest) -> None:
     post.bed.runtime.fails = Postponed("the registry limits pulls", 7.0)
     await post.send(in_environment("a", begins=True))
     (end,) = await post.outcomes(1)
@@ -246,7 +246,7 @@ async def test_a_postponed_environment_is_told_with_its_reason_and_time(post: Po
     assert (end.environment_exists, post.bed.memory.used) == (False, 0)
 
 
-async def test_a_heartbeat_tells_memory_and_finds_who_has_died(post: Post) -> None:
+async def test_a_heartbeat_reports_memory_and_finds_dead_environments(post: NodeUnderTest) -> None:
     await post.send(in_environment("a", begins=True))
     await post.outcomes(1)
     async with running(lambda: post.node.heartbeats(0.01)):
@@ -259,7 +259,7 @@ async def test_a_heartbeat_tells_memory_and_finds_who_has_died(post: Post) -> No
     assert (ended.trajectory, ended.ended) == ("t", "lost")
 
 
-async def test_leaving_closes_environments_before_goodbye(post: Post) -> None:
+async def test_stopping_closes_environments_before_bye(post: NodeUnderTest) -> None:
     await post.send(in_environment("a", begins=True))
     await post.outcomes(1)
 
@@ -270,7 +270,7 @@ async def test_leaving_closes_environments_before_goodbye(post: Post) -> None:
     assert (await post.published(NODES))[-1] == Bye(node="n", incarnation="1")
 
 
-async def test_what_was_read_is_trimmed(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_entries_are_trimmed(post: NodeUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_manager_module, "TRIM_EVERY", 10)
     await post.send(*(grant(f"a{number}") for number in range(25)))
 
@@ -281,7 +281,7 @@ async def test_what_was_read_is_trimmed(post: Post, monkeypatch: pytest.MonkeyPa
     await soon(trimmed)
 
 
-async def test_large_grants_are_trimmed_sooner(post: Post) -> None:
+async def test_large_grants_are_trimmed_sooner(post: NodeUnderTest) -> None:
     params = b'"' + b"x" * (node_manager_module.TRIM_BYTES // 4) + b'"'
     await post.send(*(grant(f"a{number}", params=params) for number in range(12)))
 
@@ -292,7 +292,7 @@ async def test_large_grants_are_trimmed_sooner(post: Post) -> None:
     await soon(trimmed)
 
 
-async def test_a_heartbeat_trims_what_is_left_and_keeps_what_is_not_read(post: Post) -> None:
+async def test_a_heartbeat_trims_the_rest_and_keeps_unread_entries(post: NodeUnderTest) -> None:
     await post.send(grant("a"))
     await post.outcomes(1)
     async with running(lambda: post.node.heartbeats(3600.0)):
@@ -306,7 +306,7 @@ async def test_a_heartbeat_trims_what_is_left_and_keeps_what_is_not_read(post: P
     assert [one.action for one in await post.outcomes(2)] == ["a", "b"]
 
 
-async def test_a_heartbeat_tells_units_and_what_outlived_it(post: Post) -> None:
+async def test_a_heartbeat_reports_units_and_running_attempts(post: NodeUnderTest) -> None:
     post.bed.grader.waits = True
     shares = [ShareSet(epoch=1, resource=name, units=units) for name, units in (("cores", 2), ("slots", 0))]
     await post.send(grant("a", units={"cores": 3, "slots": 1}), *shares, InventoryRequested(epoch=1))
@@ -322,7 +322,7 @@ async def test_a_heartbeat_tells_units_and_what_outlived_it(post: Post) -> None:
     assert (await post.outcomes(2))[1] == Started(action="a", node="n", epoch=1, attempt=1)
 
 
-async def test_a_heartbeat_tells_how_long_a_worker_takes_once_one_was_made(post: Post) -> None:
+async def test_a_heartbeat_reports_the_cold_start_once_it_was_measured(post: NodeUnderTest) -> None:
     async with running(lambda: post.node.heartbeats(0.01)):
         _, unknown = await post.announcements(2)
         post.execution.cold_start.measured(0.25)
@@ -335,25 +335,25 @@ async def test_a_heartbeat_tells_how_long_a_worker_takes_once_one_was_made(post:
     assert unknown.cold_start_s == {}
 
 
-async def test_the_hello_is_said_again_now_and_then(post: Post) -> None:
+async def test_the_hello_is_repeated(post: NodeUnderTest) -> None:
     async with running(lambda: post.node.heartbeats(0.0)):
-        said = await post.announcements(1 + HEARTBEATS_A_HELLO + 1)
+        output = await post.announcements(1 + HEARTBEATS_A_HELLO + 1)
 
-    assert [place for place, one in enumerate(said) if isinstance(one, Hello)] == [0, HEARTBEATS_A_HELLO]
+    assert [place for place, one in enumerate(output) if isinstance(one, Hello)] == [0, HEARTBEATS_A_HELLO]
 
 
-async def test_a_node_that_can_do_more_says_so_and_keeps_saying_it(post: Post) -> None:
+async def test_a_node_with_a_new_offer_publishes_and_repeats_it(post: NodeUnderTest) -> None:
     await post.announcements(1)
     more = {"kinds": ["act", "work"], "runtimes": ["docker"], "labels": {"runtime.docker": "28.2"}}
     await post.node.offer(**more)  # type: ignore[arg-type]
     async with running(lambda: post.node.heartbeats(0.0)):
-        said = await post.announcements(2 + HEARTBEATS_A_HELLO + 1)
+        output = await post.announcements(2 + HEARTBEATS_A_HELLO + 1)
 
     grown = msgspec.structs.replace(HELLO, **more)
-    assert [one for one in said if isinstance(one, Hello)] == [HELLO, grown, grown]
+    assert [one for one in output if isinstance(one, Hello)] == [HELLO, grown, grown]
 
 
-async def test_leaving_tells_what_was_lost_and_says_goodbye(post: Post) -> None:
+async def test_stopping_reports_lost_attempts_and_publishes_bye(post: NodeUnderTest) -> None:
     post.bed.grader.waits = True
     await post.send(*(grant(name) for name in ("a", "b")), InventoryRequested(epoch=1))
     await post.outcomes(1)
@@ -365,10 +365,10 @@ async def test_leaving_tells_what_was_lost_and_says_goodbye(post: Post) -> None:
     assert (await post.published(NODES))[-1] == Bye(node="n", incarnation="1")
 
 
-async def test_leaving_a_mesh_without_valkey_ends(tmp_path: Any) -> None:
+async def test_stopping_without_valkey_ends(tmp_path: Any) -> None:
     nowhere = f"unix://{tmp_path}/no.sock"
     async with connect(nowhere, name="test") as redis, connect(nowhere, name="test-reader") as reader:
-        lonely = Post(redis, reader)
+        lonely = NodeUnderTest(redis, reader)
         lonely.bed.grader.waits = True
         lonely.bed.attempts.accept(grant("a"))
 

@@ -1,4 +1,4 @@
-"""What a node counts: how attempts end, which environments stand, how long making one takes and why they end."""
+"""Metrics of a node: ends of attempts, existing environments, seconds of a creation, reasons of ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def finished(status: ExecutionStatus, reason: str = "") -> Finished:
 
 
 @pytest.mark.parametrize("status", get_args(ExecutionStatus))
-def test_every_way_to_end_is_counted_and_told(status: ExecutionStatus) -> None:
+def test_every_status_is_counted_and_reported(status: ExecutionStatus) -> None:
     reported: list[Outcome] = []
     report = observe(reported.append)
     before, spent = sample("attempts_total", status=status), sample("execution_seconds_sum")
@@ -46,7 +46,7 @@ def test_every_way_to_end_is_counted_and_told(status: ExecutionStatus) -> None:
     assert sample("execution_seconds_sum") - spent == pytest.approx(2.0)
 
 
-def test_what_was_not_executed_is_told_and_not_counted() -> None:
+def test_a_recalled_grant_is_reported_and_not_counted() -> None:
     reported: list[Outcome] = []
     report = observe(reported.append)
     before = sample("attempts_total", status="lost")
@@ -57,7 +57,7 @@ def test_what_was_not_executed_is_told_and_not_counted() -> None:
     assert (len(reported), sample("attempts_total", status="lost") - before) == (2, 0)
 
 
-async def test_environments_are_counted_from_their_making_to_their_end() -> None:
+async def test_environments_are_counted_from_their_creation_to_their_end() -> None:
     bed = Bed()
     closed, made = sample("environments_ended_total", reason="closed"), "environment_creation_seconds_count"
     standing, before = sample("environments"), sample(made, runtime="local")

@@ -1,4 +1,4 @@
-"""What a node has to tell gets through: in order, whole, for as long as it takes."""
+"""All outcomes are published, in order, with retries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def outcomes(first: int, last: int) -> list[Outcome]:
     return [Started(action=f"a{number:05}", node="n", epoch=1, attempt=1) for number in range(first, last)]
 
 
-async def told(redis: Redis) -> list[Outcome]:
+async def reported(redis: Redis) -> list[Outcome]:
     return [OUTCOMES.decode(fields[1]) for _, fields in await command(redis, "XRANGE", OUTCOMES.name, "-", "+")]
 
 
@@ -42,18 +42,18 @@ async def running(box: Outbox) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-async def test_outcomes_are_told_in_the_order_they_were_put(valkey: Redis) -> None:
+async def test_outcomes_are_published_in_the_order_of_put(valkey: Redis) -> None:
     box = Outbox(valkey)
     async with running(box):
         for outcome in outcomes(0, 1000):
             box.put(outcome)
 
         async def all_told() -> bool:
-            return len(await told(valkey)) == 1000
+            return len(await reported(valkey)) == 1000
 
         await soon(all_told)
 
-    assert await told(valkey) == outcomes(0, 1000)
+    assert await reported(valkey) == outcomes(0, 1000)
 
 
 async def test_nothing_is_lost_and_the_order_holds_while_valkey_is_away(valkey: Redis) -> None:
@@ -66,24 +66,24 @@ async def test_nothing_is_lost_and_the_order_holds_while_valkey_is_away(valkey: 
             box.put(outcome)
 
         async def all_told() -> bool:
-            return sent[-1] in await told(valkey)
+            return sent[-1] in await reported(valkey)
 
         await soon(all_told)
 
-    assert list(dict.fromkeys(await told(valkey))) == sent, "some come twice, none out of turn"
+    assert list(dict.fromkeys(await reported(valkey))) == sent, "some are repeated, none is out of order"
 
 
-async def test_a_flush_tells_everything_there_is(valkey: Redis) -> None:
+async def test_a_flush_publishes_all_outcomes(valkey: Redis) -> None:
     box = Outbox(valkey)
     for outcome in outcomes(0, 3 * MOST_AT_ONCE + 1):
         box.put(outcome)
 
     await box.flush()
 
-    assert await told(valkey) == outcomes(0, 3 * MOST_AT_ONCE + 1)
+    assert await reported(valkey) == outcomes(0, 3 * MOST_AT_ONCE + 1)
 
 
-async def test_two_flushes_at_a_time_neither_lose_nor_double_anything(valkey: Redis) -> None:
+async def test_two_flushes_at_the_same_time_neither_lose_nor_repeat_outcomes(valkey: Redis) -> None:
     """A stopping node flushes while its loop still does."""
     box = Outbox(valkey)
     async with running(box):
@@ -93,10 +93,10 @@ async def test_two_flushes_at_a_time_neither_lose_nor_double_anything(valkey: Re
             await asyncio.sleep(0)
             await asyncio.gather(box.flush(), box.flush())
 
-    assert await told(valkey) == outcomes(0, 2000)
+    assert await reported(valkey) == outcomes(0, 2000)
 
 
-async def test_a_flush_that_is_given_up_leaves_its_outcomes_in_the_box(valkey: Redis) -> None:
+async def test_a_cancelled_flush_keeps_its_outcomes(valkey: Redis) -> None:
     flaky = Flaky(valkey)
     flaky.failures = ["before"] * 1000
     box = Outbox(flaky)
@@ -108,10 +108,10 @@ async def test_a_flush_that_is_given_up_leaves_its_outcomes_in_the_box(valkey: R
 
     flaky.failures = []
     await box.flush()
-    assert await told(valkey) == outcomes(0, 3)
+    assert await reported(valkey) == outcomes(0, 3)
 
 
-async def test_it_is_ready_until_too_much_is_stuck(valkey: Redis) -> None:
+async def test_it_is_ready_until_too_many_outcomes_wait(valkey: Redis) -> None:
     box = Outbox(valkey)
     for outcome in outcomes(0, 16 * MOST_AT_ONCE - 1):
         box.put(outcome)
@@ -130,23 +130,23 @@ def verdicts(count: int) -> list[Finished]:
     ]
 
 
-async def test_outcomes_gather_while_the_node_has_enough_to_do(valkey: Redis) -> None:
+async def test_outcomes_gather_while_the_node_has_enough_work(valkey: Redis) -> None:
     box = Outbox(valkey)
     box.may_gather = lambda: True
     async with running(box):
         for outcome in verdicts(GATHER_MOST - 1):
             box.put(outcome)
             await asyncio.sleep(0)
-        assert await told(valkey) == []
+        assert await reported(valkey) == []
 
         async def all_told() -> bool:
-            return len(await told(valkey)) == GATHER_MOST - 1
+            return len(await reported(valkey)) == GATHER_MOST - 1
 
         await soon(all_told)
 
 
 @pytest.mark.parametrize("last", ["one more", "a core is idle", "no verdict"])
-async def test_they_do_not_gather_for_longer_than_it_helps(valkey: Redis, last: str) -> None:
+async def test_gathering_ends_when_it_does_not_help(valkey: Redis, last: str) -> None:
     box = Outbox(valkey)
     box.may_gather = lambda: True
     few = verdicts(GATHER_MOST)

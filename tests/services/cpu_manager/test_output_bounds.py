@@ -1,4 +1,4 @@
-"""An output travels as JSON of a bounded size, whatever a grader found."""
+"""Outputs are sent as JSON of bounded size."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_it_is_json_within_its_bound(output: dict[str, Any], limit: int) -> None
 
 
 @given(outputs, st.integers(0, 3000))
-def test_it_is_whole_or_says_that_it_is_not(output: dict[str, Any], limit: int) -> None:
+def test_it_is_whole_or_flagged_as_truncated(output: dict[str, Any], limit: int) -> None:
     decoded = json.loads(encode_output(output, limit))
 
     assert decoded == output or decoded["truncated"] is True
 
 
 @given(outputs)
-def test_what_fits_is_left_as_it_is(output: dict[str, Any]) -> None:
+def test_an_output_that_fits_is_unchanged(output: dict[str, Any]) -> None:
     assert json.loads(encode_output(output, 1 << 20)) == output
 
 

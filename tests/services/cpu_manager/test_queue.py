@@ -1,4 +1,4 @@
-"""What was granted ahead waits on the node, in order, and can be taken back before it begins."""
+"""Prefetched grants wait on the node in order, and can be revoked before they start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ async def bed() -> Bed:
     return Bed()
 
 
-async def test_what_finds_no_cores_waits_for_them_in_order(bed: Bed) -> None:
+async def test_grants_without_free_cores_wait_in_order(bed: Bed) -> None:
     bed.grader.waits = True
     for name, cores in (("a", 2), ("b", 2), ("c", 3), ("d", 1)):
         bed.attempts.accept(grant(name, cores=cores))
@@ -33,7 +33,7 @@ async def test_what_finds_no_cores_waits_for_them_in_order(bed: Bed) -> None:
     assert [msgspec.json.decode(one.output)["cores"] for one in done] == [2, 2, 3, 1]
 
 
-async def test_a_waiting_grant_starts_before_the_outcome_that_made_room_is_told(bed: Bed) -> None:
+async def test_a_waiting_grant_starts_before_the_outcome_that_freed_its_cores_is_reported(bed: Bed) -> None:
     bed.grader.waits = True
     bed.attempts.accept(grant("a", cores=4))
     bed.attempts.accept(grant("b", cores=4))
@@ -43,7 +43,7 @@ async def test_a_waiting_grant_starts_before_the_outcome_that_made_room_is_told(
     assert bed.used_when_reported == [4, 0]
 
 
-async def test_it_is_busy_while_more_waits_than_works(bed: Bed) -> None:
+async def test_it_is_busy_while_more_grants_wait_than_cores_are_used(bed: Bed) -> None:
     bed.grader.waits = True
     for number in range(8):
         bed.attempts.accept(grant(f"a{number}"))
@@ -53,7 +53,7 @@ async def test_it_is_busy_while_more_waits_than_works(bed: Bed) -> None:
     await bed.attempts.stop()
 
 
-async def test_what_needs_no_core_waits_for_nobody(bed: Bed) -> None:
+async def test_a_grant_without_cores_does_not_wait(bed: Bed) -> None:
     bed.grader.waits = True
     bed.attempts.accept(grant("a", cores=4))
     bed.attempts.accept(grant("b"))
@@ -64,7 +64,7 @@ async def test_what_needs_no_core_waits_for_nobody(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize(("recall", "status"), [(False, "cancelled"), (True, "lost")])
-async def test_what_waits_can_be_taken_back(bed: Bed, recall: bool, status: str) -> None:
+async def test_a_waiting_grant_can_be_revoked(bed: Bed, recall: bool, status: str) -> None:
     bed.grader.waits = True
     for name, cores in (("a", 3), ("b", 2), ("c", 1)):
         bed.attempts.accept(grant(name, cores=cores))
@@ -72,12 +72,12 @@ async def test_what_waits_can_be_taken_back(bed: Bed, recall: bool, status: str)
     bed.attempts.revoke("b", 1, recall=recall)
     await turns()
     assert [(one.action, one.status) for one in bed.finished()] == [("b", status)]
-    assert len(bed.grader.begun) == 2, "it no longer stands before c"
+    assert len(bed.grader.begun) == 2, "it is no longer before c"
     bed.grader.go.set()
     assert [one.status for one in await bed.settled()] == [status, "ok", "ok"]
 
 
-async def test_what_has_begun_is_not_recalled(bed: Bed) -> None:
+async def test_a_running_attempt_is_not_recalled(bed: Bed) -> None:
     bed.grader.waits = True
     bed.attempts.accept(grant())
     await turns()
@@ -86,7 +86,7 @@ async def test_what_has_begun_is_not_recalled(bed: Bed) -> None:
     assert [one.status for one in await bed.settled()] == ["ok"]
 
 
-async def test_a_stopping_node_gives_back_what_waits(bed: Bed) -> None:
+async def test_a_stopping_node_reports_waiting_grants_lost(bed: Bed) -> None:
     bed.grader.waits = True
     bed.attempts.accept(grant("a", cores=4))
     bed.attempts.accept(grant("b"))

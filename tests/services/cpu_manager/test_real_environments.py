@@ -1,4 +1,4 @@
-"""A node with its own sandbox and the runtime that stands on it: grants in, outcomes and ends out, nothing faked."""
+"""A node with a real sandbox and its local runtime: grants in, outcomes and ends out."""
 
 from __future__ import annotations
 
@@ -51,33 +51,33 @@ async def act(bed: Bed, action: str, line: str, **rest: Any) -> tuple[Finished, 
     return outcome, msgspec.json.decode(outcome.output).get("output")
 
 
-async def test_an_environment_lives_from_one_action_to_the_next_until_it_is_closed(bed: Bed) -> None:
+async def test_an_environment_lasts_from_one_action_to_the_next_until_it_is_closed(bed: Bed) -> None:
     first, _ = await act(bed, "a", "seen=1; mkdir d; cd d; echo kept > file", begins=True)
-    second, said = await act(bed, "b", 'echo "$seen in $(basename $PWD): $(cat file)"')
+    second, output = await act(bed, "b", 'echo "$seen in $(basename $PWD): $(cat file)"')
     third, _ = await act(bed, "c", "exit 3")
 
     assert [(one.status, one.passed) for one in (first, second, third)] == [("ok", True), ("ok", True), ("ok", False)]
-    assert said == "1 in d: kept\n"
+    assert output == "1 in d: kept\n"
     bed.attempts.close_environment("t")
     await bed.registry.closed(PATIENCE_S)
     assert (bed.ended(), bed.memory.used) == ([("t", "closed")], 0)
     assert (await act(bed, "late", "true"))[0].status == "environment-lost"
 
 
-async def test_what_meets_its_limit_or_is_cancelled_leaves_the_environment(bed: Bed) -> None:
+async def test_an_action_at_its_limit_or_cancelled_keeps_the_environment(bed: Bed) -> None:
     await act(bed, "a", "echo kept > file", begins=True)
     slow, _ = await act(bed, "b", "sleep 600", timeout_s=0.3)
     bed.attempts.accept(in_environment("c", line="touch begun; sleep 600", timeout_s=600.0))
     await turns(20)
     bed.attempts.revoke("c", 1)
     cancelled = (await bed.settled())[-1]
-    after, said = await act(bed, "d", "cat file")
+    after, output = await act(bed, "d", "cat file")
 
     assert (slow.status, cancelled.status) == ("timeout", "cancelled")
-    assert (after.status, said, bed.ended()) == ("ok", "kept\n", [])
+    assert (after.status, output, bed.ended()) == ("ok", "kept\n", [])
 
 
-async def test_a_file_beyond_what_a_node_sends_is_not_sent_in_part(bed: Bed) -> None:
+async def test_a_file_above_the_output_limit_is_not_sent_in_part(bed: Bed) -> None:
     await act(bed, "a", "head -c 100000 /dev/zero | tr '\\0' x > large; echo small > small", begins=True)
     for path in ("small", "large"):
         params = msgspec.json.encode({"path": path})
@@ -90,7 +90,7 @@ async def test_a_file_beyond_what_a_node_sends_is_not_sent_in_part(bed: Bed) -> 
     assert "4096" in large.reason
 
 
-async def test_a_set_up_that_fails_is_the_trainers(bed: Bed) -> None:
+async def test_a_failed_set_up_is_the_trainers_error(bed: Bed) -> None:
     grant = in_environment("a", begins=True)
     assert grant.environment is not None
     broken = msgspec.structs.replace(grant.environment, setup=["echo no luck; false"])
@@ -102,7 +102,7 @@ async def test_a_set_up_that_fails_is_the_trainers(bed: Bed) -> None:
     assert (bed.ended(), bed.memory.used) == ([], 0)
 
 
-async def test_closing_and_stopping_end_what_acts_and_what_stands(bed: Bed) -> None:
+async def test_closing_and_stopping_end_actions_and_environments(bed: Bed) -> None:
     await act(bed, "a", "true", begins=True)
     await act(bed, "b", "true", trajectory="another", begins=True)
     bed.attempts.accept(in_environment("c", line="sleep 600", timeout_s=600.0))

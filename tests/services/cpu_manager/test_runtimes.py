@@ -1,4 +1,4 @@
-"""Images go to the runtime that makes them, and are made ready beside everything else."""
+"""Images select their runtime, and are prepared in the background."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.messages.environments import EnvironmentSpec
 from tests.services.cpu_manager.node_parts import FakeEnvironment, FakeRuntime, turns
 
 
-def test_an_image_goes_to_the_runtime_that_makes_it() -> None:
+def test_an_image_selects_its_runtime() -> None:
     local, docker = FakeRuntime("local"), FakeRuntime("docker")
     both = Runtimes([local, docker])
 
@@ -21,7 +21,7 @@ def test_an_image_goes_to_the_runtime_that_makes_it() -> None:
         Runtimes([docker]).of("local")
 
 
-async def test_an_image_is_made_ready_once_however_many_ask() -> None:
+async def test_concurrent_hints_prepare_an_image_once() -> None:
     docker = FakeRuntime("docker")
     runtimes = Runtimes([docker])
     for image in ("a", "b", "a", "local"):
@@ -48,7 +48,7 @@ async def test_hints_are_bounded_and_end_with_the_node(monkeypatch: pytest.Monke
     assert (docker.prepared, docker.closed) == (["a", "b"], True)
 
 
-async def test_survivors_are_those_of_every_runtime() -> None:
+async def test_survivors_of_all_runtimes_are_returned() -> None:
     local, docker = FakeRuntime("local"), FakeRuntime("docker")
     one, another = (FakeEnvironment(runtime.name, EnvironmentSpec(), runtime) for runtime in (local, docker))
     local.standing_by, docker.standing_by = [one], [another]

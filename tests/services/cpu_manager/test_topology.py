@@ -1,4 +1,4 @@
-"""Which cores lie together: as the kernel says, or as a setting does."""
+"""Topology of cores: as reported by the kernel, or described by a setting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL = frozenset(range(8))
 
 
 def machine(root: Path, nodes: dict[str, str], siblings: dict[int, str]) -> Path:
-    """`/sys/devices/system` of a machine that never was."""
+    """`/sys/devices/system` of a simulated machine."""
     files = {f"node/{name}/cpulist": text for name, text in nodes.items()}
     files |= {f"cpu/cpu{core}/topology/thread_siblings_list": text for core, text in siblings.items()}
     for name, text in files.items():
@@ -72,7 +72,7 @@ def test_a_description_may_name_more_than_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("0-3,x", "'x' describes no cores"),
         ("0-3/3-7", "names a core twice"),
@@ -80,6 +80,6 @@ def test_a_description_may_name_more_than_there_is() -> None:
         ("", "leaves out"),
     ],
 )
-def test_a_description_that_cannot_be_is_refused(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_malformed_description_is_refused(text: str, output: str) -> None:
+    with pytest.raises(ValueError, match=output):
         topology(text or "/", ALL)

@@ -1,4 +1,4 @@
-"""What is done in a trajectory's environment: one outcome a grant, and the environment made where it begins."""
+"""Attempts in a trajectory's environment: one outcome a grant, and creation by the first one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ async def bed() -> Bed:
 
 
 async def begun(bed: Bed, trajectory: str = "t") -> None:
-    """The trajectory's first action has been there."""
+    """Run the trajectory's first action."""
     bed.attempts.accept(in_environment(f"first of {trajectory}", trajectory, begins=True))
     assert (await bed.settled())[-1].status == "ok"
     bed.reports.clear()
 
 
-async def test_the_first_action_makes_the_environment_and_acts_in_it(bed: Bed) -> None:
+async def test_the_first_action_creates_the_environment_and_acts_in_it(bed: Bed) -> None:
     bed.attempts.accept(in_environment("a", cores=2, begins=True, line="echo {dop}", timeout_s=7.0))
 
     (outcome,) = await bed.settled()
@@ -40,18 +40,18 @@ async def test_the_first_action_makes_the_environment_and_acts_in_it(bed: Bed) -
     assert bed.ended() == []
 
 
-async def test_later_actions_find_it(bed: Bed) -> None:
+async def test_later_actions_use_it(bed: Bed) -> None:
     await begun(bed)
     bed.attempts.accept(in_environment("b"))
     await bed.settled()
-    bed.attempts.accept(in_environment("c", begins=True))  # it stands here already: it is not made again
+    bed.attempts.accept(in_environment("c", begins=True))  # it exists already and is not created again
     await bed.settled()
 
     (environment,) = bed.runtime.made
     assert len(environment.acts) == 3
 
 
-async def test_making_it_counts_as_execution_on_the_granted_cores(bed: Bed) -> None:
+async def test_creation_counts_as_execution_on_the_granted_cores(bed: Bed) -> None:
     bed.runtime.create_waits = True
     bed.attempts.accept(in_environment("a", cores=3, begins=True))
     await turns()
@@ -66,9 +66,7 @@ async def test_making_it_counts_as_execution_on_the_granted_cores(bed: Bed) -> N
 @pytest.mark.parametrize(
     ("fails", "status"), [(BadEnvironment("no such image"), "refused"), (RuntimeUnavailable("no engine"), "lost")]
 )
-async def test_an_environment_that_cannot_be_made_is_told_by_its_outcome_alone(
-    bed: Bed, fails: Exception, status: str
-) -> None:
+async def test_a_failed_creation_is_reported_only_by_its_outcome(bed: Bed, fails: Exception, status: str) -> None:
     bed.runtime.fails = fails
     bed.attempts.accept(in_environment(begins=True))
 
@@ -78,7 +76,7 @@ async def test_an_environment_that_cannot_be_made_is_told_by_its_outcome_alone(
     assert (bed.ended(), bed.registry.held(), bed.memory.used) == ([], [], 0)
 
 
-async def test_after_a_failed_beginning_the_next_one_may_succeed(bed: Bed) -> None:
+async def test_after_a_failed_creation_the_next_one_may_succeed(bed: Bed) -> None:
     bed.runtime.fails = RuntimeUnavailable("no engine")
     bed.attempts.accept(in_environment("a", begins=True))
     await bed.settled()
@@ -88,7 +86,7 @@ async def test_after_a_failed_beginning_the_next_one_may_succeed(bed: Bed) -> No
     assert [(one.status, one.environment_exists) for one in await bed.settled()] == [("lost", False), ("ok", True)]
 
 
-async def test_a_runtime_that_breaks_is_our_failure(bed: Bed) -> None:
+async def test_an_exception_of_a_runtime_is_our_failure(bed: Bed) -> None:
     bed.runtime.fails = KeyError("a bug")
     bed.attempts.accept(in_environment(begins=True))
 
@@ -97,7 +95,7 @@ async def test_a_runtime_that_breaks_is_our_failure(bed: Bed) -> None:
     assert outcome.reason == "creating the environment failed: KeyError"
 
 
-async def test_an_image_no_runtime_here_makes_is_refused(bed: Bed) -> None:
+async def test_an_image_without_a_runtime_here_is_refused(bed: Bed) -> None:
     wanted = EnvironmentSpec(image="debian:12", memory_mb=100)
     bed.attempts.accept(grant(work="env.bash", params=b'{"line":"ls"}', trajectory="t", environment=wanted))
 
@@ -106,7 +104,7 @@ async def test_an_image_no_runtime_here_makes_is_refused(bed: Bed) -> None:
     assert outcome.reason == "this node has no docker runtime, which image 'debian:12' asks for"
 
 
-async def test_what_is_cancelled_while_its_environment_is_made_leaves_none(bed: Bed) -> None:
+async def test_an_attempt_cancelled_during_creation_leaves_no_environment(bed: Bed) -> None:
     bed.runtime.create_waits = True
     bed.attempts.accept(in_environment(begins=True))
     await turns()
@@ -117,7 +115,7 @@ async def test_what_is_cancelled_while_its_environment_is_made_leaves_none(bed: 
     assert (bed.runtime.making, bed.runtime.made, bed.memory.used, bed.ended()) == (0, [], 0, [])
 
 
-async def test_what_is_cancelled_before_its_first_step_leaves_none_either(bed: Bed) -> None:
+async def test_an_attempt_cancelled_before_its_first_step_leaves_no_environment(bed: Bed) -> None:
     bed.attempts.accept(in_environment(begins=True))
     bed.attempts.revoke("a", 1)
 
@@ -125,12 +123,12 @@ async def test_what_is_cancelled_before_its_first_step_leaves_none_either(bed: B
     assert (bed.runtime.made, bed.memory.used, bed.cores.used) == ([], 0, 0)
 
 
-async def test_without_an_environment_and_without_a_word_of_how_to_make_it_it_is_lost(bed: Bed) -> None:
+async def test_without_an_environment_and_its_specification_it_is_lost(bed: Bed) -> None:
     bed.attempts.accept(in_environment())
 
     (outcome,) = await bed.settled()
     assert (outcome.status, outcome.reason) == ("environment-lost", NONE_HERE.reason)
-    assert outcome.environment_exists, "this attempt was not to make one"
+    assert outcome.environment_exists, "this attempt was not to create one"
 
 
 # ---- how actions end -----------------------------------------------------------------------------------------------
@@ -145,7 +143,7 @@ async def test_without_an_environment_and_without_a_word_of_how_to_make_it_it_is
         (ActEnd(ended_by="lost", reason="the helper is gone", peak_memory_bytes=7), "lost"),
     ],
 )
-async def test_an_action_ends_as_its_environment_says_and_that_stays(bed: Bed, end: ActEnd, status: str) -> None:
+async def test_an_action_ends_as_its_environment_reports(bed: Bed, end: ActEnd, status: str) -> None:
     await begun(bed)
     bed.runtime.act = lambda _: end
     bed.attempts.accept(in_environment("b"))
@@ -164,13 +162,13 @@ async def test_a_cancelled_action_is_cleaned_up_and_its_environment_stays(bed: B
     bed.attempts.accept(in_environment("b"))
     await turns()
     bed.attempts.revoke("b", 1)
-    bed.attempts.revoke("b", 1)  # again: it does not disturb the cleaning up
+    bed.attempts.revoke("b", 1)  # repeated: it does not disturb the cleanup
 
     assert [one.status for one in await bed.settled()] == ["cancelled"]
     assert (bed.runtime.made[0].cleaned, len(bed.registry.held()), bed.cores.used) == (1, 1, 0)
 
 
-async def test_an_environment_that_died_in_an_action_is_told_after_its_outcome(bed: Bed) -> None:
+async def test_an_environment_that_died_in_an_action_is_reported_after_its_outcome(bed: Bed) -> None:
     await begun(bed)
 
     def die(environment: Any) -> ActEnd:
@@ -189,7 +187,7 @@ async def test_an_environment_that_died_in_an_action_is_told_after_its_outcome(b
     assert (late.status, late.reason) == ("environment-lost", "its container was killed")
 
 
-async def test_an_action_that_breaks_is_our_failure(bed: Bed) -> None:
+async def test_an_exception_in_an_action_is_our_failure(bed: Bed) -> None:
     await begun(bed)
 
     def crash(_: Any) -> ActEnd:
@@ -212,7 +210,7 @@ async def test_an_action_without_an_end_is_our_failure() -> None:
 
 
 @pytest.mark.parametrize(("work", "params"), [("work", b"{}"), ("env.bash", b'{"lime":"ls"}'), ("env.read", b"no")])
-async def test_what_means_nothing_is_refused_before_anything_is_made(bed: Bed, work: str, params: bytes) -> None:
+async def test_malformed_actions_are_refused_before_creation(bed: Bed, work: str, params: bytes) -> None:
     bed.attempts.accept(in_environment(work=work, params=params, begins=True))
 
     assert [(one.status, one.environment_exists) for one in await bed.settled()] == [("refused", False)]
@@ -222,7 +220,7 @@ async def test_what_means_nothing_is_refused_before_anything_is_made(bed: Bed, w
 # ---- sizes ---------------------------------------------------------------------------------------------------------
 
 
-async def test_what_a_command_printed_is_cut_and_flagged() -> None:
+async def test_output_of_a_command_is_truncated_and_flagged() -> None:
     bed = Bed(output_bytes=100)
     await begun(bed)
     bed.runtime.act = lambda _: ActEnd(ended_by="done", passed=True, output={"output": "x" * 1000})
@@ -233,7 +231,7 @@ async def test_what_a_command_printed_is_cut_and_flagged() -> None:
 
 
 @pytest.mark.parametrize("work", ["env.read", "env.download", "env.list"])
-async def test_what_is_fetched_is_whole_or_not_there_at_all(work: str) -> None:
+async def test_a_fetched_file_is_whole_or_absent(work: str) -> None:
     bed = Bed(output_bytes=100)
     await begun(bed)
     params = msgspec.json.encode({"path": "f"})
@@ -245,12 +243,12 @@ async def test_what_is_fetched_is_whole_or_not_there_at_all(work: str) -> None:
 
     fits, too_large = await bed.settled()
     assert (fits.passed, msgspec.json.decode(fits.output)) == (True, {"content": "x" * 86})
-    said = "101 bytes of result; this node sends 100 at most"
-    assert (too_large.status, too_large.passed, too_large.reason) == ("ok", False, said)
-    assert msgspec.json.decode(too_large.output) == {"error": said}
+    output = "101 bytes of result; this node sends 100 at most"
+    assert (too_large.status, too_large.passed, too_large.reason) == ("ok", False, output)
+    assert msgspec.json.decode(too_large.output) == {"error": output}
 
 
-async def test_a_file_its_environment_finds_too_large_is_an_answer_too(bed: Bed) -> None:
+async def test_a_file_that_is_too_large_is_a_result(bed: Bed) -> None:
     await begun(bed)
     bed.runtime.act = lambda _: ActEnd(ended_by="refused", reason="f is larger than 1000 bytes")
     bed.attempts.accept(in_environment("b", work="env.read", params=b'{"path":"f"}'))
@@ -263,7 +261,7 @@ async def test_a_file_its_environment_finds_too_large_is_an_answer_too(bed: Bed)
 # ---- beside other work ---------------------------------------------------------------------------------------------
 
 
-async def test_it_passes_what_waits_in_the_line_where_cores_are_free(bed: Bed) -> None:
+async def test_it_starts_before_waiting_grants_if_cores_are_free(bed: Bed) -> None:
     await begun(bed)
     bed.grader.waits = True
     bed.attempts.accept(grant("runs", cores=2))
@@ -275,7 +273,7 @@ async def test_it_passes_what_waits_in_the_line_where_cores_are_free(bed: Bed) -
     await bed.attempts.stop()
 
 
-async def test_it_waits_for_cores_where_none_are_free(bed: Bed) -> None:
+async def test_it_waits_for_cores_if_none_are_free(bed: Bed) -> None:
     bed.grader.waits = True
     bed.attempts.accept(grant("runs", cores=4))
     bed.attempts.accept(in_environment("b", begins=True))
@@ -299,7 +297,7 @@ async def test_two_actions_in_one_environment_take_turns(bed: Bed) -> None:
     assert [one.status for one in await bed.settled()] == ["ok", "ok"]
 
 
-async def test_memory_is_held_from_the_beginning_until_it_is_closed(bed: Bed) -> None:
+async def test_memory_is_held_from_creation_until_closing(bed: Bed) -> None:
     bed.runtime.create_waits = True
     bed.attempts.accept(in_environment("a", begins=True))
     making = EnvironmentHeld(trajectory="t", units={"memory_mb": 100, "starts": 1})
@@ -318,7 +316,7 @@ async def test_memory_is_held_from_the_beginning_until_it_is_closed(bed: Bed) ->
     assert (bed.memory.used, bed.attempts.environments(), bed.ended()) == (0, [], [("t", "closed")])
 
 
-async def test_more_memory_than_there_is_is_not_lent() -> None:
+async def test_memory_is_not_overcommitted() -> None:
     bed = Bed(memory_mb=150)
     await begun(bed)
     bed.attempts.accept(in_environment("b", "another", begins=True))
@@ -329,7 +327,7 @@ async def test_more_memory_than_there_is_is_not_lent() -> None:
     assert bed.memory.used == 100
 
 
-async def test_outcomes_of_other_work_say_nothing_of_environments(bed: Bed) -> None:
+async def test_outcomes_of_other_kinds_have_no_environment_fields(bed: Bed) -> None:
     bed.attempts.accept(grant("a"))
 
     assert await bed.settled() == [

@@ -1,4 +1,4 @@
-"""What an action in an environment is told of the cores it was granted."""
+"""Parameters of an action in an environment with the number of granted cores."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_in_literal_words_nothing_is_filled_in() -> None:
     assert output_of(wide.line) == "{dop}\n"
 
 
-def test_a_variable_of_the_trainers_own_stands() -> None:
+def test_a_variable_of_the_trainer_is_kept() -> None:
     assert with_dop(EnvExec(argv=["run"], env={"TREADLE_DOP": "9"}), 3) == EnvExec(
         argv=["run"], env={"TREADLE_DOP": "9"}
     )
@@ -70,7 +70,7 @@ def test_a_wide_line_of_blanks_is_none() -> None:
     assert line_of(" \n", 4) == " \n"
 
 
-def test_other_kinds_are_told_nothing() -> None:
+def test_other_kinds_stay_unchanged() -> None:
     params: Params = EnvRead(path="{dop}")
 
     assert with_dop(params, 4) is params

@@ -1,4 +1,4 @@
-"""`pytest` and `make` of a bash line on all cores: run in a real bash, with programs that say what they were told."""
+"""`pytest` and `make` of a bash line on all cores: run in a real bash, with programs that print their arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from services.cpu_manager.environments.dop import parallel
 
 MANY = ["-C", "a", "-kf", "b", "-I", "c", "V=1 2", "--eval", "d", "all", "-W", "e"]
 """Of these one is a goal."""
-SAYS = "import json, sys; print(json.dumps(sys.argv[1:]))"
+PRINTS = "import json, sys; print(json.dumps(sys.argv[1:]))"
 
 
 class Shell:
@@ -30,12 +30,12 @@ class Shell:
         self.programs = root / "bin"
         self.programs.mkdir()
         for name in ("make", "pytest", "py.test"):
-            self.program(name, f"#!{self.programs}/python\n{SAYS}\n")
+            self.program(name, f"#!{self.programs}/python\n{PRINTS}\n")
         (self.programs / "python").symlink_to(sys.executable)  # outside its environment: that one has pytest-xdist
         package = root / "lib" / "pytest"
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
-        (package / "__main__.py").write_text(SAYS)
+        (package / "__main__.py").write_text(PRINTS)
         self.env = {"PATH": f"{self.programs}:{os.environ['PATH']}", "PYTHONPATH": str(root / "lib")}
 
     def program(self, name: str, text: str) -> None:
@@ -48,7 +48,7 @@ class Shell:
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: pytest-xdist\nVersion: 3.6.1\n")
         return self
 
-    def told(self, line: str, cores: int = 4) -> list[Any]:
+    def arguments(self, line: str, cores: int = 4) -> list[Any]:
         run = subprocess.run(
             ["/bin/bash", "-c", parallel(line, cores)],
             capture_output=True,
@@ -141,12 +141,12 @@ def test_nothing_is_done_to_any_line_but_to_put_words_behind_the_names(line: str
         "coverage run -m pytest",
     ],
 )
-def test_what_says_its_own_width_or_cannot_be_read_stays(line: str) -> None:
+def test_a_line_with_its_own_width_or_that_cannot_be_read_stays_unchanged(line: str) -> None:
     assert parallel(line, 4) == line
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "arguments"),
     [
         ("make", [["-j4"]]),
         ("make -C 'a b' all>/dev/stdout", [["-j4", "-C", "a b", "all"]]),
@@ -161,8 +161,8 @@ def test_what_says_its_own_width_or_cannot_be_read_stays(line: str) -> None:
         ("make -k; make -j2", [["-j4", "-k"], ["-j2"]]),
     ],
 )
-def test_make_runs_on_all_cores(shell: Shell, line: str, told: list[list[str]]) -> None:
-    assert shell.told(line) == told
+def test_make_runs_on_all_cores(shell: Shell, line: str, arguments: list[list[str]]) -> None:
+    assert shell.arguments(line) == arguments
 
 
 WORDS = st.lists(
@@ -186,26 +186,26 @@ def test_words_reach_make_as_they_were_quoted(calls: list[list[str]]) -> None:
 @pytest.mark.parametrize("flags", ["-j2", "-k -j", "--jobs=2"])
 @pytest.mark.parametrize("name", ["MAKEFLAGS", "GNUMAKEFLAGS"])
 def test_a_width_in_the_shells_flags_of_make_stands(shell: Shell, name: str, flags: str) -> None:
-    assert shell.told(f"export {name}='{flags}'\nmake all") == [["all"]]
-    assert shell.told(f"export {name}=-k\nmake all") == [["-j4", "all"]]
+    assert shell.arguments(f"export {name}='{flags}'\nmake all") == [["all"]]
+    assert shell.arguments(f"export {name}=-k\nmake all") == [["-j4", "all"]]
 
 
 @pytest.mark.parametrize(
     "call", ["pytest", "py.test", "python -m pytest", "bin/pytest", "A=1 pytest", "cd lib; pytest"]
 )
 def test_pytest_runs_on_all_cores_where_xdist_is(shell: Shell, call: str) -> None:
-    assert shell.told(f"{call} -x 'a b'") == [["-x", "a b"]]
-    assert shell.with_xdist().told(f"{call} -x 'a b'") == [["-n4", "-x", "a b"]]
+    assert shell.arguments(f"{call} -x 'a b'") == [["-x", "a b"]]
+    assert shell.with_xdist().arguments(f"{call} -x 'a b'") == [["-n4", "-x", "a b"]]
 
 
 def test_xdist_is_looked_for_with_the_commands_own_variables(shell: Shell) -> None:
     shell.with_xdist()
 
-    assert shell.told("PYTHONPATH=/nowhere pytest") == [[]]
-    assert shell.told("PYTHONPATH= PYTHONPATH=$PWD/lib pytest") == [["-n4"]]
-    assert shell.told("PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 pytest") == [[]]
-    assert shell.told("PYTEST_ADDOPTS='-q -n 2' pytest") == [[]]
-    assert shell.told("PYTEST_ADDOPTS=-q pytest") == [["-n4"]]
+    assert shell.arguments("PYTHONPATH=/nowhere pytest") == [[]]
+    assert shell.arguments("PYTHONPATH= PYTHONPATH=$PWD/lib pytest") == [["-n4"]]
+    assert shell.arguments("PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 pytest") == [[]]
+    assert shell.arguments("PYTEST_ADDOPTS='-q -n 2' pytest") == [[]]
+    assert shell.arguments("PYTEST_ADDOPTS=-q pytest") == [["-n4"]]
 
 
 @pytest.mark.parametrize(
@@ -219,23 +219,23 @@ def test_xdist_is_looked_for_with_the_commands_own_variables(shell: Shell) -> No
         ("tox.ini", "[pytest]\naddopts = -rs -v\n", True),
     ],
 )
-def test_what_pytests_configuration_says_of_its_width_stands(shell: Shell, name: str, text: str, spreads: bool) -> None:
+def test_a_width_in_pytests_configuration_is_respected(shell: Shell, name: str, text: str, spreads: bool) -> None:
     tests = shell.with_xdist().root / "project" / "tests"
     tests.mkdir(parents=True)
     (tests / "test_a.py").touch()
     (shell.root / "project" / name).write_text(text)
     width = ["-n4"] if spreads else []
 
-    assert shell.told("cd project/tests && pytest") == [width]
-    assert shell.told("pytest project/tests/test_a.py::test_b") == [[*width, "project/tests/test_a.py::test_b"]]
-    assert shell.told("pytest bin") == [["-n4", "bin"]]
+    assert shell.arguments("cd project/tests && pytest") == [width]
+    assert shell.arguments("pytest project/tests/test_a.py::test_b") == [[*width, "project/tests/test_a.py::test_b"]]
+    assert shell.arguments("pytest bin") == [["-n4", "bin"]]
 
 
 @pytest.mark.parametrize("interpreter", ["/bin/sh", "/usr/bin/env bash"])
 def test_a_pytest_whose_python_is_not_named_stays_narrow(shell: Shell, interpreter: str) -> None:
     shell.with_xdist().program("pytest", f"#!{interpreter}\nprintf '[%s]\\n' $#\n")
 
-    assert shell.told("pytest -x") == [[1]]
+    assert shell.arguments("pytest -x") == [[1]]
 
 
 def test_a_function_of_that_name_stays_what_it_is(shell: Shell) -> None:
@@ -259,4 +259,4 @@ def test_a_shell_that_stops_at_everything_does_not_stop_at_the_question(shell: S
     shell.program("pytest", "")
     strict = "set -eu -o pipefail; unset MAKEFLAGS; make a; pytest && echo '[]'"
 
-    assert shell.told(strict) == [["-j4", "a"], []]
+    assert shell.arguments(strict) == [["-j4", "a"], []]

@@ -24,11 +24,11 @@ async def test_a_hundred_problems_get_the_verdict_of_a_script(walls: LocalSandbo
     for code, tests in problems():
         params = CodeAsserts(code=code, tests=tests, timeout_s=20)
         verdict = await grader.grade(params, context(walls))
-        told = verdict_and_exception(verdict)
-        verdicts[told[0]] = verdicts.get(told[0], 0) + 1
+        reported = verdict_and_exception(verdict)
+        verdicts[reported[0]] = verdicts.get(reported[0], 0) + 1
         in_process += verdict.evidence == "in-process"
-        if told != (by_python := as_a_script(params, tmp_path)):
-            differing.append((tests, told, by_python, verdict.reason))
+        if reported != (by_python := as_a_script(params, tmp_path)):
+            differing.append((tests, reported, by_python, verdict.reason))
     assert not differing
     assert sum(verdicts.values()) >= 100
     assert min(verdicts[name] for name in ("passed", "failed", "error")) >= 8

@@ -148,7 +148,7 @@ async def test_a_program_may_recurse_about_as_deep_as_a_script(sandbox: Sandbox,
 
 
 @pytest.mark.parametrize(
-    ("tests", "told"),
+    ("tests", "reported"),
     [
         ("assert f(1) ==", "SyntaxError"),
         ("def h(a, a): pass\nassert f(1)", "SyntaxError"),
@@ -159,10 +159,10 @@ async def test_a_program_may_recurse_about_as_deep_as_a_script(sandbox: Sandbox,
     ],
 )
 @pytest.mark.parametrize("code", ["def f(x): return 2", "import os\nos._exit(0)", "syntax error"])
-async def test_tests_that_cannot_run_are_the_trainers_fault(sandbox: Sandbox, code: str, tests: str, told: str) -> None:
+async def test_broken_tests_are_the_trainers_fault(sandbox: Sandbox, code: str, tests: str, reported: str) -> None:
     verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests=tests), context(sandbox))
     assert (verdict.status, verdict.passed, verdict.score) == ("refused", None, None)
-    assert told in verdict.reason
+    assert reported in verdict.reason
 
 
 @pytest.mark.parametrize(
@@ -204,19 +204,19 @@ async def test_the_traceback_shows_the_program_and_not_the_harness(sandbox: Sand
 
 
 @pytest.mark.parametrize(
-    ("ended_by", "status", "passed", "told"),
+    ("ended_by", "status", "passed", "reported"),
     [
         ("lost", "lost", None, {}),
         ("wall-limit", "timeout", False, {"error_class": "TimeLimitExceeded", "verdict": "timeout"}),
         ("memory-limit", "ok", False, {"error_class": "MemoryLimitExceeded", "verdict": "error"}),
     ],
 )
-async def test_limits_and_losses_are_told_apart(
-    ended_by: EndedBy, status: str, passed: bool | None, told: dict[str, str]
+async def test_limits_and_losses_are_distinguished(
+    ended_by: EndedBy, status: str, passed: bool | None, reported: dict[str, str]
 ) -> None:
     sandbox = FakeSandbox(lambda job: Exit(ended_by=ended_by))
     verdict = await CodeAssertsGrader().grade(CodeAsserts(code="", tests="pass"), context(sandbox))
-    assert (verdict.status, verdict.passed, verdict.output) == (status, passed, told)
+    assert (verdict.status, verdict.passed, verdict.output) == (status, passed, reported)
 
 
 async def test_a_crash_is_an_error_with_its_signal() -> None:

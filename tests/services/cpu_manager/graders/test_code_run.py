@@ -174,7 +174,7 @@ def test_base64_may_have_lines() -> None:
     assert decoded_files({"a": "aGVs\r\nbG8=\n"}) == {"a": b"hello"}
 
 
-def test_undecodable_output_says_so_as_sandbox_fusion_does() -> None:
+def test_undecodable_output_is_marked_as_sandbox_fusion_does() -> None:
     assert decoded_output(b"a\xff", truncated=False).startswith("[DecodeError] 'utf-8' codec can't decode byte 0xff")
 
 

@@ -66,7 +66,7 @@ async def test_tests_spread_over_the_granted_cores_one_core_each(cores: int) -> 
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 8])
-async def test_stopping_at_the_first_failure_tells_the_same_on_any_number_of_cores(cores: int) -> None:
+async def test_stopping_at_the_first_failure_has_the_same_result_on_any_number_of_cores(cores: int) -> None:
     params = CodeStdio(code="x", tests=TESTS, stop_at_first_failure=True, score="fraction")
     verdict, sandbox = await graded(squares(wrong=(1,)), params, cores=cores)
     assert verdicts(verdict) == ["passed", "wrong-output"]
@@ -134,7 +134,7 @@ async def test_a_compile_error_is_wrong_and_runs_no_test() -> None:
 
 
 @pytest.mark.parametrize(("end", "status"), [("lost", "lost"), ("wall-limit", "timeout")])
-async def test_a_compile_that_did_not_end_is_told_as_what_it_is(end: str, status: str) -> None:
+async def test_a_compile_without_an_end_is_reported_with_its_cause(end: str, status: str) -> None:
     ended = Exit(ended_by="lost" if end == "lost" else "wall-limit")
     verdict, _ = await graded(lambda job: ended, CodeStdio(code="x", language="cpp", tests=TESTS))
     assert (verdict.status, verdict.score) == (status, None)

@@ -68,7 +68,7 @@ async def graded(sandbox: FakeSandbox, params: CodeStdio, cores: int) -> Verdict
     return await CodeStdioGrader(Builder(LANGUAGES, CompileCache())).grade(params, context(sandbox, cores=cores))
 
 
-def told(verdict: Verdict) -> tuple[Any, ...]:
+def reported(verdict: Verdict) -> tuple[Any, ...]:
     return verdict.status, verdict.passed, verdict.score, verdict.reason, verdict.output
 
 
@@ -82,7 +82,7 @@ async def test_the_verdict_is_that_of_one_core(
     one = await graded(FakeSandbox(lambda job: ends[int(job.stdin)]), params, 1)
     more = await graded(Staggered(ends, [*turns]), params, cores)
 
-    assert told(more) == told(one)
+    assert reported(more) == reported(one)
 
 
 async def test_what_comes_after_the_first_failure_is_not_waited_for() -> None:
@@ -177,8 +177,8 @@ async def test_real_programs_get_the_same_verdict_on_one_core_and_on_two(
     ]
     assert (one.status, one.passed, one.score, one.reason) == (two.status, two.passed, two.score, two.reason)
     for verdict in (one, two):
-        told_s = sum(test["cpu_s"] for test in verdict.output["tests"])
-        assert verdict.cpu_s >= told_s - 1e-3, "what was told and what was not needed any more"
+        reported_s = sum(test["cpu_s"] for test in verdict.output["tests"])
+        assert verdict.cpu_s >= reported_s - 1e-3, "what was told and what was not needed any more"
 
 
 def without_times(test: dict[str, Any]) -> dict[str, Any]:

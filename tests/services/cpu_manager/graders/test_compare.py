@@ -31,7 +31,7 @@ from services.cpu_manager.graders.compare import Compare, outputs_equal
         (b"\xff\n", "\ufffd\n", {"lines", "tokens", "numeric"}),
     ],
 )
-def test_each_mode_says_which_outputs_are_equal(actual: bytes, expected: str, equal_in: set[Compare]) -> None:
+def test_each_mode_defines_which_outputs_are_equal(actual: bytes, expected: str, equal_in: set[Compare]) -> None:
     modes: tuple[Compare, ...] = ("exact", "lines", "tokens", "numeric")
     assert {mode for mode in modes if outputs_equal(actual, expected, mode)} == equal_in
 

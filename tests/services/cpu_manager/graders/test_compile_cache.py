@@ -105,7 +105,7 @@ async def test_failures_are_kept_unless_they_are_ours(ended_by: EndedBy, kept: b
     assert compiler.started == (1 if kept else 2)
 
 
-async def test_a_lost_compile_is_told_to_those_who_wait_for_it() -> None:
+async def test_a_lost_compile_is_returned_to_waiting_calls() -> None:
     cache, compiler = CompileCache(), Compiler(compiled(ended_by="lost"))
     askers = [asyncio.create_task(cache.get(b"k", LIMITS, compiler)) for _ in range(3)]
     await settled()

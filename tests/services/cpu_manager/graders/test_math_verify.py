@@ -70,7 +70,7 @@ async def test_it_runs_where_the_library_is_imported_already() -> None:
         ("signal", "ok", False),
     ],
 )
-async def test_a_parser_that_does_not_come_back_is_told_as_what_it_is(
+async def test_a_parser_that_does_not_return_is_reported_as_such(
     ended_by: EndedBy, status: str, passed: bool | None
 ) -> None:
     verdict = await verified(FakeSandbox(lambda job: Exit(ended_by=ended_by)), "1", "1")

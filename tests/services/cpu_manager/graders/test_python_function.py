@@ -69,7 +69,7 @@ async def test_a_scalar_with_item_is_a_number(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ("return 1 / 0", "ZeroDivisionError"),
         ("return None", "finite number"),
@@ -79,10 +79,10 @@ async def test_a_scalar_with_item_is_a_number(sandbox: Sandbox) -> None:
         ("return {'score': 1, 'nan': float('nan')}", "ValueError"),
     ],
 )
-async def test_a_function_that_fails_is_refused_and_never_scored(sandbox: Sandbox, body: str, said: str) -> None:
+async def test_a_function_that_fails_is_refused_and_never_scored(sandbox: Sandbox, body: str, message: str) -> None:
     verdict = await scored(sandbox, body)
     assert (verdict.status, verdict.passed, verdict.score) == ("refused", None, None)
-    assert said in verdict.reason
+    assert message in verdict.reason
 
 
 ENDINGS = [
@@ -94,21 +94,21 @@ ENDINGS = [
 ]
 
 
-@pytest.mark.parametrize(("body", "said"), ENDINGS)
-async def test_a_sample_that_ends_its_grader_is_scored_and_not_refused(sandbox: Sandbox, body: str, said: str) -> None:
+@pytest.mark.parametrize(("body", "message"), ENDINGS)
+async def test_a_sample_that_ends_its_grader_is_scored(sandbox: Sandbox, body: str, message: str) -> None:
     verdict = await scored(sandbox, body)
     assert (verdict.status, verdict.passed, verdict.score) == ("ok", False, 0.0), verdict
     named = await scored(sandbox, body, error_score=-2.0)
     assert (named.status, named.score) == ("ok", -2.0)
-    assert said in named.reason
+    assert message in named.reason
 
 
-@pytest.mark.parametrize(("body", "said"), ENDINGS)
-async def test_an_end_before_the_call_begins_is_refused(sandbox: Sandbox, body: str, said: str) -> None:
+@pytest.mark.parametrize(("body", "message"), ENDINGS)
+async def test_an_end_before_the_call_begins_is_refused(sandbox: Sandbox, body: str, message: str) -> None:
     params = PythonFunction(module=body + "\ndef compute_score(**_): return 1\n", solution_str="x")
     verdict = await PythonFunctionGrader().grade(params, context(sandbox, error_score=-2.0, exception_score=-3.0))
     assert (verdict.status, verdict.score) == ("refused", None)
-    assert said in verdict.reason
+    assert message in verdict.reason
 
 
 async def test_an_ordinary_exception_is_scored_where_the_stage_names_a_score(sandbox: Sandbox) -> None:
@@ -190,7 +190,7 @@ async def test_tenants_and_modules_have_zygotes_of_their_own() -> None:
     assert job.zygote == zygote_of("ada", job.source)
 
 
-async def test_a_result_that_is_too_long_to_be_told_is_refused_and_says_so(sandbox: Sandbox) -> None:
+async def test_a_result_that_is_too_long_is_refused_with_the_reason(sandbox: Sandbox) -> None:
     verdict = await scored(sandbox, "return {'score': 1, 'why': 'a' * 2_000_000}")
     assert verdict.status == "refused"
     assert "there is room for" in verdict.reason

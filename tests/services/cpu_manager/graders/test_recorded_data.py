@@ -1,4 +1,4 @@
-"""Real model outputs against the verdicts recorded for them (the README of the data says how they were made)."""
+"""Real model outputs against the verdicts recorded for them (README of the data: how they were obtained)."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ def where(walls: LocalSandbox, cores: frozenset[int]) -> GradingContext:
 def humaneval_params(problem: Row, row: Row) -> CodeAsserts:
     body = row["completion"] if row["form"] == "body" else "    pass\n\n" + row["completion"]
     code, tests = problem["prompt"] + body, problem["test"]
-    # Nobody bounded the memory of what was recorded: an endless loop may fill a gigabyte before its time is over.
+    # The recorded runs had no memory limit: an endless loop may fill a gigabyte before its time is over.
     return CodeAsserts(code=code, tests=tests, entry_point=problem["entry_point"], memory_mb=4096)
 
 
 def agrees(row: Row, verdict: Verdict) -> bool:
-    told = verdict.output.get("verdict")
+    reported = verdict.output.get("verdict")
     if (row["task_id"], row["model"], row["sample"]) == HASH_DEPENDENT:
-        return told in ("failed", "error")
+        return reported in ("failed", "error")
     if row["verdict"] == "timeout" and verdict.output.get("error_class") == "MemoryLimitExceeded":
         return True  # grows without end: a quicker machine meets the memory limit before the time limit
-    return (told, verdict.output.get("exception")) == (row["verdict"], row.get("exception"))
+    return (reported, verdict.output.get("exception")) == (row["verdict"], row.get("exception"))
 
 
 async def test_generations_get_their_recorded_verdicts(walls: LocalSandbox) -> None:

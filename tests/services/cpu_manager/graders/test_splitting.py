@@ -289,7 +289,7 @@ def test_values_nested_beyond_the_bound_are_not_read() -> None:
         unpacked(node)
 
 
-def test_an_operation_on_a_very_large_result_has_failed_and_says_so() -> None:
+def test_an_operation_on_a_very_large_result_has_failed_with_a_reason() -> None:
     for text in ("assert abs(f(1) - 1) < 2", "import math\nassert math.isclose(f(1), 2)"):
         plan = split(text)
         assert plan is not None

@@ -226,7 +226,7 @@ class Pairs:
         self.chance = random.Random(seed)
 
     def make(self) -> tuple[str, str]:
-        """The text is built statement by statement; Python runs what is there to know a value."""
+        """The text is built statement by statement; Python runs the text so far to compute a value."""
         program = "\n".join(self.chance.choice(PROGRAMS).format(name).replace("?", self.value()) for name in "fg")
         text = "import math"
         for _ in range(self.chance.choice((1, 1, 2, 3))):
@@ -283,7 +283,7 @@ def _ended(error: BaseException) -> Ended:
 
 
 def as_python(program: str, tests: str) -> Ended:
-    """What plain Python says."""
+    """Return the verdict of plain Python."""
     space: dict[str, Any] = {"__builtins__": builtins, "__name__": "__main__"}
     try:
         exec(program, space)
@@ -294,7 +294,7 @@ def as_python(program: str, tests: str) -> Ended:
 
 
 def as_split(program: str, tests: str) -> Ended | None:
-    """What the plan, the harness and the judge say; None where the text is not split."""
+    """Return the verdict of plan, harness and judge; None if the text is not split."""
     plan = split(tests)
     if plan is None:
         return None

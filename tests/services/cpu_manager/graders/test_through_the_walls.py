@@ -70,7 +70,7 @@ async def test_endless_output_neither_hangs_nor_is_kept(walls: LocalSandbox) -> 
     assert len(verdict.output["run_result"]["stdout"]) < 20_000_000
 
 
-async def test_a_greedy_program_is_told_so(walls: LocalSandbox) -> None:
+async def test_a_program_beyond_its_memory_is_reported_as_such(walls: LocalSandbox) -> None:
     params = CodeAsserts(
         code="x = [bytearray(1 << 20) for _ in range(1 << 12)]", tests="pass", memory_mb=128, timeout_s=30
     )

@@ -62,7 +62,7 @@ def test_a_report_with_the_nonce_is_sealed() -> None:
     assert (report.sealed, report.details) == (True, {"a": 1})
 
 
-def test_a_report_without_the_nonce_is_only_told() -> None:
+def test_a_report_without_the_nonce_is_only_a_claim() -> None:
     report = unpack(b'{"a": 1}', new_nonce())
     assert report is not None
     assert (report.sealed, report.details) == (False, {"a": 1})

@@ -1,4 +1,4 @@
-"""The agent as its file, run by this machine's Python outside of any walls, and the manager's end against liars."""
+"""The agent as one file, run by this Python without walls, and the channel with malformed replies."""
 
 import ast
 import asyncio
@@ -37,7 +37,7 @@ def _unread(tree: ast.Module, node: ast.Subscript) -> bool:
 
 async def test_each_line_is_reported_whatever_is_wrong_with_it(program: Path) -> None:
     async with connected(program) as agent:
-        for line, code, said in (
+        for line, code, sent in (
             ("echo 'open", 2, "unexpected EOF"),
             ("if", 2, "syntax error"),
             ("cat <<END\nhere", 0, "here\n"),
@@ -50,11 +50,11 @@ async def test_each_line_is_reported_whatever_is_wrong_with_it(program: Path) ->
         ):
             end = await do(agent, "bash", line=line)
             assert (end.output["exit_code"], end.output["session_ended"]) == (code, False), line
-            assert said in end.output["output"]
+            assert sent in end.output["output"]
         assert "NUL" in (await do(agent, "bash", line="a\0b")).output["error"]
 
 
-async def test_an_ended_session_is_told_with_its_code_and_begins_anew(program: Path) -> None:
+async def test_an_ended_session_reports_its_code_and_is_started_again(program: Path) -> None:
     async with connected(program) as agent:
         await do(agent, "bash", line="word=gone")
         ended = await do(agent, "bash", line="echo last; exit 7")
@@ -63,7 +63,7 @@ async def test_an_ended_session_is_told_with_its_code_and_begins_anew(program: P
         assert (await do(agent, "bash", line="set -e; false")).output["session_ended"]
 
 
-async def test_a_session_that_died_between_two_lines_is_told_to_be_new(program: Path) -> None:
+async def test_a_session_that_died_between_two_lines_is_reported_as_restarted(program: Path) -> None:
     async with connected(program) as agent:
         shell = (await do(agent, "bash", line="echo $$")).output["output"].strip()
         await do(agent, "exec", argv=["sh", "-c", f"kill -9 {shell}; while kill -0 {shell}; do :; done"])
@@ -82,7 +82,7 @@ async def test_sessions_have_names_and_nothing_in_common(program: Path) -> None:
         assert (await do(agent, "close_session", session="one")).output == {"error": "no such session: one"}
 
 
-async def test_what_a_background_job_says_comes_with_the_next_line(program: Path) -> None:
+async def test_output_of_a_background_job_comes_with_the_next_line(program: Path) -> None:
     async with connected(program) as agent:
         await do(agent, "bash", line="{ sleep 0.1; echo late; } &")
         await do(agent, "exec", argv=["sleep", "0.5"])
@@ -156,7 +156,7 @@ def _frame(**changed: object) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         b"",
         struct.pack("!II", 0xFFFFFFFF, 0),
@@ -169,12 +169,12 @@ def _frame(**changed: object) -> bytes:
         _frame(parts=[["stdout", 5]]),
         _frame(parts=[["stdout", -5], ["stderr", 5]]),
     ],
-    ids=lambda said: repr(said[:40]),
+    ids=lambda sent: repr(sent[:40]),
 )
-async def test_an_agent_that_breaks_the_rules_is_given_up(said: bytes) -> None:
+async def test_malformed_replies_break_the_channel(sent: bytes) -> None:
     ours, theirs = socket.socketpair()
     agent = AgentChannel(ours)
-    theirs.sendall(said)
+    theirs.sendall(sent)
     theirs.shutdown(socket.SHUT_WR)
     with pytest.raises(Broken):
         await agent.do("env.exec", EnvExec(argv=["true"]), 5)
@@ -182,7 +182,7 @@ async def test_an_agent_that_breaks_the_rules_is_given_up(said: bytes) -> None:
     theirs.close()
 
 
-async def test_a_silent_agent_is_given_up_when_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_channel_to_a_silent_agent_is_closed_on_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.cpu_manager.environments.channel._CANCEL_S", 0.05)
     ours, theirs = socket.socketpair()
     agent = AgentChannel(ours)
@@ -199,15 +199,15 @@ async def test_a_silent_agent_is_given_up_when_it_is_cancelled(monkeypatch: pyte
 @pytest.mark.parametrize("limit", [0, 1, 2, 7, 100])
 @pytest.mark.parametrize("piece", [1, 3, 1000])
 def test_what_is_kept_is_the_beginning_and_the_end(limit: int, piece: int) -> None:
-    said = bytes(index % 251 for index in range(300_000 if piece == 1000 else 300))
+    sent = bytes(index % 251 for index in range(300_000 if piece == 1000 else 300))
     capture = OutputBuffer(limit)
-    for at in range(0, len(said), piece):
-        capture.add(said[at : at + piece])
+    for at in range(0, len(sent), piece):
+        capture.add(sent[at : at + piece])
     head, tail = capture.halves()
-    assert len(head) + len(tail) == min(limit, len(said))
-    assert said.startswith(head)
-    assert said.endswith(tail)
-    assert capture.dropped == len(said) - len(head) - len(tail)
+    assert len(head) + len(tail) == min(limit, len(sent))
+    assert sent.startswith(head)
+    assert sent.endswith(tail)
+    assert capture.dropped == len(sent) - len(head) - len(tail)
 
 
 _THROUGH_PROC = """python3 -c "

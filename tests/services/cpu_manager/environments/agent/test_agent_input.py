@@ -28,7 +28,7 @@ async def test_sh_takes_no_descriptor_of_the_connection(program: Path, tmp_path:
 
 
 async def test_text_that_no_program_can_be_given_fails_and_ends_nothing(program: Path) -> None:
-    """The door refuses it; what comes all the same must not cost the environment."""
+    """The proxy rejects such text. If it arrives nevertheless, it must not end the environment."""
     async with connected(program) as agent:
         with pytest.raises(ValueError, match="null"):
             await agent.settle("a\0b", {}, 20)

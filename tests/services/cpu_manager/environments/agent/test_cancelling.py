@@ -34,7 +34,7 @@ async def test_a_request_that_is_cancelled_half_sent_costs_nothing_else(program:
             assert (await do(agent, "bash", line="echo $kept")).output["output"] == "yes\n"
 
 
-async def test_an_agent_that_takes_no_more_of_a_request_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_channel_to_an_agent_that_stops_reading_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.cpu_manager.environments.channel._CANCEL_S", 0.1)
     ours, theirs = socket.socketpair()
     agent = AgentChannel(ours)

@@ -22,19 +22,19 @@ def events() -> Iterator[Events]:
             signal.signal(number, handler)
 
 
-def test_what_happened_to_a_descriptor_is_not_told_to_the_next_of_its_number(events: Events) -> None:
+def test_an_event_of_a_closed_descriptor_does_not_reach_its_successor(events: Events) -> None:
     pipes = [os.pipe(), os.pipe()]
-    told: list[str] = []
+    called: list[str] = []
 
     def replace(ended: int) -> None:
         """The other one ends in this turn, and something silent gets its number."""
-        if not told:
+        if not called:
             events.unwatch(ended)
             os.close(ended)
             silent, _ = os.pipe()
             assert silent == ended
-            events.watch(silent, lambda: told.append("silent"))
-        told.append("loud")
+            events.watch(silent, lambda: called.append("silent"))
+        called.append("loud")
 
     (one, write_one), (other, write_other) = pipes
     events.watch(one, lambda: replace(other))
@@ -44,4 +44,4 @@ def test_what_happened_to_a_descriptor_is_not_told_to_the_next_of_its_number(eve
 
     events.turn()
 
-    assert told == ["loud"]
+    assert called == ["loud"]

@@ -1,4 +1,4 @@
-"""A runtime on the real engine for each test module, past the engine and through it; images from this machine's files.
+"""A runtime on the real engine for each test module, with both kinds of handle; images from this machine's files.
 
 ``tools_image``  has a shell and Python; ``bare_image`` has a shell and no Python
 """
@@ -28,7 +28,7 @@ def tools_image(docker: None) -> Iterator[str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["direct", "through the engine"])
 async def runtime(request: pytest.FixtureRequest, docker: None) -> AsyncIterator[DockerRuntime]:
-    """Held in both ways, one after the other."""
+    """With direct handles, then through the engine."""
     if request.param == "direct" and os.geteuid() != 0:
         pytest.skip("writing a container's control groups needs root")
     made = await DockerRuntime.open(node_name(), direct=request.param == "direct")
@@ -38,6 +38,6 @@ async def runtime(request: pytest.FixtureRequest, docker: None) -> AsyncIterator
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def acting(runtime: DockerRuntime, bare_image: str) -> AsyncIterator[Acting]:
-    """One live environment in an image without Python."""
+    """One environment in an image without Python."""
     async with Acting.making(runtime, bare_image) as made:
         yield made

@@ -1,4 +1,4 @@
-"""What the tests of containers share: a live environment to act in, and looks at it from outside."""
+"""Common parts of the container tests: an environment to act in, and inspection of it from outside."""
 
 import contextlib
 import itertools
@@ -17,12 +17,12 @@ _numbers = itertools.count(1)
 
 
 def node_name() -> str:
-    """A node of this test run alone: what carries another's name is left in peace."""
+    """Name of a node of this test run alone; containers of other names are not touched."""
     return f"test-{os.getpid()}-{next(_numbers)}"
 
 
 class Acting:
-    """An environment, and short words for what the tests do in it."""
+    """An environment with short methods for tests."""
 
     def __init__(self, environment: ContainerEnvironment) -> None:
         self.environment = environment
@@ -43,17 +43,17 @@ class Acting:
     async def bash(self, line: str, timeout_s: float = 20.0, cores: frozenset[int] = CORE) -> ActEnd:
         return await self.environment.act("env.bash", EnvBash(line=line), cores, timeout_s)
 
-    async def says(self, line: str) -> str:
-        """What a line says that has to succeed."""
+    async def output_of(self, line: str) -> str:
+        """Return the output of a line that must succeed."""
         end = await self.bash(line)
         assert end.passed, end
         return str(end.output["output"]).rstrip("\n")
 
 
-def docker_says(*arguments: str) -> str:
+def docker_output(*arguments: str) -> str:
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.strip()
 
 
 def containers_of(node: str) -> list[str]:
-    return docker_says("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label=treadle.node={node}").split()
+    return docker_output("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label=treadle.node={node}").split()

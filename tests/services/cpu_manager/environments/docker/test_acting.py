@@ -14,12 +14,12 @@ from tests.services.cpu_manager.environments.docker.containers import (
     CORE,
     Acting,
     containers_of,
-    docker_says,
+    docker_output,
     node_name,
 )
 
 past_the_engine = pytest.mark.parametrize("runtime", ["direct"], indirect=True, scope="module")
-"""What the engine itself tells late, or only when it is asked."""
+"""Events that the engine reports late, or only on request."""
 
 pytestmark = [pytest.mark.docker, pytest.mark.asyncio(loop_scope="module")]
 
@@ -37,8 +37,8 @@ async def test_an_image_without_python_has_an_agent_all_the_same(acting: Acting)
 
 
 async def test_files_shells_and_background_processes_stay_from_one_action_to_the_next(acting: Acting) -> None:
-    await acting.says("cd /tmp; word=kept; sleep 300 & echo $! > background")
-    assert await acting.says("pwd; echo $word; kill -0 $(cat background) && echo running") == "/tmp\nkept\nrunning"
+    await acting.output_of("cd /tmp; word=kept; sleep 300 & echo $! > background")
+    assert await acting.output_of("pwd; echo $word; kill -0 $(cat background) && echo running") == "/tmp\nkept\nrunning"
 
 
 async def test_files_go_in_and_out(acting: Acting) -> None:
@@ -47,7 +47,7 @@ async def test_files_go_in_and_out(acting: Acting) -> None:
     assert (await act("env.read", EnvRead(path="/tmp/in/a"), CORE, 20)).output["content"] == "words\n"
     taken = await act("env.download", EnvDownload(path="/tmp/in"), CORE, 20)
     assert (await act("env.upload", EnvUpload(path="/tmp/out", archive=taken.output["archive"]), CORE, 20)).passed
-    assert await acting.says("cat /tmp/out/in/a") == "words"
+    assert await acting.output_of("cat /tmp/out/in/a") == "words"
     listed = await act("env.list", EnvList(path="/tmp/in"), CORE, 20)
     assert [entry["name"] for entry in listed.output["entries"]] == ["a"]
 
@@ -60,14 +60,14 @@ async def test_bytes_pass_unchanged_in_any_number(acting: Acting) -> None:
 
 
 async def test_an_action_runs_on_the_cores_it_was_granted(acting: Acting) -> None:
-    status = await acting.says("grep Cpus_allowed_list /proc/self/status")
+    status = await acting.output_of("grep Cpus_allowed_list /proc/self/status")
     assert status.split()[1] == ",".join(map(str, CORE))
 
 
 async def test_an_action_over_its_time_is_ended_and_the_environment_goes_on(acting: Acting) -> None:
     end = await acting.exec("sleep", "300", timeout_s=0.2)
     assert (end.ended_by, end.passed) == ("wall-limit", None)
-    assert await acting.says("echo on") == "on"
+    assert await acting.output_of("echo on") == "on"
 
 
 async def test_a_cancelled_action_is_ended_and_the_environment_goes_on(acting: Acting) -> None:
@@ -76,23 +76,23 @@ async def test_a_cancelled_action_is_ended_and_the_environment_goes_on(acting: A
     running.cancel()
     await asyncio.wait({running})
     assert running.cancelled()
-    assert await acting.says("ps -e -o args | grep -c '^sleep 4321' || true") == "0"
+    assert await acting.output_of("ps -e -o args | grep -c '^sleep 4321' || true") == "0"
 
 
 async def test_between_actions_a_busy_loop_uses_no_core(acting: Acting) -> None:
-    await acting.says("while :; do :; done & echo $! > /tmp/busy")
+    await acting.output_of("while :; do :; done & echo $! > /tmp/busy")
     name = acting.environment.handle.container
-    pid = int(docker_says("inspect", "--format", "{{.State.Pid}}", name))
+    pid = int(docker_output("inspect", "--format", "{{.State.Pid}}", name))
     usage = ticks_of_children(pid)
     time.sleep(0.5)  # noqa: ASYNC251  # real time has to pass, and nothing of ours run
     assert ticks_of_children(pid) == usage
-    await acting.says("kill $(cat /tmp/busy)")
+    await acting.output_of("kill $(cat /tmp/busy)")
 
 
 async def test_what_forks_without_pause_is_frozen_after_every_action(runtime: DockerRuntime, bare_image: str) -> None:
     """A freezer of version 1 may miss a process that is being forked."""
     async with Acting.making(runtime, bare_image) as made:
-        await made.says("for i in 1 2 3; do while :; do /bin/true; done & done")
+        await made.output_of("for i in 1 2 3; do while :; do /bin/true; done & done")
         for _ in range(20):
             assert (await made.exec("true")).passed
         if isinstance(made.environment.handle, DirectHandle):
@@ -117,7 +117,7 @@ def docker_children(pid: int) -> list[int]:
 
 
 @past_the_engine
-async def test_what_an_action_used_is_told(runtime: DockerRuntime, acting: Acting) -> None:
+async def test_an_action_reports_its_usage(runtime: DockerRuntime, acting: Acting) -> None:
     end = await acting.bash(
         "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; head -c 40M /dev/zero | tail -c 30M | wc -c"
     )
@@ -128,10 +128,10 @@ async def test_what_an_action_used_is_told(runtime: DockerRuntime, acting: Actin
 async def test_24_environments_act_at_once(runtime: DockerRuntime, bare_image: str) -> None:
     async def one(number: int) -> str:
         async with Acting.making(runtime, bare_image, memory_mb=64) as made:
-            await made.says(f"echo {number} > /tmp/number; sleep 300 &")
+            await made.output_of(f"echo {number} > /tmp/number; sleep 300 &")
             timed_out = await made.exec("sleep", "300", timeout_s=0.2)
             assert timed_out.ended_by == "wall-limit"
-            return await made.says("cat /tmp/number; jobs | grep -c sleep")
+            return await made.output_of("cat /tmp/number; jobs | grep -c sleep")
 
     output = await asyncio.gather(*(one(number) for number in range(24)))
     assert output == [f"{number}\n1" for number in range(24)]
@@ -143,14 +143,14 @@ async def test_closing_leaves_nothing_behind(
     node = node_name()
     other = await DockerRuntime.open(node, direct="direct" in request.node.callspec.id)
     async with Acting.making(other, bare_image) as made:
-        await made.says("sleep 300 &")
+        await made.output_of("sleep 300 &")
         assert containers_of(node) == [made.environment.handle.container]
         await other.close()
         assert not made.environment.alive
         end = await made.exec("true")
     assert (end.ended_by, end.reason) == ("lost", "it was closed")
     assert containers_of(node) == []
-    assert node not in docker_says("volume", "ls", "--quiet")
+    assert node not in docker_output("volume", "ls", "--quiet")
 
 
 async def test_closing_while_it_acts_ends_the_action(runtime: DockerRuntime, bare_image: str) -> None:
@@ -161,19 +161,19 @@ async def test_closing_while_it_acts_ends_the_action(runtime: DockerRuntime, bar
         assert ((await running).ended_by, made.environment.alive) == ("lost", False)
 
 
-async def test_a_container_killed_from_outside_is_lost_and_says_why(runtime: DockerRuntime, bare_image: str) -> None:
+async def test_a_container_killed_outside_is_lost_with_the_reason(runtime: DockerRuntime, bare_image: str) -> None:
     async with Acting.making(runtime, bare_image) as made:
         running = asyncio.create_task(made.exec("sleep", "300"))
         await asyncio.wait({running}, timeout=0.3)
-        docker_says("kill", made.environment.handle.container)
+        docker_output("kill", made.environment.handle.container)
         end = await running
         assert (end.ended_by, end.reason) == ("lost", "its container was ended (exit code 137)")
         assert not made.environment.alive
 
 
-async def test_a_container_removed_from_outside_is_lost_and_says_why(runtime: DockerRuntime, bare_image: str) -> None:
+async def test_a_container_removed_outside_is_lost_with_the_reason(runtime: DockerRuntime, bare_image: str) -> None:
     async with Acting.making(runtime, bare_image) as made:
-        docker_says("rm", "--force", made.environment.handle.container)
+        docker_output("rm", "--force", made.environment.handle.container)
         end = await made.exec("true")
         assert (end.ended_by, end.reason) == ("lost", "its container was removed")
         assert not made.environment.alive
@@ -181,15 +181,15 @@ async def test_a_container_removed_from_outside_is_lost_and_says_why(runtime: Do
 
 @past_the_engine
 async def test_a_frozen_container_that_dies_is_known_to_be_dead(runtime: DockerRuntime, bare_image: str) -> None:
-    """Past the engine without asking it: its first process's descriptor tells."""
+    """With a direct handle the descriptor of its first process reports the end."""
     async with Acting.making(runtime, bare_image) as made:
-        docker_says("kill", made.environment.handle.container)
+        docker_output("kill", made.environment.handle.container)
         async with asyncio.timeout(10):
-            while made.environment.alive:  # noqa: ASYNC110  # there is nobody to tell: nothing acts
+            while made.environment.alive:  # noqa: ASYNC110  # no action runs that would notice
                 await asyncio.sleep(0.01)
 
 
-async def test_the_same_command_says_the_same_in_both_images(
+async def test_a_command_has_the_same_output_in_both_images(
     runtime: DockerRuntime, acting: Acting, tools_image: str
 ) -> None:
     params = EnvExec(argv=["sh", "-c", "echo out; echo err >&2; exit 3"], env={"A": "b"})

@@ -10,13 +10,13 @@ from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from tests.services.cpu_manager.environments.docker.containers import CORE, Acting
 
 past_the_engine = pytest.mark.parametrize("runtime", ["direct"], indirect=True, scope="module")
-"""The engine's own way in runs inside, and hears whoever is there."""
+"""Through the engine the relay runs inside, and connects to whichever process listens there."""
 
 pytestmark = [pytest.mark.docker, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_it_has_no_rights_and_cannot_get_any(acting: Acting) -> None:
-    status = await acting.says("cat /proc/self/status")
+    status = await acting.output_of("cat /proc/self/status")
     output = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert {output[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
     assert (output["NoNewPrivs"], output["Seccomp"]) == ("1", "2")
@@ -55,8 +55,8 @@ async def test_what_is_forbidden_fails(acting: Acting, line: str) -> None:
 
 
 async def test_the_engines_socket_and_other_containers_are_not_there(acting: Acting) -> None:
-    assert await acting.says("ls /var/run/docker.sock /run/docker.sock 2>/dev/null || true") == ""
-    processes = await acting.says("ps -e -o args")
+    assert await acting.output_of("ls /var/run/docker.sock /run/docker.sock 2>/dev/null || true") == ""
+    processes = await acting.output_of("ps -e -o args")
     assert "dockerd" not in processes
     assert "pytest" not in processes
 
@@ -74,7 +74,7 @@ for address in (('172.17.0.1', 80), ('10.0.0.1', 53), ('169.254.169.254', 80)):
     assert end.output["stdout"] == "['lo']\n", end
 
 
-async def test_it_cannot_speak_to_its_agent_in_the_managers_place(runtime: DockerRuntime, tools_image: str) -> None:
+async def test_it_cannot_connect_to_its_agent_instead_of_the_manager(runtime: DockerRuntime, tools_image: str) -> None:
     source = """
 import json, socket, struct
 way = socket.socket(socket.AF_UNIX)
@@ -90,13 +90,13 @@ except OSError as error:
     async with Acting.making(runtime, tools_image) as made:
         end = await made.exec("python3", "-c", source)
         assert end.output["stdout"] == "b''\n", end
-        assert await made.says("echo on") == "on"
+        assert await made.output_of("echo on") == "on"
 
 
 async def test_it_cannot_end_or_stop_its_agent(acting: Acting) -> None:
     for signal in ("KILL", "STOP", "TERM", "INT", "HUP", "SEGV", "CHLD"):
         await acting.bash(f"kill -{signal} 1")
-    assert await acting.says("echo on") == "on"
+    assert await acting.output_of("echo on") == "on"
 
 
 @past_the_engine
@@ -113,7 +113,7 @@ if os.fork() == 0:
 """
     async with Acting.making(runtime, tools_image) as made:
         assert (await made.exec("python3", "-c", source)).passed
-        assert await made.says("echo on") == "on"
+        assert await made.output_of("echo on") == "on"
         with pytest.raises(OSError, match="in the place of"):
             await made.environment.handle.connect()
 
@@ -121,7 +121,7 @@ if os.fork() == 0:
 @past_the_engine
 async def test_a_link_in_the_agents_place_leads_nowhere(runtime: DockerRuntime, tools_image: str) -> None:
     async with Acting.making(runtime, tools_image) as made:
-        await made.says("ln -sf /var/run/docker.sock /run/treadle/sockets/resident")
+        await made.output_of("ln -sf /var/run/docker.sock /run/treadle/sockets/resident")
         with pytest.raises(OSError, match="openat2"):
             await made.environment.handle.connect()
 
@@ -141,26 +141,26 @@ async def test_a_fork_bomb_ends_with_its_time(runtime: DockerRuntime, bare_image
         end = await made.exec("bash", "-c", ":(){ :|:& };:; wait", timeout_s=2)
         assert end.ended_by in {"done", "wall-limit", "lost"}
         if made.environment.alive:
-            assert await made.says("echo on") == "on"
+            assert await made.output_of("echo on") == "on"
 
 
 async def test_memory_beyond_its_limit_ends_what_asks_for_it_and_nothing_else(
     runtime: DockerRuntime, tools_image: str
 ) -> None:
     async with Acting.making(runtime, tools_image, memory_mb=64) as made:
-        await made.says("kept=1")
+        await made.output_of("kept=1")
         end = await made.exec("python3", "-c", "b'x' * (200 << 20)")
         assert (end.passed, end.output["exit_code"]) == (False, 137)
         if isinstance(made.environment.handle, DirectHandle):
             assert end.output["memory_exceeded"]
-        assert await made.says("echo $kept") == "1"
+        assert await made.output_of("echo $kept") == "1"
 
 
 async def test_a_file_beyond_the_disk_limit_is_refused(runtime: DockerRuntime, bare_image: str) -> None:
     async with Acting.making(runtime, bare_image, disk_mb=4) as made:
         end = await made.bash("dd if=/dev/zero of=/tmp/large bs=1M count=8")
         assert not end.passed
-        assert int(await made.says("stat -c %s /tmp/large")) <= 4 << 20
+        assert int(await made.output_of("stat -c %s /tmp/large")) <= 4 << 20
 
 
 async def test_processes_beyond_its_grant_cannot_use_other_cores(runtime: DockerRuntime, bare_image: str) -> None:
@@ -168,7 +168,7 @@ async def test_processes_beyond_its_grant_cannot_use_other_cores(runtime: Docker
         pytest.skip("there is only one core here")
     every = ",".join(map(str, os.sched_getaffinity(0)))
     async with Acting.making(runtime, bare_image) as made:
-        output = await made.says(
+        output = await made.output_of(
             f"taskset -p -c {every} $$ >/dev/null 2>&1; for i in 1 2 3; do taskset -c {every} "
             "grep Cpus_allowed_list /proc/self/status; done 2>&1 | sort -u"
         )
@@ -191,7 +191,7 @@ async def test_what_is_written_to_the_agents_own_output_is_bounded_on_the_host(a
 async def test_an_attack_does_not_disturb_its_neighbour(runtime: DockerRuntime, bare_image: str) -> None:
     async with Acting.making(runtime, bare_image, pids=64) as bad, Acting.making(runtime, bare_image) as good:
         bomb = asyncio.create_task(bad.exec("bash", "-c", ":(){ :|:& };:; wait", timeout_s=2))
-        assert [await good.says("echo well") for _ in range(5)] == ["well"] * 5
+        assert [await good.output_of("echo well") for _ in range(5)] == ["well"] * 5
         await bomb
 
 
@@ -201,4 +201,4 @@ async def test_a_read_only_image_cannot_be_changed_but_its_working_directory_can
     async with Acting.making(runtime, bare_image, read_only=True, workdir="/usr/share/work") as made:
         for place in ("/", "/usr/bin", "/etc"):
             assert not (await made.bash(f"touch {place}/new")).passed
-        assert await made.says("touch here /tmp/there && ls") == "here"
+        assert await made.output_of("touch here /tmp/there && ls") == "here"

@@ -40,7 +40,7 @@ class Recorded:
         (self.proc / str(PID) / "cgroup").write_text(f"0::/{SCOPE}\n")
         (self.proc / "self" / "mountinfo").write_text(MOUNTINFO.format(point=root / "cgroup"))
 
-    def says(self, name: str) -> str:
+    def content(self, name: str) -> str:
         return (self.group / name).read_text()
 
 
@@ -64,12 +64,12 @@ def test_version_2_is_given_cores_thawed_and_frozen(recorded: Recorded) -> None:
     groups = found(recorded)
     groups.assign({5, 2, 3})
     groups.freeze()
-    assert (recorded.says("cpuset.cpus")[:5], recorded.says("cgroup.freeze")[0]) == ("2,3,5", "1")
+    assert (recorded.content("cpuset.cpus")[:5], recorded.content("cgroup.freeze")[0]) == ("2,3,5", "1")
     groups.thaw()
-    assert recorded.says("cgroup.freeze")[0] == "0"
+    assert recorded.content("cgroup.freeze")[0] == "0"
 
 
-async def test_version_2_is_frozen_when_the_kernel_says_so(recorded: Recorded) -> None:
+async def test_version_2_is_frozen_when_the_kernel_reports_it(recorded: Recorded) -> None:
     groups = found(recorded)
     freezing = asyncio.create_task(frozen(groups))
     await asyncio.sleep(0)
@@ -87,10 +87,10 @@ async def test_what_does_not_freeze_is_not_waited_for_forever(
 
 def test_the_peak_of_version_2_is_forgotten_by_the_descriptor_that_reads_it(recorded: Recorded) -> None:
     found(recorded).reset_peak()
-    assert recorded.says("memory.peak") == "0340032\n"  # a plain file keeps what the kernel would not
+    assert recorded.content("memory.peak") == "0340032\n"  # a plain file keeps what the kernel would not
 
 
-def test_an_old_kernel_that_cannot_forget_tells_the_peak_of_all_time(
+def test_an_old_kernel_that_cannot_reset_reports_the_peak_since_the_beginning(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

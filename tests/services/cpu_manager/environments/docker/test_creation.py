@@ -1,4 +1,4 @@
-"""Making environments that cannot be, or not just now: each failure says whose it is, and leaves nothing behind."""
+"""Failed creations of environments: each has the right cause (trainer or us), and leaves nothing behind."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from tests.services.cpu_manager.environments.docker.containers import (
     CORE,
     Acting,
     containers_of,
-    docker_says,
+    docker_output,
     node_name,
 )
 
@@ -48,7 +48,7 @@ def changed(image: str, lines: str) -> Iterator[str]:
     try:
         yield made
     finally:
-        docker_says("image", "rm", "--force", made)
+        docker_output("image", "rm", "--force", made)
 
 
 @pytest_asyncio.fixture
@@ -64,10 +64,10 @@ async def test_set_up_lines_run_in_order_in_the_working_directory(node: Node, ba
     setup = ["echo 1 > a", "cat a > b; echo $WORD >> b"]
     async with Acting.making(node.runtime, bare_image, setup=setup, workdir="/new/work", env={"WORD": "w"}) as made:
         assert (await made.exec("cat", "/new/work/b")).output["stdout"] == "1\nw\n"
-        assert await made.says("pwd") == "/new/work"
+        assert await made.output_of("pwd") == "/new/work"
 
 
-async def test_a_failed_set_up_line_is_told_with_what_it_said(node: Node, bare_image: str) -> None:
+async def test_a_failed_set_up_line_is_reported_with_its_output(node: Node, bare_image: str) -> None:
     with pytest.raises(BadEnvironment, match=r"'echo first; echo why; false' failed: exit code 1\nfirst\nwhy"):
         await node.makes(bare_image, setup=["true", "echo first; echo why; false", "touch /never"])
 
@@ -82,7 +82,7 @@ async def test_a_working_directory_that_is_a_file_is_the_trainers_fault(node: No
         await node.makes(bare_image, workdir="/etc/passwd")
 
 
-async def test_an_image_whose_user_does_not_exist_is_broken(node: Node, bare_image: str) -> None:
+async def test_an_image_whose_user_does_not_exist_is_refused(node: Node, bare_image: str) -> None:
     with changed(bare_image, "USER nobodyknows") as image, pytest.raises(BadEnvironment, match="nobodyknows"):
         await node.makes(image)
 
@@ -90,11 +90,13 @@ async def test_an_image_whose_user_does_not_exist_is_broken(node: Node, bare_ima
 async def test_an_image_of_an_ordinary_user_works_as_that_user(node: Node, bare_image: str) -> None:
     with changed(bare_image, "USER nobody\nENV COLOUR=blue\nWORKDIR /tmp") as image:
         async with Acting.making(node.runtime, image) as made:
-            assert await made.says("id -u; pwd; echo $COLOUR; touch mine && echo done") == "65534\n/tmp\nblue\ndone"
+            assert (
+                await made.output_of("id -u; pwd; echo $COLOUR; touch mine && echo done") == "65534\n/tmp\nblue\ndone"
+            )
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.02, 0.1, 0.25, 0.5, 0.8])
-async def test_a_cancelled_making_leaves_nothing(node: Node, bare_image: str, after_s: float) -> None:
+async def test_a_cancelled_creation_leaves_nothing(node: Node, bare_image: str, after_s: float) -> None:
     await node.runtime.prepare(bare_image)
     making = asyncio.create_task(node.makes(bare_image, setup=["sleep 300"]))
     await asyncio.wait({making}, timeout=after_s)
@@ -108,20 +110,20 @@ async def test_a_cancelled_making_leaves_nothing(node: Node, bare_image: str, af
 async def test_a_container_that_has_the_name_goes_first(node: Node, bare_image: str) -> None:
     owner = Owner(node.name)
     labels = [word for label in owner.filters for word in ("--label", label)]
-    left = docker_says("create", "--name", name_of(owner, "made"), *labels, bare_image, "true")
+    left = docker_output("create", "--name", name_of(owner, "made"), *labels, bare_image, "true")
     await node.makes(bare_image)
     assert left not in containers_of(node.name)
 
 
 async def test_a_volume_that_somebody_removed_is_filled_again(node: Node, bare_image: str) -> None:
     await node.runtime.prepare(bare_image)
-    (volume,) = (name for name in docker_says("volume", "ls", "--quiet").split() if node.name in name)
-    docker_says("volume", "rm", volume)
+    (volume,) = (name for name in docker_output("volume", "ls", "--quiet").split() if node.name in name)
+    docker_output("volume", "rm", volume)
     with pytest.raises(RuntimeUnavailable):
         await node.makes(bare_image)
     await node.makes(bare_image)
 
 
-async def test_an_engine_out_of_reach_is_told_at_once(tmp_path: Any) -> None:
+async def test_an_unreachable_engine_is_reported_at_once(tmp_path: Any) -> None:
     with pytest.raises(RuntimeUnavailable, match="out of reach"):
         await DockerRuntime.open("nowhere", url=f"unix://{tmp_path}/docker.sock")

@@ -91,16 +91,16 @@ async def test_environments_outlive_their_engine_and_act_without_it(engine: Cont
     runtime = await DockerRuntime.open(node_name(), url=engine.url)
     try:
         async with Acting.making(runtime, "treadletest:bare") as made:
-            await made.says("kept=yes; sleep 300 &")
+            await made.output_of("kept=yes; sleep 300 &")
             engine.kill()
-            assert await made.says("echo $kept; jobs | grep -c sleep") == "yes\n1"
+            assert await made.output_of("echo $kept; jobs | grep -c sleep") == "yes\n1"
             with pytest.raises(RuntimeUnavailable):
                 await runtime.create("new", EnvironmentSpec(image="treadletest:bare"), CORE)
             assert made.environment.alive
             engine.start()
-            assert await made.says("echo $kept") == "yes"
+            assert await made.output_of("echo $kept") == "yes"
             async with Acting.making(runtime, "treadletest:bare") as new:
-                assert await new.says("echo new") == "new"
+                assert await new.output_of("echo new") == "new"
     finally:
         await runtime.close()
     assert engine.command("ps", "--all", "--quiet").stdout == ""

@@ -1,4 +1,4 @@
-"""The disk budget of images: only what we pulled and nobody uses is removed, the least recently used first."""
+"""Disk budget of images: only unused images that we pulled are removed, the least recently used first."""
 
 import asyncio
 from typing import Any
@@ -111,7 +111,7 @@ async def test_an_image_that_is_larger_than_the_budget_stays_while_it_is_wanted(
     assert node.store.removed == ["a:1", "huge:1"]
 
 
-async def test_who_wants_an_image_that_is_being_removed_waits_for_its_end() -> None:
+async def test_a_request_for_an_image_waits_for_the_end_of_its_removal() -> None:
     node = await desk()
     await node.pull("a:1", 40)
     removing = asyncio.create_task(node.image_budget.remove_oldest())
@@ -124,7 +124,7 @@ async def test_who_wants_an_image_that_is_being_removed_waits_for_its_end() -> N
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["pull", "use", "hold", "release"])), max_size=40))
 def test_whatever_happens_the_rest_is_within_the_budget_or_in_use(steps: list[tuple[str, str]]) -> None:
-    """Oracle: sizes of 40 bytes, so two that nobody holds fit, and the third goes."""
+    """Oracle: sizes of 40 bytes, so two unused ones fit, and the third is removed."""
 
     async def play() -> None:
         node = await desk(f=40)

@@ -142,7 +142,7 @@ async def test_a_registry_that_goes_on_failing_is_our_failure() -> None:
         EngineRefusal(400, "invalid reference format"),
     ],
 )
-async def test_an_image_that_is_not_to_be_had_is_told_at_once(refusal: EngineRefusal) -> None:
+async def test_a_missing_image_is_reported_at_once(refusal: EngineRefusal) -> None:
     registry, pauses = Registry(refusal), Pauses()
     with pytest.raises(BadEnvironment, match="'a:1'"):
         await images(registry, pauses).get("a:1")

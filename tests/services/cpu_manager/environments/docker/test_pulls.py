@@ -50,7 +50,7 @@ def new_name() -> str:
     return f"treadletest{os.getpid()}-{next(_numbers)}"
 
 
-async def test_an_image_is_pulled_once_for_all_who_want_it_and_then_used(registry: LoopbackRegistry) -> None:
+async def test_an_image_is_pulled_once_for_all_requests_and_then_used(registry: LoopbackRegistry) -> None:
     name = new_name()
     image = registry.add(name)
     async with opened() as runtime:

@@ -16,7 +16,7 @@ from tests.services.cpu_manager.environments.docker.containers import (
     CORE,
     Acting,
     containers_of,
-    docker_says,
+    docker_output,
     node_name,
 )
 
@@ -55,7 +55,7 @@ async def removed(runtime: DockerRuntime) -> None:
             await asyncio.wait(set(runtime._removal._tasks))
 
 
-async def test_the_removal_of_a_given_up_start_does_not_touch_its_successor(
+async def test_the_removal_of_an_abandoned_start_does_not_touch_its_successor(
     runtime: DockerRuntime, bare_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await runtime.prepare(bare_image)
@@ -74,24 +74,24 @@ async def test_the_removal_of_a_given_up_start_does_not_touch_its_successor(
     await stumbling.failed.wait()
     second = Acting(await runtime.create("one", EnvironmentSpec(image=bare_image), CORE))
     await removed(runtime)
-    assert await second.says("echo stands") == "stands"
+    assert await second.output_of("echo exists") == "exists"
     assert containers_of(runtime._owner.node) == [second.environment.handle.container]
 
 
-async def test_a_start_that_is_given_up_at_its_creation_leaves_its_successor_alone(
+async def test_a_start_that_is_abandoned_during_creation_does_not_touch_its_successor(
     runtime: DockerRuntime, bare_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Acting.making(runtime, bare_image):
         pass  # from now on it is known whether the engine bounds what is written, and a creation is one call
-    create, asked, stands = runtime._engine.create, asyncio.Event(), asyncio.Event()
+    create, asked, exists = runtime._engine.create, asyncio.Event(), asyncio.Event()
 
     async def slow(name: str, config: Mapping[str, Any]) -> str:
-        """The first answer comes when the second stands."""
+        """Return the first answer after the second container exists."""
         first = not asked.is_set()
         asked.set()
         container = await create(name, config)
         if first:
-            await stands.wait()
+            await exists.wait()
         return container
 
     monkeypatch.setattr(runtime._engine, "create", slow)
@@ -102,9 +102,9 @@ async def test_a_start_that_is_given_up_at_its_creation_leaves_its_successor_alo
     try:
         second = Acting(await runtime.create("one", EnvironmentSpec(image=bare_image), CORE))
     finally:
-        stands.set()
+        exists.set()
     await removed(runtime)
-    assert await second.says("echo stands") == "stands"
+    assert await second.output_of("echo exists") == "exists"
 
 
 @pytest.mark.parametrize("after", ["start", "handle"])
@@ -118,7 +118,7 @@ async def test_a_container_removed_while_it_is_connected_to_is_our_failure(
 
     async def then_remove(container: str) -> Any:
         answer = await call(container)
-        docker_says("rm", "--force", container)
+        docker_output("rm", "--force", container)
         return answer
 
     monkeypatch.setattr(owner, after, then_remove)
@@ -155,8 +155,8 @@ async def test_closing_tries_at_once_and_gives_up_on_an_engine_that_does_not(
     await runtime.close()
     assert stumbling.fails == 10**6 - 1 - removal.ATTEMPTS
     (left,) = containers_of(runtime._owner.node)
-    docker_says("rm", "--force", "--volumes", left)
-    docker_says("volume", "rm", "--force", runtime._creator.agent_volume.name)
+    docker_output("rm", "--force", "--volumes", left)
+    docker_output("volume", "rm", "--force", runtime._creator.agent_volume.name)
 
 
 async def test_a_filling_of_the_volume_outlives_who_began_it(bare_image: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,4 +178,4 @@ async def test_a_filling_of_the_volume_outlives_who_began_it(bare_image: str, mo
     await asyncio.wait({making})
     await runtime.close()
     assert containers_of(runtime._owner.node) == []
-    assert runtime._creator.agent_volume.name not in docker_says("volume", "ls", "--quiet").split()
+    assert runtime._creator.agent_volume.name not in docker_output("volume", "ls", "--quiet").split()

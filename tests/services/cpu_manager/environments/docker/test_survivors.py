@@ -22,14 +22,14 @@ from tests.services.cpu_manager.environments.docker.containers import (
     CORE,
     Acting,
     containers_of,
-    docker_says,
+    docker_output,
     node_name,
 )
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker")]
 
-# A manager's life: it makes an environment of an image on a node, and is in the middle of an action when it is killed.
-LIFE = """
+# A manager that creates an environment of an image on a node, and is killed during an action.
+MANAGER = """
 import asyncio, sys
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from tests.services.cpu_manager.environments.docker.containers import CORE, EnvBash, EnvironmentSpec
@@ -37,7 +37,7 @@ from tests.services.cpu_manager.environments.docker.containers import CORE, EnvB
 async def main(node, way, image):
     runtime = await DockerRuntime.open(node, direct=way == "direct")
     spec = EnvironmentSpec(image=image, env={"WORD": "kept"}, memory_mb=64, workdir="/work")
-    environment = await runtime.create("told", spec, CORE)
+    environment = await runtime.create("survivor", spec, CORE)
     await environment.act("env.bash", EnvBash(line="here=in_the_shell; sleep 1234 & echo $! > background"), CORE, 20)
     line = "echo begun > begun; while :; do :; done"
     acting = asyncio.ensure_future(environment.act("env.bash", EnvBash(line=line, session="busy"), CORE, 600))
@@ -50,55 +50,55 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @contextlib.asynccontextmanager
-async def killed_life(node: str, way: str, image: str) -> AsyncIterator[str]:
-    """The container that a manager left when it was killed with an action under way."""
-    life = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", LIFE, node, way, image),
+async def killed_manager(node: str, way: str, image: str) -> AsyncIterator[str]:
+    """Yield the container of a manager that was killed during an action."""
+    manager = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", MANAGER, node, way, image),
         stdout=asyncio.subprocess.PIPE,
         cwd=Path(__file__).parents[5],
     )
-    assert life.stdout is not None
+    assert manager.stdout is not None
     try:
-        container = (await asyncio.wait_for(life.stdout.readline(), 60)).decode().strip()
-        assert container, "the life ended before its environment was made"
+        container = (await asyncio.wait_for(manager.stdout.readline(), 60)).decode().strip()
+        assert container, "the manager ended before its environment was created"
     finally:
-        life.send_signal(signal.SIGKILL)
-        await life.wait()
+        manager.send_signal(signal.SIGKILL)
+        await manager.wait()
     try:
         yield container
     finally:
         for left in containers_of(node):
-            docker_says("rm", "--force", "--volumes", left)
+            docker_output("rm", "--force", "--volumes", left)
 
 
 @pytest.mark.parametrize("after", ["direct", "through the engine"])
 @pytest.mark.parametrize("before", ["direct", "through the engine"])
-async def test_a_container_outlives_a_killed_manager_and_is_taken_up(bare_image: str, before: str, after: str) -> None:
+async def test_a_container_survives_a_killed_manager_and_is_adopted(bare_image: str, before: str, after: str) -> None:
     if os.geteuid() != 0:
         pytest.skip("writing a container's control groups needs root")
     node = node_name()
-    async with killed_life(node, before, bare_image) as container:
+    async with killed_manager(node, before, bare_image) as container:
         runtime = await DockerRuntime.open(node, direct=after == "direct")
         try:
             (survivor,) = await runtime.survivors()
-            assert (survivor.trajectory, survivor.alive, survivor.spec.memory_mb) == ("told", True, 64)
+            assert (survivor.trajectory, survivor.alive, survivor.spec.memory_mb) == ("survivor", True, 64)
             assert survivor.spec.env == {"WORD": "kept"}
             assert 0 < survivor.age_s < 60  # type: ignore[attr-defined]
             made = Acting(survivor)  # type: ignore[arg-type]
             assert made.environment.handle.container == container
-            assert await made.says("echo $here $WORD; pwd; cat begun") == "in_the_shell kept\n/work\nbegun"
-            assert await made.says("kill -0 $(cat background) && echo running") == "running"
+            assert await made.output_of("echo $here $WORD; pwd; cat begun") == "in_the_shell kept\n/work\nbegun"
+            assert await made.output_of("kill -0 $(cat background) && echo running") == "running"
             # What acted when its manager was killed has ended: nothing but shells and the background sleep is left.
-            assert "R" not in await made.says("ps -e -o stat,args | grep -v ps | cut -c 1 | sort -u")
+            assert "R" not in await made.output_of("ps -e -o stat,args | grep -v ps | cut -c 1 | sort -u")
         finally:
             await runtime.close()
         assert containers_of(node) == []
 
 
-async def test_an_engine_that_comes_later_is_a_runtime_and_what_stood_there_is_ended(
+async def test_an_engine_that_answers_later_is_offered_and_its_survivors_are_ended(
     bare_image: str, tmp_path: Path
 ) -> None:
-    """The leader was told that nothing stands on the node."""
+    """The node has already reported to the leader that it has no environments."""
     if os.geteuid() != 0:
         pytest.skip("writing a container's control groups needs root")
     socket = tmp_path / "docker.sock"
@@ -106,7 +106,7 @@ async def test_an_engine_that_comes_later_is_a_runtime_and_what_stood_there_is_e
         {"node": node_name(), "engine": f"unix://{socket}", "engine_retry_s": 0.05}
     )
     async with (
-        killed_life(settings.node, "direct", bare_image),
+        killed_manager(settings.node, "direct", bare_image),
         open_runtimes(settings, NoSandbox("not here"), MeshContext()) as opened,
     ):
         assert opened.runtimes.names == []
@@ -119,14 +119,14 @@ async def test_an_engine_that_comes_later_is_a_runtime_and_what_stood_there_is_e
             while containers_of(settings.node):  # noqa: ASYNC110  # the other side is the engine
                 await asyncio.sleep(0.1)
         async with Acting.making(opened.runtimes.of(bare_image), bare_image) as made:  # type: ignore[arg-type]
-            assert await made.says("echo new") == "new"
+            assert await made.output_of("echo new") == "new"
 
 
 async def test_what_is_beyond_repair_is_removed(bare_image: str) -> None:
     node = node_name()
-    async with killed_life(node, "direct", bare_image) as container:
-        docker_says("kill", container)
-        strange = docker_says("create", *labels(node), bare_image, "true")
+    async with killed_manager(node, "direct", bare_image) as container:
+        docker_output("kill", container)
+        strange = docker_output("create", *labels(node), bare_image, "true")
         runtime = await DockerRuntime.open(node)
         try:
             assert set(containers_of(node)) == {container, strange}
@@ -140,12 +140,12 @@ async def test_the_volume_of_an_earlier_version_goes_with_its_last_container(bar
     node = node_name()
     earlier = f"treadle-carried-{node}-{'0' * 12}"
     mount = f"type=volume,source={earlier},target=/run/treadle/carried"
-    docker_says("create", *labels(node), "--mount", mount, bare_image, "true")
+    docker_output("create", *labels(node), "--mount", mount, bare_image, "true")
     runtime = await DockerRuntime.open(node)
     assert await runtime.survivors() == []
     await runtime.close()
     assert containers_of(node) == []
-    assert earlier not in docker_says("volume", "ls", "--quiet")
+    assert earlier not in docker_output("volume", "ls", "--quiet")
 
 
 async def test_another_nodes_containers_are_left_in_peace(bare_image: str) -> None:
@@ -154,7 +154,7 @@ async def test_another_nodes_containers_are_left_in_peace(bare_image: str) -> No
         async with Acting.making(runtime, bare_image) as made:
             assert await other.survivors() == []
             await other.close()
-            assert await made.says("echo here") == "here"
+            assert await made.output_of("echo here") == "here"
     finally:
         await runtime.close()
 
@@ -166,21 +166,21 @@ async def test_a_node_of_another_mesh_is_another_owner_whatever_its_name(bare_im
     spec = EnvironmentSpec(image=bare_image, memory_mb=64)
     try:
         ours, theirs = [Acting(await one.create("same", spec, CORE)) for one in (first, second)]
-        assert await ours.says("echo ours > /tmp/whose; cat /tmp/whose") == "ours"
+        assert await ours.output_of("echo ours > /tmp/whose; cat /tmp/whose") == "ours"
         await second.close()
         assert not theirs.environment.alive
         assert containers_of(node) == [ours.environment.handle.container]
         second = await DockerRuntime.open(node, mesh="b" * 16)
         assert await second.survivors() == []
-        assert await ours.says("cat /tmp/whose") == "ours"
+        assert await ours.output_of("cat /tmp/whose") == "ours"
         # The volume is theirs alone, too: another container can be made.
         async with Acting.making(first, bare_image) as another:
-            assert await another.says("echo here") == "here"
+            assert await another.output_of("echo here") == "here"
     finally:
         await second.close()
         await first.close()
     assert containers_of(node) == []
-    assert node not in docker_says("volume", "ls", "--quiet")
+    assert node not in docker_output("volume", "ls", "--quiet")
 
 
 async def test_a_second_manager_of_a_node_starts_nothing_until_the_first_has_ended(bare_image: str) -> None:
@@ -189,12 +189,12 @@ async def test_a_second_manager_of_a_node_starts_nothing_until_the_first_has_end
     async with Acting.making(first, bare_image) as made:
         with pytest.raises(RuntimeUnavailable, match="another manager on this host owns the containers"):
             await DockerRuntime.open(node, claim_s=0.1)
-        assert await made.says("echo here") == "here"
+        assert await made.output_of("echo here") == "here"
         waiting = asyncio.create_task(DockerRuntime.open(node, claim_s=60.0))
         await first.close()
     second = await waiting
     async with Acting.making(second, bare_image) as made:
-        assert await made.says("echo here") == "here"
+        assert await made.output_of("echo here") == "here"
     await second.close()
     assert containers_of(node) == []
 
@@ -202,13 +202,13 @@ async def test_a_second_manager_of_a_node_starts_nothing_until_the_first_has_end
 async def test_a_container_of_anothers_with_our_name_is_not_removed(bare_image: str) -> None:
     node = node_name()
     runtime = await DockerRuntime.open(node)
-    strange = docker_says("create", "--name", name_of(Owner(node), "same"), bare_image, "true")
+    strange = docker_output("create", "--name", name_of(Owner(node), "same"), bare_image, "true")
     try:
         with pytest.raises(RuntimeUnavailable, match="is the name of another's container"):
             await runtime.create("same", EnvironmentSpec(image=bare_image, memory_mb=64), CORE)
-        assert docker_says("inspect", "--format", "{{.Id}}", strange) == strange
+        assert docker_output("inspect", "--format", "{{.Id}}", strange) == strange
     finally:
-        docker_says("rm", "--force", strange)
+        docker_output("rm", "--force", strange)
         await runtime.close()
 
 

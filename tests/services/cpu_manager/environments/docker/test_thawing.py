@@ -1,4 +1,4 @@
-"""Through the engine: what ends or fails between two of its calls leaves a container that is known to stand still."""
+"""Through the engine: an end or failure between two of its calls leaves a container that is known to be frozen."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
-from tests.services.cpu_manager.environments.docker.containers import Acting, docker_says, node_name
+from tests.services.cpu_manager.environments.docker.containers import Acting, docker_output, node_name
 
 pytestmark = [pytest.mark.docker]
 
@@ -22,7 +22,7 @@ async def runtime(docker: None) -> AsyncIterator[DockerRuntime]:
 
 
 def stands_still(acting: Acting) -> bool:
-    return docker_says("inspect", "--format", "{{.State.Paused}}", acting.environment.handle.container) == "true"
+    return docker_output("inspect", "--format", "{{.State.Paused}}", acting.environment.handle.container) == "true"
 
 
 @pytest.mark.parametrize("call", ["unpause", "update", "pause"])
@@ -37,7 +37,7 @@ async def test_an_action_cancelled_at_any_call_leaves_it_frozen(
         return await post(path, what, body)
 
     async with Acting.making(runtime, bare_image) as acting:
-        await acting.says("kept=yes; (while :; do :; done) & true")
+        await acting.output_of("kept=yes; (while :; do :; done) & true")
         monkeypatch.setattr(runtime._engine, "post", watched)
         action = asyncio.create_task(acting.bash("true"))
         await asked.wait()
@@ -45,12 +45,12 @@ async def test_an_action_cancelled_at_any_call_leaves_it_frozen(
         await asyncio.wait({action})
         assert action.cancelled()
         assert stands_still(acting)
-        assert await acting.says("echo $kept") == "yes"
+        assert await acting.output_of("echo $kept") == "yes"
 
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("call", ["unpause", "pause"])
-async def test_a_call_whose_answer_is_lost_is_understood_when_it_is_made_again(
+async def test_a_call_whose_answer_was_lost_succeeds_when_repeated(
     runtime: DockerRuntime, bare_image: str, monkeypatch: pytest.MonkeyPatch, call: str, *, before: bool
 ) -> None:
     """Whether the engine did it (`before` the answer was lost) or not."""
@@ -66,13 +66,13 @@ async def test_a_call_whose_answer_is_lost_is_understood_when_it_is_made_again(
         raise RuntimeUnavailable("the engine did not answer")
 
     async with Acting.making(runtime, bare_image) as acting:
-        await acting.says("kept=yes")
+        await acting.output_of("kept=yes")
         monkeypatch.setattr(runtime._engine, "post", losing)
         end = await acting.bash("true")
         assert lost
         if call == "unpause":
             assert end.ended_by == "lost"
             assert stands_still(acting)
-            assert await acting.says("echo $kept") == "yes"
+            assert await acting.output_of("echo $kept") == "yes"
         else:  # nothing keeps cores that were not granted
             assert not acting.environment.alive

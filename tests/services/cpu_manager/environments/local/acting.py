@@ -1,4 +1,4 @@
-"""Short words for what the tests do in an environment, and looks at it from outside."""
+"""Short functions for tests in an environment, and inspection of it from outside."""
 
 import asyncio
 import os
@@ -22,8 +22,8 @@ async def act(
     return await environment.act(name, ENVIRONMENT_KINDS[name](**params), cores, timeout_s)
 
 
-async def says(environment: Environment, line: str, *, cores: frozenset[int] = CORE) -> str:
-    """What a line says that has to succeed."""
+async def output_of(environment: Environment, line: str, *, cores: frozenset[int] = CORE) -> str:
+    """Return the output of a line that must succeed."""
     end = await act(environment, "bash", line=line, cores=cores)
     assert end.passed, end
     return str(end.output["output"]).rstrip("\n")
@@ -34,7 +34,7 @@ async def in_background(environment: Environment, mark: str, code: str = "while 
     begun = f"begun-{mark}"
     program = f"open({begun!r}, 'w'); exec({code!r})"
     await act(environment, "write", path=f"{mark}.py", content=program)
-    await says(environment, f"python3 {mark}.py & until [ -e {begun} ]; do sleep 0.01; done")
+    await output_of(environment, f"python3 {mark}.py & until [ -e {begun} ]; do sleep 0.01; done")
 
 
 def cpu_s_of(pid: int) -> float:

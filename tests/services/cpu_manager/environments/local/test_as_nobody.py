@@ -1,4 +1,4 @@
-"""The same promises where the manager is an ordinary user: on the rungs that such a one has."""
+"""The same tests with a manager that is an ordinary user, on the rungs that it has."""
 
 import os
 import subprocess

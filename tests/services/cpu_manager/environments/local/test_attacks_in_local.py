@@ -16,7 +16,7 @@ from tests.services.cpu_manager.environments.local.acting import (
     cpu_s_of,
     found,
     in_background,
-    says,
+    output_of,
     until,
     until_gone,
 )
@@ -28,15 +28,17 @@ _REPOSITORY = Path(__file__).resolve().parents[5]
 async def test_an_environment_sees_nothing_of_another(runtime: LocalRuntime, environment: CellEnvironment) -> None:
     other = await runtime.create("other", SMALL, CORE)
     await in_background(other, "in-the-other")
-    await says(other, "echo secret > /tmp/secret")
-    seen = await says(environment, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '; ls -A /tmp /dev/shm; ipcs | wc -l")
+    await output_of(other, "echo secret > /tmp/secret")
+    seen = await output_of(environment, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '; ls -A /tmp /dev/shm; ipcs | wc -l")
     assert "in-the-other" not in seen
     assert "secret" not in seen
     await other.close()
 
 
 async def test_the_host_is_not_there(environment: CellEnvironment) -> None:
-    assert await says(environment, "ls /sys /run /var/run /home 2>/dev/null; cat /etc/shadow 2>/dev/null; true") == ""
+    assert (
+        await output_of(environment, "ls /sys /run /var/run /home 2>/dev/null; cat /etc/shadow 2>/dev/null; true") == ""
+    )
     assert not (await act(environment, "read", path="/etc/shadow")).passed
     network = "import socket; socket.create_connection(('127.0.0.1', 80), 1)"
     assert not (await act(environment, "exec", argv=["python3", "-c", network])).passed
@@ -66,7 +68,7 @@ async def test_the_agent_cannot_be_reached_from_inside(environment: CellEnvironm
     assert (await act(environment, "exec", argv=["echo", "well"])).output["stdout"] == "well\n"
 
 
-async def test_a_timer_does_not_wake_what_stands_still(environment: CellEnvironment) -> None:
+async def test_a_timer_does_not_resume_a_suspended_process(environment: CellEnvironment) -> None:
     program = """
 import ctypes, fcntl, os, signal, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -92,7 +94,7 @@ while True:
 async def test_files_stay_within_their_size(environment: CellEnvironment) -> None:
     end = await act(environment, "exec", argv=["dd", "if=/dev/zero", "of=big", "bs=1M", "count=100"])
     assert not end.passed
-    assert int(await says(environment, "du -sm . | cut -f1")) <= SMALL.disk_mb
+    assert int(await output_of(environment, "du -sm . | cut -f1")) <= SMALL.disk_mb
     assert "No space left" in (await act(environment, "write", path="/tmp/x/y", content="z" * (7 << 20))).reason
     assert (await act(environment, "list", path="/tmp/x")).output["entries"] == []
 
@@ -119,13 +121,13 @@ for child in children:
 async def test_an_agent_that_lies_costs_only_its_own_environment(runtime: LocalRuntime) -> None:
     environment = await runtime.create("liar", SMALL, CORE)
     agent = process_of(environment.handle.pidfd)
-    assert await says(environment, "echo well") == "well"
+    assert await output_of(environment, "echo well") == "well"
     os.kill(agent, 9)
     environment.handle.release()
     await until(lambda: not environment.alive, "its end was not seen")
     assert (await act(environment, "exec", argv=["true"])).ended_by == "lost"
     other = await runtime.create("honest", SMALL, CORE)
-    assert await says(other, "echo well") == "well"
+    assert await output_of(other, "echo well") == "well"
     await other.close()
 
 
@@ -174,4 +176,4 @@ async def test_writing_to_the_shells_own_descriptors_costs_no_environment(enviro
     await act(environment, "write", path="child.py", content=child)
     end = await act(environment, "bash", line="python3 child.py; echo kid; (exit 7)")
     assert (end.ended_by, end.output["exit_code"], end.output["output"][-4:]) == ("done", 7, "kid\n"), end
-    assert await says(environment, "echo still") == "still"
+    assert await output_of(environment, "echo still") == "still"

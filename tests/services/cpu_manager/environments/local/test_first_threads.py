@@ -1,4 +1,4 @@
-"""Programs that go on when their first thread has ended, which is all that most of /proc tells of. On every rung."""
+"""Programs that continue after the end of their first thread, the only one in most of /proc. On every rung."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ import pytest
 from services.cpu_manager.environments.local.runtime import CellEnvironment, LocalRuntime
 from services.cpu_manager.sandbox.usage import process_of, tree_of
 from shared.messages.environments import EnvironmentSpec
-from tests.services.cpu_manager.environments.local.acting import CORE, act, says
+from tests.services.cpu_manager.environments.local.acting import CORE, act, output_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -35,7 +35,7 @@ def work():
 threading.Thread(target=work).start()
 {EXIT}
 """
-"""Its child's end tells it SIGCONT instead of SIGCHLD."""
+"""The end of its child sends it SIGCONT instead of SIGCHLD."""
 
 
 def cpu_s_of_all(init: int) -> float:
@@ -47,8 +47,8 @@ def cpu_s_of_all(init: int) -> float:
     return spent / 1e9
 
 
-def living(init: int) -> int:
-    """Processes of an environment, beside its agent, of which a thread lives."""
+def alive_processes(init: int) -> int:
+    """Number of processes of an environment, except its agent, with a thread that has not ended."""
     count = 0
     for pid in set(tree_of(init)) - {init}:
         with contextlib.suppress(OSError):
@@ -57,17 +57,17 @@ def living(init: int) -> int:
     return count
 
 
-async def test_no_end_of_a_child_wakes_what_stands_still(runtime: LocalRuntime) -> None:
+async def test_the_end_of_a_child_does_not_resume_a_suspended_process(runtime: LocalRuntime) -> None:
     environment = await runtime.create("waker", EnvironmentSpec(memory_mb=1024, disk_mb=16, pids=64), CORE)
     try:
         await act(environment, "write", path="waker.py", content=_WAKER)
-        await says(environment, "python3 waker.py & until [ -e ready ]; do sleep 0.05; done")
-        await says(environment, "touch go; sleep 0.003")
+        await output_of(environment, "python3 waker.py & until [ -e ready ]; do sleep 0.05; done")
+        await output_of(environment, "touch go; sleep 0.003")
         init = process_of(environment.handle.pidfd)
         before = cpu_s_of_all(init)
         await asyncio.sleep(0.5)
         assert cpu_s_of_all(init) == before
-        assert await says(environment, "echo well") == "well"
+        assert await output_of(environment, "echo well") == "well"
     finally:
         await environment.close()
 
@@ -79,14 +79,14 @@ threading.Thread(target=time.sleep, args=(300,)).start()
 print("works", flush=True)
 {EXIT}
 """
-    await says(environment, "kept=state")
+    await output_of(environment, "kept=state")
     end = await act(environment, "exec", argv=["python3", "-c", program], timeout_s=1.0)
     assert (end.ended_by, end.output["stdout"]) == ("wall-limit", "works\n")
-    assert await says(environment, "echo $kept") == "state"
+    assert await output_of(environment, "echo $kept") == "state"
     init = process_of(environment.handle.pidfd)
-    assert living(init) == 1, "its shell"
+    assert alive_processes(init) == 1, "its shell"
     await act(environment, "write", path="program.py", content=program)
-    await says(environment, "(python3 program.py >began &); until [ -s began ]; do sleep 0.01; done")
-    assert living(init) == 2
+    await output_of(environment, "(python3 program.py >began &); until [ -s began ]; do sleep 0.01; done")
+    assert alive_processes(init) == 2
     assert (await act(environment, "close_session")).passed
-    assert living(init) == 0
+    assert alive_processes(init) == 0

@@ -5,7 +5,7 @@ import pytest
 from services.cpu_manager.environments.local.runtime import CellEnvironment, LocalRuntime
 from services.cpu_manager.environments.protocol import BadEnvironment
 from shared.messages.environments import EnvironmentSpec
-from tests.services.cpu_manager.environments.local.acting import CORE, SMALL, act, says
+from tests.services.cpu_manager.environments.local.acting import CORE, SMALL, act, output_of
 from tests.services.cpu_manager.environments.local.test_first_threads import EXIT
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -32,4 +32,4 @@ threading.Thread(target=work).start()
 """
     end = await act(environment, "exec", argv=["python3", "-c", program])
     assert (end.ended_by, end.output["exit_code"], end.output["memory_exceeded"]) == ("done", 137, True)
-    assert await says(environment, "echo well") == "well"
+    assert await output_of(environment, "echo well") == "well"

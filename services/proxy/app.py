@@ -9,14 +9,14 @@ from typing import TypedDict
 
 from fastapi import FastAPI, Request, Response
 
-from services.proxy.health import Health, watch_restarts
+from services.proxy.health import HealthMonitor, watch_restarts
 from services.proxy.http import batches, mesh, tasks
 from services.proxy.http.asgi import put_in_front
 from services.proxy.http.bodies import Bodies
 from services.proxy.http.held import HeldCalls
 from services.proxy.http.hot import HOT_ROUTES
 from services.proxy.http.openapi.document import extend_openapi
-from services.proxy.http.retries import Retries
+from services.proxy.http.retries import RunCodeRetries
 from services.proxy.http.sandbox_fusion import RUN_CODE_ROUTES
 from services.proxy.http.swerex.routes import SWEREX_ROUTES
 from services.proxy.http.trajectories import TRAJECTORY_ROUTES
@@ -57,7 +57,7 @@ pooled resources, and answers each exactly once. Errors are problem+json (RFC 94
 """
 
 
-class State(TypedDict):
+class LifespanState(TypedDict):
     """State that the lifespan yields."""
 
     proxy: ProxyState
@@ -68,7 +68,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
     settings = settings or load(ProxySettings)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[State]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[LifespanState]:
         await asyncio.to_thread(
             scheduling.warm
         )  # so that a leader does not compile, or load compiled code, during a decision
@@ -92,10 +92,10 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
             archiver = Archiver(redis, archive, clock, memory, settings)
             waiters = Waiters(store.answers)
             WAITING.set_function(lambda: len(waiters))
-            health = Health(redis, store, sessions, disk, clock, node_lost_s=settings.node_lost_s)
+            health = HealthMonitor(redis, store, sessions, disk, clock, node_lost_s=settings.node_lost_s)
             task_book = TaskRegistry(redis)
             leadership = Leadership(redis, reader, waiters, settings, background)
-            retries = Retries(redis, background, settings)
+            retries = RunCodeRetries(redis, background, settings)
             held = HeldCalls(settings, retries)
             proxy = ProxyState(
                 settings=settings,
@@ -144,7 +144,7 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
             background.start(watch_restarts(settings.treadle.home), name="restarts")
             background.start(memory.watch(), name="memory")
             background.start(archiver.run(), name="archiver")
-            yield State(proxy=proxy)
+            yield LifespanState(proxy=proxy)
             await archiver.stop()
             await leadership.stop()
 

@@ -49,7 +49,7 @@ STUCK_POOLS_SHOWN: Final = 8
 """The pools with the most waiting work."""
 
 
-class Health:
+class HealthMonitor:
     """Last known state of the parts. None: not checked yet, or unknown while Valkey is away."""
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Depends, Header, Request
 from redis.asyncio import Redis
 
-from services.proxy.health import Health
+from services.proxy.health import HealthMonitor
 from services.proxy.http.bodies import Bodies
 from services.proxy.leader.leadership import Leadership
 from services.proxy.records.batch_service import BatchService
@@ -26,7 +26,7 @@ from shared.runtime.patterns import NAME
 
 if TYPE_CHECKING:
     from services.proxy.http.held import HeldCalls
-    from services.proxy.http.retries import Retries
+    from services.proxy.http.retries import RunCodeRetries
 
 DEFAULT_TENANT = "default"
 """Tenant of calls without a `Treadle-Tenant` header. There are no keys yet."""
@@ -39,7 +39,7 @@ class ProxyState:
     settings: ProxySettings
     redis: Redis
     clock: ValkeyClock
-    health: Health
+    health: HealthMonitor
     ids: Ids
     intake: Intake
     disk: StoreDisk
@@ -51,7 +51,7 @@ class ProxyState:
     trajectories: TrajectoryService
     leadership: Leadership
     bodies: Bodies
-    retries: Retries
+    retries: RunCodeRetries
     held: HeldCalls
 
 

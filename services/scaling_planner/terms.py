@@ -120,6 +120,6 @@ class Terms:
         """Release the lease, so that the next planner need not wait until it expires."""
         try:
             async with asyncio.timeout(1.0):
-                await self.lease.let_go()
+                await self.lease.release()
         except (*TRANSIENT, TimeoutError) as error:
             _log.warning("planner_lease_not_released", error=str(error))

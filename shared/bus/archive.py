@@ -34,14 +34,14 @@ class BatchKey(NamedTuple):
         return cls(tenant, batch)
 
 
-class Result(NamedTuple):
+class StoredResult(NamedTuple):
     """One entry of a batch's stream of results."""
 
     cursor: str
     answer: bytes
 
 
-class Alone(NamedTuple):
+class DueAnswer(NamedTuple):
     """An answer outside batches that is due for archiving."""
 
     listed: str
@@ -69,7 +69,9 @@ async def due_batches(redis: Redis, until_ms: int, most: int) -> list[BatchKey]:
     return [BatchKey.of(member) for member in members]
 
 
-async def due_results(redis: Redis, key: BatchKey, until_ms: int | None, most: int, most_bytes: int) -> list[Result]:
+async def due_results(
+    redis: Redis, key: BatchKey, until_ms: int | None, most: int, most_bytes: int
+) -> list[StoredResult]:
     """Return the oldest results of a batch in Valkey, in order: about `most_bytes` at most, and at least one.
 
     `until_ms`: only results from before this time.
@@ -80,7 +82,7 @@ async def due_results(redis: Redis, key: BatchKey, until_ms: int | None, most: i
     if length and kept is not None:
         most = max(1, min(most, most_bytes * length // max(1, int(kept))))
     rows = await command(redis, "XRANGE", stream, "-", "+" if until_ms is None else until_ms, "COUNT", most)
-    return [Result(row.decode(), fields[1]) for row, fields in rows]
+    return [StoredResult(row.decode(), fields[1]) for row, fields in rows]
 
 
 async def archive_results(redis: Redis, key: BatchKey, actions: Sequence[tuple[str, int]], last: str = "0-0") -> int:
@@ -97,15 +99,15 @@ async def archive_results(redis: Redis, key: BatchKey, actions: Sequence[tuple[s
     return int(await call(redis, "archive_results", *key, last, f"{ms}-{seq + 1}", *flat))
 
 
-async def due_actions(redis: Redis, until_ms: int, most: int, most_bytes: int) -> list[Alone]:
+async def due_actions(redis: Redis, until_ms: int, most: int, most_bytes: int) -> list[DueAnswer]:
     """Return the oldest answers outside batches from before `until_ms`: about `most_bytes` at most, and at least one.
 
     Index entries of expired answers are included.
     """
     rows = await command(redis, "XRANGE", UNARCHIVED_ACTIONS, "-", until_ms, "COUNT", most)
-    listed: list[Alone] = []
+    listed: list[DueAnswer] = []
     for entry, fields in rows:
-        one = Alone(entry.decode(), *(fields[at].decode() for at in (1, 3, 5)))
+        one = DueAnswer(entry.decode(), *(fields[at].decode() for at in (1, 3, 5)))
         most_bytes -= int(one.size)
         if listed and most_bytes < 0:
             break
@@ -115,7 +117,7 @@ async def due_actions(redis: Redis, until_ms: int, most: int, most_bytes: int) -
         pipe.hmget(f"action:{one.action}", ["e", "a"])
         pipe.pttl(f"action:{one.action}")
     replies = await pipe.execute() if listed else []
-    found: list[Alone] = []
+    found: list[DueAnswer] = []
     for one, (entry, answer), left_ms in zip(listed, replies[::2], replies[1::2], strict=True):
         if answer is None:
             found.append(one)
@@ -124,7 +126,7 @@ async def due_actions(redis: Redis, until_ms: int, most: int, most_bytes: int) -
     return found
 
 
-async def archive_actions(redis: Redis, actions: Sequence[Alone]) -> int:
+async def archive_actions(redis: Redis, actions: Sequence[DueAnswer]) -> int:
     """Free answers that are in Postgres or have expired. Their keys stay as compact ids. Return how many."""
     flat = [part for one in actions for part in (one.listed, one.action, one.entry, one.size, one.tenant)]
     return int(await call(redis, "archive_actions", *flat))

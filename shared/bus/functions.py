@@ -69,7 +69,7 @@ class Receipt(NamedTuple):
     (disk-short), or how the trajectory ended and why, with a blank between (trajectory-ended)."""
 
 
-class Opening(NamedTuple):
+class BatchOpeningResult(NamedTuple):
     """Result of `open_batch`."""
 
     code: Literal["opened", "repeated", "conflict"]
@@ -128,7 +128,7 @@ class Granting(NamedTuple):
     trajectory: str = ""
     """Trajectory whose environment begins with this grant."""
     placement: bytes = b""
-    """Placement of that environment, for a new leader (`shared.bus.trajectories.Placement`)."""
+    """Placement of that environment, for a new leader (`shared.bus.trajectories.StoredPlacement`)."""
 
 
 _CODES: dict[int, Any] = {
@@ -267,7 +267,7 @@ async def publish(redis: Redis, stream: str, maxlen: int, payloads: Sequence[byt
 
 async def open_batch(
     redis: Redis, opened: BatchOpened, *, idempotency_key: str, asked: int | None, fields: dict[str, Any]
-) -> Opening:
+) -> BatchOpeningResult:
     """Open a batch, once per idempotency key.
 
     Args:
@@ -281,7 +281,7 @@ async def open_batch(
     message = BATCHES.encode(opened)
     sizes = (asked or 0, opened.size or 0)
     code, batch = await call(redis, "open_batch", opened.batch, idempotency_key, message, *sizes, *flat)
-    return Opening(_OPENINGS[code], batch.decode())
+    return BatchOpeningResult(_OPENINGS[code], batch.decode())
 
 
 async def end_batch(redis: Redis, batch: str, state: str, *, keep_batch_s: Seconds) -> str | None:

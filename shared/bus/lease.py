@@ -26,7 +26,7 @@ class Lease:
         """Take the lease, or renew it for `ttl_s`, even when memory is full. False: another process holds it."""
         return bool(await call(self.redis, "hold_lease", self.key, self.holder, round(self.ttl_s * 1000)) == 1)
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Release the lease if it is still ours."""
         if await command(self.redis, "GET", self.key) == self.holder.encode():
             await command(self.redis, "DEL", self.key)

@@ -28,7 +28,7 @@ class WrongSchema(Exception):
     """This release must not use the store. The message is for the person at the terminal."""
 
 
-class Step(NamedTuple):
+class SchemaStep(NamedTuple):
     """Upgrade from the previous version to `version`."""
 
     version: int
@@ -40,9 +40,9 @@ class Step(NamedTuple):
     """Changes the stored data. It must be safe to repeat."""
 
 
-STEPS: Final[tuple[Step, ...]] = (
-    Step(2, "submissions carry an envelope (entries without one are still read); old answers move to Postgres"),
-    Step(3, "kinds and fields of stored messages have standard names", apply=rename_messages),
+STEPS: Final[tuple[SchemaStep, ...]] = (
+    SchemaStep(2, "submissions carry an envelope (entries without one are still read); old answers move to Postgres"),
+    SchemaStep(3, "kinds and fields of stored messages have standard names", apply=rename_messages),
 )
 VERSION: Final = STEPS[-1].version
 """Version of this release."""
@@ -56,7 +56,7 @@ class Upgrade:
     """Its version; None: it is empty."""
     version: int
     """Its version after the upgrade."""
-    steps: list[Step] = field(default_factory=list)
+    steps: list[SchemaStep] = field(default_factory=list)
     needs: list[str] = field(default_factory=list)
     """Needs that are not met. While there are any, nothing is changed."""
 
@@ -104,7 +104,7 @@ def newer(found: int, version: int) -> WrongSchema:
     )
 
 
-async def plan_upgrade(redis: Redis, steps: Sequence[Step] = STEPS) -> Upgrade:
+async def plan_upgrade(redis: Redis, steps: Sequence[SchemaStep] = STEPS) -> Upgrade:
     """Return what an upgrade would do. Waits for the lease of a killed proxy, 10 s at most.
 
     Raises:

@@ -19,7 +19,7 @@ PLACEMENTS = "placements"
 READ_AT_ONCE = 512
 
 
-class Opening(NamedTuple):
+class TrajectoryOpeningResult(NamedTuple):
     """Result of `open_trajectory`."""
 
     code: Literal["opened", "repeated", "conflict", "full"]
@@ -28,15 +28,15 @@ class Opening(NamedTuple):
     """The trajectory of this key; empty if too many are open."""
 
 
-class Placement(msgspec.Struct, frozen=True, array_like=True):
-    """Placement of an environment."""
+class StoredPlacement(msgspec.Struct, frozen=True, array_like=True):
+    """StoredPlacement of an environment."""
 
     node: str
     units: dict[str, int]
     """Units that it holds on that node until it ends."""
 
 
-class Standing(NamedTuple):
+class TrajectoryStatus(NamedTuple):
     """Status of a trajectory."""
 
     state: str
@@ -45,7 +45,7 @@ class Standing(NamedTuple):
 
 
 _OPENINGS: dict[int, Any] = {1: "opened", 0: "repeated", -1: "conflict", -2: "full"}
-_placement = msgspec.msgpack.Decoder(Placement)
+_placement = msgspec.msgpack.Decoder(StoredPlacement)
 pack = msgspec.msgpack.Encoder().encode
 """Encodes a placement for the store."""
 
@@ -61,7 +61,7 @@ async def open_trajectory(
     keep_s: Seconds,
     node_class: str,
     fields: dict[str, Any],
-) -> Opening:
+) -> TrajectoryOpeningResult:
     """Open a trajectory, once per idempotency key.
 
     Args:
@@ -86,7 +86,7 @@ async def open_trajectory(
     lives_s, kept_s = math.ceil(spec.lifetime_s), max(1, math.ceil(keep_s))
     arguments = (trajectory, idempotency_key, digest, most, lives_s, kept_s, hint)
     code, known = await call(redis, "open_trajectory", *arguments, *flat)
-    return Opening(_OPENINGS[code], known.decode())
+    return TrajectoryOpeningResult(_OPENINGS[code], known.decode())
 
 
 async def close_trajectory(redis: Redis, trajectory: str, reason: str) -> bool:
@@ -118,7 +118,7 @@ async def expect(redis: Redis, images: Sequence[str], node_class: str = "") -> N
     await command(redis, "XADD", TRAJECTORIES.name, "MAXLEN", "~", TRAJECTORIES.maxlen, "*", "m", message)
 
 
-async def read_placements(redis: Redis) -> AsyncIterator[dict[str, Placement]]:
+async def read_placements(redis: Redis) -> AsyncIterator[dict[str, StoredPlacement]]:
     """Yield every placed environment that has not ended, in chunks. One may occur twice."""
     cursor = b"0"
     while True:
@@ -130,14 +130,14 @@ async def read_placements(redis: Redis) -> AsyncIterator[dict[str, Placement]]:
             return
 
 
-async def read_standings(redis: Redis, trajectories: Sequence[str]) -> dict[str, Standing]:
+async def read_statuses(redis: Redis, trajectories: Sequence[str]) -> dict[str, TrajectoryStatus]:
     """Return the status of these trajectories. One round trip per `READ_AT_ONCE` of them."""
-    found: dict[str, Standing] = {}
+    found: dict[str, TrajectoryStatus] = {}
     for start in range(0, len(trajectories), READ_AT_ONCE):
         chunk = trajectories[start : start + READ_AT_ONCE]
         pipe = redis.pipeline(transaction=False)
         for trajectory in chunk:
             pipe.hmget(f"trajectory:{trajectory}", ["state", "reason"])
         for trajectory, (state, reason) in zip(chunk, await pipe.execute(), strict=True):
-            found[trajectory] = Standing((state or b"").decode(), (reason or b"").decode())
+            found[trajectory] = TrajectoryStatus((state or b"").decode(), (reason or b"").decode())
     return found

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 from sqlalchemy.exc import SQLAlchemyError
 
-from shared.bus.archive import Result, numeric
+from shared.bus.archive import StoredResult, numeric
 from shared.bus.connection import command, with_retries
 from shared.runtime import log
 from shared.runtime.errors import BadRequest, Unavailable
@@ -43,11 +43,11 @@ class ArchiveReader:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
 
-    async def page(self, batch: str, after: Cursor, until: Cursor | None, count: int) -> list[Result]:
+    async def page(self, batch: str, after: Cursor, until: Cursor | None, count: int) -> list[StoredResult]:
         """Return archived results after `after`, up to `until` (None: all)."""
         async with self._reading() as answers:
             rows = await answers.page(batch, after, until, count)
-        return [Result(f"{ms}-{seq}", answer) for (ms, seq), answer in rows]
+        return [StoredResult(f"{ms}-{seq}", answer) for (ms, seq), answer in rows]
 
     async def find(self, actions: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         """Return {action: (its batch, its answer)} of the archived ones."""
@@ -75,7 +75,7 @@ class Results:
         self._redis = redis
         self._archive = archive
 
-    async def page(self, batch: str, after: str, count: int) -> list[Result]:
+    async def page(self, batch: str, after: str, count: int) -> list[StoredResult]:
         """Return results after a cursor (empty: from the first): at least one if there is any, about `count` at most.
 
         Takes two round trips to Valkey. Postgres is read only if something after `after` has been archived.
@@ -98,13 +98,13 @@ class Results:
         behind = until or (numeric(old[-1].cursor) if old else begin)
         return old + [result for result in young if numeric(result.cursor) > behind]
 
-    async def pages(self, batch: str, after: str = "", count: int = PAGE) -> AsyncIterator[list[Result]]:
+    async def pages(self, batch: str, after: str = "", count: int = PAGE) -> AsyncIterator[list[StoredResult]]:
         """Yield all existing results after a cursor, page by page."""
         while rows := await self.page(batch, after, count):
             yield rows
             after = rows[-1].cursor
 
-    async def _young(self, batch: str, after: str, count: int) -> tuple[list[Result], bytes | None, str | None]:
+    async def _young(self, batch: str, after: str, count: int) -> tuple[list[StoredResult], bytes | None, str | None]:
         async def read() -> tuple[Any, Any]:
             rows = await command(
                 self._redis, "XRANGE", f"results:{batch}", f"({after}" if after else "-", "+", "COUNT", count
@@ -115,5 +115,5 @@ class Results:
             rows, (state, archived) = await with_retries(read, what="reading results", limit_s=RETRY_LIMIT_S)
         except ResponseError as error:
             raise BadRequest(what=f"`after` must be a cursor from an earlier line, not {after!r}") from error
-        young = [Result(row.decode(), fields[1]) for row, fields in rows]
+        young = [StoredResult(row.decode(), fields[1]) for row, fields in rows]
         return young, state, None if archived is None else archived.decode()

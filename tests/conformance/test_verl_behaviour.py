@@ -176,7 +176,7 @@ def test_the_cases_of_a_broken_program_share_one_compile_error(mesh: Mesh) -> No
 
 def test_a_full_journal_and_a_missing_valkey_are_504() -> None:
     """503 would be final to verl, and the program scored as failed."""
-    settings = {**PLAIN, "PROXY_MAX_JOURNAL": "1", "PROXY_SUBMIT_PATIENCE_S": "0.5", "PROXY_RUN_CODE_MARGIN_S": "0.2"}
+    settings = {**PLAIN, "PROXY_MAX_JOURNAL": "1", "PROXY_SUBMIT_RETRY_S": "0.5", "PROXY_RUN_CODE_MARGIN_S": "0.2"}
     with temporary_home() as home, ExitStack() as valkey:
         url = valkey.enter_context(running_valkey(home))
         with running_service("proxy", url, **settings) as proxy:

@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from services.proxy.http.openapi.parts import lines
 from services.proxy.state import CurrentState, ProxyState
 from shared.api.batches import BatchList, BatchView, ProgressReceipt, ProgressReport
-from shared.bus.archive import Result
+from shared.bus.archive import StoredResult
 from shared.runtime.app import problem_responses
 from shared.runtime.patterns import BATCH, CURSOR
 
@@ -98,7 +98,9 @@ async def get_results(
     return StreamingResponse(lines, media_type="application/x-ndjson")
 
 
-async def _pages(proxy: ProxyState, batch: str, after: str, rows: list[Result] | None = None) -> AsyncIterator[bytes]:
+async def _pages(
+    proxy: ProxyState, batch: str, after: str, rows: list[StoredResult] | None = None
+) -> AsyncIterator[bytes]:
     """Yield the existing results after `after`. `rows`: the first page, if it has been read."""
     if rows is None:
         rows = await proxy.store.results.page(batch, after, PAGE)
@@ -107,7 +109,7 @@ async def _pages(proxy: ProxyState, batch: str, after: str, rows: list[Result] |
         rows = await proxy.store.results.page(batch, rows[-1].cursor, PAGE)
 
 
-async def _follow(proxy: ProxyState, batch: str, after: str, first: list[Result]) -> AsyncIterator[bytes]:
+async def _follow(proxy: ProxyState, batch: str, after: str, first: list[StoredResult]) -> AsyncIterator[bytes]:
     """Yield results until the batch has ended and all are sent; at the latest until its lifetime is over.
 
     If a store goes away, the stream breaks. The reader continues after its last cursor.

@@ -21,7 +21,7 @@ import msgspec
 from redis.exceptions import OutOfMemoryError
 
 from services.proxy.http.asgi import Call, Reply, Streamed
-from services.proxy.http.retries import Retries
+from services.proxy.http.retries import RunCodeRetries
 from services.proxy.leader.replicas import PROXY_GONE
 from services.proxy.metrics import HELD, RESUBMITTED, RUN_CODE
 from services.proxy.records.ids import random_id
@@ -70,7 +70,7 @@ _ended = msgspec.json.Decoder(_Ended)
 class HeldCalls:
     """Decides which callers are held, and counts them."""
 
-    def __init__(self, settings: ProxySettings, retries: Retries) -> None:
+    def __init__(self, settings: ProxySettings, retries: RunCodeRetries) -> None:
         self._settings = settings
         self._retries = retries
         self.replica = secrets.token_hex(8)
@@ -116,7 +116,7 @@ class _Held:
     """One held call, from the acceptance of its action to its reply."""
 
     def __init__(
-        self, call: Call, submitted: ActionSubmitted, settings: ProxySettings, retries: Retries, compose: Compose
+        self, call: Call, submitted: ActionSubmitted, settings: ProxySettings, retries: RunCodeRetries, compose: Compose
     ) -> None:
         self._proxy: ProxyState = call.proxy
         self._submitted = msgspec.structs.replace(submitted, budget_s=settings.hold_s, start_within_s=None)

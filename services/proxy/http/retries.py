@@ -21,7 +21,7 @@ STOPPING_S: Seconds = 1.0
 """Time for what a stopping proxy still writes for a caller."""
 
 
-class Retries:
+class RunCodeRetries:
     """Actions whose callers got 504. A retry joins one within `run_code_join_s`, else it is cancelled.
 
     Each digest has a list, because trainers send the same body many times at once. Every retry joins another action of

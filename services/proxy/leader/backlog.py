@@ -87,7 +87,7 @@ async def reason_of(store: Store, stored: Stored) -> str:
         return reason
     if not stored.trajectory:
         return ""
-    trajectory = await store.standing(stored.trajectory)
+    trajectory = await store.environment_status(stored.trajectory)
     if trajectory.unmade or trajectory.placed or work is None:
         return trajectory.unmade
     return why_it_waits_to_begin(work, pools)

@@ -22,7 +22,7 @@ from services.proxy.records.failures import MOST_REASON
 from shared.bus.connection import ValkeyClock
 from shared.bus.functions import Advancing, Answering, Granting
 from shared.bus.tail import Entry, Tail
-from shared.bus.trajectories import Placement, pack
+from shared.bus.trajectories import StoredPlacement, pack
 from shared.messages.actions import ACTIONS, ActionSubmitted, CancelRequested, CloseRequested, UnreadableEntry
 from shared.messages.batches import BATCHES, BatchEnded
 from shared.messages.environments import MEMORY
@@ -276,7 +276,7 @@ class Leader:
         payload = topic.encode(to_granted(self._epoch, grant, submitted))
         granting = Granting(topic.name, payload, grant.action, f"{grant.attempt}:{grant.node}")
         if grant.begins and submitted.environment is not None:
-            placement = Placement(grant.node, {MEMORY: submitted.environment.memory_mb})
+            placement = StoredPlacement(grant.node, {MEMORY: submitted.environment.memory_mb})
             granting = granting._replace(trajectory=submitted.trajectory, placement=pack(placement))
         self._interpreter.put(granting)
 

@@ -13,7 +13,7 @@ from services.proxy.leader.leader import LEADER_STREAMS, Leader
 from shared.api.requests import StageReport
 from shared.bus.connection import ValkeyClock, command
 from shared.bus.tail import Entry, Tail
-from shared.bus.trajectories import read_placements, read_standings
+from shared.bus.trajectories import read_placements, read_statuses
 from shared.messages.actions import ACTIONS, ActionSubmitted, CloseRequested
 from shared.messages.outcomes import OUTCOMES
 from shared.policy.model.formulation import StageAct
@@ -96,7 +96,7 @@ async def _restore_placements(redis: Redis, leader: Leader, acting: set[str], cl
 
 
 async def _restore_ends(redis: Redis, leader: Leader, trajectories: Iterable[str]) -> None:
-    for trajectory, (state, reason) in (await read_standings(redis, sorted(trajectories))).items():
+    for trajectory, (state, reason) in (await read_statuses(redis, sorted(trajectories))).items():
         if state != "open":
             why = f"the trajectory is {state}: {reason}" if state else "the trajectory ended long ago"
             leader.dispatcher.trajectory_ended(trajectory, why)

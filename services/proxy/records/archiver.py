@@ -18,7 +18,7 @@ from services.proxy.metrics import ARCHIVE_FAILURES, ARCHIVED
 from services.proxy.records.memory import ValkeyMemory
 from services.proxy.settings import ProxySettings
 from shared.bus import archive
-from shared.bus.archive import BatchKey, Result
+from shared.bus.archive import BatchKey, StoredResult
 from shared.bus.connection import TRANSIENT, ValkeyClock
 from shared.bus.lease import Lease
 from shared.runtime import log
@@ -59,7 +59,7 @@ class _Named(msgspec.Struct, frozen=True):
 _named = msgspec.json.Decoder(_Named)
 
 
-def _names(rows: list[Result]) -> list[str]:
+def _names(rows: list[StoredResult]) -> list[str]:
     return [_named.decode(row.answer).id for row in rows]
 
 
@@ -95,7 +95,7 @@ class Archiver:
         """Release the lease."""
         try:
             async with asyncio.timeout(1.0):
-                await self._lease.let_go()
+                await self._lease.release()
         except (*TRANSIENT, TimeoutError) as error:
             _log.warning("archiver_lease_release_failed", error=str(error))
 
@@ -167,7 +167,7 @@ class Archiver:
         await self._replace(key, rows, actions)
         return len(rows)
 
-    async def _replace(self, key: BatchKey, rows: list[Result], actions: list[str]) -> None:
+    async def _replace(self, key: BatchKey, rows: list[StoredResult], actions: list[str]) -> None:
         """Replace results in Valkey by compact ids. Does nothing if the batch has expired."""
         lengths = [(action, len(row.answer)) for action, row in zip(actions, rows, strict=True)]
         await archive.archive_results(self._redis, key, lengths, rows[-1].cursor)

@@ -91,7 +91,7 @@ class BatchService:
         # Unset fields are left out, because a replica of an older version rejects fields that it does not know.
         fields = {"tenant": tenant, "task": task, "workflow": declared.model_dump_json(exclude_none=True)}
 
-        async def attempt() -> functions.Opening:
+        async def attempt() -> functions.BatchOpeningResult:
             return await functions.open_batch(
                 self._redis, opened, idempotency_key=key, asked=opening.size, fields=fields
             )

@@ -43,7 +43,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class ActionStatus:
+class EnvironmentStatus:
     """State of a trajectory's environment."""
 
     unmade: str
@@ -123,7 +123,7 @@ class Store:
             return message if isinstance(message, ActionSubmitted) else None
         return None
 
-    async def standing(self, trajectory: str) -> ActionStatus:
+    async def environment_status(self, trajectory: str) -> EnvironmentStatus:
         """Return the state of a trajectory's environment."""
 
         async def read() -> list[bytes | None]:
@@ -132,7 +132,7 @@ class Store:
             return fields
 
         state, reason, node = await with_retries(read, what="reading a trajectory", limit_s=RETRY_LIMIT_S)
-        return ActionStatus(reason.decode() if state == b"open" and reason else "", node is not None)
+        return EnvironmentStatus(reason.decode() if state == b"open" and reason else "", node is not None)
 
     async def pools(self) -> list[PoolBacklog]:
         """Return the pools with waiting work, most first, as the leader last published them."""

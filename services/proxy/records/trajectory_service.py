@@ -33,7 +33,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _spec = msgspec.msgpack.Decoder(EnvironmentSpec)
 
 
-class Opened(NamedTuple):
+class OpenTrajectory(NamedTuple):
     """The constant fields of a trajectory that its actions need."""
 
     tenant: str
@@ -58,7 +58,7 @@ class TrajectoryService:
         self._disk = disk
         self._most = most
         self._keep_s = keep_s
-        self._opened: dict[str, Opened] = {}
+        self._opened: dict[str, OpenTrajectory] = {}
 
     async def open(self, tenant: str, request: TrajectoryRequest) -> tuple[TrajectoryView, bool]:
         """Open a trajectory, once per `request_id`. Return the trajectory and whether it is new.
@@ -85,7 +85,7 @@ class TrajectoryService:
             fields["batch"] = request.batch
         shortage = self._disk.shortage()
 
-        async def attempt() -> trajectories.Opening:
+        async def attempt() -> trajectories.TrajectoryOpeningResult:
             return await trajectories.open_trajectory(
                 self._redis,
                 name,
@@ -163,7 +163,7 @@ class TrajectoryService:
             environment=opened.environment,
         )
 
-    async def opened(self, trajectory: str) -> Opened:
+    async def opened(self, trajectory: str) -> OpenTrajectory:
         """Return the constant fields of a trajectory.
 
         Raises:
@@ -172,7 +172,7 @@ class TrajectoryService:
         known = self._opened.get(trajectory)
         return known if known is not None else await self._read(trajectory)
 
-    async def _read(self, trajectory: str) -> Opened:
+    async def _read(self, trajectory: str) -> OpenTrajectory:
         async def read() -> list[bytes | None]:
             fields = ("tenant", "task", "class", "spec")
             reply: list[bytes | None] = await command(self._redis, "HMGET", f"trajectory:{trajectory}", *fields)
@@ -181,7 +181,7 @@ class TrajectoryService:
         tenant, task, node_class, spec = await with_retries(read, what="reading a trajectory", limit_s=RETRY_LIMIT_S)
         if tenant is None or task is None or node_class is None or spec is None:
             raise unknown(trajectory)
-        opened = Opened(tenant.decode(), task.decode(), node_class.decode(), _spec.decode(spec))
+        opened = OpenTrajectory(tenant.decode(), task.decode(), node_class.decode(), _spec.decode(spec))
         self._opened[trajectory] = opened
         while len(self._opened) > MOST_CACHED:
             del self._opened[next(iter(self._opened))]

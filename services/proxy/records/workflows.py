@@ -24,7 +24,7 @@ _decoders = {kind: msgspec.json.Decoder(params) for kind, params in KINDS.items(
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PreparedStage:
     """One stage, ready for a request's parameters."""
 
     template: StageTemplate
@@ -34,7 +34,7 @@ class Stage:
     pool: str
 
     @classmethod
-    def of(cls, template: StageTemplate) -> Stage:
+    def of(cls, template: StageTemplate) -> PreparedStage:
         return cls(template, KINDS[template.kind], template.fields, template.formulation, template.pool)
 
     def plan(self) -> StagePlan:
@@ -94,13 +94,13 @@ class Workflow:
 
     tenant: str
     task: str
-    stages: tuple[Stage, ...]
+    stages: tuple[PreparedStage, ...]
     budget_s: float
     timeout_score: float
 
     @classmethod
     def of(cls, tenant: str, name: str, task: Task) -> Workflow:
-        stages = tuple(Stage.of(stage) for stage in task.stages)
+        stages = tuple(PreparedStage.of(stage) for stage in task.stages)
         return cls(tenant, name, stages, task.budget_s, task.timeout_score)
 
     def check(self) -> None:

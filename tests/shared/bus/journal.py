@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from shared.bus import functions
 from shared.bus.connection import command
-from shared.bus.functions import Answering, Opening, Receipt, Submission
+from shared.bus.functions import Answering, BatchOpeningResult, Receipt, Submission
 from shared.messages.actions import ACTIONS, ActionSubmitted, CancelRequested
 from shared.messages.base import M, Topic
 from shared.messages.batches import BATCHES, BatchEnded, BatchOpened
@@ -61,7 +61,7 @@ class Journal:
 
     async def open(
         self, batch: str = "b", *, size: int | None = None, key: str = "", of_task: int | None = None
-    ) -> Opening:
+    ) -> BatchOpeningResult:
         """`size`: as the caller says; `of_task`: where it does not."""
         fields = {"tenant": "ada", "task": "t", "workflow": "{}"}
         message = opened(batch, size or of_task)

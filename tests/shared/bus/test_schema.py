@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from shared.bus.connection import command, connect
 from shared.bus.schema import (
     VERSION,
-    Step,
+    SchemaStep,
     WrongSchema,
     apply_upgrade,
     check_schema,
@@ -21,7 +21,7 @@ async def mark(redis: Redis) -> None:
     await command(redis, "SET", "changed", "yes")
 
 
-STEPS = (Step(2, "two"), Step(3, "three", empty_journal=True, apply=mark))
+STEPS = (SchemaStep(2, "two"), SchemaStep(3, "three", empty_journal=True, apply=mark))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from shared.bus import functions, trajectories
 from shared.bus.connection import command
 from shared.bus.functions import Deposed, Granting, Receipt, Submission
-from shared.bus.trajectories import Opening, Placement, Standing, pack
+from shared.bus.trajectories import StoredPlacement, TrajectoryOpeningResult, TrajectoryStatus, pack
 from shared.messages.actions import ACTIONS, CloseRequested
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
@@ -22,7 +22,7 @@ LOCAL = EnvironmentSpec(lifetime_s=1000.0)
 async def opened(
     journal: Journal, trajectory: str = "t1", spec: EnvironmentSpec = LOCAL, *, key: str = "", body: bytes = b"body",
     most: int = 10,
-) -> Opening:  # fmt: skip
+) -> TrajectoryOpeningResult:  # fmt: skip
     return await trajectories.open_trajectory(
         journal.redis, trajectory, spec, idempotency_key=key, digest=body, most=most, keep_s=KEEP_S,
         node_class="default", fields={"tenant": "ada"},
@@ -35,9 +35,9 @@ async def submit(journal: Journal, action: str, trajectory: str = "t1") -> Recei
     return receipt
 
 
-async def begun(journal: Journal, action: str = "a1", trajectory: str = "t1", node: str = "n") -> Placement:
+async def begun(journal: Journal, action: str = "a1", trajectory: str = "t1", node: str = "n") -> StoredPlacement:
     """The grant of an accepted action begins the environment."""
-    placement = Placement(node, {"memory_mb": 64})
+    placement = StoredPlacement(node, {"memory_mb": 64})
     grant = Granting("grants.n.1", b"m", action, f"1:{node}", trajectory, pack(placement))
     await functions.grant(journal.redis, journal.epoch, [grant])
     return placement
@@ -58,7 +58,7 @@ async def listed(journal: Journal) -> dict[str, list[str]]:
     return {name: [one.decode() for one in row] for name, row in zip(names, rows, strict=True)}
 
 
-async def placed(journal: Journal) -> dict[str, Placement]:
+async def placed(journal: Journal) -> dict[str, StoredPlacement]:
     return {name: one async for chunk in trajectories.read_placements(journal.redis) for name, one in chunk.items()}
 
 
@@ -73,7 +73,7 @@ async def overdue(journal: Journal, trajectory: str = "t1", *, idle_ms: int = 2_
 
 
 async def test_what_is_opened_stands_in_its_record_for_its_life_and_a_while_longer(journal: Journal) -> None:
-    assert await opened(journal) == Opening("opened", "t1")
+    assert await opened(journal) == TrajectoryOpeningResult("opened", "t1")
 
     fields = await journal.fields("trajectory:t1")
     assert (fields["state"], fields["reason"], fields["tenant"]) == (b"open", b"", b"ada")
@@ -84,8 +84,8 @@ async def test_what_is_opened_stands_in_its_record_for_its_life_and_a_while_long
 async def test_opening_again_with_the_same_key_finds_the_first(journal: Journal) -> None:
     await opened(journal, key="k")
 
-    assert await opened(journal, "t2", key="k") == Opening("repeated", "t1")
-    assert await opened(journal, "t2", key="k", body=b"other") == Opening("conflict", "t1")
+    assert await opened(journal, "t2", key="k") == TrajectoryOpeningResult("repeated", "t1")
+    assert await opened(journal, "t2", key="k", body=b"other") == TrajectoryOpeningResult("conflict", "t1")
     assert await state(journal, "t2") == (None, None)
 
 
@@ -93,7 +93,7 @@ async def test_a_call_that_is_made_again_says_what_it_said_and_changes_nothing(j
     await opened(journal, key="k")
     before = await journal.fields("trajectory:t1")
 
-    assert await opened(journal, key="k") == Opening("opened", "t1")
+    assert await opened(journal, key="k") == TrajectoryOpeningResult("opened", "t1")
     assert await journal.fields("trajectory:t1") == before
 
 
@@ -101,13 +101,13 @@ async def test_a_key_whose_trajectory_was_forgotten_opens_another(journal: Journ
     await opened(journal, key="k")
     await command(journal.redis, "DEL", "trajectory:t1")
 
-    assert await opened(journal, "t2", key="k") == Opening("opened", "t2")
+    assert await opened(journal, "t2", key="k") == TrajectoryOpeningResult("opened", "t2")
 
 
 async def test_no_more_than_so_many_are_open_at_once(journal: Journal) -> None:
     await opened(journal, most=1)
 
-    assert await opened(journal, "t2", most=1) == Opening("full", "")
+    assert await opened(journal, "t2", most=1) == TrajectoryOpeningResult("full", "")
     await trajectories.close_trajectory(journal.redis, "t1", "done")
     assert (await opened(journal, "t2", most=1)).code == "opened"
 
@@ -220,7 +220,7 @@ async def test_a_deposed_leader_places_nothing(journal: Journal) -> None:
 
 
 async def test_more_placements_than_a_chunk_are_all_read(journal: Journal) -> None:
-    packed = pack(Placement("n", {"memory_mb": 1}))
+    packed = pack(StoredPlacement("n", {"memory_mb": 1}))
     await command(journal.redis, "HSET", "placements", *(part for n in range(2000) for part in (f"t{n}", packed)))
 
     assert len(await placed(journal)) == 2000
@@ -372,10 +372,10 @@ async def test_how_trajectories_stand_is_read_together(journal: Journal) -> None
     await opened(journal, "t2")
     await trajectories.close_trajectory(journal.redis, "t2", "done")
 
-    assert await trajectories.read_standings(journal.redis, ["t1", "t2", "t3"]) == {
-        "t1": Standing("open", ""),
-        "t2": Standing("closed", "done"),
-        "t3": Standing("", ""),
+    assert await trajectories.read_statuses(journal.redis, ["t1", "t2", "t3"]) == {
+        "t1": TrajectoryStatus("open", ""),
+        "t2": TrajectoryStatus("closed", "done"),
+        "t3": TrajectoryStatus("", ""),
     }
 
 

@@ -27,7 +27,7 @@ OUTPUT_BYTES = 4 << 20
 _encoder = msgspec.json.Encoder()
 
 
-class Answered(msgspec.Struct, frozen=True):
+class ActionEnd(msgspec.Struct, frozen=True):
     """The fields of an answer that this route needs."""
 
     ended: str
@@ -36,7 +36,7 @@ class Answered(msgspec.Struct, frozen=True):
     output: dict[str, Any] = {}
 
 
-_answer = msgspec.json.Decoder(Answered)
+_answer = msgspec.json.Decoder(ActionEnd)
 
 
 async def body(call: Call, decoder: Decoder[T]) -> T:
@@ -62,7 +62,7 @@ def request_id(call: Call) -> str | None:
 
 async def act(
     call: Call, trajectory: str, kind: str, params: dict[str, Any], timeout_s: Seconds = 60.0, step: str = ""
-) -> Answered:
+) -> ActionEnd:
     """Run one action and return its verdict. `step` distinguishes several actions of one verb.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from services.proxy.http.asgi import Call
-from services.proxy.http.swerex.acting import OUTPUT_BYTES, Answered, act, as_text, body, within
+from services.proxy.http.swerex.acting import OUTPUT_BYTES, ActionEnd, act, as_text, body, within
 from services.proxy.http.swerex.forms import Command, Raised, ReadFile, WriteFile, decode_upload, os_error, swerex_error
 from services.proxy.http.swerex.repacking import to_tar
 
@@ -109,7 +109,7 @@ def _archive(content: bytes, most: int) -> str:
     return base64.b64encode(to_tar(content, most // 4 * 3)).decode()
 
 
-def _done(answered: Answered) -> Answered:
+def _done(answered: ActionEnd) -> ActionEnd:
     """Raises:
     Raised: a file operation has failed.
     """

@@ -12,7 +12,7 @@ from services.proxy.leader.interpreter import Discard, Forget, Interpreter, Writ
 from shared.bus import functions, trajectories
 from shared.bus.connection import command
 from shared.bus.functions import Advancing, Answering, Granting
-from shared.bus.trajectories import Placement, pack
+from shared.bus.trajectories import StoredPlacement, pack
 from shared.messages.environments import EnvironmentSpec
 from tests.shared.bus.flaky import Flaky, When
 from tests.shared.bus.journal import Journal
@@ -185,7 +185,9 @@ async def test_who_is_told_so_by_others_stops_before_the_next_flush(desk: Desk) 
 
 def begins(action: str, node: str) -> Granting:
     """The grant that trajectory t1's environment begins with."""
-    return Granting("grants.n.1", node.encode(), action, f"1:{node}", "t1", pack(Placement(node, {"memory_mb": 64})))
+    return Granting(
+        "grants.n.1", node.encode(), action, f"1:{node}", "t1", pack(StoredPlacement(node, {"memory_mb": 64}))
+    )
 
 
 async def placements(desk: Desk) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 from services.proxy.leader.interpreter import Forget
 from services.proxy.leader.leader import Leader
 from shared.bus.functions import Answering, Granting
-from shared.bus.trajectories import Placement
+from shared.bus.trajectories import StoredPlacement
 from shared.messages.actions import CancelRequested, CloseRequested
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.grants import EnvironmentClosed, ImageRequested
@@ -75,9 +75,9 @@ def test_the_first_action_brings_its_environment_and_is_written_with_its_place(t
     (write,) = term.take(journalled(acting("a")))
 
     assert isinstance(write, Granting)
-    assert (write.trajectory, msgspec.msgpack.decode(write.placement, type=Placement)) == (
+    assert (write.trajectory, msgspec.msgpack.decode(write.placement, type=StoredPlacement)) == (
         "t1",
-        Placement("n", {"memory_mb": 512}),
+        StoredPlacement("n", {"memory_mb": 512}),
     )
     (grant,) = granted([write])
     assert (grant.trajectory, grant.environment, grant.work) == ("t1", SPEC, "env.bash")

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from shared.bus import trajectories
 from shared.bus.connection import command
-from shared.bus.trajectories import Placement, pack
+from shared.bus.trajectories import StoredPlacement, pack
 from shared.messages.actions import ACTIONS, CloseRequested
 from shared.messages.environments import MEMORY
 from shared.messages.grants import EnvironmentClosed
@@ -35,7 +35,7 @@ from tests.services.proxy.mesh import (
 )
 from tests.shared.bus.journal import Journal
 
-PLACED = pack(Placement("n", {MEMORY: SPEC.memory_mb}))
+PLACED = pack(StoredPlacement("n", {MEMORY: SPEC.memory_mb}))
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ class Instance:
         for folder in (self._scratch, self._folder):
             os.fchmod(folder, 0o711)
 
-    def note(self, groups: Iterable[Path]) -> None:
+    def record_groups(self, groups: Iterable[Path]) -> None:
         """Record the control groups of this manager, because the sweep of another manager may not find them itself."""
         (self.directory / _GROUPS).write_text("".join(f"{group}\n" for group in groups), encoding="utf-8")
 

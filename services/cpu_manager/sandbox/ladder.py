@@ -143,7 +143,7 @@ def make_hierarchy(rung: Rung, instance: Instance) -> Hierarchy | None:
         return None
     make = HierarchyV1.make_for if rung is Rung.CGROUP_V1 else HierarchyV2.make_for
     hierarchy: Hierarchy = make(instance.name)
-    instance.note(hierarchy.directories)
+    instance.record_groups(hierarchy.directories)
     return hierarchy
 
 
@@ -153,7 +153,7 @@ async def _probe(zygotes: Zygotes, slots: Slots) -> str:
     spare = spares.take(zygote, _PROBE_LIMITS.disk_bytes)
     group = spare.slot.group
     if group:
-        group.arm(_PROBE_LIMITS.memory_bytes, 8)
+        group.set_limits(_PROBE_LIMITS.memory_bytes, 8)
     cores = tuple(os.sched_getaffinity(0))
     start_request = wire.pack(wire.StartRequest(cores, _PROBE_LIMITS.disk_bytes, 0, 5, _PROBE_LIMITS.pids, 0))
     fetch_request = wire.pack(wire.FetchRequest((), 0))

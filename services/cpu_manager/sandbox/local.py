@@ -154,7 +154,7 @@ class LocalSandbox:
         """Return how it ended, when the program began (0: not at all), and whether the cell can be used again."""
         limits, slot = job.limits, spare.slot
         if slot.group:
-            slot.group.arm(limits.memory_bytes, limits.pids + _EXTRA_PIDS)
+            slot.group.set_limits(limits.memory_bytes, limits.pids + _EXTRA_PIDS)
         descriptors = [sealed_file("program", wire.pack(_program(job)))]
         try:
             descriptors.append(sealed_file("stdin", job.stdin) if job.stdin else os.dup(self._null))

@@ -7,7 +7,7 @@ from typing import Final
 
 from services.cpu_manager.sandbox.protocol import EndedBy, Limits
 from services.cpu_manager.sandbox.spares import Spare
-from services.cpu_manager.sandbox.usage import Usage, UsageSampler, process_of, sample_in_thread
+from services.cpu_manager.sandbox.usage import Usage, UsageSampler, pid_of, sample_in_thread
 
 SAMPLE_S: Final = 0.02
 _SELDOM_S: Final = 0.25
@@ -72,7 +72,7 @@ class Meter:
     def _tree(self) -> int:
         """Return the process id of the cell's init; 0 before it is known."""
         if self._init == 0 and not self.exact and self._spare.pidfd >= 0:
-            self._init = process_of(self._spare.pidfd)
+            self._init = pid_of(self._spare.pidfd)
         return self._init
 
     def _merge(self, found: Usage) -> None:

@@ -97,7 +97,7 @@ class TreeSampler:
     exact: bool = False
 
     def sample(self, init: int, *, quick: bool = False) -> Usage:
-        pids = tree_of(init, self.pids + 1) if init else []
+        pids = process_tree(init, self.pids + 1) if init else []
         if len(pids) - 1 > self.pids:
             return Usage(processes=len(pids) - 1)
         cpu_s, resident, held, tasks = -self.earlier_cpu_s, 0, 0, 0
@@ -124,7 +124,7 @@ class TreeSampler:
         return Usage(cpu_s=max(cpu_s, 0.0), peak_bytes=held, processes=tasks, disk_bytes=disk)
 
 
-def tree_of(init: int, most: int = sys.maxsize) -> list[int]:
+def process_tree(init: int, most: int = sys.maxsize) -> list[int]:
     """Return `init` and all its descendants. Init adopts the orphans of its cell, so this is its whole tree.
 
     The walk stops after more than `most` processes.
@@ -174,7 +174,7 @@ def _memory_paths(pid: int) -> Iterator[Path]:
         yield from (_PROC / str(pid) / "task").iterdir()
 
 
-def process_of(pidfd: int) -> int:
+def pid_of(pidfd: int) -> int:
     """Return the process id of a pidfd in our own pid namespace; 0 if the process has ended."""
     for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
         if line.startswith("Pid:"):

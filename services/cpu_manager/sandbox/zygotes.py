@@ -19,7 +19,7 @@ from services.cpu_manager.sandbox import transport
 from services.cpu_manager.sandbox.child_processes import ChildProcesses, reap
 from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.protocol import PythonJob
-from services.cpu_manager.sandbox.usage import process_of
+from services.cpu_manager.sandbox.usage import pid_of
 from services.cpu_manager.sandbox.walls import syscalls
 
 _BOOT: Final = (
@@ -162,7 +162,7 @@ class Zygote:
     @property
     def pid(self) -> int:
         """Its process id as the manager sees it; 0 if it has ended."""
-        return process_of(self._pidfd) if self._pidfd >= 0 else 0
+        return pid_of(self._pidfd) if self._pidfd >= 0 else 0
 
     def kill(self) -> None:
         """Kill it and everything in its pid namespace. Safe to call again."""

@@ -19,7 +19,7 @@ from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.local import CellResources
 from services.cpu_manager.sandbox.rungs import Rung
 from services.cpu_manager.sandbox.slots import Slot
-from services.cpu_manager.sandbox.usage import process_of
+from services.cpu_manager.sandbox.usage import pid_of
 from services.cpu_manager.sandbox.walls.freezers import Freezer, Freezers, FreezersV1, FreezersV2
 from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
 from services.cpu_manager.sandbox.zygotes import LAUNCHER, Zygote, ZygoteError, Zygotes
@@ -47,26 +47,26 @@ class StartedCell:
 class Cells:
     """One manager's permanent cells. Their slots are reused."""
 
-    def __init__(self, ground: CellResources, output_bytes: int) -> None:
+    def __init__(self, resources: CellResources, output_bytes: int) -> None:
         """Raise OSError if control groups cannot be frozen."""
-        self._ground = ground
+        self._resources = resources
         self._output_bytes = output_bytes
         self._freezers = self._make_freezers()
         self._made: dict[str, tuple[int, Freezer]] = {}
-        walls = replace(ground.walls, resident=_AGENT, stopping=self._freezers is None)
-        logs = ground.instance.directory / "environments"
+        walls = replace(resources.walls, agent=_AGENT, stopping=self._freezers is None)
+        logs = resources.instance.directory / "environments"
         logs.mkdir(mode=0o711)
-        self._zygotes = Zygotes(walls, logs, 1, ground.child_processes)
+        self._zygotes = Zygotes(walls, logs, 1, resources.child_processes)
 
     def _make_freezers(self) -> Freezers | None:
-        ground = self._ground
-        if ground.hierarchy is None:
+        resources = self._resources
+        if resources.hierarchy is None:
             return None
-        if ground.ladder.chosen is Rung.CGROUP_V2:
+        if resources.ladder.chosen is Rung.CGROUP_V2:
             return FreezersV2()
-        freezers = FreezersV1.make_for(ground.instance.name)
+        freezers = FreezersV1.make_for(resources.instance.name)
         # Freezers first: a sweep must thaw frozen processes before it can remove the other groups.
-        ground.instance.note((*freezers.directories, *ground.hierarchy.directories))
+        resources.instance.record_groups((*freezers.directories, *resources.hierarchy.directories))
         return freezers
 
     async def start(self, spec: EnvironmentSpec, cores: frozenset[int]) -> StartedCell:
@@ -77,7 +77,7 @@ class Cells:
         """
         try:
             zygote = await self._zygotes.get(LAUNCHER)
-            slot = self._ground.slots.take()
+            slot = self._resources.slots.take()
         except (ZygoteError, OSError) as error:
             raise RuntimeUnavailable(str(error)) from error
         try:
@@ -116,13 +116,13 @@ class Cells:
             with contextlib.suppress(OSError):
                 signal_pidfd(pidfd, signal.SIGKILL)
             os.close(pidfd)
-        self._ground.slots.give(slot)
+        self._resources.slots.give(slot)
 
     def _spawn(self, slot: Slot, zygote: Zygote, spec: EnvironmentSpec) -> socket.socket:
         plan = replace(slot.plan, disk_bytes=spec.disk_mb * _MIB, permanent=True)
         joining: tuple[int, ...] = ()
         if slot.group is not None and self._freezers is not None:
-            slot.group.arm(spec.memory_mb * _MIB, spec.pids + _EXTRA_PIDS)
+            slot.group.set_limits(spec.memory_mb * _MIB, spec.pids + _EXTRA_PIDS)
             if slot.group.name not in self._made:
                 self._made[slot.group.name] = len(self._made), self._freezers.of(slot.group)
             number, freezer = self._made[slot.group.name]
@@ -149,7 +149,7 @@ class Cells:
         if slot.group is not None:
             _, freezer = self._made[slot.group.name]
             return FreezerSuspension(freezer, slot.group, cores)
-        return SignalSuspension(process_of(pidfd), agent, spec.memory_mb * _MIB, cores)
+        return SignalSuspension(pid_of(pidfd), agent, spec.memory_mb * _MIB, cores)
 
     async def end(self, cell: StartedCell) -> None:
         """Wait for the end of a killed cell, and free its slot."""
@@ -157,7 +157,7 @@ class Cells:
         cell.zygote.end_listeners.discard(cell.handle.release)
         await cell.handle.close()
         if gone:
-            self._ground.slots.give(cell.slot)
+            self._resources.slots.give(cell.slot)
 
     async def close(self) -> None:
         """End the zygote and remove all freezers. Every cell has been killed before."""

@@ -8,7 +8,7 @@ import os
 import signal
 from typing import Final
 
-from services.cpu_manager.sandbox.usage import TreeSampler, Usage, resident_bytes, sample_in_thread, tree_of
+from services.cpu_manager.sandbox.usage import TreeSampler, Usage, process_tree, resident_bytes, sample_in_thread
 from services.cpu_manager.sandbox.walls.syscalls import signal_pidfd
 
 _LOOK_S: Final = 0.02
@@ -58,14 +58,14 @@ class MemoryWatch:
                 self._kill_largest()
 
     def _kill_largest(self) -> None:
-        sizes = {pid: resident_bytes(pid) for pid in tree_of(self._init) if pid != self._init}
+        sizes = {pid: resident_bytes(pid) for pid in process_tree(self._init) if pid != self._init}
         if sum(sizes.values()) <= self._memory_bytes:
             return  # the process that held the memory has ended since
         victim = max(sizes, key=sizes.__getitem__)
         pidfd = os.pidfd_open(victim)
         try:
             # The number may have been reused before it was pinned.
-            if victim in tree_of(self._init):
+            if victim in process_tree(self._init):
                 signal_pidfd(pidfd, signal.SIGKILL)
                 self.kills += 1
         finally:

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from services.cpu_manager.environments.channel import AgentChannel, Broken
 from services.cpu_manager.environments.handles import EnvironmentUsage, Gone
 from services.cpu_manager.environments.local.memory import MemoryWatch
-from services.cpu_manager.sandbox.usage import TreeSampler, tree_of
+from services.cpu_manager.sandbox.usage import TreeSampler, process_tree
 from services.cpu_manager.sandbox.walls.cgroups import Group
 from services.cpu_manager.sandbox.walls.freezers import Freezer
 
@@ -68,7 +68,7 @@ class FreezerSuspension:
                 confine(self._freezer.threads(), cores)
                 self._cores = cores
             self._before = self.usage()
-            self._group.count_anew()
+            self._group.reset_counts()
             self._freezer.thaw()
         except OSError as error:
             raise Gone(f"its control group cannot be written: {error}") from error
@@ -139,7 +139,7 @@ class SignalSuspension:
 
 def _threads(init: int) -> list[int]:
     threads: list[int] = []
-    for pid in tree_of(init):
+    for pid in process_tree(init):
         with contextlib.suppress(OSError):
             threads += [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
     return threads

@@ -47,7 +47,7 @@ class ZygoteContext:
     harnesses: dict[str, Harness]
     ruleset: int = -1
     """Descriptor of the programs' Landlock rule set, or -1. A cell on that rung creates it."""
-    resident: Callable[[int, int], None] | None = None
+    agent: Callable[[int, int], None] | None = None
     """Serves a connected socket until its other end closes. Arguments: the socket, and a directory for its own files
     (or -1)."""
 
@@ -72,7 +72,7 @@ def run(context: ZygoteContext, slot: wire.SlotPlan, descriptors: list[int]) -> 
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
         if slot.permanent:
             _mount_home(context.plan, slot)
-            permanent.run_resident(context, slot, control)
+            permanent.run_agent(context, slot, control)
         _serve(context, slot, control)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The one process of ours in a local environment: pid 1 of its namespaces, which becomes the resident permanently.
+"""The one process of ours in a local environment: pid 1 of its namespaces, which becomes the agent permanently.
 
 It gives up every right, as a program does, so taking it over would gain nothing. As pid 1 it cannot be killed or
 stopped from inside, it adopts every orphan, and the whole environment ends with it.
@@ -24,12 +24,12 @@ _OWN_BYTES: Final = 64 << 20
 _OWN_FILES: Final = 4096
 
 
-def run_resident(context: ZygoteContext, slot: wire.SlotPlan, control: socket.socket) -> NoReturn:
+def run_agent(context: ZygoteContext, slot: wire.SlotPlan, control: socket.socket) -> NoReturn:
     """Wait for the start request with the connection, complete the walls, and serve the connection until it is closed.
 
     Raises OSError for failures before that; the caller reports them.
     """
-    assert context.resident is not None
+    assert context.agent is not None
     packet, received = wire.receive(control, 1)
     if not packet:
         os._exit(0)
@@ -48,19 +48,19 @@ def run_resident(context: ZygoteContext, slot: wire.SlotPlan, control: socket.so
     control.detach()
     syscalls.close_all_but(0, 1, 2, received[0], *((folder,) if folder >= 0 else ()))
     gc.enable()
-    context.resident(received[0], folder)
+    context.agent(received[0], folder)
     os._exit(0)
 
 
 def _own_directory(slot: wire.SlotPlan) -> int:
-    """Create a directory of limited size for the resident, which no path leads to.
+    """Create a directory of limited size for the agent, which no path leads to.
 
-    The resident must work even if the private directory is full. Memory files are not available on rungs that cannot
+    The agent must work even if the private directory is full. Memory files are not available on rungs that cannot
     count them.
     """
     options = f"size={_OWN_BYTES},nr_inodes={_OWN_FILES},mode=0700,uid={slot.uid},gid={slot.uid}"
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-    syscalls.mount("resident", slot.home, "tmpfs", flags, options)
+    syscalls.mount("agent", slot.home, "tmpfs", flags, options)
     folder = os.open(slot.home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     syscalls.umount(slot.home)  # lazily: it exists as long as the descriptor
     return folder

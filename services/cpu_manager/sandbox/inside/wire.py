@@ -62,7 +62,7 @@ class WallPlan:
     harnesses: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     executable: str
-    resident: str = ""
+    agent: str = ""
     """The module whose `serve_descriptor` environments run; empty in zygotes without environments."""
     stopping: bool = False
     """True if environments are stopped by SIGSTOP instead of being frozen by a control group."""
@@ -78,7 +78,7 @@ class SlotPlan:
     disk_bytes: int
     """Size of the private directory, if it is a tmpfs."""
     permanent: bool = False
-    """True for an environment: it has one resident instead of programs."""
+    """True for an environment: it has one agent instead of programs."""
     thawing: int = -1
     """If not -1: the last descriptor with this plan thaws the cell. The zygote keeps it under this number, to use it
     when the zygote ends."""

@@ -67,8 +67,8 @@ def prepare(plan: wire.WallPlan) -> ZygoteContext:
     rules = Rules(namespaces=plan.namespaces, counted=plan.control_groups, stopping=plan.stopping)
     filter_ = Filter(rules)
     context = ZygoteContext(plan, filter_, harnesses)
-    if plan.resident:
-        context.resident = importlib.import_module(plan.resident).serve_descriptor
+    if plan.agent:
+        context.agent = importlib.import_module(plan.agent).serve_descriptor
     del sys.path[0]  # the repository: programs import from the toolchain only
     for name in [name for name in sys.modules if name.partition(".")[0] == "services"]:
         _OWN_MODULES.append(sys.modules.pop(name))

@@ -50,7 +50,7 @@ class GroupV1:
     def name(self) -> str:
         return self.paths[0].name
 
-    def arm(self, memory_bytes: int, pids: int) -> None:
+    def set_limits(self, memory_bytes: int, pids: int) -> None:
         """Set the limits and reset the counts. The group contains no program, at most a waiting init."""
         if self.memory.number("memory.usage_in_bytes") > LEFTOVER_BYTES:
             with contextlib.suppress(OSError):  # a waiting init is in it already; only caches are to go
@@ -65,9 +65,9 @@ class GroupV1:
         if pids != self._pids:
             self.pids.write("pids.max", str(pids))
             self._pids = pids
-        self.count_anew()
+        self.reset_counts()
 
-    def count_anew(self) -> None:
+    def reset_counts(self) -> None:
         self.memory.write("memory.max_usage_in_bytes", "0")
         self.cpuacct.write("cpuacct.usage", "0")
         self._kills = self._oom_kills()

@@ -48,7 +48,7 @@ class GroupV2:
             group.files.write("memory.swap.max", "0")
         return group
 
-    def arm(self, memory_bytes: int, pids: int) -> None:
+    def set_limits(self, memory_bytes: int, pids: int) -> None:
         """Set the limits and reset the counts. The group contains no program, at most a waiting init."""
         if self.files.number("memory.current") > LEFTOVER_BYTES:
             with contextlib.suppress(OSError):
@@ -59,9 +59,9 @@ class GroupV2:
         if pids != self._pids:
             self.files.write("pids.max", str(pids))
             self._pids = pids
-        self.count_anew()
+        self.reset_counts()
 
-    def count_anew(self) -> None:
+    def reset_counts(self) -> None:
         self._reset_peak()
         self._kills = self._oom_kills()
         self._cpu_before = self._cpu_total()

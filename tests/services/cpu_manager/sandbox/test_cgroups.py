@@ -33,14 +33,14 @@ def group(tmp_path: Path) -> GroupV2:
 
 
 def test_limits_are_written_and_swap_is_disabled(group: GroupV2) -> None:
-    group.arm(123456, 17)
+    group.set_limits(123456, 17)
     assert (group.directory / "memory.max").read_text() == "123456"
     assert (group.directory / "pids.max").read_text().startswith("17")
     assert (group.directory / "memory.swap.max").read_text().startswith("0")
 
 
 def test_counts_are_reset_for_each_job(group: GroupV2) -> None:
-    group.arm(123456, 17)
+    group.set_limits(123456, 17)
     assert (group.cpu_s(), group.out_of_memory()) == (0.0, False)
     (group.directory / "cpu.stat").write_text("usage_usec 5250000\n")
     (group.directory / "memory.events").write_text("oom_kill 3\n")
@@ -49,7 +49,7 @@ def test_counts_are_reset_for_each_job(group: GroupV2) -> None:
 
 def test_memory_of_an_earlier_job_is_reclaimed(group: GroupV2) -> None:
     (group.directory / "memory.current").write_text(str(100 << 20))
-    group.arm(1 << 30, 17)
+    group.set_limits(1 << 30, 17)
     assert int((group.directory / "memory.reclaim").read_text()) >= 100 << 20
 
 
@@ -70,7 +70,7 @@ def test_version_1_never_sets_memory_above_memory_and_swap(tmp_path: Path, monke
     orders = []
     for limit in (200, 300, 100):
         written.clear()
-        group.arm(limit, 5)
+        group.set_limits(limit, 5)
         orders.append([name for name, _ in written if name in {memory, both}])
     # From no limit and downwards: memory first. Upwards: the sum first.
     assert orders == [[memory, both], [both, memory], [memory, both]]

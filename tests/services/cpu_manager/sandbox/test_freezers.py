@@ -56,7 +56,7 @@ def test_a_sweep_ends_frozen_processes_of_a_dead_manager(tmp_path: Path, busy: s
     while not freezer.frozen():
         os.sched_yield()
     assert freezer.threads() == [busy.pid]
-    instance.note((*freezers.directories, *hierarchy.directories))
+    instance.record_groups((*freezers.directories, *hierarchy.directories))
     freezer.close()
     os.close(instance._lock)  # as if its manager had died
     assert sweep(tmp_path) == [instance.name]

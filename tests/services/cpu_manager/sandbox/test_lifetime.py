@@ -159,7 +159,7 @@ def test_a_directory_with_a_recorded_control_group_is_kept_for_the_next_sweep(sc
     closed = Instance(scratch)
     group = tmp_path / "group"
     group.mkdir()
-    closed.note([group])
+    closed.record_groups([group])
     closed.close()
     assert [path.name for path in scratch.iterdir()] == [closed.name]
     assert sweep(scratch) == [closed.name]

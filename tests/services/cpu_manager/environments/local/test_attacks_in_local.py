@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.cpu_manager.environments.local.runtime import CellEnvironment, LocalRuntime
-from services.cpu_manager.sandbox.usage import process_of
+from services.cpu_manager.sandbox.usage import pid_of
 from tests.services.cpu_manager.environments.local.acting import (
     CORE,
     SMALL,
@@ -120,7 +120,7 @@ for child in children:
 
 async def test_an_agent_that_lies_costs_only_its_own_environment(runtime: LocalRuntime) -> None:
     environment = await runtime.create("liar", SMALL, CORE)
-    agent = process_of(environment.handle.pidfd)
+    agent = pid_of(environment.handle.pidfd)
     assert await output_of(environment, "echo well") == "well"
     os.kill(agent, 9)
     environment.handle.release()
@@ -155,8 +155,8 @@ asyncio.run(main())
 
 
 async def test_a_killed_managers_frozen_environments_die_with_it(runtime: LocalRuntime, tmp_path: Path) -> None:
-    rung = runtime._cells._ground.ladder.chosen
-    scratch = runtime._cells._ground.instance.directory.parent.parent / f"killed-{rung}"
+    rung = runtime._cells._resources.ladder.chosen
+    scratch = runtime._cells._resources.instance.directory.parent.parent / f"killed-{rung}"
     command = [sys.executable, "-c", _MANAGER, rung.value, str(scratch), str(min(CORE))]
     manager = await asyncio.create_subprocess_exec(*command, cwd=_REPOSITORY, stdout=asyncio.subprocess.PIPE)
     assert manager.stdout is not None

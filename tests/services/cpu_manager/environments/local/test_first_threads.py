@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.cpu_manager.environments.local.runtime import CellEnvironment, LocalRuntime
-from services.cpu_manager.sandbox.usage import process_of, tree_of
+from services.cpu_manager.sandbox.usage import pid_of, process_tree
 from shared.messages.environments import EnvironmentSpec
 from tests.services.cpu_manager.environments.local.acting import CORE, act, output_of
 
@@ -41,7 +41,7 @@ threading.Thread(target=work).start()
 def cpu_s_of_all(init: int) -> float:
     """CPU time of every thread of an environment so far, but those of its agent, which still goes to sleep."""
     spent = 0
-    for pid in set(tree_of(init)) - {init}:
+    for pid in set(process_tree(init)) - {init}:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             spent += int((thread / "schedstat").read_text().split()[0])
     return spent / 1e9
@@ -50,7 +50,7 @@ def cpu_s_of_all(init: int) -> float:
 def alive_processes(init: int) -> int:
     """Number of processes of an environment, except its agent, with a thread that has not ended."""
     count = 0
-    for pid in set(tree_of(init)) - {init}:
+    for pid in set(process_tree(init)) - {init}:
         with contextlib.suppress(OSError):
             stats = [(thread / "stat").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()]
             count += any(stat.rpartition(")")[2].split()[0] not in "ZX" for stat in stats)
@@ -63,7 +63,7 @@ async def test_the_end_of_a_child_does_not_resume_a_suspended_process(runtime: L
         await act(environment, "write", path="waker.py", content=_WAKER)
         await output_of(environment, "python3 waker.py & until [ -e ready ]; do sleep 0.05; done")
         await output_of(environment, "touch go; sleep 0.003")
-        init = process_of(environment.handle.pidfd)
+        init = pid_of(environment.handle.pidfd)
         before = cpu_s_of_all(init)
         await asyncio.sleep(0.5)
         assert cpu_s_of_all(init) == before
@@ -83,7 +83,7 @@ print("works", flush=True)
     end = await act(environment, "exec", argv=["python3", "-c", program], timeout_s=1.0)
     assert (end.ended_by, end.output["stdout"]) == ("wall-limit", "works\n")
     assert await output_of(environment, "echo $kept") == "state"
-    init = process_of(environment.handle.pidfd)
+    init = pid_of(environment.handle.pidfd)
     assert alive_processes(init) == 1, "its shell"
     await act(environment, "write", path="program.py", content=program)
     await output_of(environment, "(python3 program.py >began &); until [ -s began ]; do sleep 0.01; done")

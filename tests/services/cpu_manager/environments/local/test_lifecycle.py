@@ -11,7 +11,7 @@ import pytest
 
 from services.cpu_manager.environments.local.runtime import CellEnvironment, LocalRuntime
 from services.cpu_manager.environments.protocol import BadEnvironment, RuntimeUnavailable
-from services.cpu_manager.sandbox.usage import process_of
+from services.cpu_manager.sandbox.usage import pid_of
 from shared.messages.environments import EnvironmentSpec
 from tests.services.cpu_manager.environments.local.acting import (
     CORE,
@@ -194,7 +194,7 @@ async def test_idle_environments_cost_no_cpu(runtime: LocalRuntime) -> None:
     for environment in made:
         await output_of(environment, "sleep 0.01 & true")
     before = time.process_time()
-    agents = [process_of(environment.handle.pidfd) for environment in made]
+    agents = [pid_of(environment.handle.pidfd) for environment in made]
     usage = sum(cpu_s_of(pid) for pid in agents)
     await asyncio.sleep(1.0)
     assert sum(cpu_s_of(pid) for pid in agents) - usage < 0.005  # the end of the last one's answer

@@ -8,7 +8,7 @@ import msgspec
 
 from treadle.client.answers import Answer
 from treadle.client.requests import ActionRequest, TrajectoryAction
-from treadle.client.transport import Transport
+from treadle.client.transport import Transport, quoted
 
 POLL_S = 20.0
 """Seconds of one long poll, unless half of the read timeout is shorter."""
@@ -21,5 +21,5 @@ async def run_action(transport: Transport, path: str, action: ActionRequest | Tr
     wait = {"wait": f"{min(POLL_S, transport.read_timeout_s / 2):g}"}
     answer = await transport.call(Answer, "POST", path, action, query=wait)
     while answer.state != "finished":
-        answer = await transport.call(Answer, "GET", f"/v1/actions/{answer.id}", query=wait)
+        answer = await transport.call(Answer, "GET", f"/v1/actions/{quoted(answer.id)}", query=wait)
     return answer

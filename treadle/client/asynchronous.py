@@ -32,7 +32,7 @@ from treadle.client.requests import ActionKind, ActionRequest, BatchOpening, Pro
 from treadle.client.results import follow_results
 from treadle.client.retry import RetryPolicy, RetryState
 from treadle.client.trajectories import AsyncTrajectories
-from treadle.client.transport import NDJSON, Transport
+from treadle.client.transport import NDJSON, Transport, quoted
 
 DEFAULT_URL = "http://127.0.0.1:8700"
 NO_RETRY = RetryPolicy(give_up_after_s=0.0)
@@ -163,7 +163,7 @@ class AsyncTreadle:
 
     async def put_task(self, name: str, task: Task | Mapping[str, Any]) -> TaskView:
         """Declare a task, or change it. Idempotent."""
-        return await self._transport.call(TaskView, "PUT", f"/v1/tasks/{name}", task)
+        return await self._transport.call(TaskView, "PUT", f"/v1/tasks/{quoted(name)}", task)
 
     async def task(self, name: str) -> TaskView:
         """Return a task.
@@ -171,7 +171,7 @@ class AsyncTreadle:
         Raises:
             NotFound: it was never declared.
         """
-        return await self._transport.call(TaskView, "GET", f"/v1/tasks/{name}")
+        return await self._transport.call(TaskView, "GET", f"/v1/tasks/{quoted(name)}")
 
     async def open_batch(self, task: str, *, size: int | None = None, key: str | None = None) -> BatchView:
         """Open a batch; the same `key` again returns the same batch.
@@ -185,7 +185,7 @@ class AsyncTreadle:
             Conflict: the key has opened a batch of another size.
         """
         opening = BatchOpening(size=size, key=key or uuid.uuid4().hex)
-        return await self._transport.call(BatchView, "POST", f"/v1/tasks/{task}/batches", opening)
+        return await self._transport.call(BatchView, "POST", f"/v1/tasks/{quoted(task)}/batches", opening)
 
     async def batch(self, batch: str) -> BatchView:
         """Return a batch. O(results) for the proxy.
@@ -193,7 +193,7 @@ class AsyncTreadle:
         Raises:
             NotFound: it was never opened, or has expired.
         """
-        return await self._transport.call(BatchView, "GET", f"/v1/batches/{batch}")
+        return await self._transport.call(BatchView, "GET", f"/v1/batches/{quoted(batch)}")
 
     async def seal(self, batch: str) -> BatchView:
         """Seal a batch: it accepts no more requests and ends with the last answer.
@@ -201,7 +201,7 @@ class AsyncTreadle:
         Raises:
             Conflict: it ended otherwise.
         """
-        return await self._transport.call(BatchView, "POST", f"/v1/batches/{batch}/seal")
+        return await self._transport.call(BatchView, "POST", f"/v1/batches/{quoted(batch)}/seal")
 
     async def cancel(self, batch: str) -> BatchView:
         """Cancel the requests without an answer.
@@ -209,7 +209,7 @@ class AsyncTreadle:
         Raises:
             Conflict: it ended otherwise.
         """
-        return await self._transport.call(BatchView, "DELETE", f"/v1/batches/{batch}")
+        return await self._transport.call(BatchView, "DELETE", f"/v1/batches/{quoted(batch)}")
 
     async def report_progress(
         self, batch: str, generating: int, lengths: Sequence[float] | None = None
@@ -222,7 +222,7 @@ class AsyncTreadle:
             lengths: tokens so far of each of them, if known.
         """
         report = ProgressReport(generating=generating, lengths=lengths)
-        return await self._transport.call(ProgressReceipt, "POST", f"/v1/batches/{batch}/progress", report)
+        return await self._transport.call(ProgressReceipt, "POST", f"/v1/batches/{quoted(batch)}/progress", report)
 
     async def submit(
         self, batch: str, requests: Sequence[RewardRequest], *, on_accepted: Callable[[int], None] | None = None

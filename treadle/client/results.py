@@ -11,7 +11,7 @@ import msgspec
 from treadle.client.answers import BatchView, Result
 from treadle.client.errors import DeadlineMissed, Transient, Unavailable, Unexpected, error_of
 from treadle.client.retry import CONNECTION_ERRORS, RetryState
-from treadle.client.transport import Transport
+from treadle.client.transport import Transport, quoted
 
 _decoder = msgspec.json.Decoder(Result)
 
@@ -47,12 +47,12 @@ async def follow_results(
 
 
 async def _has_ended(transport: Transport, batch: str) -> bool:
-    return (await transport.call(BatchView, "GET", f"/v1/batches/{batch}")).ended_at is not None
+    return (await transport.call(BatchView, "GET", f"/v1/batches/{quoted(batch)}")).ended_at is not None
 
 
 async def _pages(transport: Transport, batch: str, after: str, *, follow: bool) -> AsyncGenerator[list[Result], None]:
     """Results as one connection sends them. The first page is empty: the proxy has begun to answer."""
-    path, query = f"/v1/batches/{batch}/results", {"follow": "true" if follow else "false", "after": after}
+    path, query = f"/v1/batches/{quoted(batch)}/results", {"follow": "true" if follow else "false", "after": after}
     with transport.http_errors(path):
         async with transport.request("GET", path, query) as reply:
             if reply.status != 200:

@@ -11,7 +11,7 @@ import msgspec
 from treadle.client.actions import run_action
 from treadle.client.answers import Answer, TrajectoryView
 from treadle.client.requests import TrajectoryAction, TrajectoryActionKind, TrajectoryRequest
-from treadle.client.transport import Transport
+from treadle.client.transport import Transport, quoted
 
 
 class AsyncTrajectories:
@@ -40,7 +40,7 @@ class AsyncTrajectories:
         Raises:
             NotFound: it was never opened, or ended long ago.
         """
-        return await self._transport.call(TrajectoryView, "GET", f"/v1/trajectories/{trajectory}")
+        return await self._transport.call(TrajectoryView, "GET", f"/v1/trajectories/{quoted(trajectory)}")
 
     async def act(
         self, /, trajectory: str, kind: TrajectoryActionKind, params: Mapping[str, Any] | None = None, **rest: Any
@@ -58,7 +58,7 @@ class AsyncTrajectories:
             NotFound: there is no such trajectory.
         """
         action = TrajectoryAction(kind=kind, params=params or {}, **rest)
-        return await run_action(self._transport, f"/v1/trajectories/{trajectory}/actions", action)
+        return await run_action(self._transport, f"/v1/trajectories/{quoted(trajectory)}/actions", action)
 
     async def close(self, trajectory: str) -> TrajectoryView:
         """End a trajectory: cancel its unanswered actions and close its environment. Idempotent.
@@ -66,4 +66,4 @@ class AsyncTrajectories:
         Raises:
             NotFound: there is no such trajectory.
         """
-        return await self._transport.call(TrajectoryView, "DELETE", f"/v1/trajectories/{trajectory}")
+        return await self._transport.call(TrajectoryView, "DELETE", f"/v1/trajectories/{quoted(trajectory)}")

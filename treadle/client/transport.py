@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 import msgspec
@@ -125,6 +125,11 @@ class Transport:
         except aiohttp.ClientError as error:
             what = f"{self.url}{path} does not answer as an HTTP server does: is it the address of Treadle's proxy?"
             raise Unexpected(f"{what} ({type(error).__name__}: {error})") from error
+
+
+def quoted(name: str) -> str:
+    """Return a name as one segment of a path, so that the mesh receives and checks the whole name."""
+    return quote(name, safe="")
 
 
 def checked_url(url: str) -> str:

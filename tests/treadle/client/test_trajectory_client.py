@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from shared.runtime import errors as served
 from treadle.client.asynchronous import AsyncTreadle
-from treadle.client.errors import Conflict, NotFound, Unexpected
+from treadle.client.errors import BadRequest, Conflict, NotFound, Unexpected
 from treadle.client.requests import EnvironmentSpec, TrajectoryRequest
 from treadle.client.retry import RetryPolicy
 
@@ -131,3 +131,17 @@ async def test_an_answer_that_is_no_trajectory_is_unexpected(client: AsyncTreadl
 
     with pytest.raises(Unexpected, match=NAME):
         await client.trajectories.view(NAME)
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a/b", "a b", "a%20b", "ä"])
+async def test_a_name_is_one_segment_of_the_path(client: AsyncTreadle, fake: FakeProxy, name: str) -> None:
+    """The mesh rejects such a name. Cut at the `#`, it would be the name of another task."""
+    fake.replies = [served.BadRequest(what="a name has letters and digits"), served.NotFound(kind="batch", name="b")]
+
+    with pytest.raises(BadRequest):
+        await client.put_task(name, {"stages": []})
+    with pytest.raises(NotFound):
+        await client.batch(name)
+
+    assert [one[1] for one in fake.requests] == [f"/v1/tasks/{name}", f"/v1/batches/{name}"]
+    assert [one[2] for one in fake.requests] == [{}, {}]

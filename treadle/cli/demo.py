@@ -14,8 +14,8 @@ from rich.console import Console
 
 from shared.runtime.settings import TreadleSettings, load
 from shared.runtime.stack_state import ServiceState, State
-from treadle.cli.address import find_proxy
-from treadle.cli.grade import DISAGREES, WRONG, GradingFailed, check_proxy, exit_status
+from treadle.cli.grade import DISAGREES
+from treadle.cli.proxy import WRONG, CommandFailed, check_proxy, exit_status, find_proxy
 from treadle.cli.up import Home
 from treadle.client.answers import NodeView
 from treadle.client.asynchronous import AsyncTreadle
@@ -106,7 +106,7 @@ async def _run(url: str, plan: DemoPlan, console: Console) -> Demonstration:
         try:
             return await demonstrate(client, plan, lambda title, lines: ProgressBar(lines, title, console))
         except PackageMissing as error:
-            raise GradingFailed(str(error), WRONG) from error
+            raise CommandFailed(str(error), WRONG) from error
 
 
 def _hosts(nodes: list[NodeView]) -> Iterator[str]:

@@ -15,12 +15,10 @@ import typer
 from rich.console import Console
 
 from shared.api.tasks import Task
-from shared.runtime.settings import WrongSetting
-from shared.runtime.stack_errors import StackError
-from treadle.cli.address import find_proxy
+from treadle.cli.proxy import NOT_UP, WRONG, CommandFailed, check_proxy, exit_status, find_proxy
 from treadle.cli.up import Home
 from treadle.client.asynchronous import AsyncTreadle
-from treadle.client.errors import TreadleError, Unavailable
+from treadle.client.errors import TreadleError
 from treadle.client.graded import GradedBatch
 from treadle.client.progress import ProgressBar
 from treadle.grading.check import Checked, check_file
@@ -30,17 +28,9 @@ from treadle.grading.output import OutputFile
 from treadle.grading.render import show
 from treadle.grading.report import GradingReport
 
-DISAGREES, WRONG, NOT_UP, NO_VERDICT, NOT_WRITTEN, INTERRUPTED = 1, 2, 3, 4, 5, 130
+DISAGREES, NO_VERDICT, NOT_WRITTEN = 1, 4, 5
 """Exit statuses; see `grade`."""
 COMPLAINTS_SHOWN = 20
-
-
-class GradingFailed(Exception):
-    """An error that ends the command with a message and an exit status."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +99,17 @@ def _out(options: Options) -> AbstractContextManager[OutputFile | None]:
     """The file of --out, if there is one.
 
     Raises:
-        GradingFailed: it cannot be written.
+        CommandFailed: it cannot be written.
     """
     if options.out is None:
         return nullcontext()
     try:
         if options.out.exists() and options.out.samefile(options.file):
-            raise GradingFailed(f"--out {options.out} is the file to grade: name another; nothing was submitted", WRONG)
+            raise CommandFailed(f"--out {options.out} is the file to grade: name another; nothing was submitted", WRONG)
         return OutputFile(options.out)
     except OSError as error:
         why = f"cannot write --out {options.out} ({error.strerror})"
-        raise GradingFailed(f"{why}: name a file that can be written; nothing was submitted", WRONG) from error
+        raise CommandFailed(f"{why}: name a file that can be written; nothing was submitted", WRONG) from error
 
 
 def _print(report: GradingReport, as_json: bool) -> None:
@@ -137,21 +127,7 @@ def _write(options: Options, answers: OutputFile | None, graded: Graded) -> None
     except OSError as error:
         why = f"not all answers could be written to {options.out} ({error.strerror})"
         help_ = f"the same command with --key {options.key} and another --out writes them and runs nothing again"
-        raise GradingFailed(f"{why}; {help_}", NOT_WRITTEN) from error
-
-
-@contextmanager
-def exit_status(command: str) -> Iterator[None]:
-    """Print an error as one line on stderr, and exit with its status."""
-    try:
-        yield
-    except (GradingFailed, StackError, TreadleError, WrongSetting) as error:
-        typer.echo(f"treadle {command}: {error}", err=True)
-        away = isinstance(error, (StackError, Unavailable))
-        raise typer.Exit(error.status if isinstance(error, GradingFailed) else NOT_UP if away else WRONG) from error
-    except KeyboardInterrupt:
-        typer.echo(f"treadle {command}: interrupted; the batch was cancelled", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise CommandFailed(f"{why}; {help_}", NOT_WRITTEN) from error
 
 
 def status_of(report: GradingReport) -> int:
@@ -166,7 +142,7 @@ async def grade_file(options: Options, url: str | None, home: Path | None) -> Gr
     """Check the file, submit its lines, read the answers and return the report.
 
     Raises:
-        GradingFailed, StackError, TreadleError: the message has the reason and what to do.
+        CommandFailed, StackError, TreadleError: the message has the reason and what to do.
     """
     found, workflow = _read(options)
     name = options.task or found.task or _slug(options.file)
@@ -184,56 +160,44 @@ async def grade_file(options: Options, url: str | None, home: Path | None) -> Gr
     return Graded(report, job.lines, batches)
 
 
-async def check_proxy(client: AsyncTreadle) -> None:
-    """Check once that a proxy answers. Later calls are retried for a minute.
-
-    Raises:
-        GradingFailed: none answers.
-    """
-    try:
-        await client.probe()
-    except Unavailable as error:
-        raise GradingFailed(f"no stack answers at {client.url}: start one with treadle up --detach", NOT_UP) from error
-
-
 def _read(options: Options) -> tuple[GradingFile, Task | None]:
     try:
         found = read_file(options.file)
     except OSError as error:
-        raise GradingFailed(f"cannot read {options.file}: {error}", WRONG) from error
+        raise CommandFailed(f"cannot read {options.file}: {error}", WRONG) from error
     if options.kind is None:
         return found, found.workflow
     if found.workflow is not None:
-        raise GradingFailed(f"{options.file} has a workflow in its header: leave out --kind", WRONG)
+        raise CommandFailed(f"{options.file} has a workflow in its header: leave out --kind", WRONG)
     try:
         return found, workflow_of(options.kind)
     except ValueError as error:
-        raise GradingFailed(str(error), WRONG) from error
+        raise CommandFailed(str(error), WRONG) from error
 
 
 def _accepted(options: Options, checked: Checked) -> Checked:
     """Return the checked file if it may be submitted. Print its complaints.
 
     Raises:
-        GradingFailed: it may not be submitted.
+        CommandFailed: it may not be submitted.
     """
     for complaint in checked.complaints[:COMPLAINTS_SHOWN]:
         typer.echo(f"{options.file}: {complaint}", err=True)
     if (more := len(checked.complaints) - COMPLAINTS_SHOWN) > 0:
         typer.echo(f"{options.file}: and {more} more", err=True)
     if checked.fatal:
-        raise GradingFailed("the header is wrong; nothing was submitted", WRONG)
+        raise CommandFailed("the header is wrong; nothing was submitted", WRONG)
     if checked.complaints and not options.skip_bad:
-        raise GradingFailed("nothing was submitted: mend these lines, or leave them out with --skip-bad", WRONG)
+        raise CommandFailed("nothing was submitted: mend these lines, or leave them out with --skip-bad", WRONG)
     if not checked.lines:
-        raise GradingFailed(f"{options.file} has no line to grade", WRONG)
+        raise CommandFailed(f"{options.file} has no line to grade", WRONG)
     return checked
 
 
 def _proxy_url(url: str | None, home: Path | None) -> str:
     found = find_proxy(os.environ, url, home)
     if found is None:
-        raise GradingFailed("no stack is up: start one with treadle up --detach, or name a proxy with --url", NOT_UP)
+        raise CommandFailed("no stack is up: start one with treadle up --detach, or name a proxy with --url", NOT_UP)
     return found
 
 

@@ -17,7 +17,7 @@ import requests
 
 from tests.conformance.verl_overload import overload
 from tests.e2e.processes import Service, running_service
-from tests.e2e.replicas import PATIENCE_S, metric, running_mesh, until
+from tests.e2e.replicas import TIMEOUT_S, metric, running_mesh, until
 from treadle.testing.servers import running_valkey, temporary_home
 
 BLANK_S = 0.5
@@ -298,7 +298,7 @@ def test_a_proxy_that_slept_submits_again_what_was_taken_for_abandoned(held: Hel
     with ThreadPoolExecutor(1) as pool:
         with held.occupied():
             waiting = pool.submit(
-                requests.post, f"{sleeper.url}/run_code", json=body_of("print(7)"), timeout=4 * PATIENCE_S
+                requests.post, f"{sleeper.url}/run_code", json=body_of("print(7)"), timeout=4 * TIMEOUT_S
             )
             asyncio.run(until(lambda: held.unanswered() == 2))
             sleeper.freeze()
@@ -306,7 +306,7 @@ def test_a_proxy_that_slept_submits_again_what_was_taken_for_abandoned(held: Hel
             sleeper.thaw()
             asyncio.run(until(lambda: held.unanswered() == 2))
             sleeper_resubmitted = metric(sleeper, "treadle_proxy_held_resubmissions_total")
-        reply = waiting.result(2 * PATIENCE_S).json()
+        reply = waiting.result(2 * TIMEOUT_S).json()
     assert (reply["status"], reply["run_result"]["stdout"], sleeper_resubmitted) == ("Success", "7\n", 1.0)
 
 

@@ -1,4 +1,4 @@
-"""One batch graded from end to end while something goes wrong in the middle of it."""
+"""One batch graded from start to end, with a fault in the middle."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ async def grade_through(trainer: Trainer, disturb: Disturb, *, size: int, key: s
     batch = await trainer.open("campaign", key, size)
     assert await trainer.open("campaign", key, size) == batch
     begun = asyncio.Event()
-    heard = 0
+    received = 0
 
     def count(_: dict[str, Any]) -> None:
-        nonlocal heard
-        heard += 1
-        if heard >= size // 8:
+        nonlocal received
+        received += 1
+        if received >= size // 8:
             begun.set()
 
     async with asyncio.TaskGroup() as group:

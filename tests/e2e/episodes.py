@@ -1,4 +1,4 @@
-"""Trajectories against a real mesh whose node may be killed: the calls that tests of episodes are made of."""
+"""Trajectories on a real mesh whose node may be killed: calls of the tests of episodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from treadle.testing.servers import running_valkey, temporary_home
 Json = dict[str, Any]
 WAIT_S = 60
 NODE = f"episodes-{os.getpid()}"
-"""Containers are told apart by it: two runs of these tests on one engine do not sweep each other's."""
+"""Distinguishes containers, so that two runs of these tests on one engine do not remove each other's."""
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Trainer:
         return await self.act(trajectory, "env.bash", {"line": line}, **more)
 
     async def view(self, trajectory: str) -> Json:
-        """How it stands."""
+        """Its state."""
         async with self._http.get(f"/v1/trajectories/{trajectory}") as response:
             view: Json = await response.json()
             return view
@@ -103,13 +103,13 @@ class Trainer:
             assert response.status < 300, await response.text()
 
     async def used(self) -> dict[str, int]:
-        """What the node says that it uses."""
+        """Usage that the node reports."""
         async with self._http.get("/v1/nodes") as response:
             nodes = (await response.json())["nodes"]
         return dict(next(node["used"] for node in nodes if node["name"] == NODE))
 
     async def until_used(self, **wanted: int) -> None:
-        """Wait until the node says that it uses this much."""
+        """Wait until the node reports this usage."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 if wanted.items() <= (await self.used()).items():

@@ -1,4 +1,4 @@
-"""Services without a supervisor: a test that stops, kills and doubles them itself wants nobody to interfere."""
+"""Services without a supervisor, for tests that stop, kill and double them."""
 
 from __future__ import annotations
 
@@ -90,6 +90,6 @@ def answers(url: str) -> bool:
 
 
 def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        return int(door.getsockname()[1])
+    """A port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

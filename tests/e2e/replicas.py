@@ -1,4 +1,4 @@
-"""A mesh of several processes of each kind, in the hands of a test."""
+"""A mesh of several processes of each kind, controlled by a test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treadle.testing.servers import running_valkey, temporary_home
 
 LEASE_S = 2.0
 NODE_LOST_S = 2.0
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 _SAMPLE = re.compile(r"^(\w+)(?:\{[^}]*\})? ([0-9.e+-]+)$", re.MULTILINE)
 
 
@@ -93,12 +93,12 @@ def executions(mesh: Mesh) -> int:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Wait for something to become so; a blocking question, asked off the loop.
+    """Wait until a condition holds. The blocking check runs off the loop.
 
     Raises:
         TimeoutError: it did not, in a minute.
     """
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while True:
             if await asyncio.to_thread(true):
                 return

@@ -1,4 +1,4 @@
-"""Every route of the proxy that changes something, by hand: a new one must be sorted into one of these lists."""
+"""Every route of the proxy that changes data; a new one must be added to one of these lists."""
 
 from __future__ import annotations
 

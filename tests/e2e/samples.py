@@ -1,4 +1,4 @@
-"""Reward requests whose right answer is known beforehand: "answered" and "answered right" are told apart."""
+"""Reward requests with known answers, so that a test can distinguish an answer from the right answer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_answers(samples: Sequence[Sample], answers: Iterable[dict[str, Any]]) 
     times = Counter(answer["request_id"] for answer in found)
     wanted = {sample.request_id: sample for sample in samples}
     assert not (missing := sorted(wanted.keys() - times.keys())), f"{len(missing)} unanswered: {missing[:5]}"
-    assert not (strange := sorted(times.keys() - wanted.keys())), f"never asked: {strange[:5]}"
+    assert not (strange := sorted(times.keys() - wanted.keys())), f"not requested: {strange[:5]}"
     assert not (doubled := [name for name, count in times.items() if count > 1]), f"answered twice: {doubled[:5]}"
     for answer in found:
         sample = wanted[answer["request_id"]]

@@ -1,4 +1,4 @@
-"""What a fault is judged by: environments with state in them, a program under way, and processes nobody waited for."""
+"""State that a fault must not destroy: environments, a running program; and processes that no parent has reaped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.runtime.identity import Identity
 from tests.e2e.trainer import BROKEN, PASSING, PAUSE_S
 
 Json = dict[str, Any]
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 WAIT_S = 30
 
 FURNISH = (
@@ -38,7 +38,7 @@ class Caller:
 
     async def call(self, method: str, path: str, body: Any = None) -> tuple[int, Json]:
         """(status, JSON) of a call that is harmless to repeat."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while True:
                 try:
                     async with self._http.request(method, path, json=body) as response:
@@ -64,7 +64,7 @@ class Caller:
         return await self._answer("/v1/actions", body)
 
     async def _answer(self, path: str, body: Json) -> Json:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while True:
                 status, answer = await self.call("POST", f"{path}?wait={WAIT_S}", body)
                 if status != 202:
@@ -108,7 +108,7 @@ class Episode:
         greeting, number, place, kept = said.split()
         assert (greeting, number, kept, alive) == ("hello", "5", "kept", "alive"), answer
         assert place.endswith("/deep"), answer
-        assert int(ticks) > self.ticks, "its background process stands still"
+        assert int(ticks) > self.ticks, "its background process is suspended"
         self.ticks = int(ticks)
 
 
@@ -123,7 +123,7 @@ def all_end(processes: list[Identity]) -> bool:
 
 
 def zombies(pid: int) -> list[int]:
-    """Ended descendants of a process that nobody waits for, those aside that end just now."""
+    """Descendants that ended more than a moment ago and were not reaped."""
     found = _zombies(pid)
     return sorted(found & _zombies(pid)) if found else []
 
@@ -142,5 +142,5 @@ def _zombies(pid: int) -> set[int]:
 async def until_no_zombies(pid: int) -> None:
     """Wait until no descendant of a process is a zombie; half a minute at most."""
     async with asyncio.timeout(30):
-        while zombies(pid):  # noqa: ASYNC110  # the kernel tells only parents
+        while zombies(pid):  # noqa: ASYNC110  # the kernel reports only to parents
             await asyncio.sleep(0.1)

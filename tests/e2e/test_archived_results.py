@@ -1,4 +1,4 @@
-"""Answers leave Valkey for Postgres and nobody notices: read in order, found by id, never run again, deleted from both.
+"""Answers move from Valkey to Postgres without a visible change: same order, same ids, no second execution, deletion.
 
 One stack whose Valkey has 16 MiB, an eighth of what the largest batch here would take in it.
 """
@@ -61,7 +61,7 @@ async def http(stack: RunningStack) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def send(trainer: Trainer, batch: str, count: int) -> Json:
-    """Requests 0 to `count`, again and again while the door refuses some. Totals of the receipts."""
+    """Requests 0 to `count`, repeated while the proxy rejects some. Totals of the receipts."""
     totals = {"accepted": 0, "repeated": 0}
     for start in range(0, count, LINES):
         left = [b'{"request_id":"r%d"}' % number for number in range(start, min(count, start + LINES))]

@@ -1,4 +1,4 @@
-"""What callers get wrong: each answer is a problem that says what to do, and nothing is lost by it."""
+"""Invalid requests: each answer is a problem with the correction, and no other work is lost."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import json
 import aiohttp
 import pytest
 
-from tests.e2e.door import call, declare, http, mesh, open_batch, results
+from tests.e2e.proxy_calls import call, declare, http, mesh, open_batch, results
 
 __all__ = ["http", "mesh"]
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "status", "says"),
+    ("method", "path", "body", "status", "detail"),
     [
         ("POST", "/v1/actions", b"{", 422, "JSON"),
         ("POST", "/v1/actions", b'{"kind": "nope"}', 422, "there are"),
@@ -34,13 +34,13 @@ __all__ = ["http", "mesh"]
         ("PUT", "/v1/tasks/t", io.BytesIO(b" " * (9 << 20)), 413, "larger"),
     ],
 )
-async def test_a_bad_request_is_told_what_to_do(
-    http: aiohttp.ClientSession, method: str, path: str, body: bytes | io.BytesIO | None, status: int, output_of: str
+async def test_an_error_names_what_to_send_instead(
+    http: aiohttp.ClientSession, method: str, path: str, body: bytes | io.BytesIO | None, status: int, detail: str
 ) -> None:
     async with http.request(method, path, data=body) as response:
         assert response.status == status
         assert response.content_type == "application/problem+json"
-        assert output_of in (await response.json(content_type=None))["detail"]
+        assert detail in (await response.json(content_type=None))["detail"]
 
 
 async def test_a_file_that_is_not_base64_is_refused(http: aiohttp.ClientSession) -> None:
@@ -84,9 +84,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-async def test_bytes_that_mean_nothing_are_the_callers_error_and_say_why(
-    http: aiohttp.ClientSession, what: str
-) -> None:
+async def test_undecodable_bytes_are_the_callers_error_with_a_reason(http: aiohttp.ClientSession, what: str) -> None:
     body, why = BAD[what]
     status, problem = await call(http, "POST", "/v1/actions", data=body)
     assert (status, problem["type"].rpartition("/")[2]) == (422, "bad-request")
@@ -112,7 +110,7 @@ async def test_a_bad_line_in_bulk_is_named_and_the_others_are_accepted(http: aio
     assert len(await results(http, batch)) == 4
 
 
-async def test_what_callers_get_wrong_is_told_in_words_they_can_use(http: aiohttp.ClientSession) -> None:
+async def test_errors_of_callers_have_useful_messages(http: aiohttp.ClientSession) -> None:
     status, problem = await call(http, "PUT", "/v1/tasks/untyped", data=b'{"stages":[]}')
     assert (status, problem["detail"]) == (422, "stages: must have at least 1 item")
     for form in ("application/x-www-form-urlencoded", "text/plain"):
@@ -140,7 +138,7 @@ async def test_a_file_name_that_no_kernel_takes_is_our_refusal_and_no_verdict(ht
     assert "relative path" in answer["message"]
 
 
-async def test_work_without_units_harms_nobody(http: aiohttp.ClientSession) -> None:
+async def test_work_without_units_does_not_delay_others(http: aiohttp.ClientSession) -> None:
     for _ in range(3):  # so that it is known to be short
         assert (await call(http, "POST", "/v1/actions?wait=10", json={"kind": "noop", "units": {}}))[0] == 200
     bodies = [{"kind": "noop", "units": units} for units in ({}, {"slots": 0}) for _ in range(10)]

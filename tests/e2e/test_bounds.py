@@ -1,4 +1,4 @@
-"""Bounds are met at the door, before anything is accepted; what was accepted drains, and the door opens again."""
+"""Bounds reject new work before it is accepted; accepted work drains, and then new work is accepted again."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def finished(http: aiohttp.ClientSession, proxy: Service, action: str) -> 
         return await response.json()
 
 
-async def test_a_full_journal_refuses_before_it_accepts_and_takes_again_when_it_has_drained(
+async def test_a_full_journal_rejects_new_work_until_it_has_drained(
     stack_home: Path, world: ExitStack, http: aiohttp.ClientSession
 ) -> None:
     url = world.enter_context(running_valkey(stack_home))
@@ -77,7 +77,7 @@ async def test_a_full_journal_refuses_before_it_accepts_and_takes_again_when_it_
     assert (await answer(http, proxy, "too many"))["ended"] == "ok"
 
 
-async def test_a_bulk_call_at_the_bound_says_which_lines_are_in_and_which_to_send_again(
+async def test_a_bulk_call_at_the_bound_reports_accepted_and_rejected_lines(
     stack_home: Path, world: ExitStack, http: aiohttp.ClientSession
 ) -> None:
     url = world.enter_context(running_valkey(stack_home))
@@ -94,7 +94,7 @@ async def test_a_bulk_call_at_the_bound_says_which_lines_are_in_and_which_to_sen
     ]
 
 
-async def test_full_memory_refuses_at_the_door_and_everything_accepted_drains(
+async def test_full_memory_rejects_new_work_and_accepted_work_drains(
     stack_home: Path, world: ExitStack, http: aiohttp.ClientSession
 ) -> None:
     home = open_home(stack_home)

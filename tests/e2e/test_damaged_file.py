@@ -39,7 +39,7 @@ def written(root: Path) -> Path:
     return file
 
 
-def test_a_damaged_file_is_explained_repaired_and_kept(root: Path) -> None:
+def test_a_damaged_file_is_reported_repaired_and_kept(root: Path) -> None:
     file = written(root)
     sound = file.read_bytes()
     file.write_bytes(sound + b"*2\r\n$3\r\nSE\x00\xffdamage" + sound[-200:])
@@ -90,7 +90,7 @@ def test_damage_in_the_middle_loses_what_follows(root: Path) -> None:
         assert client.xlen("actions") == before.commands - 1  # SELECT
 
 
-def test_where_there_is_no_file_repair_says_so(root: Path) -> None:
+def test_repair_without_a_file_is_an_error(root: Path) -> None:
     written(root).with_name("appendonly.aof.manifest").unlink()
     refused = treadle(root, "repair")
     assert (refused.returncode, "there is no append-only file" in refused.stderr) == (1, True)

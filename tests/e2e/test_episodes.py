@@ -1,4 +1,4 @@
-"""Whole episodes in trajectories' environments, through the front door, on a real node."""
+"""Whole episodes in trajectories' environments, over HTTP, on a real node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def scene() -> Iterator[Scene]:
 
 @pytest.fixture
 def image(request: pytest.FixtureRequest) -> str:
-    """An image of the runtime that is asked for."""
+    """An image of the requested runtime."""
     if request.param == "local":
         return "local"
     request.getfixturevalue("docker")
@@ -55,7 +55,7 @@ async def test_two_dozen_environments_keep_their_state_through_fifty_actions_eac
             return wrong
 
         wrong = await asyncio.gather(*(episode(seed) for seed in range(ENVIRONMENTS)))
-        assert [said for one in wrong for said in one] == []
+        assert [difference for one in wrong for difference in one] == []
         await trainer.until_used(cores=0, memory_mb=0)
 
 
@@ -82,7 +82,7 @@ async def test_a_trainer_that_vanishes_leaves_nothing_behind(scene: Scene, image
 
 
 @each
-async def test_an_action_that_scales_is_told_how_wide_it_may_run(scene: Scene, image: str) -> None:
+async def test_an_action_that_scales_receives_its_number_of_cores(scene: Scene, image: str) -> None:
     wide = {"units": {"cores": [1, 2]}, "elasticity": {"model": "amdahl", "serial": 0.01}, "duration_s": 20.0}
     async with trainer_of(scene) as trainer:
         trajectory = await trainer.open(image=image, memory_mb=MEMORY_MB)

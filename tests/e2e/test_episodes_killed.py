@@ -1,7 +1,7 @@
 """`kill -9` in the midst of episodes: of manager, container and engine. No answer is lost, and none is made up.
 
-What survives is taken up with its state; what does not is told as `environment-lost`. At most the action that ran just
-then is `unknown-outcome`: nobody can say what it has done.
+Environments that survive continue with their state; the others are reported as `environment-lost`. At most the action
+that ran at that moment is `unknown-outcome`.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ async def test_containers_outlive_their_manager_with_all_they_hold(scene: Scene,
         answer = await waiting
         assert answer["ended"] == "ok", answer
         assert answer["output"]["output"] == "7 /tmp x\nalive\n", "the shell, its directory and its children go on"
-        # It may have been granted to the node that was dead already: then nobody can say what became of it.
-        told = await of_local
-        assert told.get("ended") in ("environment-lost", "unknown-outcome") or told.get("status") == 409, told
+        # It may have been granted to the node after its end; then its outcome is unknown.
+        answer = await of_local
+        assert answer.get("ended") in ("environment-lost", "unknown-outcome") or answer.get("status") == 409, answer
         refused = await trainer.bash(local, "echo $v")
         assert refused.get("ended") == "environment-lost" or refused.get("status") == 409, refused
         for trajectory in (kept, local):
@@ -79,7 +79,7 @@ async def test_containers_outlive_their_manager_with_all_they_hold(scene: Scene,
         await trainer.until_used(cores=0, memory_mb=0)
 
 
-async def test_a_container_that_is_killed_is_lost_and_no_other(scene: Scene, engine: PrivateEngine, image: str) -> None:
+async def test_only_the_killed_container_is_lost(scene: Scene, engine: PrivateEngine, image: str) -> None:
     async with trainer_of(scene) as trainer:
         victim = await trainer.open(image=image, memory_mb=MEMORY_MB)
         await trainer.bash(victim, "true")
@@ -95,10 +95,10 @@ async def test_a_container_that_is_killed_is_lost_and_no_other(scene: Scene, eng
         await trainer.until_used(cores=0, memory_mb=0)
 
 
-async def test_episodes_go_on_while_the_engine_is_killed_and_started_anew(
+async def test_episodes_continue_while_the_engine_is_killed_and_restarted(
     scene: Scene, engine: PrivateEngine, image: str
 ) -> None:
-    """Nothing on the way of an action needs the engine; what opens meanwhile waits or is told."""
+    """Actions in environments do not need the engine; environments that begin meanwhile wait, or have the reason."""
     async with trainer_of(scene) as trainer:
         trajectories = [await trainer.open(image=image, memory_mb=MEMORY_MB) for _ in range(4)]
         for trajectory in trajectories:
@@ -116,13 +116,11 @@ async def test_episodes_go_on_while_the_engine_is_killed_and_started_anew(
             await trainer.close(trajectory)
         await trainer.until_used(cores=0, memory_mb=0)
         async with asyncio.timeout(WAIT_S):  # they are removed after their memory is given back
-            while await asyncio.to_thread(containers, engine):  # noqa: ASYNC110  # nobody else is there to tell
+            while await asyncio.to_thread(containers, engine):  # noqa: ASYNC110  # no other signal exists
                 await asyncio.sleep(0.1)
 
 
-async def test_every_action_is_answered_once_whatever_is_killed(
-    scene: Scene, engine: PrivateEngine, image: str
-) -> None:
+async def test_every_action_is_answered_once_after_each_kill(scene: Scene, engine: PrivateEngine, image: str) -> None:
     async with trainer_of(scene) as trainer:
         trajectories = [await trainer.open(image=image, memory_mb=MEMORY_MB) for _ in range(6)]
         episodes = [asyncio.create_task(_count(trainer, trajectory, 40)) for trajectory in trajectories]

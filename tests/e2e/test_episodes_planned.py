@@ -25,7 +25,7 @@ async def targets(http: aiohttp.ClientSession) -> dict[str, int | None]:
         return {pool["name"]: pool["target"] for pool in (await response.json())["pools"]}
 
 
-async def test_an_environment_is_made_and_acts_wide_while_the_planner_wants_no_cores(stack: RunningStack) -> None:
+async def test_an_environment_is_created_and_acts_while_targets_of_cores_are_0(stack: RunningStack) -> None:
     wide = {"units": {"cores": [1, 2]}, "elasticity": {"model": "amdahl", "serial": 0.01}, "duration_s": 20.0}
     async with aiohttp.ClientSession(stack.urls["proxy"]) as http:
         async with asyncio.timeout(60):
@@ -33,7 +33,7 @@ async def test_an_environment_is_made_and_acts_wide_while_the_planner_wants_no_c
                 if (await targets(http)).get("cores@default") == 0:
                     break
                 await asyncio.sleep(0.1)
-        assert (await targets(http)).get("memory_mb@default") is None, "environments' memory is nobody's to plan"
+        assert (await targets(http)).get("memory_mb@default") is None, "the planner has no targets for this memory"
         trainer = Trainer(http)
         trajectory = await trainer.open(memory_mb=64)
         assert (await trainer.bash(trajectory, "v=3; echo made"))["output"]["output"] == "made\n"

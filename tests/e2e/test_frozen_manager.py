@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.campaign import grade_through
-from tests.e2e.replicas import PATIENCE_S, Mesh, running_mesh
+from tests.e2e.replicas import TIMEOUT_S, Mesh, running_mesh
 from tests.e2e.trainer import Trainer, trainer_at
 from treadle.testing.servers import running_valkey, temporary_home
 
@@ -56,14 +56,14 @@ async def node_state(trainer: Trainer, name: str) -> str:
 
 
 async def await_node(trainer: Trainer, name: str, state: str) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while True:
             if await node_state(trainer, name) == state:
                 return
             await asyncio.sleep(0.1)
 
 
-async def test_a_manager_stopped_past_the_leaders_patience_doubles_nothing_when_it_wakes(mesh: Mesh) -> None:
+async def test_a_manager_suspended_until_the_leader_gave_it_up_repeats_nothing(mesh: Mesh) -> None:
     frozen = mesh.managers[0]
     async with trainer_at(mesh.proxies[0].url) as trainer:
 

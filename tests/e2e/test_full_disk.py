@@ -1,4 +1,4 @@
-"""A disk that fills up under a running stack: refusals come first, nothing accepted is lost, and nobody has to help."""
+"""A disk fills up under a running stack: new work is rejected first, accepted work is kept, the stack recovers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTINGS = {
     "PROXY_NODE_LOST_S": "30",
 }
 COUNT = 12
-LIVES = 4
+STARTS = 4
 """Of Valkey, that meet the full disk."""
 WAIT_S = 120
 RECOVERY_S = 60
@@ -125,9 +125,7 @@ async def opened(http: aiohttp.ClientSession) -> dict[str, str]:
     return {"tenant": "default", "task": "known", "batch": batch, "trajectory": trajectory}
 
 
-async def test_every_route_that_begins_work_is_held_by_the_list(
-    stack: RunningStack, http: aiohttp.ClientSession
-) -> None:
+async def test_the_list_has_every_route_that_begins_work(stack: RunningStack, http: aiohttp.ClientSession) -> None:
     async with http.get("/openapi.json") as response:
         paths = (await response.json())["paths"]
     assert {path for path, verbs in paths.items() if {"post", "put", "patch"} & verbs.keys()} == {
@@ -175,7 +173,7 @@ async def test_what_was_accepted_is_answered_after_a_full_disk(
     await until_valkey(stack, healthy=False)
     # Kept full until later lives of Valkey have met the full disk too.
     async with asyncio.timeout(WAIT_S):
-        while stack.log("treadle").count("valkey ended") < LIVES:  # noqa: ASYNC110
+        while stack.log("treadle").count("valkey ended") < STARTS:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     assert stack.supervisor.poll() is None
     disk.free()

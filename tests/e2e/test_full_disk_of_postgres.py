@@ -120,7 +120,7 @@ async def ended(stack: RunningStack) -> bool:
     return False
 
 
-def told(stack: RunningStack) -> str:
+def status_text(stack: RunningStack) -> str:
     """What `treadle status` prints."""
     environ = {**clean_environment(), "TREADLE_HOME": str(stack.home.root)}
     status = [str(Path(sys.executable).with_name("treadle")), "status"]
@@ -166,7 +166,7 @@ async def test_postgres_alone_meets_a_full_disk(
 
     await until(is_silent)
     assert any("the disk of the stores" in problem and str(disk.root) in problem for problem in await problems())
-    assert f"problem: {SILENT}" in await asyncio.to_thread(told, stack)
+    assert f"problem: {SILENT}" in await asyncio.to_thread(status_text, stack)
 
     async with http.get("/readyz") as response:
         assert response.status == 200, "what was accepted is answered without Postgres"

@@ -108,9 +108,7 @@ def test_a_bad_file_submits_nothing_unless_told_to_skip(stack: RunningStack, tmp
     assert json.loads(skipped.stdout)["rewards"]["requests"] == 1
 
 
-def test_an_out_that_cannot_be_written_is_said_before_anything_is_submitted(
-    stack: RunningStack, tmp_path: Path
-) -> None:
+def test_an_out_that_cannot_be_written_is_an_error_before_submission(stack: RunningStack, tmp_path: Path) -> None:
     file = write(tmp_path / "out-first.jsonl", program("a", PASSES))
     for out in (tmp_path / "nowhere" / "out.jsonl", tmp_path, file):
         done = treadle(stack, "grade", file, "--kind", "code.asserts", "--out", out)
@@ -136,7 +134,7 @@ def test_the_report_is_printed_even_where_the_answers_cannot_be_written(stack: R
     assert json.loads((tmp_path / "out.jsonl").read_text())["verdict"] == "passed"
 
 
-def test_a_refused_line_is_told_with_its_reason_and_not_called_a_failure(stack: RunningStack, tmp_path: Path) -> None:
+def test_a_refused_line_is_reported_with_its_reason_and_is_no_failure(stack: RunningStack, tmp_path: Path) -> None:
     row = {"id": "a", "params": {"code": "", "language": "cobol", "tests": [{"stdout": ""}]}}
     file = write(tmp_path / "cobol.jsonl", row)
     done = treadle(stack, "grade", file, "--kind", "code.stdio")
@@ -150,7 +148,7 @@ def test_a_refused_line_is_told_with_its_reason_and_not_called_a_failure(stack: 
     assert [(each["ended"], each["requests"]) for each in found] == [("refused", 1)]
 
 
-def test_a_line_nested_too_deep_is_left_out_when_told_so(stack: RunningStack, tmp_path: Path) -> None:
+def test_skip_bad_leaves_out_a_line_nested_too_deep(stack: RunningStack, tmp_path: Path) -> None:
     file = write(tmp_path / "deep.jsonl", program("a", PASSES))
     file.write_text('{"id": "deep", "meta": {"x": ' + "[" * 2000 + "]" * 2000 + "}}\n" + file.read_text())
     options = ("grade", file, "--kind", "code.asserts", "--json")
@@ -173,7 +171,7 @@ def test_the_same_key_takes_up_what_was_there(stack: RunningStack, tmp_path: Pat
     assert json.loads(first.stdout)["acts"] == json.loads(second.stdout)["acts"]
 
 
-def test_a_proxy_killed_in_the_middle_costs_no_answer_and_doubles_none(stack: RunningStack, tmp_path: Path) -> None:
+def test_a_killed_proxy_loses_and_repeats_no_answer(stack: RunningStack, tmp_path: Path) -> None:
     header = {"treadle": 1, "task": "broken", "workflow": {"stages": [{"name": "wait", "kind": "sleep"}]}}
     count = 60
     rows = [{"id": str(place), "params": {"seconds": place / 15}} for place in range(count)]
@@ -183,8 +181,8 @@ def test_a_proxy_killed_in_the_middle_costs_no_answer_and_doubles_none(stack: Ru
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as grading:
         await_answers(stack.urls["proxy"], "broken", 5)
         stack.await_healthy("proxy", other_than=stack.kill("proxy"))
-        printed, said = grading.communicate(timeout=120)
-    assert grading.returncode == 0, said
+        printed, errors = grading.communicate(timeout=120)
+    assert grading.returncode == 0, errors
     report = json.loads(printed)
     assert (report["rewards"]["requests"], report["unanswered"], report["repeated"]) == (count, 0, 0)
     assert report["rewards"]["verdicts"]["masked"] == 0
@@ -200,9 +198,9 @@ def test_ctrl_c_cancels_what_is_left(stack: RunningStack, tmp_path: Path) -> Non
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as grading:
         batch = await_answers(stack.urls["proxy"], "stopped", 3)
         grading.send_signal(signal.SIGINT)
-        _, said = grading.communicate(timeout=30)
+        _, errors = grading.communicate(timeout=30)
     assert grading.returncode == 130
-    assert "the batch was cancelled" in said
+    assert "the batch was cancelled" in errors
     with urllib.request.urlopen(f"{stack.urls['proxy']}/v1/batches/{batch}/results?follow=true", timeout=30) as reply:
         ended = [json.loads(line)["ended"] for line in reply]
     assert sorted(ended) == ["cancelled"] * 3 + ["ok"] * 3

@@ -99,9 +99,9 @@ def stack() -> Iterator[RunningStack]:
 def fetch(url: str, method: str = "GET", body: Any = None) -> tuple[int, str, bytes]:
     """(status, content type, body)."""
     data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(url, data, {"content-type": "application/json"}, method=method)
+    request = urllib.request.Request(url, data, {"content-type": "application/json"}, method=method)
     try:
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.headers["content-type"], answer.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -121,7 +121,7 @@ def samples(stack: RunningStack, service: str = "proxy") -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
-def told(stack: RunningStack) -> str:
+def status_text(stack: RunningStack) -> str:
     """What `treadle status` prints."""
     environ = {**clean_environment(), "TREADLE_HOME": str(stack.home.root)}
     done = subprocess.run([TREADLE, "status"], env=environ, capture_output=True, text=True, timeout=60, check=False)
@@ -157,14 +157,14 @@ def is_well(stack: RunningStack) -> bool:
     return not health["problems"] and health["planner"] is health["leader"] is health["postgres"]["answers"] is True
 
 
-def test_a_stack_that_is_well_has_no_problems_and_says_how_full_it_is(stack: RunningStack) -> None:
+def test_a_healthy_stack_has_no_problems_and_reports_memory_and_disk(stack: RunningStack) -> None:
     until(lambda: is_well(stack), "every part is well")
     health = view(stack, "/v1/pools")["health"]
     assert health["problems"] == []
     assert health["valkey"]["bound_bytes"] == 1 << 30
     assert 0 < health["valkey"]["used_bytes"] < 1 << 30
     assert 0 < health["disk"]["free_bytes"] < health["disk"]["total_bytes"]
-    assert re.search(r"^valkey \d+ MiB of 1024 MiB; disk [\d.]+ of [\d.]+ GiB free$", told(stack), re.MULTILINE)
+    assert re.search(r"^valkey \d+ MiB of 1024 MiB; disk [\d.]+ of [\d.]+ GiB free$", status_text(stack), re.MULTILINE)
 
 
 @pytest.mark.parametrize("service", METRICS)
@@ -216,7 +216,7 @@ def test_a_mesh_without_a_node_and_stuck_actions_are_shown(stack: RunningStack) 
         waiting = [view(stack, "/v1/actions", "POST", one)["id"] for _ in range(3)]
         stuck = "actions in cores@default are stuck (3): no node of class 'default' offers noop with cores=1"
         until(lambda: stuck in problems(), f"{stuck} is shown")
-        text = told(stack)
+        text = status_text(stack)
         assert "problem: no node is ready: what is accepted waits for one" in text
         assert f"problem: {stuck}" in text
     until(lambda: is_well(stack), "every part is well again")
@@ -236,7 +236,7 @@ def test_an_absent_planner_and_a_silent_postgres_are_shown(stack: RunningStack) 
         now = samples(stack)
         assert now["treadle_proxy_planner_up"] == now['treadle_proxy_store_up{store="postgres"}'] == 0.0
         assert now["treadle_proxy_leader_up"] == now['treadle_proxy_store_up{store="valkey"}'] == 1.0
-        text = told(stack)
+        text = status_text(stack)
         assert "problem: no planner holds its lease: pools follow what waits (zero-queue rule)" in text
         assert "problem: Postgres does not answer" in text
         until(lambda: stack.service("postgres").state is State.UNREADY, "the supervisor has noticed")
@@ -249,7 +249,7 @@ def test_an_absent_planner_and_a_silent_postgres_are_shown(stack: RunningStack) 
     assert float(after) < up_s - float(began), "it counts from the last unready moment"
 
 
-def test_while_valkey_is_silent_reads_answer_503_and_the_proxy_is_unready_but_lives(stack: RunningStack) -> None:
+def test_while_valkey_does_not_answer_reads_get_503_and_the_proxy_is_unready(stack: RunningStack) -> None:
     until(lambda: is_well(stack), "every part is well")
     view(stack, "/v1/tasks/known", "PUT", TASK)
     names = {
@@ -271,7 +271,7 @@ def test_while_valkey_is_silent_reads_answer_503_and_the_proxy_is_unready_but_li
         assert json.loads(text)["detail"] == "Valkey does not answer"
         until(lambda: view(stack, "/v1/health")["valkey"]["answers"] is False, "health shows it")
         assert samples(stack)['treadle_proxy_store_up{store="valkey"}'] == 0.0
-        assert "problem: Valkey does not answer" in told(stack)
+        assert "problem: Valkey does not answer" in status_text(stack)
         assert stack.pids["proxy"] == pid
     until(lambda: fetch(base + "/readyz")[0] == 200, "it is ready again")
     until(lambda: is_well(stack), "every part is well again")

@@ -117,7 +117,7 @@ async def test_opening_pulls_on_one_node_and_the_first_action_goes_there(
     assert set(blobs.values()) == {1}
 
 
-async def test_images_that_nobody_uses_leave_when_the_disk_budget_is_spent(
+async def test_unused_images_are_removed_beyond_the_disk_budget(
     mesh: Mesh, http: aiohttp.ClientSession, registry: LoopbackRegistry
 ) -> None:
     trainer = Trainer(http)
@@ -173,7 +173,7 @@ async def test_a_registry_that_limits_pulls_is_waited_for_and_the_reason_is_visi
         await trainer.close(each)
 
 
-async def test_a_long_pull_holds_nothing_and_the_reason_is_visible(
+async def test_an_action_that_waits_for_a_pull_holds_no_units_and_has_the_reason(
     mesh: Mesh, http: aiohttp.ClientSession, registry: LoopbackRegistry
 ) -> None:
     trainer, name = Trainer(http), f"treadletest{PID}-slow"

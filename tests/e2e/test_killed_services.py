@@ -22,7 +22,7 @@ SIZE = 2000
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[RunningStack]:
-    """One for all: each kill must leave a stack that stands the next one."""
+    """One for all tests: the stack must recover from each kill before the next one."""
     with temporary_home() as root, running_stack(root) as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""A container engine that starts after its node: what asks for an image waits, and is answered then."""
+"""A container engine that starts after its node: actions that need an image wait for it, and are answered then."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def health(service: Service) -> dict[str, object]:
         return dict(json.load(answer))
 
 
-async def test_a_proxy_is_unready_while_nobody_leads(leader: Service, follower: Service) -> None:
+async def test_a_proxy_is_unready_without_a_leader(leader: Service, follower: Service) -> None:
     await until(lambda: leads(leader))
     await until(lambda: is_ready(follower))
     assert not leads(follower)

@@ -1,4 +1,4 @@
-"""Far more environments asked for at once than a node can hold: each is ready, or queued with a reason; none fails.
+"""More environments requested at once than a node can hold: each is ready, or queued with a reason; none fails.
 
 The long form is `treadle bench --only starts`: 1,000 of them, with their times.
 """
@@ -36,7 +36,7 @@ async def test_each_is_ready_or_queued_with_a_reason_and_what_stands_goes_on(sce
         assert (await trainer.bash(standing, "v=kept"))["ended"] == "ok"
         await trainer.until_used(starts=0, memory_mb=MEMORY_MB)
 
-        async def ask() -> tuple[str, str]:
+        async def submit() -> tuple[str, str]:
             trajectory = await trainer.open(memory_mb=MEMORY_MB)
             body = {"kind": "env.exec", "params": {"argv": ["true"]}}
             async with http.post(f"/v1/trajectories/{trajectory}/actions", json=body) as response:
@@ -46,25 +46,25 @@ async def test_each_is_ready_or_queued_with_a_reason_and_what_stands_goes_on(sce
             async with http.get(f"/v1/actions/{action}{wait}") as response:
                 return dict(await response.json())
 
-        asked = dict(await asyncio.gather(*(ask() for _ in range(MANY))))
+        actions = dict(await asyncio.gather(*(submit() for _ in range(MANY))))
 
         async def full() -> bool:
             assert (await trainer.used())["starts"] <= 1
-            states = [await look(action) for action in asked.values()]
+            states = [await look(action) for action in actions.values()]
             return [one["state"] for one in states].count("finished") == ROOM
 
         await soon(full, within_s=WAIT_S)
         assert (await trainer.bash(standing, "echo $v"))["output"]["output"] == "kept\n", "it does not wait for them"
         why = f"it waits to begin its environment, with {MANY - ROOM} in cores@default: {FULL}"
 
-        async def told() -> bool:
-            states = [await look(action) for action in asked.values()]
+        async def all_reported() -> bool:
+            states = [await look(action) for action in actions.values()]
             waiting = [one for one in states if one["state"] != "finished"]
             assert {one["state"] for one in waiting} == {"queued"}
             return [one.get("reason") for one in waiting] == [why] * (MANY - ROOM)
 
-        await soon(told, within_s=WAIT_S)
-        left = dict(asked)
+        await soon(all_reported, within_s=WAIT_S)
+        left = dict(actions)
         while left:
             for trajectory, action in list(left.items()):
                 answer = await look(action)

@@ -86,7 +86,7 @@ async def opened(http: aiohttp.ClientSession, name: str) -> dict[str, str]:
     }
 
 
-async def test_calls_end_with_503_and_say_when_to_come_back(http: aiohttp.ClientSession, store: str) -> None:
+async def test_calls_end_with_503_and_retry_after(http: aiohttp.ClientSession, store: str) -> None:
     assert set(OTHERS) == BEGINS_NONE
     names = await opened(http, "known")
 

@@ -44,7 +44,7 @@ def test_no_process_of_a_real_stack_outlives_its_supervisor(stack: RunningStack,
 
 
 def survivors(everyone: list[Identity]) -> list[Identity]:
-    """Who still lives after 20 s at most; the kernel ends those of a killed supervisor one after the other."""
+    """Processes that still run after 20 s at most; the kernel ends those of a killed supervisor one after the other."""
     deadline = time.monotonic() + 20
     while (left := [process for process in everyone if process.alive()]) and time.monotonic() < deadline:
         time.sleep(0.05)

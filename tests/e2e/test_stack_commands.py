@@ -63,17 +63,17 @@ def test_each_command_that_is_named_can_be_loaded(name: str) -> None:
     assert command.help
 
 
-def test_status_says_what_runs_for_people_and_for_programs(detached: dict[str, str]) -> None:
-    told = json.loads(treadle(detached, "status", "--json").stdout)
-    services = told["services"]
-    assert told["phase"] == "up"
+def test_status_lists_services_as_text_and_as_json(detached: dict[str, str]) -> None:
+    reported = json.loads(treadle(detached, "status", "--json").stdout)
+    services = reported["services"]
+    assert reported["phase"] == "up"
     assert {service["name"] for service in services} == {"postgres", "valkey", "echo"}
     assert {service["state"] for service in services} == {"healthy"}
     assert all(set(service) == {"name", "pid", "url", "state", "restarts", "last_end"} for service in services)
     assert "healthy" in treadle(detached, "status").stdout
 
 
-def test_status_tells_programs_of_restarts_as_it_tells_people(detached: dict[str, str]) -> None:
+def test_status_has_restarts_as_text_and_as_json(detached: dict[str, str]) -> None:
     def echo() -> dict[str, Any]:
         services = json.loads(treadle(detached, "status", "--json").stdout)["services"]
         return next(service for service in services if service["name"] == "echo")
@@ -89,7 +89,7 @@ def test_status_tells_programs_of_restarts_as_it_tells_people(detached: dict[str
     assert "last end: killed by SIGKILL" in treadle(detached, "status").stdout
 
 
-def test_up_when_already_up_says_so(detached: dict[str, str]) -> None:
+def test_up_beside_a_running_stack_reports_it(detached: dict[str, str]) -> None:
     for arguments in (["up", "--detach"], ["up"]):
         again = treadle(detached, *arguments)
         assert again.returncode == 0
@@ -156,14 +156,14 @@ def test_a_home_that_is_a_file_is_refused_in_one_line(tmp_path: Path, command: s
     arguments = [str(file) if word == "FILE" else word for word in command.split()]
     refused = treadle(clean_environment(), *arguments, "--home", str(file))
     assert refused.returncode not in (0, 2), refused.stdout
-    (said,) = refused.stderr.splitlines()
-    assert str(file) in said
-    assert "folder" in said
-    assert "another user" not in said
+    (printed,) = refused.stderr.splitlines()
+    assert str(file) in printed
+    assert "folder" in printed
+    assert "another user" not in printed
     assert file.read_text() == line
 
 
-def test_without_a_stack_status_and_down_say_so(environ: dict[str, str]) -> None:
+def test_status_and_down_without_a_stack(environ: dict[str, str]) -> None:
     status = treadle(environ, "status", "--json")
     assert (status.returncode, json.loads(status.stdout)) == (3, {"phase": None, "services": [], "health": None})
     down = treadle(environ, "down")
@@ -191,7 +191,7 @@ def test_a_stack_that_does_not_come_up_ends_with_its_reason(environ: dict[str, s
     failed = treadle({**environ, "ECHO_CRASH": "1"}, "up", "--detach")
     assert failed.returncode == 1
     assert "echo does not start" in failed.stderr
-    assert "told to crash by ECHO_CRASH" in failed.stderr
+    assert "ECHO_CRASH is set: crash" in failed.stderr
     assert treadle(environ, "status").returncode == 3
 
 
@@ -202,7 +202,7 @@ def test_a_misspelt_setting_is_an_error(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("command", [["up"], ["up", "--detach"], ["demo", "--quick"]])
-def test_a_setting_that_cannot_be_read_is_said_in_one_line(environ: dict[str, str], command: list[str]) -> None:
+def test_an_invalid_setting_is_reported_in_one_line(environ: dict[str, str], command: list[str]) -> None:
     failed = treadle({**environ, "STACK_GRACE": "abc", "STACK_LOG_MIB": "0"}, *command)
     assert failed.returncode != 0
     assert failed.stderr.splitlines() == [
@@ -213,7 +213,7 @@ def test_a_setting_that_cannot_be_read_is_said_in_one_line(environ: dict[str, st
 
 
 @pytest.mark.parametrize("command", [["openapi"], ["demo", "--quick"]])
-def test_what_all_services_read_is_read_with_the_same_care(environ: dict[str, str], command: list[str]) -> None:
+def test_shared_settings_are_checked_too(environ: dict[str, str], command: list[str]) -> None:
     failed = treadle({**environ, "TREADLE_LOG_JSON": "maybe"}, *command)
     assert failed.returncode != 0
     assert failed.stderr == f"treadle {command[0]}: TREADLE_LOG_JSON is 'maybe': it should be true or false\n"

@@ -62,7 +62,7 @@ def test_everything_answers_once_it_is_up(stack: RunningStack) -> None:
 
 
 @pytest.mark.parametrize("name", ["echo", "valkey", "postgres"])
-def test_who_is_killed_comes_back_at_the_same_address(stack: RunningStack, name: str) -> None:
+def test_a_killed_service_restarts_at_the_same_address(stack: RunningStack, name: str) -> None:
     address = stack.urls[name]
     pid = stack.kill(name)
     assert stack.await_healthy(name, other_than=pid) != pid
@@ -76,7 +76,7 @@ def test_a_client_that_connects_during_a_restart_is_served(stack: RunningStack) 
     assert int(get(stack.urls["echo"])) != pid
 
 
-def test_a_service_that_keeps_dying_is_said_to_fail_and_its_door_closes(stack: RunningStack) -> None:
+def test_a_crash_looping_service_is_failed_and_its_socket_closes(stack: RunningStack) -> None:
     url = stack.urls["echo"]
     while stack.service("echo").state is not State.FAILED:
         with contextlib.suppress(OSError, urllib.error.URLError):  # it dies while it answers
@@ -95,7 +95,7 @@ def test_a_daemon_left_behind_is_swept(stack: RunningStack) -> None:
     assert not daemon.alive()
 
 
-def test_a_daemon_of_a_living_service_is_left_alone(stack: RunningStack) -> None:
+def test_a_daemon_of_a_running_service_is_not_killed(stack: RunningStack) -> None:
     daemon = identify(int(get(f"{stack.urls['echo']}/orphan")))
     assert daemon is not None
     stack.kill("postgres", signal.SIGSTOP)
@@ -163,9 +163,9 @@ def test_one_home_is_one_stack(stack: RunningStack) -> None:
     assert get(stack.urls["echo"]) == str(stack.pids["echo"])
 
 
-def test_a_service_that_cannot_start_is_shown_with_its_last_words(stack_home: Path) -> None:
+def test_a_service_that_cannot_start_is_reported_with_its_last_lines(stack_home: Path) -> None:
     with (
-        pytest.raises(StackError, match=r"echo does not start: exit status 1\n(.|\n)*told to crash by ECHO_CRASH"),
+        pytest.raises(StackError, match=r"echo does not start: exit status 1\n(.|\n)*ECHO_CRASH is set: crash"),
         running_stack(stack_home, services=ECHO, environ={"ECHO_CRASH": "1"}),
     ):
         pass
@@ -181,9 +181,7 @@ def test_a_taken_port_is_named(stack: RunningStack) -> None:
         pass
 
 
-def test_foreign_servers_are_used_and_their_weakness_is_said(
-    stack_home: Path, redis_url: str, empty_database_url: str
-) -> None:
+def test_foreign_servers_are_used_with_a_warning(stack_home: Path, redis_url: str, empty_database_url: str) -> None:
     foreign = {"TREADLE_REDIS_URL": redis_url, "TREADLE_DATABASE_URL": empty_database_url}
     with running_stack(stack_home, services=ECHO, environ=foreign) as stack:
         assert set(stack.pids) == {"echo"}

@@ -85,7 +85,7 @@ async def busy(stack: RunningStack, each: Trainer, trajectory: str) -> asyncio.T
     return running
 
 
-async def test_neither_mesh_touches_the_others_containers_whatever_is_killed(
+async def test_neither_mesh_touches_the_others_containers_after_kills(
     twins: tuple[RunningStack, RunningStack], image: str
 ) -> None:
     first, second = twins
@@ -108,7 +108,7 @@ async def test_neither_mesh_touches_the_others_containers_whatever_is_killed(
         async with asyncio.timeout(WAIT_S):
             while await asyncio.to_thread(listed, "ps --all", meshes[1]):  # noqa: ASYNC110  # the other side is a process
                 await asyncio.sleep(0.1)
-        # A whole stack is killed while its container is thawed and busy; nobody is left who knows of it.
+        # A whole stack is killed while its container is thawed and busy.
         running = await busy(first, ours, mine)
         first.supervisor.send_signal(signal.SIGKILL)
         await asyncio.to_thread(first.supervisor.wait, STOP_S)
@@ -129,8 +129,8 @@ def scene() -> Iterator[Scene]:
         yield running
 
 
-async def test_a_manager_without_the_claim_makes_nothing_and_says_why_and_then_does(scene: Scene, image: str) -> None:
-    """Another manager of this mesh and this name lives on the host: the action waits with the reason, and then runs."""
+async def test_a_manager_without_the_claim_reports_the_reason_until_it_has_the_claim(scene: Scene, image: str) -> None:
+    """Another manager of this mesh and this name runs on the host: the action waits with the reason, and then runs."""
     with redis.Redis.from_url(scene.redis_url) as client:
         mesh = bytes(client.get(MESH)).decode()
     await asyncio.to_thread(scene.kill_manager)

@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.e2e.door import SPIN, call, http, mesh, open_batch, results
+from tests.e2e.proxy_calls import SPIN, call, http, mesh, open_batch, results
 from tests.shared.bus.soon import soon
 
 __all__ = ["http", "mesh"]

@@ -17,7 +17,7 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
-from tests.e2e.door import call, open_batch, results
+from tests.e2e.proxy_calls import call, open_batch, results
 from treadle.testing.servers import temporary_home
 from treadle.testing.stack import RunningStack, running_stack
 

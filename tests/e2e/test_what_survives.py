@@ -38,7 +38,7 @@ LOST = ("environment-lost", "unknown-outcome")
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[RunningStack]:
-    """One for all: each fault must leave a stack that stands the next one, and its end leaves no process."""
+    """One for all tests: the stack must recover from each fault, and its end leaves no process."""
     with temporary_home() as root:
         with running_stack(root, environ=SETTINGS) as running:
             yield running
@@ -133,13 +133,13 @@ async def all_goes_on(stack: RunningStack, caller: Caller, event: Event, **envir
 
 
 @pytest.mark.parametrize("event", EVENTS)
-async def test_local_environments_and_programs_go_on(stack: RunningStack, caller: Caller, event: str) -> None:
+async def test_local_environments_and_programs_continue(stack: RunningStack, caller: Caller, event: str) -> None:
     await all_goes_on(stack, caller, EVENTS[event])
 
 
 @pytest.mark.docker
 @pytest.mark.parametrize("event", ["kill -9 of Valkey", "kill -9 of the proxy, which leads"])
-async def test_containers_go_on(stack: RunningStack, caller: Caller, image: str, event: str) -> None:
+async def test_containers_continue(stack: RunningStack, caller: Caller, image: str, event: str) -> None:
     await all_goes_on(stack, caller, EVENTS[event], image=image)
 
 
@@ -178,7 +178,7 @@ async def test_containers_outlive_their_manager(stack: RunningStack, caller: Cal
 
 
 @pytest.mark.docker
-async def test_a_container_that_dies_is_lost_and_no_other(stack: RunningStack, caller: Caller, image: str) -> None:
+async def test_only_the_container_that_ends_is_lost(stack: RunningStack, caller: Caller, image: str) -> None:
     victim, other = await Episode.begin(caller, image=image), await Episode.begin(caller, image=image)
     wanted = [f"label=treadle.node={NODE}", f"label=treadle.trajectory={victim.trajectory}"]
     filters = [word for label in wanted for word in ("--filter", label)]
@@ -205,7 +205,7 @@ async def test_an_environment_ends_with_its_lifetime(stack: RunningStack, caller
     assert view["reason"] == "its lifetime of 1 s is over", view
 
 
-async def test_work_of_a_dead_node_is_done_by_another(stack: RunningStack, caller: Caller) -> None:
+async def test_another_node_takes_the_work_of_an_ended_one(stack: RunningStack, caller: Caller) -> None:
     """A second node that is killed for good while programs run on both."""
     node = {"CPU_MANAGER_NODE": f"{NODE}-second", "CPU_MANAGER_ENGINE": "none"}
     with running_service("cpu_manager", stack.redis_url, **node) as second:

@@ -1,4 +1,4 @@
-"""A trainer that does what the mesh asks of one: request ids, retries of whatever passes, results read on by cursor."""
+"""A trainer as documented: request ids, retries of temporary errors, results by cursor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Trainer:
         """Calls and streams that broke and were taken up again."""
 
     async def call(self, method: str, path: str, **request: Any) -> tuple[int, Any]:
-        """(status, JSON) of a call that is harmless to repeat, repeated while the door is away or says come back."""
+        """(status, JSON) of an idempotent call, repeated while the proxy is away or answers with Retry-After."""
         async with asyncio.timeout(self._patience_s):
             while True:
                 try:
@@ -60,7 +60,7 @@ class Trainer:
         return dict(view)
 
     async def send(self, batch: str, samples: Sequence[Sample]) -> int:
-        """Bulk calls until every sample is in the journal; how many the door says it had taken before."""
+        """Bulk calls until every sample is in the journal; how many it had accepted before."""
         repeated = 0
         for start in range(0, len(samples), LINES):
             left = [sample.line() for sample in samples[start : start + LINES]]
@@ -74,7 +74,7 @@ class Trainer:
                 left = [left[each["line"] - 1] for each in refused]
         return repeated
 
-    async def follow(self, batch: str, heard: Callable[[Json], None] | None = None) -> list[Json]:
+    async def follow(self, batch: str, on_result: Callable[[Json], None] | None = None) -> list[Json]:
         """Every result up to the batch's end, read on after the last cursor whenever the stream breaks."""
         answers: list[Json] = []
         cursor = ""
@@ -85,8 +85,8 @@ class Trainer:
                         assert _order(answer["cursor"]) > _order(cursor), f"{answer['cursor']} after {cursor}"
                         cursor = answer["cursor"]
                         answers.append(answer)
-                        if heard is not None:
-                            heard(answer)
+                        if on_result is not None:
+                            on_result(answer)
                 except BROKEN:
                     self.outages += 1
                     await asyncio.sleep(PAUSE_S)

@@ -1,6 +1,6 @@
-"""What of a change of the OpenAPI document breaks clients that were generated before it.
+"""Changes of the OpenAPI document that break clients generated before.
 
-A client breaks when it may no longer send what it sends, or may receive what it does not know:
+A client breaks if the mesh rejects what the client sends, or answers with values that the client does not have:
 
 - an operation, a parameter, a body's media type or a status of success is gone, or an operation has another name;
 - a property, a member of a union or a named schema is gone, or its type differs;

@@ -15,10 +15,10 @@ def register(app: typer.Typer) -> None:
 
 
 def down(home: Home = None) -> None:
-    """Stop the stack: services, then the servers; nothing stays behind.
+    """Stop the stack: the services, then the servers, with all processes that they started.
 
-    HTTP calls under way may end (10 s), programs that run are cut, and what still lives after STACK_GRACE (15 s) is
-    killed. Accepted work is kept: what waited or was cut runs, from its start, after the next treadle up.
+    HTTP calls may end (10 s), running programs are interrupted, and processes that run after STACK_GRACE (15 s) are
+    killed. Accepted work is kept: after the next treadle up, queued and interrupted work runs from its start.
     """
     root = home.absolute() if home else home_path(os.environ)
     try:

@@ -14,7 +14,7 @@ from treadle.stack.services import PROXY
 
 Home = Annotated[
     Path | None,
-    typer.Option(envvar="TREADLE_HOME", help="Where the stack keeps its things; two homes are two stacks."),
+    typer.Option(envvar="TREADLE_HOME", help="Folder of the stack; two homes are two stacks."),
 ]
 
 
@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when healthy; it goes on.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is healthy.")] = False,
     port: Annotated[
         int | None, typer.Option(help="Port of the proxy; 0 takes a free one. [default: PROXY_PORT, or 8700]")
     ] = None,
@@ -31,7 +31,7 @@ def up(
 ) -> None:
     """Start the stack and wait until every service is healthy.
 
-    In the foreground all logs are shown and Ctrl-C stops everything. Other ports are set by the environment
+    In the foreground all logs are shown and Ctrl-C stops the stack. Other ports are set by the environment
     (CPU_MANAGER_PORT ...); TREADLE_REDIS_URL and TREADLE_DATABASE_URL name servers to use instead of the embedded ones.
     """
     if home is not None:

@@ -15,15 +15,13 @@ def register(app: typer.Typer) -> None:
 
 
 def upgrade(
-    check: Annotated[
-        bool, typer.Option("--check", help="Show what would be done and what it needs; change nothing.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Show the steps and their needs; change nothing.")] = False,
     home: Home = None,
 ) -> None:
-    """Bring the data of a stopped stack to this release: Alembic's migrations in Postgres, the schema of Valkey.
+    """Upgrade the data of a stopped stack to this release: Alembic's migrations in Postgres, the schema of Valkey.
 
-    The embedded servers are started for it and stopped again. A step that needs something first, such as an empty
-    journal, says so and changes nothing. Data of a newer release is refused. ``treadle up`` does the same by itself.
+    The embedded servers run during the upgrade. If the need of a step is not met (an empty journal, for example), the
+    command reports it and changes nothing. It rejects data of a newer release. ``treadle up`` does the same by itself.
     """
     if home is not None:
         os.environ["TREADLE_HOME"] = str(home)

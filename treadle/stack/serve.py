@@ -22,7 +22,7 @@ from shared.runtime import log
 from shared.runtime.errors import Unavailable
 from shared.runtime.settings import TreadleSettings, WrongSetting, load
 from treadle.stack.hosts import HostCheck
-from treadle.stack.patient_http import PatientHttp
+from treadle.stack.bounded_http import BoundedHttp
 
 # Start-up garbage is frozen, so the collector ignores it. Then it examines young objects every 20,000 allocations
 # (CPython's 700 costs a collection every few requests) and old ones rarely, because reference counts free what a
@@ -55,7 +55,7 @@ def serve(factory: Callable[[], Any], *, descriptor: int | None, host: str, port
         host=host,
         port=port,
         loop="uvloop",
-        http=PatientHttp,
+        http=BoundedHttp,
         ws="none",
         lifespan="on",
         log_config=None,

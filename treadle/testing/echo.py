@@ -13,12 +13,12 @@ Scope = dict[str, Any]
 
 
 def create_app() -> Any:
-    """A bare ASGI app: ``/healthz`` and ``/readyz`` say yes, ``/exit`` dies, and these start processes:
+    """A bare ASGI app: ``/healthz`` and ``/readyz`` answer 200, ``/exit`` dies, and these start processes:
 
     ``/orphan`` a daemon, ``/child`` a child, ``/leader`` a child in a session of its own. The answer is the pid.
     """
     if os.environ.get("ECHO_CRASH"):
-        raise SystemExit("told to crash by ECHO_CRASH")
+        raise SystemExit("ECHO_CRASH is set: crash")
     time.sleep(float(os.environ.get("ECHO_IDLE_S", "0")))
     until = time.monotonic() + float(os.environ.get("ECHO_BUSY_S", "0"))
     while time.monotonic() < until:
@@ -26,7 +26,7 @@ def create_app() -> Any:
 
     async def app(scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await _answer_lifespan(receive, send)
             return
         body = _answer(scope["path"])
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -35,7 +35,7 @@ def create_app() -> Any:
     return app
 
 
-async def _live(receive: Any, send: Any) -> None:
+async def _answer_lifespan(receive: Any, send: Any) -> None:
     for phase in ("startup", "shutdown"):
         await receive()
         await send({"type": f"lifespan.{phase}.complete"})

@@ -66,7 +66,7 @@ class PostgresServer:
         return postgres_url(self._home, database)
 
     def create(self, database: str, template: str = "template1") -> str:
-        """Make ``database`` as a copy of ``template``, which nobody may be using; its URL. About 40 ms."""
+        """Make ``database`` as a copy of ``template``, which must have no connections. Return its URL. About 40 ms."""
         self.execute(f"CREATE DATABASE {database} TEMPLATE {template} STRATEGY file_copy")
         return self.url(database)
 
@@ -77,13 +77,13 @@ class PostgresServer:
     def execute(self, sql: str) -> str:
         """Run one statement in the database ``postgres``; what it printed."""
         psql = (postgres_programs(self._home) / "psql", "-X", "-q", "-t", "-A", "-v", "ON_ERROR_STOP=1")
-        whom = ("-h", str(self._home.sockets), "-U", SUPERUSER, "-d", "postgres", "-c", sql)
-        return subprocess.run([*psql, *whom], stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout
+        connection = ("-h", str(self._home.sockets), "-U", SUPERUSER, "-d", "postgres", "-c", sql)
+        return subprocess.run([*psql, *connection], stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout
 
 
 @contextmanager
 def running(launch: Launch, ready: Callable[[int], bool]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run ``launch`` until the block ends, entered once ``ready(pid)`` says so.
+    """Run ``launch`` until the block ends, entered when ``ready(pid)`` is true.
 
     Raises:
         StackError: it ended or was not ready in 30 s; the message holds what it printed.

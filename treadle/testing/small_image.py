@@ -1,4 +1,4 @@
-"""Small images without a registry, from this machine's own files, in about a second: a shell, and Python where asked.
+"""Small images without a registry, from this machine's own files, in about a second: a shell, and Python on request.
 
 ``with small_image("treadletest:tools", python=True): ...`` builds one and removes it.
 """
@@ -85,6 +85,8 @@ def _link(archive: tarfile.TarFile, name: str, target: str) -> None:
 
 
 def _libraries(programs: list[Path]) -> set[Path]:
-    """The shared libraries of these programs and the loader, by the paths under which they are looked for."""
-    told = subprocess.run(["ldd", *map(str, programs)], capture_output=True, text=True, timeout=60, check=False).stdout
-    return {Path(path) for path in re.findall(r"(/\S+) \(0x", told)}
+    """The shared libraries of these programs and the loader, by the paths that the loader searches."""
+    printed = subprocess.run(
+        ["ldd", *map(str, programs)], capture_output=True, text=True, timeout=60, check=False
+    ).stdout
+    return {Path(path) for path in re.findall(r"(/\S+) \(0x", printed)}

@@ -23,7 +23,7 @@ STOP_TIMEOUT_S = 60.0
 
 
 class RunningStack:
-    """What a test may ask of a stack, and do to it."""
+    """A running stack, as a test reads and disturbs it."""
 
     def __init__(self, home: Home, supervisor: subprocess.Popen[bytes]) -> None:
         self.home = home
@@ -116,5 +116,5 @@ def running_stack(
         if process.poll() is None:
             process.terminate()
             process.wait(STOP_TIMEOUT_S)
-        if not is_supervised(root):  # it may never have been ours: somebody else's stack is left alone
+        if not is_supervised(root):  # it may belong to another process, whose stack must not be stopped
             stop_stack(root)

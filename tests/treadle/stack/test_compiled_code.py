@@ -32,7 +32,7 @@ def warmed(environ: dict[str, str]) -> tuple[int, int]:
 
 def test_a_read_only_installation_keeps_its_loops_in_the_home(stack_home: Path) -> None:
     home = open_home(stack_home)
-    read_only = Path("/proc/self")  # nobody may make a folder there, root neither
+    read_only = Path("/proc/self")  # no user can create a folder there, not even root
     setting = cache_setting({}, home.cache, read_only)
     assert setting == {"NUMBA_CACHE_DIR": str(home.cache)}
     environ = {**clean_environment(), **setting}

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL starts from nothing, keeps its folders to itself and opens nobody else's."""
+"""The embedded PostgreSQL creates its cluster, keeps its folders private and does not open others."""
 
 import os
 import pwd

@@ -1,4 +1,4 @@
-"""The embedded Valkey keeps what it acknowledged, and a foreign server is told from one that does not."""
+"""The embedded Valkey keeps acknowledged writes; a warning names a foreign server's settings that do not."""
 
 from pathlib import Path
 

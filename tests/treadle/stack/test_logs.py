@@ -9,30 +9,30 @@ from treadle.stack.logs import LONGEST_LINE, LineSplitter, ServiceLogs
 
 def test_the_view_names_the_service_and_the_file_holds_the_bare_line(tmp_path: Path) -> None:
     view = io.StringIO()
-    book = ServiceLogs(tmp_path, limit_bytes=1000, view=view, width=6)
-    book.line("proxy", "batch_opened")
-    book.close()
+    logs = ServiceLogs(tmp_path, limit_bytes=1000, view=view, width=6)
+    logs.line("proxy", "batch_opened")
+    logs.close()
     assert view.getvalue() == "proxy | batch_opened\n"
     assert (tmp_path / "proxy.log").read_text() == "batch_opened\n"
 
 
 def test_a_full_file_is_set_aside_once(tmp_path: Path) -> None:
-    book = ServiceLogs(tmp_path, limit_bytes=100)
+    logs = ServiceLogs(tmp_path, limit_bytes=100)
     for number in range(60):
-        book.line("proxy", f"line {number:04d}")
-    book.close()
+        logs.line("proxy", f"line {number:04d}")
+    logs.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["proxy.log", "proxy.log.1"]
     assert (tmp_path / "proxy.log").stat().st_size <= 110
     assert "line 0059" in (tmp_path / "proxy.log").read_text()
 
 
 def test_the_last_lines_are_remembered(tmp_path: Path) -> None:
-    book = ServiceLogs(tmp_path, limit_bytes=10_000)
+    logs = ServiceLogs(tmp_path, limit_bytes=10_000)
     for number in range(100):
-        book.line("proxy", str(number))
-    book.close()
-    assert book.tail("proxy") == [str(number) for number in range(60, 100)]
-    assert book.tail("nobody") == []
+        logs.line("proxy", str(number))
+    logs.close()
+    assert logs.tail("proxy") == [str(number) for number in range(60, 100)]
+    assert logs.tail("nobody") == []
 
 
 @given(st.lists(st.binary(max_size=20)))

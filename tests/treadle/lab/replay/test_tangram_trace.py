@@ -47,7 +47,7 @@ def test_a_trace_is_read_as_it_is_written(tmp_path: Path, name: str) -> None:
     )
 
 
-def test_elasticity_is_written_as_at_the_front_door(tmp_path: Path) -> None:
+def test_elasticity_is_written_as_in_the_api(tmp_path: Path) -> None:
     steps = [{**REWARD, "elasticity": found} for found in ({"4": 0.9, "8": 0.7}, {"model": "power", "exponent": 0.8})]
     (trajectory,) = read_trajectories(written(tmp_path / "t.jsonl", line("a", *steps)))
     assert [step.elasticity for step in trajectory.steps] == [

@@ -1,4 +1,4 @@
-"""The front door of one real mesh with one core, and the few calls that its tests are made of."""
+"""One real mesh with one core, and calls of its proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callers who say too much before they say what they want, or stop in the middle of it."""
+"""Requests with too long a head, and callers that stop in the middle of a request."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import uvicorn
 
-from treadle.stack import patient_http
-from treadle.stack.patient_http import MOST_HEAD_BYTES, PatientHttp
+from treadle.stack import bounded_http
+from treadle.stack.bounded_http import MOST_HEAD_BYTES, BoundedHttp
 
 Speak = Callable[..., Awaitable[bytes]]
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the length of the body; takes its time before it reads where the path says so."""
+    """Answers with the length of the body; waits before it reads if the path requests it."""
     if scope["path"] == "/slow":
         await asyncio.sleep(1.5)
     size, more = 0, True
@@ -32,8 +32,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 @pytest.fixture
 async def speak(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Speak]:
     """Send parts, a moment between them, and read until the server ends the connection."""
-    monkeypatch.setattr(patient_http, "PATIENCE_S", 0.5)
-    config = uvicorn.Config(app, port=0, http=PatientHttp, lifespan="off", log_config=None, timeout_keep_alive=1)
+    monkeypatch.setattr(bounded_http, "SILENCE_LIMIT_S", 0.5)
+    config = uvicorn.Config(app, port=0, http=BoundedHttp, lifespan="off", log_config=None, timeout_keep_alive=1)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110  # uvicorn sets a flag
@@ -132,7 +132,7 @@ def head_of(total: int) -> bytes:
 
 @pytest.mark.parametrize("pieces", [1, 7])
 @pytest.mark.parametrize(("total", "status"), [(MOST_HEAD_BYTES, 200), (MOST_HEAD_BYTES + 1, 431), (140_000, 431)])
-async def test_a_head_may_have_so_much_however_it_comes(speak: Speak, total: int, status: int, pieces: int) -> None:
+async def test_a_head_has_a_bound_in_any_segmentation(speak: Speak, total: int, status: int, pieces: int) -> None:
     head = head_of(total)
     step = -(-len(head) // pieces)
     answer = await speak(*(head[at : at + step] for at in range(0, len(head), step)))
@@ -148,7 +148,7 @@ async def test_many_small_headers_and_trailers_count_alike(speak: Speak) -> None
 
 
 @pytest.mark.parametrize("half", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhe"])
-async def test_who_stops_in_the_middle_is_left(speak: Speak, half: bytes) -> None:
+async def test_a_caller_that_stops_in_the_middle_is_disconnected(speak: Speak, half: bytes) -> None:
     began = asyncio.get_running_loop().time()
     assert b"200" not in await speak(half)
     assert asyncio.get_running_loop().time() - began < 10

@@ -21,14 +21,14 @@ MOST_HEAD_BYTES: Final = 1 << 16
 """Bytes of the request line and headers (and of trailers). A longer incomplete head is rejected at the next read."""
 SEPARATORS: Final = 4
 """Bytes of a header line in addition to its name and value."""
-PATIENCE_S: Final = 60.0
+SILENCE_LIMIT_S: Final = 60.0
 """Silence allowed in the middle of a request, and before the first one."""
 
 
 class _RequestParser(httptools.HttpRequestParser):
     """httptools' parser, which hands a request to change the protocol to the connection."""
 
-    def __init__(self, connection: PatientHttp) -> None:
+    def __init__(self, connection: BoundedHttp) -> None:
         super().__init__(connection)
         self._connection = connection
         self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
@@ -46,7 +46,7 @@ class _RequestParser(httptools.HttpRequestParser):
         return None
 
 
-class PatientHttp(HttpToolsProtocol):
+class BoundedHttp(HttpToolsProtocol):
     """One connection. Costs a few assignments per request and one timer per connection."""
 
     _in_head = False
@@ -57,7 +57,7 @@ class PatientHttp(HttpToolsProtocol):
     """Bytes of the reads that contained nothing but this head."""
     _refused = False
     """The connection is being closed. Further input is ignored."""
-    _heard_at = 0.0
+    _last_read_at = 0.0
     _timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
     """The request that is being answered. `cycle` is the newest one, which may wait behind it."""
@@ -68,8 +68,8 @@ class PatientHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its parent
         super().connection_made(transport)
-        self._heard_at = self.loop.time()
-        self._timer = self.loop.call_later(PATIENCE_S, self._look)
+        self._last_read_at = self.loop.time()
+        self._timer = self.loop.call_later(SILENCE_LIMIT_S, self._check_silence)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
@@ -84,10 +84,10 @@ class PatientHttp(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
-        went_on = self._in_head
-        self._heard_at = self.loop.time()
+        continued = self._in_head
+        self._last_read_at = self.loop.time()
         super().data_received(data)
-        if self._in_head and went_on:
+        if self._in_head and continued:
             self._unfinished_bytes += len(data)
             if self._unfinished_bytes > MOST_HEAD_BYTES:
                 self._too_long()
@@ -140,19 +140,19 @@ class PatientHttp(HttpToolsProtocol):
             parser.feed(b"\r\n".join([*head, b"", b""]))
             behind = parser.feed(behind)
 
-    def _look(self) -> None:
+    def _check_silence(self) -> None:
         """Close the connection if the caller is silent in the middle of a request. uvicorn handles complete ones.
 
         The time does not count while we have stopped reading (the service has enough input, or an earlier call to
         answer).
         """
         if not self._in_request or self.flow.read_paused:
-            self._heard_at = self.loop.time()
-        left_s = self._heard_at + PATIENCE_S - self.loop.time()
+            self._last_read_at = self.loop.time()
+        left_s = self._last_read_at + SILENCE_LIMIT_S - self.loop.time()
         if left_s <= 0:
             self.transport.close()
         else:
-            self._timer = self.loop.call_later(left_s, self._look)
+            self._timer = self.loop.call_later(left_s, self._check_silence)
 
     def _too_long(self) -> None:
         if not self._refused and not self.transport.is_closing():

@@ -1,4 +1,4 @@
-"""What callers of the front door meet: order, cancelling, sealing, repeats, bounds. One real mesh with one core."""
+"""Calls of the proxy: order, cancelling, sealing, repeats, bounds. One real mesh with one core."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import aiohttp
 import pytest
 
-from tests.e2e.door import SPIN, WAIT_S, Json, call, declare, http, mesh, open_batch, results, submit
+from tests.e2e.proxy_calls import SPIN, WAIT_S, Json, call, declare, http, mesh, open_batch, results, submit
 from tests.shared.bus.soon import soon
 
 __all__ = ["http", "mesh"]
@@ -25,7 +25,7 @@ async def start_spinning(http: aiohttp.ClientSession) -> str:
     return str(standing["id"])
 
 
-async def test_the_batch_that_is_due_first_is_served_first_whenever_it_came(http: aiohttp.ClientSession) -> None:
+async def test_the_batch_that_is_due_first_is_served_first(http: aiohttp.ClientSession) -> None:
     await declare(http, "patient", timeout_s=300)
     await declare(http, "urgent", timeout_s=5)
     spinning = await start_spinning(http)
@@ -80,7 +80,7 @@ async def test_a_sealed_batch_is_complete_with_what_it_has(http: aiohttp.ClientS
     assert view["stages"][0]["finished"] == 2
 
 
-async def test_a_trainer_says_how_far_its_rollout_is_while_there_is_one(http: aiohttp.ClientSession) -> None:
+async def test_a_trainer_reports_the_progress_of_an_open_batch_only(http: aiohttp.ClientSession) -> None:
     await declare(http, "told")
     batch = await open_batch(http, "told", size=1)
     path = f"/v1/batches/{batch}/progress"
@@ -137,25 +137,25 @@ LACKING = "no node of class '{}' offers noop with {} now; it waits for one until
 
 
 @pytest.mark.parametrize(
-    ("asked", "pool", "units", "node_class"),
+    ("requirements", "pool", "units", "node_class"),
     [
         ({"units": {"gpus": 1}}, "gpus@default", "gpus=1", "default"),
         ({"node_class": "nobody"}, "slots@nobody", "slots=1", "nobody"),
         ({"units": {"cores": 999}}, "cores@default", "cores=999", "default"),
     ],
 )
-async def test_work_that_no_node_could_take_waits_and_says_why(
-    http: aiohttp.ClientSession, asked: Json, pool: str, units: str, node_class: str
+async def test_work_that_no_node_can_take_waits_with_a_reason(
+    http: aiohttp.ClientSession, requirements: Json, pool: str, units: str, node_class: str
 ) -> None:
-    body = {"kind": "noop", "budget_s": 60, **asked}
+    body = {"kind": "noop", "budget_s": 60, **requirements}
     status, standing = await call(http, "POST", "/v1/actions", json=body)
     assert (status, standing["state"]) == (202, "queued")
     path = f"/v1/actions/{standing['id']}"
     async with asyncio.timeout(WAIT_S):
-        while not (told := (await call(http, "GET", f"{path}?wait=0.1"))[1]).get("reason"):
+        while not (answer := (await call(http, "GET", f"{path}?wait=0.1"))[1]).get("reason"):
             pass
-    assert (told["state"], told["reason"]) == ("queued", LACKING.format(node_class, units))
-    assert await call(http, "GET", path) == (202, told)
+    assert (answer["state"], answer["reason"]) == ("queued", LACKING.format(node_class, units))
+    assert await call(http, "GET", path) == (202, answer)
     assert await pool_of(http, pool) == {"waiting": 1, "stuck": 1}
     await call(http, "DELETE", path)
     status, answer = await call(http, "GET", f"{path}?wait={WAIT_S}")
@@ -175,7 +175,7 @@ async def pool_of(http: aiohttp.ClientSession, name: str) -> dict[str, int] | No
     return found[0] if found else None
 
 
-async def test_a_batch_says_how_much_of_it_is_stuck(http: aiohttp.ClientSession) -> None:
+async def test_a_batch_reports_its_stuck_requests(http: aiohttp.ClientSession) -> None:
     stage = {"name": "run", "kind": "noop", "units": {"gpus": 1}}
     await call(http, "PUT", "/v1/tasks/stuck", json={"stages": [stage]})
     batch = await open_batch(http, "stuck")
@@ -207,7 +207,7 @@ async def test_a_task_whose_stage_lacks_the_core_it_needs_is_refused(http: aioht
     assert (status, "needs a core" in problem["detail"]) == (422, True)
 
 
-async def test_what_nobody_needs_any_more_is_not_started(http: aiohttp.ClientSession) -> None:
+async def test_expired_work_is_not_started(http: aiohttp.ClientSession) -> None:
     spinning = await start_spinning(http)
     body = {"kind": "code.run", "params": {"code": "print(1)"}, "budget_s": 0.5}
     status, answer = await call(http, "POST", f"/v1/actions?wait={WAIT_S}", json=body)

@@ -21,8 +21,8 @@ from shared.bus.schema import WrongSchema, check_schema
 from shared.runtime import log
 from shared.runtime.errors import Unavailable
 from shared.runtime.settings import TreadleSettings, WrongSetting, load
-from treadle.stack.hosts import HostCheck
 from treadle.stack.bounded_http import BoundedHttp
+from treadle.stack.hosts import HostCheck
 
 # Start-up garbage is frozen, so the collector ignores it. Then it examines young objects every 20,000 allocations
 # (CPython's 700 costs a collection every few requests) and old ones rarely, because reference counts free what a

@@ -5,28 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypedDict
 
 from fastapi import FastAPI, Request, Response
 
 from services.proxy.health import HealthMonitor, watch_restarts
-from services.proxy.http import batches, mesh, tasks
 from services.proxy.http.asgi import put_in_front
 from services.proxy.http.bodies import Bodies
 from services.proxy.http.held import HeldCalls
-from services.proxy.http.hot import HOT_ROUTES
 from services.proxy.http.openapi.document import extend_openapi
 from services.proxy.http.retries import RunCodeRetries
-from services.proxy.http.sandbox_fusion import RUN_CODE_ROUTES
-from services.proxy.http.swerex.routes import SWEREX_ROUTES
-from services.proxy.http.trajectories import TRAJECTORY_ROUTES
 from services.proxy.leader.leadership import Leadership
 from services.proxy.leader.replicas import renew
 from services.proxy.metrics import WAITING
 from services.proxy.records.archiver import Archiver
 from services.proxy.records.batch_service import BatchService
-from services.proxy.records.disk import MEBIBYTE, StoreDisk, store_paths
-from services.proxy.records.disk_watch import watch_disk
+from services.proxy.records.disk import MEBIBYTE, StoreDisk, store_paths, watch_disk
 from services.proxy.records.ids import Ids
 from services.proxy.records.intake import Intake
 from services.proxy.records.memory import ValkeyMemory
@@ -36,6 +29,7 @@ from services.proxy.records.store import Store
 from services.proxy.records.task_registry import TaskRegistry
 from services.proxy.records.trajectory_service import TrajectoryService
 from services.proxy.records.waiters import Waiters
+from services.proxy.routes import BARE_ROUTES, DESCRIPTION, ROUTERS, LifespanState, readiness
 from services.proxy.settings import ProxySettings
 from services.proxy.state import ProxyState
 from shared.bus import functions
@@ -50,17 +44,6 @@ from shared.store import database
 from shared.store.results import ArchiveReader
 
 _log = log.get(__name__)
-
-DESCRIPTION = """
-Post reward requests and tool actions; Treadle queues them by the urgency of their batch, runs them in sandboxes on
-pooled resources, and answers each exactly once. Errors are problem+json (RFC 9457) and say what to do.
-"""
-
-
-class LifespanState(TypedDict):
-    """State that the lifespan yields."""
-
-    proxy: ProxyState
 
 
 def create_app(settings: ProxySettings | None = None) -> FastAPI:
@@ -148,8 +131,8 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
             await archiver.stop()
             await leadership.stop()
 
-    app = build_app("proxy", lifespan, tasks.router, batches.router, mesh.router, ready=_ready, description=DESCRIPTION)
-    put_in_front(app, [*HOT_ROUTES, *TRAJECTORY_ROUTES, *RUN_CODE_ROUTES, *SWEREX_ROUTES])
+    app = build_app("proxy", lifespan, *ROUTERS, ready=readiness, description=DESCRIPTION)
+    put_in_front(app, BARE_ROUTES)
     for kind in TRANSIENT:
         app.add_exception_handler(kind, _on_valkey_away)
     extend_openapi(app, max_wait_s=settings.max_wait_s)
@@ -159,8 +142,3 @@ def create_app(settings: ProxySettings | None = None) -> FastAPI:
 async def _on_valkey_away(_: Request, error: Exception) -> Response:
     _log.warning("valkey_unavailable", what="serving", error=str(error))
     return problem_response(Unavailable(what="Valkey does not answer"))
-
-
-async def _ready(app: FastAPI) -> str | None:
-    proxy: ProxyState = app.state.proxy
-    return await proxy.health.unready()

@@ -24,8 +24,7 @@ from shared.messages.nodes import NODES, Bye
 from shared.messages.targets import PLANNER_LEASE
 from shared.policy.dispatch.backlog import PoolBacklog, lacking
 from shared.runtime import log
-from shared.runtime.stack_errors import StackError
-from shared.runtime.stack_state import read_state
+from shared.runtime.stack_state import StackError, read_state
 from shared.store.database import Sessions, answers
 
 _log = log.get(__name__)

@@ -11,8 +11,7 @@ from redis.asyncio import Redis
 
 from shared.bus.connection import command
 from shared.bus.functions import call
-from shared.messages.environments import LOCAL, EnvironmentSpec
-from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
+from shared.messages.environments import LOCAL, TRAJECTORIES, EnvironmentsExpected, EnvironmentSpec
 from shared.runtime.units import Epoch, Seconds
 
 PLACEMENTS = "placements"
@@ -29,7 +28,7 @@ class TrajectoryOpeningResult(NamedTuple):
 
 
 class StoredPlacement(msgspec.Struct, frozen=True, array_like=True):
-    """StoredPlacement of an environment."""
+    """Placement of an environment, as stored for the next leader."""
 
     node: str
     units: dict[str, int]

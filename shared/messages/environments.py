@@ -1,4 +1,7 @@
-"""Specification of a trajectory's environment and of actions in it: the contract between the proxy and the nodes."""
+"""Specification of a trajectory's environment and of actions in it: the contract between the proxy and the nodes.
+
+Also hints of coming environments: stream `trajectories`, read by the leader. Bounded and lossy.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from shared.messages.base import Message, Topic
 from shared.policy.model.formulation import STARTS
 from shared.runtime.patterns import IMAGE, SESSION, VARIABLE, WITHOUT_NUL, whole
 
@@ -65,3 +69,16 @@ Encoding = Literal["utf-8", "base64"]
 
 Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 Session = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=whole(SESSION))]
+
+
+class EnvironmentsExpected(Message, frozen=True, kw_only=True, tag="environments.expected.v1"):
+    """A trajectory, or a rollout that will open some, was opened. Environments of these images will be needed."""
+
+    images: list[str]
+    node_class: str = ""
+    """Class of their nodes; empty: any."""
+    memory_mb: int = 1024
+    """Memory that an environment of each will hold on its node."""
+
+
+TRAJECTORIES: Topic[EnvironmentsExpected] = Topic("trajectories", EnvironmentsExpected, maxlen=1_024)

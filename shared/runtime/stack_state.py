@@ -13,7 +13,10 @@ from pathlib import Path
 import msgspec
 
 from shared.runtime.identity import Identity
-from shared.runtime.stack_errors import StackError
+
+
+class StackError(Exception):
+    """The stack cannot be started, stopped or found. The message has an instruction for the person at the terminal."""
 
 
 class State(StrEnum):

@@ -13,8 +13,7 @@ import pytest
 import redis
 
 from shared.runtime.identity import Identity, identify
-from shared.runtime.stack_errors import StackError
-from shared.runtime.stack_state import State, is_supervised
+from shared.runtime.stack_state import StackError, State, is_supervised
 from treadle.stack.operate import current_state
 from treadle.testing.stack import RunningStack, running_stack
 

@@ -12,7 +12,7 @@ import uvloop
 from rich.console import Console
 
 from shared.messages.environments import LOCAL
-from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import StackError
 from treadle.lab.bench.bench import Bench
 from treadle.lab.bench.containers import bench_image
 from treadle.lab.bench.figures import BenchError, BenchReport, Skipped

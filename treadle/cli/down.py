@@ -4,7 +4,7 @@ import os
 
 import typer
 
-from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import StackError
 from treadle.cli.up import Home
 from treadle.stack.home import home_path
 from treadle.stack.operate import stop_stack

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from shared.runtime.settings import WrongSetting
-from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import StackError
 from treadle.client.asynchronous import AsyncTreadle
 from treadle.client.errors import TreadleError, Unavailable
 from treadle.stack.home import home_path

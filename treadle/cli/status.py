@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shared.runtime.stack_errors import StackError
-from shared.runtime.stack_state import Phase, StackState
+from shared.runtime.stack_state import Phase, StackError, StackState
 from treadle.cli.up import Home
 from treadle.stack.home import home_path
 from treadle.stack.operate import current_state

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shared.runtime.stack_errors import StackError
-from shared.runtime.stack_state import AlreadySupervised, ServiceState
+from shared.runtime.stack_state import AlreadySupervised, ServiceState, StackError
 from treadle.stack.operate import run_stack, start_detached
 from treadle.stack.services import PROXY
 

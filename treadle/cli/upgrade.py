@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import StackError
 from treadle.cli.up import Home
 from treadle.stack.operate import upgrade_stack
 

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import StackError
 from treadle.stack.operate import run_stack
 
 if __name__ == "__main__":

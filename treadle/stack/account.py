@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import StackError
 
 # systemd's table of uids leaves 60578-61183 unassigned on every distribution (https://systemd.io/UIDS-GIDS).
 UNASSIGNED_UIDS = range(60578, 61184)

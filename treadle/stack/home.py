@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import StackError
 from treadle.stack.account import Account, server_account
 
 _PRIVATE = 0o700

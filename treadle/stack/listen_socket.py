@@ -6,7 +6,7 @@ service ends repeatedly, its socket is closed, so that clients get an error at o
 
 import socket
 
-from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import StackError
 
 BACKLOG = 2048  # uvicorn's own default
 

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from shared.runtime.identity import Identity
 from shared.runtime.settings import TreadleSettings, WrongSetting, load
-from shared.runtime.stack_errors import StackError
 from shared.runtime.stack_state import (
     AlreadySupervised,
     Phase,
     ServiceState,
+    StackError,
     StackState,
     is_supervised,
     read_state,

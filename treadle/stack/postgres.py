@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import StackError
 from treadle.stack.account import Account, named_account
 from treadle.stack.home import Home
 from treadle.stack.process import Launch

@@ -5,7 +5,7 @@ import importlib.util
 import shutil
 from pathlib import Path
 
-from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import StackError
 from treadle.stack.home import Home
 
 

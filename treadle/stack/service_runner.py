@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from msgspec.structs import replace as replace_fields
 
-from shared.runtime.stack_errors import StackError
-from shared.runtime.stack_state import ServiceState, State
+from shared.runtime.stack_state import ServiceState, StackError, State
 from treadle.stack.child import Child
 from treadle.stack.plan import ProcessSpec
 from treadle.stack.start_limit import StartLimit, cpu_seconds

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import StackError
 
 PROXY = "proxy"
 PROXY_PORT = 8700

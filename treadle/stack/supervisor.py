@@ -14,8 +14,7 @@ from collections.abc import Coroutine, Sequence
 from itertools import groupby
 
 from shared.runtime.identity import identify
-from shared.runtime.stack_errors import StackError
-from shared.runtime.stack_state import Phase, ServiceState, StackState, State
+from shared.runtime.stack_state import Phase, ServiceState, StackError, StackState, State
 from treadle.stack.append_only import explanation
 from treadle.stack.child import Child
 from treadle.stack.logs import ServiceLogs

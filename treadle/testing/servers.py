@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import StackError
 from treadle.stack.home import Home, open_home
 from treadle.stack.postgres import (
     SUPERUSER,

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from shared.runtime.stack_errors import StackError
-from shared.runtime.stack_state import ServiceState, StackState, State, is_supervised, read_state
+from shared.runtime.stack_state import ServiceState, StackError, StackState, State, is_supervised, read_state
 from treadle.mesh import mesh_command
 from treadle.stack.home import Home, open_home
 from treadle.stack.operate import await_up, stop_stack

@@ -25,7 +25,7 @@ from shared.bus.tail import Entry, Tail
 from shared.bus.trajectories import StoredPlacement, pack
 from shared.messages.actions import ACTIONS, ActionSubmitted, CancelRequested, CloseRequested, UnreadableEntry
 from shared.messages.batches import BATCHES, BatchEnded
-from shared.messages.environments import MEMORY
+from shared.messages.environments import MEMORY, TRAJECTORIES, EnvironmentsExpected
 from shared.messages.grants import EnvironmentClosed, ImageRequested, InventoryRequested, Revoked, ShareSet
 from shared.messages.grants import Grant as GrantMessage
 from shared.messages.nodes import NODES
@@ -39,7 +39,6 @@ from shared.messages.outcomes import (
     Started,
 )
 from shared.messages.targets import COMPLETIONS, TARGETS, CompletionExpected, TargetSet
-from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import (
     Advance,

@@ -7,10 +7,9 @@ import math
 from shared.api.images import familiar
 from shared.bus.tail import Entry
 from shared.messages.actions import ActionSubmitted, StageWork
-from shared.messages.environments import LOCAL, MEMORY
+from shared.messages.environments import LOCAL, MEMORY, EnvironmentsExpected
 from shared.messages.grants import Granted
 from shared.messages.outcomes import Finished
-from shared.messages.trajectories import EnvironmentsExpected
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.elasticity import LEAST_EFFICIENCY, Elasticity
 from shared.policy.model.formulation import Command, EnvironmentNeed, Grant, Request, Work

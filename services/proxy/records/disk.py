@@ -7,18 +7,25 @@ accepted work and PostgreSQL's log. A rewrite of the append-only file writes the
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from shared.bus.memory import store_memory
 from shared.runtime import log
 from shared.runtime.errors import Overloaded
 
 MEBIBYTE: Final = 1 << 20
 RETRY_S: Final = 5.0
 """Retry-After while the disk is short. An operator has to free space."""
+MEASURE_S: Final = 1.0
+"""Interval of measurements. A store that writes 100 MB/s uses a fifth of the default reserve in this time."""
 
 _log = log.get(__name__)
 
@@ -115,3 +122,15 @@ class StoreDisk:
             _log.warning("disk_low", reason=shortage)
         elif was_short and shortage is None:
             _log.warning("disk_recovered")
+
+
+async def watch_disk(disk: StoreDisk, redis: Redis) -> None:
+    """Measure the disk every second. While Valkey is away, the last known size of its data set counts."""
+    while disk.measurable:
+        await asyncio.to_thread(disk.measure)
+        try:
+            async with asyncio.timeout(MEASURE_S):
+                disk.data_set_bytes = (await store_memory(redis)).used_bytes
+        except (RedisError, OSError, TimeoutError):
+            pass  # keep the last known size
+        await asyncio.sleep(MEASURE_S)

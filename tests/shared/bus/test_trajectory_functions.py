@@ -11,8 +11,7 @@ from shared.bus.connection import command
 from shared.bus.functions import Deposed, Granting, Receipt, Submission
 from shared.bus.trajectories import StoredPlacement, TrajectoryOpeningResult, TrajectoryStatus, pack
 from shared.messages.actions import ACTIONS, CloseRequested
-from shared.messages.environments import EnvironmentSpec
-from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
+from shared.messages.environments import TRAJECTORIES, EnvironmentsExpected, EnvironmentSpec
 from tests.shared.bus.journal import Journal, submission
 
 KEEP_S = 600.0

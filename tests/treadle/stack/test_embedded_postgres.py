@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import StackError
 from treadle.stack.account import Account, named_account
 from treadle.stack.home import open_home
 from treadle.stack.postgres import initialise_postgres, postgres_launch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import StackError
 from treadle.stack.home import open_home
 
 

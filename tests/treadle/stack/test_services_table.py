@@ -1,6 +1,6 @@
 import pytest
 
-from shared.runtime.stack_errors import StackError
+from shared.runtime.stack_state import StackError
 from treadle.stack.plan import without_password
 from treadle.stack.services import SERVICES, ServiceSpec, chosen_services
 

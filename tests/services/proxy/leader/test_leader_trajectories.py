@@ -12,10 +12,9 @@ from services.proxy.leader.leader import Leader
 from shared.bus.functions import Answering, Granting
 from shared.bus.trajectories import StoredPlacement
 from shared.messages.actions import CancelRequested, CloseRequested
-from shared.messages.environments import EnvironmentSpec
+from shared.messages.environments import TRAJECTORIES, EnvironmentsExpected, EnvironmentSpec
 from shared.messages.grants import EnvironmentClosed, ImageRequested
 from shared.messages.outcomes import ImagesChanged
-from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
 from tests.services.proxy.mesh import (
     EPOCH,
     SPEC,

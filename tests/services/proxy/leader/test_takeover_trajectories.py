@@ -12,11 +12,10 @@ from shared.bus import trajectories
 from shared.bus.connection import command
 from shared.bus.trajectories import StoredPlacement, pack
 from shared.messages.actions import ACTIONS, CloseRequested
-from shared.messages.environments import MEMORY
+from shared.messages.environments import MEMORY, TRAJECTORIES, EnvironmentsExpected
 from shared.messages.grants import EnvironmentClosed
 from shared.messages.nodes import NODES
 from shared.messages.outcomes import OUTCOMES
-from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
 from tests.services.proxy.legacy import Legacy
 from tests.services.proxy.mesh import (
     EPOCH,

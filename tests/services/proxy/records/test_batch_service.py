@@ -15,7 +15,7 @@ from services.proxy.records.task_registry import TaskRegistry
 from shared.api.batches import BatchOpening
 from shared.api.tasks import StageTemplate, Task
 from shared.bus.connection import command
-from shared.messages.trajectories import TRAJECTORIES, EnvironmentsExpected
+from shared.messages.environments import TRAJECTORIES, EnvironmentsExpected
 from tests.services.proxy.mesh import StillClock
 from tests.services.proxy.stores import store_over
 

@@ -102,7 +102,7 @@ class EnvironmentRegistry:
 
     def prepare(self, image: str) -> None:
         """Prepare for environments of this image."""
-        self.acting.runtimes.want(image)
+        self.acting.runtimes.prepare(image)
 
     def images(self) -> frozenset[str]:
         """Return the images of which environments can be created here without a pull."""

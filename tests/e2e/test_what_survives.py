@@ -150,7 +150,7 @@ async def test_the_death_of_the_manager_ends_its_local_environments_and_repeats_
     running = asyncio.create_task(caller.run(SLEEPS))
     await asyncio.sleep(1)
     theirs = descendants(stack.pids["cpu_manager"])
-    assert len(theirs) > 3, "the zygotes, the resident and its background process"
+    assert len(theirs) > 3, "the zygotes, the agent and its background process"
     await killed(stack, caller, "cpu_manager")
     assert all_end(theirs), "processes of a dead manager's environment live on"
     answer = await running

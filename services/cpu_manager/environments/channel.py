@@ -60,7 +60,7 @@ class AgentChannel:
         self._most_bytes = most_bytes
         self._numbers = itertools.count(1)
         self._buffer = bytearray()
-        self._came: asyncio.Future[None] | None = None
+        self._received: asyncio.Future[None] | None = None
 
     async def settle(self, cwd: str, env: Mapping[str, str], timeout_s: float) -> str:
         """Set where actions start (empty: where the agent was started; created if missing), and their variables.
@@ -80,7 +80,7 @@ class AgentChannel:
         """Return when the agent answers. Raise `Broken` otherwise."""
         await self._ask({"op": "ping"}, b"", timeout_s, 0)
 
-    async def order(self, op: str, timeout_s: float) -> bool:
+    async def control(self, op: str, timeout_s: float) -> bool:
         """Send `stop` or `go` for all processes but the agent's. Return True if it was done. Raises `Broken`."""
         reply, _ = await self._ask({"op": op}, b"", timeout_s, 0)
         return reply.passed is True
@@ -98,7 +98,7 @@ class AgentChannel:
         request["timeout_s"] = timeout_s
         reply, parts = await self._ask(request, body, timeout_s + _LATE_S, most)
         if reply.ended_by == "cancelled":
-            raise Broken("it cancelled what nobody asked it to")
+            raise Broken("it reported a cancellation that was not requested")
         try:
             output = rendered(reply.output, parts, getattr(params, "encoding", "utf-8"))
         except UnicodeDecodeError:
@@ -157,10 +157,10 @@ class AgentChannel:
         try:
             reply = msgspec.json.decode(header, type=AgentReply)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Broken(f"a reply that is none: {error}") from error
+            raise Broken(f"a malformed reply: {error}") from error
         sizes = [size for _, size in reply.parts]
         if reply.id != number or sum(sizes) != len(body) or any(size < 0 for size in sizes):
-            raise Broken("a reply to another question")
+            raise Broken("a reply to another request")
         parts, at = {}, 0
         for name, size in reply.parts:
             parts[name] = body[at : at + size]
@@ -174,7 +174,7 @@ class AgentChannel:
             return None
         header_size, body_size = wire.HEAD.unpack_from(self._buffer)
         if header_size > _SLACK + most or body_size > most:
-            raise Broken(f"a reply of {header_size} + {body_size} bytes where {most} were asked for")
+            raise Broken(f"a reply of {header_size} + {body_size} bytes where {most} were requested")
         middle, end = start + header_size, start + header_size + body_size
         if len(self._buffer) < end:
             return None
@@ -185,7 +185,7 @@ class AgentChannel:
     async def _more(self) -> None:
         """Wait for bytes. A callback reads them, so none is lost if the wait is cancelled."""
         loop, descriptor = asyncio.get_running_loop(), self._connection.fileno()
-        self._came = came = loop.create_future()
+        self._received = received = loop.create_future()
 
         def readable() -> None:
             loop.remove_reader(descriptor)
@@ -194,25 +194,25 @@ class AgentChannel:
             except OSError:
                 data = b""
             self._buffer += data
-            if came.done():
+            if received.done():
                 return
             if data:
-                came.set_result(None)
+                received.set_result(None)
             else:
-                came.set_exception(Broken("the agent is gone"))
+                received.set_exception(Broken("the agent is gone"))
 
         loop.add_reader(descriptor, readable)
         try:
-            await came
+            await received
         finally:
-            self._came = None
+            self._received = None
             if not self.broken:
                 loop.remove_reader(descriptor)
 
     def close(self) -> None:
         """Close the connection. An agent without another one ends with its environment; waiters get `Broken`."""
-        if self._came is not None and not self._came.done():
-            self._came.set_exception(Broken("it was hung up on"))
+        if self._received is not None and not self._received.done():
+            self._received.set_exception(Broken("the channel was closed"))
         if not self.broken:
             asyncio.get_running_loop().remove_reader(self._connection.fileno())
             asyncio.get_running_loop().remove_writer(self._connection.fileno())

@@ -35,7 +35,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MeshContext:
-    """The mesh's data that its containers and images need."""
+    """The mesh's data for its containers and images."""
 
     identity: str = NO_MESH
     """Identity of its store."""
@@ -66,7 +66,7 @@ async def open_runtimes(
         try:
             runtime, label = await (_local(settings, sandbox) if name == LOCAL else _docker(settings, mesh))
         except RuntimeUnavailable as error:
-            _log.info("no_runtime", runtime=name, reason=str(error))
+            _log.info("runtime_unavailable", runtime=name, reason=str(error))
             label = f"none: {error}"
         else:
             found.append(runtime)
@@ -95,7 +95,7 @@ async def await_engine(settings: CpuManagerSettings, detected: DetectedRuntimes,
         detected.labels[_label(DOCKER)] = label
         left = await docker.survivors()
         await asyncio.gather(*(environment.close() for environment in left))
-        _log.info("engine_came", version=label, ended=len(left))
+        _log.info("engine_connected", version=label, ended=len(left))
         return
 
 
@@ -105,13 +105,13 @@ def _label(runtime: str) -> str:
 
 async def _local(settings: CpuManagerSettings, sandbox: Sandbox) -> tuple[Runtime, str]:
     if not isinstance(sandbox, LocalSandbox):
-        raise RuntimeUnavailable("no sandbox can be had")
+        raise RuntimeUnavailable("this node has no sandbox")
     return await LocalRuntime.open(sandbox, output_bytes=settings.output_bytes), sandbox.ladder.chosen.value
 
 
 async def _docker(settings: CpuManagerSettings, mesh: MeshContext) -> tuple[DockerRuntime, str]:
     if settings.engine == NO_ENGINE:
-        raise RuntimeUnavailable("switched off by CPU_MANAGER_ENGINE")
+        raise RuntimeUnavailable("disabled by CPU_MANAGER_ENGINE")
     record = record_path(settings.treadle.home, settings.node)
     docker = await DockerRuntime.open(
         settings.node,

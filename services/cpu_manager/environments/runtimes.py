@@ -46,13 +46,13 @@ class Runtimes:
             raise BadEnvironment(f"this node has no {_name(image)} runtime, which image {image!r} asks for")
         return runtime
 
-    def want(self, image: str) -> None:
+    def prepare(self, image: str) -> None:
         """Prepare this image in the background, because environments of it are expected."""
         runtime = self._runtimes.get(_name(image))
         if runtime is None or image in self._preparing:
             return
         if len(self._preparing) >= MOST_PREPARING:
-            _log.warning("image_hint_dropped", image=image, wanted=len(self._preparing))
+            _log.warning("image_hint_dropped", image=image, preparing=len(self._preparing))
             return
         self._preparing[image] = task = asyncio.create_task(runtime.prepare(image), name=f"prepare {image}")
         task.add_done_callback(lambda _: self._preparing.pop(image, None))
@@ -74,7 +74,7 @@ class Runtimes:
             done, left = await asyncio.wait(ending, timeout=CLOSING_S)
             errors = [repr(error) for task in done if not task.cancelled() and (error := task.exception()) is not None]
             if errors or left:
-                _log.error("runtimes_left_behind", errors=errors, still_closing=len(left))
+                _log.error("runtimes_not_closed", errors=errors, still_closing=len(left))
 
 
 def _name(image: str) -> str:

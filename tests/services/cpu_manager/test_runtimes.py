@@ -25,13 +25,13 @@ async def test_concurrent_hints_prepare_an_image_once() -> None:
     docker = FakeRuntime("docker")
     runtimes = Runtimes([docker])
     for image in ("a", "b", "a", "local"):
-        runtimes.want(image)
+        runtimes.prepare(image)
     await turns()
     assert docker.prepared == ["a", "b"]
 
     docker.go.set()
     await turns()
-    runtimes.want("a")
+    runtimes.prepare("a")
     await turns()
     assert docker.prepared == ["a", "b", "a"]
 
@@ -41,7 +41,7 @@ async def test_hints_are_bounded_and_end_with_the_node(monkeypatch: pytest.Monke
     docker = FakeRuntime("docker")
     runtimes = Runtimes([docker])
     for image in ("a", "b", "c"):
-        runtimes.want(image)
+        runtimes.prepare(image)
     await turns()
     await runtimes.close()
 

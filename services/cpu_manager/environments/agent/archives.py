@@ -108,7 +108,7 @@ class ArchiveAction(Action):
         context.events.child(self._pid, self._ended)
 
     def _be_child(self, work: "Callable[[int], None]") -> None:
-        code, said = _FAILED, ""
+        code, failure = _FAILED, ""
         try:
             signal.set_wakeup_fd(-1)
             os.setsid()
@@ -117,13 +117,13 @@ class ArchiveAction(Action):
         except _TooLarge:
             code = _REFUSED
         except OSError as error:
-            said = error_text(error, self._shown)
+            failure = error_text(error, self._shown)
         except Exception as error:  # noqa: BLE001  # a broken archive raises many different exceptions
-            said = "not a tar archive: " + (str(error).splitlines() or [""])[0]
+            failure = "not a tar archive: " + (str(error).splitlines() or [""])[0]
         finally:
-            if said:
+            if failure:
                 os.ftruncate(self._result, 0)
-                os.pwrite(self._result, said.encode("utf-8", "backslashreplace"), 0)
+                os.pwrite(self._result, failure.encode("utf-8", "backslashreplace"), 0)
             os._exit(code)
 
     def _ended(self, status: int) -> None:

@@ -94,7 +94,7 @@ class Shell:
     def _start(self, context: ActionContext, orders: int, output: int, codes: int) -> int:
         env = dict(context.env, PS1="", PS2="")
         env.setdefault("TERM", "dumb")
-        silent = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)  # bash complains that it has no terminal
+        silent = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)  # bash warns that it has no terminal
         streams = (orders, output, silent)
         high = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, _HIGH) for one in (self._text, codes)]
         try:

@@ -73,12 +73,12 @@ async def main(path: Path) -> int:
     try:
         record = CleanupRecord.read(path)
         async with asyncio.timeout(LIMIT_S):
-            taken_up = await remove(record)
+            adopted = await remove(record)
     except (OSError, msgspec.MsgspecError, RuntimeUnavailable, TimeoutError) as error:
-        _log.error("leftovers_not_removed", record=str(path), problem=str(error) or repr(error))
+        _log.error("containers_not_removed", record=str(path), problem=str(error) or repr(error))
         return 1
     forget(path)
-    _log.info("leftovers_removed", node=record.node, mesh=record.mesh, taken_up=taken_up)
+    _log.info("containers_removed", node=record.node, mesh=record.mesh, adopted=adopted)
     return 0
 
 

@@ -35,7 +35,7 @@ _NAME_S: Final = 0.1
 _NAMINGS: Final = 6
 """Attempts with a name that is taken by a container whose removal is not complete."""
 
-_THEIRS: Final = (
+_TRAINERS: Final = (
     "unable to find user",
     "unable to find group",
     "not a directory",
@@ -115,7 +115,7 @@ class ContainerCreator:
         """Return the handle of a running container. Raise `RuntimeUnavailable`; `BadEnvironment` if it does not run."""
         state = await self._state(container)
         if not state["Running"]:
-            raise BadEnvironment(f"its container ended at once: {await self._engine.output(container) or state}")
+            raise BadEnvironment(f"its container ended at once: {await self._engine.logs(container) or state}")
         if self._direct and (direct := DirectHandle.of(container, state["Pid"])) is not None:
             if state["Paused"]:
                 await self._engine.post(f"containers/{container}/unpause", "thaw a container")
@@ -134,12 +134,14 @@ class ContainerCreator:
         """Remove our own container of this name, unless the creation was given up: it may be the successor then."""
         found = await self._engine.inspect(name)
         if abandoned.is_set():
-            raise RuntimeUnavailable("its making was given up")
+            raise RuntimeUnavailable("its creation was abandoned")
         if found is None:
             return
         labels = found["Config"]["Labels"] or {}
         if not self._owner.labels.items() <= labels.items():
-            raise RuntimeUnavailable(f"its container cannot be made: {name} is the name of another's container")
+            raise RuntimeUnavailable(
+                f"its container cannot be created: {name} is the name of a container of another owner"
+            )
         await self._engine.remove(found["Id"])
 
     async def _create(self, name: str, container_spec: ContainerSpec, abandoned: asyncio.Event) -> str:
@@ -155,7 +157,7 @@ class ContainerCreator:
                     await asyncio.sleep(_NAME_S * attempt)
                 else:
                     raise _whose(refusal) from refusal
-        raise RuntimeUnavailable(f"its container cannot be made: the name {name} is taken")
+        raise RuntimeUnavailable(f"its container cannot be created: the name {name} is taken")
 
     async def _start(self, container: str) -> None:
         try:
@@ -176,7 +178,7 @@ class ContainerCreator:
                     problem = error
                 if not handle.alive or isinstance(problem, Gone):
                     await self._state(container)
-                    raise BadEnvironment(f"its container ended at once: {await self._engine.output(container)}")
+                    raise BadEnvironment(f"its container ended at once: {await self._engine.logs(container)}")
                 if asyncio.get_running_loop().time() > deadline:
                     raise RuntimeUnavailable(f"the agent did not listen within {_CONNECT_S:g} s: {problem}")
                 await asyncio.sleep(_LOOK_S)
@@ -187,6 +189,6 @@ class ContainerCreator:
 
 def _whose(refusal: EngineRefusal) -> BadEnvironment | RuntimeUnavailable:
     """Convert the engine's error on creation or start: caused by the specification or image, or by us."""
-    theirs = any(words in refusal.message.lower() for words in _THEIRS)
+    theirs = any(words in refusal.message.lower() for words in _TRAINERS)
     kind = BadEnvironment if theirs else RuntimeUnavailable
-    return kind(f"its container cannot be made: {refusal.message}")
+    return kind(f"its container cannot be created: {refusal.message}")

@@ -88,7 +88,7 @@ class ContainerEngine:
         await self._connector.close()
 
     async def facts(self) -> EngineFacts:
-        version = await bounded("say its version", self.docker.version())
+        version = await bounded("report its version", self.docker.version())
         info = await bounded("describe itself", self.docker.system.info())
         platform = f"{version.get('Os', 'linux')}/{version.get('Arch', '')}"
         cgroups = info.get("CgroupVersion", "1")
@@ -133,7 +133,7 @@ class ContainerEngine:
                 return None
             raise
 
-    async def output(self, container: str, most: int = 4096) -> str:
+    async def logs(self, container: str, most: int = 4096) -> str:
         """Return the last output of the container's first program; empty if the engine has none."""
         logs = self.docker.containers.container(container).log(stdout=True, stderr=True, tail=50)
         with contextlib.suppress(EngineRefusal):

@@ -118,7 +118,7 @@ class EngineHandle:
             await asyncio.wait(self._relays, timeout=2.0)
 
     async def _call(self, call: str, what: str, body: dict[str, Any] | None = None, done: str = "") -> None:
-        """Make a call. `done`: text of an error which means that the state is already as wanted."""
+        """Make a call. `done`: text of an error which means that the state is already reached."""
         try:
             await self._engine.post(f"containers/{self.container}/{call}", what, body)
         except EngineRefusal as refusal:

@@ -152,7 +152,7 @@ class Images:
                 if isinstance(error, EngineRefusal) and _contains(error, *_LIMITED):
                     raise self._limits.met(name) from error
                 if isinstance(error, EngineRefusal) and _for_good(error):
-                    _log.warning("image_refused", image=name, problem=error.message)
+                    _log.warning("image_rejected", image=name, problem=error.message)
                     raise BadEnvironment(f"image {name!r} cannot be pulled: {_reason(error)}") from error
                 problem = error
             _log.warning("image_pull_failed", image=name, attempt=attempt + 1, problem=str(problem))

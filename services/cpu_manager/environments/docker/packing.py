@@ -35,7 +35,7 @@ def packed(folder: str, module: str) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         _add(archive, INTERPRETER, Path(sys.executable).resolve().read_bytes())
-        _add_directory(archive, f"{_HOME}/lib-dynload")  # the interpreter complains where it is missing
+        _add_directory(archive, f"{_HOME}/lib-dynload")  # the interpreter warns if it is missing
         for name, imported in sorted(sys.modules.items()):
             _add_module(archive, name, imported)
         for path in _libraries():

@@ -178,7 +178,7 @@ class DockerRuntime:
         try:
             containers = await self._engine.labelled(*self._owner.filters)
         except (EngineRefusal, RuntimeUnavailable) as error:
-            _log.error("survivors_unknown", problem=str(error))
+            _log.error("survivors_not_listed", problem=str(error))
             return []
         found = await asyncio.gather(*(self._adopted(container) for container in containers))
         return [environment for environment in found if environment is not None]

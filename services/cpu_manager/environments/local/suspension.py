@@ -122,11 +122,11 @@ class SignalSuspension:
 
     async def _ask(self, order: str) -> None:
         try:
-            succeeded = await self._agent.order(order, _ANSWER_S)
+            succeeded = await self._agent.control(order, _ANSWER_S)
         except Broken as error:
             raise Gone(str(error)) from error
         if not succeeded:
-            raise Gone(f"it did not obey: {order}")
+            raise Gone(f"the agent could not do: {order}")
 
     def usage(self) -> EnvironmentUsage:
         peak, kills = self._memory.peak_bytes, self._memory.kills

@@ -113,7 +113,7 @@ class Interpreter:
             flags, _ = await asyncio.gather(self._finish(answers), sent)
             for answer, counts in zip(answers, flags, strict=True):
                 self._answered(answer, counts)
-        if ended:  # after answers: a successor that knows the end would not look for earlier verdicts
+        if ended:  # after answers: a successor that reads the end would not look for earlier verdicts
             await trajectories.forget(self._redis, self._epoch, ended)
         if discards:  # after their effects: a successor finds the entries again if this leader stops before
             await functions.discard(self._redis, self._epoch, discards)

@@ -40,8 +40,8 @@ class NodeRegistry:
         return states
 
     def handle(self, now: float, entry: Entry[Any], dispatcher: Dispatcher) -> Sequence[Command]:
-        """Handle one message of a node. Old messages (read at takeover) are stored, but do not count as signs of
-        life.
+        """Handle one message of a node. Old messages (read at takeover) are stored, but do not count as
+        heartbeats.
         """
         fresh = now - entry.at < dispatcher.node_lost_s
         match entry.message:

@@ -44,7 +44,7 @@ class ActionState:
     """Earliest possible start of this stage; for the first stage, the arrival."""
     granted_s: float = 0.0
     started_s: float = 0.0
-    """Start of execution of its newest attempt, as far as reported; 0 while no report says that it executes."""
+    """Start of execution of its newest attempt, as far as reported; 0 while none is reported."""
     expected_s: float = 0.0
     """Expected execution time, predicted when this stage was queued and again when it was granted."""
     expected_end_s: float = 0.0

@@ -122,7 +122,7 @@ def _kind(work: Work, begun: EnvironmentNeed | None) -> str:
 
 
 def lacking(kind: str, units: Mapping[str, int], pool: str) -> str:
-    """Text that says what the mesh lacks for such work."""
+    """Text that names what the mesh lacks for such work."""
     amounts = ", ".join(f"{name}={count}" for name, count in units.items())
     return f"no node of class {pool.partition('@')[2]!r} offers {kind}" + (f" with {amounts}" if amounts else "")
 

@@ -118,7 +118,7 @@ class ClusterState:
     # ---- grants of a former leader -----------------------------------------------------------------------------
 
     def await_node(self, action: ActionState, node: str, now: float) -> None:
-        """Set an action aside for the node where a former leader granted it, as the store says. It may run there, so
+        """Set an action aside for the node where a former leader granted it, according to the store. It may run there, so
         only that node's report decides.
         """
         self.queues.dequeue(action)

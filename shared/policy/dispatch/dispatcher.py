@@ -99,7 +99,7 @@ class Dispatcher:
     def resumed(
         self, now: float, action_id: str, stage: int, attempt: int, acts: Iterable[StageAct], node: str
     ) -> None:
-        """Restore what the store says of an unanswered action of a former leader.
+        """Restore an unanswered action of a former leader from the store.
 
         Call it after the action was submitted and before any node is ready. `node`: node of its last grant; "" if it
         has none. The action waits for that node's outcome, inventory or loss, and is granted nowhere before.

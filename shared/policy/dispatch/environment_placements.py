@@ -15,7 +15,7 @@ from shared.policy.resources.ledger import Node
 
 @dataclass(slots=True)
 class Placement:
-    """Placement of one trajectory's environment, as the leader knows it."""
+    """Placement of one trajectory's environment, in the leader's view."""
 
     node: str
     units: Mapping[str, int]

@@ -10,7 +10,7 @@ i candidates, for every i: one table serves all evictions. O(candidates * states
 
 The paper's version is corrected in three points. It begins with `dp[0][0] = 0` alone, so all units must be used: two
 actions of {1, 4} units could not share three. Its ISVALID tries every sum of the earlier amounts, which is exponential
-and only repeats what an infinite entry says; so does START. And it rejects fewer units than candidates (`n < m`), but
+and only repeats an infinite entry; so does START. And it rejects fewer units than candidates (`n < m`), but
 should compare with the sum of their fewest amounts.
 """
 

@@ -25,7 +25,7 @@ class Ended:
     environment_exists: bool = True
     """False: the attempt failed to create its trajectory's environment, and nothing of the action was executed."""
     units: Mapping[str, int] = field(default_factory=dict)
-    """Granted units. A leader that has taken over knows them only from here, or from the node's inventory."""
+    """Granted units. After a takeover, this report or the node's inventory is their only source."""
 
     retry_in_s: float = 0.0
     """Seconds before which a retry is useless, for a postponed attempt."""

@@ -106,6 +106,6 @@ class BatchRegistry:
         self._bound(self._batches)
         return batch
 
-    def _bound(self, book: dict[str, _Batch] | dict[str, float]) -> None:
-        while len(book) > self.most:
-            del book[next(iter(book))]
+    def _bound(self, kept: dict[str, _Batch] | dict[str, float]) -> None:
+        while len(kept) > self.most:
+            del kept[next(iter(kept))]

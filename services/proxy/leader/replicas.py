@@ -1,9 +1,9 @@
 """Replicas that hold callers, and cancellation of their actions when a replica is killed.
 
-The connection of a held caller ends with its proxy, so no caller waits for the answer. Each replica keeps a lease of its
-own, and the journal names the replica with each action that it holds (`ActionSubmitted.held_by`). The leader cancels
-the actions of a replica whose lease is absent in two checks in a row. One check is not enough, because Valkey itself
-may have been away. A replica that was only suspended submits its cancelled actions again (`held`).
+The connection of a held caller ends with its proxy, so no caller waits for the answer. Each replica keeps a lease, and
+the journal names the replica with each action that it holds (`ActionSubmitted.held_by`). The leader cancels the actions
+of a replica whose lease is absent in two checks in a row. One check is not enough, because Valkey itself may have been
+away. A replica that was only suspended submits its cancelled actions again (`held`).
 """
 
 from __future__ import annotations

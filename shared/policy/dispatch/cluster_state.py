@@ -118,8 +118,8 @@ class ClusterState:
     # ---- grants of a former leader -----------------------------------------------------------------------------
 
     def await_node(self, action: ActionState, node: str, now: float) -> None:
-        """Set an action aside for the node where a former leader granted it, according to the store. It may run there, so
-        only that node's report decides.
+        """Set an action aside for the node where a former leader granted it. It may run there, so only that node's
+        report decides.
         """
         self.queues.dequeue(action)
         action.move("granted")

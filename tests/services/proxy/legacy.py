@@ -14,7 +14,7 @@ from shared.bus.functions import Granting, Submission
 from shared.bus.tail import Tail
 from shared.messages.actions import ACTIONS, ActionSubmitted
 from shared.messages.base import Message, Topic
-from tests.services.proxy.mesh import Notes, leader_of, said
+from tests.services.proxy.mesh import Notes, from_node, leader_of
 from tests.shared.bus.journal import Journal
 
 
@@ -52,6 +52,6 @@ class Legacy:
     def hear(self, message: Message) -> list[Any]:
         """Let the new leader read one message more; what it writes then."""
         self.notes.take()
-        self.leader.take([said(message, at=self.clock.unix())])
+        self.leader.take([from_node(message, at=self.clock.unix())])
         self.leader.dispatcher.check()
         return self.notes.take()

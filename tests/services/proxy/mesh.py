@@ -1,4 +1,4 @@
-"""The leader's surroundings in a test's hands: what comes in is made here, what goes out is noted here."""
+"""The leader's surroundings in a test: makers of its stream entries, and a record of its writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ START: Seconds = 1_000_000.0
 
 
 class StillClock(ValkeyClock):
-    """Valkey's time as the test sets it."""
+    """Valkey's time, set by the test."""
 
     def __init__(self, now: Seconds = START) -> None:
         super().__init__(0.0)
@@ -39,7 +39,7 @@ class StillClock(ValkeyClock):
 
 
 class Notes(Interpreter):
-    """Writes nothing; notes what it was to write."""
+    """Records writes instead of executing them."""
 
     def __init__(self) -> None:
         super().__init__(Redis(), EPOCH, lambda _, __: None, keep_batch_s=600.0)
@@ -49,19 +49,19 @@ class Notes(Interpreter):
         self.writes.append(write)
 
     def take(self) -> list[Write]:
-        """What was noted since the last time."""
+        """Return the writes recorded since the last call."""
         taken, self.writes = self.writes, []
         return taken
 
 
-def told(writes: list[Write], node: str = "n", incarnation: str = "1") -> list[Grant]:
-    """The messages to one incarnation of a node."""
+def messages_to(writes: list[Write], node: str = "n", incarnation: str = "1") -> list[Grant]:
+    """Messages to one incarnation of a node."""
     topic = grants_topic(node, incarnation)
     return [topic.decode(one.payload) for one in writes if isinstance(one, Granting) and one.stream == topic.name]
 
 
 def granted(writes: list[Write], node: str = "n") -> list[Granted]:
-    return [one for one in told(writes, node) if isinstance(one, Granted)]
+    return [one for one in messages_to(writes, node) if isinstance(one, Granted)]
 
 
 def answers(writes: list[Write]) -> list[Answering]:
@@ -115,7 +115,7 @@ def acting(action: str, trajectory: str = "t1", *, kind: str = "env.bash", spec:
 
 
 def hello(node: str = "n", incarnation: str = "1", *, cores: int = 4, memory_mb: int = 0) -> Hello:
-    """`memory_mb`: for environments, which are made where there is any."""
+    """`memory_mb`: for environments; 0: the node creates none."""
     capacity, kinds = {"cores": cores}, ["code.run"]
     if memory_mb:
         capacity[MEMORY] = memory_mb
@@ -127,11 +127,11 @@ def hello(node: str = "n", incarnation: str = "1", *, cores: int = 4, memory_mb:
 
 
 def inventory(
-    *held: GrantHeld, node: str = "n", incarnation: str = "1", epoch: Epoch = EPOCH, stays: tuple[str, ...] = ()
+    *held: GrantHeld, node: str = "n", incarnation: str = "1", epoch: Epoch = EPOCH, environments: tuple[str, ...] = ()
 ) -> InventoryTaken:
-    """`stays`: trajectories whose environments stand there."""
-    environments = [EnvironmentHeld(trajectory=name, units={MEMORY: SPEC.memory_mb}) for name in stays]
-    return InventoryTaken(node=node, incarnation=incarnation, epoch=epoch, held=list(held), environments=environments)
+    """`environments`: trajectories whose environments exist there."""
+    there = [EnvironmentHeld(trajectory=name, units={MEMORY: SPEC.memory_mb}) for name in environments]
+    return InventoryTaken(node=node, incarnation=incarnation, epoch=epoch, held=list(held), environments=there)
 
 
 def ended(trajectory: str = "t1", how: Any = "expired", *, node: str = "n", reason: str = "its time is over") -> Any:
@@ -143,7 +143,7 @@ def held(action: str, *, attempt: int = 1, stage: int = 0) -> GrantHeld:
 
 
 def outcome(action: str, *, node: str = "n", attempt: int = 1, stage: int = 0, **rest: Any) -> Finished:
-    """A verdict unless told otherwise."""
+    """An outcome; a verdict unless `rest` changes that."""
     fields = {"status": "ok", "passed": True, "score": 1.0, "execution_s": 0.5, **rest}
     return Finished(action=action, node=node, incarnation="1", epoch=EPOCH, attempt=attempt, stage=stage, **fields)
 
@@ -152,7 +152,7 @@ _numbers = itertools.count(1)
 
 
 def entry(topic: Topic[Any], message: Message, *, at: Seconds = START, index: int = -1) -> Entry[Any]:
-    """As it comes out of a stream."""
+    """An entry as read from a stream."""
     return Entry(topic.name, f"{round(at * 1000)}-{next(_numbers)}", message, index)
 
 
@@ -160,7 +160,7 @@ def journalled(message: Message, *, at: Seconds = START, index: int = -1) -> Ent
     return entry(ACTIONS, message, at=at, index=index)
 
 
-def said(message: Message, *, at: Seconds = START) -> Entry[Any]:
-    """By a node: of itself, or of what it was granted."""
+def from_node(message: Message, *, at: Seconds = START) -> Entry[Any]:
+    """An entry that a node has sent: about itself, or about its grants."""
     told_outcomes = isinstance(message, Finished | InventoryTaken | EnvironmentEnded)
     return entry(OUTCOMES if told_outcomes else NODES, message, at=at)

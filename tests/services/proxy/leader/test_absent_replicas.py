@@ -1,4 +1,4 @@
-"""Actions of replicas whose lease is absent: cancelled at the second look, and only theirs."""
+"""Actions of replicas whose lease is absent: cancelled at the second check, and only theirs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def cancelled(valkey: Redis) -> list[CancelRequested]:
     return [one for one in found if isinstance(one, CancelRequested)]
 
 
-async def test_what_a_dead_replica_held_is_cancelled_at_the_second_look(valkey: Redis) -> None:
+async def test_actions_of_a_dead_replica_are_cancelled_at_the_second_check(valkey: Redis) -> None:
     unanswered = [await submitted(valkey, name, name.rstrip("0123456789")) for name in ("alive1", "dead1", "dead2")]
     unanswered.append(await submitted(valkey, "nobodys", ""))
     living = asyncio.create_task(renew(valkey, "alive"))
@@ -47,7 +47,7 @@ async def test_what_a_dead_replica_held_is_cancelled_at_the_second_look(valkey: 
     living.cancel()
 
 
-async def test_a_replica_that_is_back_at_the_second_look_keeps_its_calls(valkey: Redis) -> None:
+async def test_a_replica_that_is_back_at_the_second_check_keeps_its_calls(valkey: Redis) -> None:
     unanswered = [await submitted(valkey, "a1", "a")]
     absent = AbsentReplicas(valkey)
 

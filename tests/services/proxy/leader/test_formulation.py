@@ -40,7 +40,7 @@ def of_action(**action: Any) -> StageWork:
 
 @pytest.mark.parametrize("read", [of_task, of_action])
 @pytest.mark.parametrize(
-    ("said", "formulation", "duration_s"),
+    ("written", "formulation", "duration_s"),
     [
         ({}, Formulation({"cores": (1, 1)}, (), None), None),
         ({"units": {"cores": 2, "mb": [1, 2]}}, Formulation({"cores": (2, 2), "mb": (1, 2)}, (), None), None),
@@ -53,10 +53,10 @@ def of_action(**action: Any) -> StageWork:
         ({"elasticity": {"model": "power", "exponent": 0.9}}, Formulation({"cores": (1, 1)}, (), POWER), None),
     ],
 )  # fmt: skip
-def test_what_is_said_is_what_is_kept(
-    read: Any, said: dict[str, Any], formulation: Formulation, duration_s: float | None
+def test_a_formulation_is_kept_as_written(
+    read: Any, written: dict[str, Any], formulation: Formulation, duration_s: float | None
 ) -> None:
-    work = read(**said)
+    work = read(**written)
 
     assert (work.cost, work.amounts, work.elasticity) == formulation
     assert work.duration_s == duration_s
@@ -64,7 +64,7 @@ def test_what_is_said_is_what_is_kept(
 
 @pytest.mark.parametrize("read", [of_task, of_action])
 @pytest.mark.parametrize(
-    "said",
+    "written",
     [
         {"units": {"cores": [1, 2, 4]}},
         {"units": {"cores": [4, 1]}},
@@ -94,14 +94,14 @@ def test_what_is_said_is_what_is_kept(
         {"duration_s": 100_000},
     ],
 )
-def test_what_means_nothing_is_refused_in_both(read: Any, said: dict[str, Any]) -> None:
-    (field,) = said
+def test_a_senseless_formulation_is_rejected_in_both(read: Any, written: dict[str, Any]) -> None:
+    (field,) = written
     with pytest.raises((ValidationError, msgspec.ValidationError, BadRequest), match=field):
-        read(**said)
+        read(**written)
 
 
 @pytest.mark.parametrize(
-    ("said", "says"),
+    ("written", "expected"),
     [
         ({"units": {"cores": [1, 2, 4]}}, r"units.cores: a list is \[fewest, most\]; a set of amounts is {'any_of'"),
         ({"units": {"cores": [4, 1]}}, r"units.cores: \[fewest, most\]: 4 is more than 1"),
@@ -115,12 +115,12 @@ def test_what_means_nothing_is_refused_in_both(read: Any, said: dict[str, Any]) 
         ({"elasticity": {"2": 7}}, "elasticity: .*: must be at most 1. Write units -> efficiency as"),
     ],
 )  # fmt: skip
-def test_a_refused_action_is_told_what_to_write(said: dict[str, Any], says: str) -> None:
-    with pytest.raises(BadRequest, match=says):
-        of_action(**said)
+def test_a_rejected_action_names_what_to_write(written: dict[str, Any], expected: str) -> None:
+    with pytest.raises(BadRequest, match=expected):
+        of_action(**written)
 
 
-def test_a_refused_task_is_told_which_models_there_are() -> None:
+def test_a_rejected_task_lists_the_models() -> None:
     with pytest.raises(ValidationError, match=r'must be a table like .*"amdahl", "serial": s.*"power", "exponent": e'):
         of_task(elasticity={"model": "magic"})
 
@@ -142,7 +142,7 @@ def test_a_set_is_kept_in_order_between_its_bounds(amounts: set[int]) -> None:
     assert list(work.amounts) == sorted(work.amounts)
 
 
-def test_every_duration_follows_from_what_was_said() -> None:
+def test_every_duration_follows_from_the_formulation() -> None:
     wide = formulated({"cores": [1, 8]}, {"model": "amdahl", "serial": 0.1}, "cores@default")
 
     assert wide.elasticity is not None

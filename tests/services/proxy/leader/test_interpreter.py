@@ -39,7 +39,7 @@ class Desk:
         return [fields[1] for _, fields in await command(self.journal.redis, "XRANGE", "grants.n.1", "-", "+")]
 
     async def all_written(self) -> None:
-        """Until a message has got through that was put when the one before it had: then all flushes before are over."""
+        """Wait until two messages in a row have been written: then all earlier flushes are over."""
         for name in ("first", "last"):
             self.put(Granting(name, b"mark"))
 
@@ -147,7 +147,7 @@ async def test_a_grant_of_the_next_stage_is_marked_after_the_step(desk: Desk, jo
     assert (fields["s"], fields["g"]) == (b"1", b"1:n")
 
 
-async def test_a_wish_to_cancel_is_deleted_only_after_what_came_of_it_is_written(desk: Desk, journal: Journal) -> None:
+async def test_a_cancellation_is_deleted_only_after_its_consequences_are_written(desk: Desk, journal: Journal) -> None:
     entry = await journal.entry("a1")
     await functions.cancel(journal.redis, "a1", "asked")
     ((asked, _),) = await command(journal.redis, "XREVRANGE", "actions", "+", "-", "COUNT", 1)
@@ -159,7 +159,7 @@ async def test_a_wish_to_cancel_is_deleted_only_after_what_came_of_it_is_written
     assert await journal.cancels() == []
 
 
-async def test_who_is_deposed_stops_and_writes_nothing_more(desk: Desk, journal: Journal) -> None:
+async def test_a_deposed_leader_stops_and_writes_nothing_more(desk: Desk, journal: Journal) -> None:
     entry = await journal.entry("a1")
     await functions.resign(journal.redis, "me")
     await functions.lead(journal.redis, "you", 30.0)
@@ -173,7 +173,7 @@ async def test_who_is_deposed_stops_and_writes_nothing_more(desk: Desk, journal:
     assert "s" not in await journal.fields("action:a1")
 
 
-async def test_who_is_told_so_by_others_stops_before_the_next_flush(desk: Desk) -> None:
+async def test_a_leader_deposed_by_another_part_stops_before_the_next_flush(desk: Desk) -> None:
     desk.interpreter.deposed = True
     desk.put(*to_node(b"late"))
 
@@ -184,7 +184,7 @@ async def test_who_is_told_so_by_others_stops_before_the_next_flush(desk: Desk) 
 
 
 def begins(action: str, node: str) -> Granting:
-    """The grant that trajectory t1's environment begins with."""
+    """Grant that begins the environment of trajectory t1."""
     return Granting(
         "grants.n.1", node.encode(), action, f"1:{node}", "t1", pack(StoredPlacement(node, {"memory_mb": 64}))
     )
@@ -195,7 +195,7 @@ async def placements(desk: Desk) -> dict[str, str]:
     return {name: place.node for chunk in found for name, place in chunk.items()}
 
 
-async def test_an_environment_that_was_not_made_may_begin_anew_in_the_same_breath(desk: Desk) -> None:
+async def test_an_environment_that_was_not_created_may_begin_again_in_the_same_flush(desk: Desk) -> None:
     await desk.journal.entry("a1")
     desk.put(begins("a1", "n"), Forget("t1", "unmade", "no memory"), begins("a1", "m"))
     async with running(desk):
@@ -205,7 +205,7 @@ async def test_an_environment_that_was_not_made_may_begin_anew_in_the_same_breat
     assert await desk.sent() == [b"n", b"m"]
 
 
-async def test_what_begins_and_ends_in_one_breath_is_forgotten(desk: Desk) -> None:
+async def test_an_environment_that_begins_and_ends_in_one_flush_is_removed(desk: Desk) -> None:
     await desk.journal.entry("a1")
     desk.put(begins("a1", "n"), Forget("t1", "lost", "it died"))
     async with running(desk):
@@ -214,7 +214,7 @@ async def test_what_begins_and_ends_in_one_breath_is_forgotten(desk: Desk) -> No
     assert await placements(desk) == {}
 
 
-async def test_how_a_trajectory_ended_is_written_down(desk: Desk) -> None:
+async def test_the_end_of_a_trajectory_is_stored(desk: Desk) -> None:
     await trajectories.open_trajectory(
         desk.journal.redis, "t1", EnvironmentSpec(), idempotency_key="", digest=b"", most=1, keep_s=60.0,
         node_class="default", fields={},
@@ -234,8 +234,8 @@ class Dying(Interpreter):
         raise RuntimeError(f"{len(answers)} answers are not written")
 
 
-async def test_that_a_trajectory_has_ended_is_not_written_before_the_verdict_in_it(journal: Journal) -> None:
-    """A successor that knew the end would answer `environment-lost` without looking for the verdict."""
+async def test_the_end_of_a_trajectory_is_not_stored_before_its_verdict(journal: Journal) -> None:
+    """A successor that reads the end would answer `environment-lost` without looking for the verdict."""
     await trajectories.open_trajectory(
         journal.redis, "t1", EnvironmentSpec(), idempotency_key="", digest=b"", most=1, keep_s=60.0,
         node_class="default", fields={},

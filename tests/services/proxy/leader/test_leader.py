@@ -1,4 +1,4 @@
-"""The leader between streams and dispatcher: what each entry makes it write."""
+"""The leader between streams and dispatcher: its writes for each entry."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from tests.services.proxy.mesh import (
     answers,
     discards,
     entry,
+    from_node,
     granted,
     held,
     hello,
     inventory,
     journalled,
     leader_of,
+    messages_to,
     outcome,
-    said,
     stage,
     steps,
     submitted,
-    told,
 )
 
 
 class Term:
-    """A leader with one node of four cores that has told its inventory."""
+    """A leader with one node of four cores that has sent its inventory."""
 
     def __init__(self) -> None:
         self.clock = StillClock()
@@ -58,7 +58,7 @@ class Term:
 @pytest.fixture
 def term() -> Term:
     term = Term()
-    term.take(said(hello()), said(inventory()))
+    term.take(from_node(hello()), from_node(inventory()))
     return term
 
 
@@ -66,20 +66,20 @@ def body(answer: Answering) -> dict[str, Any]:
     return msgspec.json.decode(answer.answer, type=dict[str, Any])
 
 
-def test_a_node_gets_nothing_before_it_has_told_what_it_holds() -> None:
+def test_a_node_gets_nothing_before_its_inventory() -> None:
     term = Term()
 
-    writes = term.take(journalled(submitted("a")), said(hello()))
-    assert told(writes) == [InventoryRequested(epoch=EPOCH)]
+    writes = term.take(journalled(submitted("a")), from_node(hello()))
+    assert messages_to(writes) == [InventoryRequested(epoch=EPOCH)]
 
-    assert [one.action for one in granted(term.take(said(inventory())))] == ["a"]
+    assert [one.action for one in granted(term.take(from_node(inventory())))] == ["a"]
 
 
 def test_an_inventory_for_another_leader_does_not_count() -> None:
     term = Term()
-    term.take(journalled(submitted("a")), said(hello()))
+    term.take(journalled(submitted("a")), from_node(hello()))
 
-    assert term.take(said(inventory(epoch=EPOCH - 1))) == []
+    assert term.take(from_node(inventory(epoch=EPOCH - 1))) == []
 
 
 def test_a_request_becomes_a_grant_with_everything_the_node_needs(term: Term) -> None:
@@ -109,7 +109,7 @@ def test_a_verdict_becomes_the_answer_of_its_journal_entry(term: Term) -> None:
     term.take(request)
     term.clock.now += 2.0
 
-    (answer,) = term.take(said(outcome("a", score=0.5, output=b'{"x":1}')))
+    (answer,) = term.take(from_node(outcome("a", score=0.5, output=b'{"x":1}')))
 
     assert (answer.action, answer.entry, answer.batch, answer.keep_s) == ("a", request.id, "b", 60)
     read = body(answer)
@@ -121,24 +121,26 @@ def test_a_verdict_becomes_the_answer_of_its_journal_entry(term: Term) -> None:
 def test_a_repeated_outcome_answers_once(term: Term) -> None:
     term.take(journalled(submitted("a")))
 
-    assert len(term.take(said(outcome("a")), said(outcome("a")))) == 1
-    assert term.take(said(outcome("a"))) == []
+    assert len(term.take(from_node(outcome("a")), from_node(outcome("a")))) == 1
+    assert term.take(from_node(outcome("a"))) == []
 
 
 def test_of_two_verdicts_in_one_read_the_answer_is_the_first(term: Term) -> None:
     term.take(journalled(submitted("a")))
 
-    (answer,) = term.take(said(outcome("a", score=0.25)), said(outcome("a", attempt=2, passed=False, score=0.0)))
+    (answer,) = term.take(
+        from_node(outcome("a", score=0.25)), from_node(outcome("a", attempt=2, passed=False, score=0.0))
+    )
 
     assert (body(answer)["passed"], body(answer)["score"]) == (True, 0.25)
 
 
 def test_a_late_repeat_of_an_earlier_stage_does_not_lend_its_score(term: Term) -> None:
     term.take(journalled(submitted("a", stage("compile"), stage("run"))))
-    term.take(said(outcome("a", stage=0, score=1.0)))
+    term.take(from_node(outcome("a", stage=0, score=1.0)))
 
     last, repeat = outcome("a", stage=1, passed=False, score=0.0), outcome("a", stage=0, score=1.0)
-    (answer,) = term.take(said(last), said(repeat))
+    (answer,) = term.take(from_node(last), from_node(repeat))
 
     assert (body(answer)["passed"], body(answer)["score"]) == (False, 0.0)
 
@@ -146,7 +148,9 @@ def test_a_late_repeat_of_an_earlier_stage_does_not_lend_its_score(term: Term) -
 def test_two_stages_that_end_in_one_read_are_both_counted(term: Term) -> None:
     term.take(journalled(submitted("a", stage("compile"), stage("run"))))
 
-    writes = term.take(said(outcome("a", stage=0, execution_s=1.0)), said(outcome("a", stage=1, execution_s=2.0)))
+    writes = term.take(
+        from_node(outcome("a", stage=0, execution_s=1.0)), from_node(outcome("a", stage=1, execution_s=2.0))
+    )
 
     assert [one["execution_s"] for one in body(answers(writes)[0])["stages"]] == [1.0, 2.0]
     assert answers(writes)[0].unqueued_end_ms == round(1000 * (START + 1.0 + 2.0)), "it arrived, and was executed"
@@ -155,7 +159,7 @@ def test_two_stages_that_end_in_one_read_are_both_counted(term: Term) -> None:
 def test_a_stage_that_passed_moves_the_request_on_with_what_was_measured(term: Term) -> None:
     term.take(journalled(submitted("a", stage("compile"), stage("run"))))
 
-    writes = term.take(said(outcome("a", execution_s=1.5)))
+    writes = term.take(from_node(outcome("a", execution_s=1.5)))
 
     (step,) = steps(writes)
     assert (step.action, step.stage) == ("a", 1)
@@ -164,9 +168,13 @@ def test_a_stage_that_passed_moves_the_request_on_with_what_was_measured(term: T
     assert writes.index(step) < writes.index(next(one for one in writes if isinstance(one, Granting)))
 
 
-def test_each_write_names_the_outcome_that_it_rests_on_once(term: Term) -> None:
+def test_each_write_names_the_outcome_it_is_based_on_once(term: Term) -> None:
     term.take(journalled(submitted("a", stage("compile"), stage("run"))), journalled(submitted("b")))
-    compiled, ran, refused = said(outcome("a")), said(outcome("a", stage=1)), said(outcome("b", status="refused"))
+    compiled, ran, refused = (
+        from_node(outcome("a")),
+        from_node(outcome("a", stage=1)),
+        from_node(outcome("b", status="refused")),
+    )
 
     (step,) = steps(term.take(compiled))
     assert step.outcome == compiled.id
@@ -175,10 +183,10 @@ def test_each_write_names_the_outcome_that_it_rests_on_once(term: Term) -> None:
 
 def test_an_answer_without_a_new_outcome_drops_none(term: Term) -> None:
     term.take(journalled(submitted("a", stage("compile"), stage("run"))))
-    term.take(said(outcome("a")))
+    term.take(from_node(outcome("a")))
     term.take(journalled(CancelRequested(action="a", reason="asked")))
 
-    (answer,) = answers(term.take(said(outcome("a", stage=1, status="cancelled", passed=None, score=None))))
+    (answer,) = answers(term.take(from_node(outcome("a", stage=1, status="cancelled", passed=None, score=None))))
 
     assert (body(answer)["ended"], answer.outcome) == ("cancelled", "")
 
@@ -186,7 +194,7 @@ def test_an_answer_without_a_new_outcome_drops_none(term: Term) -> None:
 def test_a_failed_stage_is_the_end(term: Term) -> None:
     term.take(journalled(submitted("a", stage("compile"), stage("run"))))
 
-    (answer,) = term.take(said(outcome("a", passed=False, score=0.0)))
+    (answer,) = term.take(from_node(outcome("a", passed=False, score=0.0)))
 
     assert (body(answer)["passed"], len(body(answer)["stages"])) == (False, 1)
 
@@ -194,33 +202,33 @@ def test_a_failed_stage_is_the_end(term: Term) -> None:
 def test_a_timeout_has_the_tasks_score(term: Term) -> None:
     term.take(journalled(submitted("a")))
 
-    (answer,) = term.take(said(outcome("a", status="timeout", passed=None, score=None)))
+    (answer,) = term.take(from_node(outcome("a", status="timeout", passed=None, score=None)))
 
     assert (body(answer)["ended"], body(answer)["score"], "mask" in body(answer)) == ("timeout", -1.0, False)
 
 
-def test_what_is_lost_runs_again_and_is_masked_in_the_end(term: Term) -> None:
+def test_lost_work_runs_again_and_is_masked_in_the_end(term: Term) -> None:
     term.take(journalled(submitted("a")))
     lost: dict[str, Any] = {"status": "lost", "passed": None, "score": None, "reason": "the walls fell"}
 
     for attempt in (1, 2):
-        writes = term.take(said(outcome("a", attempt=attempt, **lost)))
+        writes = term.take(from_node(outcome("a", attempt=attempt, **lost)))
         assert [one.attempt for one in granted(writes)] == [attempt + 1]
-    (answer,) = term.take(said(outcome("a", attempt=3, **lost)))
+    (answer,) = term.take(from_node(outcome("a", attempt=3, **lost)))
 
     assert (body(answer)["ended"], body(answer)["mask"], "score" in body(answer)) == ("sandbox-lost", True, False)
 
 
-def test_a_refusal_is_told_and_masked(term: Term) -> None:
+def test_a_rejection_is_reported_and_masked(term: Term) -> None:
     term.take(journalled(submitted("a")))
 
-    (answer,) = term.take(said(outcome("a", status="refused", passed=None, score=None, reason="no such language")))
+    (answer,) = term.take(from_node(outcome("a", status="refused", passed=None, score=None, reason="no such language")))
 
     assert (body(answer)["ended"], body(answer)["mask"]) == ("refused", True)
     assert body(answer)["reason"] == "no such language"
 
 
-def test_a_queued_action_is_cancelled_at_once_and_the_wish_discarded(term: Term) -> None:
+def test_a_queued_action_is_cancelled_at_once_and_the_entry_discarded(term: Term) -> None:
     term.take(journalled(submitted("big", stage(cores=4))), journalled(submitted("a")))
     wish = journalled(CancelRequested(action="a", reason="not needed"))
 
@@ -231,13 +239,13 @@ def test_a_queued_action_is_cancelled_at_once_and_the_wish_discarded(term: Term)
 
 
 def test_a_running_action_is_revoked_and_answered_when_the_node_confirms(term: Term) -> None:
-    term.take(journalled(submitted("a")), said(Started(action="a", node="n", epoch=EPOCH, attempt=1)))
+    term.take(journalled(submitted("a")), from_node(Started(action="a", node="n", epoch=EPOCH, attempt=1)))
 
     writes = term.take(journalled(CancelRequested(action="a")))
-    assert told(writes) == [Revoked(action="a", epoch=EPOCH, attempt=1)]
+    assert messages_to(writes) == [Revoked(action="a", epoch=EPOCH, attempt=1)]
     assert answers(writes) == []
 
-    (answer,) = term.take(said(outcome("a", status="cancelled", passed=None, score=None)))
+    (answer,) = term.take(from_node(outcome("a", status="cancelled", passed=None, score=None)))
     assert body(answer)["ended"] == "cancelled"
 
 
@@ -247,10 +255,10 @@ def test_a_cancelled_batch_takes_its_queued_requests_with_it(term: Term) -> None
     writes = term.take(journalled(CancelRequested(batch="b", reason="cancelled")))
 
     assert sorted(one.action for one in answers(writes)) == ["a1", "a2"]
-    assert [type(one) for one in told(writes)] == [Revoked]
+    assert [type(one) for one in messages_to(writes)] == [Revoked]
 
 
-def test_a_wish_counts_for_what_was_submitted_before_it_and_not_for_what_came_after(term: Term) -> None:
+def test_a_cancellation_counts_for_earlier_submissions_only(term: Term) -> None:
     term.take(journalled(submitted("big", stage(cores=4))))
 
     before, wish, after = [
@@ -265,22 +273,24 @@ def test_a_wish_counts_for_what_was_submitted_before_it_and_not_for_what_came_af
 
 
 def test_outcomes_before_an_inventory_are_taken_before_it(term: Term) -> None:
-    """Else what has finished would look lost."""
+    """Otherwise finished work would look lost."""
     term.take(journalled(submitted("a")))
     term.clock.now += 60.0  # overdue: the leader asks again
-    assert InventoryRequested(epoch=EPOCH) in told(term.take(said(hello(), at=term.clock.now)))
+    assert InventoryRequested(epoch=EPOCH) in messages_to(term.take(from_node(hello(), at=term.clock.now)))
 
-    writes = term.take(said(outcome("a")), said(inventory()))
+    writes = term.take(from_node(outcome("a")), from_node(inventory()))
 
     assert [body(one)["ended"] for one in answers(writes)] == ["ok"]
     assert granted(writes) == []
 
 
-def test_what_a_node_holds_and_nobody_wants_is_revoked() -> None:
+def test_a_held_grant_that_no_request_needs_is_revoked() -> None:
     term = Term()
-    term.take(said(hello()))
+    term.take(from_node(hello()))
 
-    assert told(term.take(said(inventory(held("gone", attempt=2))))) == [Revoked(action="gone", epoch=EPOCH, attempt=2)]
+    assert messages_to(term.take(from_node(inventory(held("gone", attempt=2))))) == [
+        Revoked(action="gone", epoch=EPOCH, attempt=2)
+    ]
 
 
 def test_a_target_is_kept_with_its_reason(term: Term) -> None:
@@ -301,10 +311,10 @@ def test_an_earlier_expected_completion_goes_first(term: Term) -> None:
 
     term.take(entry(TARGETS, CompletionExpected(batch="b2", at=START + 1)))
 
-    assert [one.action for one in granted(term.take(said(outcome("big"))))] == ["soon"]
+    assert [one.action for one in granted(term.take(from_node(outcome("big"))))] == ["soon"]
 
 
-def test_while_no_planner_lives_the_nodes_own_what_all_work_takes(term: Term) -> None:
+def test_without_a_planner_the_nodes_own_units_for_all_work(term: Term) -> None:
     target = TargetSet(pool="cores@default", units=0, decided_at=START, reason="no batch is open")
     term.take(entry(TARGETS, target), *(journalled(submitted(name, batch="b")) for name in "abc"))
     term.leader.planned(planned=True)
@@ -313,11 +323,11 @@ def test_while_no_planner_lives_the_nodes_own_what_all_work_takes(term: Term) ->
     term.leader.planned(planned=False)
 
     writes = term.notes.take()
-    assert told(writes)[0] == ShareSet(epoch=EPOCH, resource="cores", units=3)
+    assert messages_to(writes)[0] == ShareSet(epoch=EPOCH, resource="cores", units=3)
     assert [one.action for one in granted(writes)] == ["b", "c"]
 
 
-def test_what_a_trainer_says_of_its_rollout_is_for_the_planner_alone(term: Term) -> None:
+def test_progress_of_a_rollout_is_for_the_planner_alone(term: Term) -> None:
     reported = RolloutProgress(batch="b", at=START, generating=3, tokens=17.0)
 
     assert term.take(entry(BATCHES, reported), journalled(submitted("a", batch="b")))
@@ -325,7 +335,7 @@ def test_what_a_trainer_says_of_its_rollout_is_for_the_planner_alone(term: Term)
 
 
 class Turns(Tail):
-    """Empty turns, with time passing before each."""
+    """Handle empty reads, with time passing before each."""
 
     def __init__(self, reader: Redis, clock: StillClock, *pauses: float) -> None:
         super().__init__(reader, {NODES: "0"})
@@ -341,7 +351,7 @@ class Turns(Tail):
 @pytest.mark.parametrize(
     ("pauses", "known"), [((30.0,), True), ((2.5,) * 5, False)], ids=["valkey was away", "the node was silent"]
 )
-async def test_silence_while_valkey_was_away_is_not_the_nodes(
+async def test_silence_while_valkey_was_away_does_not_count_against_nodes(
     term: Term, reader: Redis, pauses: tuple[float, ...], known: bool
 ) -> None:
     await term.leader.run(Turns(reader, term.clock, *pauses))
@@ -371,7 +381,7 @@ async def test_a_deposed_leader_stops_at_its_next_turn(reader: Redis) -> None:
 def test_an_entry_that_cannot_be_scheduled_is_answered_and_harms_no_other(
     term: Term, change: dict[str, Any], why: str
 ) -> None:
-    """It would be met again by every leader to come."""
+    """Every later leader would read it again."""
     poison = msgspec.structs.replace(submitted("poison"), **change)
 
     writes = term.take(journalled(poison), journalled(submitted("a")))

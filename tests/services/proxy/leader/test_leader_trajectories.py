@@ -1,4 +1,4 @@
-"""The leader and trajectories: what their entries make it write, to whom, and in which order."""
+"""The leader and trajectories: its writes for their entries, their receivers and order."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from tests.services.proxy.mesh import (
     ended,
     entry,
     forgotten,
+    from_node,
     granted,
     hello,
     inventory,
     journalled,
     leader_of,
+    messages_to,
     outcome,
-    said,
-    told,
 )
 
 
 class Term:
-    """A leader with one node that can make environments and has told its inventory."""
+    """A leader with one node that can create environments and has sent its inventory."""
 
     def __init__(self, *, memory_mb: int = 4096) -> None:
         self.clock = StillClock()
         self.notes = Notes()
         self.leader: Leader = leader_of(self.notes, self.clock)
-        self.take(said(hello(memory_mb=memory_mb)), said(inventory()))
+        self.take(from_node(hello(memory_mb=memory_mb)), from_node(inventory()))
 
     def take(self, *entries: Any) -> list[Any]:
         self.leader.take(list(entries))
@@ -82,9 +82,9 @@ def test_the_first_action_brings_its_environment_and_is_written_with_its_place(t
     assert (grant.trajectory, grant.environment, grant.work) == ("t1", SPEC, "env.bash")
 
 
-def test_later_ones_act_in_what_is_there(term: Term) -> None:
+def test_later_actions_use_the_existing_environment(term: Term) -> None:
     term.take(journalled(acting("a")))
-    term.take(said(outcome("a")))
+    term.take(from_node(outcome("a")))
 
     (write,) = term.take(journalled(acting("b")))
 
@@ -96,29 +96,29 @@ def test_actions_of_one_trajectory_go_one_at_a_time_in_their_order(term: Term) -
     writes = term.take(*(journalled(acting(name)) for name in "abc"), journalled(acting("x", "t2")))
     assert [one.action for one in granted(writes)] == ["a", "x"]
 
-    assert [one.action for one in granted(term.take(said(outcome("a"))))] == ["b"]
-    assert [one.action for one in granted(term.take(said(outcome("b"))))] == ["c"]
+    assert [one.action for one in granted(term.take(from_node(outcome("a"))))] == ["b"]
+    assert [one.action for one in granted(term.take(from_node(outcome("b"))))] == ["c"]
 
 
 def test_an_answer_names_its_trajectory(term: Term) -> None:
     term.take(journalled(acting("a")))
 
-    (answer,) = answers(term.take(said(outcome("a"))))
+    (answer,) = answers(term.take(from_node(outcome("a"))))
 
     assert body(answer)["trajectory"] == "t1"
 
 
-def test_closing_ends_the_environment_which_is_forgotten_when_its_node_says_so(term: Term) -> None:
+def test_closing_ends_the_environment_and_removes_it_when_its_node_reports_the_end(term: Term) -> None:
     term.take(journalled(acting("a")), journalled(acting("b")))
-    term.take(said(outcome("a")), said(outcome("b")))
+    term.take(from_node(outcome("a")), from_node(outcome("b")))
     closing = close()
 
     writes = term.take(closing)
 
-    assert told(writes) == [EnvironmentClosed(epoch=EPOCH, trajectory="t1")]
+    assert messages_to(writes) == [EnvironmentClosed(epoch=EPOCH, trajectory="t1")]
     assert discards(writes) == [closing.id]
-    assert forgotten(writes) == [], "the node has not said that it is gone"
-    gone = term.take(said(ended(how="closed", reason="closed")))
+    assert forgotten(writes) == [], "the node has not reported its end"
+    gone = term.take(from_node(ended(how="closed", reason="closed")))
     assert [(one.trajectory, one.ended) for one in forgotten(gone)] == [("t1", "closed")]
 
 
@@ -127,18 +127,18 @@ def test_closing_while_one_runs_and_one_waits_answers_both(term: Term) -> None:
 
     writes = term.take(close())
     assert ends(writes) == [("b", "cancelled")]
-    assert [type(one).__name__ for one in told(writes)] == ["Revoked", "EnvironmentClosed"]
+    assert [type(one).__name__ for one in messages_to(writes)] == ["Revoked", "EnvironmentClosed"]
 
-    assert ends(term.take(said(outcome("a", status="cancelled")))) == [("a", "cancelled")]
+    assert ends(term.take(from_node(outcome("a", status="cancelled")))) == [("a", "cancelled")]
 
 
-def test_closing_what_no_action_ever_began_forgets_it_at_once(term: Term) -> None:
+def test_closing_a_trajectory_without_environment_ends_it_at_once(term: Term) -> None:
     closing = close()
 
     writes = term.take(closing)
 
     assert [one.trajectory for one in forgotten(writes)] == ["t1"]
-    assert (told(writes), discards(writes)) == ([], [closing.id])
+    assert (messages_to(writes), discards(writes)) == ([], [closing.id])
 
 
 def test_an_action_that_was_journalled_before_its_trajectory_closed_is_not_begun(term: Term) -> None:
@@ -148,10 +148,10 @@ def test_an_action_that_was_journalled_before_its_trajectory_closed_is_not_begun
     assert "b" in dict(ends(writes))
 
 
-def test_an_environment_that_ended_by_itself_is_forgotten_and_what_comes_after_is_lost(term: Term) -> None:
+def test_an_environment_that_ended_by_itself_is_removed_and_later_actions_are_lost(term: Term) -> None:
     term.take(journalled(acting("a")))
 
-    writes = term.take(said(outcome("a")), said(ended()), journalled(acting("b")))
+    writes = term.take(from_node(outcome("a")), from_node(ended()), journalled(acting("b")))
 
     assert ends(writes) == [("a", "ok"), ("b", "environment-lost")]
     assert forgotten(writes) == [Forget("t1", "expired", "its time is over")]
@@ -160,61 +160,65 @@ def test_an_environment_that_ended_by_itself_is_forgotten_and_what_comes_after_i
 def test_an_outcome_counts_before_the_end_that_follows_it(term: Term) -> None:
     term.take(journalled(acting("a")))
 
-    writes = term.take(said(outcome("a", output=b'{"exit_code":0}')), said(ended(how="lost", reason="it died")))
+    writes = term.take(
+        from_node(outcome("a", output=b'{"exit_code":0}')), from_node(ended(how="lost", reason="it died"))
+    )
 
     (answer,) = answers(writes)
     assert (body(answer)["ended"], body(answer)["output"]) == ("ok", {"exit_code": 0})
 
 
-def test_a_lost_environment_is_told_as_that_and_masked(term: Term) -> None:
+def test_a_lost_environment_is_reported_and_masked(term: Term) -> None:
     term.take(journalled(acting("a")))
-    term.take(said(outcome("a")), journalled(acting("b")))
+    term.take(from_node(outcome("a")), journalled(acting("b")))
 
-    writes = term.take(said(outcome("b", status="environment-lost", passed=None, reason="it was killed")))
+    writes = term.take(from_node(outcome("b", status="environment-lost", passed=None, reason="it was killed")))
 
     (answer,) = answers(writes)
     assert (body(answer)["ended"], body(answer)["mask"], body(answer).get("passed")) == ("environment-lost", True, None)
 
 
-def test_an_attempt_that_could_not_make_it_leaves_the_trajectory_to_begin_anew(term: Term) -> None:
+def test_a_failed_creation_lets_the_trajectory_begin_again(term: Term) -> None:
     term.take(journalled(acting("a")))
 
-    writes = term.take(said(outcome("a", status="lost", passed=None, reason="no memory", environment_exists=False)))
+    writes = term.take(
+        from_node(outcome("a", status="lost", passed=None, reason="no memory", environment_exists=False))
+    )
 
     assert [(one.trajectory, one.ended) for one in forgotten(writes)] == [("t1", "unmade")]
     again = granted(writes)
     assert [(one.action, one.attempt, one.environment) for one in again] == [("a", 2, SPEC)]
 
 
-def test_what_it_holds_of_its_node_is_free_when_it_has_ended() -> None:
+def test_its_units_are_free_after_its_end() -> None:
     term = Term(memory_mb=600)
-    term.take(journalled(acting("a")), said(outcome("a")))
+    term.take(journalled(acting("a")), from_node(outcome("a")))
 
     assert granted(term.take(journalled(acting("b", "t2")))) == [], "512 of 600 MB are held"
-    assert [one.trajectory for one in granted(term.take(said(ended())))] == ["t2"]
+    assert [one.trajectory for one in granted(term.take(from_node(ended())))] == ["t2"]
 
 
-def test_an_environment_that_an_image_makes_needs_a_node_that_can(term: Term) -> None:
+def test_an_environment_of_an_image_needs_a_node_with_that_runtime(term: Term) -> None:
     image = EnvironmentSpec(image="python:3.11")
     assert granted(term.take(journalled(acting("a", spec=image)))) == []
 
     docker = msgspec.structs.replace(hello("m", memory_mb=4096), runtimes=["docker"])
-    writes = term.take(said(docker), said(inventory(node="m")))
+    writes = term.take(from_node(docker), from_node(inventory(node="m")))
 
     assert [one.action for one in granted(writes, "m")] == ["a"]
 
 
-def test_an_environment_nobody_asked_for_is_ended(term: Term) -> None:
-    writes = term.take(said(hello("m", memory_mb=4096)), said(inventory(node="m", stays=("t9",))))
+def test_an_unknown_environment_is_ended(term: Term) -> None:
+    writes = term.take(from_node(hello("m", memory_mb=4096)), from_node(inventory(node="m", environments=("t9",))))
 
-    assert EnvironmentClosed(epoch=EPOCH, trajectory="t9") in told(writes, "m")
+    assert EnvironmentClosed(epoch=EPOCH, trajectory="t9") in messages_to(writes, "m")
 
 
 def test_cancelling_one_action_leaves_its_trajectory_open(term: Term) -> None:
     term.take(journalled(acting("a")), journalled(acting("b")))
     term.take(journalled(CancelRequested(action="a")))
 
-    writes = term.take(said(outcome("a", status="cancelled", passed=None)))
+    writes = term.take(from_node(outcome("a", status="cancelled", passed=None)))
 
     assert ends(writes) == [("a", "cancelled")]
     assert [one.action for one in granted(writes)] == ["b"]
@@ -245,41 +249,41 @@ def docked(term: Term) -> Term:
     """With three more nodes that run images, one of another class."""
     for name, node_class in (("m", "default"), ("o", "default"), ("other", "big")):
         greeting = msgspec.structs.replace(hello(name, memory_mb=64), runtimes=["docker"], node_class=node_class)
-        term.take(said(greeting), said(inventory(node=name)))
+        term.take(from_node(greeting), from_node(inventory(node=name)))
     return term
 
 
 def pulls(writes: list[Any]) -> list[list[str]]:
     return [
-        [one.image for one in told(writes, node) if isinstance(one, ImageRequested)]
+        [one.image for one in messages_to(writes, node) if isinstance(one, ImageRequested)]
         for node in ("n", "m", "o", "other")
     ]
 
 
-def test_one_node_of_the_class_that_runs_images_is_told_to_pull_one(docked: Term) -> None:
+def test_one_node_of_the_class_pulls_the_image(docked: Term) -> None:
     assert pulls(docked.take(expected("a:1", "b:2"))) == [[], ["a:1"], ["b:2"], []]
     assert pulls(docked.take(expected("a:1"), expected("docker.io/library/b:2"))) == [[]] * 4
 
 
-def test_where_no_class_is_named_any_may_be(docked: Term) -> None:
+def test_without_a_class_any_node_may_pull(docked: Term) -> None:
     assert pulls(docked.take(expected("a:1", "b:1", "c:1", node_class=""))) == [[], ["a:1"], ["b:1"], ["c:1"]]
 
 
 def test_a_node_that_has_the_image_is_known_by_its_inventory_and_its_reports(docked: Term) -> None:
     changed = ImagesChanged(node="o", incarnation=inventory(node="o").incarnation, added=["a:1", "b:latest"])
-    docked.take(said(changed))
+    docked.take(from_node(changed))
     assert pulls(docked.take(expected("a:1", "b"))) == [[]] * 4
-    docked.take(said(msgspec.structs.replace(changed, added=[], removed=["a:1"])))
+    docked.take(from_node(msgspec.structs.replace(changed, added=[], removed=["a:1"])))
     assert pulls(docked.take(expected("a:1"))) == [[], ["a:1"], [], []]
 
 
-def test_a_hint_of_long_ago_is_left_alone(docked: Term) -> None:
+def test_an_old_hint_is_ignored(docked: Term) -> None:
     assert pulls(docked.take(expected("a:1", at=START - 61.0))) == [[]] * 4
 
 
 def test_the_first_action_goes_where_its_image_is(docked: Term) -> None:
     incarnation = inventory(node="o").incarnation
-    docked.take(said(ImagesChanged(node="o", incarnation=incarnation, added=["a:1"])))
+    docked.take(from_node(ImagesChanged(node="o", incarnation=incarnation, added=["a:1"])))
     spec = EnvironmentSpec(image="docker.io/library/a:1", memory_mb=32)
     (write,) = docked.take(journalled(msgspec.structs.replace(acting("a"), environment=spec)))
     assert write.stream.startswith("grants.o.")

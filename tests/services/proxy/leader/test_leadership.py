@@ -1,4 +1,4 @@
-"""The lease while a leader is not yet one: a take-over may outlast it."""
+"""The lease during a takeover, which may outlast it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.shared.bus.soon import soon
 LEASE_S = 0.6
 
 
-async def test_a_take_over_that_outlasts_the_lease_still_leads(
+async def test_a_leader_keeps_its_lease_during_a_long_takeover(
     valkey: Redis, reader: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = 0

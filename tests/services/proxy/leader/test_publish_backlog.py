@@ -1,4 +1,4 @@
-"""What waits is told by the leader and read by every replica; an action that is stuck is told why."""
+"""The leader publishes the backlog, every replica reads it; a stuck action has a reason."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ async def reason(store: Store, action: str) -> str:
     return await reason_of(store, stored)
 
 
-async def test_before_a_leader_has_spoken_nothing_is_known(store: Store, journal: Journal) -> None:
+async def test_before_a_leader_has_published_the_backlog_is_empty(store: Store, journal: Journal) -> None:
     await submit(journal, submitted("a", WIDE))
 
     assert (await store.pools(), await store.stuck(), await reason(store, "a")) == ([], {}, "")
 
 
-async def test_what_was_told_is_read(store: Store, journal: Journal) -> None:
+async def test_a_published_backlog_is_read(store: Store, journal: Journal) -> None:
     await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"b": 1}))
 
     assert (await store.pools(), await store.stuck()) == (STUCK, {"b": 1})
 
 
-async def test_an_action_that_is_stuck_is_told_why_and_others_are_not(store: Store, journal: Journal) -> None:
+async def test_a_stuck_action_has_a_reason_and_others_have_none(store: Store, journal: Journal) -> None:
     await submit(journal, submitted("stuck", WIDE))
     await submit(journal, submitted("fine", stage()))
     await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK))
@@ -87,7 +87,7 @@ async def test_what_is_answered_meanwhile_is_not_stuck(store: Store, journal: Jo
     assert await reason_of(store, stored) == ""
 
 
-# ---- telling -----------------------------------------------------------------------------------------------------
+# ---- publishing --------------------------------------------------------------------------------------------------
 
 
 def waiting(cluster: ClusterState, name: str, batch: str = "b") -> None:
@@ -95,13 +95,13 @@ def waiting(cluster: ClusterState, name: str, batch: str = "b") -> None:
     cluster.queues.enqueue(ActionState(Request(name, "ada", "t", batch, (1000, 1), (work,), 1e9)))
 
 
-async def test_changes_are_told_until_another_leads(
+async def test_changes_are_published_until_another_leads(
     store: Store, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backlog, "PUBLISH_EVERY_S", 0.01)
     await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK, {"former": 1}))
     cluster, flaky = ClusterState(), Flaky(journal.redis)
-    telling = asyncio.create_task(publish_backlog(flaky, journal.epoch, cluster, StillClock()))
+    publishing = asyncio.create_task(publish_backlog(flaky, journal.epoch, cluster, StillClock()))
     await soon(lambda: _is(store, {}))
     flaky.failures = ["before", "after"]
     waiting(cluster, "a")
@@ -114,21 +114,21 @@ async def test_changes_are_told_until_another_leads(
     await functions.lead(journal.redis, "you", 30.0)
     waiting(cluster, "d")
     async with asyncio.timeout(20):
-        await telling
+        await publishing
     assert await store.stuck() == {"b": 2}
     seen = await read_snapshot(journal.redis)
     assert seen is not None
     assert (seen.at, [len(one) for one in seen.batches["b"].queuing]) == (START, [2 * 16])
 
 
-async def test_of_batches_only_changes_are_told_and_first_that_there_are_none(
+async def test_batches_are_published_on_change_and_once_if_there_are_none(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backlog, "PUBLISH_EVERY_S", 0.01)
     former = OpenBatchesSnapshot(1.0, {"gone": UnansweredRequests([b""], [b""])})
     await functions.publish_backlog(journal.redis, journal.epoch, Backlog(), former)
     cluster, clock = ClusterState(), StillClock()
-    telling = asyncio.create_task(publish_backlog(journal.redis, journal.epoch, cluster, clock))
+    publishing = asyncio.create_task(publish_backlog(journal.redis, journal.epoch, cluster, clock))
 
     async def seen(*batches: str) -> bool:
         told = await read_snapshot(journal.redis)
@@ -144,11 +144,11 @@ async def test_of_batches_only_changes_are_told_and_first_that_there_are_none(
     await soon(lambda: seen("b"))
     cluster.queues.remove(cluster.queues.queued["a"])
     await soon(seen)
-    telling.cancel()
+    publishing.cancel()
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x93\x01", b'{"in": "words of another version"}', b"\x81\xa1x\x01"])
-async def test_what_another_version_told_is_nothing_told(store: Store, journal: Journal, raw: bytes) -> None:
+async def test_a_backlog_of_another_version_is_ignored(store: Store, journal: Journal, raw: bytes) -> None:
     await command(journal.redis, "HSET", "backlog", "pools", raw, "stuck", raw, "batches", raw)
 
     assert (await store.pools(), await read_snapshot(journal.redis)) == ([], None)

@@ -1,4 +1,4 @@
-"""From journal entries to what the dispatcher knows: amounts, stays, and entries that no leader may meet."""
+"""From journal entries to the dispatcher's values: amounts, environments, and unschedulable entries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cored(fewest: int, most: int, **rest: Any) -> Any:
     return msgspec.structs.replace(stage(), cost={"cores": (fewest, most)}, **rest)
 
 
-def test_of_a_range_every_amount_may_be_granted() -> None:
+def test_every_amount_of_a_range_may_be_granted() -> None:
     work = to_work(cored(2, 5, elasticity=AMDAHL, duration_s=3.0))
 
     assert (dict(work.units), work.amounts, work.elasticity, work.duration_s) == (
@@ -31,11 +31,11 @@ def test_of_a_range_every_amount_may_be_granted() -> None:
     )
 
 
-def test_of_a_set_only_its_own() -> None:
+def test_only_the_amounts_of_a_set_may_be_granted() -> None:
     assert to_work(cored(1, 8, amounts=(1, 2, 8))).amounts == (1, 2, 8)
 
 
-def test_of_a_fixed_amount_there_is_nothing_to_choose() -> None:
+def test_a_fixed_amount_leaves_no_choice() -> None:
     assert to_work(cored(3, 3)).amounts == ()
 
 
@@ -43,7 +43,7 @@ def test_of_a_fixed_amount_there_is_nothing_to_choose() -> None:
     ("image", "kind", "pulled"),
     [("local", "runtime.local", ""), ("docker.io/library/python", "runtime.docker", "python:latest")],
 )
-def test_an_action_of_a_trajectory_stays_where_its_environment_can_be_made(image: str, kind: str, pulled: str) -> None:
+def test_an_action_of_a_trajectory_needs_a_node_with_the_runtime(image: str, kind: str, pulled: str) -> None:
     spec = EnvironmentSpec(image=image, memory_mb=300)
 
     request = to_request(journalled(acting("a", "t7", spec=spec)))
@@ -56,7 +56,7 @@ def test_looking_may_be_repeated() -> None:
     assert to_request(journalled(acting("a", kind="env.read"))).stages[0].repeatable
 
 
-def test_others_stay_nowhere() -> None:
+def test_other_actions_need_no_environment() -> None:
     assert to_need(submitted("a")) is None
 
 
@@ -79,7 +79,7 @@ def test_others_stay_nowhere() -> None:
         {"cost": {"cores": (0, 4)}, "elasticity": AMDAHL},
     ],
 )
-def test_what_cannot_be_scaled_so_is_not_met(wrong: dict[str, Any]) -> None:
+def test_an_invalid_elasticity_is_unschedulable(wrong: dict[str, Any]) -> None:
     work = cored(1, 8, **wrong) if "cost" not in wrong else msgspec.structs.replace(stage(), **wrong)
 
     assert "run" in unschedulable(submitted("a", work))
@@ -94,11 +94,11 @@ def test_what_cannot_be_scaled_so_is_not_met(wrong: dict[str, Any]) -> None:
         {},
     ],
 )
-def test_what_can_is(right: dict[str, Any]) -> None:
+def test_a_valid_elasticity_is_schedulable(right: dict[str, Any]) -> None:
     assert unschedulable(submitted("a", cored(1, 8, **right))) == ""
 
 
-def test_a_trajectory_is_told_what_its_environment_is_where_that_begins() -> None:
+def test_the_grant_that_begins_an_environment_describes_it() -> None:
     request = acting("a")
 
     begun, later = (

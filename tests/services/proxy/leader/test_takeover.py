@@ -1,4 +1,4 @@
-"""A new leader on books that others have written: it knows what they knew, and grants nothing too early."""
+"""A new leader rebuilds the state of its predecessors, and grants nothing too early."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.services.proxy.mesh import (
     held,
     hello,
     inventory,
+    messages_to,
     outcome,
     stage,
     steps,
     submitted,
-    told,
 )
 from tests.shared.bus.journal import Journal
 
@@ -50,7 +50,7 @@ def body(answer: Any) -> dict[str, Any]:
     return msgspec.json.decode(answer.answer, type=dict[str, Any])
 
 
-async def test_there_may_be_nothing_at_all(legacy: Legacy) -> None:
+async def test_a_takeover_of_an_empty_store_works(legacy: Legacy) -> None:
     tail = await legacy.taken_over()
 
     assert legacy.notes.take() == []
@@ -74,18 +74,18 @@ async def test_a_fresh_node_is_asked_and_gets_work_when_it_has_answered(legacy: 
     await legacy.submit(submitted("a"))
     await legacy.say(NODES, hello())
     await legacy.taken_over()
-    assert told(legacy.notes.writes) == [InventoryRequested(epoch=EPOCH)]
+    assert messages_to(legacy.notes.writes) == [InventoryRequested(epoch=EPOCH)]
 
     assert [one.action for one in granted(legacy.hear(inventory()))] == ["a"]
 
 
-async def test_an_old_hello_is_no_sign_of_life_but_a_fresh_heartbeat_is(legacy: Legacy) -> None:
+async def test_an_old_hello_does_not_count_but_a_fresh_heartbeat_does(legacy: Legacy) -> None:
     await legacy.say(NODES, hello(), at=LONG_AGO)
     await legacy.taken_over()
-    assert told(legacy.notes.writes) == []
+    assert messages_to(legacy.notes.writes) == []
 
     beat = Heartbeat(node="n", incarnation="1", owned={}, used={})
-    assert told(legacy.hear(beat)) == [InventoryRequested(epoch=EPOCH)]
+    assert messages_to(legacy.hear(beat)) == [InventoryRequested(epoch=EPOCH)]
 
 
 async def test_a_node_that_has_left_is_not_asked(legacy: Legacy) -> None:
@@ -95,7 +95,7 @@ async def test_a_node_that_has_left_is_not_asked(legacy: Legacy) -> None:
     assert legacy.leader.dispatcher.cluster.nodes.present == {}
 
 
-async def test_what_a_node_still_executes_is_left_to_it(legacy: Legacy) -> None:
+async def test_work_that_a_node_still_executes_continues_there(legacy: Legacy) -> None:
     await legacy.submit(submitted("a"))
     await legacy.mark("a", attempt=2)
     await legacy.say(NODES, hello())
@@ -106,7 +106,7 @@ async def test_what_a_node_still_executes_is_left_to_it(legacy: Legacy) -> None:
     assert (body(answer)["ended"], body(answer)["stages"][0]["attempts"]) == ("ok", 2)
 
 
-async def test_what_a_node_no_longer_has_runs_again_as_the_next_attempt(legacy: Legacy) -> None:
+async def test_work_that_a_node_no_longer_has_runs_again_as_the_next_attempt(legacy: Legacy) -> None:
     await legacy.submit(submitted("a"))
     await legacy.mark("a", attempt=2)
     await legacy.say(NODES, hello())
@@ -126,7 +126,7 @@ async def test_attempts_of_former_leaders_count(legacy: Legacy) -> None:
     assert (body(answer)["ended"], body(answer)["mask"]) == ("node-lost", True)
 
 
-async def test_nobody_else_gets_an_action_whose_node_has_not_spoken(legacy: Legacy) -> None:
+async def test_an_action_is_granted_nowhere_else_before_its_nodes_inventory(legacy: Legacy) -> None:
     await legacy.submit(submitted("a"))
     await legacy.mark("a", attempt=1, node="silent")
     await legacy.say(NODES, hello())
@@ -136,7 +136,7 @@ async def test_nobody_else_gets_an_action_whose_node_has_not_spoken(legacy: Lega
     assert "a" in legacy.leader.unanswered
 
 
-async def test_an_outcome_nobody_has_read_answers_at_once(legacy: Legacy) -> None:
+async def test_an_unread_outcome_answers_at_once(legacy: Legacy) -> None:
     (entry,) = await legacy.submit(submitted("a"))
     await legacy.mark("a", attempt=1)
     await legacy.say(NODES, hello())
@@ -173,7 +173,7 @@ async def test_the_outcome_of_a_stage_that_is_over_is_not_counted_again(legacy: 
     assert (answers(legacy.notes.writes), steps(legacy.notes.writes)) == ([], [])
 
 
-async def test_a_wish_to_cancel_that_nobody_has_dealt_with_is_dealt_with(legacy: Legacy) -> None:
+async def test_an_unhandled_cancellation_is_handled(legacy: Legacy) -> None:
     await legacy.submit(submitted("a"), submitted("b"))
     await functions.cancel(legacy.redis, "a", "asked")
     ((wish, _),) = await command(legacy.redis, "XREVRANGE", ACTIONS.name, "+", "-", "COUNT", 1)
@@ -185,17 +185,17 @@ async def test_a_wish_to_cancel_that_nobody_has_dealt_with_is_dealt_with(legacy:
     assert list(legacy.leader.unanswered) == ["b"]
 
 
-async def test_what_was_cancelled_and_still_executes_is_revoked(legacy: Legacy) -> None:
+async def test_a_cancelled_action_that_still_executes_is_revoked(legacy: Legacy) -> None:
     await legacy.submit(submitted("a"))
     await legacy.mark("a", attempt=1)
     await functions.cancel(legacy.redis, "a", "asked")
     await legacy.say(NODES, hello())
     await legacy.taken_over()
 
-    assert told(legacy.hear(inventory(held("a")))) == [Revoked(action="a", epoch=EPOCH, attempt=1)]
+    assert messages_to(legacy.hear(inventory(held("a")))) == [Revoked(action="a", epoch=EPOCH, attempt=1)]
 
 
-async def test_targets_are_known(legacy: Legacy) -> None:
+async def test_targets_are_restored(legacy: Legacy) -> None:
     for units in (4, 2):
         await legacy.say(TARGETS, TargetSet(pool="cores@default", units=units, decided_at=1.0, reason=f"{units} do"))
     await legacy.taken_over()
@@ -205,7 +205,7 @@ async def test_targets_are_known(legacy: Legacy) -> None:
 
 
 async def test_a_batch_keeps_the_age_of_its_first_arrival(legacy: Legacy) -> None:
-    """That request may have been answered long ago; the batch is as old as it is."""
+    """The first request may have been answered long ago; it still decides the age of the batch."""
     for batch in ("young", "old"):
         await legacy.journal.open(batch)
     first = submitted("first", batch="old")
@@ -232,7 +232,7 @@ async def test_the_tail_goes_on_where_the_takeover_stopped(legacy: Legacy) -> No
     assert [(one.topic, one.message.action) for one in entries] == [(ACTIONS.name, "b"), (OUTCOMES.name, "y")]
 
 
-async def test_a_long_legacy_is_read_whole(legacy: Legacy) -> None:
+async def test_a_long_journal_is_read_whole(legacy: Legacy) -> None:
     requests = [submitted(f"a{number:04}") for number in range(2500)]
     for start in range(0, 2500, 500):
         items = [Submission(one.action, b"", "", ACTIONS.encode(one)) for one in requests[start : start + 500]]
@@ -244,7 +244,7 @@ async def test_a_long_legacy_is_read_whole(legacy: Legacy) -> None:
     assert legacy.leader.dispatcher.registry.actions["a2499"].attempt == 2
 
 
-async def test_a_long_journal_is_taken_in_pieces_so_that_the_lease_can_be_renewed_between(
+async def test_a_long_journal_is_handled_in_parts_so_that_the_lease_can_be_renewed_between(
     legacy: Legacy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(takeover, "HANDLED_AT_ONCE", 2)

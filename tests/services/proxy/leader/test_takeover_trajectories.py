@@ -1,4 +1,4 @@
-"""A new leader and the environments that stand: it knows where, and what has ended, before it grants anything."""
+"""A new leader and existing environments: it restores placements and ends before it grants anything."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tests.services.proxy.mesh import (
     held,
     hello,
     inventory,
+    messages_to,
     outcome,
-    told,
 )
 from tests.shared.bus.journal import Journal
 
@@ -39,7 +39,7 @@ PLACED = pack(StoredPlacement("n", {MEMORY: SPEC.memory_mb}))
 
 @pytest.fixture
 async def legacy(journal: Journal, reader: Redis) -> Legacy:
-    """Trajectory t1 is open, and node n has said hello."""
+    """Trajectory t1 is open, and node n has sent its hello."""
     legacy = Legacy(journal, reader)
     await trajectories.open_trajectory(
         journal.redis, "t1", SPEC, idempotency_key="", digest=b"", most=9, keep_s=60.0, node_class="default", fields={}
@@ -60,9 +60,9 @@ def ends(writes: list[Any]) -> list[tuple[str, str]]:
     return [(body["id"], body["ended"]) for body in bodies]
 
 
-def both_inventories(legacy: Legacy, *stays: str) -> list[Any]:
-    """First of the node where it does not live."""
-    return legacy.hear(inventory(node="m")) + legacy.hear(inventory(stays=stays))
+def both_inventories(legacy: Legacy, *environments: str) -> list[Any]:
+    """First the inventory of the node where it is not placed."""
+    return legacy.hear(inventory(node="m")) + legacy.hear(inventory(environments=environments))
 
 
 async def test_a_trajectory_continues_where_its_environment_exists(legacy: Legacy) -> None:
@@ -71,22 +71,22 @@ async def test_a_trajectory_continues_where_its_environment_exists(legacy: Legac
     await legacy.taken_over()
 
     assert granted(legacy.hear(inventory(node="m")), "m") == []
-    (grant,) = granted(legacy.hear(inventory(stays=("t1",))))
+    (grant,) = granted(legacy.hear(inventory(environments=("t1",))))
     assert (grant.action, grant.trajectory, grant.environment) == ("b", "t1", None)
 
 
-async def test_what_still_runs_in_it_is_left_to_its_node(legacy: Legacy) -> None:
+async def test_an_action_that_still_runs_in_it_continues_on_its_node(legacy: Legacy) -> None:
     await legacy.submit(acting("a"))
     await legacy.mark("a", 1, "n", "t1", PLACED)
     await legacy.submit(acting("b"))
     await legacy.taken_over()
 
-    assert granted(legacy.hear(inventory(held("a"), stays=("t1",)))) == []
+    assert granted(legacy.hear(inventory(held("a"), environments=("t1",)))) == []
     writes = legacy.hear(outcome("a"))
     assert (ends(writes), [one.action for one in granted(writes)]) == ([("a", "ok")], ["b"])
 
 
-async def test_one_that_its_node_no_longer_has_is_lost_and_is_not_made_again(legacy: Legacy) -> None:
+async def test_one_that_its_node_no_longer_has_is_lost_and_not_created_again(legacy: Legacy) -> None:
     await acted(legacy)
     await legacy.submit(acting("b"))
     await legacy.taken_over()
@@ -98,7 +98,7 @@ async def test_one_that_its_node_no_longer_has_is_lost_and_is_not_made_again(leg
     assert ends(writes) == [("b", "environment-lost")]
 
 
-async def test_one_that_was_closed_and_stands_is_ended(legacy: Legacy) -> None:
+async def test_a_closed_one_that_still_exists_is_ended(legacy: Legacy) -> None:
     await acted(legacy)
     await trajectories.close_trajectory(legacy.redis, "t1", "done")
     await command(legacy.redis, "DEL", ACTIONS.name)  # the former leader has dealt with it, and its word got lost
@@ -106,11 +106,11 @@ async def test_one_that_was_closed_and_stands_is_ended(legacy: Legacy) -> None:
 
     writes = both_inventories(legacy, "t1")
 
-    assert EnvironmentClosed(epoch=EPOCH, trajectory="t1") in told(writes)
+    assert EnvironmentClosed(epoch=EPOCH, trajectory="t1") in messages_to(writes)
     assert [one.trajectory for one in forgotten(legacy.hear(ended(how="closed")))] == ["t1"]
 
 
-async def test_one_that_was_closed_meanwhile_is_ended_and_its_actions_are_cancelled(legacy: Legacy) -> None:
+async def test_one_that_was_closed_meanwhile_is_ended_and_its_actions_cancelled(legacy: Legacy) -> None:
     await acted(legacy)
     await legacy.submit(acting("b"))
     await trajectories.close_trajectory(legacy.redis, "t1", "done")
@@ -118,10 +118,10 @@ async def test_one_that_was_closed_meanwhile_is_ended_and_its_actions_are_cancel
 
     writes = legacy.notes.take()
     assert (ends(writes), len(discards(writes))) == ([("b", "cancelled")], 1)
-    assert EnvironmentClosed(epoch=EPOCH, trajectory="t1") in told(both_inventories(legacy, "t1"))
+    assert EnvironmentClosed(epoch=EPOCH, trajectory="t1") in messages_to(both_inventories(legacy, "t1"))
 
 
-async def test_an_end_that_nobody_has_read_counts_at_once(legacy: Legacy) -> None:
+async def test_an_unread_end_counts_at_once(legacy: Legacy) -> None:
     await acted(legacy)
     await legacy.say(OUTCOMES, ended())
     await legacy.taken_over()
@@ -130,7 +130,7 @@ async def test_an_end_that_nobody_has_read_counts_at_once(legacy: Legacy) -> Non
     assert "t1" in [one.trajectory for one in forgotten(writes)]
 
 
-async def test_an_action_of_one_that_has_ended_does_not_begin_it_anew(legacy: Legacy) -> None:
+async def test_an_action_of_an_ended_trajectory_does_not_begin_it_again(legacy: Legacy) -> None:
     await legacy.submit(acting("a"))
     await trajectories.forget(legacy.redis, legacy.journal.epoch, [("t1", "lost", "it died")])
     await legacy.taken_over()
@@ -141,7 +141,7 @@ async def test_an_action_of_one_that_has_ended_does_not_begin_it_anew(legacy: Le
     assert granted(writes) == granted(writes, "m") == []
 
 
-async def test_nor_does_one_of_which_there_is_no_record_any_more(legacy: Legacy) -> None:
+async def test_an_action_of_an_unknown_trajectory_does_not_begin_it_again(legacy: Legacy) -> None:
     await legacy.submit(acting("a"))
     await command(legacy.redis, "DEL", "trajectory:t1")
     await legacy.taken_over()
@@ -155,19 +155,19 @@ async def test_its_memory_is_held_from_the_inventory_on(legacy: Legacy) -> None:
     await acted(legacy)
     await legacy.submit(acting("b"))
     await legacy.taken_over()
-    legacy.hear(inventory(stays=("t1",)))
+    legacy.hear(inventory(environments=("t1",)))
 
     assert legacy.leader.dispatcher.cluster.nodes.present["n"].free(MEMORY) == 4096 - 512
 
 
-async def test_a_closing_that_was_dealt_with_is_struck_from_the_journal(legacy: Legacy) -> None:
+async def test_a_handled_close_is_removed_from_the_journal(legacy: Legacy) -> None:
     await legacy.say(ACTIONS, CloseRequested(trajectory="t1"))
     await legacy.taken_over()
 
     assert len(discards(legacy.notes.take())) == 1
 
 
-async def test_the_hints_there_are_have_been_passed_on(legacy: Legacy) -> None:
+async def test_hints_of_the_past_are_not_passed_on_again(legacy: Legacy) -> None:
     await legacy.say(TRAJECTORIES, EnvironmentsExpected(images=["a:1"]), at="1000-1")
     tail = await legacy.taken_over()
 

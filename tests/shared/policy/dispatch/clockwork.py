@@ -1,4 +1,4 @@
-"""A dispatcher in virtual time on hosts that never fail: who starts when."""
+"""A dispatcher in virtual time on hosts that never fail: start times of actions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Clockwork:
     """Action -> when its newest stage was granted, in the order of the grants."""
     answered: dict[str, str] = field(default_factory=dict)
     shares: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(node, resource) -> units it was last told to own."""
+    """(node, resource) -> units it was last assigned to own."""
     _requests: dict[str, Request] = field(default_factory=dict)
     _agenda: list[tuple[float, int, Ended | Request]] = field(default_factory=list)
     _serial: int = 0
@@ -35,17 +35,17 @@ class Clockwork:
             self.do(self.dispatcher.inventory_taken(self.now, node.name, node.incarnation, {}))
 
     def at(self, when: float, event: Ended | Request) -> None:
-        """This happens then."""
+        """Schedule an event."""
         self._serial += 1
         heapq.heappush(self._agenda, (when, self._serial, event))
 
     def submit(self, *requests: Request) -> None:
-        """Now, together."""
+        """Submit requests now, together."""
         self._requests.update((request.id, request) for request in requests)
         self.do(self.dispatcher.submitted(self.now, requests))
 
     def do(self, commands: Iterable[Command]) -> None:
-        """What the dispatcher wants done is done at once."""
+        """Execute the dispatcher's commands at once."""
         for command in commands:
             match command:
                 case Grant():
@@ -64,7 +64,7 @@ class Clockwork:
                     pass
 
     def run(self, until: float = float("inf")) -> None:
-        """Everything that happens until then, in order."""
+        """Handle all events until then, in order."""
         while self._agenda and self._agenda[0][0] <= until:
             self.now, _, event = heapq.heappop(self._agenda)
             if isinstance(event, Request):
@@ -76,7 +76,7 @@ class Clockwork:
             self.now = until
 
     def tick(self, when: float) -> None:
-        """Nothing happens until then but what was going to; then the clock is heard."""
+        """Run until then; then tick the dispatcher."""
         self.run(when)
         for name in self.dispatcher.cluster.nodes.present:
             node = self.dispatcher.cluster.nodes.present[name]

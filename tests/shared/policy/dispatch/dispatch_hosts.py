@@ -1,4 +1,4 @@
-"""Machines that execute what reaches them, without doubt and without a plan."""
+"""Simulated hosts: they execute the messages that reach them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Run:
     since: float
     revoked: bool = False
     queue_s: float = 0.0
-    """How long it had waited in the host's line when it began."""
+    """Seconds in the host's queue before it began."""
 
     def waited(self, now: float) -> Run:
-        """What waited in line since then, as it begins or is taken out."""
+        """Return the queued attempt as it begins or leaves the queue."""
         return Run(self.grant, now, queue_s=now - self.since)
 
 
@@ -35,7 +35,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A host's word that an environment is no more."""
+    """A host's report that an environment has ended."""
 
     node: str
     incarnation: str
@@ -45,7 +45,7 @@ class Gone:
 
 @dataclass(slots=True)
 class Host:
-    """One machine. It executes at once what it is granted; what does not fit waits in its line, if it keeps one."""
+    """One host. It executes grants at once; those that do not fit wait in its queue, if it keeps one."""
 
     name: str
     node_class: str
@@ -54,15 +54,15 @@ class Host:
     prefetches: frozenset[str] = frozenset()
     starts: int = 1
     alive: bool = True
-    heard: bool = True
-    """False: its heartbeats do not get through, though it goes on executing."""
+    reachable: bool = True
+    """False: its heartbeats are lost, though it continues to execute."""
     inbox: list[tuple[int, Command]] = field(default_factory=list)
     """(leader's epoch, message), in order."""
     runs: dict[str, Run] = field(default_factory=dict)
-    line: dict[str, Run] = field(default_factory=dict)
-    """What waits for units, in order."""
+    queue: dict[str, Run] = field(default_factory=dict)
+    """Attempts that wait for units, in order."""
     environments: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Trajectory -> what its environment holds here."""
+    """Trajectory -> units that its environment holds here."""
 
     @property
     def incarnation(self) -> str:
@@ -79,18 +79,18 @@ class Host:
         return all(taken(name) + units <= self.capacity.get(name, 0) for name, units in grant.units.items())
 
     def take(self, grant: Grant, now: float) -> list[Run]:
-        """Returns what begins with that."""
-        assert grant.action not in {**self.runs, **self.line}, f"{self.name} holds {grant.action} already"
+        """Receive a grant. Returns the attempts that begin now."""
+        assert grant.action not in {**self.runs, **self.queue}, f"{self.name} holds {grant.action} already"
         if not grant.units.keys() & self.prefetches:
             assert self.fits(grant), f"{self.name} cannot hold {grant}"
-        self.line[grant.action] = Run(grant, now)
+        self.queue[grant.action] = Run(grant, now)
         return self.advance(now)
 
     def advance(self, now: float) -> list[Run]:
-        """Begin what can begin, strictly in order."""
+        """Begin queued attempts that fit, strictly in order."""
         begun: list[Run] = []
-        while self.line and self.fits(next(iter(self.line.values())).grant):
-            run = self.line.pop(next(iter(self.line)))
+        while self.queue and self.fits(next(iter(self.queue.values())).grant):
+            run = self.queue.pop(next(iter(self.queue)))
             self.runs[run.grant.action] = run.waited(now)
             begun.append(self.runs[run.grant.action])
         return begun
@@ -103,4 +103,4 @@ class Host:
             return HeldGrant(grant.stage, grant.attempt, 0.0 if queued else now - run.since, grant.units, queued)
 
         held = {action_id: holding(run, queued=False) for action_id, run in self.runs.items()}
-        return held | {action_id: holding(run, queued=True) for action_id, run in self.line.items()}
+        return held | {action_id: holding(run, queued=True) for action_id, run in self.queue.items()}

@@ -1,4 +1,4 @@
-"""The leader of a dispatcher's world: what it reads, decides and writes, and what its death takes with it."""
+"""The simulated leader: its reads, decisions and writes, and its loss."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NODE_LOST_S = 10.0
 
 @dataclass(slots=True)
 class LeaderRecords(Records):
-    """A world as its leader meets it."""
+    """Records with a leader that reads and writes them."""
 
     def take_over(self) -> None:
-        """The leader is gone with what it had not written; another one rebuilds its mind from the store."""
+        """Replace the leader, without its unwritten commands; the new one rebuilds its state from the store."""
         self.epoch += 1
-        self.writes, self.told, self.shares = [], {}, {}
+        self.writes, self.inventoried, self.shares = [], {}, {}
         self.leader = Dispatcher(max_attempts=MOST_ATTEMPTS, node_lost_s=NODE_LOST_S)
         self.do(self.leader.planned(self.now, self.planned))
         for trajectory, ended in self.over.items():
@@ -54,7 +54,7 @@ class LeaderRecords(Records):
         self.lead_reads(len(self.outcomes))
 
     def lead_reads(self, most: int) -> None:
-        """The leader reads on: runs of outcomes together, as its shell does."""
+        """The leader continues to read: runs of outcomes together, as the service does."""
         entries = self.outcomes[self.read : self.read + most]
         self.read += len(entries)
         ends: list[Ended] = []
@@ -69,17 +69,19 @@ class LeaderRecords(Records):
                 self.do(self.leader.environment_ended(self.now, *gone))
                 continue
             if entry.epoch == self.epoch:
-                self.told.setdefault(entry.node, set()).add(entry.incarnation)
+                self.inventoried.setdefault(entry.node, set()).add(entry.incarnation)
                 account = (entry.held, entry.environments)
                 self.do(self.leader.inventory_taken(self.now, entry.node, entry.incarnation, *account))
         self.do(self.leader.finished(self.now, ends))
 
     def do(self, commands: Iterable[Command]) -> None:
-        """The leader's decisions, on their way to be written; looked at as they are made."""
+        """Check the leader's commands and queue them for writing."""
         for command in commands:
             if isinstance(command, Grant):
                 node = self.leader.cluster.nodes.present[command.node]
-                assert node.incarnation in self.told.get(node.name, ()), f"{node.name} has not told what it holds"
+                assert node.incarnation in self.inventoried.get(node.name, ()), (
+                    f"{node.name} has not sent its inventory"
+                )
                 recalls = self.leader.registry.actions[command.action].recalls
                 self.recalled += recalls > 0
                 assert 1 <= command.attempt <= MOST_ATTEMPTS + recalls, f"attempts are bounded: {command}"
@@ -96,12 +98,12 @@ class LeaderRecords(Records):
             self.writes.append((to, command))
 
     def address(self, name: str) -> str:
-        """The incarnation that the leader knows under this name; where it has none, the newest that said hello."""
+        """Incarnation of this name at the leader; if it has none, the newest hello's."""
         node = self.leader.cluster.nodes.present.get(name)
         return node.incarnation if node is not None else self.hosts[name].incarnation
 
     def write(self, most: int) -> None:
-        """The oldest decisions become durable, one after the other."""
+        """Write the oldest commands, one after the other."""
         for _ in range(min(most, len(self.writes))):
             incarnation, command = self.writes.pop(0)
             match command:
@@ -126,7 +128,7 @@ class LeaderRecords(Records):
                     self._send(incarnation, command)
 
     def tear(self) -> None:
-        """The leader dies over a write: its answers are gone, though what it sent in the same breath has arrived."""
+        """The leader dies during a flush: its answers are lost, though the messages of that flush have arrived."""
         writes, self.writes = self.writes, []
         for kinds in (ForgetTrajectory, Advance, (Grant, Revoke, AskInventory, SetShare, CloseEnvironment)):
             self.writes = [one for one in writes if isinstance(one[1], kinds)]
@@ -144,4 +146,4 @@ class LeaderRecords(Records):
         self.marks.pop(answer.action, None)
         self.steps.pop(answer.action, None)
         self.answers[answer.action] = answer
-        self.judge(answer)
+        self.check_answer(answer)

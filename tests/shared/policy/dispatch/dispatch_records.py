@@ -1,6 +1,6 @@
-"""What is on record about a dispatcher's world, and what may never stand there.
+"""Records of a simulated mesh, and the laws that they must keep.
 
-It knows nothing of the bookkeeping of the dispatcher: it asserts what a bystander sees to be wrong.
+The laws use nothing of the dispatcher's internals: they hold for any observer of messages, store and hosts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_ATTEMPTS = 3
 
 @dataclass(slots=True)
 class Records:
-    """Hosts, store and streams, and the leader of the moment."""
+    """Hosts, store and streams, and the present leader."""
 
     hosts: dict[str, Host]
     now: float = 1000.0
@@ -35,62 +35,62 @@ class Records:
     answers: dict[str, Answer] = field(default_factory=dict)
     outcomes: list[Ended | Inventory | Gone] = field(default_factory=list)
     read: int = 0
-    """How much of `outcomes` the leader has read."""
+    """Number of `outcomes` that the leader has read."""
     writes: list[tuple[str, Command]] = field(default_factory=list)
-    """What the leader has decided and not yet written, and the incarnation it goes to."""
-    told: dict[str, set[str]] = field(default_factory=dict)
+    """Commands not yet written, each with the incarnation it goes to."""
+    inventoried: dict[str, set[str]] = field(default_factory=dict)
     """Node -> incarnations whose inventory this leader has taken."""
     shares: dict[tuple[str, str], int] = field(default_factory=dict)
-    """What this leader last told each incarnation to own: (incarnation, resource) -> units."""
+    """(Incarnation, resource) -> units that this leader last assigned to own."""
     sent: set[tuple[str, int, int]] = field(default_factory=set)
     """(action, stage, attempt) ever sent to a host."""
     executed: list[tuple[str, int]] = field(default_factory=list)
-    """(action, stage) of every execution that was ever begun."""
+    """(action, stage) of every execution that has begun."""
     waited: int = 0
-    """Grants that had to wait in a host's line."""
+    """Grants that waited in a host's queue."""
     recalled: int = 0
-    """Grants of what had been taken back from a line."""
+    """Grants of actions that had been recalled."""
     planned: bool = True
-    """A planner lives, as far as its lease says."""
+    """The planner's lease exists."""
     starved: int = 0
-    """How often work waited for want of units while no planner lived, and owned all there are."""
+    """Number of times that work waited without a planner although all units were owned."""
     cancels: set[str] = field(default_factory=set)
     placements: dict[str, tuple[str, dict[str, int]]] = field(default_factory=dict)
-    """Trajectory -> where the store says that it lives, and what it holds there."""
+    """Trajectory -> its stored placement and units."""
     over: dict[str, str] = field(default_factory=dict)
-    """Trajectory -> how the store says that it ended."""
+    """Trajectory -> its stored end."""
     began: set[str] = field(default_factory=set)
-    """Trajectories for which an environment was begun that has not been told as unmade."""
+    """Trajectories whose environment has begun and was not reported as not created."""
     troubled: set[str] = field(default_factory=set)
     """Hosts that were ever away, and trajectories whose environment ever ended."""
-    widened: int = 0
+    elastic_grants: int = 0
     """Grants of more than the fewest units."""
     hellos: list[tuple[float, Node]] = field(default_factory=list)
 
     # ---- decisions and answers ---------------------------------------------------------------------------------
 
     def _fits_its_work(self, grant: Grant) -> None:
-        """It is granted what it asks for: the fewest, or more of what scales, by an amount that is allowed."""
+        """Assert that the units are the fewest or, for elastic work, another allowed amount."""
         work = self.requests[grant.action].stages[grant.stage]
         if grant.units != work.units:
             resource = work.pool.partition("@")[0]
-            assert grant.units[resource] in work.amounts, f"it cannot use so many: {grant}"
-            assert {**grant.units, resource: work.units[resource]} == work.units, f"not what it asks for: {grant}"
-            self.widened += 1
+            assert grant.units[resource] in work.amounts, f"not an allowed amount: {grant}"
+            assert {**grant.units, resource: work.units[resource]} == work.units, f"other units than requested: {grant}"
+            self.elastic_grants += 1
 
     def _adds_up(self, answer: Answer) -> None:
-        """Queueing and execution are parts of the time that has passed; what was never sent only queued."""
+        """Assert that queueing and execution are parts of the passed time, all queueing if it was never sent."""
         passed_s = self.now - self.requests[answer.action].arrival[0] / 1000
         parts = [part for act in answer.acts for part in (act.queue_s, act.execution_s)]
         parts += [answer.queue_s, answer.execution_s]
-        told = f"{answer} after {passed_s} s"
-        assert min(parts) >= 0, f"less than no time: {told}"
-        assert sum(parts) <= passed_s + 0.001, f"more time than has passed: {told}"
+        found = f"{answer} after {passed_s} s"
+        assert min(parts) >= 0, f"less than no time: {found}"
+        assert sum(parts) <= passed_s + 0.001, f"more time than has passed: {found}"
         if all(action_id != answer.action for action_id, _, _ in self.sent):
-            assert abs(answer.queue_s - passed_s) < 0.001, f"it never left, and its time is not queueing: {told}"
+            assert abs(answer.queue_s - passed_s) < 0.001, f"it never left, and its time is not queueing: {found}"
 
-    def judge(self, answer: Answer) -> None:
-        """Is this what the world has seen?"""
+    def check_answer(self, answer: Answer) -> None:
+        """Assert that the answer follows from the outcomes."""
         request = self.requests[answer.action]
         ends = [one for one in self.outcomes if isinstance(one, Ended) and one.action == answer.action]
         last = len(request.stages) - 1
@@ -99,16 +99,16 @@ class Records:
             case "ok":
                 passed_all = all(any((stage, "ok", p) in verdicts for p in (True, None)) for stage in range(last + 1))
                 failed = any(status == "ok" and passed is False for _, status, passed in verdicts)
-                assert passed_all or failed, f"a verdict was made up: {answer} of {verdicts}"
+                assert passed_all or failed, f"an invented verdict: {answer} of {verdicts}"
             case "timeout":
-                assert any(status == "timeout" for _, status, _ in verdicts), f"a timeout was made up: {answer}"
+                assert any(status == "timeout" for _, status, _ in verdicts), f"an invented timeout: {answer}"
             case "cancelled":
-                assert answer.action in self.cancels, f"nobody asked to cancel {answer}"
+                assert answer.action in self.cancels, f"cancelled without a request: {answer}"
             case "expired":
                 late = request.start_by_s is not None
-                assert late or self.now >= request.deadline_s, f"its time has not come: {answer}"
+                assert late or self.now >= request.deadline_s, f"expired too early: {answer}"
             case "refused":
-                assert any(end.status == "refused" for end in ends), f"nobody refused {answer}"
+                assert any(end.status == "refused" for end in ends), f"rejected by no node: {answer}"
             case "environment-lost":
                 assert request.need is not None, f"it has no environment: {answer}"
                 assert self.troubled, f"its environment has never been lost: {answer}"
@@ -118,51 +118,53 @@ class Records:
                 tried = {key for key in self.sent if key[0] == answer.action}
                 assert any(attempt >= MOST_ATTEMPTS for _, _, attempt in tried), f"given up early: {answer}"
         stages = [act.name for act in answer.acts]
-        assert stages == [stage.name for stage in request.stages][: len(stages)], f"stages are told in order: {answer}"
+        assert stages == [stage.name for stage in request.stages][: len(stages)], f"stages in order: {answer}"
 
     # ---- at any time -------------------------------------------------------------------------------------------
 
     def check_shares(self) -> None:
-        """Every node that is ready knows what it owns of a pool that the planner scales."""
+        """Assert that every ready node has received its share of each pool that the planner scales."""
         for pool in self.leader.cluster.queues.pools.values():
             if pool.target is not None:
                 nodes = [node for node in self.leader.cluster.nodes.of(pool) if node.ready]
                 owned = 0
                 for node in nodes:
-                    told = self.shares.get((node.incarnation, pool.resource))
-                    assert told == node.share.get(pool.resource), f"{node.name} was told {told} of {pool.resource}"
-                    owned += told or 0
+                    found = self.shares.get((node.incarnation, pool.resource))
+                    assert found == node.share.get(pool.resource), (
+                        f"{node.name} was assigned {found} of {pool.resource}"
+                    )
+                    owned += found or 0
                 capacity = sum(node.capacity.get(pool.resource, 0) for node in nodes)
                 assert owned >= min(capacity, pool.target), f"{pool.name} owns less than its target"
                 if not self.planned and pool.queue:
                     self.starved += 1
-                    assert owned == capacity, f"{pool.name}: work waits for want of a target, and no planner lives"
+                    assert owned == capacity, f"{pool.name}: work waits without a planner although units are not owned"
 
     def check_backlog(self) -> None:
-        """What is said to wait waits, and what is said to be stuck could run on no node the leader knows."""
+        """Assert that reported waiting work waits, and that reported stuck work could run on no present node."""
         cluster = self.leader.cluster
-        told = survey(cluster)
+        found = survey(cluster)
         waiting = Counter(action.work.pool for action in cluster.queues.queued.values())
-        assert {pool.name: pool.waiting for pool in told.pools} == waiting
+        assert {pool.name: pool.waiting for pool in found.pools} == waiting
         stuck = [
             action
             for action in cluster.queues.queued.values()
-            if why_stuck(action.work, told.pools, action.request.need)
+            if why_stuck(action.work, found.pools, action.request.need)
         ]
         for action in stuck:
             nodes = cluster.nodes.of(cluster.queues.pool(action.work.pool))
             assert not any(action.could_run_on(node) for node in nodes), f"not stuck: {action}"
-        assert sum(pool.stuck for pool in told.pools) <= len(stuck)
-        assert sum(told.stuck.values()) <= sum(pool.stuck for pool in told.pools)
+        assert sum(pool.stuck for pool in found.pools) <= len(stuck)
+        assert sum(found.stuck.values()) <= sum(pool.stuck for pool in found.pools)
         if not cluster.nodes.present:
             assert len(stuck) == sum(waiting.values()), "all is stuck where there are no nodes"
 
-    def check_standings(self) -> None:
-        """Every unanswered request of a batch stands in one place, and runs where it has units."""
-        told = batch_snapshots(self.leader.cluster)
+    def check_snapshots(self) -> None:
+        """Assert that each unanswered request of a batch is counted once, and runs where it has units."""
+        found = batch_snapshots(self.leader.cluster)
         actions = [action for action in self.leader.registry.actions.values() if action.request.batch]
-        assert told.keys() == {action.request.batch for action in actions}
-        for name, batch in told.items():
+        assert found.keys() == {action.request.batch for action in actions}
+        for name, batch in found.items():
             mine = [action for action in actions if action.request.batch == name]
             for stage, (queuing, running) in enumerate(zip(batch.queuing, batch.running, strict=True)):
                 here = [action for action in mine if action.stage == stage]

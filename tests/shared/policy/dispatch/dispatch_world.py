@@ -1,7 +1,7 @@
-"""The world around a dispatcher, reduced to what can go wrong in it.
+"""The surroundings of a dispatcher, reduced to failures.
 
-Hosts run what reaches them, lose messages with their lives, and report late; a store keeps marks and answers; leaders
-die with what they had not written (`dispatch_leader`). What is wrong in it says `dispatch_records`.
+Hosts execute what reaches them, lose messages when they die, and report late. A store keeps grants and answers. Leaders
+die with unwritten commands (`dispatch_leader`). `dispatch_records` asserts the laws.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.shared.policy.dispatch.dispatch_leader import LeaderRecords
 
 @dataclass(slots=True)
 class World(LeaderRecords):
-    """Hosts that are at work, and time that passes."""
+    """Hosts that execute, and time that passes."""
 
     def __post_init__(self) -> None:
         for host in self.hosts.values():
@@ -27,22 +27,22 @@ class World(LeaderRecords):
     # ---- hosts -------------------------------------------------------------------------------------------------
 
     def deliver(self, host: Host, most: int) -> None:
-        """A host reads the next messages that were sent to it."""
+        """A host reads its next messages."""
         for _ in range(min(most, len(host.inbox)) if host.alive else 0):
             epoch, message = host.inbox.pop(0)
             match message:
-                case Grant() if not self._has_its_home(host, message):
-                    self._tell(host, Run(message, self.now), "environment-lost")
+                case Grant() if not self._has_environment(host, message):
+                    self._report(host, Run(message, self.now), "environment-lost")
                 case CloseEnvironment():
-                    self.close_home(host, message.trajectory)
+                    self.end_environment(host, message.trajectory)
                 case Grant():
                     begun = host.take(message, self.now)
-                    self.waited += message.action in host.line
+                    self.waited += message.action in host.queue
                     self._begun(begun)
-                case Revoke() if message.action in host.line:
-                    if host.line[message.action].grant.attempt == message.attempt:
-                        run = host.line.pop(message.action).waited(self.now)
-                        self._tell(host, run, "lost" if message.recall else "cancelled")
+                case Revoke() if message.action in host.queue:
+                    if host.queue[message.action].grant.attempt == message.attempt:
+                        run = host.queue.pop(message.action).waited(self.now)
+                        self._report(host, run, "lost" if message.recall else "cancelled")
                         self._begun(host.advance(self.now))
                 case Revoke():
                     known = host.runs.get(message.action)
@@ -54,7 +54,7 @@ class World(LeaderRecords):
                 case _:
                     pass
 
-    def _has_its_home(self, host: Host, grant: Grant) -> bool:
+    def _has_environment(self, host: Host, grant: Grant) -> bool:
         need = self.requests[grant.action].need
         if need is None:
             return True
@@ -71,8 +71,8 @@ class World(LeaderRecords):
         need = self.requests[run.grant.action].need
         return need.trajectory if need is not None else ""
 
-    def close_home(self, host: Host, trajectory: str, ended: TrajectoryEnd = "closed") -> None:
-        """An environment ends: first what acts in it, then it; then its end is told, also where there was none."""
+    def end_environment(self, host: Host, trajectory: str, ended: TrajectoryEnd = "closed") -> None:
+        """End an environment: first its actions, then itself; then report the end, also if there was none."""
         for run in [run for run in host.runs.values() if self._trajectory(run) == trajectory]:
             self.end(host, run, "cancelled" if ended == "closed" or run.revoked else "lost")
         self.troubled.add(trajectory)
@@ -80,7 +80,7 @@ class World(LeaderRecords):
         self.outcomes.append(Gone(host.name, host.incarnation, trajectory, ended))
 
     def close(self, trajectory: str) -> None:
-        """Its trainer closes a trajectory."""
+        """Close a trajectory for its trainer."""
         self.troubled.add(trajectory)
         self.over.setdefault(trajectory, "closed")
         self.cancels |= {name for name, one in self.journal.items() if one.need and one.need.trajectory == trajectory}
@@ -104,21 +104,21 @@ class World(LeaderRecords):
             for end in self.outcomes
         )
 
-    def end(self, host: Host, run: Run, status: str, passed: bool | None = None, *, stands: bool = True) -> None:
-        """An execution ends; its units are free before it is told. Not `stands`: its environment was not made."""
+    def end(self, host: Host, run: Run, status: str, passed: bool | None = None, *, exists: bool = True) -> None:
+        """End an execution; its units are free before the report. Not `exists`: its environment was not created."""
         del host.runs[run.grant.action]
-        if not stands and run.grant.begins:
+        if not exists and run.grant.begins:
             del host.environments[self._trajectory(run)]
             self.began.discard(self._trajectory(run))
             self.executed.remove((run.grant.action, run.grant.stage))
             self.troubled.add("unmade")  # whose outcome may be trimmed
             self._begun(host.advance(self.now))
-            self._tell(host, run, status, passed, stands=False)
+            self._report(host, run, status, passed, exists=False)
             return
         self._begun(host.advance(self.now))
-        self._tell(host, run, status, passed)
+        self._report(host, run, status, passed)
 
-    def _tell(self, host: Host, run: Run, status: str, passed: bool | None = None, *, stands: bool = True) -> None:
+    def _report(self, host: Host, run: Run, status: str, passed: bool | None = None, *, exists: bool = True) -> None:
         grant, lasted_s = run.grant, self.now - run.since
         self.outcomes.append(
             Ended(
@@ -131,20 +131,20 @@ class World(LeaderRecords):
                 run.queue_s,
                 lasted_s,
                 "so be it",
-                stands,
+                exists,
             )
         )
 
     def stop(self, host: Host, *, orderly: bool) -> None:
-        """A host goes: in good order it tells of everything, otherwise not even that."""
+        """Stop a host: in good order with reports of everything, otherwise without any."""
         if orderly:
-            for run in host.line.values():
-                self._tell(host, run.waited(self.now), "lost")
-            host.line.clear()
+            for run in host.queue.values():
+                self._report(host, run.waited(self.now), "lost")
+            host.queue.clear()
             for run in list(host.runs.values()):
                 self.end(host, run, "cancelled" if run.revoked else "lost")
             for trajectory in list(host.environments):
-                self.close_home(host, trajectory, "lost")
+                self.end_environment(host, trajectory, "lost")
             if host.name in self.leader.cluster.nodes.present:
                 node = self.leader.cluster.nodes.present[host.name]
                 if node.incarnation == host.incarnation:
@@ -153,29 +153,31 @@ class World(LeaderRecords):
         host.alive = False
         host.inbox.clear()
         host.runs.clear()
-        host.line.clear()
+        host.queue.clear()
 
     def start(self, host: Host, *, survive: bool = False) -> None:
-        """A host comes (back), in a new life. Some environments outlive its process."""
+        """Start a host (again), in a new incarnation. Some environments outlive its process."""
         if not survive:
             host.environments.clear()
         host.inbox.clear()
         host.runs.clear()
-        host.line.clear()
+        host.queue.clear()
         host.starts += 1
-        host.alive = host.heard = True
+        host.alive = host.reachable = True
         self.hellos.append((self.now, host.hello()))
         self.do(self.leader.node_joined(self.now, host.hello()))
 
     def beat(self) -> None:
-        """Heartbeats of all that are heard."""
+        """Heartbeats of all reachable hosts."""
         for host in self.hosts.values():
-            known = self.leader.node_seen(self.now, host.name, host.incarnation) if host.alive and host.heard else True
+            known = (
+                self.leader.node_seen(self.now, host.name, host.incarnation) if host.alive and host.reachable else True
+            )
             if not known:
                 self.do(self.leader.node_joined(self.now, host.hello()))
 
     def pass_time(self, seconds: float) -> None:
-        """Nobody does anything for so long, but hearts beat."""
+        """Let time pass with heartbeats only."""
         self.now += seconds
         self.beat()
         self.do(self.leader.ticked(self.now))
@@ -187,7 +189,7 @@ class World(LeaderRecords):
     # ---- the end of a history ----------------------------------------------------------------------------------
 
     def settle(self, rounds: int) -> None:
-        """Everything that is under way arrives; executions go well."""
+        """Deliver everything under way; executions succeed."""
         for _ in range(rounds):
             self.write(len(self.writes))
             for host in self.hosts.values():
@@ -197,9 +199,9 @@ class World(LeaderRecords):
             self.lead_reads(len(self.outcomes))
 
     def quiesce(self) -> None:
-        """The world heals: whatever can be answered is answered, and nothing is left anywhere."""
+        """Repair everything: whatever can be answered is answered, and nothing is left anywhere."""
         for host in self.hosts.values():
-            host.heard = True
+            host.reachable = True
             if not host.alive:
                 self.start(host)
         for _ in range(3 * len(self.journal) + 20):

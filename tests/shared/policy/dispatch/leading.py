@@ -1,4 +1,4 @@
-"""A leader and what it hears, step by step."""
+"""A dispatcher and its stimuli, step by step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.shared.policy.strategies import node
 
 
 def leading(*names: str, cores: int = 4) -> Dispatcher:
-    """A leader that has taken the (empty) inventories of these nodes."""
+    """A dispatcher that has read the (empty) inventories of these nodes."""
     dispatcher = Dispatcher()
     for name in names:
         meet(dispatcher, name, cores=cores)
@@ -30,7 +30,7 @@ def meet(
 
 
 def ended(grant: Grant, status: str = "ok", *, passed: bool | None = None) -> Ended:
-    return Ended(grant.action, grant.node, grant.attempt, grant.stage, status, passed, 0.0, 2.0, "told")
+    return Ended(grant.action, grant.node, grant.attempt, grant.stage, status, passed, 0.0, 2.0, "reported")
 
 
 def submit(dispatcher: Dispatcher, *requests: Request) -> list[Grant]:

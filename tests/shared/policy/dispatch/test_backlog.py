@@ -1,4 +1,4 @@
-"""What waits, what of it is stuck, and why."""
+"""Waiting work, the stuck part of it, and reasons."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ def test_nothing_waits_in_an_idle_mesh() -> None:
     assert survey(dispatcher.cluster) == Backlog()
 
 
-def test_what_waits_for_its_turn_is_not_stuck() -> None:
+def test_work_that_waits_for_its_turn_is_not_stuck() -> None:
     dispatcher = leading("n", cores=1)
     submit(dispatcher, *(request(f"r{n}", seq=n, batch="b") for n in range(3)))
     assert survey(dispatcher.cluster) == Backlog([PoolBacklog(CORES, 2)])
 
 
-def test_what_no_node_could_ever_take_is_stuck_from_the_first_even_behind_a_queue() -> None:
+def test_work_that_no_node_could_ever_take_is_stuck_at_once_even_behind_a_queue() -> None:
     dispatcher = leading("n", cores=1)
     submit(dispatcher, *(request(f"r{n}", seq=n) for n in range(200)))
     submit(
         dispatcher, request("s", WIDE, batch="b", seq=200), request("t", WIDE, seq=201), request("u", ALIEN, seq=202)
     )
-    told = survey(dispatcher.cluster)
-    assert told.pools == [
+    found = survey(dispatcher.cluster)
+    assert found.pools == [
         PoolBacklog(CORES, 201, [Lack("run", {"cores": 999}, 2)]),
         PoolBacklog("gpus@cpu", 1, [Lack("run", {"gpus": 1}, 1)]),
     ]
-    assert told.stuck == {"b": 1}
+    assert found.stuck == {"b": 1}
     dispatcher.check()
 
 
 def test_everything_in_a_pool_without_nodes_is_stuck_until_one_comes() -> None:
     dispatcher = Dispatcher()
     submit(dispatcher, request("r", batch="b"), request("s", work(kind="judge"), seq=1, batch="b"))
-    told = survey(dispatcher.cluster)
-    assert (told.pools[0].stuck, told.stuck) == (2, {"b": 2})
+    found = survey(dispatcher.cluster)
+    assert (found.pools[0].stuck, found.stuck) == (2, {"b": 2})
     meet(dispatcher, "n")
     assert survey(dispatcher.cluster) == Backlog([PoolBacklog(CORES, 1, [Lack("judge", {"cores": 1}, 1)])], {"b": 1})
 
 
-def test_what_is_stuck_is_told_why() -> None:
+def test_stuck_work_has_a_reason() -> None:
     dispatcher = leading("n")
     submit(dispatcher, request("s", ALIEN))
     pools = survey(dispatcher.cluster).pools
@@ -62,12 +62,12 @@ def test_what_is_stuck_is_told_why() -> None:
     assert lacking("noop", {}, "slots@default") == "no node of class 'default' offers noop"
 
 
-def test_what_is_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher = Dispatcher()
     units = [{"cores": 1 + n % 5} for n in range(9)]
     submit(dispatcher, *(request(f"r{n}", work(units=one), seq=n, batch=f"b{n}") for n, one in enumerate(units)))
     submit(dispatcher, request("other", ALIEN, seq=9))
     monkeypatch.setattr(backlog, "MOST_REPORTED", 1)
-    told = survey(dispatcher.cluster)
-    assert (len(told.pools), len(told.pools[0].lacks), len(told.stuck)) == (1, 1, 1)
-    assert told.pools[0].waiting == 9
+    found = survey(dispatcher.cluster)
+    assert (len(found.pools), len(found.pools[0].lacks), len(found.stuck)) == (1, 1, 1)
+    assert found.pools[0].waiting == 9

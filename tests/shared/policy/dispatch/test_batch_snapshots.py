@@ -1,4 +1,4 @@
-"""What the planner is told of open batches: who waits for which stage, who holds units of it and since when."""
+"""Snapshots of open batches: requests that wait for each stage, and those that hold units of it, with the start."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def times(*values: float) -> array[float]:
     return array("d", values)
 
 
-def test_a_mesh_without_batches_has_nothing_to_tell() -> None:
+def test_a_mesh_without_batches_has_no_snapshots() -> None:
     dispatcher = leading("n", cores=1)
     submit(dispatcher, request("r"), request("s", seq=1))
     assert batch_snapshots(dispatcher.cluster) == {}
 
 
-def test_who_holds_units_runs_and_everybody_else_waits() -> None:
+def test_a_request_that_holds_units_runs_and_all_others_wait() -> None:
     dispatcher = leading("n", cores=2)
     arrivals = [1.0, 2.0, 3.0, 4.0]
     dispatcher.submitted(9.0, [request(f"b{at}", seq=at, at_s=at_s, batch="b") for at, at_s in enumerate(arrivals)])
@@ -31,7 +31,7 @@ def test_who_holds_units_runs_and_everybody_else_waits() -> None:
     }
 
 
-def test_each_stands_at_its_own_stage_and_an_answered_one_nowhere() -> None:
+def test_each_request_is_counted_at_its_own_stage_and_an_answered_one_nowhere() -> None:
     dispatcher = Dispatcher()
     host = node("n", {"cores": 3, "slots": 1})
     dispatcher.node_joined(0.0, host)
@@ -44,7 +44,7 @@ def test_each_stands_at_its_own_stage_and_an_answered_one_nowhere() -> None:
     }
 
 
-def test_what_only_the_store_says_to_be_granted_waits() -> None:
+def test_a_grant_that_only_the_store_reports_counts_as_waiting() -> None:
     dispatcher = Dispatcher()
     submit(dispatcher, request("b", batch="b"), request("c", seq=1, batch="c"))
     dispatcher.resumed(0.0, "b", 0, 1, [], "n")
@@ -53,7 +53,7 @@ def test_what_only_the_store_says_to_be_granted_waits() -> None:
     assert batch_snapshots(dispatcher.cluster)["b"] == BatchSnapshot([times()], [times(0.0, 0.0, -3.0)])
 
 
-def test_who_is_being_cancelled_holds_its_units_and_waits_for_nothing() -> None:
+def test_a_request_that_is_being_cancelled_holds_its_units_and_does_not_wait() -> None:
     dispatcher = leading("n", cores=1)
     submit(dispatcher, request("b", batch="b"), request("c", seq=1, batch="b"))
     dispatcher.resumed(0.0, "c", 0, 1, [], "gone")

@@ -1,4 +1,4 @@
-"""The floor: where lives stand, what is parked, what a newcomer's start is predicted to be; and deadlines."""
+"""Cluster state: actions between queues and nodes, and parked actions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def queue(
     return action
 
 
-# ---- where lives stand -----------------------------------------------------------------------------------------------
+# ---- queues and nodes ------------------------------------------------------------------------------------------------
 
 
 def test_nodes_belong_to_the_pools_of_their_class_by_name() -> None:
@@ -40,7 +40,7 @@ def test_nodes_belong_to_the_pools_of_their_class_by_name() -> None:
     assert [one.name for one in cluster.nodes.of(cluster.queues.pool(CORES))] == ["b"]
 
 
-def test_a_life_goes_from_queue_to_node_and_away_and_leaves_nothing() -> None:
+def test_an_action_goes_from_queue_to_node_and_away_and_leaves_nothing() -> None:
     cluster = cluster_with(node("n"))
     action = queue(cluster, "r", 2)
     cluster.check()
@@ -52,7 +52,7 @@ def test_a_life_goes_from_queue_to_node_and_away_and_leaves_nothing() -> None:
     assert (cluster.queues.pool(CORES).outside.units, cluster.queues.pool(CORES).queued_s) == (0, 0.0)
 
 
-def test_a_disowned_life_leaves_its_units_behind_and_a_dropped_node_takes_them_along() -> None:
+def test_an_orphan_keeps_its_units_taken_until_its_node_is_removed() -> None:
     cluster = cluster_with(node("n"))
     action = queue(cluster, "r", 3)
     schedule(cluster, 1.0)
@@ -89,7 +89,7 @@ def test_a_node_keeps_what_it_holds_of_the_newest_attempt(holding: HeldGrant, ta
 # ---- parking ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_no_node_can_take_is_parked_until_nodes_change() -> None:
+def test_work_that_no_node_can_take_is_parked_until_nodes_change() -> None:
     cluster = cluster_with(node("n", {"cores": 4}))
     wide = queue(cluster, "wide", 5, batch="b")
     queue(cluster, "narrow", 1, at=1)
@@ -107,7 +107,7 @@ def test_what_no_node_can_take_is_parked_until_nodes_change() -> None:
     assert wide.node == "w"
 
 
-def test_what_is_parked_can_be_taken_out() -> None:
+def test_parked_work_can_be_removed() -> None:
     cluster = cluster_with(node("n", {"cores": 4}))
     wide = queue(cluster, "wide", 5)
     schedule(cluster, 1.0)

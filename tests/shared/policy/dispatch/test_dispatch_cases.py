@@ -1,4 +1,4 @@
-"""Single histories without losses: stages, cancelling, the steps of a life."""
+"""Single histories without losses: stages, cancellations, transitions of an action."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_outcome_of_an_earlier_stage_changes_nothing() -> None:
     assert report(dispatcher, ended(grant), ended(grant, "lost")) == []
 
 
-def test_ids_that_are_known_are_passed_over() -> None:
+def test_known_ids_are_skipped() -> None:
     dispatcher = leading("n", cores=1)
     assert len(submit(dispatcher, request("r"), request("r"))) == 1
     assert submit(dispatcher, request("r")) == []
@@ -56,7 +56,7 @@ def test_ids_that_are_known_are_passed_over() -> None:
 # ---- cancelling ------------------------------------------------------------------------------------------------------
 
 
-def test_what_waits_is_cancelled_at_once_and_what_is_granted_when_its_node_confirms() -> None:
+def test_queued_work_is_cancelled_at_once_and_granted_work_when_its_node_confirms() -> None:
     dispatcher = leading("n", cores=1)
     (grant,) = submit(dispatcher, request("running"), request("waiting", seq=1))
     (answer,) = dispatcher.cancelled(1.0, "waiting", "enough")
@@ -78,7 +78,7 @@ def test_a_cancel_that_comes_too_late_returns_the_result() -> None:
 
 
 def test_a_stage_that_passes_while_its_request_is_cancelled_is_no_verdict_on_the_whole() -> None:
-    """It compiled; that is not `ok` of compile, run and judge."""
+    """A verdict on the compile stage alone is not a verdict on compile, run and judge."""
     dispatcher = leading("n")
     (grant,) = submit(dispatcher, request("r", *THREE))
     dispatcher.cancelled(1.0, "r", "enough")
@@ -88,7 +88,7 @@ def test_a_stage_that_passes_while_its_request_is_cancelled_is_no_verdict_on_the
 
 
 def test_nothing_of_a_batch_is_granted_while_it_is_cancelled() -> None:
-    """The head is wide; once it is gone those behind it would fit, but they are next."""
+    """The head needs many units. Without it, the requests behind it would fit, but they are cancelled next."""
     dispatcher = leading("n", cores=2)
     submit(dispatcher, request("other", work(timeout_s=1000.0)))
     wide = request("b-0", work(CORES, {"cores": 2}), batch="b")
@@ -116,10 +116,10 @@ def test_a_deadline_ends_waiting_and_running_work() -> None:
     assert (answer.ended, answer.reason) == ("expired", "its deadline came while it ran")
 
 
-# ---- lives -----------------------------------------------------------------------------------------------------------
+# ---- transitions -----------------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_the_table_does_not_have_tells_the_story() -> None:
+def test_a_transition_that_the_table_does_not_have_lists_the_past_states() -> None:
     action = ActionState(request("r"))
     action.move("granted")
     action.move("cancelling")
@@ -128,7 +128,7 @@ def test_a_step_that_the_table_does_not_have_tells_the_story() -> None:
     assert action.state == "cancelling"
 
 
-def test_only_the_current_attempt_is_said_to_run() -> None:
+def test_only_the_current_attempt_is_reported_as_running() -> None:
     dispatcher = leading("n")
     submit(dispatcher, request("r"))
     dispatcher.started(0.0, "r", 2)

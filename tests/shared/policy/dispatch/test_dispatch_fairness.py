@@ -1,4 +1,4 @@
-"""Who may pass whom, where lanes, tenants, memory and overdue work meet: histories that once let the wrong one pass."""
+"""Overtaking between lanes, tenants, memory and overdue work: histories in which the wrong action once overtook."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def end(dispatcher: Dispatcher, now: float, grant: Grant, seconds: float = 1.0) 
 
 
 def settled(dispatcher: Dispatcher, count: int) -> None:
-    """So many trajectories, t0 and on, each with an environment that rests."""
+    """Begin this many trajectories (t0, t1 ...), each with an idle environment."""
     for at in range(count):
         (first,) = granted(dispatcher, dispatcher.submitted(0.0, [act(f"first{at}", f"t{at}", 0.0)]))
         end(dispatcher, 0.0, first)
@@ -67,7 +67,7 @@ def test_the_order_of_a_pool_holds_over_its_lanes() -> None:
     assert [one.action for one in now_free] == ["bound0", "plain0", "plain1", "plain2"]
 
 
-def test_small_environments_do_not_pass_a_large_one_for_ever() -> None:
+def test_small_environments_do_not_overtake_a_large_one_forever() -> None:
     dispatcher = leading(64)
     small = [act(f"s{at}", f"s{at}", 0.0, memory=20) for at in range(4)]
     begun = granted(dispatcher, dispatcher.submitted(0.0, small))
@@ -93,7 +93,7 @@ def test_memory_that_a_large_environment_waits_for_is_kept_on_one_node_alone() -
     assert len(settled_there) == 1  # what begins no environment is not held up anywhere
 
 
-def test_what_fits_of_one_tenant_is_seen_behind_any_number_of_another_that_does_not() -> None:
+def test_work_that_fits_is_found_behind_any_amount_of_another_tenants_work() -> None:
     dispatcher = leading(4)
     (busy,) = granted(dispatcher, dispatcher.submitted(0.0, [request("busy", BUSY)]))
     wide = [request(f"wide{at}", work(units={"cores": 4}), at_s=1.0, seq=at) for at in range(200)]
@@ -104,8 +104,8 @@ def test_what_fits_of_one_tenant_is_seen_behind_any_number_of_another_that_does_
 
 
 @pytest.mark.parametrize("overdue", [1, 8])
-def test_nothing_waits_for_the_units_of_what_is_long_overdue(overdue: int) -> None:
-    """It was to take a second and has taken a hundred; what scales starts on the units that are free."""
+def test_nothing_waits_for_the_units_of_overdue_work(overdue: int) -> None:
+    """An action expected to take 1 s has taken 100 s; elastic work starts on the free units."""
     dispatcher = leading(32)
     dispatcher.submitted(
         0.0, [request(f"r{at}", replace(work(timeout_s=3600.0), duration_s=1.0)) for at in range(overdue)]
@@ -115,7 +115,7 @@ def test_nothing_waits_for_the_units_of_what_is_long_overdue(overdue: int) -> No
 
 
 def test_of_two_that_wait_for_more_of_a_node_one_keeps_its_units() -> None:
-    """The second one's reservation would begin now, for units that the first one waits for already."""
+    """The second reservation would begin now, for units that the first action already waits for."""
     dispatcher = leading(32)
     settled(dispatcher, 5)
     dispatcher.submitted(0.0, [request("busy", replace(work(units={"cores": 28}, timeout_s=60.0), duration_s=10.0))])
@@ -126,7 +126,7 @@ def test_of_two_that_wait_for_more_of_a_node_one_keeps_its_units() -> None:
     assert len(granted(dispatcher, dispatcher.submitted(3.0, tools))) == 4
 
 
-def test_who_is_evicted_keeps_the_turn() -> None:
+def test_an_evicted_action_keeps_its_turn() -> None:
     dispatcher = Dispatcher()
     dispatcher.cluster.elastic.waits_for_units = False
     dispatcher.cluster.elastic.rule = "paper"
@@ -143,7 +143,7 @@ def test_who_is_evicted_keeps_the_turn() -> None:
     assert order == ["a", "b", "c"]
 
 
-def test_what_begins_an_environment_needs_its_own_memory_beside_it() -> None:
+def test_an_action_that_begins_an_environment_needs_its_own_memory_too() -> None:
     dispatcher = leading(4, memory=100)
     own = replace(work(units={"cores": 1, "memory_mb": 60}, kind="act"), duration_s=1.0)
     assert granted(dispatcher, dispatcher.submitted(0.0, [act("too much", "t", 0.0, memory=50, done=own)])) == []
@@ -151,7 +151,7 @@ def test_what_begins_an_environment_needs_its_own_memory_beside_it() -> None:
     assert fits.action == "fits"
 
 
-def test_the_spread_of_what_scales_is_that_on_its_fewest_units() -> None:
+def test_the_spread_of_elastic_work_is_that_on_its_fewest_units() -> None:
     dispatcher = leading(16)
     for seconds in (700.0, 900.0, 800.0):
         dispatcher.cluster.durations.learned.learn(("ada", "t", "run scaled"), seconds)
@@ -169,7 +169,7 @@ def test_the_spread_of_what_scales_is_that_on_its_fewest_units() -> None:
     )
 
 
-def test_while_no_planner_lives_a_full_node_does_not_change_what_others_own() -> None:
+def test_without_a_planner_a_full_node_does_not_change_the_shares_of_others() -> None:
     dispatcher = leading(4, names=("a", "b", "c"))
     settled(dispatcher, 15)
     dispatcher.targeted(0.0, "cores@cpu", 4)
@@ -192,7 +192,7 @@ def test_while_no_planner_lives_a_full_node_does_not_change_what_others_own() ->
         assert not any(isinstance(one, SetShare) for one in commands)
 
 
-def test_pools_that_nobody_wants_anything_of_are_forgotten() -> None:
+def test_pools_without_demand_are_deleted() -> None:
     dispatcher = leading(4)
     strange = [request(f"r{at}", work("cores@nowhere" + str(at)), deadline_s=5.0, seq=at) for at in range(50)]
     dispatcher.submitted(0.0, strange)
@@ -208,7 +208,7 @@ def test_pools_that_nobody_wants_anything_of_are_forgotten() -> None:
 
 
 def widened() -> tuple[Dispatcher, Request, Grant, float]:
-    """A new leader that knows of a grant on many cores what the store says, and how long it lasts there."""
+    """A new leader, with a grant on many cores known from the store, and the duration there."""
     old = leading(16)
     asked = request("r", scaled(16, None))
     old.cluster.durations.learned.learn(("ada", "t", "run scaled"), 320.0)
@@ -221,14 +221,14 @@ def widened() -> tuple[Dispatcher, Request, Grant, float]:
     return new, asked, grant, NEARLY_LINEAR.duration(320.0, grant.units["cores"])
 
 
-def test_what_was_widened_is_expected_to_end_as_wide_as_it_is() -> None:
+def test_adopted_elastic_work_is_expected_to_end_by_its_granted_units() -> None:
     new, _, grant, lasts_s = widened()
     new.cluster.durations.learned.learn(("ada", "t", "run scaled"), 320.0)
     new.inventory_taken(0.0, "a", "1", {"r": HeldGrant(0, grant.attempt, 0.0, grant.units)})
     assert new.registry.actions["r"].expected_end_s == pytest.approx(lasts_s)
 
 
-def test_what_ended_before_the_nodes_account_is_learned_as_wide_as_it_was() -> None:
+def test_work_that_ended_before_the_inventory_is_learned_by_its_granted_units() -> None:
     new, _, grant, lasts_s = widened()
     ended = Ended("r", "a", grant.attempt, 0, "ok", True, 0.0, lasts_s, units=grant.units)
     (answer,) = [one for one in new.finished(40.0, [ended]) if isinstance(one, Answer)]
@@ -236,10 +236,10 @@ def test_what_ended_before_the_nodes_account_is_learned_as_wide_as_it_was() -> N
     assert new.cluster.durations.learned.single(("ada", "t", "run scaled")) == pytest.approx(320.0)
 
 
-# ---- refusing what would start too late ------------------------------------------------------------------------------
+# ---- rejection of late starts ----------------------------------------------------------------------------------------
 
 
-def test_newcomers_of_one_sort_share_the_count_of_what_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_requests_of_one_sort_share_the_count_of_granted_units(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher = leading(4)
     counted: list[str] = []
     count = StartPredictor._count

@@ -1,4 +1,4 @@
-"""Single histories of loss: attempts, nodes, units of what is not wanted, inventories, new leaders.
+"""Single histories of loss: attempts, nodes, units of orphans, inventories, new leaders.
 
 Most are turns that random histories have found to matter.
 """
@@ -26,10 +26,10 @@ def test_lost_attempts_are_repeated_within_bounds() -> None:
         grant = again
     (answer,) = report(dispatcher, ended(grant, "lost"))
     assert isinstance(answer, Answer)
-    assert (answer.ended, answer.reason) == ("sandbox-lost", "told; 3 attempts")
+    assert (answer.ended, answer.reason) == ("sandbox-lost", "reported; 3 attempts")
 
 
-def test_what_is_not_repeatable_ends_with_its_fate_unknown() -> None:
+def test_work_that_is_not_repeatable_ends_with_unknown_outcome() -> None:
     dispatcher = leading("n", "m")
     (grant,) = submit(dispatcher, request("r", work(repeatable=False)))
     (answer,) = dispatcher.node_lost(1.0, grant.node, "burnt")
@@ -46,14 +46,14 @@ def test_a_restarted_node_has_lost_what_it_held() -> None:
     assert grant.attempt == 2
 
 
-def test_a_second_hello_of_the_same_life_changes_nothing() -> None:
+def test_a_repeated_hello_changes_nothing() -> None:
     dispatcher = leading("n")
     submit(dispatcher, request("r"))
     assert dispatcher.node_joined(1.0, node("n")) == []
     assert dispatcher.registry.actions["r"].state == "granted"
 
 
-def test_a_node_that_offers_more_in_the_same_life_gets_what_waited_for_it() -> None:
+def test_a_node_that_offers_more_kinds_gets_the_work_that_waited_for_them() -> None:
     dispatcher = leading("n")
     assert submit(dispatcher, request("r", work(kind="act"))) == []
     (grant,) = dispatcher.node_joined(1.0, node("n", kinds="run act"))
@@ -63,8 +63,8 @@ def test_a_node_that_offers_more_in_the_same_life_gets_what_waited_for_it() -> N
     dispatcher.check()
 
 
-def test_nodes_that_fall_silent_together_are_granted_nothing_on_the_way() -> None:
-    """The work of the first to be missed must not be sent to the second, which is as dead."""
+def test_nodes_that_are_lost_together_are_granted_nothing_meanwhile() -> None:
+    """Work of the first lost node must not go to the second, which is lost too."""
     dispatcher = leading("m", "n", cores=2)
     submit(dispatcher, request("r"), request("s", work(repeatable=False), seq=1))
     commands = dispatcher.ticked(11.0)
@@ -73,7 +73,7 @@ def test_nodes_that_fall_silent_together_are_granted_nothing_on_the_way() -> Non
     assert dispatcher.registry.actions["r"].attempt == 1
 
 
-def test_a_node_taken_for_dead_gets_its_work_back() -> None:
+def test_a_node_that_was_counted_as_lost_gets_its_work_back() -> None:
     dispatcher = leading("n")
     (grant,) = submit(dispatcher, request("r"))
     dispatcher.node_lost(1.0, "n", "silent")
@@ -104,11 +104,11 @@ def test_anything_but_a_verdict_counts_for_the_current_attempt_alone(status: str
     assert report(dispatcher, ended(first, status)) == []
 
 
-# ---- units of what is not wanted any more ----------------------------------------------------------------------------
+# ---- units of orphans ------------------------------------------------------------------------------------------------
 
 
 def overtaken() -> tuple[Dispatcher, Grant, Grant]:
-    """Attempt 1 was thought lost and has brought the verdict; attempt 2 still executes on the only core there is."""
+    """Attempt 1 was counted as lost and reported the verdict; attempt 2 still executes on the only core."""
     dispatcher = leading("n", cores=1)
     (first,) = submit(dispatcher, request("r"))
     dispatcher.node_lost(1.0, "n", "silent")
@@ -136,8 +136,8 @@ def test_an_inventory_without_an_overtaken_attempt_frees_its_units() -> None:
     dispatcher.check()
 
 
-def test_what_a_node_holds_of_others_takes_its_units_until_it_has_ended() -> None:
-    """An answered action still executes there, as a new leader finds: no core of it is granted before it is gone."""
+def test_unknown_work_on_a_node_keeps_its_units_taken_until_its_end() -> None:
+    """A new leader finds an answered action still executing: its core is not granted before its end."""
     dispatcher = Dispatcher()
     submit(dispatcher, request("r"))
     assert meet(dispatcher, "n", {"gone": HeldGrant(0, 2, 9.0, {"cores": 1})}, cores=1) == [Revoke("gone", "n", 2)]
@@ -147,7 +147,7 @@ def test_what_a_node_holds_of_others_takes_its_units_until_it_has_ended() -> Non
 
 
 def test_an_action_never_holds_a_node_twice() -> None:
-    """Its next stage goes elsewhere, or waits, while an overtaken attempt of it is not yet gone."""
+    """Its next stage goes elsewhere, or waits, while an older attempt of it still executes."""
     dispatcher = leading("n", cores=4)
     (first,) = submit(dispatcher, request("r", work(name="compile"), work(name="run")))
     dispatcher.node_lost(1.0, "n", "silent")
@@ -163,15 +163,15 @@ def test_an_action_never_holds_a_node_twice() -> None:
 # ---- inventories -----------------------------------------------------------------------------------------------------
 
 
-def test_an_inventory_nobody_asked_for_changes_nothing() -> None:
+def test_an_inventory_that_was_not_requested_changes_nothing() -> None:
     dispatcher = leading("n")
     submit(dispatcher, request("r"))
     assert dispatcher.inventory_taken(1.0, "n", "1", {}) == []
     assert dispatcher.registry.actions["r"].state == "granted"
 
 
-def test_an_answer_to_an_earlier_question_does_not_lose_what_was_granted_since() -> None:
-    """Asked at 15.1 s, granted at 16, asked again at 30.2; the first answer, older than the grant, comes then."""
+def test_an_inventory_of_an_earlier_request_does_not_lose_newer_grants() -> None:
+    """Requested at 15.1 s, granted at 16, requested again at 30.2: the first inventory arrives, without it."""
     dispatcher = leading("n", cores=4)
     submit(dispatcher, request("stuck", work(timeout_s=0.0)))
     beat(dispatcher, 15.1)
@@ -187,8 +187,8 @@ def test_an_answer_to_an_earlier_question_does_not_lose_what_was_granted_since()
     assert again.attempt == 2
 
 
-def test_an_answer_from_before_a_silence_does_not_speak_of_what_was_granted_since() -> None:
-    """Asked at 15.1 s, granted `r` at 16, silent, met again at 40: first comes the answer of 15.1, without `r`."""
+def test_an_inventory_from_before_a_silence_does_not_lose_newer_grants() -> None:
+    """Requested at 15.1 s, `r` granted at 16, silence, hello at 40: the inventory of 15.1 arrives, without `r`."""
     dispatcher = leading("n", cores=4)
     stuck = {"stuck": HeldGrant(0, 1, 30.0)}
     submit(dispatcher, request("stuck", work(timeout_s=0.0)))
@@ -207,7 +207,7 @@ def test_an_answer_from_before_a_silence_does_not_speak_of_what_was_granted_sinc
     dispatcher.check()
 
 
-def test_a_grant_without_outcome_is_asked_after_and_tried_again() -> None:
+def test_a_grant_without_outcome_is_checked_by_an_inventory_and_retried() -> None:
     dispatcher = leading("n")
     submit(dispatcher, request("r", work(timeout_s=5.0)))
     for now in (10.0, 20.0):
@@ -234,7 +234,7 @@ def resumed(stage: int, attempt: int, where: str, *, repeatable: bool = True) ->
     return dispatcher
 
 
-def test_a_new_leader_gives_marked_work_to_nobody_before_its_node_has_spoken() -> None:
+def test_a_new_leader_grants_marked_work_nowhere_before_its_nodes_inventory() -> None:
     dispatcher = resumed(1, 1, "n")
     assert meet(dispatcher, "m") == [], "it may run on n"
     assert meet(dispatcher, "n", {"r": HeldGrant(1, 1, 3.0)}) == []
@@ -243,7 +243,7 @@ def test_a_new_leader_gives_marked_work_to_nobody_before_its_node_has_spoken() -
     assert [act.name for act in answer.acts] == ["compile", "run"]
 
 
-def test_a_new_leader_tries_again_what_its_node_no_longer_has() -> None:
+def test_a_new_leader_retries_work_that_its_node_no_longer_has() -> None:
     dispatcher = resumed(1, 1, "n")
     (grant,) = meet(dispatcher, "n")
     assert isinstance(grant, Grant)
@@ -270,8 +270,8 @@ def test_marked_work_of_a_node_that_does_not_come_back_runs_elsewhere() -> None:
     assert (grant.node, grant.attempt) == ("m", 2)
 
 
-def test_hellos_of_two_lives_read_together_do_not_lose_what_the_newer_one_holds() -> None:
-    """A new leader reads both; the mark names the node, and the grant was to its second life."""
+def test_hellos_of_two_incarnations_read_together_do_not_lose_work_of_the_newer() -> None:
+    """A new leader reads both; the stored grant names the node, and was sent to its second incarnation."""
     dispatcher = resumed(0, 1, "n", repeatable=False)
     dispatcher.node_joined(0.0, node("n", incarnation="1"))
     assert dispatcher.node_joined(0.0, node("n", incarnation="2")) == [AskInventory("n")]
@@ -280,7 +280,7 @@ def test_hellos_of_two_lives_read_together_do_not_lose_what_the_newer_one_holds(
     assert dispatcher.registry.actions["r"].allocated
 
 
-def test_an_older_attempt_is_not_taken_back() -> None:
+def test_an_older_attempt_is_not_adopted() -> None:
     """Attempt 2 was granted to m; what n still executes is revoked, and its core is not granted meanwhile."""
     dispatcher = resumed(0, 2, "m")
     assert meet(dispatcher, "n", {"r": HeldGrant(0, 1, 9.0)}, cores=1) == [Revoke("r", "n", 1)]
@@ -288,7 +288,7 @@ def test_an_older_attempt_is_not_taken_back() -> None:
 
 
 @pytest.mark.parametrize(("deadline_s", "fate"), [(0.5, "expired"), (1e6, "cancelled")])
-def test_a_cancellation_that_a_former_leader_asked_for_is_answered_by_its_cause(deadline_s: float, fate: str) -> None:
+def test_a_cancellation_by_a_former_leader_is_answered_by_its_cause(deadline_s: float, fate: str) -> None:
     dispatcher = Dispatcher()
     submit(dispatcher, request("r", deadline_s=deadline_s))
     dispatcher.resumed(0.0, "r", 0, 1, [], "n")

@@ -1,4 +1,4 @@
-"""The dispatcher in a world where everything fails, under the laws that a bystander would hold it to."""
+"""The dispatcher under random failures of everything, checked by laws that need no knowledge of its internals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CORES = frozenset({"cores"})
 POOLS = (strategies.CORES, strategies.SLOTS, strategies.CHUNKS)
 
 picks = st.integers(0, 7)
-"""Which of a changing number of things, modulo their number."""
+"""Index into a list of changing length, modulo the length."""
 
 endings = st.sampled_from(
     [("ok", True), ("ok", None), ("ok", False), ("timeout", None), ("lost", None), ("lost", None), ("refused", None)]
@@ -26,7 +26,7 @@ endings = st.sampled_from(
 
 
 def hosts() -> dict[str, Host]:
-    """Two CPU hosts, one of which judges, and a GPU host."""
+    """Two CPU hosts, one of which offers `judge`, and a GPU host."""
     some = (
         Host("a", "cpu", {"cores": 4, "memory": 8, "slots": 4}, frozenset({"run", "act", "runtime"}), prefetches=CORES),
         Host(
@@ -96,7 +96,7 @@ class Mesh(RuleBasedStateMachine):
         standing = [(host, name) for host in self.world.hosts.values() if host.alive for name in host.environments]
         if standing:
             host, name = standing[pick % len(standing)]
-            self.world.close_home(host, name, ended)
+            self.world.end_environment(host, name, ended)
 
     @precondition(lambda self: any(host.runs for host in self.world.hosts.values()))
     @rule(pick=picks, status=st.sampled_from(["lost", "refused", "postponed"]))
@@ -104,7 +104,7 @@ class Mesh(RuleBasedStateMachine):
         making = [(host, run) for host in self.world.hosts.values() for run in host.runs.values() if run.grant.begins]
         if making:
             host, run = making[pick % len(making)]
-            self.world.end(host, run, "cancelled" if run.revoked else status, stands=False)
+            self.world.end(host, run, "cancelled" if run.revoked else status, exists=False)
 
     @precondition(lambda self: self.world.journal)
     @rule(pick=picks)
@@ -150,7 +150,7 @@ class Mesh(RuleBasedStateMachine):
 
     @rule(patience=st.booleans())
     def work_goes_well(self, patience: bool) -> None:
-        """All hosts execute what they have read, and the leader hears of it, at once or later."""
+        """All hosts execute what they have read, and the leader reads the outcomes, at once or later."""
         self.grants_arrive()
         for host in self.world.hosts.values():
             for run in list(host.runs.values()):
@@ -183,7 +183,7 @@ class Mesh(RuleBasedStateMachine):
 
     @rule(pick=picks)
     def cut_off_or_rejoin(self, pick: int) -> None:
-        self.host(pick).heard ^= True
+        self.host(pick).reachable ^= True
 
     @rule(pick=picks)
     def started(self, pick: int) -> None:
@@ -231,7 +231,7 @@ class Mesh(RuleBasedStateMachine):
         self.world.leader.check()
         self.world.check_shares()
         self.world.check_backlog()
-        self.world.check_standings()
+        self.world.check_snapshots()
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

@@ -1,4 +1,4 @@
-"""Long, dense histories by weighted chance: what the shrinking machine reaches seldom, under the same laws.
+"""Long, dense histories by weighted chance: states that the shrinking machine reaches seldom, under the same laws.
 
 Each seed is a history of its own; together they must have seen every way to be answered, or they prove too little.
 """
@@ -72,7 +72,7 @@ ARGUMENTS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
 
 
 def rush(rng: random.Random) -> list[dict[str, Any]]:
-    """Many small ones, as far as they are: most can be granted ahead."""
+    """Many small requests: most can be prefetched."""
     return [
         {**draft, "stages": (work(kind=rng.choice(["run", "judge"])),)} if rng.random() < 0.9 else draft
         for draft in drafts(rng) + drafts(rng)
@@ -100,7 +100,7 @@ def possible(rule: str, mesh: Mesh) -> bool:
 
 
 def history(seed: int, arguments: dict[str, Callable[[random.Random], dict[str, Any]]]) -> Counter[str]:
-    """One history; what it has seen."""
+    """Run one history and return its counts."""
     rng = random.Random(seed)
     mesh = Mesh()
     mesh.begin()

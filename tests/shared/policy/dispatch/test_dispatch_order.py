@@ -1,4 +1,4 @@
-"""Who goes first: earliest batch first, age, reservation and backfill, tenants by weight."""
+"""Order of grants: earliest batch first, age, reservation and backfill, tenants by weight."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_earliest_batch_is_served_first_whatever_the_submission_order(arriva
 
 
 def join(clockwork: Clockwork, cores: int) -> None:
-    """A node joins when everything waits already."""
+    """A node joins after all submissions."""
     joining = node("n", {"cores": cores})
     clockwork.do(clockwork.dispatcher.node_joined(clockwork.now, joining))
     clockwork.do(clockwork.dispatcher.inventory_taken(clockwork.now, "n", joining.incarnation, {}))
@@ -85,7 +85,7 @@ def test_a_later_stage_keeps_the_place_of_its_batch() -> None:
 
 @pytest.mark.parametrize("bound_s", [60.0, 3600.0])
 def test_a_stream_of_newer_requests_never_starves_an_older_one(bound_s: float) -> None:
-    """The old batch asks for 1e5 s of timeouts; each newer one for a second. The bound makes age win."""
+    """The old batch has timeouts of 1e5 s, each newer one of a second. Age wins because of the bound."""
     dispatcher = Dispatcher()
     dispatcher.cluster.queues.batches.bound_s = bound_s
     clockwork = Clockwork([node("n", {"cores": 1})], lambda _: 10.0, dispatcher)
@@ -122,7 +122,7 @@ def test_a_big_head_is_not_starved_by_small_work_whatever_is_predicted(
 # ---- backfill --------------------------------------------------------------------------------------------------------
 
 
-def test_only_what_ends_before_the_reservation_passes_a_blocked_head() -> None:
+def test_only_work_that_ends_before_the_reservation_overtakes_a_blocked_head() -> None:
     """Two cores run until 10. The head needs three of four; two are free."""
     clockwork = Clockwork([node("n", {"cores": 4})], lambda one: one.stages[0].timeout_s / 10)
     clockwork.submit(request("running", work(CORES, {"cores": 2}, timeout_s=100.0), task="running"))
@@ -135,8 +135,8 @@ def test_only_what_ends_before_the_reservation_passes_a_blocked_head() -> None:
     assert clockwork.started["long"] == 10.0
 
 
-def test_what_is_reserved_on_one_node_does_not_idle_another() -> None:
-    """The head can only run on `judges`; the node that does not offer its kind goes on with long work."""
+def test_a_reservation_on_one_node_does_not_idle_another() -> None:
+    """The head can only run on `judges`; the node that does not offer its kind continues with long work."""
     nodes = [node("judges", {"cores": 1}, kinds="judge run"), node("plain", {"cores": 1})]
     clockwork = Clockwork(nodes, lambda _: 5.0)
     judge = work(kind="judge", timeout_s=1.0)
@@ -147,7 +147,7 @@ def test_what_is_reserved_on_one_node_does_not_idle_another() -> None:
 
 
 def test_a_head_waits_for_all_of_its_resources_and_reserves_them_all() -> None:
-    """Cores are free, memory is not: what needs memory and ends too late must not pass, whatever its pool."""
+    """Cores are free, memory is not: work that needs memory and ends too late must not overtake, whatever its pool."""
     roomy = node("n", {"cores": 4, "slots": 4, "leases": 4, "memory": 8})
     clockwork = Clockwork([roomy], lambda one: one.stages[0].timeout_s / 10)
     clockwork.submit(request("running", work(CORES, {"cores": 1, "memory": 6}, timeout_s=100.0), task="running"))
@@ -159,8 +159,8 @@ def test_a_head_waits_for_all_of_its_resources_and_reserves_them_all() -> None:
     assert clockwork.started["head"] == 10.0
 
 
-def test_a_head_waits_for_what_other_pools_hold() -> None:
-    """All that keeps the head waiting was granted through another pool: its end is counted, so nothing passes."""
+def test_a_head_waits_for_units_that_other_pools_hold() -> None:
+    """The head waits for work granted through another pool: its end counts, so nothing overtakes."""
     clockwork = Clockwork([node("n", {"cores": 4, "slots": 4})], lambda one: one.stages[0].timeout_s / 10)
     clockwork.submit(request("running", work(SLOTS, {"slots": 1, "cores": 2}, timeout_s=100.0), task="running"))
     clockwork.submit(request("head", work(CORES, {"cores": 4}, timeout_s=1.0), task="head"))
@@ -171,7 +171,7 @@ def test_a_head_waits_for_what_other_pools_hold() -> None:
     assert clockwork.started["head"] == 10.0
 
 
-def test_work_that_no_node_can_take_does_not_stand_in_the_way() -> None:
+def test_work_that_no_node_can_take_does_not_block_the_queue() -> None:
     clockwork = Clockwork([node("n", {"cores": 1})], lambda _: 1.0)
     clockwork.submit(request("running"))
     alien = work(kind="cobol", timeout_s=0.1)

@@ -1,4 +1,4 @@
-"""What nodes are told to own, and what is refused at the door because it would start too late."""
+"""Shares that nodes own, and requests rejected because they would start too late."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def nodes(*cores: int) -> list[Node]:
 # ---- shares ----------------------------------------------------------------------------------------------------------
 
 
-def test_before_the_planner_speaks_everything_is_used_and_nobody_is_told() -> None:
+def test_before_the_first_target_all_units_are_used_and_no_share_is_sent() -> None:
     clockwork = Clockwork(nodes(2, 2), lambda _: 1.0)
     clockwork.submit(*(request(f"a{at}", seq=at) for at in range(6)))
     assert len(clockwork.started) == 4
@@ -91,8 +91,8 @@ def test_work_outside_batches_grows_the_share_at_once_and_shrinks_it_after_the_l
     assert owned(clockwork) == 2
 
 
-def test_a_node_that_is_met_is_told_its_share_even_when_it_is_all_it_has() -> None:
-    """A former leader may have told it otherwise."""
+def test_a_node_receives_its_share_even_if_that_is_its_whole_capacity() -> None:
+    """A former leader may have set another share."""
     clockwork = Clockwork(nodes(4), lambda _: 1.0)
     commands = clockwork.dispatcher.targeted(0.0, CORES, 9)
     assert commands == [SetShare("n0", "cores", 4)]
@@ -116,10 +116,10 @@ widths = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["", "b"])), min_
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(0, 9), widths)
-def test_while_no_planner_lives_nothing_queues_for_want_of_a_target(
+def test_without_a_planner_nothing_queues_because_a_target_is_missing(
     cores: list[int], target: int, jobs: list[tuple[int, str]]
 ) -> None:
-    """Whatever the target, work starts when it would where everything is owned."""
+    """Whatever the target, work starts as early as if all units were owned."""
 
     def starts(target: int | None) -> dict[str, float]:
         clockwork = Clockwork(nodes(*cores), lambda _: 1.0)
@@ -153,7 +153,7 @@ def test_without_a_planner_a_batch_runs_on_all_its_work_takes_and_then_on_its_ta
     assert owned(clockwork) == 1, "targets rule again"
 
 
-def test_without_a_planner_units_go_when_their_work_has_gone_for_a_while() -> None:
+def test_without_a_planner_units_are_released_some_time_after_their_work() -> None:
     dispatcher = Dispatcher(linger_s=10.0)
     clockwork = Clockwork(nodes(8), lambda _: 1.0, dispatcher)
     clockwork.do(dispatcher.targeted(0.0, CORES, 2))
@@ -166,7 +166,7 @@ def test_without_a_planner_units_go_when_their_work_has_gone_for_a_while() -> No
     assert owned(clockwork) == 2, "the target stays what it was"
 
 
-def test_before_a_planner_has_ever_spoken_its_silence_changes_nothing() -> None:
+def test_without_any_target_an_absent_planner_changes_nothing() -> None:
     clockwork = Clockwork(nodes(2), lambda _: 1.0)
     clockwork.do(clockwork.dispatcher.planned(0.0, planned=False))
     clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(3)))
@@ -199,10 +199,10 @@ def ready(cores: int) -> Dispatcher:
     st.floats(-5.0, 5.0),
     st.booleans(),
 )
-def test_what_could_start_at_once_is_never_refused(
+def test_a_request_that_could_start_at_once_is_never_rejected(
     cores: int, before: list[int], units: int, start_by_s: float, in_batch: bool
 ) -> None:
-    """Whatever waits already: if the newcomer is granted by the same step when nobody asks when, it is not refused."""
+    """A new request that would be granted at once without `start_by_s` is not rejected, whatever waits."""
 
     def fate(start_by: float | None) -> str:
         dispatcher = ready(cores)
@@ -220,8 +220,8 @@ def test_what_could_start_at_once_is_never_refused(
     assert asking == "Grant" if freely == "Grant" else asking in ("Answer", "queued")
 
 
-def test_a_newcomer_is_refused_when_the_backlog_says_that_it_would_start_too_late() -> None:
-    """Two cores, ten requests of an expected 1 s each: the last starts after 4 s, so a newcomer after 5 s."""
+def test_a_request_whose_predicted_start_is_too_late_is_rejected() -> None:
+    """Two cores, ten requests of an expected 1 s each: the last starts after 4 s, so a new request after 5 s."""
     dispatcher = ready(2)
     dispatcher.submitted(0.0, [request(f"a{at}", seq=at) for at in range(10)])
     (refused,) = dispatcher.submitted(0.0, [request("hasty", work(timeout_s=20.0), seq=10, start_by_s=4.9)])
@@ -233,7 +233,7 @@ def test_a_newcomer_is_refused_when_the_backlog_says_that_it_would_start_too_lat
 
 
 def test_one_burst_of_slow_programs_does_not_close_the_pool_to_those_after_it() -> None:
-    """Programs of a task met their limit of 20 s; its next hundred wait for two cores, and have 60 s to start."""
+    """Programs of a task reached their limit of 20 s; its next hundred wait for two cores, and have 60 s to start."""
     dispatcher = ready(2)
     for at in range(20):
         now = 20.0 * at
@@ -254,7 +254,7 @@ def test_one_burst_of_slow_programs_does_not_close_the_pool_to_those_after_it() 
     assert isinstance(refused, Answer), "six that are declared to take 20 s each are ahead"
 
 
-def test_only_what_goes_first_delays_a_newcomer() -> None:
+def test_only_work_that_goes_first_delays_a_new_request() -> None:
     """A thousand requests of a batch that is expected later do not make an urgent one too late."""
     dispatcher = ready(1)
     dispatcher.submitted(0.0, [request(f"b{at}", work(timeout_s=100.0), seq=at, batch="b") for at in range(1000)])
@@ -262,8 +262,8 @@ def test_only_what_goes_first_delays_a_newcomer() -> None:
     assert "urgent" in dispatcher.registry.actions
 
 
-def test_a_refusal_lets_those_behind_it_pass() -> None:
-    """A wide newcomer that is refused leaves no reservation behind."""
+def test_a_rejection_leaves_no_reservation() -> None:
+    """A rejected request for many units leaves no reservation."""
     dispatcher = ready(2)
     dispatcher.submitted(0.0, [request("running", work(timeout_s=1000.0))])
     wide = request("wide", work(CORES, {"cores": 2}, timeout_s=0.1), seq=1, start_by_s=1.0)
@@ -272,8 +272,8 @@ def test_a_refusal_lets_those_behind_it_pass() -> None:
     assert [type(one) for one in commands] == [Answer, Grant]
 
 
-def test_a_new_leader_refuses_nothing_before_a_node_has_spoken() -> None:
-    """What it reads from the journal may run already, begun in time under its predecessor."""
+def test_a_new_leader_rejects_nothing_before_an_inventory() -> None:
+    """Requests in the journal may run already, started in time under the former leader."""
     dispatcher = Dispatcher()
     assert dispatcher.submitted(100.0, [request("running", start_by_s=10.0)]) == []
     dispatcher.resumed(100.0, "running", 0, 1, [], "n0")

@@ -1,4 +1,4 @@
-"""Where the time of an answer went: queueing before its last attempt began, execution, and nothing twice."""
+"""Times of an answer: queueing before its last attempt began, execution, and nothing counted twice."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ TWO = (work(name="compile"), work(name="run"))
 
 
 def end(status: str, *, queue_s: float, execution_s: float, attempt: int = 1, stage: int = 0) -> Ended:
-    return Ended("r", "n", attempt, stage, status, None, queue_s, execution_s, "told")
+    return Ended("r", "n", attempt, stage, status, None, queue_s, execution_s, "reported")
 
 
 def times(commands: list[Command]) -> tuple[float, float]:
-    """Of the one answer: (queueing, execution), all in all."""
+    """Return (queueing, execution) of the only answer, summed over its stages."""
     (answer,) = (one for one in commands if isinstance(one, Answer))
     queue_s = sum(act.queue_s for act in answer.acts) + answer.queue_s
     return queue_s, sum(act.execution_s for act in answer.acts) + answer.execution_s
 
 
-def test_what_expires_in_the_queue_has_queued_all_the_time() -> None:
+def test_a_request_that_expires_in_the_queue_has_only_queued() -> None:
     dispatcher = leading("n", cores=1)
     submit(dispatcher, request("other"), request("r", seq=1, deadline_s=3.5))
     beat(dispatcher, 3.75)
     assert times(dispatcher.ticked(3.75)) == (3.75, 0.0)
 
 
-def test_what_would_start_too_late_has_queued_until_that_was_said() -> None:
+def test_a_request_rejected_as_too_late_has_only_queued() -> None:
     dispatcher = leading("n", cores=1)
     submit(dispatcher, request("other", work(timeout_s=100.0)))
     assert times(dispatcher.submitted(0.5, [request("r", at_s=0.25, start_by_s=2.0)])) == (0.25, 0.0)
 
 
 @pytest.mark.parametrize("status", ["cancelled", "refused"])
-def test_an_attempt_that_was_cut_counts_as_its_node_tells_it(status: str) -> None:
+def test_an_attempt_that_was_cut_short_counts_as_its_node_reports_it(status: str) -> None:
     dispatcher = leading("n")
     dispatcher.submitted(1.0, [request("r")])
     if status == "cancelled":
@@ -46,20 +46,20 @@ def test_an_attempt_that_was_cut_counts_as_its_node_tells_it(status: str) -> Non
     assert times(dispatcher.finished(3.5, [end(status, queue_s=0.25, execution_s=2.0)])) == (1.25, 2.0)
 
 
-def test_what_its_node_took_along_executed_since_it_was_heard_to_start() -> None:
+def test_work_of_a_lost_node_has_executed_since_its_reported_start() -> None:
     dispatcher = leading("n")
     dispatcher.submitted(1.0, [request("r", work(repeatable=False))])
     dispatcher.started(1.5, "r", 1)
     assert times(dispatcher.node_lost(4.0, "n", "burnt")) == (1.5, 2.5)
 
 
-def test_what_was_lost_before_it_was_heard_to_start_has_queued() -> None:
+def test_work_lost_before_its_reported_start_has_queued() -> None:
     dispatcher = leading("n")
     dispatcher.submitted(1.0, [request("r", work(repeatable=False))])
     assert times(dispatcher.node_lost(4.0, "n", "burnt")) == (4.0, 0.0)
 
 
-def test_what_is_lost_while_it_is_cancelled_has_executed_until_then() -> None:
+def test_work_lost_while_it_is_cancelled_has_executed_until_then() -> None:
     dispatcher = leading("n")
     dispatcher.submitted(1.0, [request("r")])
     dispatcher.started(1.5, "r", 1)
@@ -76,7 +76,7 @@ def test_lost_attempts_are_queueing_of_the_one_that_counts() -> None:
     assert times(dispatcher.finished(7.5, [end("ok", queue_s=0.25, execution_s=2.0, attempt=2)])) == (5.25, 2.0)
 
 
-def test_a_stage_that_was_cut_is_counted_after_those_that_have_a_verdict() -> None:
+def test_a_stage_that_was_cut_short_is_counted_after_those_with_a_verdict() -> None:
     dispatcher = leading("n")
     dispatcher.submitted(1.0, [request("r", *TWO, at_s=1.0)])
     dispatcher.finished(3.0, [end("ok", queue_s=0.5, execution_s=1.0)])
@@ -105,13 +105,13 @@ def test_an_execution_that_lies_before_the_takeover_is_not_queueing_as_well() ->
     assert (queue_s, execution_s) == (6.125, 0.5)
 
 
-def test_what_earlier_stages_took_is_not_queueing_of_the_next_one() -> None:
+def test_times_of_earlier_stages_are_not_queueing_of_the_next_one() -> None:
     dispatcher = resumed(6.5, stage=1)
     queue_s, execution_s = times(dispatcher.finished(6.75, [end("ok", queue_s=0.0, execution_s=0.5, stage=1)]))
     assert (queue_s, execution_s) == (1.0 + 3.25, 2.0 + 0.5)
 
 
-def test_what_a_new_leader_found_executing_did_so_since_its_node_says() -> None:
+def test_adopted_work_has_executed_since_the_start_its_node_reports() -> None:
     dispatcher = resumed(6.0)
     dispatcher.cancelled(6.0, "r", "enough")
     assert dispatcher.node_joined(6.0, node("n")) == [AskInventory("n")]
@@ -120,7 +120,7 @@ def test_what_a_new_leader_found_executing_did_so_since_its_node_says() -> None:
 
 
 def test_a_verdict_of_an_older_attempt_is_not_counted_from_the_newest_grant() -> None:
-    """Granted on n at 0, taken for lost at 5, granted again; n's verdict of 4.5 s comes at 6."""
+    """Granted on n at 0, counted as lost at 5, granted again; n's verdict of 4.5 s arrives at 6."""
     dispatcher = leading("n")
     dispatcher.submitted(0.0, [request("r")])
     dispatcher.node_lost(5.0, "n", "silent")

@@ -1,4 +1,4 @@
-"""Trajectories at the dispatcher: where they live, when they act, how they end."""
+"""Trajectories at the dispatcher: placements, turns of their actions, ends."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def answers(commands: list[Command]) -> dict[str, str]:
     return {one.action: one.ended for one in commands if isinstance(one, Answer)}
 
 
-def test_the_first_action_goes_where_the_least_share_of_memory_is_taken() -> None:
+def test_the_first_action_goes_to_the_node_with_the_least_share_of_memory_taken() -> None:
     dispatcher = leading(host("a", cores=16, memory=100), host("b", cores=4, memory=1000))
     assert grants(submit(dispatcher, act("r0", "t0", memory=50))) == [("r0", "b", True)]
     assert grants(submit(dispatcher, act("r1", "t1", memory=40, seq=1))) == [("r1", "b", True)]
     assert grants(submit(dispatcher, act("r2", "t2", memory=1, seq=2))) == [("r2", "a", True)]
 
 
-def test_later_actions_go_where_the_environment_is_one_at_a_time_in_order() -> None:
+def test_later_actions_go_to_the_node_of_the_environment_one_at_a_time_in_order() -> None:
     dispatcher = leading(host("a"), host("b"))
     (first,) = submit(dispatcher, act("r0"), act("r1", seq=1), act("r2", seq=2))
     assert grants([first]) == [("r0", "a", True)]
@@ -97,7 +97,7 @@ def test_an_action_of_a_busy_node_s_environment_waits_though_another_node_is_fre
     assert grants(more) == ([] if node == "a" else [("r1", "a", False)])
 
 
-def test_memory_is_held_until_the_node_says_that_the_environment_has_ended() -> None:
+def test_memory_is_held_until_the_node_reports_the_end_of_the_environment() -> None:
     dispatcher = leading(host("a", memory=20))
     (first,) = submit(dispatcher, act("r0", "t0", memory=20))
     end(dispatcher, first)
@@ -109,7 +109,7 @@ def test_memory_is_held_until_the_node_says_that_the_environment_has_ended() -> 
     assert ForgetTrajectory("t0", "closed", "the trajectory was closed") in commands
 
 
-def test_what_waits_for_memory_holds_nothing_else_up() -> None:
+def test_work_that_waits_for_memory_delays_nothing_else() -> None:
     dispatcher = leading(host("a", memory=20))
     (first,) = submit(dispatcher, act("r0", "t0", memory=20))
     end(dispatcher, first)
@@ -119,7 +119,7 @@ def test_what_waits_for_memory_holds_nothing_else_up() -> None:
     assert grants(submit(dispatcher, act("r1", "t0", seq=301))) == [("r1", "a", False)]
 
 
-def test_closing_cancels_what_waits_and_revokes_what_acts() -> None:
+def test_closing_cancels_queued_actions_and_revokes_running_ones() -> None:
     dispatcher = leading(host("a"))
     (first,) = submit(dispatcher, act("r0"), act("r1", seq=1))
     commands = dispatcher.trajectory_closed(1.0, "t")
@@ -131,7 +131,7 @@ def test_closing_cancels_what_waits_and_revokes_what_acts() -> None:
     assert dispatcher.cluster.nodes.present["a"].used == {"cores": 0, "memory_mb": 0}
 
 
-def test_an_environment_that_could_not_be_made_may_begin_anew_elsewhere() -> None:
+def test_an_environment_that_could_not_be_created_may_begin_elsewhere() -> None:
     dispatcher = leading(host("a", memory=101), host("b"))
     (first,) = submit(dispatcher, act("r0"))
     assert grants([first]) == [("r0", "a", True)]
@@ -149,7 +149,7 @@ def test_an_action_that_was_lost_in_an_environment_is_not_repeated_and_the_next_
     assert grants(commands) == [("r1", "a", False)]
 
 
-def test_with_its_environment_everything_that_waits_for_it_is_lost() -> None:
+def test_actions_that_wait_for_a_lost_environment_are_lost() -> None:
     dispatcher = leading(host("a"))
     (first,) = submit(dispatcher, act("r0"), act("r1", seq=1), act("r2", seq=2))
     commands = dispatcher.environment_ended(1.0, "a", "1", "t", "lost", "its container was killed")
@@ -158,7 +158,7 @@ def test_with_its_environment_everything_that_waits_for_it_is_lost() -> None:
     assert answers(end(dispatcher, first, "lost")) == {"r0": "environment-lost"}
 
 
-def test_a_node_that_comes_back_with_an_environment_goes_on_with_it_and_without_it_says_so() -> None:
+def test_a_node_that_comes_back_continues_its_environment_or_reports_its_loss() -> None:
     dispatcher = leading(host("a"))
     for name in ("kept", "gone"):
         (first,) = submit(dispatcher, act(f"{name}0", name))
@@ -173,7 +173,7 @@ def test_a_node_that_comes_back_with_an_environment_goes_on_with_it_and_without_
     assert dispatcher.cluster.nodes.present["a"].used["memory_mb"] == 10
 
 
-def test_environments_of_a_node_that_stays_away_are_lost_after_a_while_and_not_before() -> None:
+def test_environments_of_an_absent_node_are_lost_after_a_while_and_not_before() -> None:
     dispatcher = leading(host("a"))
     (first,) = submit(dispatcher, act("r0"))
     end(dispatcher, first)
@@ -184,16 +184,16 @@ def test_environments_of_a_node_that_stays_away_are_lost_after_a_while_and_not_b
     assert answers(dispatcher.ticked(6.1 + dispatcher.placement_lost_s)) == {"r1": "environment-lost"}
 
 
-def test_an_environment_that_nobody_knows_is_closed_and_its_memory_taken_until_then() -> None:
+def test_an_unknown_environment_is_closed_and_its_memory_taken_until_then() -> None:
     dispatcher = Dispatcher()
     dispatcher.node_joined(0.0, host("a", memory=20))
-    commands = dispatcher.inventory_taken(0.0, "a", "1", {}, {"stray": {"memory_mb": 15}})
-    assert commands == [CloseEnvironment("a", "stray")]
+    commands = dispatcher.inventory_taken(0.0, "a", "1", {}, {"orphan": {"memory_mb": 15}})
+    assert commands == [CloseEnvironment("a", "orphan")]
     assert submit(dispatcher, act("r0")) == []
-    assert grants(dispatcher.environment_ended(1.0, "a", "1", "stray", "closed", "")) == [("r0", "a", True)]
+    assert grants(dispatcher.environment_ended(1.0, "a", "1", "orphan", "closed", "")) == [("r0", "a", True)]
 
 
-def test_a_new_leader_goes_on_where_the_store_says_that_a_trajectory_lives() -> None:
+def test_a_new_leader_continues_at_the_stored_placement() -> None:
     dispatcher = Dispatcher()
     dispatcher.trajectory_ended("over", "it was idle")
     dispatcher.trajectory_placed("t", "b", {"memory_mb": 10})
@@ -204,7 +204,7 @@ def test_a_new_leader_goes_on_where_the_store_says_that_a_trajectory_lives() -> 
     assert grants(dispatcher.inventory_taken(0.0, "b", "1", {}, {"t": {"memory_mb": 10}})) == [("r1", "b", False)]
 
 
-def test_cores_are_owned_on_the_node_where_a_trajectory_lives_even_when_the_planner_wants_none() -> None:
+def test_cores_are_owned_on_the_node_of_an_environment_even_with_a_target_of_zero() -> None:
     dispatcher = leading(host("a"), host("b", memory=101))
     (first,) = submit(dispatcher, act("r0"))
     assert grants([first]) == [("r0", "b", True)]
@@ -222,7 +222,7 @@ def replace_incarnation(node: Node, incarnation: str) -> Node:
 
 
 def test_a_leader_that_died_over_an_answer_had_granted_the_next_action_and_both_are_answered() -> None:
-    """A grant and the answer before it leave in one breath: the one may be durable, the other not."""
+    """A grant and the answer before it are written in one flush: one may be durable, the other not."""
     dispatcher = Dispatcher()
     dispatcher.trajectory_placed("t", "a", {"memory_mb": 10})
     submit(dispatcher, act("r0"), act("r1", seq=1))
@@ -241,7 +241,7 @@ def test_a_leader_that_died_over_an_answer_had_granted_the_next_action_and_both_
 
 @pytest.mark.parametrize("first", ["outcome", "end"])
 @pytest.mark.parametrize("how", ["expired", "lost", "closed"])
-def test_how_an_environment_ended_does_not_depend_on_which_report_is_read_first(first: str, how: TrajectoryEnd) -> None:
+def test_the_end_of_an_environment_does_not_depend_on_the_order_of_reports(first: str, how: TrajectoryEnd) -> None:
     dispatcher = leading(host("a"))
     (grant,) = submit(dispatcher, act("r0"), act("r1", seq=1))
     assert isinstance(grant, Grant)

@@ -1,4 +1,4 @@
-"""Units beyond the fewest, as the dispatcher gives them out."""
+"""Elastic grants: units beyond the fewest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.shared.policy.strategies import request, work
 
 NEARLY_LINEAR = Elasticity("amdahl", serial=0.01)
 LEARNED_BETWEEN = [(1, 1.0, 0.0), (1, 1.0, 0.0), (1, 0.5, 0.0), *[(2, 1.0, 0.0)] * 4, (1, 1.0, 0.0)]
-"""Between the submission and the eviction of the seventh it becomes known how long work of its kind takes."""
+"""The duration of its kind becomes known between the submission and the eviction of the seventh."""
 
 
 def leading(cores: int, *names: str, rule: str | None = "priced") -> Dispatcher:
@@ -49,12 +49,12 @@ def end(dispatcher: Dispatcher, action_id: str, seconds: float, now: float = 1.0
     return granted(dispatcher, dispatcher.finished(now, [ended]))
 
 
-def test_alone_it_is_granted_what_helps() -> None:
+def test_a_lone_action_is_granted_the_units_that_help() -> None:
     assert submit(leading(8), request("r", scaled())) == {"r": 8}
     assert submit(leading(4), request("r", scaled())) == {"r": 4}
 
 
-def test_what_does_not_help_is_not_granted() -> None:
+def test_units_that_do_not_help_are_not_granted() -> None:
     assert submit(leading(8), request("r", scaled(elasticity=Elasticity("amdahl", serial=1.0)))) == {"r": 1}
 
 
@@ -69,7 +69,7 @@ def test_without_a_known_duration_the_fewest_is_granted_and_with_history_more() 
     assert submit(dispatcher, request("r1", scaled(seconds=None), seq=1), now=2.0) == {"r1": 8}
 
 
-def test_what_is_learned_is_the_duration_on_one_unit_whatever_was_granted() -> None:
+def test_the_duration_on_one_unit_is_learned_whatever_was_granted() -> None:
     dispatcher = leading(8)
     submit(dispatcher, request("r0", scaled()))
     action = dispatcher.registry.actions["r0"]
@@ -77,7 +77,7 @@ def test_what_is_learned_is_the_duration_on_one_unit_whatever_was_granted() -> N
     assert abs((dispatcher.cluster.durations.learned.known(action.duration_key)) - 5.0) < 1e-9
 
 
-def test_without_elastic_scheduling_nothing_is_widened() -> None:
+def test_without_elastic_scheduling_the_fewest_units_are_granted() -> None:
     assert submit(leading(8, rule=None), request("r", scaled())) == {"r": 1}
 
 
@@ -85,19 +85,19 @@ def test_equal_work_shares_a_node_evenly() -> None:
     assert submit(leading(8), request("a", scaled(), seq=0), request("b", scaled(), seq=1)) == {"a": 4, "b": 4}
 
 
-def test_growth_takes_only_what_a_node_owns() -> None:
+def test_elastic_grants_take_only_units_that_a_node_owns() -> None:
     dispatcher = leading(8)
     dispatcher.targeted(0.0, "cores@cpu", 3)
     assert submit(dispatcher, request("r", scaled(), batch="b")) == {"r": 3}
 
 
-def test_outside_batches_units_are_owned_for_all_it_could_use() -> None:
+def test_outside_batches_units_are_owned_for_the_most_it_could_use() -> None:
     dispatcher = leading(8)
     dispatcher.targeted(0.0, "cores@cpu", 0)
     assert submit(dispatcher, request("r", scaled(most=6))) == {"r": 6}
 
 
-def test_the_first_is_never_evicted_and_what_is_goes_first_when_units_are_free() -> None:
+def test_the_first_is_never_evicted_and_the_evicted_goes_first_when_units_are_free() -> None:
     """Two long actions on two cores: together they end at 8, one after the other at 4 and 8."""
     dispatcher = leading(2, rule="paper")
     assert submit(dispatcher, request("a", scaled(2), seq=0), request("b", scaled(2), seq=1)) == {"a": 2}
@@ -105,8 +105,8 @@ def test_the_first_is_never_evicted_and_what_is_goes_first_when_units_are_free()
     assert list(end(dispatcher, "a", 4.0)) == ["b"]
 
 
-def test_what_came_after_work_that_does_not_scale_is_not_sent_behind_it() -> None:
-    """Evicting `b` would let the later `rigid` pass it on this node."""
+def test_no_candidate_is_evicted_behind_rigid_work_that_came_later() -> None:
+    """If `b` were evicted, the later `rigid` would overtake it on this node."""
     dispatcher = leading(3, rule="paper")
     rigid = request("rigid", work(), seq=2)
     assert submit(dispatcher, request("a", scaled(2), seq=0), request("b", scaled(2), seq=1), rigid) == {
@@ -135,15 +135,15 @@ def test_it_starts_on_one_core_where_nothing_ends_soon() -> None:
     assert submit(dispatcher, request("r", scaled(seconds=100.0), seq=1)) == {"r": 1}
 
 
-def test_while_it_waits_what_ends_before_may_use_the_core_and_what_does_not_may_not() -> None:
+def test_while_it_waits_only_work_that_ends_before_may_use_the_core() -> None:
     dispatcher = busy_until_soon(seconds=1.0)
     short, long = (request(name, replace(work(), duration_s=s), seq=at) for at, (name, s) in
                    enumerate([("short", 0.5), ("long", 5.0)], 2))  # fmt: skip
     assert submit(dispatcher, request("r", scaled(seconds=100.0), seq=1), long, short) == {"short": 1}
 
 
-def test_what_it_had_best_have_is_not_taken_by_who_comes_behind_it_in_the_same_round() -> None:
-    """Seven of eight cores are free, four of which are its best; many actions of one core wait behind it."""
+def test_units_held_for_it_are_not_granted_behind_it_in_the_same_round() -> None:
+    """Seven of eight cores are free, four are its best amount; many actions of one core wait behind it."""
     dispatcher = leading(8)
     rigid = replace(work(timeout_s=1000.0), duration_s=900.0)
     behind = [request(f"rigid{at}", rigid, seq=at + 2) for at in range(20)]
@@ -153,7 +153,7 @@ def test_what_it_had_best_have_is_not_taken_by_who_comes_behind_it_in_the_same_r
 
 
 def test_it_waits_for_no_more_than_is_owned() -> None:
-    """It waited for eight cores; then two are all there are."""
+    """It waited for eight cores; then only two are owned."""
     dispatcher = busy_until_soon(seconds=1.0, batch="b")
     assert submit(dispatcher, request("r", scaled(seconds=100.0), batch="b", seq=1)) == {}
     dispatcher.targeted(0.5, "cores@cpu", 2)
@@ -171,7 +171,7 @@ def test_it_waits_for_no_more_than_is_owned() -> None:
 def test_everything_is_executed_in_order_and_no_unit_is_granted_twice(
     jobs: list[tuple[int, float, float]], cores: int, rule: str, nodes: int, patient: bool
 ) -> None:
-    """What waits by its own choice may be passed by what ends before; nothing else is."""
+    """Only work that ends before may overtake an action that waits for more units."""
     dispatcher = leading(cores, *[f"n{at}" for at in range(nodes)], rule=rule)
     dispatcher.cluster.elastic.waits_for_units = patient
     requests = [

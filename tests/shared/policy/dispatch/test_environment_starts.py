@@ -1,4 +1,4 @@
-"""Beginnings are limited apart from what runs: a rush of them neither starves what acts nor loses its own order."""
+"""Concurrent starts of environments: bounded apart from cores, without starving other actions, in order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def finish(leader: Dispatcher, grant: Grant, now: float) -> list[Grant]:
     return granted(found)
 
 
-def test_what_runs_is_granted_at_once_while_many_wait_to_begin() -> None:
+def test_actions_of_existing_environments_are_granted_at_once_while_many_wait_to_begin() -> None:
     leader = leading(limited(cores=2, starts=1))
     (first,) = granted(submit(leader, starting("first", "t", 0)))
     (begun,) = [*finish(leader, first, 1.0), *granted(submit(leader, starting("b0", "u0", 1), now=1.0))]
@@ -49,8 +49,8 @@ def test_what_runs_is_granted_at_once_while_many_wait_to_begin() -> None:
     assert (second.action, second.begins) == ("b1", True)
 
 
-def test_a_beginning_gets_its_core_in_its_turn_although_others_run_on_and_on() -> None:
-    """While it lacks a start nothing is kept for it; while it lacks a core its turn comes by age."""
+def test_an_action_that_begins_gets_its_core_in_turn_although_others_keep_running() -> None:
+    """While no start is free nothing is reserved for it; while no core is free its turn comes by age."""
     leader = leading(limited(cores=1, starts=1))
     (first,) = granted(submit(leader, starting("first", "t", 0)))
     assert finish(leader, first, 1.0) == []
@@ -60,7 +60,7 @@ def test_a_beginning_gets_its_core_in_its_turn_although_others_run_on_and_on() -
     assert begins.action == "begins"
 
 
-def test_the_next_begins_as_soon_as_one_stands_although_its_first_action_goes_on() -> None:
+def test_the_next_begins_as_soon_as_one_exists_although_its_first_action_still_runs() -> None:
     leader = leading(limited(cores=3, starts=1))
     (first,) = granted(submit(leader, starting("a1", "t", 0), starting("a2", "u", 1)))
     assert leader.environment_created(1.0, "a", "another life", "t") == []
@@ -68,14 +68,14 @@ def test_the_next_begins_as_soon_as_one_stands_although_its_first_action_goes_on
     (second,) = granted(leader.environment_created(1.0, "a", "1", "t"))
     leader.check()
     assert (first.action, second.action) == ("a1", "a2")
-    assert leader.environment_created(1.0, "a", "1", "t") == [], "told twice, counted once"
+    assert leader.environment_created(1.0, "a", "1", "t") == [], "reported twice, counted once"
     assert finish(leader, first, 2.0) == []
     assert leader.cluster.nodes.present["a"].free(STARTS) == 0
     finish(leader, second, 3.0)
     assert leader.cluster.nodes.present["a"].free(STARTS) == 1
 
 
-def test_who_waits_to_begin_is_told_why() -> None:
+def test_an_action_that_waits_to_begin_has_a_reason() -> None:
     leader = leading(limited(cores=4, starts=1, memory=3))
     (first,) = granted(submit(leader, *(starting(f"a{n}", f"t{n}", n, memory=2) for n in range(3))))
     work = leader.registry.actions["a2"].work
@@ -91,7 +91,7 @@ def test_who_waits_to_begin_is_told_why() -> None:
     assert why() == "it waits to begin its environment, with 2 in cores@cpu: the memory for environments is taken"
 
 
-def test_a_new_leader_counts_what_is_being_made_by_the_nodes_inventory() -> None:
+def test_a_new_leader_counts_starts_by_the_nodes_inventory() -> None:
     leader = Dispatcher()
     leader.trajectory_placed("t", "a", {MEMORY: 1})
     leader.node_joined(0.0, limited(starts=1))
@@ -102,7 +102,7 @@ def test_a_new_leader_counts_what_is_being_made_by_the_nodes_inventory() -> None
 
 
 @given(st.lists(st.sampled_from(["begin", "run", "made", "finish", "unmade"]), max_size=60), st.integers(1, 3))
-def test_never_more_begin_at_once_than_may_and_none_is_lost(steps: list[str], starts: int) -> None:
+def test_concurrent_starts_are_bounded_and_none_is_lost(steps: list[str], starts: int) -> None:
     leader = leading(limited(cores=4, starts=starts))
     running: list[Grant] = []
     making: list[str] = []

@@ -1,4 +1,4 @@
-"""Short work granted ahead: what may stand in a node's line, in which order, and how it comes out again."""
+"""Prefetch: work that may enter a node queue, its order, and how it leaves the queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHORT_S = HORIZON_S / 4
 
 
 def short_work(*names: str, cores: int = 2, prefetches: bool = True, lasts_s: float = SHORT_S) -> Dispatcher:
-    """A leader of nodes of two cores, who has seen work of kind `run` last so long."""
+    """A leader of nodes with two cores that has learned this duration of kind `run`."""
     dispatcher = Dispatcher()
     for name in names or ("n",):
         meet(dispatcher, name, cores=cores, prefetches=prefetches)
@@ -58,24 +58,24 @@ def submit(dispatcher: Dispatcher, *requests: Request, now: float = 0.0) -> list
     return grants(commands)
 
 
-def line(dispatcher: Dispatcher, name: str = "n") -> list[str]:
-    standing = dispatcher.cluster.prefetch.queues.get(name)
-    return list(standing.actions) if standing is not None else []
+def queue_of(dispatcher: Dispatcher, name: str = "n") -> list[str]:
+    queue = dispatcher.cluster.prefetch.queues.get(name)
+    return list(queue.actions) if queue is not None else []
 
 
-# ---- what may stand ------------------------------------------------------------------------------------------------
+# ---- entering a node queue -----------------------------------------------------------------------------------------
 
 
-def test_short_work_is_granted_beyond_the_units_there_are_in_the_order_of_the_queue() -> None:
+def test_short_work_is_granted_beyond_the_free_units_in_the_order_of_the_queue() -> None:
     dispatcher = short_work()
     granted = submit(dispatcher, *many(20))
     # Two run. Eight fit into the horizon: four times a quarter of it for each of the two units.
     assert [grant.action for grant in granted] == [f"r{number}" for number in range(10)]
-    assert line(dispatcher) == [f"r{number}" for number in range(2, 10)]
+    assert queue_of(dispatcher) == [f"r{number}" for number in range(2, 10)]
     assert dispatcher.cluster.nodes.present["n"].used == {"cores": 2}
 
 
-def test_a_line_is_bounded_however_short_the_work_is() -> None:
+def test_a_node_queue_is_bounded_however_short_the_work_is() -> None:
     dispatcher = short_work(lasts_s=1e-6)
     assert len(submit(dispatcher, *many(100))) == 2 + 2 * MOST
 
@@ -90,27 +90,27 @@ def test_a_line_is_bounded_however_short_the_work_is() -> None:
         (SHORT_S, True, work(CORES, {"cores": 2})),
         (SHORT_S, True, work(CORES, {"cores": 1, "memory": 0})),
     ],
-    ids=["no line", "too long", "not repeatable", "never seen", "two units", "two resources"],
+    ids=["no node queue", "too long", "not repeatable", "never seen", "two units", "two resources"],
 )
-def test_nothing_else_is(lasts_s: float, prefetches: bool, stage: Work) -> None:
+def test_nothing_else_is_prefetched(lasts_s: float, prefetches: bool, stage: Work) -> None:
     dispatcher = short_work(prefetches=prefetches, lasts_s=lasts_s)
     submit(dispatcher, *many(2))
     assert submit(dispatcher, *many(5, stage, first=2)) == []
 
 
-def test_nobody_stands_behind_long_work() -> None:
+def test_nothing_is_prefetched_behind_long_work() -> None:
     dispatcher = short_work()
     submit(dispatcher, request("long-1", work(kind="judge")), request("long-2", work(kind="judge")))
     assert submit(dispatcher, *many(3)) == []
 
 
-def test_half_as_many_stand_where_half_of_the_units_are_held_by_long_work() -> None:
+def test_half_as_many_are_prefetched_if_long_work_holds_half_of_the_units() -> None:
     dispatcher = short_work()
     submit(dispatcher, request("long", work(kind="judge")))
     assert len(submit(dispatcher, *many(20))) == 1 + 4
 
 
-def test_nobody_stands_behind_work_that_was_taken_for_short_and_is_not() -> None:
+def test_nothing_is_prefetched_behind_work_that_turned_out_long() -> None:
     dispatcher = short_work()
     submit(dispatcher, *many(2))
     late = SHORT_S + RECALL_S + 0.01
@@ -118,37 +118,37 @@ def test_nobody_stands_behind_work_that_was_taken_for_short_and_is_not() -> None
     assert submit(dispatcher, *many(3, first=2), now=late) == []
 
 
-def test_only_the_head_of_the_queue_is_granted_ahead() -> None:
+def test_only_the_head_of_the_queue_is_prefetched() -> None:
     dispatcher = short_work()
     submit(dispatcher, *many(2))
     big = request("big", work(CORES, {"cores": 2}), seq=2)
     assert submit(dispatcher, big, *many(5, first=3)) == [], "they would keep the head waiting"
 
 
-def test_the_earliest_batch_stands_first() -> None:
+def test_the_earliest_batch_is_prefetched_first() -> None:
     dispatcher = short_work()
     submit(dispatcher, *many(2))
     dispatcher.cluster.queues.batches.expected("late", 100.0)
     dispatcher.cluster.queues.batches.expected("early", 50.0)
     submit(dispatcher, *many(4, first=2, batch="late"), *many(4, first=6, batch="early"))
-    assert line(dispatcher)[:4] == ["r6", "r7", "r8", "r9"]
+    assert queue_of(dispatcher)[:4] == ["r6", "r7", "r8", "r9"]
 
 
-def test_the_shortest_line_is_chosen() -> None:
+def test_the_shortest_node_queue_is_chosen() -> None:
     dispatcher = short_work("a", "b")
     submit(dispatcher, *many(4 + 6))
-    assert (len(line(dispatcher, "a")), len(line(dispatcher, "b"))) == (3, 3)
+    assert (len(queue_of(dispatcher, "a")), len(queue_of(dispatcher, "b"))) == (3, 3)
 
 
-# ---- how it comes out ----------------------------------------------------------------------------------------------
+# ---- leaving a node queue ------------------------------------------------------------------------------------------
 
 
-def test_where_a_unit_is_free_the_first_of_the_line_holds_it_before_anything_is_granted() -> None:
+def test_a_free_unit_goes_to_the_first_of_the_node_queue_before_any_grant() -> None:
     dispatcher = short_work()
     granted = submit(dispatcher, *many(20))
     commands = dispatcher.finished(0.01, [end(granted[0]), end(granted[1])])
     dispatcher.check()
-    assert line(dispatcher) == [f"r{number}" for number in range(4, 12)]
+    assert queue_of(dispatcher) == [f"r{number}" for number in range(4, 12)]
     assert dispatcher.cluster.nodes.present["n"].used == {"cores": 2}
     assert [grant.action for grant in grants(commands)] == ["r10", "r11"]
 
@@ -167,17 +167,17 @@ def test_all_are_answered_whatever_the_order_of_their_ends() -> None:
     assert dispatcher.cluster.prefetch.short == {}
 
 
-def test_who_cancels_what_stands_hears_of_it_when_the_node_has_confirmed() -> None:
+def test_a_cancelled_prefetched_action_is_answered_when_its_node_confirms() -> None:
     dispatcher = short_work()
     granted = submit(dispatcher, *many(4))
     assert dispatcher.cancelled(0.0, "r2", "no longer wanted") == [Revoke("r2", "n", 1)]
     (answer,) = dispatcher.finished(0.0, [end(granted[2], 0.0, "cancelled")])
     dispatcher.check()
     assert isinstance(answer, Answer)
-    assert (answer.ended, line(dispatcher)) == ("cancelled", ["r3"])
+    assert (answer.ended, queue_of(dispatcher)) == ("cancelled", ["r3"])
 
 
-def test_what_sits_behind_work_that_turned_out_to_be_long_is_queued_again() -> None:
+def test_a_prefetched_action_behind_long_work_is_queued_again() -> None:
     dispatcher = short_work("a")
     submit(dispatcher, *many(4))
     assert dispatcher.ticked(SHORT_S + RECALL_S) == [], "it may still be short"
@@ -187,11 +187,11 @@ def test_what_sits_behind_work_that_turned_out_to_be_long_is_queued_again() -> N
     assert {dispatcher.registry.actions[name].state for name in ("r2", "r3")} == {"queued"}
 
 
-def test_what_sits_is_recalled_when_another_node_could_start_it() -> None:
+def test_a_prefetched_action_is_recalled_when_another_node_could_start_it() -> None:
     dispatcher = short_work("a")
     granted = submit(dispatcher, *many(4))
     late = SHORT_S + RECALL_S - 0.001
-    assert dispatcher.ticked(late) == [], "nobody else could"
+    assert dispatcher.ticked(late) == [], "no other node could"
     meet(dispatcher, "b")
     dispatcher.node_seen(late, "a", "1")
     commands = dispatcher.ticked(late)
@@ -221,8 +221,8 @@ def test_a_recall_is_no_failed_attempt() -> None:
     assert (answer.ended, answer.reason.endswith("3 attempts")) == ("sandbox-lost", True)
 
 
-def test_work_that_may_not_be_repeated_is_never_recalled() -> None:
-    """It can stand in a line all the same: under a former leader its cores were taken by what stood before it."""
+def test_work_that_is_not_repeatable_is_never_recalled() -> None:
+    """It can be in a node queue all the same: under a former leader, actions before it held its cores."""
     dispatcher = short_work("a")
     submit(dispatcher, *many(2))
     once = request("once", work(repeatable=False), seq=9)
@@ -232,21 +232,21 @@ def test_work_that_may_not_be_repeated_is_never_recalled() -> None:
     assert not any(isinstance(one, Revoke) for one in dispatcher.ticked(5.0))
 
 
-# ---- leaders and nodes come and go ---------------------------------------------------------------------------------
+# ---- new leaders, lost nodes ---------------------------------------------------------------------------------------
 
 
-def test_a_new_leader_finds_the_line_as_it_is() -> None:
+def test_a_new_leader_adopts_the_node_queue() -> None:
     dispatcher = Dispatcher()
     dispatcher.submitted(0.0, many(4))
     for number in range(4):
         dispatcher.resumed(0.0, f"r{number}", 0, 1, [], "n")
     held = {f"r{number}": HeldGrant(0, 1, 1.0, {"cores": 1}, queued=number > 1) for number in range(4)}
     assert meet(dispatcher, "n", held) == []
-    assert line(dispatcher) == ["r2", "r3"]
+    assert queue_of(dispatcher) == ["r2", "r3"]
     assert dispatcher.cluster.nodes.present["n"].used == {"cores": 2}
 
 
-def test_a_stray_in_the_line_holds_no_units() -> None:
+def test_an_orphan_in_the_node_queue_holds_no_units() -> None:
     dispatcher = short_work()
     assert meet(dispatcher, "m", {"whose": HeldGrant(0, 1, 0.0, {"cores": 1}, queued=True)}) == [
         Revoke("whose", "m", 1)
@@ -254,19 +254,19 @@ def test_a_stray_in_the_line_holds_no_units() -> None:
     assert not any(dispatcher.cluster.nodes.present["m"].used.values())
 
 
-def test_what_the_node_has_started_meanwhile_is_booked() -> None:
+def test_units_of_an_action_that_the_node_has_started_meanwhile_are_taken() -> None:
     dispatcher = short_work(cores=3)
     submit(dispatcher, *many(4))
-    assert line(dispatcher) == ["r3"]
+    assert queue_of(dispatcher) == ["r3"]
     dispatcher.cluster.nodes.present["n"].ask(dispatcher.cluster.newest_serial, 0.0)
     held = {f"r{number}": HeldGrant(0, 1, 0.1, {"cores": 1}) for number in (1, 2, 3)}
     dispatcher.inventory_taken(0.2, "n", "1", held)
     dispatcher.check()
     assert dispatcher.registry.actions["r3"].allocated
-    assert line(dispatcher) == ["r0"], "its outcome was trimmed: it runs again"
+    assert queue_of(dispatcher) == ["r0"], "its outcome was trimmed: it runs again"
 
 
-def test_what_stood_on_a_lost_node_runs_elsewhere() -> None:
+def test_prefetched_actions_of_a_lost_node_run_elsewhere() -> None:
     dispatcher = short_work("a")
     submit(dispatcher, *many(4))
     meet(dispatcher, "b", cores=4)
@@ -276,7 +276,7 @@ def test_what_stood_on_a_lost_node_runs_elsewhere() -> None:
     assert {grant.node for grant in moved} == {"b"}
 
 
-def test_a_newcomers_start_is_predicted_behind_the_line() -> None:
+def test_a_new_requests_start_is_predicted_behind_the_node_queue() -> None:
     dispatcher = short_work()
     submit(dispatcher, *many(10))
     refused = request("late", start_by_s=SHORT_S, seq=99)
@@ -284,7 +284,7 @@ def test_a_newcomers_start_is_predicted_behind_the_line() -> None:
     assert answer.ended == "expired"
 
 
-def test_work_that_takes_nothing_comes_and_goes_as_it_likes() -> None:
+def test_work_without_units_is_granted_at_once_and_leaves_nothing() -> None:
     dispatcher = short_work()
     free = work(units={"cores": 0})
     granted = submit(dispatcher, *many(6, free))

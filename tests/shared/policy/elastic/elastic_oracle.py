@@ -1,4 +1,4 @@
-"""Elastic scheduling said again, slowly: every split is tried, units are a sorted list. And actions to try it with."""
+"""Oracle of elastic scheduling: tries every split, keeps units as a sorted list. And strategies for its actions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Amounts = tuple[int, ...]
 
 
 def splits(amounts: Sequence[Amounts], free: int) -> list[Amounts]:
-    """Every way to give each some of its amounts."""
+    """Every choice of one amount for each."""
     return [split for split in itertools.product(*amounts) if sum(split) <= free]
 
 
 def cost_s(actions: Sequence[Scalable], split: Sequence[int], price: float = 0.0) -> float:
-    """What they cost on so many units each."""
+    """Cost on these units each."""
     return sum(lasts_s(one, units) * (1 + price * units) for one, units in zip(actions, split, strict=True))
 
 
@@ -35,7 +35,7 @@ def lasts_s(action: Scalable, units: int) -> float:
 
 
 def queued_s(unit_free_s: Sequence[float], queue: Sequence[Scalable], depth: int, price: float) -> float:
-    """Start + cost of all in the queue: each takes the units that are free first, the first of it tries amounts."""
+    """Start + cost of all in the queue: each takes the units that are free first; the first one tries amounts."""
     if not queue:
         return 0.0
     totals = []
@@ -60,7 +60,7 @@ def objective_s(
     depth: int,
     price: float = 0.0,
 ) -> float:
-    """What Algorithm 1 compares, where the first candidates have these units and the others are evicted."""
+    """Objective of Algorithm 1 if the first candidates have these units and the others are evicted."""
     kept = candidates[: len(split)]
     ends = [0.0] * (free - sum(split)) + [max(0.0, until) for until in busy_until_s]
     for one, units in zip(kept, split, strict=True):
@@ -124,7 +124,7 @@ def modelled(draw: st.DrawFn) -> Scalable:
 
 @st.composite
 def concave(draw: st.DrawFn) -> Scalable:
-    """Of a range every unit is allowed and gains no more than the one before; whole seconds."""
+    """Ranges in which each unit gains no more than the one before; whole seconds."""
     gains = sorted(draw(st.lists(st.integers(0, 9), max_size=6)), reverse=True)
     durations = itertools.accumulate([float(sum(gains) + draw(st.integers(0, 9))), *(-gain for gain in gains)])
     low = draw(st.integers(1, 3))
@@ -133,6 +133,6 @@ def concave(draw: st.DrawFn) -> Scalable:
 
 @st.composite
 def lawless(draw: st.DrawFn) -> Scalable:
-    """Whole seconds that follow no law; more units may even take longer."""
+    """Arbitrary whole seconds; more units may even take longer."""
     allowed = draw(amounts())
     return Scalable(allowed, np.array([float(draw(st.integers(0, 20))) for _ in allowed]))

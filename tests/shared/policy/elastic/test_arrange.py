@@ -1,4 +1,4 @@
-"""DPArrange is what trying every split finds: for every prefix, on every topology, in Python and compiled."""
+"""DPArrange equals the best of all splits: for every prefix, on every topology, in Python and compiled."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Boards:
 
 @given(few, st.integers(0, 6), st.integers(0, 6))
 @settings(deadline=None)
-def test_it_knows_of_a_topology_only_what_the_operator_says(candidates: list[Choices], one: int, other: int) -> None:
+def test_it_uses_only_the_operator_of_a_topology(candidates: list[Choices], one: int, other: int) -> None:
     operator = Boards(one, other)
 
     def fits(units: tuple[int, ...]) -> bool:
@@ -92,7 +92,7 @@ def test_it_knows_of_a_topology_only_what_the_operator_says(candidates: list[Cho
 
 
 def test_units_need_not_come_out_even() -> None:
-    """The paper's table begins at `dp[0][0]` alone and would say that these two cannot share three units."""
+    """The paper's table begins at `dp[0][0]` alone so these two could not share three units."""
     table = arrange([Choices((1, 4), (9.0, 1.0))] * 2, Counted(3))
     assert table.units(2) == (1, 1)
     assert table.cost(2) == 18.0
@@ -102,7 +102,7 @@ def test_of_equals_later_candidates_get_fewer() -> None:
     assert arrange([Choices((1, 2), (2.0, 1.0))] * 3, Counted(4)).units(3) == (2, 1, 1)
 
 
-def test_what_gains_nothing_is_not_given() -> None:
+def test_units_without_gain_are_not_given() -> None:
     assert arrange([Choices((1, 2, 3), (5.0, 5.0, 5.0))], Counted(3)).units(1) == (1,)
 
 

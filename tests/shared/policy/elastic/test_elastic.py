@@ -1,4 +1,4 @@
-"""Elastic scheduling against a bystander who tries every split and sorts the units by hand."""
+"""Elastic scheduling compared with an oracle that tries every split."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_it_decides_as_algorithm_1_does(
 
 @given(st.lists(anything, min_size=1, max_size=4), spares, st.lists(anything, max_size=4), busy, rules)
 @settings(deadline=None, max_examples=200)
-def test_what_is_granted_is_allowed_fits_and_leaves_no_room_for_who_was_evicted(
+def test_grants_are_allowed_and_fit_and_leave_no_room_for_the_evicted(
     candidates: list[Scalable], spare: int, waiting: list[Scalable], busy_until_s: list[float], rule: Rule
 ) -> None:
     free = free_for(candidates, spare)
@@ -87,7 +87,7 @@ def test_eviction_never_makes_the_objective_worse_and_each_split_is_the_best_of_
 
 @given(st.lists(st.one_of(concave(), modelled()), min_size=1, max_size=4), spares, st.sampled_from([0.0, 0.3]))
 @settings(deadline=None)
-def test_marginal_gains_find_the_best_split_where_they_are_concave_and_say_where_they_are_not(
+def test_marginal_gains_find_the_best_split_if_concave_and_detect_if_not(
     some: list[Scalable], spare: int, each: float
 ) -> None:
     units, lasts = np.concatenate([one.units for one in some]), np.concatenate([one.durations_s for one in some])
@@ -103,7 +103,7 @@ def test_marginal_gains_find_the_best_split_where_they_are_concave_and_say_where
 
 
 def steps_gain_more_and_more(one: Scalable, each: float) -> bool:
-    """Is an amount left out, or does some step gain more than the one before it, up to the cheapest?"""
+    """Return whether an amount is left out, or a step gains more than the one before it, up to the cheapest."""
     costs = [cost_s([one], [units], each) for units in one.amounts]
     best = costs.index(min(costs))
     gains = -np.diff(costs[: best + 1])
@@ -112,7 +112,7 @@ def steps_gain_more_and_more(one: Scalable, each: float) -> bool:
 
 @given(anything, st.integers(2, 5), spares, busy, rules)
 @settings(deadline=None)
-def test_among_equals_who_came_first_gets_no_fewer(
+def test_among_equals_the_first_gets_no_fewer(
     one: Scalable, count: int, spare: int, busy_until_s: list[float], rule: Rule
 ) -> None:
     if one.amounts != tuple(range(one.amounts[0], one.amounts[-1] + 1)) or steps_gain_more_and_more(one, 0.0):
@@ -127,20 +127,20 @@ NEARLY = Elasticity("table", table=((1, 1.0), (2, 0.8)))
 
 
 def test_two_that_scale_go_one_after_the_other() -> None:
-    """On a core each they take 8 s both. One after the other on both: 4 s, and 8 s for the second."""
+    """On one core each, both take 8 s. One after the other on both cores: 4 s and 8 s."""
     candidates = [scalable((1, 2), 8.0, LINEAR)] * 2
     assert allot(candidates, 2, [], [], evictable=1, rule="paper") == (2,)
     assert allot(candidates, 2, [], [], evictable=0, rule="paper") == (1, 1)
 
 
-def test_the_second_try_of_who_waits_is_what_makes_eviction_pay() -> None:
-    """At its fewest the evicted one would take 4 + 8 s, which is no better than beginning at once."""
+def test_the_second_amount_of_the_first_waiting_action_makes_eviction_pay() -> None:
+    """At its fewest units the evicted action would end after 4 + 8 s, no better than starting at once."""
     candidates = [scalable((1, 2), 8.0, LINEAR)] * 2
     assert allot(candidates, 2, [], [], evictable=1, depth=1, rule="paper") == (1, 1)
 
 
 def test_those_behind_are_counted_beyond_those_looked_at() -> None:
-    """Evicting the second saves these two 1 s; but they hold a unit 2 s longer then, and twenty wait for it."""
+    """Evicting the second saves these two 1 s, but a unit is held 2 s longer, and twenty actions wait for it."""
     candidates = [scalable((1, 2), 8.0, NEARLY)] * 2
     other, too_wide = scalable((1,), 8.0, RIGID), scalable((3,), 8.0, RIGID)
     assert allot(candidates, 2, [], [], evictable=1, rule="paper") == (2,)
@@ -162,7 +162,7 @@ def test_what_takes_no_time_starts_when_the_first_unit_is_free() -> None:
     assert poured(np.array([3.0, 9.0]), 0, 0.0) == 0.0
 
 
-def test_a_price_leaves_units_to_those_who_come() -> None:
+def test_a_price_leaves_units_to_future_arrivals() -> None:
     wide = scalable(range(1, 33), 60.0, Elasticity("amdahl", serial=0.05))
     assert allot([wide], 64, [], [50.0] * 192, evictable=0, rule="paper") == (32,)
     granted = [allot([wide], 256 - held, [], [50.0] * held, evictable=0)[0] for held in range(0, 256, 32)]
@@ -181,7 +181,7 @@ def test_the_price_rises_with_the_load_to_one_at_most() -> None:
 
 @given(anything, spares, busy)
 @settings(deadline=None)
-def test_the_head_waits_for_what_ends_first_prices_included(
+def test_the_head_waits_for_the_amount_that_ends_first_prices_included(
     head: Scalable, free: int, busy_until_s: list[float]
 ) -> None:
     starts = sorted([0.0] * free + [max(0.0, until) for until in busy_until_s])
@@ -196,13 +196,13 @@ def test_the_head_waits_for_what_ends_first_prices_included(
     assert ends[found] <= min(ends.values()) + 1e-9
 
 
-def test_the_head_waits_for_a_core_that_is_free_in_a_blink_not_for_one_that_is_long_held() -> None:
+def test_the_head_waits_for_a_core_that_is_free_soon_and_not_for_one_that_is_long_held() -> None:
     head = scalable((1, 2), 8.0, LINEAR)
     assert enough(head, 1, [0.01, 90.0, 90.0]) == 2
     assert enough(head, 1, [60.0, 90.0, 90.0]) == 1
 
 
-def test_what_does_not_fit_is_an_error_and_nobody_gets_nothing() -> None:
+def test_candidates_that_do_not_fit_are_an_error_and_no_candidates_get_nothing() -> None:
     with pytest.raises(ValueError, match="need 1 more than the 1 that are free"):
         allot([scalable((2,), 1.0, RIGID)], 1, [], [], evictable=0)
     assert allot([], 4, [], [1.0], evictable=0) == ()

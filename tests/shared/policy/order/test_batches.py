@@ -1,4 +1,4 @@
-"""What the book of batches makes of arrivals and estimates: the EBF keys of requests."""
+"""Expected completions of batches from arrivals and estimates: the EBF keys of requests."""
 
 from __future__ import annotations
 
@@ -17,88 +17,88 @@ from tests.shared.policy.strategies import request, work
 PRESENT, THERE = ("cores@default", "cores@default", "ada"), ("cores@default", "=n1", "ada")
 
 
-def key(book: BatchRegistry, one: Request) -> EbfKey:
-    return book.key(one, Durations())
+def key(registry: BatchRegistry, one: Request) -> EbfKey:
+    return registry.key(one, Durations())
 
 
 def test_a_batch_is_expected_after_its_first_arrival_and_all_its_timeouts() -> None:
-    book = BatchRegistry()
+    registry = BatchRegistry()
     stages = (work(timeout_s=10.0), work(timeout_s=30.0))
-    assert key(book, request("first", *stages, at_s=5.0, batch="b")) == EbfKey(45.0, 0.0, (5000, 0))
-    assert key(book, request("later", *stages, at_s=9.0, seq=3, batch="b", priority=2.0)) == EbfKey(
+    assert key(registry, request("first", *stages, at_s=5.0, batch="b")) == EbfKey(45.0, 0.0, (5000, 0))
+    assert key(registry, request("later", *stages, at_s=9.0, seq=3, batch="b", priority=2.0)) == EbfKey(
         45.0, 2.0, (9000, 3)
     )
 
 
 def test_outside_a_batch_the_arrival_counts_and_the_duration_once_it_is_known() -> None:
-    book, durations = BatchRegistry(), Durations()
+    registry, durations = BatchRegistry(), Durations()
     alone = request("a", work(timeout_s=10.0), at_s=5.0)
-    assert book.key(alone, durations).expected_completion_s == 5.0
+    assert registry.key(alone, durations).expected_completion_s == 5.0
     durations.learn(("ada", "t", "run"), 4.0)
-    assert book.key(alone, durations).expected_completion_s == 9.0
+    assert registry.key(alone, durations).expected_completion_s == 9.0
 
 
 @given(st.floats(0, 1e4), st.lists(st.floats(0, 1e9) | st.just(math.inf) | st.just(math.nan), max_size=5))
-def test_an_expected_completion_stays_finite_and_bounded(arrived_s: float, estimates: list[float]) -> None:
-    book = BatchRegistry(bound_s=100.0)
+def test_an_expected_completion_remains_finite_and_bounded(arrived_s: float, estimates: list[float]) -> None:
+    registry = BatchRegistry(bound_s=100.0)
     one = request("a", work(timeout_s=1e6), at_s=arrived_s, batch="b")
     for estimate in estimates[:2]:
-        book.expected("b", estimate)
-    book.waits(one, PRESENT)
+        registry.expected("b", estimate)
+    registry.waits(one, PRESENT)
     for estimate in estimates[2:]:
-        book.expected("b", estimate)
-    assert key(book, one).expected_completion_s <= one.arrival[0] / 1000 + 100.0
+        registry.expected("b", estimate)
+    assert key(registry, one).expected_completion_s <= one.arrival[0] / 1000 + 100.0
 
 
 def test_an_estimate_names_the_queues_in_which_the_batch_waits() -> None:
-    book = BatchRegistry()
+    registry = BatchRegistry()
     first, second, gone = (request(name, batch="b", seq=at) for at, name in enumerate(("first", "second", "gone")))
     alone = request("alone")
     for one, place in ((first, PRESENT), (second, PRESENT), (gone, THERE), (alone, PRESENT)):
-        book.waits(one, place)
-    book.leaves(gone, THERE)
-    book.leaves(alone, PRESENT)
-    book.leaves(first, PRESENT)
-    assert book.expected("b", 3.0) == [PRESENT]
-    assert book.expected("b", 3.0) == []
-    assert key(book, gone).expected_completion_s == book.due("b") == 3.0
+        registry.waits(one, place)
+    registry.leaves(gone, THERE)
+    registry.leaves(alone, PRESENT)
+    registry.leaves(first, PRESENT)
+    assert registry.expected("b", 3.0) == [PRESENT]
+    assert registry.expected("b", 3.0) == []
+    assert key(registry, gone).expected_completion_s == registry.due("b") == 3.0
 
 
 def test_an_estimate_that_came_before_the_first_request_is_used_once() -> None:
-    book = BatchRegistry()
-    assert book.expected("b", 7.0) == []
-    assert key(book, request("a", at_s=2.0, batch="b")).expected_completion_s == 7.0
-    book.ended("b")
-    assert key(book, request("a", at_s=2.0, batch="b")).expected_completion_s == 12.0
+    registry = BatchRegistry()
+    assert registry.expected("b", 7.0) == []
+    assert key(registry, request("a", at_s=2.0, batch="b")).expected_completion_s == 7.0
+    registry.ended("b")
+    assert key(registry, request("a", at_s=2.0, batch="b")).expected_completion_s == 12.0
 
 
-def test_the_first_arrival_under_a_former_leader_counts_and_does_not_undo_what_is_known() -> None:
-    book = BatchRegistry()
-    book.first_arrival("b", 1.0, [10.0])
+def test_the_first_arrival_under_a_former_leader_counts_unless_the_batch_is_known() -> None:
+    registry = BatchRegistry()
+    registry.first_arrival("b", 1.0, [10.0])
     late = request("late", at_s=500.0, batch="b")
-    book.waits(late, PRESENT)
-    assert key(book, late).expected_completion_s == 11.0
-    book.first_arrival("b", 400.0, [10.0])
-    assert book.expected("b", 5.0) == [PRESENT]
+    registry.waits(late, PRESENT)
+    assert key(registry, late).expected_completion_s == 11.0
+    registry.first_arrival("b", 400.0, [10.0])
+    assert registry.expected("b", 5.0) == [PRESENT]
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_the_book_is_bounded_and_forgets_the_batch_longest_untouched(most: int) -> None:
-    book = BatchRegistry(most=most)
+def test_the_registry_is_bounded_and_drops_the_batch_unused_for_longest(most: int) -> None:
+    registry = BatchRegistry(most=most)
     for at in range(most):
-        book.waits(request(f"a{at}", batch=f"b{at}"), PRESENT)
-    book.expected("b0", 2.0)
-    book.waits(request("again", batch="b0"), PRESENT)
+        registry.waits(request(f"a{at}", batch=f"b{at}"), PRESENT)
+    registry.expected("b0", 2.0)
+    registry.waits(request("again", batch="b0"), PRESENT)
     for at in range(most - 1):
-        book.waits(request(f"new{at}", batch=f"n{at}"), PRESENT)
-    assert key(book, request("x", batch="b0")).expected_completion_s == 2.0, "it was touched last"
+        registry.waits(request(f"new{at}", batch=f"n{at}"), PRESENT)
+    assert key(registry, request("x", batch="b0")).expected_completion_s == 2.0, "it was touched last"
     for at in range(100):
-        book.expected(f"unseen{at}", 1.0)
-        book.waits(request(f"many{at}", batch=f"many{at}"), PRESENT)
-    assert key(book, request("x", at_s=50.0, batch="b0")).expected_completion_s == 60.0, "forgotten"
+        registry.expected(f"unseen{at}", 1.0)
+        registry.waits(request(f"many{at}", batch=f"many{at}"), PRESENT)
+    assert key(registry, request("x", at_s=50.0, batch="b0")).expected_completion_s == 60.0, "forgotten"
 
 
-def test_durations_learn_slowly_and_stay_bounded() -> None:
+def test_durations_learn_slowly_and_remain_bounded() -> None:
     durations = Durations(weight=0.5, most=2)
     one, other = ("ada", "t", "run"), ("bob", "t", "run")
     durations.learn(one, 4.0)

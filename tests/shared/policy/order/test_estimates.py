@@ -1,4 +1,4 @@
-"""What is learned of how long work takes: its mean, its spread, and of elastic work what one unit would have taken."""
+"""Learned durations: mean, spread, and single-unit seconds of elastic work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def learned(seconds: list[float], weight: float = 0.1) -> Durations:
     return durations
 
 
-def test_of_what_was_never_seen_nothing_is_known() -> None:
+def test_an_unseen_kind_has_no_duration() -> None:
     durations = learned([2.0])
 
     assert (durations.single(OTHER), durations.spread(OTHER), durations.known(OTHER)) == (None, None, 0.0)
@@ -53,9 +53,7 @@ def test_two_equal_weights_are_the_plain_mean_and_deviation() -> None:
 
 
 @given(SECONDS, st.lists(st.integers(1, 64), min_size=1), st.floats(0.0, 1.0))
-def test_work_that_ran_wide_and_work_that_ran_narrow_teach_the_same(
-    single_s: float, granted: list[int], serial: float
-) -> None:
+def test_executions_on_many_and_on_few_units_teach_the_same(single_s: float, granted: list[int], serial: float) -> None:
     elasticity = Elasticity("amdahl", serial=serial)
 
     durations = learned([elasticity.single(elasticity.duration(single_s, units), units) for units in granted])

@@ -1,4 +1,4 @@
-"""Work outside batches goes in the order it came, also while a kind's duration is being learned."""
+"""Work outside batches runs in order of arrival, also while the duration of its kind is being learned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fair queue: order inside a tenant, turns between tenants, and what idleness is worth."""
+"""The fair queue: order inside a tenant, turns between tenants, effect of idleness."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def key(at: float, arrival: int = 0) -> EbfKey:
 
 
 class Fair(RuleBasedStateMachine):
-    """Against lists: who waits, in which order, and how much each tenant was granted."""
+    """Compared with lists: waiting actions in order, and the unit-seconds granted to each tenant."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Fair(RuleBasedStateMachine):
 TestFair = Fair.TestCase
 
 
-def test_the_head_of_nobody_is_none() -> None:
+def test_an_empty_queue_has_no_head_tenant() -> None:
     queue = FairQueue()
     assert queue.head() is None
     assert list(queue) == []
@@ -103,7 +103,7 @@ def test_the_head_of_nobody_is_none() -> None:
 
 @given(st.lists(st.tuples(tenants, st.floats(0.0, 5.0)), min_size=1, max_size=80))
 def test_the_one_furthest_behind_is_served(costs: list[tuple[str, float]]) -> None:
-    """While all have work, used over weight differs by one grant at most: whoever is ahead got there by its last."""
+    """While all have work, used over weight differs by one grant at most: the last one of the tenant ahead."""
     queue = FairQueue(weights={"ada": 0.5, "cyd": 3.0})
     weight = {"ada": 0.5, "bob": 1.0, "cyd": 3.0}
     owner = {}
@@ -141,7 +141,7 @@ def test_work_that_takes_no_time_does_not_keep_others_waiting() -> None:
 
 
 def test_idleness_is_not_saved_up() -> None:
-    """Bob comes after Ada has used 100 s: he starts level with her, not with a hundred seconds to catch up."""
+    """Bob comes after Ada has used 100 s: he starts level with her, not 100 s behind."""
     queue = FairQueue()
     for at in range(200):
         queue.push("ada", key(0.0, at), f"ada{at}")
@@ -162,7 +162,7 @@ def test_idleness_is_not_saved_up() -> None:
 
 
 def test_a_tenant_cannot_win_by_leaving_and_coming_back() -> None:
-    """What it has used is kept while others wait."""
+    """Its virtual time is kept while others wait."""
     queue = FairQueue()
     queue.push("ada", key(0.0), "a0")
     queue.push("bob", key(0.0), "b0")
@@ -173,7 +173,7 @@ def test_a_tenant_cannot_win_by_leaving_and_coming_back() -> None:
 
 
 @given(st.lists(st.integers(0, 9), max_size=20), st.integers(0, 9), st.integers(0, 9))
-def test_ahead_is_what_the_tenant_has_before_a_key(keys: list[int], mine: int, most: int) -> None:
+def test_before_yields_the_tenants_actions_before_a_key(keys: list[int], mine: int, most: int) -> None:
     queue = FairQueue()
     for at, one in enumerate(keys):
         queue.push("ada", key(one, at), f"a{at}")

@@ -1,4 +1,4 @@
-"""Sets of cores, whoever takes and gives them back in whatever order, against trying every set."""
+"""Sets of cores, taken and given back in any order, compared with trying every set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.policy.resources.cores import CoreSets, Topology
 
 
 def topology(numa_nodes: list[list[int]]) -> Topology:
-    """By NUMA node, by group, how many siblings; numbered as Linux does: first siblings first, then the second ones."""
+    """Number of siblings by NUMA node and group; numbered as Linux does: first siblings first, then the second ones."""
     places = [(sibling, node, group) for node, groups in enumerate(numa_nodes) for group, size in enumerate(groups)
               for sibling in range(size)]  # fmt: skip
     number = {place: core for core, place in enumerate(sorted(places))}
@@ -177,12 +177,12 @@ def test_the_same_calls_give_the_same_cores() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, 17])
-def test_nobody_gets_none_or_more_than_there_are(count: int) -> None:
+def test_fewer_than_one_or_more_than_free_cores_are_an_error(count: int) -> None:
     with pytest.raises(ValueError, match=f"{count} cores requested, 16 are free"):
         CoreSets(PAIRS).take(count)
 
 
-def test_what_nobody_has_is_not_given_back_nor_anything_with_it() -> None:
+def test_cores_that_are_not_taken_cannot_be_given_back_nor_any_with_them() -> None:
     sets = CoreSets(PAIRS)
     mine = sets.take(2)
     for wrong in ({3}, {99}):
@@ -195,7 +195,7 @@ def test_what_nobody_has_is_not_given_back_nor_anything_with_it() -> None:
     sets.check()
 
 
-def test_a_core_stands_in_one_group() -> None:
+def test_a_core_is_in_one_group() -> None:
     for nodes in ((((0, 1), (1, 2)),), (((0,),), ((0,),)), (((0,), ()),)):
         with pytest.raises(ValueError, match="a core in two groups"):
             Topology(nodes)

@@ -1,4 +1,4 @@
-"""The ledger of units: spreading against every possible spread, placing, reserving, strays, questions to nodes."""
+"""The ledger of units: spreads compared with every possible one, placement, reservations, orphans, inventories."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ready(name: str, cores: int, *, used: int = 0, share: int | None = None, kin
 
 
 def spreads(wanted: int, nodes: list[Node], at_least: dict[str, int]) -> list[dict[str, int]]:
-    """Every way to own between what runs (or is asked for) and what exists, with the sum nearest to what is wanted."""
+    """Every spread between the running (or required) units and the capacity, with the sum nearest to the wanted one."""
     spans = []
     for one in nodes:
         capacity = one.capacity["cores"]
@@ -56,7 +56,7 @@ def test_shares_are_the_most_even_of_all_spreads(
     assert shares == spread(wanted, nodes, "cores", at_least), "whatever the order of the nodes"
 
 
-def test_what_does_not_divide_evenly_goes_by_name() -> None:
+def test_a_remainder_is_assigned_by_name() -> None:
     assert spread(5, [ready("b", 4), ready("c", 4), ready("a", 4)], "cores") == {"a": 2, "b": 2, "c": 1}
 
 
@@ -106,7 +106,7 @@ def test_a_node_that_does_not_fit_is_not_taken(unfit: Node) -> None:
     assert place([unfit], "r", "run", {"cores": 1}, "cores") is None
 
 
-def test_an_action_is_not_placed_where_it_is_a_stray() -> None:
+def test_an_action_is_not_placed_where_it_is_an_orphan() -> None:
     host = ready("n", 4)
     host.orphans["r"] = Orphan(0, 1, {"cores": 1}, 1, 0.0)
     assert place([host], "r", "run", {"cores": 1}, "cores") is None
@@ -132,10 +132,10 @@ def test_units_that_were_never_taken_cannot_come_back() -> None:
         host.give_back({"cores": 2})
 
 
-# ---- strays and questions --------------------------------------------------------------------------------------------
+# ---- orphans and inventory requests ----------------------------------------------------------------------------------
 
 
-def test_a_stray_ends_by_its_own_attempt_alone() -> None:
+def test_an_orphan_ends_by_its_own_attempt_alone() -> None:
     host = node("n")
     host.take({"cores": 2})
     host.orphans["r"] = Orphan(1, 2, {"cores": 2}, 7, 0.0)
@@ -147,14 +147,14 @@ def test_a_stray_ends_by_its_own_attempt_alone() -> None:
     assert host.used == {"cores": 0}
 
 
-def test_an_inventory_must_list_the_strays_older_than_its_question() -> None:
+def test_an_inventory_must_list_the_orphans_older_than_its_request() -> None:
     host = node("n")
     host.orphans.update(old=Orphan(0, 1, {}, 3, 0.0), new=Orphan(0, 1, {}, 5, 0.0))
     assert [action for action, _ in host.orphans_until(4)] == ["old"]
 
 
 @given(st.lists(st.one_of(st.just("ask"), st.just("answer"), st.just("lost answer")), max_size=30))
-def test_an_answer_is_never_taken_for_one_to_a_later_question(history: list[str]) -> None:
+def test_an_inventory_is_never_matched_to_a_later_request(history: list[str]) -> None:
     host = node("n")
     under_way: list[int] = []
     for serial, event in enumerate(history):
@@ -169,7 +169,7 @@ def test_an_answer_is_never_taken_for_one_to_a_later_question(history: list[str]
                 assert taken <= asked
 
 
-def test_an_answer_without_a_question_is_none() -> None:
+def test_an_inventory_without_a_request_is_ignored() -> None:
     assert node("n").answered() is None
 
 
@@ -194,7 +194,7 @@ def test_a_reservation_is_the_first_moment_at_which_all_units_are_together(
     assert reserve(now, needed, free, ends) == min(moments, default=float("inf"))
 
 
-# ---- what a pool wants -----------------------------------------------------------------------------------------------
+# ---- units that a pool owns ------------------------------------------------------------------------------------------
 
 
 @given(
@@ -204,7 +204,7 @@ def test_a_reservation_is_the_first_moment_at_which_all_units_are_together(
     st.integers(0, 12),
     st.sampled_from(["off", "on", "blocked"]),
 )
-def test_a_pool_wants_its_target_and_what_came_unforeseen_and_its_head_and_without_a_planner_all_that_came(
+def test_a_pool_owns_its_target_and_outside_demand_and_its_head_and_without_a_planner_all_demand(
     target: int | None, outside: int, inside: int, head: int, zero_queue: ZeroQueue
 ) -> None:
     pool = Pool(CORES, target=target)
@@ -229,6 +229,6 @@ def test_units_for_work_linger_for_one_window() -> None:
 
 
 @pytest.mark.parametrize("outside", [False, True])
-def test_work_cannot_go_before_it_came(outside: bool) -> None:
+def test_demand_is_never_negative(outside: bool) -> None:
     with pytest.raises(AssertionError, match="has gone than came"):
         Pool(CORES).add_demand(-1, outside=outside)

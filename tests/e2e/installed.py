@@ -17,7 +17,7 @@ OURS = ("shared", "services", "alembic")
 
 @dataclass(frozen=True)
 class Installed:
-    """An environment, and a folder in which every package named like one of the mesh refuses to be imported."""
+    """An environment, and a folder with packages named like those of the mesh, which raise when they are imported."""
 
     venv: Path
     foreign: Path
@@ -31,14 +31,14 @@ class Installed:
         )
 
     def treadle(self, *arguments: str | Path) -> str:
-        """Run `treadle`, which must succeed; what it printed."""
+        """Run `treadle`, which must succeed, and return its output."""
         done = self.run("treadle", *arguments)
         assert done.returncode == 0, f"treadle {arguments}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
 
 def build(folder: Path) -> dict[str, Path]:
-    """Build both distributions of the checkout; wheel and sdist by these names."""
+    """Build both distributions of the checkout: `wheel` and `sdist`."""
     _uv("build", "--out-dir", folder, CHECKOUT)
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return {"wheel": wheel, "sdist": sdist}

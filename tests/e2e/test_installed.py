@@ -69,7 +69,7 @@ def test_without_the_extra_light_commands_run_and_others_name_it(
 
 
 def nothing_of_ours_can_be_imported(here: Installed) -> None:
-    """`-P` leaves the foreign folder out, so whatever is found would be ours; alembic is also a dependency."""
+    """`-P` excludes the foreign folder, so a package that is found is ours. alembic is also a dependency."""
     code = f"from importlib.util import find_spec; print([n for n in {OURS[:2]} if find_spec(n)])"
     assert here.run("python", "-P", "-c", code).stdout == "[]\n"
 

@@ -1,4 +1,4 @@
-"""What an installed Treadle imports where, and the root of the mesh's packages."""
+"""Imports of an installed Treadle, and the root of the mesh's packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``treadle``: names its commands without importing what they need, so that ``--help`` is quick.
+"""``treadle``: a list of commands that imports none of them, so that ``--help`` is quick.
 
 A command ``grade`` is the module ``treadle.cli.grade`` with a function ``register(app: typer.Typer) -> None``, which
 declares one command, or a callback and the commands of a group. It is imported when the command is called, and only

@@ -31,7 +31,7 @@ _SCALES = tuple(Elasticity("amdahl", serial=serial) for serial in (0.01, 0.03, 0
 
 
 class DispatcherLoad:
-    """A dispatcher, nodes that report ends when they are asked to, and work that never ends coming."""
+    """A dispatcher, nodes that report ends on request, and an endless supply of work."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -41,7 +41,7 @@ class DispatcherLoad:
         self._made = 0
 
     def requests(self, count: int, *, scales: bool = True) -> list[Request]:
-        """So many actions outside batches: long-tailed, as reward actions are; 1 to 32 cores where they scale."""
+        """Return actions outside batches: long-tailed like reward actions; 1 to 32 cores if they scale."""
         made = []
         for _ in range(count):
             self._made += 1
@@ -53,36 +53,36 @@ class DispatcherLoad:
         return made
 
     def submit(self, count: int) -> None:
-        """So many more."""
+        """Submit this many more."""
         self.follow(self.dispatcher.submitted(self.now, self.requests(count)))
 
     def add_nodes(self, cores: int = CORES) -> float:
-        """Nodes come and tell that they hold nothing. Returns the seconds of the last account, which frees them all."""
+        """Add nodes with empty inventories. Returns the seconds of the decision that follows the last one."""
         nodes = [Node(f"n{at}", "1", "cpu", {"cores": cores}, frozenset({"run"})) for at in range(NODES)]
         for node in nodes:
             self.follow(self.dispatcher.node_joined(self.now, node))
-        for node in nodes:  # as one event: one account after the other would decide node by node
+        for node in nodes:  # as one event: one inventory after the other would decide node by node
             node.answered()
             node.ready = True
         self.dispatcher.cluster.queues.nodes_changed()
         return self.decide([])
 
     def follow(self, commands: Iterable[Command]) -> None:
-        """Note what is granted."""
+        """Record grants."""
         for command in commands:
             if isinstance(command, Grant):
                 self.running[command.action] = command
 
     def free(self, node: str, cores: int) -> list[Ended]:
-        """Ends of what runs on a node, the next to end first, until so many cores are free."""
+        """Return ends of running actions of a node, the next to end first, until this many cores are free."""
         held = self.dispatcher.cluster.granted[node]
         ends: list[Ended] = []
         for action in sorted(held, key=lambda name: held[name].expected_end_s):
             if cores <= 0:
                 break
-            grant, life = self.running.pop(action), held[action]
+            grant, state = self.running.pop(action), held[action]
             cores -= grant.units["cores"]
-            ends.append(Ended(action, node, grant.attempt, 0, "ok", True, 0.0, life.expected_s))
+            ends.append(Ended(action, node, grant.attempt, 0, "ok", True, 0.0, state.expected_s))
         return ends
 
     def decide(self, ends: list[Ended]) -> float:
@@ -96,7 +96,7 @@ class DispatcherLoad:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """The leader freezes what is there at its start; collecting this process's own memory is no part of a decision."""
+    """Disable garbage collection: the leader freezes its objects, so collection is no part of a decision."""
     gc.collect()
     gc.disable()
     try:
@@ -106,7 +106,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def all_free(seed: int) -> float:
-    """Seconds of the decision where 1,280 actions wait and every core is free at once."""
+    """Return the seconds of the decision in which 1,280 actions wait and all cores become free at once."""
     load = DispatcherLoad(seed)
     load.submit(WAITING)
     with _uncollected():
@@ -114,7 +114,7 @@ def all_free(seed: int) -> float:
 
 
 def steady(seed: int) -> list[float]:
-    """Seconds of decisions where some cores of a node become free and as much waits as before."""
+    """Return the seconds of decisions in which some cores of a node become free and as many actions wait as before."""
     load = DispatcherLoad(seed)
     load.submit(WAITING)
     load.add_nodes()
@@ -130,12 +130,12 @@ def steady(seed: int) -> list[float]:
 
 
 def rigid(seed: int) -> list[float]:
-    """Seconds of a decision where one core is free and what waits first does not scale, 1,280 elastic behind it."""
+    """Return seconds of decisions in which one core is free and a rigid head has 1,280 elastic actions behind it."""
     load = DispatcherLoad(seed)
     load.submit(WAITING)
     load.add_nodes()
     load.submit(WAITING)
-    load.now -= 100.0  # they came before all others
+    load.now -= 100.0  # they arrived before all others
     first = load.requests(ROUNDS + 1, scales=False)
     load.now += 100.0
     load.follow(load.dispatcher.submitted(load.now, first))
@@ -150,7 +150,7 @@ def rigid(seed: int) -> list[float]:
 async def decisions(bench: Bench) -> list[BenchFigure]:
     """Decisions with 1,280 elastic actions waiting on five nodes of 256 cores."""
     bench.log(f"  {WAITING} elastic actions, {NODES} nodes of {CORES} cores")
-    all_free(0)  # compiles, or reads what was compiled
+    all_free(0)  # compiles, or reads compiled code
     whole = median(all_free(seed) for seed in range(1, TIMES + 1))
     return [
         figure("decisions.steady.p50", f"{AT_ONCE} cores become free", median(steady(1)) * 1e3, "ms", at_most(2)),

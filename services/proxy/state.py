@@ -68,7 +68,9 @@ def _proxy(request: Request) -> ProxyState:
 def _tenant(
     treadle_tenant: Annotated[
         str,
-        Header(pattern=NAME, description="Who asks; one default tenant until keys exist."),
+        Header(
+            pattern=NAME, description="The caller's tenant. There are no keys yet, so one default tenant is enough."
+        ),
     ] = DEFAULT_TENANT,
 ) -> str:
     return treadle_tenant

@@ -41,7 +41,7 @@ class Problem(BaseModel):
     type: str = Field(description="Identifier of the kind of problem.")
     title: str = Field(description="The kind of problem, for people.")
     status: int = Field(description="The HTTP status again.")
-    detail: str = Field(description="What happened here, and what to do.")
+    detail: str = Field(description="What happened, with an instruction.")
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -81,7 +81,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
         headers["Allow"] = ", ".join(_methods_at(request))
         detail = f"use {headers['Allow']}"
     if error.status_code == 404:
-        detail = f"nothing is served at {request.url.path}; /openapi.json says what is"
+        detail = f"nothing is served at {request.url.path}; see /openapi.json"
     document = {
         "type": f"{PROBLEM_TYPE}http-{error.status_code}",
         "title": error.detail,
@@ -127,11 +127,11 @@ async def _on_crash(request: Request, error: Exception) -> Response:
 def _frame(ready: Ready | None) -> APIRouter:
     router = APIRouter(tags=["service"])
 
-    @router.get("/healthz", summary="Is the process alive?")
+    @router.get("/healthz", summary="Liveness of the process")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    @router.get("/readyz", summary="Can it do its work?", responses=problem_responses(503))
+    @router.get("/readyz", summary="Readiness of the process", responses=problem_responses(503))
     async def readyz(request: Request) -> Response:
         why = ready(request.app) if ready else None
         if why is not None and not isinstance(why, str):

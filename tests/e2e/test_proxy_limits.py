@@ -150,7 +150,7 @@ def test_bodies_under_way_are_bounded_together(running: RunningProxy, path: str,
         send = requests.put if path.startswith("/v1/tasks") else requests.post
         refused = send(running.proxy.url + path, data=b"x" * PART, timeout=30)
         assert (refused.status_code, "retry-after" in refused.headers) == (status, retry), refused.text
-        assert "are under way here" in refused.json()["detail"]
+        assert "bytes of request bodies, of" in refused.json()["detail"]
         small = requests.post(running.proxy.url + "/v1/actions", json={"kind": "noop"}, timeout=30)
         assert small.status_code == 202, "what is small has room"
     asyncio.run(until(lambda: body_bytes(running) == 0))

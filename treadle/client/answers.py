@@ -213,7 +213,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Result(Answer, frozen=True, kw_only=True, omit_defaults=True):
-    """One answer, and where to read on: `after=<cursor>`."""
+    """One answer and its cursor. Continue with `after=<cursor>`."""
 
     cursor: str
 

@@ -13,17 +13,17 @@ import msgspec
 ActionKind = Literal[
     "noop", "sleep", "code.run", "code.asserts", "code.stdio", "math.verify", "answer.match", "python.function"
 ]
-"""Kind of an action: what it runs."""
+"""Kind of an action."""
 
 Elasticity = Mapping[str, float | str]
-"""How the work scales: with m units it takes T / (E(m) * m). Either units -> efficiency E(m), or a model: `amdahl` with
-`serial`, or `power` with `exponent`. Empty: it does not scale."""
+"""Elasticity: with m units the work takes T / (E(m) * m). Either units -> efficiency E(m), or a model: `amdahl` with
+`serial`, or `power` with `exponent`. Empty: more units do not help."""
 
 AmountRange = Sequence[int]
 """The fewest and the most units."""
 
 AmountSet = Mapping[str, Sequence[int]]
-"""A set of amounts: only these are granted."""
+"""Allowed amounts. No other amount is granted."""
 
 Amount = int | AmountRange | AmountSet
 """A fixed amount, a range, or a set of amounts."""

@@ -109,7 +109,7 @@ class Call:
     async def _next(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.disconnect":
-            raise BadRequest(what="the connection ended before the body was whole")
+            raise BadRequest(what="the connection ended before the body was complete")
         return message
 
     def query(self, *names: str) -> dict[str, str]:

@@ -37,14 +37,20 @@ async def get_batch(batch: BatchName, proxy: CurrentState) -> BatchView:
     return await proxy.batches.view(batch)
 
 
-@router.post("/{batch}/seal", summary="End a batch short", responses=problem_responses(404, 409, 413, 422, 503))
+@router.post(
+    "/{batch}/seal",
+    summary="Seal a batch: it accepts no more requests",
+    responses=problem_responses(404, 409, 413, 422, 503),
+)
 async def seal_batch(batch: BatchName, proxy: CurrentState) -> BatchView:
-    """The batch accepts no more requests. It is complete when all submitted requests are answered."""
+    """The batch is complete when all submitted requests are answered."""
     return await proxy.batches.end(batch, "sealed")
 
 
 @router.post(
-    "/{batch}/progress", summary="Say how far the rollout is", responses=problem_responses(404, 409, 413, 422, 503)
+    "/{batch}/progress",
+    summary="Report the progress of the rollout",
+    responses=problem_responses(404, 409, 413, 422, 503),
 )
 async def report_progress(batch: BatchName, body: ProgressReport, proxy: CurrentState) -> ProgressReceipt:
     """Optional and useful: the planner then expects reward requests when *this* rollout will send them.
@@ -73,11 +79,11 @@ async def cancel_batch(batch: BatchName, proxy: CurrentState) -> BatchView:
 
 @router.get(
     "/{batch}/results",
-    summary="Results as they come (NDJSON)",
+    summary="Results in order of completion (NDJSON)",
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "One answer a line, each with its `cursor`.",
+            "description": "One answer per line, each with its `cursor`.",
             "content": lines("ResultLine"),
         },
         **problem_responses(404, 422, 503),
@@ -86,9 +92,7 @@ async def cancel_batch(batch: BatchName, proxy: CurrentState) -> BatchView:
 async def get_results(
     batch: BatchName,
     proxy: CurrentState,
-    follow: Annotated[
-        bool, Query(description="Stay and send results as they come, until the batch has ended.")
-    ] = False,
+    follow: Annotated[bool, Query(description="Stream further results until the batch has ended.")] = False,
     after: Annotated[str, Query(pattern=CURSOR, description="Cursor of the last line you have; empty: all.")] = "",
 ) -> StreamingResponse:
     """Every result once, in the order of completion. Continue with `after=<cursor>`; no result is lost."""

@@ -22,7 +22,7 @@ class Bodies:
             Overloaded: the bound would be exceeded. These bytes are not counted.
         """
         if self._held + count > self._most:
-            raise Overloaded(what=f"bodies of {self._held} bytes are under way here, of {self._most} at most")
+            raise Overloaded(what=f"this replica holds {self._held} bytes of request bodies, of {self._most} at most")
         self._held += count
 
     def give_back(self, count: int) -> None:

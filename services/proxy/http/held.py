@@ -95,7 +95,7 @@ class HeldCalls:
             DeadlineMissed: too many calls are held, the action was not accepted, or it failed before the headers left.
         """
         if self._count >= self._settings.max_held:
-            raise DeadlineMissed(what=f"{self._count} calls are held here; retry")
+            raise DeadlineMissed(what=f"this replica holds {self._count} calls; retry")
         self._count += 1
         HELD.set(self._count)
         call.at_end.callback(self._leave)

@@ -59,7 +59,7 @@ async def submit_and_wait(call: Call, submitted: ActionSubmitted, wait_s: float)
         accepted = await proxy.intake.submit(submitted)
         return await _accepted(call, accepted, submitted.trajectory)
     if len(proxy.waiters) >= proxy.settings.max_waiting:
-        raise Overloaded(what="too many long polls here; submit without `wait` and ask later")
+        raise Overloaded(what="this replica has too many long polls; submit without `wait` and read the action later")
     future = proxy.waiters.expect(submitted.action)
     try:
         accepted = await proxy.intake.submit(submitted)
@@ -125,7 +125,7 @@ async def delete_action(call: Call) -> Reply:
     action = _named(call)
 
     async def attempt() -> str:
-        return await functions.cancel(call.proxy.redis, action, "a caller asked")
+        return await functions.cancel(call.proxy.redis, action, "requested by a caller")
 
     asked = await with_retries(attempt, what="cancelling", limit_s=call.proxy.settings.submit_retry_s)
     if asked == "unknown":
@@ -148,7 +148,7 @@ async def post_bulk(call: Call) -> Reply:
     receipt = BulkReceipt(accepted=0, repeated=0, rejected=[])
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
-        raise BadRequest(what="the body is empty: send one reward request (JSON) a line")
+        raise BadRequest(what="the body is empty: send one reward request (JSON) per line")
     for start in range(0, len(numbered), BULK_AT_ONCE):
         chunk = numbered[start : start + BULK_AT_ONCE]
         ends = await asyncio.gather(*(_one_line(call, tenant, batch, *pair) for pair in chunk))

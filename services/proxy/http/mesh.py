@@ -82,7 +82,7 @@ async def _nodes(proxy: ProxyState) -> list[NodeView]:
     return views
 
 
-@router.get("/nodes", summary="Executing hosts", responses=problem_responses(422, 503))
+@router.get("/nodes", summary="Nodes", responses=problem_responses(422, 503))
 async def list_nodes(proxy: CurrentState) -> NodeList:
     return NodeList(nodes=await _nodes(proxy))
 
@@ -158,7 +158,7 @@ async def get_health(proxy: CurrentState) -> HealthView:
 
 @router.get("/plans", summary="The planner's decisions, newest first", responses=problem_responses(422, 503))
 async def list_plans(
-    proxy: CurrentState, limit: Annotated[int, Query(ge=1, le=1000, description="At most so many.")] = 100
+    proxy: CurrentState, limit: Annotated[int, Query(ge=1, le=1000, description="Most decisions in the list.")] = 100
 ) -> PlanList:
     decided = [m for _, m in await _newest(proxy, TARGETS, LOOKED_AT) if isinstance(m, TargetSet)]
     plans: list[PlanView] = []

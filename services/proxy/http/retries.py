@@ -78,7 +78,7 @@ class RunCodeRetries:
         async def take() -> bool:
             return bool(await command(self._redis, "LREM", f"retry:{digest}", 1, action))
 
-        if await with_retries(take, what="taking what nobody came back for", limit_s=None):
+        if await with_retries(take, what="reading abandoned actions", limit_s=None):
             self.cancel(action, "its caller did not come back")
 
     async def _cancel_all(self, abandoned: list[tuple[str, str]]) -> list[None]:

@@ -84,7 +84,7 @@ async def post_run_code(call: Call) -> Reply | Streamed:
             return await proxy.held.serve(call, submitted, _reply, _failure)
         return await _serve(call, submitted, budget_s)
     except (Overloaded, Unavailable, OutOfMemoryError, *TRANSIENT) as error:
-        raise DeadlineMissed(what=f"no answer could be had: {error}") from error
+        raise DeadlineMissed(what=f"no answer: {error}") from error
 
 
 def _check(tenant: str, task: str, language: str) -> None:

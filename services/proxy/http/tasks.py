@@ -38,7 +38,7 @@ async def get_task(task: TaskName, proxy: CurrentState, tenant: Tenant) -> TaskV
     return await proxy.tasks.get(tenant, task)
 
 
-@router.delete("/{task}", status_code=204, summary="Forget a task", responses=problem_responses(404, 422, 503))
+@router.delete("/{task}", status_code=204, summary="Delete a task", responses=problem_responses(404, 422, 503))
 async def delete_task(task: TaskName, proxy: CurrentState, tenant: Tenant) -> Response:
     """Its open batches continue."""
     await proxy.tasks.delete(tenant, task)
@@ -50,7 +50,7 @@ async def delete_task(task: TaskName, proxy: CurrentState, tenant: Tenant) -> Re
     status_code=201,
     summary="Open a batch",
     responses={
-        200: {"model": BatchView, "description": "It was opened before, with this key"},
+        200: {"model": BatchView, "description": "Opened before, with this key"},
         **problem_responses(404, 409, 413, 422, 503),
     },
 )

@@ -98,7 +98,9 @@ class BatchService:
 
         code, batch = await with_retries(attempt, what="opening a batch", limit_s=RETRY_LIMIT_S)
         if code == "conflict":
-            raise Conflict(what=f"key {opening.key!r} opened {batch} with another size; name that, or use a new key")
+            raise Conflict(
+                what=f"key {opening.key!r} opened {batch} with another size; repeat that size, or use a new key"
+            )
         if opening.images:
             await trajectories.expect(self._redis, opening.images)
         return await self.view(batch), code == "opened"
@@ -166,7 +168,7 @@ class BatchService:
         if now is None:
             raise NotFound(kind="batch", name=batch)
         if now not in (state, "complete") and (state, now) != ("cancelled", "abandoned"):
-            raise Conflict(what=f"batch {batch} is {now} already")
+            raise Conflict(what=f"batch {batch} is already {now}")
         if shown is not None and await self._store.batch(batch) is None:
             return shown.model_copy(update={"state": now, "ended_at": shown.ended_at or self._clock.unix()})
         return await self.view(batch)
@@ -179,10 +181,10 @@ class BatchService:
         """
         batch = request.batch or default_batch or ""
         if not batch and not request.task:
-            raise BadRequest(what="name the `batch` of the request (or, outside any batch, its `task`)")
+            raise BadRequest(what="set `batch`, or `task` for a request outside any batch")
         workflow = await self._workflow(batch) if batch else await self._tasks.workflow(tenant, request.task or "")
         if request.task is not None and request.task != workflow.task:
-            raise BadRequest(what=f"batch {batch} is of task {workflow.task!r}, not {request.task!r}")
+            raise BadRequest(what=f"batch {batch} belongs to task {workflow.task!r}, not {request.task!r}")
         return ActionSubmitted(
             action=await self._ids.of(workflow.tenant, workflow.task, batch, request.request_id),
             tenant=workflow.tenant,
@@ -225,7 +227,7 @@ def _declared(batch: StoredBatch) -> Task:
         return Task.model_validate_json(batch.workflow)
     except ValidationError as error:
         raise Conflict(
-            what=f"batch {batch.id} was opened with a workflow that is refused now "
+            what=f"batch {batch.id} was opened with a workflow that is rejected now "
             f"({explain_details(error.errors()[0])}); declare the task again and open another batch"
         ) from error
 

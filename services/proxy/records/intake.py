@@ -110,7 +110,7 @@ def refusal_of(receipt: Receipt, submitted: ActionSubmitted) -> TreadleError | N
         case "no-batch":
             return NotFound(kind="batch", name=submitted.batch, hint="it was never opened, or has expired")
         case "batch-closed":
-            return Conflict(what=f"batch {submitted.batch} is {receipt.entry} and takes no more requests")
+            return Conflict(what=f"batch {submitted.batch} is {receipt.entry} and accepts no more requests")
         case "batch-full":
             return Conflict(what=f"batch {submitted.batch} already has its {receipt.entry} requests")
         case "no-trajectory":
@@ -119,7 +119,7 @@ def refusal_of(receipt: Receipt, submitted: ActionSubmitted) -> TreadleError | N
             state, _, reason = receipt.entry.partition(" ")
             return Conflict(what=f"trajectory {submitted.trajectory} is {state}: {reason}")
         case "answer-gone":
-            told = "was answered, and its answer is kept no more; it is not done again"
+            told = "was answered, and its answer has expired; it is not executed again"
             return Conflict(what=f"request_id {submitted.request!r} {told}")
         case "tenant-full":
             what = f"the kept answers of tenant {submitted.tenant!r} fill its part of Valkey until they are archived"

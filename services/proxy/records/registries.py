@@ -27,8 +27,8 @@ class Registries:
         for image in images:
             if is_image_id(image) and ANY not in self._allowed:
                 raise BadRequest(
-                    what=f"{image[:20]!r} is an image id, which names no registry: name the image (a digest may follow "
-                    "its name), or allow all with PROXY_IMAGE_REGISTRIES=*"
+                    what=f"{image[:20]!r} is an image id, which has no registry: write the image's name (a digest may "
+                    "follow it), or allow all with PROXY_IMAGE_REGISTRIES=*"
                 )
             registry = registry_of(image).lower()
             if image == LOCAL or ANY in self._allowed or registry in self._allowed:

@@ -77,4 +77,4 @@ class Rollouts:
         if state is None:
             raise NotFound(kind="batch", name=batch)
         if state not in ("open", "sealed"):
-            raise Conflict(what=f"batch {batch} is {state}: nothing of it is still to come")
+            raise Conflict(what=f"batch {batch} is {state}: no more requests are expected")

@@ -149,7 +149,7 @@ class Store:
             packed: bytes | None = await command(self._redis, "HGET", "backlog", field)
             return packed
 
-        packed = await with_retries(read, what="reading what waits", limit_s=RETRY_LIMIT_S)
+        packed = await with_retries(read, what="reading the backlog", limit_s=RETRY_LIMIT_S)
         try:
             return decoder.decode(packed) if packed is not None else None
         except msgspec.MsgspecError:

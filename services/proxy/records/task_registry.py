@@ -47,7 +47,7 @@ class TaskRegistry:
         current = await self._read(tenant, name)
         if current is not None and current[0] == task:
             return _view(tenant, name, *current)
-        version = await with_retries(write, what="keeping a task", limit_s=10.0)
+        version = await with_retries(write, what="storing a task", limit_s=10.0)
         self._cached.pop((tenant, name), None)
         return _view(tenant, name, task, version)
 

@@ -1,1 +1,1 @@
-"""The OpenAPI 3.1 document: FastAPI's own, with the hot routes written in beside them, in a form generators can use."""
+"""OpenAPI 3.1 document: FastAPI's own plus the bare ASGI routes, in a form that client generators accept."""

@@ -1,4 +1,4 @@
-"""The whole document: FastAPI's own with the hot routes beside it, repaired for generators, with examples.
+"""The whole document: FastAPI's own plus the bare ASGI routes, repaired for generators, with examples.
 
 docs/openapi.json is a copy of it; tests/conformance/clients generates and compiles clients from it.
 """
@@ -23,11 +23,11 @@ _SERVERS = [
     {"url": f"http://127.0.0.1:{_DEFAULT_PORT}", "description": "`treadle up` on this machine."},
 ]
 _TAGS = {
-    "tasks": "RL jobs: what to run for each sample.",
-    "batches": "Batches of reward requests: open, watch, read results, end.",
-    "rewards": "Reward requests, one or many.",
+    "tasks": "RL jobs: the stages that run for each sample.",
+    "batches": "Batches of reward requests: open, read progress and results, end.",
+    "rewards": "Reward requests, single and in bulk.",
     "actions": "Single actions outside any batch, and answers by id.",
-    "trajectories": "Environments that stay between actions.",
+    "trajectories": "Environments that continue between actions.",
     "swe-rex": "Trajectories for SWE-ReX's client.",
     "sandbox fusion": "Programs for SandboxFusion's clients.",
     "mesh": "Nodes, pools, plans and health.",
@@ -36,7 +36,7 @@ _TAGS = {
 
 
 def extend_openapi(app: FastAPI, *, max_wait_s: float) -> None:
-    """Make `app.openapi()` return the whole document. `max_wait_s`: the longest `wait=` this replica grants."""
+    """Make `app.openapi()` return the whole document. `max_wait_s`: the longest `wait=` of this replica."""
     own = app.openapi
 
     def openapi() -> dict[str, Any]:

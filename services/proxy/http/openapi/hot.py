@@ -14,7 +14,7 @@ from shared.messages.kinds import KINDS, MOST_GOLDS, StdioTest
 _BATCH = {
     "name": "batch",
     "in": "query",
-    "description": "Batch of the requests that do not name one themselves.",
+    "description": "Batch of the requests without a `batch` of their own.",
     "schema": {"type": "string"},
 }
 
@@ -24,19 +24,21 @@ def hot_paths(max_wait_s: float) -> dict[str, Any]:
     wait = waiting(max_wait_s)
     run_code = {
         "tags": ["sandbox fusion"],
-        "summary": "Run a program as SandboxFusion does",
+        "summary": "Run a program, as SandboxFusion's route does",
         "description": "A caller whose timeout counts between bytes (by default: User-Agent python-requests) is held: "
-        "the headers leave at once, then a blank byte every few seconds, then the JSON. Others get 504 at their "
-        "deadline; sent again within a minute, the call joins its action. The end of the connection cancels it.",
+        "it receives the headers at once, then a blank byte every few seconds, then the JSON. Other callers get 504 at "
+        "their deadline. A repeat within a minute joins the running action. A disconnect cancels it.",
         "requestBody": body("RunCode"),
-        "responses": responses({200: ("It has run, or says why not", "RunCodeReply")}, 413, 422, 504),
+        "responses": responses(
+            {200: ("It has run, or the message has the reason why not", "RunCodeReply")}, 413, 422, 504
+        ),
     }
     prefix = [
         {
             "name": name,
             "in": "path",
             "required": True,
-            "description": f"The {name} that the program counts for.",
+            "description": f"The {name} of the program.",
             "schema": {"type": "string"},
         }
         for name in ("tenant", "task")
@@ -63,7 +65,7 @@ def hot_paths(max_wait_s: float) -> dict[str, Any]:
             "delete": {
                 "tags": ["actions"],
                 "operationId": "delete_action",
-                "summary": "Cancel an action; what has finished stays finished",
+                "summary": "Cancel an action; a finished one does not change",
                 "parameters": [ID],
                 "responses": responses(ANSWER, 404, 422, 503),
             },
@@ -82,12 +84,12 @@ def hot_paths(max_wait_s: float) -> dict[str, Any]:
             "post": {
                 "tags": ["rewards"],
                 "operationId": "post_rewards",
-                "summary": "Reward requests by the thousand, one a line (NDJSON)",
-                "description": "Good lines are accepted whatever the others are; send the rejected ones again, mended. "
-                "It is 404 where all lines name the same batch, and there is none of that name.",
+                "summary": "Reward requests in bulk, one per line (NDJSON)",
+                "description": "A valid line is accepted even if others are rejected. Correct the rejected lines and "
+                "send only these again. The status is 404 if all lines name the same missing batch.",
                 "parameters": [_BATCH, TENANT],
                 "requestBody": {"required": True, "content": lines("RewardRequest")},
-                "responses": responses({200: ("What became of the lines", "BulkReceipt")}, 404, 413, 422, 503),
+                "responses": responses({200: ("Receipt of all lines", "BulkReceipt")}, 404, 413, 422, 503),
             }
         },
         "/run_code": {"post": {**run_code, "operationId": "run_code"}},
@@ -98,7 +100,7 @@ def hot_paths(max_wait_s: float) -> dict[str, Any]:
             "get": {
                 "tags": ["sandbox fusion"],
                 "operationId": "ping",
-                "summary": "SandboxFusion's liveness",
+                "summary": "Liveness, as SandboxFusion's route",
                 "responses": {
                     "200": {
                         "description": "pong",
@@ -119,7 +121,7 @@ _RUN_CODE_REPLY = object_of(
     executor_pod_name=nullable(_TEXT),
     files={"type": "object", "additionalProperties": _TEXT},
 )
-_RUN_CODE_REPLY["description"] = "What became of a program, as SandboxFusion writes it."
+_RUN_CODE_REPLY["description"] = "Result of a program in SandboxFusion's format."
 _RUN_CODE_REPLY["properties"] |= {
     "queue_time": {"type": "number"},
     "cpu_time": {"type": "number"},
@@ -151,15 +153,15 @@ def hot_schemas() -> dict[str, Schema]:
     answer = schemas["Answer"]
     line = {
         "type": "object",
-        "description": "One answer, and where to read on: `after=<cursor>`.",
+        "description": "One answer and its cursor. Continue with `after=<cursor>`.",
         "properties": {"cursor": {"type": "string", "pattern": r"^\d+-\d+$"}, **answer["properties"]},
         "required": ["cursor", *answer["required"]],
     }
     return {
         **schemas,
         **members,
-        "Gold": {"description": "The right answer, or all right answers.", "oneOf": [_TEXT, ref("Golds")]},
-        "Golds": {"type": "array", "items": _TEXT, "maxItems": MOST_GOLDS, "description": "All right answers."},
+        "Gold": {"description": "The correct answer, or all correct answers.", "oneOf": [_TEXT, ref("Golds")]},
+        "Golds": {"type": "array", "items": _TEXT, "maxItems": MOST_GOLDS, "description": "All correct answers."},
         "RunCodeReply": _RUN_CODE_REPLY,
         "CommandRunResult": _COMMAND_RUN_RESULT,
         "ResultLine": line,

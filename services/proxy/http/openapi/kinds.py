@@ -1,7 +1,7 @@
-"""Schemas of what the kind of an action decides: one named variant for each kind, told apart by `kind`.
+"""Schemas of actions: one named variant for each kind, with the discriminator `kind`.
 
-Also units and elasticity, which tasks, actions and trajectories write alike (`shared/api/elasticity`). Elasticity is
-one object instead of a union: no property tells all of its forms apart, and Go's clients refuse `{}` for a union.
+Also units and elasticity, which are the same in tasks, actions and trajectories (`shared/api/elasticity`). Elasticity
+is one object instead of a union: no property distinguishes all of its forms, and Go's clients reject `{}` for a union.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _whole(least: int) -> Schema:
 
 
 COST_SCHEMAS: dict[str, Schema] = {
-    "ActionKind": {"type": "string", "description": "Kind of an action: what it runs.", "enum": list(KINDS)},
+    "ActionKind": {"type": "string", "description": "Kind of an action.", "enum": list(KINDS)},
     "Units": {
         "type": "object",
         "description": "Resource -> units of it.",
@@ -45,11 +45,11 @@ COST_SCHEMAS: dict[str, Schema] = {
         "maxItems": 2,
     },
     "AmountSet": closed(("any_of",), any_of={"type": "array", "items": _whole(1), "minItems": 1})
-    | {"description": "A set of amounts: only these are granted."},
+    | {"description": "Allowed amounts. No other amount is granted."},
     "Elasticity": {
         "type": "object",
-        "description": "How the work scales: with m units it takes T / (E(m) * m). Either units -> efficiency E(m), or "
-        "a model: `amdahl` with `serial`, or `power` with `exponent`. Empty: it does not scale.",
+        "description": "Elasticity: with m units the work takes T / (E(m) * m). Either units -> efficiency E(m), or "
+        "a model: `amdahl` with `serial`, or `power` with `exponent`. Empty: more units do not help.",
         "properties": {
             "model": {
                 "type": "string",
@@ -57,8 +57,8 @@ COST_SCHEMAS: dict[str, Schema] = {
                 "as fast as one.",
                 "enum": ["amdahl", "power"],
             },
-            "serial": {**_SHARE, "description": "The part of T that more units do not shorten."},
-            "exponent": {**_SHARE, "description": "Of the model `power`."},
+            "serial": {**_SHARE, "description": "Part of T that more units do not shorten."},
+            "exponent": {**_SHARE, "description": "Exponent of the model `power`."},
         },
         "additionalProperties": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
         "examples": [{"1": 1.0, "4": 0.8}, {"model": "amdahl", "serial": 0.05}, {"model": "power", "exponent": 0.9}],
@@ -67,7 +67,7 @@ COST_SCHEMAS: dict[str, Schema] = {
 
 
 def struct_schemas(types: Iterable[type[Any]]) -> dict[str, Schema]:
-    """Named schemas of msgspec types and of those that they are made of, with the texts below their fields."""
+    """Return named schemas of msgspec types and of their parts, with the texts below their fields."""
     types = tuple(types)
     _, schemas = msgspec.json.schema_components(types, ref_template=REF)
     for form in types:
@@ -76,16 +76,16 @@ def struct_schemas(types: Iterable[type[Any]]) -> dict[str, Schema]:
 
 
 def write_costs(schema: Schema) -> None:
-    """Let the properties `units` and `elasticity` name the shared schemas."""
+    """Refer to the shared schemas in the properties `units` and `elasticity`."""
     for name, shared in (("units", nullable(ref("Units"))), ("elasticity", ref("Elasticity"))):
         text = schema["properties"][name].get("description", "")
         schema["properties"][name] = {**shared, "description": text}
 
 
 def variants(action: Schema, kinds: Mapping[str, type[Params]]) -> tuple[Schema, dict[str, Schema]]:
-    """(union of an action of each kind, its members by name). `action`: the schema that holds for all kinds.
+    """Return (union of an action of each kind, its members by name). `action`: the schema of all kinds.
 
-    A kind's parameters may be left out where all of them have defaults.
+    A kind's parameters are optional if all of them have defaults.
     """
     members: dict[str, Schema] = {}
     mapping: dict[str, str] = {}

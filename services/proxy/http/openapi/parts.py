@@ -1,4 +1,4 @@
-"""Parts that the paths of bare routes are written with, in the OpenAPI document."""
+"""Parts of the descriptions of bare routes in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from shared.runtime.patterns import NAME
 TENANT = {
     "name": "Treadle-Tenant",
     "in": "header",
-    "description": "Who asks; one default tenant until keys exist.",
+    "description": "The caller's tenant. There are no keys yet, so one default tenant is enough.",
     "schema": {"type": "string", "default": "default", "pattern": NAME},
 }
 ID = {
     "name": "id",
     "in": "path",
     "required": True,
-    "description": "Id of the action, as its submission returned it.",
+    "description": "Id of the action, from the reply to its submission.",
     "schema": {"type": "string"},
 }
 
 REASONS = {
-    404: "Nothing of that name is here",
-    409: "It contradicts what was accepted before",
+    404: "Nothing of this name exists",
+    409: "The request contradicts an earlier accepted one",
     413: "The body is too large",
-    422: "The body or a parameter does not mean anything",
-    503: "A bound is reached, or a part is away; retry after the time named",
-    504: "The deadline came, or is predicted to come, before an answer; retry",
+    422: "The body or a parameter is invalid",
+    503: "A bound is reached, or a part does not answer; retry after `Retry-After`",
+    504: "The deadline has passed, or is predicted to pass, before the answer; retry",
 }
 
 
 def json_of(name: str) -> dict[str, Any]:
-    """A body that is of this schema."""
+    """Return a JSON body with this schema."""
     return {"application/json": {"schema": ref(name)}}
 
 
 def responses(ok: dict[int, tuple[str, str]], *problems: int) -> dict[str, Any]:
-    """Answers of a route: status -> (what it means, its schema), and the statuses of its problems."""
+    """Return the responses of a route. `ok`: status -> (description, schema); `problems`: statuses of its errors."""
     good = {str(status): {"description": text, "content": json_of(schema)} for status, (text, schema) in ok.items()}
     bad = {
         str(status): {
@@ -51,21 +51,21 @@ def responses(ok: dict[int, tuple[str, str]], *problems: int) -> dict[str, Any]:
 
 
 def body(schema: str) -> dict[str, Any]:
-    """A body that must be there."""
+    """Return a required JSON body."""
     return {"required": True, "content": json_of(schema)}
 
 
 def lines(name: str) -> dict[str, Any]:
-    """A body of NDJSON: text for generators, which know no streams; `x-item-schema` is the schema of one line."""
-    text = f"NDJSON: one `{name}` a line."
+    """Return a body of NDJSON. Generators have no streams, so it is text; `x-item-schema` is the schema of a line."""
+    text = f"NDJSON: one `{name}` per line."
     return {"application/x-ndjson": {"schema": {"type": "string", "description": text, "x-item-schema": ref(name)}}}
 
 
-ANSWER = {200: ("It has finished", "Answer"), 202: ("Accepted, not finished yet", "Answer")}
+ANSWER = {200: ("Finished", "Answer"), 202: ("Accepted, not finished yet", "Answer")}
 
 
 def waiting(max_s: float) -> dict[str, Any]:
-    """The parameter `wait`."""
+    """Return the parameter `wait`."""
     return {
         "name": "wait",
         "in": "query",

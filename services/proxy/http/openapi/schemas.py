@@ -3,7 +3,7 @@ r"""Repair of JSON schemas for client generators. Pure functions over schemas as
 Every rule keeps the set of valid bodies:
 
 - `title` repeats the name, and generators name inline types by it: dropped.
-- A default of null, an empty list or an empty object says no more than that the field is optional: dropped.
+- A default of null, an empty list or an empty object only makes the field optional: dropped.
 - `const` becomes an enum of one value, and every enum has its type.
 - A union with the schema of any value is that schema; an array without `items` has any.
 - Numbers are `double` and unbounded integers `int64`: without it Go and Java take 32 bits.
@@ -30,27 +30,27 @@ _TYPES: tuple[tuple[type, str], ...] = ((bool, "boolean"), (str, "string"), (int
 
 
 def ref(name: str) -> Schema:
-    """A reference to a named schema."""
+    """Return a reference to a named schema."""
     return {"$ref": REF.format(name=name)}
 
 
 def nullable(schema: Schema) -> Schema:
-    """This schema, or null."""
+    """Return a schema that also accepts null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def closed(required: tuple[str, ...] = (), /, **properties: Schema) -> Schema:
-    """An object without other properties."""
+    """Return the schema of an object without other properties."""
     return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
 def object_of(**properties: Schema) -> Schema:
-    """An object of which all these properties are required."""
+    """Return the schema of an object with these required properties."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
 def repair(schema: Schema) -> Schema:
-    """The same schema as generators read it best; `schema` stays as it is."""
+    """Return an equivalent schema for generators. `schema` does not change."""
     done = {key: _repaired(key, value) for key, value in schema.items()}
     if isinstance(done.get("title"), str):
         del done["title"]

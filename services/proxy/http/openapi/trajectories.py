@@ -1,4 +1,4 @@
-"""Trajectories in the OpenAPI document, SWE-ReX's verbs among them."""
+"""Trajectories in the OpenAPI document, including SWE-ReX's verbs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _NAME = {
 _REQUEST_ID = {
     "name": "X-Request-ID",
     "in": "header",
-    "description": "A repeat with the same is harmless and returns the first answer.",
+    "description": "Your own id of the call. A repeat with the same id returns the first answer.",
     "schema": {"type": "string", "minLength": 1, "maxLength": MOST_REQUEST_ID},
 }
 _LISTED = [
     {
         "name": "state",
         "in": "query",
-        "description": "Only those in this state.",
+        "description": "State of the listed trajectories.",
         "schema": {"type": "string", "enum": list(STATES), "default": "open"},
     },
     {
         "name": "limit",
         "in": "query",
-        "description": "At most so many.",
+        "description": "Most trajectories in the list.",
         "schema": {"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": 100},
     },
 ]
@@ -60,12 +60,12 @@ def _operation(name: str, summary: str, *parameters: dict[str, Any], **rest: Any
 
 
 def _collection() -> dict[str, Any]:
-    opened = {201: ("Opened", "TrajectoryView"), 200: ("It was opened before, with this request_id", "TrajectoryView")}
+    opened = {201: ("Opened", "TrajectoryView"), 200: ("Opened before, with this request_id", "TrajectoryView")}
     return {
         "/v1/trajectories": {
             "post": _operation(
                 "post_trajectory",
-                "Open a trajectory; its environment is made with its first action",
+                "Open a trajectory; its environment is created with its first action",
                 TENANT,
                 requestBody=body("TrajectoryRequest"),
                 responses=responses(opened, 404, 409, 413, 422, 503),
@@ -74,7 +74,7 @@ def _collection() -> dict[str, Any]:
                 "list_trajectories",
                 "Trajectories in one state, newest first",
                 *_LISTED,
-                responses=responses({200: ("At most `limit` of them", "TrajectoryList")}, 422, 503),
+                responses=responses({200: ("At most `limit` trajectories", "TrajectoryList")}, 422, 503),
             ),
         }
     }
@@ -87,7 +87,7 @@ def _one(max_wait_s: float) -> dict[str, Any]:
             "get": _operation("get_trajectory", "One trajectory", _NAME, responses=responses(current, 404, 422, 503)),
             "delete": _operation(
                 "delete_trajectory",
-                "Close it: its unanswered actions are cancelled, its environment ends; its record stays readable",
+                "Close a trajectory: cancel its unanswered actions, end its environment; its record remains",
                 _NAME,
                 responses=responses(current, 404, 422, 503),
             ),
@@ -95,7 +95,7 @@ def _one(max_wait_s: float) -> dict[str, Any]:
         f"{_BASE}/actions": {
             "post": _operation(
                 "post_trajectory_action",
-                "Act in its environment; actions of one trajectory run in the order they came",
+                "Act in its environment; actions of one trajectory run in order of arrival",
                 _NAME,
                 waiting(max_wait_s),
                 requestBody=body("TrajectoryAction"),
@@ -107,16 +107,18 @@ def _one(max_wait_s: float) -> dict[str, Any]:
 
 def _swerex_paths() -> dict[str, Any]:
     verbs = {
-        "create_session": ("Begin a shell", body("CreateSession"), "CreatedSession"),
+        "create_session": ("Start a shell", body("CreateSession"), "CreatedSession"),
         "run_in_session": ("Run a command in a shell", body("SessionAction"), "Observation"),
         "close_session": ("End a shell", body("CloseSession"), "ClosedSession"),
         "execute": ("Run a command outside any shell", body("Command"), "CommandReply"),
         "read_file": ("Read a file's text", body("ReadFile"), "FileText"),
-        "write_file": ("Write a file whole", body("WriteFile"), "Nothing"),
+        "write_file": ("Write a whole file", body("WriteFile"), "Nothing"),
         "upload": ("Write a file, or unpack a zip archive", _UPLOAD, "Nothing"),
         "close": ("Close the trajectory", None, "Nothing"),
     }
-    paths = {f"{_BASE}/swerex/is_alive": {"get": _verb("is_alive", "Is it open?", None, "IsAlive")}}
+    paths = {
+        f"{_BASE}/swerex/is_alive": {"get": _verb("is_alive", "Return whether the trajectory is open", None, "IsAlive")}
+    }
     for verb, (summary, sent, schema) in verbs.items():
         paths[f"{_BASE}/swerex/{verb}"] = {"post": _verb(verb, summary, sent, schema)}
     return paths
@@ -140,15 +142,16 @@ _TEXT = {"type": "string"}
 _CODE = nullable({"type": "integer"})
 _BASH = {"type": "string", "enum": ["bash"]}
 _REPLIES = {
-    "IsAlive": object_of(is_alive={"type": "boolean"}, message=_TEXT) | {"description": "Is the trajectory open?"},
-    "CreatedSession": object_of(output=_TEXT, session_type=_BASH) | {"description": "A shell has begun."},
-    "ClosedSession": object_of(session_type=_BASH) | {"description": "A shell has ended."},
+    "IsAlive": object_of(is_alive={"type": "boolean"}, message=_TEXT)
+    | {"description": "Whether the trajectory is open."},
+    "CreatedSession": object_of(output=_TEXT, session_type=_BASH) | {"description": "A shell was started."},
+    "ClosedSession": object_of(session_type=_BASH) | {"description": "A shell was ended."},
     "Observation": object_of(
         output=_TEXT, exit_code=_CODE, failure_reason=_TEXT, expect_string=_TEXT, session_type=_BASH
     )
-    | {"description": "What a command in a shell printed, and how it ended."},
+    | {"description": "Output and end of a command in a shell."},
     "CommandReply": object_of(stdout=_TEXT, stderr=_TEXT, exit_code=_CODE)
-    | {"description": "What a command outside any shell printed, and how it ended."},
+    | {"description": "Output and end of a command outside any shell."},
     "FileText": object_of(content=_TEXT) | {"description": "A file's text."},
     "Nothing": object_of() | {"description": "An empty object."},
     "SwerexException": object_of(message=_TEXT, class_path=_TEXT, traceback=_TEXT, extra_info={"type": "object"})
@@ -164,7 +167,7 @@ _REPLIES = {
             "target_path": {"type": "string", "minLength": 1},
             "unzip": {
                 "type": "string",
-                "description": "`true`: the file is a zip archive, to be unpacked into a directory.",
+                "description": "`true`: unpack the file, a zip archive, into a directory.",
                 "pattern": "^([Tt]rue|[Ff]alse|1|0|on|off|yes|no)$",
                 "default": "false",
             },

@@ -56,7 +56,7 @@ def request_id(call: Call) -> str | None:
     """
     asked = call.header(b"x-request-id")
     if asked is not None and not 1 <= len(asked) <= MOST_REQUEST_ID:
-        raise BadRequest(what=f"X-Request-ID: 1 to {MOST_REQUEST_ID} characters")
+        raise BadRequest(what=f"header x-request-id: must have 1 to {MOST_REQUEST_ID} characters")
     return asked
 
 
@@ -81,7 +81,7 @@ async def act(
     submitted = await call.proxy.trajectories.action(trajectory, request)
     reply = await submit_and_wait(call, submitted, budget_s + MARGIN_S)
     if reply.status != 200:
-        raise Unavailable(what=f"{kind} has no answer yet; ask GET /v1/actions/{submitted.action}")
+        raise Unavailable(what=f"{kind} has no answer yet; read GET /v1/actions/{submitted.action}")
     answered = _answer.decode(reply.body)
     if answered.ended not in ("ok", "timeout"):
         raise swerex_error("SwerexException", f"{kind} ended as {answered.ended}: {answered.reason}")

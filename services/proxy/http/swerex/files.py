@@ -77,7 +77,7 @@ def _text(content: str, asked: ReadFile) -> str:
         text = io.TextIOWrapper(io.BytesIO(base64.b64decode(content)), encoding, asked.errors).read()
         text.encode()  # fails where encoding the answer would fail
     except UnicodeEncodeError as error:
-        raise Raised("builtins.ValueError", f"the text cannot be told in JSON: {error}") from error
+        raise Raised("builtins.ValueError", f"the text cannot be encoded as JSON: {error}") from error
     except (LookupError, ValueError, TypeError) as error:
         raise Raised(f"builtins.{type(error).__name__}", str(error)) from error
     return text

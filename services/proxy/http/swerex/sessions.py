@@ -163,7 +163,7 @@ async def _ask(call: Call, *words: Any) -> Any:
     async def attempt() -> Any:
         return await command(call.proxy.redis, *words)
 
-    return await with_retries(attempt, what="keeping sessions", limit_s=call.proxy.settings.submit_retry_s)
+    return await with_retries(attempt, what="storing sessions", limit_s=call.proxy.settings.submit_retry_s)
 
 
 def _observation(output: str, exit_code: int | None) -> dict[str, Any]:

@@ -309,7 +309,7 @@ async def test_a_body_that_was_cut_short_is_never_taken_for_whole(path: str) -> 
     await HotPath(behind, ROUTES)(scope, receive, send)
 
     assert sent[0]["status"] == 422
-    assert b"before the body was whole" in sent[1]["body"]
+    assert b"before the body was complete" in sent[1]["body"]
 
 
 async def hang(call: Call) -> Reply:

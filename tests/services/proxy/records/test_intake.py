@@ -114,7 +114,7 @@ async def test_the_same_id_with_another_body_is_told_apart(valkey: Redis) -> Non
     ("batch", "error", "says"),
     [
         ("none", NotFound, "no batch 'none'; it was never opened"),
-        ("sealed", Conflict, "is sealed and takes no more"),
+        ("sealed", Conflict, "is sealed and accepts no more"),
         ("small", Conflict, "already has its 1 requests"),
     ],
 )

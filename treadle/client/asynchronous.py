@@ -26,19 +26,18 @@ from treadle.client.answers import (
     Result,
     TaskView,
 )
-from treadle.client.errors import BadRequest, Overloaded, TreadleError
+from treadle.client.errors import BadRequest, TreadleError
 from treadle.client.graded import GradedBatch, NoProgress, ProgressListener
 from treadle.client.requests import ActionKind, ActionRequest, BatchOpening, ProgressReport, RewardRequest, Task
 from treadle.client.results import follow_results
-from treadle.client.retry import RetryPolicy, RetryState
+from treadle.client.retry import RetryPolicy
 from treadle.client.trajectories import AsyncTrajectories
-from treadle.client.transport import NDJSON, Transport, quoted
+from treadle.client.transport import Transport, quoted
 
 DEFAULT_URL = "http://127.0.0.1:8700"
 NO_RETRY = RetryPolicy(give_up_after_s=0.0)
 ANSWER_TIMEOUT_S = 3660.0
 """Seconds without an answer after which waiting for a batch ends: a request's default budget and a minute."""
-BULK = "/v1/rewards/bulk"
 CANCEL_S = 5.0
 """Limit of cancelling a batch after Ctrl-C."""
 
@@ -244,31 +243,12 @@ class AsyncTreadle:
         accepted = repeated = 0
         rejected: list[Rejection] = []
         for chunk in bulk.chunks(lines):
-            receipt = await self._submit(batch, lines, range(*chunk.indices(len(lines))))
+            receipt = await bulk.submit(self._transport, batch, lines, range(*chunk.indices(len(lines))))
             if on_accepted is not None:
                 on_accepted(receipt.accepted + receipt.repeated)
             accepted, repeated = accepted + receipt.accepted, repeated + receipt.repeated
             rejected += receipt.rejected
         return BulkReceipt(accepted=accepted, repeated=repeated, rejected=rejected)
-
-    async def _submit(self, batch: str, lines: Sequence[bytes], places: Sequence[int]) -> BulkReceipt:
-        accepted = repeated = 0
-        rejected: list[Rejection] = []
-        retries = RetryState(self._transport.retry_policy, f"submitting to {self.url}", self._transport.rng)
-        while True:
-            body = b"\n".join(lines[place] for place in places)
-            reply = await self._transport.send("POST", BULK, body, NDJSON, {"batch": batch})
-            receipt = self._transport.decoded(BulkReceipt, reply, BULK)
-            accepted, repeated = accepted + receipt.accepted, repeated + receipt.repeated
-            rejections = bulk.renumbered(receipt, places)
-            rejected += [each for each in rejections if not bulk.is_transient(each)]
-            again = [each for each in rejections if bulk.is_transient(each)]
-            if not again:
-                return BulkReceipt(accepted=accepted, repeated=repeated, rejected=rejected)
-            if len(again) < len(places):
-                retries.reset()
-            places = [each.line - 1 for each in again]
-            await retries.backoff(_error_of(again[-1]))
 
     def results(
         self, batch: str, *, after: str = "", answer_timeout_s: float = ANSWER_TIMEOUT_S
@@ -317,10 +297,6 @@ class AsyncTreadle:
             graded.rejected[requests[rejection.line - 1].request_id or ""] = rejection
         if receipt.rejected:  # the batch waits for requests that will not come
             await self.seal(graded.view.id)
-
-
-def _error_of(rejection: Rejection) -> Overloaded:
-    return Overloaded(str(rejection.problem.get("detail")), rejection.problem)
 
 
 def _first(errors: BaseExceptionGroup[TreadleError]) -> TreadleError:

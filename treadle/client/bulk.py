@@ -1,4 +1,4 @@
-"""Bulk calls: requests in chunks that the proxy takes, and the rejections among them."""
+"""Bulk calls: requests in chunks that the proxy takes, retried while it is full."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import msgspec
 from treadle.client.answers import BulkReceipt, Rejection
 from treadle.client.errors import BadRequest, Overloaded, Unavailable, Unexpected, slug_of
 from treadle.client.requests import RewardRequest
-from treadle.client.transport import encoded
+from treadle.client.retry import RetryState
+from treadle.client.transport import NDJSON, Transport, encoded
 
+PATH = "/v1/rewards/bulk"
 MAX_LINES = 512
 """Lines of one call: the proxy resolves this many at once."""
 MAX_BYTES = 4 << 20
@@ -54,6 +56,32 @@ def check_unique(requests: Sequence[RewardRequest]) -> None:
         if first != place:
             what = f"requests[{first}] and requests[{place}] have the same request_id {request.request_id!r}"
             raise BadRequest(f"{what}: give each its own, or none; nothing was submitted")
+
+
+async def submit(transport: Transport, batch: str, lines: Sequence[bytes], places: Sequence[int]) -> BulkReceipt:
+    """Submit one chunk to a batch. Lines rejected because the mesh is full are sent again; see `AsyncTreadle.submit`.
+
+    Args:
+        places: places of the chunk's lines in `lines`.
+    """
+    accepted = repeated = 0
+    rejected: list[Rejection] = []
+    retries = RetryState(transport.retry_policy, f"submitting to {transport.url}", transport.rng)
+    while True:
+        body = b"\n".join(lines[place] for place in places)
+        reply = await transport.send("POST", PATH, body, NDJSON, {"batch": batch})
+        receipt = transport.decoded(BulkReceipt, reply, PATH)
+        accepted, repeated = accepted + receipt.accepted, repeated + receipt.repeated
+        rejections = renumbered(receipt, places)
+        rejected += [each for each in rejections if not is_transient(each)]
+        again = [each for each in rejections if is_transient(each)]
+        if not again:
+            return BulkReceipt(accepted=accepted, repeated=repeated, rejected=rejected)
+        if len(again) < len(places):
+            retries.reset()
+        places = [each.line - 1 for each in again]
+        problem = again[-1].problem
+        await retries.backoff(Overloaded(str(problem.get("detail")), problem))
 
 
 def is_transient(rejection: Rejection) -> bool:

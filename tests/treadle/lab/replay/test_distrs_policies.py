@@ -126,7 +126,7 @@ def test_lengths_that_are_not_all_known_are_passed_over(known: tuple[int, ...]) 
 
 def asked(policy: Autoscaler, *busy: int) -> list[int]:
     """What it holds after each look, 15 s apart."""
-    looks = [policy.decide(15.0 * number, "again", [], np.array([used])) for number, used in enumerate(busy)]
+    looks = [policy.decide(15.0 * number, "timer", [], np.array([used])) for number, used in enumerate(busy)]
     return [look.targets[0] for look in looks]
 
 
@@ -185,7 +185,7 @@ def test_the_hint_wakes_the_planner_a_cold_start_before_the_first_request_is_exp
     changed, opened = changes(trace, hints=True, cold_start_s=10.0)
     gaps = [float(batch.arrivals_s[0]) for batch in trace.tasks[0].batches]
     expected = [at + gap - 10.0 for at, gap in zip(opened, gaps, strict=False)]
-    woken = [at for at, event in changed if event == "again"]
+    woken = [at for at, event in changed if event == "timer"]
     assert set(np.round(expected, 6)) <= set(np.round(woken, 6))
 
 

@@ -1,4 +1,4 @@
-"""What each part of Treadle's own planner is worth: the same trace without it, under conditions in which it shows."""
+"""Ablations of Treadle's planner: the same trace without one part, under conditions in which the part matters."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from treadle.lab.replay.distrs.policies import OURS
 from treadle.lab.replay.distrs.trace import RewardTrace
 
 ITERATIONS = 6
-"""Of each run; fewer than the evaluation's, as there are many."""
+"""Iterations of each run; fewer than the evaluation's, because there are many runs."""
 PACE_NOISE = 0.2
-"""Of a rollout's decoding speed, from batch to batch: other tenants, other lengths of prompts, a slow node."""
+"""Variation of the decoding speed from batch to batch: other tenants, other prompt lengths, a slow node."""
 EVEN_SPREAD = 0.05
-"""Of output lengths: nearly all samples are complete at once, as of a model that answers in a fixed form."""
+"""Spread of output lengths: nearly all samples are complete at once, as with answers of a fixed form."""
 COLD_START_S = 30.0
-"""Of every worker: an image is there, a container and its runtime start."""
+"""Cold start of every worker: the image is present, a container and its runtime start."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A workload in which something matters."""
+    """A workload in which one part of the planner matters."""
 
     token_noise: float = TOKEN_NOISE
     spread: float = SPREAD
     cold_start_s: float = 0.0
 
     def trace(self, chance: np.random.Generator, tasks: int, iterations: int, size: int) -> RewardTrace:
-        """Colocated."""
+        """Return a colocated trace."""
         trace = generate(
             chance,
             architecture="colocated",
@@ -81,5 +81,5 @@ ABLATIONS: tuple[tuple[str, str], ...] = tuple(
 
 
 def variant(name: str, trace: RewardTrace, seed: int) -> PlannerPolicy:
-    """A policy by its name in `ABLATIONS`."""
+    """Return a policy by its name in `ABLATIONS`."""
     return PlannerPolicy(name, trace, _VARIANTS[name], seed)

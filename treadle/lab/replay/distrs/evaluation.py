@@ -1,4 +1,4 @@
-"""The experiments of DistRS §6, run in virtual time: what each policy holds, and how long it lets trainers wait."""
+"""Experiments of DistRS §6 in virtual time: units that each policy holds, and delays of trainers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PAPER_SEARCH_S = {16_000: 2.0}
 
 @dataclass(frozen=True)
 class PolicyRun:
-    """A trace under one policy."""
+    """Measurements of a trace under one policy."""
 
     policy: str
     stages: tuple[str, ...]
@@ -55,7 +55,7 @@ class PolicyRun:
 
     @property
     def normalised(self) -> Floats:
-        """By stage: held against executed (Figure 12); 1 wastes nothing. NaN where nothing was executed."""
+        """By stage: held over executed worker-seconds (Figure 12); 1 wastes nothing. NaN if nothing was executed."""
         ratios = np.full(len(self.stages), np.nan)
         np.divide(self.worker_s, self.busy_s, out=ratios, where=self.busy_s > 0)
         return ratios
@@ -71,7 +71,7 @@ class PolicyRun:
         return float(self.delays_s.max(initial=0.0))
 
     def document(self) -> dict[str, Any]:
-        """As `treadle replay distrs --json` prints it; a stage that nothing was executed at has no ratio."""
+        """Return the document of `treadle replay distrs --json`; a stage without executions has no ratio."""
         delays = self.delays_s if len(self.delays_s) else np.zeros(1)
         ratios = (None if math.isnan(ratio) else ratio for ratio in self.normalised.tolist())
         return {
@@ -87,7 +87,7 @@ class PolicyRun:
 
 
 def run(trace: RewardTrace, policy: Policy) -> PolicyRun:
-    """All batches but the first of each task, which is everybody's history."""
+    """Run all batches but the first of each task, which is the history."""
     costs = SimulatedCluster(trace, policy).run()
     stages = len(trace.stages)
     return PolicyRun(
@@ -107,23 +107,23 @@ def _by_stage(costs: RunCosts, stages: int) -> list[tuple[float, tuple[int, ...]
 
 @dataclass(frozen=True)
 class OrderCurve:
-    """What the order of service makes of one number of workers; parallel."""
+    """Delays by the number of workers, for two orders of service; parallel sequences."""
 
     workers: Sequence[int]
-    """Of the dearest stage, ascending."""
+    """Workers of the most expensive stage, ascending."""
     ebf_s: Sequence[float]
     """Mean extra delay."""
     fcfs_s: Sequence[float]
 
     def times_fewer(self, at_most_s: float) -> float | None:
-        """How many times fewer workers EBF needs than FCFS for a mean delay that low."""
+        """Return the ratio of workers, FCFS to EBF, for a mean delay that low."""
         ebf, fcfs = (fewest_with(self.workers, delays, at_most_s) for delays in (self.ebf_s, self.fcfs_s))
         return fcfs / ebf if ebf and fcfs else None
 
 
 @dataclass
 class FixedWorkers:
-    """So many workers of each stage, always."""
+    """Policy with a constant number of workers of each stage."""
 
     workers: tuple[int, ...]
     by_arrival: bool
@@ -136,12 +136,13 @@ class FixedWorkers:
 
 
 def order_matters(trace: RewardTrace, steps: int = ORDER_STEPS) -> OrderCurve:
-    """Mean extra delay of two batches, the second `APART_S` later, by workers of the dearest stage (Figure 14).
+    """Return the mean extra delay of two batches, the second `APART_S` later, by workers of the most expensive stage
+    (Figure 14).
 
     Args:
-        trace: the last batch of its first task is taken, twice, with the one before it as history.
-        steps: how many numbers of workers are tried, up to a little more than what nothing queues with, most of them
-            between a quarter and half of that; of the other stages there are plenty.
+        trace: both batches are the last batch of its first task; the batch before it is their history.
+        steps: numbers of workers to try, up to slightly more than a zero queue needs, most of them between a quarter
+            and half of that. The other stages have enough workers for all requests.
     """
     batches = trace.tasks[0].batches
     batch, dear = batches[-1], dearest(trace.stages)
@@ -169,7 +170,7 @@ def order_matters(trace: RewardTrace, steps: int = ORDER_STEPS) -> OrderCurve:
 
 
 def fewest_with(workers: Sequence[int], delays_s: Sequence[float], at_most_s: float) -> int | None:
-    """The fewest workers from which on the delay stays that low; None where even the most are too few."""
+    """Return the fewest workers from which on the delay stays that low; None if the most are too few."""
     fewest = None
     for delay, count in sorted(zip(delays_s, workers, strict=True), key=lambda pair: -pair[1]):
         if delay > at_most_s:
@@ -179,10 +180,10 @@ def fewest_with(workers: Sequence[int], delays_s: Sequence[float], at_most_s: fl
 
 
 def single_task(trace: RewardTrace) -> RewardTrace:
-    """The first task alone (Figure 13)."""
+    """Return the trace of the first task alone (Figure 13)."""
     return replace(trace, tasks=trace.tasks[:1])
 
 
 def dearest(stages: Sequence[Stage]) -> int:
-    """The number of the dearest stage."""
+    """Return the number of the most expensive stage."""
     return max(range(len(stages)), key=lambda number: stages[number].worker_cost)

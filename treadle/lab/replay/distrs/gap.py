@@ -1,6 +1,6 @@
-"""How far Algorithm 1 and the trade after it are from the cheapest allocation, over small random cases.
+"""Optimality gap of Algorithm 1 and of the trade after it, over small random cases.
 
-The paper leaves it at "near-optimal" (DistRS §5.1). Small cases can be searched to the end, so here it is measured.
+The paper states "near-optimal" (DistRS §5.1). Small cases can be searched exhaustively, so the gap is measured here.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from shared.policy.scaling.search import UNREACHED, BatchRecord, ExpectedBatch, 
 
 STRICTNESS = (0.0, 1.0)
 COSTS = (4.0, 5.0, 6.0)
-"""Of a stage's worker. Close together: making the dearest stage smallest first is then least sure to be right."""
+"""Costs of a stage's worker. They are close, because then the order of Algorithm 1 is most often wrong."""
 LONGEST_S = 12
 ARRIVING_S = 6
-PATIENCE_S = 24
-"""Executions, arrivals of a batch and D are drawn from whole seconds up to these: requests come faster than they are
-served, and may queue."""
+MOST_DELAY_S = 24
+"""Executions, arrivals of a batch and D are whole seconds up to these: requests arrive faster than they are served, and
+may queue."""
 MOST_REQUESTS = 6
-"""Of both batches together: so many units of a pool always do, and the cheapest is found among at most 6^3."""
+"""Requests of both batches together. As many units of a pool are enough, so there are at most 6^3 allocations."""
 
 
 @dataclass(frozen=True)
 class Excess:
-    """What one search pays beyond the cheapest allocation, in parts of that one's cost."""
+    """Excess cost of one search over the cheapest allocation, relative to its cost."""
 
     mean: float
     worst: float
     optimal: float
     """Share of the cases in which it found the cheapest."""
     infeasible: int
-    """Plans that do not do; none is expected."""
+    """Infeasible plans; none is expected."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Gap:
 
 
 def gap(seed: int, cases: int) -> Gap:
-    """The excess of both searches over seeded random cases; half with the timeout-aware rule, half without.
+    """Return the excess of both searches over seeded random cases, half of them with the timeout-aware rule.
 
     About 4 ms a case.
 
@@ -91,7 +91,7 @@ def _case(chance: Random) -> list[ExpectedBatch]:
             f"b{number}",
             stages,
             _record(chance, len(stages), chance.randint(2, MOST_REQUESTS // count)),
-            float(chance.randint(0, PATIENCE_S)),
+            float(chance.randint(0, MOST_DELAY_S)),
             float(chance.randint(0, ARRIVING_S)),
         )
         for number in range(count)
@@ -116,7 +116,7 @@ def _unit_costs(batches: Sequence[ExpectedBatch]) -> dict[str, float]:
 
 
 def _cheapest(batches: Sequence[ExpectedBatch], costs: dict[str, float], strictness: float) -> float:
-    """Cost of the cheapest allocation of all that does, with a worker of every stage."""
+    """Return the cost of the cheapest feasible allocation, with a worker of every stage."""
     allocations = sorted(
         product(range(1, MOST_REQUESTS + 1), repeat=len(costs)),
         key=lambda counts: sum(count * each for count, each in zip(counts, costs.values(), strict=True)),
@@ -124,4 +124,4 @@ def _cheapest(batches: Sequence[ExpectedBatch], costs: dict[str, float], strictn
     for counts in allocations:
         if simulate(batches, dict(zip(costs, counts, strict=True)), strictness=strictness).feasible:
             return sum(count * each for count, each in zip(counts, costs.values(), strict=True))
-    raise AssertionError("as many units as requests leave nothing waiting")
+    raise AssertionError("as many units as requests are feasible")

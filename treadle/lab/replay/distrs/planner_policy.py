@@ -1,4 +1,4 @@
-"""The live planner (`shared.policy.scaling`) at work in the virtual mesh: the same object, told what happens there."""
+"""The planner (`shared.policy.scaling`) as a policy of the simulated cluster: the same object as in the service."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from treadle.lab.replay.distrs.policy import Decision, Event, OpenBatchView
 from treadle.lab.replay.distrs.trace import RewardTrace
 
 _PLENTY = 2**31
-"""Units that exist of every pool; what a planner may hold of them is as much as could run at once."""
+"""Units of every pool. The ceiling of the planner is the number of requests that can run at once."""
 
 
 @dataclass
 class PlannerPolicy:
-    """A planner as a policy of the virtual mesh, where every stage has a pool of its own without bound.
+    """A planner as a policy. Every stage has a pool of its own, without bound.
 
     Args:
         name: of the policy.
-        trace: whose workflow, D and cold starts hold; of its first batches the pace is taken, too.
-        ways: how it plans.
-        seed: of its chances.
+        trace: with the workflow, D, the cold starts, and the pace of the first batches.
+        config: of the planner.
+        seed: of its random draws.
     """
 
     name: str
@@ -85,7 +85,7 @@ class PlannerPolicy:
             first = view.seen.first_arrival_s
             if first is not None and (before is None or before.seen.first_arrival_s is None):
                 commands += self._planner.handle(now, FirstRequestArrived(name, first))
-        if event == "again":
+        if event == "timer":
             commands += self._planner.handle(now, TimerFired())
         self._open = current
         targets = {self._numbers[one.pool]: one.units for one in commands if isinstance(one, PublishTarget)}
@@ -102,7 +102,7 @@ class PlannerPolicy:
 
     def _past(self, view: OpenBatchView) -> tuple[PastBatch, ...]:
         first = max(0, len(view.past) - self.config.window)
-        if (view.task, 0) not in self._tokens_per_s:  # it was over before anybody could ask
+        if (view.task, 0) not in self._tokens_per_s:  # it was complete before the first decision
             self._tokens_per_s[view.task, 0] = self.trace.tasks[view.task].batches[0].tokens_per_s
         opened = replace(self._batch_added("before", view), opened_at=0.0)
         return tuple(

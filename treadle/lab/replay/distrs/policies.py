@@ -1,4 +1,4 @@
-"""The policies that the evaluation compares (DistRS §6.1), the paper's and ours."""
+"""Policies of the evaluation (DistRS §6.1), the paper's and ours."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ENDLESS = 2**40
 
 @dataclass
 class ZeroQueue:
-    """ZQ-Dedicated (§6.1): for each task alone, what its last batch would have needed for nothing to queue.
+    """ZQ-Dedicated (§6.1): for each task alone, the workers with which nothing of its last batch would have queued.
 
-    One worker at least of each stage: the last batch may not have come so far. Batches of a task that are open together
-    (open loop) may all be at their widest at once, so theirs are added up.
+    At least one worker of each stage, because the last batch may not have reached the stage. Batches of a task that are
+    open together (open loop) may have their peaks at once, so their workers are added.
     """
 
     stages: tuple[Stage, ...]
@@ -33,7 +33,7 @@ class ZeroQueue:
     by_arrival: bool = False
     knows_all: bool = False
     _widths: dict[int, tuple[BatchRecord, list[int]]] = field(default_factory=dict)
-    """By task: its last batch, and the workers of each stage that it used at once."""
+    """By task: its last batch, and the most workers of each stage that it used at once."""
 
     def decide(self, now: float, event: Event, open_batches: Sequence[OpenBatchView], busy: Counts) -> Decision:  # noqa: ARG002
         targets = dict.fromkeys(range(len(busy)), 0)
@@ -70,7 +70,7 @@ class Autoscaler:
     every_s: float = 15.0
     window_s: float = 300.0
     _held: list[int] = field(default_factory=list)
-    _wishes: list[tuple[float, list[int]]] = field(default_factory=list)
+    _proposals: list[tuple[float, list[int]]] = field(default_factory=list)
     _next_s: float = -math.inf
 
     def decide(self, now: float, event: Event, open_batches: Sequence[OpenBatchView], busy: Counts) -> Decision:  # noqa: ARG002
@@ -79,22 +79,22 @@ class Autoscaler:
         if now < self._next_s:
             return Decision({}, self._next_s)
         self._next_s = now + self.every_s
-        wishes = []
+        proposals = []
         for held, used in zip(self._held, busy, strict=True):
             ratio = min(int(used), held) / held / self.goal
-            wish = held if abs(ratio - 1) <= 0.1 else math.ceil(held * ratio)
-            wishes.append(max(1, min(wish, max(2 * held, held + 4))))
-        self._wishes = [one for one in self._wishes if now - one[0] < self.window_s] + [(now, wishes)]
+            proposal = held if abs(ratio - 1) <= 0.1 else math.ceil(held * ratio)
+            proposals.append(max(1, min(proposal, max(2 * held, held + 4))))
+        self._proposals = [one for one in self._proposals if now - one[0] < self.window_s] + [(now, proposals)]
         self._held = [
-            max(wish, min(held, max(past[pool] for _, past in self._wishes)))
-            for pool, (wish, held) in enumerate(zip(wishes, self._held, strict=True))
+            max(proposal, min(held, max(past[pool] for _, past in self._proposals)))
+            for pool, (proposal, held) in enumerate(zip(proposals, self._held, strict=True))
         ]
         return Decision(dict(enumerate(self._held)), self._next_s)
 
 
 @dataclass
 class Ideal:
-    """Algorithm 1 at batch boundaries, over what open batches will really need."""
+    """Algorithm 1 at batch boundaries, over the actual remaining work of open batches."""
 
     stages: tuple[Stage, ...]
     max_extra_delay_s: float
@@ -112,7 +112,7 @@ class Ideal:
         return Decision({number: plan.units.get(stage.drawn_from, 0) for number, stage in enumerate(self.stages)})
 
     def _truth(self, view: OpenBatchView) -> ExpectedBatch:
-        assert view.truth is not None, "the world tells only a policy that knows all"
+        assert view.truth is not None, "only a policy with `knows_all` has the truth"
         completion = max(view.truth.completion_s, 0.0)
         name = f"{view.task}:{view.index}"
         return ExpectedBatch(name, self.stages, view.truth, self.max_extra_delay_s, completion)
@@ -124,7 +124,7 @@ OURS = PlannerConfig(explains=False)
 
 
 def lineup(trace: RewardTrace, seed: int) -> list[Policy]:
-    """The policies of the evaluation, each with chances of its own."""
+    """Return the policies of the evaluation, each with its own random draws."""
     return [
         ZeroQueue(trace.stages),
         PlannerPolicy("history", trace, HISTORY, seed),

@@ -1,4 +1,4 @@
-"""What a policy of the virtual mesh sees, and what it answers."""
+"""Interface of a scaling policy in the simulated cluster."""
 
 from __future__ import annotations
 
@@ -12,58 +12,58 @@ from shared.policy.scaling.list_scheduling import Counts
 from shared.policy.scaling.workload import BatchRecord, Requests
 
 Event = str
-"""`opened`, `arrived` (the first request), `complete`, `again` (the policy asked for it)."""
+"""`opened`, `arrived` (the first request), `complete`, or `timer` (requested by the policy)."""
 
 
 class RolloutReport(NamedTuple):
-    """How far a rollout is."""
+    """Progress of a rollout."""
 
     generating: int
-    """Samples that will still come."""
+    """Samples that have not arrived."""
     tokens: float | None
     """Median length of those whose length is known, so far."""
 
 
 @dataclass(frozen=True)
 class OpenBatchView:
-    """An open batch as a policy may see it; `truth` only as the ideal one may."""
+    """State of an open batch for a policy."""
 
     task: int
     index: int
     seen: CollectionInput
     report: RolloutReport | None
-    """What the trainer would say of the rollout; None where lengths are not known, or all samples have come."""
+    """Progress that the trainer would report; None if lengths are unknown or all samples have arrived."""
     past: Sequence[BatchRecord]
-    """Of the task's complete batches, the newest last."""
+    """Records of the task's complete batches, the newest last."""
     gaps_s: Sequence[float]
-    """Of the same: seconds from the opening to the first arrival."""
+    """Seconds from the opening to the first arrival of the same batches."""
     truth: Requests | None
-    """What its requests will really need, on a clock that begins now; only for a policy that knows all."""
+    """Actual remaining work, on a clock that begins now; only for a policy with `knows_all`."""
 
 
 class Policy(Protocol):
-    """Decides how many workers there are."""
+    """Policy that decides the numbers of workers."""
 
     name: str
     dedicated: bool
-    """Every task has pools of its own."""
+    """Pools are separate for each task."""
     by_arrival: bool
     """FCFS instead of EBF."""
 
     knows_all: bool
-    """It sees what will happen."""
+    """It receives the actual remaining work."""
 
     def decide(self, now: float, event: Event, open_batches: Sequence[OpenBatchView], busy: Counts) -> Decision:
-        """Targets, asked at `event`; `busy` are units in use by pool."""
+        """Return the targets at `event`; `busy`: units in use by pool."""
         ...
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Targets by pool number (stage, or task * stages + stage where dedicated); pools not named stay as they are."""
+    """Targets by pool number (stage, or task * stages + stage if dedicated); other pools keep theirs."""
 
     targets: Mapping[int, int]
     wake_s: float = math.inf
-    """Ask again at this moment, whatever earlier answers said; infinite: at the next turn of a batch."""
+    """Time of the next `timer` event, instead of any earlier one; infinite: none."""
     due_s: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """(task, index of the batch) -> T, absolute: the key of its requests from now on. Others keep theirs."""

@@ -1,7 +1,7 @@
-"""Pools that grow and shrink: units are paid from the decision on, and can be used a cold start later.
+"""Pools that grow and shrink: units cost from the decision on, and are usable a cold start later.
 
-Shrinking ends nothing: units that still start go first, then idle ones, and what runs keeps its units to its end.
-Growing first takes back those that were to leave after what they run: they are warm.
+A smaller target ends no work: starting units are released first, then idle ones; running work keeps its units to its
+end. A larger target first keeps the units that were to be released after their work: they are warm.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from shared.policy.scaling.list_scheduling import Counts, Floats
 
 @dataclass
 class _Starting:
-    """Units that were asked for at one moment."""
+    """Units requested at one time."""
 
     usable_s: float
     units: int
 
 
 class Pools:
-    """What is held of each pool, and what it costs.
+    """Held units of each pool, and their cost.
 
     Args:
-        free: units that wait for work, by pool; changed in place. Below zero while more runs than is held.
-        cold_starts_s: by pool, from asking for a unit to being able to use it.
+        free: idle units by pool; changed in place. Below zero while more units run than are held.
+        cold_starts_s: by pool, seconds from the request of a unit until it is usable.
     """
 
     def __init__(self, free: Counts, cold_starts_s: Sequence[float]) -> None:
         self._free, self._cold_starts_s = free, cold_starts_s
         self.targets: Counts = np.zeros(len(free), np.int64)
-        """By pool: units held, those that still start among them."""
+        """By pool: held units, including starting ones."""
         self.unit_s: Floats = np.zeros(len(free))
         """By pool: unit-seconds held up to the last account."""
         self._starting: list[deque[_Starting]] = [deque() for _ in free]
@@ -48,12 +48,12 @@ class Pools:
         return self.targets - self._free - np.array(starting, np.int64)
 
     def account(self, now: float) -> None:
-        """Pay for what was held since the last account. Call it before targets change."""
+        """Add the cost since the last account. Call it before targets change."""
         self.unit_s += self.targets * (now - self._accounted_s)
         self._accounted_s = now
 
     def set(self, now: float, pool: int, units: int) -> float:
-        """Hold so many units; returns when the last of them can be used, infinite where nothing new starts."""
+        """Set the target; return the time at which the last new unit is usable, infinite if none starts."""
         change = units - int(self.targets[pool])
         self.targets[pool] = units
         if change <= 0:
@@ -68,13 +68,13 @@ class Pools:
         return now + cold_start_s
 
     def warmed(self, now: float, pool: int) -> None:
-        """Let those be used whose cold start is over."""
+        """Make units usable whose cold start is over."""
         starting = self._starting[pool]
         while starting and starting[0].usable_s <= now:
             self._free[pool] += starting.popleft().units
 
     def _stopped(self, pool: int, units: int) -> int:
-        """Stop units that still start, the newest first; returns how many of `units` are not found among them."""
+        """Stop starting units, the newest first; return how many of `units` remain to release."""
         starting = self._starting[pool]
         while units and starting:
             fewer = min(units, starting[-1].units)

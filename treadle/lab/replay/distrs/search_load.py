@@ -1,4 +1,4 @@
-"""A load to measure the search on: how long it takes against the number of requests (DistRS §6.4, Figure 15)."""
+"""Batches for measuring the search time by number of requests (DistRS §6.4, Figure 15)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from treadle.lab.replay.distrs.generate import TASKS, WINDOW_S, generate
 def search_load(
     requests: int, batches: int = TASKS, *, chance: np.random.Generator
 ) -> tuple[list[ExpectedBatch], dict[str, int]]:
-    """Open batches that overlap in time, of which nothing has come yet, and ceilings that leave no request waiting.
+    """Return open batches that overlap in time, before their first arrivals, and ceilings with which nothing queues.
 
-    Each is another iteration of the generated workload (`generate`), from the training's first to its last, and begins
-    within the same window as its tasks do. Equally seeded chances give the same load.
+    Each is another iteration of the generated workload (`generate`), from the first of the training to the last, and
+    starts within the same window as its tasks. Equal seeds give equal batches.
 
     Args:
-        requests: of all batches together, which differ by one at most.
-        batches: how many are open at once.
-        chance: where the workload comes from.
+        requests: of all batches together; the sizes of batches differ by one at most.
+        batches: number of open batches.
+        chance: random generator of the workload.
 
     Returns:
-        What `shared.policy.scaling.search.search` takes: the batches, and by pool as many units as there are requests.
+        Arguments of `shared.policy.scaling.search.search`: the batches, and by pool as many units as requests.
 
     Raises:
-        ValueError: there is not a request for each batch.
+        ValueError: there are fewer requests than batches.
     """
     if not 1 <= batches <= requests:
         raise ValueError(f"{batches} batches need a request each, not {requests} together")

@@ -1,8 +1,8 @@
-"""A mesh in virtual time: training tasks in a closed loop, pools that grow and shrink, requests in EBF order.
+"""A cluster in virtual time: training tasks in a closed loop, pools that grow and shrink, requests in EBF order.
 
-The same list scheduling as SIMULATE's (`list_scheduling`) runs here over what really happens. A policy is asked at a
-batch's opening (the hint), at its first arrival, at its completion, and whenever it asked to be asked again; it answers
-with targets. What a decision adds can be used a cold start later; shrinking never ends what runs (`pools`).
+The list scheduling of SIMULATE (`list_scheduling`) runs here over the actual requests. The policy decides targets at a
+batch's opening (the hint), at its first arrival, at its completion, and at the times that it requests. New units are
+usable a cold start later; a smaller target does not end running work (`pools`).
 """
 
 from __future__ import annotations
@@ -32,27 +32,26 @@ from treadle.lab.replay.distrs.pools import Pools
 from treadle.lab.replay.distrs.trace import RewardTrace, TracedBatch
 
 MAX_REVIEWS = 100_000
-"""That a policy asks for on end while a batch is open and none opens, begins to arrive or is complete: a day of looks,
-one a second."""
+"""Most timer events in a row while a batch is open and no batch event occurs: a day, with one each second."""
 _WARMED = "warmed"
-"""A pool's units can be used from now on; nobody is asked."""
+"""Event: the units of a pool have become usable. The policy does not decide."""
 
 
 @dataclass(frozen=True)
 class CompletedBatch:
-    """A batch that is complete."""
+    """A complete batch."""
 
     task: int
     index: int
     extra_delay_s: float
-    """d: later than its arrivals and executions alone ask for."""
+    """d: delay beyond its earliest possible completion."""
     opened_s: float
     complete_s: float
 
 
 @dataclass
 class RunCosts:
-    """What a run cost and delayed."""
+    """Costs and delays of a run."""
 
     unit_s: Floats
     """By pool: unit-seconds held."""
@@ -65,7 +64,7 @@ class RunCosts:
 
 @dataclass
 class _BatchSlot:
-    """A place for one open batch: its visits stand at `base` and after it."""
+    """Slot of one open batch: its visits begin at index `base`."""
 
     number: int
     base: int
@@ -78,7 +77,7 @@ class _BatchSlot:
     request: Counts = field(default_factory=lambda: np.empty(0, np.int64))
     """By visit."""
     before_s: Floats = field(default_factory=lambda: np.empty(0))
-    """By visit: what the stages before it took."""
+    """By visit: seconds of the stages before it."""
     arrivals_s: Floats = field(default_factory=lambda: np.empty(0))
     """Absolute."""
 
@@ -86,12 +85,12 @@ class _BatchSlot:
 class SimulatedCluster:
     """One run of a trace under a policy.
 
-    The first batch of each task is taken for its history and not run: without history there is no policy to compare. It
-    is over as it would begin, so tasks that begin apart stay apart.
+    The first batch of each task is its history and is not run, because no policy can plan without history. It is
+    complete at its start, so tasks that start apart stay apart.
 
     Args:
-        trace: what happens.
-        policy: decides how many workers there are.
+        trace: of the workload.
+        policy: decides the numbers of workers.
     """
 
     def __init__(self, trace: RewardTrace, policy: Policy) -> None:
@@ -119,7 +118,7 @@ class SimulatedCluster:
         self.costs = RunCosts(self._pools.unit_s, np.zeros(self._stages))
 
     def run(self) -> RunCosts:
-        """From time 0 until the last batch is complete."""
+        """Run from time 0 until the last batch is complete."""
         for task, traced in enumerate(self._trace.tasks):
             for index, batch in enumerate(traced.batches[1:], 1):
                 if batch.start_s is not None:
@@ -151,7 +150,7 @@ class SimulatedCluster:
         heapq.heappush(self._events, (at, next(self._serials), event, subject))
 
     def _follow(self, task: int, index: int, over_s: float) -> None:
-        """Let the batch start that comes its gap after this one, which was over at a moment; others have their own."""
+        """Schedule the start of the task's next batch, its gap after `over_s`, unless it has a start of its own."""
         batches = self._trace.tasks[task].batches
         if index + 1 < len(batches) and batches[index + 1].start_s is None:
             self._push(over_s + batches[index + 1].gap_s, f"start {index + 1}", task)
@@ -161,11 +160,11 @@ class SimulatedCluster:
             if event == _WARMED:
                 self._pools.warmed(self._now, subject)
                 return
-            if event != "again":
+            if event != "timer":
                 self._begin(subject, int(event.split()[1]))
                 event = "opened"
             elif self._now != self._wake_s:
-                return  # it has asked for another moment since
+                return  # replaced by a later request
         elif event == "complete":
             self._end(subject)
         self._decide(event)
@@ -197,7 +196,7 @@ class SimulatedCluster:
             self._push(float(slot.arrivals_s[-1]), "complete", slot)
 
     def _due(self, slot: _BatchSlot) -> float:
-        """T as the dispatcher would know it when the first request comes; the ideal one knows."""
+        """Return T as the dispatcher would expect it at the first arrival; the actual T for an ideal policy."""
         assert slot.batch is not None
         if self._policy.knows_all:
             return slot.opened_s + slot.batch.ideal_span_s
@@ -220,15 +219,15 @@ class SimulatedCluster:
         self._free.append(slot)
         self._follow(slot.task, slot.index, self._now)
 
-    # ---- the policy --------------------------------------------------------------------------------------------------
+    # ---- policy ------------------------------------------------------------------------------------------------------
 
     def _decide(self, event: Event) -> None:
         """Let the policy decide.
 
         Raises:
-            RuntimeError: it looks again and again at open batches, and nothing comes of it.
+            RuntimeError: it requests timer events without end while a batch waits.
         """
-        self._reviews = self._reviews + 1 if event == "again" and self._open else 0
+        self._reviews = self._reviews + 1 if event == "timer" and self._open else 0
         if self._reviews > MAX_REVIEWS:
             raise RuntimeError(
                 f"{self._policy.name} holds no worker for waiting requests after {MAX_REVIEWS:,} reviews"
@@ -236,7 +235,7 @@ class SimulatedCluster:
         views = [self._view(slot) for slot in self._open]
         decision = self._policy.decide(self._now, event, views, self._pools.busy)
         if decision.wake_s < math.inf and decision.wake_s != self._wake_s:
-            self._push(decision.wake_s, "again", 0)
+            self._push(decision.wake_s, "timer", 0)
         self._wake_s = decision.wake_s
         self._rekey(decision.due_s)
         self._pools.account(self._now)
@@ -247,14 +246,14 @@ class SimulatedCluster:
         self.costs.held.append((self._now, tuple(int(units) for units in self._pools.targets)))
 
     def _rekey(self, due_s: Mapping[tuple[int, int], float]) -> None:
-        """Move what waits, and what will, to the places of new completion times."""
+        """Apply new keys to waiting and future visits."""
         moved = [slot for slot in self._open if (slot.task, slot.index) in due_s and not self._policy.by_arrival]
         for slot in moved:
             self._visits["key"][slot.base : slot.base + len(slot.stage)] = due_s[slot.task, slot.index]
         for pool, waiting in enumerate(self._board.waiting) if moved else ():
             queue = self._board.queues[pool, :waiting]
             queue["key"] = self._visits["key"][queue["visit"]]
-            queue[:] = queue[np.lexsort((queue["visit"], queue["key"]))]  # what is in order is a heap
+            queue[:] = queue[np.lexsort((queue["visit"], queue["key"]))]  # a sorted array is a heap
 
     def _view(self, slot: _BatchSlot) -> OpenBatchView:
         assert slot.batch is not None
@@ -301,7 +300,7 @@ class SimulatedCluster:
         return Requests((slot.arrivals_s - self._now)[left], coming[left], executions[:, left], running[left])
 
     def _report(self, slot: _BatchSlot, arrived: int) -> RolloutReport | None:
-        """A sample's tokens come evenly from the rollout's beginning to its arrival."""
+        """Return the progress. The tokens of a sample are spread evenly from the rollout's beginning to its arrival."""
         assert slot.batch is not None
         if slot.batch.lengths is None or arrived == slot.batch.size:
             return None
@@ -312,6 +311,6 @@ class SimulatedCluster:
 
 
 def record_of(batch: TracedBatch) -> BatchRecord:
-    """A traced batch as the store would keep it."""
+    """Return a traced batch as the store would record it."""
     arrivals = batch.arrivals_s - batch.arrivals_s[0]
     return BatchRecord(tuple(arrivals.tolist()), tuple(tuple(row) for row in batch.executions_s.tolist()))

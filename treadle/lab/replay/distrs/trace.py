@@ -1,4 +1,4 @@
-"""Reward workloads as they are replayed: what arrives when, and how long every stage takes (DistRS §3, §6.1)."""
+"""Reward workloads for replay: arrivals, and durations of every stage (DistRS §3, §6.1)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class TracedBatch:
     """One batch of requests, ordered by arrival.
 
     Raises:
-        ValueError: shapes do not fit, or arrivals do not ascend.
+        ValueError: shapes differ, or arrivals are not ascending.
     """
 
     arrivals_s: Floats
-    """Seconds after the batch's start, the moment its rollout begins; ascending, shape (n,)."""
+    """Seconds after the batch's start (the start of its rollout); ascending, shape (n,)."""
     executions_s: Floats
-    """Seconds by stage, then request; NaN where the request stopped earlier, shape (stages, n)."""
+    """Seconds by stage, then request; NaN if the request stopped earlier, shape (stages, n)."""
     start_s: float | None = None
     """Open loop: when the batch starts. None: closed loop."""
     gap_s: float = 0.0
     """Closed loop: seconds from the completion of the task's previous batch (its first: from time 0) to the start."""
     lengths: Floats | None = None
-    """Tokens of each sample's output, NaN where not known, shape (n,); None: the trace knows none."""
+    """Tokens of each sample's output, NaN if unknown, shape (n,); None: the trace has none."""
 
     def __post_init__(self) -> None:
         n = len(self.arrivals_s)
@@ -43,7 +43,7 @@ class TracedBatch:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """How fast its samples were generated: the median over those whose length is known; None without any."""
+        """Median token rate of samples with a known length; None without any."""
         if self.lengths is None:
             return None
         known = (self.lengths > 0) & (self.arrivals_s > 0)
@@ -54,7 +54,7 @@ class TracedBatch:
         return len(self.arrivals_s)
 
     def reached(self, stage: int) -> NDArray[np.bool_]:
-        """Whether each request reached the stage, shape (n,)."""
+        """Return which requests reached the stage, shape (n,)."""
         reached: NDArray[np.bool_] = ~np.isnan(self.executions_s[stage])
         return reached
 
@@ -74,7 +74,7 @@ class TracedTask:
 
 @dataclass(frozen=True)
 class RewardTrace:
-    """All that a replay needs to know of a workload.
+    """A workload to replay.
 
     Raises:
         ValueError: a stage shares its pool, a batch has another number of stages, or not every stage has a cold start.
@@ -83,10 +83,10 @@ class RewardTrace:
     stages: tuple[Stage, ...]
     """Each with a pool of its own, one unit a worker."""
     max_extra_delay_s: float
-    """D: how much later than T a batch may be complete (§5.1)."""
+    """D: permitted delay of a batch beyond T (§5.1)."""
     tasks: tuple[TracedTask, ...]
     cold_starts_s: tuple[float, ...] = ()
-    """By stage: from asking for a worker to being able to use it. Empty: at once, and it is filled with zeros."""
+    """By stage: seconds from the request of a worker until it is usable. Empty: zeros."""
 
     def __post_init__(self) -> None:
         if not self.cold_starts_s:
@@ -100,10 +100,9 @@ class RewardTrace:
 
 
 def quicker(trace: RewardTrace, times: float, batches: int) -> RewardTrace:
-    """The same so many times quicker, all seconds divided; of each task the batches in the middle of its training.
+    """Return the trace with all seconds divided by `times`, and of each task the batches in the middle of its training.
 
-    Where there are many, neighbours are as alike as they are in the whole; with few iterations generated in the first
-    place, each would be of another training.
+    Neighbours of a long training resemble each other. In a training generated with few iterations they would differ.
     """
     first = max(0, (max((len(task.batches) for task in trace.tasks), default=0) - batches) // 2)
     return RewardTrace(
@@ -115,7 +114,7 @@ def quicker(trace: RewardTrace, times: float, batches: int) -> RewardTrace:
 
 
 def _quicker(task: TracedTask, times: float, those: slice) -> TracedTask:
-    """The first of them begins when the task's first began."""
+    """Return some batches of a task; the first of them starts when the task's first batch started."""
     kept = [
         replace(
             batch,

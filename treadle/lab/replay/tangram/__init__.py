@@ -1,1 +1,1 @@
-"""ARL-Tangram's evaluation of CPUs (§6.3, §6.4) in virtual time: trajectories that think and act, in a closed loop."""
+"""ARL-Tangram's evaluation of CPUs (§6.3, §6.4) in virtual time: trajectories think and act in a closed loop."""

@@ -1,4 +1,4 @@
-"""Values with their sources: what the paper states, and what had to be assumed because it does not."""
+"""Values with their sources: statements of the paper, and assumptions where it states nothing."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ T = TypeVar("T", int, float)
 
 
 def assumed(value: T, source: str) -> T:
-    """A field of a dataclass with its default and where it comes from."""
+    """Return a dataclass field with a default and its source."""
     found: T = field(default=value, metadata={"source": source})
     return found
 
 
 def assumptions_of(of: Any) -> Iterator[tuple[str, float, str]]:
-    """Name, value and source of each field of a dataclass made of such fields."""
+    """Name, value and source of each `assumed` field of a dataclass."""
     for one in fields(of):
         yield one.name, getattr(of, one.name), one.metadata["source"]
 
@@ -36,7 +36,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Overheads:
-    """What our own system adds to an action. Its cores are held meanwhile."""
+    """Overheads that our own system adds to an action. The action holds its cores during them."""
 
     action_s: float = assumed(0.01, "ours: the target for allocate, run, release and answer in a live container")
     begin_s: float = assumed(1.0, "ours: a container is made and started with the first action")
@@ -45,7 +45,7 @@ class Overheads:
 
 @dataclass(frozen=True)
 class PodRules:
-    """How the Kubernetes baseline treats a trajectory: one pod from its beginning to its end."""
+    """Rules of the Kubernetes baseline: one pod for each trajectory, from its beginning to its end."""
 
     request: float = assumed(0.5, "§6.1: CPUs a pod is allocated, which is what the scheduler counts")
     limit: int = assumed(4, "§6.1: CPUs a pod may use at most")
@@ -58,7 +58,7 @@ class PodRules:
 
     def __post_init__(self) -> None:
         """Raises:
-        ValueError: nobody would ever wait long enough for a pod.
+        ValueError: every creation would time out.
         """
         if self.timeout_s * self.creations_per_s <= 1.0:
             raise ValueError(f"a pod takes {1.0 / self.creations_per_s:g} s: a timeout must be longer")

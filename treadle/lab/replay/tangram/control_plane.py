@@ -1,10 +1,9 @@
-"""Pods that wait to be created: a control plane of bounded rate, room on nodes, and clients that give up and ask again.
+"""Queue of pod creations: a control plane with a bounded rate, room on nodes, and clients that time out and retry.
 
-Law: creations are worked off in the order in which they were asked for, at a bounded rate. One whose client has given
-up meanwhile is worked off all the same, because it was created and deleted; so an overloaded control plane spends its
-time on what nobody waits for any more. Before the next try it has worked off all of this one at the latest when the
-waits between them have grown; so each try finds some a pod, and in the end all have one. What has been worked off waits
-for a node with room, again in order.
+Law: creations are processed in the order of their requests, at a bounded rate. A creation whose client has timed out is
+processed too, because the pod is created and deleted. So an overloaded control plane spends its time on creations that
+no client awaits. The backoff grows until all creations of one try are processed before the next try. So each try
+creates some pods, and in the end all trajectories have one. Processed creations wait for a node with room, in order.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from treadle.lab.replay.tangram.assumptions import Cluster, PodRules
 
 @dataclass(slots=True)
 class ControlPlane:
-    """Who waits for a pod, and how many stand on each node."""
+    """Trajectories that wait for a pod, and the pods of each node."""
 
     rules: PodRules
     cluster: Cluster
     trajectories: int
     most_backoff_s: float = field(init=False)
     free: list[int] = field(init=False)
-    """By node: pods that it still has room for."""
+    """By node: further pods that fit."""
     retries: int = 0
     _asked: deque[tuple[int, int]] = field(default_factory=deque)
-    """(trajectory, try): to be worked off."""
+    """(trajectory, try): creations to process."""
     _pending: dict[int, None] = field(default_factory=dict)
-    """Worked off, and no node has room; by order."""
+    """Trajectories whose creation is processed and that no node has room for, in order."""
     _waits: dict[int, int] = field(default_factory=dict)
-    """Trajectory -> the try that it waits for."""
+    """Trajectory -> its present try."""
     _failed: dict[int, int] = field(default_factory=dict)
     """Trajectory -> tries that timed out."""
 
@@ -40,24 +39,24 @@ class ControlPlane:
         self.free = [int(self.cluster.cores / self.rules.request)] * self.cluster.nodes
 
     def ask(self, trajectory: int) -> int:
-        """A trajectory wants a pod, perhaps anew. The number of this try."""
+        """Request a pod, or request it again; return the number of this try."""
         number = self._waits[trajectory] = self._failed.get(trajectory, 0)
         self._asked.append((trajectory, number))
         return number
 
     @property
     def asked(self) -> int:
-        """Creations to be worked off."""
+        """Creations to process."""
         return len(self._asked)
 
     def work_off(self) -> None:
-        """The first creation is done with: it waits for room, if somebody waits for it."""
+        """Process the first creation. It then waits for room, unless its client has timed out."""
         trajectory, number = self._asked.popleft()
         if self._waits.get(trajectory) == number:
             self._pending[trajectory] = None
 
-    def point(self) -> tuple[int, int] | None:
-        """(trajectory, node): the next pod that finds a node, the one with the most room; None when there is none."""
+    def place(self) -> tuple[int, int] | None:
+        """Place the next pod on the node with the most room; return (trajectory, node). None: no pod waits or fits."""
         node = max(range(len(self.free)), key=lambda number: (self.free[number], -number))
         if not self._pending or not self.free[node]:
             return None
@@ -67,7 +66,7 @@ class ControlPlane:
         return trajectory, node
 
     def give_up(self, trajectory: int, number: int) -> float | None:
-        """A try has lasted its timeout. Seconds until the next one; None: it was successful."""
+        """Time out a try; return the seconds until the next one. None: the try was successful."""
         if self._waits.get(trajectory) != number:
             return None
         del self._waits[trajectory]
@@ -77,5 +76,5 @@ class ControlPlane:
         return float(min(self.rules.backoff_s * 2**number, self.most_backoff_s))
 
     def gone(self, node: int) -> None:
-        """A pod has been deleted."""
+        """Release the room of a deleted pod."""
         self.free[node] += 1

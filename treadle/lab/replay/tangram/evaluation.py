@@ -1,4 +1,4 @@
-"""The experiments of ARL-Tangram §6.3 and §6.4 on CPUs: which systems, at which batch sizes, on how many cores."""
+"""Experiments of ARL-Tangram §6.3 and §6.4 on CPUs: systems, batch sizes and numbers of cores."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WIDTHS: Final = (1, 2, PODS.width, 8)
 
 
 def pods_of(width: int) -> str:
-    """The name of pods whose test suites run so wide."""
+    """Return the name of pods whose test suites use this number of processes."""
     return PODS_NAME if width == PODS.width else f"pods, DoP {width}"
 
 
@@ -49,7 +49,7 @@ trajectory's life (§2.3)."""
 
 @dataclass(frozen=True, order=True)
 class OperatingPoint:
-    """Where an experiment stands in Figures 8(a) and 9."""
+    """Batch size and nodes of an experiment: a point of Figures 8(a) and 9."""
 
     size: int
     """Trajectories of a batch."""
@@ -78,9 +78,9 @@ PAPER_PARTS: Mapping[int, tuple[float, float, float]] = {SIZE: (0.015, 0.975, 0.
 
 CREATIONS_PER_S: Final = (5.0, 10.0, 20.0)
 TIMEOUTS_S: Final = (30.0, 60.0, 120.0, 300.0)
-"""What the sweep over the unpublished control plane tries, each with each."""
+"""Rates and timeouts of the sweep over the unpublished control plane, in all combinations."""
 SWEPT: Final = (OperatingPoint(128, 5), OperatingPoint(SIZE, 5), OperatingPoint(LARGEST, 5), OperatingPoint(SIZE, 3))
-"""Where it is tried: wherever the paper gives a number."""
+"""Points of the sweep: those for which the paper publishes a number."""
 SWEPT_WIDTHS: Final = (1, PODS.width)
 
 CONTRASTS: Mapping[OperatingPoint, tuple[str, ...]] = {
@@ -89,11 +89,11 @@ CONTRASTS: Mapping[OperatingPoint, tuple[str, ...]] = {
     OperatingPoint(LARGEST, 5): ("DoP 4", "core for life"),
     OperatingPoint(SIZE, 3): ("Algorithm 1", "DoP 4"),
 }
-"""Beside pods of each width and ours, which are run everywhere."""
+"""Further systems by point. Pods of each width and ours run at every point."""
 
 
 def points() -> list[OperatingPoint]:
-    """Of all experiments, each once."""
+    """Return the points of all experiments, each once."""
     return [OperatingPoint(size, CLUSTER.nodes) for size in SIZES] + [
         OperatingPoint(SIZE, nodes) for nodes in NODES if nodes != CLUSTER.nodes
     ]
@@ -102,13 +102,13 @@ def points() -> list[OperatingPoint]:
 def replay(
     system: str, batch: Batch, cluster: Cluster, overheads: Overheads = OVERHEADS, rules: PodRules | None = None
 ) -> SystemRun:
-    """One batch under one system.
+    """Run one batch under one system.
 
     Args:
         rules: of a system that reserves, instead of its own.
 
     Raises:
-        WrongWorld: a policy did what no node could follow.
+        SimulationError: a policy granted what no node has.
     """
     if system in RESERVING:
         return SimulatedPods(system, batch, cluster, rules or RESERVING[system]).run()

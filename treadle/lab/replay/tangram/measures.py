@@ -1,4 +1,4 @@
-"""What a replay measures: action completion times by trajectory, phase and part (ARL-Tangram §4.2, §6.3, Table 1)."""
+"""Measurements of a replay: action completion times by trajectory, phase and part (ARL-Tangram §4.2, §6.3, Table 1)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treadle.lab.replay.tangram.trace import Batch
 Floats = NDArray[np.float64]
 
 ENVIRONMENT, REWARD = range(2)
-"""Phases: tool actions with all that keeps an environment waiting, and actions that are elastic (Figure 7)."""
+"""Phases: tool actions with the waits of the environment, and elastic actions (Figure 7)."""
 QUEUEING, EXECUTION, OVERHEAD = range(3)
 """Parts of an action's completion time; they add up to it."""
 PARTS: Final = ("queueing", "execution", "overhead")
@@ -22,31 +22,31 @@ PARTS: Final = ("queueing", "execution", "overhead")
 
 @dataclass
 class SystemRun:
-    """A batch under one system."""
+    """Measurements of a batch under one system."""
 
     system: str
     cores: int
     spent_s: Floats
     """Seconds by trajectory, phase and part, shape (n, 2, 3)."""
     done_s: Floats
-    """When each trajectory had its reward, from the batch's beginning, shape (n,)."""
+    """Seconds from the batch's beginning to each trajectory's reward, shape (n,)."""
     batches: int = 1
-    """That these are of, one after another and as large as each other."""
+    """Number of batches, one after another, of equal size."""
     core_s: float = 0.0
     """Core-seconds of execution and overhead."""
     widths: list[int] = field(default_factory=list)
-    """Cores that each elastic action was given."""
+    """Cores granted to each elastic action."""
     retries: int = 0
-    """Pods that timed out and were asked for again."""
+    """Pods that timed out and were requested again."""
 
     @classmethod
     def of(cls, system: str, cores: int, batch: Batch) -> SystemRun:
-        """Before anything has happened."""
+        """Return empty measurements."""
         return cls(system, cores, np.zeros((len(batch), 2, 3)), np.zeros(len(batch)))
 
     @classmethod
     def together(cls, runs: Sequence[SystemRun]) -> SystemRun:
-        """Batches of one size under one system, at least one."""
+        """Merge batches of one size under one system, at least one."""
         return cls(
             runs[0].system,
             runs[0].cores,
@@ -83,7 +83,7 @@ class SystemRun:
 
     @property
     def step_s(self) -> float:
-        """Until the last reward of a batch is there, the average over batches; 0 of nothing."""
+        """Seconds to the last reward of a batch, averaged over batches; 0 of nothing."""
         return float(self.done_s.reshape(self.batches, -1).max(axis=1, initial=0.0).mean())
 
     @property

@@ -21,10 +21,10 @@ class Recording:
 
 
 def resample(rng: np.random.Generator, size: int, recordings: Sequence[Recording], shape: Assumed = ASSUMED) -> Batch:
-    """A batch of so many trajectories, each one of the recordings, with a reward of its group's test suite.
+    """Return a batch of `size` trajectories, each from a recording, with a reward of its group's test suite.
 
-    A group is of one source, each source equally likely: the largest would drown the others. What a trajectory thinks
-    before its reward is another of its recording's generations.
+    All trajectories of a group have one source. Sources are equally likely, because the largest would dominate
+    otherwise. The thought before the reward is another generation of the same recording.
     """
     by_source: dict[str, list[Recording]] = {}
     for recording in recordings:

@@ -1,8 +1,8 @@
-"""Cores shared fairly by what runs on them: processor sharing with a limit for each job (the kernel's CFS).
+"""Processor sharing with a limit for each job, as in the kernel's CFS.
 
-Law: every job gets the same share of the cores, but no more than it can use; what it leaves is shared among the others.
-Jobs that can use as much as each other progress alike, so each kind keeps one clock: a job is over when the clock has
-gone on by its work. Each change costs O(widths + log jobs).
+Law: every job gets an equal share of the cores, at most what it can use; the other jobs share the rest. Jobs of equal
+width progress equally, so each width has one clock. A job ends when the clock has advanced by its work. Each change
+costs O(widths + log jobs).
 """
 
 from __future__ import annotations
@@ -12,49 +12,49 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class _Alike:
+class _EqualJobs:
     """Jobs of one width."""
 
     clock: float = 0.0
-    """Core-seconds that each job has got that was there all the time."""
+    """Core-seconds received by a job that was present from the beginning."""
     rate: float = 0.0
-    """Cores that each of them has now."""
+    """Cores of each job now."""
     ends: list[tuple[float, int]] = field(default_factory=list)
     """Heap: (clock at its end, job)."""
 
 
 @dataclass(slots=True)
 class SharedCores:
-    """One node's cores, and the jobs on them."""
+    """Cores of one node, and the jobs on them."""
 
     cores: int
     now_s: float = 0.0
     used_core_s: float = 0.0
-    """Core-seconds that jobs have got."""
-    _alike: dict[int, _Alike] = field(default_factory=dict)
+    """Core-seconds received by all jobs."""
+    _by_width: dict[int, _EqualJobs] = field(default_factory=dict)
     """By width."""
 
     def join(self, now_s: float, job: int, width: int, core_s: float) -> None:
-        """A job begins that can use so many cores and needs so many core-seconds."""
+        """Start a job that can use `width` cores and needs `core_s` core-seconds."""
         self._advance(now_s)
-        alike = self._alike.setdefault(width, _Alike())
+        alike = self._by_width.setdefault(width, _EqualJobs())
         heapq.heappush(alike.ends, (alike.clock + core_s, job))
         self._share()
 
     def next_end_s(self) -> float | None:
-        """When the next job ends if nothing else happens; None without any."""
+        """Time of the next end if no job starts; None without jobs."""
         ends = [
             self.now_s + max(0.0, alike.ends[0][0] - alike.clock) / alike.rate
-            for alike in self._alike.values()
+            for alike in self._by_width.values()
             if alike.ends
         ]
         return min(ends, default=None)
 
     def leave(self, now_s: float) -> int:
-        """The job that ends now, which is what `next_end_s` said: it is gone."""
+        """Remove the job that ends now, at the time of `next_end_s`; return it."""
         self._advance(now_s)
         alike = min(
-            (alike for alike in self._alike.values() if alike.ends),
+            (alike for alike in self._by_width.values() if alike.ends),
             key=lambda alike: (alike.ends[0][0] - alike.clock) / alike.rate,
         )
         _, job = heapq.heappop(alike.ends)
@@ -63,14 +63,14 @@ class SharedCores:
 
     def _advance(self, now_s: float) -> None:
         passed_s, self.now_s = now_s - self.now_s, now_s
-        for alike in self._alike.values():
+        for alike in self._by_width.values():
             alike.clock += alike.rate * passed_s
             self.used_core_s += alike.rate * passed_s * len(alike.ends)
 
     def _share(self) -> None:
-        """Pour the cores into the jobs, the narrowest first: what they cannot use is left for the wider ones."""
-        left, jobs = float(self.cores), sum(len(alike.ends) for alike in self._alike.values())
-        for width, alike in sorted(self._alike.items()):
+        """Divide the cores, the narrowest jobs first: cores that they cannot use remain for wider ones."""
+        left, jobs = float(self.cores), sum(len(alike.ends) for alike in self._by_width.values())
+        for width, alike in sorted(self._by_width.items()):
             if alike.ends:
                 alike.rate = min(float(width), left / jobs)
                 left -= alike.rate * len(alike.ends)

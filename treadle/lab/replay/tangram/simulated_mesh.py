@@ -1,8 +1,8 @@
-"""The mesh in virtual time: the leader's own dispatcher, told what nodes would tell it (ARL-Tangram §4.2, §5.2).
+"""The mesh in virtual time: the leader's dispatcher with simulated nodes and trajectories (ARL-Tangram §4.2, §5.2).
 
-Trajectories begin together and go on by themselves: think, submit an action, wait for its answer, think. A node takes
-what it is granted at once and is done when the work is, so all that is decided is decided by `shared/policy`, by the
-same objects that serve live. The world checks each grant as a node does: cores that are not free are an error.
+Trajectories begin together and run independently: think, submit an action, wait for its answer, think. A node starts a
+grant at once and reports its end on time. So `shared/policy` makes all decisions, with the objects of the services.
+The simulation checks each grant as a node does: cores that are not free are an error.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ MEMORY: Final = "memory_mb"
 RUNTIME: Final = "runtime.docker"
 INCARNATION: Final = "1"
 TICK_S: Final = 1.0
-"""The leader looks at the time so often."""
-PATIENCE_S: Final = 1e7
-"""Nobody's deadline ends in a replay."""
+"""Interval of the dispatcher's ticks."""
+BUDGET_S: Final = 1e7
+"""Budget of an action: no deadline ends in a replay."""
 
 
 class SimulationError(AssertionError):
-    """A policy did what no node could follow, or gave an answer that none of its nodes has given."""
+    """A policy granted what no node has, or answered what no node reported."""
 
 
 @dataclass(frozen=True)
 class System:
-    """What decides how many cores an action gets."""
+    """Rule for the number of cores of an action."""
 
     name: str
     rule: Rule | None = "priced"
-    """Of elastic actions: ours, or the paper's Algorithm 1; None: they take the fewest cores."""
+    """Rule of elastic actions: ours, or the paper's Algorithm 1. None: they get the fewest cores."""
     dop: int | None = None
-    """Elastic actions take so many cores, never more or fewer (§6.4)."""
+    """Fixed number of cores of elastic actions (§6.4)."""
     depth: int = 2
-    """§6.1: of the approximated objective."""
+    """Depth of the approximated objective (§6.1)."""
 
     def work(self, step: TrajectoryStep, timeout_s: float) -> Work:
-        """A step as the dispatcher is asked for it."""
+        """Return the work of a step as the dispatcher receives it."""
         units, amounts = step.least, tuple[int, ...]()
         if step.is_elastic and self.dop is not None:
             units = max(step.least, min(step.most, self.dop))
@@ -66,8 +66,8 @@ class System:
 
 
 @dataclass(slots=True)
-class _Acting:
-    """A trajectory on its way."""
+class _ActiveTrajectory:
+    """State of one trajectory."""
 
     number: int
     step: int = 0
@@ -78,19 +78,19 @@ class _Acting:
     attempt: int = 0
     executes_s: float = 0.0
     adds_s: float = 0.0
-    """What the system adds."""
+    """Overhead of the system."""
 
 
 class SimulatedMesh:
-    """One batch, all of whose trajectories begin at 0, under one system."""
+    """Simulation of one batch under one system. All trajectories begin at 0."""
 
     def __init__(self, system: System, batch: Batch, cluster: Cluster, overheads: Overheads) -> None:
         self._system, self._batch, self._overheads = system, batch, overheads
         self._run = SystemRun.of(system.name, cluster.all_cores, batch)
         self._events: list[tuple[float, int, Event, int]] = []
         self._serials = count()
-        self._acting = [_Acting(number) for number in range(len(batch))]
-        self._by_action: dict[str, _Acting] = {}
+        self._acting = [_ActiveTrajectory(number) for number in range(len(batch))]
+        self._by_action: dict[str, _ActiveTrajectory] = {}
         steps = [step for trajectory in batch for step in trajectory.steps]
         self._timeouts = {kind: _limit(step.work_s for step in steps if step.kind == kind) for kind in _kinds(steps)}
         self._free = {f"node-{number}": cluster.cores for number in range(cluster.nodes)}
@@ -104,7 +104,7 @@ class SimulatedMesh:
             self.dispatcher.inventory_taken(0.0, name, INCARNATION, {})
 
     def run(self) -> SystemRun:
-        """Until the last trajectory has its reward.
+        """Run until the last trajectory has its reward.
 
         Raises:
             WrongWorld: the dispatcher granted what is not there, or left somebody waiting for ever.
@@ -114,11 +114,11 @@ class SimulatedMesh:
         while going:
             now, _, event, number = heapq.heappop(self._events)
             if event == "act":
-                self._obey(now, self._submit(now, self._acting[number]))
+                self._execute(now, self._submit(now, self._acting[number]))
             elif event == "end":
                 going -= not self._end(now, self._acting[number])
             elif not self._events:
-                raise SimulationError(f"{going} trajectories wait, and nothing will ever happen")
+                raise SimulationError(f"{going} trajectories wait, and no event is left")
             else:
                 self._tick(now)
         return self._run
@@ -126,8 +126,8 @@ class SimulatedMesh:
     def _push(self, at_s: float, event: Event, number: int = 0) -> None:
         heapq.heappush(self._events, (at_s, next(self._serials), event, number))
 
-    def _think(self, now: float, acting: _Acting) -> bool:
-        """Is there a next step? Then it thinks."""
+    def _think(self, now: float, acting: _ActiveTrajectory) -> bool:
+        """Start the next thought; return whether there is a next step."""
         trajectory = self._batch[acting.number]
         if acting.step < len(trajectory.steps):
             self._push(now + trajectory.steps[acting.step].think_s, "act", acting.number)
@@ -135,7 +135,7 @@ class SimulatedMesh:
         self._run.done_s[acting.number] = now
         return False
 
-    def _submit(self, now: float, acting: _Acting) -> list[Command]:
+    def _submit(self, now: float, acting: _ActiveTrajectory) -> list[Command]:
         trajectory = self._batch[acting.number]
         step = trajectory.steps[acting.step]
         action = f"{acting.number}.{acting.step}"
@@ -144,17 +144,17 @@ class SimulatedMesh:
         need = EnvironmentNeed(trajectory.name, RUNTIME, {MEMORY: self._overheads.memory_mb})
         work = self._system.work(step, self._timeouts[step.kind])
         arrival = (int(now * 1000), next(self._serials))
-        request = Request(action, "tenant", "task", "", arrival, (work,), now + PATIENCE_S, need=need)
+        request = Request(action, "tenant", "task", "", arrival, (work,), now + BUDGET_S, need=need)
         return self.dispatcher.submitted(now, [request])
 
     def _tick(self, now: float) -> None:
         for name in self._free:
             self.dispatcher.node_seen(now, name, INCARNATION)
-        self._obey(now, self.dispatcher.ticked(now))
+        self._execute(now, self.dispatcher.ticked(now))
         self._push(now + TICK_S, "tick")
 
-    def _obey(self, now: float, commands: Iterable[Command]) -> None:
-        """Do as nodes do."""
+    def _execute(self, now: float, commands: Iterable[Command]) -> None:
+        """Execute commands as nodes do."""
         left = deque(commands)
         while left:
             command = left.popleft()
@@ -173,29 +173,29 @@ class SimulatedMesh:
         acting.units = grant.units[CORES]
         self._free[grant.node] -= acting.units
         if self._free[grant.node] < 0:
-            raise SimulationError(f"{grant.action} was granted {acting.units} cores that {grant.node} has not free")
+            raise SimulationError(f"{grant.action} was granted {acting.units} cores that are not free on {grant.node}")
         acting.node, acting.attempt, acting.granted_s = grant.node, grant.attempt, now
         acting.executes_s = step.seconds(acting.units)
         acting.adds_s = self._overheads.action_s + (self._overheads.begin_s if grant.begins else 0.0)
         self.dispatcher.started(now, grant.action, grant.attempt)
         self._push(now + acting.adds_s + acting.executes_s, "end", acting.number)
 
-    def _end(self, now: float, acting: _Acting) -> bool:
-        """An action is over. Does its trajectory go on?"""
+    def _end(self, now: float, acting: _ActiveTrajectory) -> bool:
+        """End an action; return whether its trajectory continues."""
         trajectory = self._batch[acting.number]
         action = f"{acting.number}.{acting.step}"
         self._account(acting, trajectory.steps[acting.step])
         self._free[acting.node] += acting.units
         del self._by_action[action]
         ended = Ended(action, acting.node, acting.attempt, 0, "ok", None, 0.0, acting.executes_s)
-        self._obey(now, self.dispatcher.finished(now, [ended]))
+        self._execute(now, self.dispatcher.finished(now, [ended]))
         acting.step += 1
-        goes_on = self._think(now, acting)
-        if not goes_on:
-            self._obey(now, self.dispatcher.trajectory_closed(now, trajectory.name))
-        return goes_on
+        continues = self._think(now, acting)
+        if not continues:
+            self._execute(now, self.dispatcher.trajectory_closed(now, trajectory.name))
+        return continues
 
-    def _account(self, acting: _Acting, step: TrajectoryStep) -> None:
+    def _account(self, acting: _ActiveTrajectory, step: TrajectoryStep) -> None:
         spent_s = self._run.spent_s[acting.number, REWARD if step.is_elastic else ENVIRONMENT]
         spent_s[QUEUEING] += acting.granted_s - acting.asked_s
         spent_s[EXECUTION] += acting.executes_s
@@ -210,5 +210,5 @@ def _kinds(steps: Iterable[TrajectoryStep]) -> list[str]:
 
 
 def _limit(works_s: Iterable[float]) -> float:
-    """A timeout that none of them meets."""
+    """Return a timeout that no action reaches."""
     return 1.0 + 2.0 * max(works_s)

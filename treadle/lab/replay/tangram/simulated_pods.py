@@ -1,7 +1,7 @@
 """The Kubernetes baseline (ARL-Tangram §6.1): one pod for each trajectory, from its beginning to its end.
 
-The wait for the pod is queueing of the environment; an action then takes as long as its share of the node's cores lets
-it, all of which is execution.
+The wait for the pod is queueing of the environment. The duration of an action then depends on its share of the node's
+cores, and all of it is execution.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Event = Literal["ask", "worked off", "timeout", "ready", "act", "end"]
 
 
 class SimulatedPods:
-    """One batch, all of whose trajectories begin at 0."""
+    """Simulation of one batch. All trajectories begin at 0."""
 
     def __init__(self, name: str, batch: Batch, cluster: Cluster, rules: PodRules) -> None:
         self._batch, self._rules = batch, rules
         self._plane = ControlPlane(rules, cluster, len(batch))
         self._nodes = [SharedCores(cluster.cores) for _ in range(cluster.nodes)]
         self._changes = [0] * cluster.nodes
-        """By node: what was foreseen before the last one is not so any more."""
-        self._home = [0] * len(batch)
+        """By node: number of changes. A predicted end is valid only if no change followed it."""
+        self._node_of = [0] * len(batch)
         self._step = [0] * len(batch)
         self._began_s = [0.0] * len(batch)
         """By trajectory: its action."""
@@ -37,7 +37,7 @@ class SimulatedPods:
         self._run = SystemRun.of(name, cluster.all_cores, batch)
 
     def run(self) -> SystemRun:
-        """Until the last trajectory has its reward."""
+        """Run until the last trajectory has its reward."""
         for number in range(len(self._batch)):
             self._push(0.0, "ask", number)
         while self._events:
@@ -51,9 +51,9 @@ class SimulatedPods:
                         self._push(now + 1.0 / self._rules.creations_per_s, "worked off")
                     self._place(now)
                 case "timeout":
-                    again_s = self._plane.give_up(number, detail)
-                    if again_s is not None:
-                        self._push(now + again_s, "ask", number)
+                    retry_s = self._plane.give_up(number, detail)
+                    if retry_s is not None:
+                        self._push(now + retry_s, "ask", number)
                 case "ready":
                     self._run.spent_s[number, ENVIRONMENT, QUEUEING] = now
                     self._think(now, number)
@@ -74,33 +74,33 @@ class SimulatedPods:
             self._push(now + 1.0 / self._rules.creations_per_s, "worked off")
 
     def _place(self, now: float) -> None:
-        while (placed := self._plane.point()) is not None:
-            trajectory, self._home[trajectory] = placed
+        while (placed := self._plane.place()) is not None:
+            trajectory, self._node_of[trajectory] = placed
             self._push(now + self._rules.start_s, "ready", trajectory)
 
     def _think(self, now: float, trajectory: int) -> None:
-        """On to the next step, or the end."""
+        """Start the next step, or end the trajectory."""
         steps = self._batch[trajectory].steps
         if self._step[trajectory] < len(steps):
             self._push(now + steps[self._step[trajectory]].think_s, "act", trajectory)
         else:
             self._run.done_s[trajectory] = now
-            self._plane.gone(self._home[trajectory])
+            self._plane.gone(self._node_of[trajectory])
             self._place(now)
 
     def _act(self, now: float, trajectory: int) -> None:
-        step, node = self._batch[trajectory].steps[self._step[trajectory]], self._home[trajectory]
+        step, node = self._batch[trajectory].steps[self._step[trajectory]], self._node_of[trajectory]
         width = self._width(step)
         if step.is_elastic:
             self._run.widths.append(width)
         self._began_s[trajectory] = now
         self._nodes[node].join(now, trajectory, min(width, self._rules.limit), step.seconds(width) * width)
-        self._foresee(node)
+        self._predict_end(node)
 
     def _width(self, step: TrajectoryStep) -> int:
         return max(step.least, min(step.most, self._rules.width)) if step.is_elastic else step.least
 
-    def _foresee(self, node: int) -> None:
+    def _predict_end(self, node: int) -> None:
         self._changes[node] += 1
         end_s = self._nodes[node].next_end_s()
         if end_s is not None:
@@ -114,5 +114,5 @@ class SimulatedPods:
         phase = REWARD if step.is_elastic else ENVIRONMENT
         self._run.spent_s[trajectory, phase, EXECUTION] += now - self._began_s[trajectory]
         self._step[trajectory] += 1
-        self._foresee(node)
+        self._predict_end(node)
         self._think(now, trajectory)

@@ -1,4 +1,4 @@
-"""What trajectories do: think, act, think, act ... until the reward (ARL-Tangram §2.1, Figure 2)."""
+"""Trajectories: think, act, think, act ... until the reward (ARL-Tangram §2.1, Figure 2)."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from shared.policy.model.elasticity import Elasticity
 
 TOOL: Final = "tool"
 REWARD: Final = "reward"
-"""Kinds of the generated steps; a trace names its own."""
+"""Kinds of generated steps; a trace file has its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryStep:
-    """The model generates for a while, then one action runs in the trajectory's environment."""
+    """One thought of the model and the action after it."""
 
     think_s: float
     """Seconds of generation before the action."""
     kind: str
     work_s: float
-    """Seconds that the action takes on one core, when nothing disturbs it."""
+    """Seconds of the action on one core of its own."""
     least: int = 1
-    """Fewest cores it takes."""
+    """Fewest cores."""
     most: int = 1
-    """Most cores it can use; more than the fewest only with an elasticity."""
+    """Most cores; more than the fewest only with an elasticity."""
     elasticity: Elasticity | None = None
-    """How more cores shorten it; None: not at all, so a step of more than one core takes as long as on one."""
+    """Speedup by more cores; None: no speedup, so a step of several cores takes as long as on one."""
     profile_s: float | None = None
-    """What its work was profiled as beforehand; None: the scheduler has to go by the history of its kind."""
+    """Profiled work; None: the scheduler uses the history of the kind."""
 
     @property
     def is_elastic(self) -> bool:
         return self.elasticity is not None and self.most > self.least
 
     def seconds(self, cores: int) -> float:
-        """What it takes on so many cores."""
+        """Return the duration on this number of cores."""
         return self.work_s if self.elasticity is None else self.elasticity.duration(self.work_s, cores)
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One sample's way to its reward."""
+    """Steps of one sample, to its reward."""
 
     name: str
     group: str
@@ -54,7 +54,7 @@ class Trajectory:
 
     @property
     def active_share(self) -> float:
-        """Of its life, when every action has one core for itself at once (§2.3); 0 of a life without length."""
+        """Share of the duration in which an action runs, if every action gets one core at once (§2.3); 0 if it is empty."""
         active_s = sum(step.work_s for step in self.steps)
         life_s = active_s + self.think_s
         return active_s / life_s if life_s else 0.0

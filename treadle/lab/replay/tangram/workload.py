@@ -1,11 +1,11 @@
 """An AI-coding workload shaped by what ARL-Tangram says of its own.
 
-What the paper leaves open is assumed in one place, `Assumed`, each value with its source or reason; the report prints
-them all. *ours* marks what no statement of the paper bounds. Of the results of §6 none was fitted but one: that ACT
-grows less than twofold from a batch of 128 to one of 1,536 (§6.3) bounds the load, and so `serial` from below.
+`Assumed` has all assumptions, each with its source or reason; the report prints them. *ours* marks values that no
+statement of the paper bounds. Of the results of §6 only one was fitted: that ACT grows less than twofold from a batch
+of 128 to one of 1,536 (§6.3) bounds the load, and so `serial` from below.
 
-That environments are active for 47 % of their life (§2.3) is read so: with a core for each action at once, because the
-test commands of data sets run in one process (§5.2); the average is over trajectories.
+Environments are active for 47 % of their life (§2.3). This is read as: with one core for each action at once, because
+the test commands of data sets run in one process (§5.2); averaged over trajectories.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ASSUMED = Assumed()
 
 
 def generate(rng: np.random.Generator, size: int, shape: Assumed = ASSUMED) -> Batch:
-    """A batch of so many trajectories; its last group may be smaller than the others."""
+    """Return a batch of `size` trajectories; the last group may be smaller than the others."""
     made: list[Trajectory] = []
     for number, suite_s in enumerate(suites_s(rng, size, shape)):
         made += [
@@ -62,11 +62,11 @@ def generate(rng: np.random.Generator, size: int, shape: Assumed = ASSUMED) -> B
 
 
 def suites_s(rng: np.random.Generator, size: int, shape: Assumed = ASSUMED) -> list[float]:
-    """What the test suite of each group takes on one core in the median, for so many trajectories.
+    """Return the median seconds of each group's test suite on one core, for `size` trajectories.
 
-    They go through their distribution in steps of the golden ratio from a place of chance, which spreads any of them in
-    a row evenly: no batch, and no part of one, is longer than another by luck. Of a long tail, one draw more or less
-    would be most of the mean.
+    The values are quantiles in steps of the golden ratio from a random start, so that any consecutive ones are spread
+    evenly: no batch, and no part of one, is longer than another by chance. With a long tail, one draw more or less
+    would change most of the mean.
     """
     groups = -(-size // shape.group_size)
     usual = NormalDist(0.0, shape.reward_spread)
@@ -76,7 +76,7 @@ def suites_s(rng: np.random.Generator, size: int, shape: Assumed = ASSUMED) -> l
 
 
 def reward(rng: np.random.Generator, think_s: float, suite_s: float, shape: Assumed = ASSUMED) -> TrajectoryStep:
-    """A trajectory's last step: its group's test suite."""
+    """Return the last step of a trajectory: its group's test suite."""
     work_s = suite_s * math.exp(rng.normal(0.0, shape.sample_spread))
     return TrajectoryStep(
         think_s, REWARD, min(shape.most_reward_s, work_s),

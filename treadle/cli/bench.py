@@ -35,11 +35,11 @@ def bench(
         bool, typer.Option("--docker", help="Environments in containers as well; needs an engine and its socket.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="About a minute, for a coarse look.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="About a minute, for a coarse result.")] = False,
     only: Annotated[
         list[str] | None, typer.Option(help=f"Only this one; may be repeated: {', '.join(MEASUREMENTS)}.")
     ] = None,
-    url: Annotated[str | None, typer.Option(help="A proxy that runs already. [default: a stack of its own]")] = None,
+    url: Annotated[str | None, typer.Option(help="Address of a running proxy. [default: a stack of its own]")] = None,
     cores: Annotated[int, typer.Option(min=1, help="Cores that the own stack's node offers.")] = 2,
     seconds: Annotated[float | None, typer.Option(min=0.05, help="Length of a round.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; a figure is their median.")] = None,
@@ -49,10 +49,10 @@ def bench(
     queued: Annotated[int | None, typer.Option(min=1, help="Actions that wait when a leader is killed.")] = None,
     peers_venv: Annotated[Path, typer.Option(help="The environment that --peers makes or uses.")] = FOLDER,
 ) -> None:
-    """Measure what the mesh costs, beside its targets. Five minutes; with --peers or --docker more.
+    """Measure the costs of the mesh and compare them with its targets. Five minutes; with --peers or --docker more.
 
-    Leave the machine alone meanwhile. Progress goes to standard error. Exit status 1 when a measurement broke off;
-    a target that is not met is shown, it is no error.
+    Do not use the machine during the run. Progress goes to standard error. Exit status 1 if a measurement failed; a
+    missed target is shown and is no error.
     """
     chosen: dict[str, Any] = {"seconds": seconds, "rounds": rounds, "callers": callers, "bulk": bulk}
     chosen |= {"results": results, "queued": queued}
@@ -76,7 +76,7 @@ def bench(
 def _measure(
     names: list[str], sizes: Sizes, url: str | None, cores: int, venv: Path | None, *, docker: bool
 ) -> BenchReport:
-    """Start what has to be started, on the main thread (children are bound to it); measure on a loop."""
+    """Start stack and peers on the main thread, because children are bound to it; measure on an event loop."""
     mesh: AbstractContextManager[BenchMesh] = nullcontext(running_mesh(url)) if url else own_mesh(cores, engine=docker)
     skipped: list[Skipped] = []
     python = None

@@ -1,4 +1,4 @@
-"""Single actions that do nothing: what the mesh itself costs."""
+"""Single empty actions: the cost of the mesh itself."""
 
 from functools import partial
 
@@ -51,7 +51,7 @@ def _absolute(own: Round, callers: int, *, judged: bool) -> list[BenchFigure]:
 
 
 def _beside(name: str, own: Round, peer: Round) -> list[BenchFigure]:
-    """The peer's figures, and ours as multiples of them."""
+    """Return the peer's figures, and ours relative to them."""
     bounds = {"dramatiq": (RATE_OF_DRAMATIQ, P50_OF_DRAMATIQ, P99_OF_DRAMATIQ), "ray": (RATE_OF_RAY, None, None)}
     rate, p50, p99 = bounds[name]
     return [
@@ -69,7 +69,7 @@ def _beside(name: str, own: Round, peer: Round) -> list[BenchFigure]:
 
 
 async def one_caller(bench: Bench) -> list[BenchFigure]:
-    """One caller: the way there and back when nothing can be shared."""
+    """One caller: the round trip without batching."""
     sizes, meter = bench.sizes, bench.meter()
     async with bench.warm(_noop, 1) as call:
         loop = meter.over(partial(closed_loop, call, callers=1, seconds=sizes.seconds))
@@ -85,9 +85,9 @@ ONE_SECOND = b'{"kind":"sleep","params":{"seconds":1.0}}'
 
 
 async def sleeping(bench: Bench) -> list[BenchFigure]:
-    """Many one-second actions at once: what the mesh adds to work that takes its time.
+    """Many one-second actions at once: overhead of the mesh on longer work.
 
-    Callers begin evenly over a second, so the load is steady and not a wall once a second.
+    Callers start evenly over a second, so that the load is steady and has no peak each second.
     """
     sizes = bench.sizes
     overhead_s = execution_s = 0.0
@@ -107,5 +107,5 @@ async def sleeping(bench: Bench) -> list[BenchFigure]:
     many = f"{sizes.sleepers} one-second actions in flight"
     return [
         figure("sleep.overhead", f"overhead of execution, {many}", overhead_s / execution_s * 100, "%", at_most(2.0)),
-        figure("sleep.caller", f"what a caller waits beyond the second, {many}, p50", (seen.p50_s - 1) * 1e3, "ms"),
+        figure("sleep.caller", f"wait of a caller beyond the second, {many}, p50", (seen.p50_s - 1) * 1e3, "ms"),
     ]

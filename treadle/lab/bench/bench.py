@@ -1,4 +1,4 @@
-"""What every measurement is given."""
+"""Context of every measurement."""
 
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -19,22 +19,22 @@ WARM_UP_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One run: what is measured, beside whom, how much."""
+    """One run of the bench: mesh, sizes and peers."""
 
     mesh: BenchMesh
     sizes: Sizes
     log: Callable[[str], None]
-    """Hears of the progress, a line at a time."""
+    """Receives the progress, line by line."""
     images: tuple[str, ...] = ("local",)
-    """Environments that are measured: `local`, and one of a container engine where there is one."""
+    """Images of the measured environments: `local`, and one of the container engine if there is one."""
     peers: Mapping[str, PeerProcess] = field(default_factory=dict)
 
     def meter(self) -> CpuMeter:
-        """A meter over the services of our own stack and over this process; over nothing where it is not ours."""
+        """Return a meter over the services of our own stack and this process; over nothing for a foreign mesh."""
         return CpuMeter({**self.mesh.pids, CLIENT: os.getpid()} if self.mesh.pids else {})
 
     def against(self, own: Contestant, *names: str) -> dict[str, Contestant]:
-        """Ourselves and those of the peers ``names`` that there are."""
+        """Return our contestant and the present peers among ``names``."""
 
         def contestant(peer: PeerProcess) -> Contestant:
             return peer.meter.over(lambda: peer.round(self.sizes.callers, self.sizes.seconds))
@@ -43,7 +43,7 @@ class Bench:
 
     @asynccontextmanager
     async def warm(self, call: Callable[[BenchClient], Call], callers: int) -> AsyncIterator[Call]:
-        """A call on connections that are open, to services that have done it before."""
+        """Yield a call on open connections, after a warm-up."""
         async with client(self.mesh) as http:
             ready = call(http)
             await closed_loop(ready, callers=callers, seconds=min(WARM_UP_S, self.sizes.seconds))

@@ -1,4 +1,4 @@
-"""Reward requests by the thousand: one call in, results followed out."""
+"""Reward requests in bulk: one call submits them, one stream returns the results."""
 
 from functools import partial
 from time import perf_counter
@@ -14,12 +14,12 @@ AT_ONCE = "dramatiq, all at once"
 
 
 async def in_bulk(bench: Bench) -> list[BenchFigure]:
-    """A batch submitted in one call; the clock stops when its last result has been read."""
+    """Submit a batch in one call; the clock stops when the last result has been read."""
     sizes, meter = bench.sizes, bench.meter()
     async with client(bench.mesh) as http:
         await http.declare_task()
         try:
-            await batch_round(http, min(sizes.bulk, 512))  # a batch of a workflow that was seen before, as a trainer's
+            await batch_round(http, min(sizes.bulk, 512))  # warm-up: a trainer's workflow is known too
             ours = meter.over(partial(batch_round, http, sizes.bulk))
             contestants = bench.against(ours, "dramatiq")
             if (dramatiq := bench.peers.get("dramatiq")) is not None:
@@ -38,7 +38,7 @@ async def in_bulk(bench: Bench) -> list[BenchFigure]:
 
 
 def _at_once(own: Round, peer: Round) -> list[BenchFigure]:
-    """Beside dramatiq's closed loop: the same number of its tasks, all sent before the first result is awaited."""
+    """Figures of dramatiq with the same number of tasks, all sent before the first result is awaited."""
     beside = ratio(own.rate, peer.rate)
     return [
         figure("bulk.dramatiq.rate", f"dramatiq, {peer.calls:,} sent, then collected", peer.rate, "/s"),
@@ -47,7 +47,7 @@ def _at_once(own: Round, peer: Round) -> list[BenchFigure]:
 
 
 async def batch_round(http: BenchClient, size: int) -> Round:
-    """One batch as a round of one call per request; its latencies are those of the whole batch.
+    """Run one batch as a round; its latencies are those of the whole batch.
 
     Raises:
         BenchError: not every request was accepted, or answered with `ok`.

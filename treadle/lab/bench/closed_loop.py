@@ -1,4 +1,4 @@
-"""A closed loop of callers, and what they saw. Standard library alone: the peers' interpreter runs it as well."""
+"""A closed loop of callers and its latencies. Standard library only, because the peers' interpreter runs it too."""
 
 import asyncio
 import math
@@ -10,7 +10,7 @@ from time import perf_counter
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of load. Latencies in seconds, as the caller's clock saw them."""
+    """One round of load. Latencies in seconds, by the caller's clock."""
 
     calls: int
     elapsed_s: float
@@ -24,7 +24,7 @@ class Round:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The nearest-rank percentile: the smallest value that ``percent`` of all values do not exceed.
+    """Return the nearest-rank percentile: the smallest value that ``percent`` of all values do not exceed.
 
     Args:
         ordered: ascending, not empty.
@@ -34,13 +34,13 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def summarised(took: Sequence[float], elapsed_s: float) -> Round:
-    """The round of calls that ``took`` so many seconds each."""
+    """Return a round from the seconds of its calls."""
     ordered = sorted(took)
     return Round(len(ordered), elapsed_s, percentile(ordered, 50), percentile(ordered, 99))
 
 
 def median_round(rounds: Sequence[Round]) -> Round:
-    """Each figure's median over the rounds (not one particular round): ``rate`` is the median rate."""
+    """Return the median over the rounds of each figure (not one particular round): ``rate`` is the median rate."""
     rate = statistics.median(one.rate for one in rounds)
     calls = sum(one.calls for one in rounds)
     return Round(
@@ -54,10 +54,10 @@ def median_round(rounds: Sequence[Round]) -> Round:
 async def closed_loop(
     call: Callable[[], Awaitable[object]], *, callers: int, seconds: float, spread_s: float = 0.0
 ) -> Round:
-    """``callers`` tasks, each calling again as soon as it is answered, for ``seconds``; calls under way are awaited.
+    """Run ``callers`` tasks that call again after each answer, for ``seconds``; await the calls in flight.
 
     Args:
-        spread_s: callers begin evenly over this time instead of all at once.
+        spread_s: callers start evenly over this time instead of at once.
     Raises:
         Exception: the first a call raised; the others are cancelled.
     """

@@ -1,4 +1,4 @@
-"""A container engine beside the mesh: an image for its environments, and what an action costs through its API alone."""
+"""The container engine: an image for the bench's environments, and the cost of an action through the engine's API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CALL_S = 60.0
 
 @contextmanager
 def bench_image() -> Iterator[str]:
-    """A small image with Python, gone at the end.
+    """Create a small image with Python; delete it at the end.
 
     Raises:
         BenchError: no engine answers here.
@@ -36,10 +36,10 @@ def bench_image() -> Iterator[str]:
 
 
 async def by_the_engine(image: str, times: int) -> list[float]:
-    """Seconds of `docker update` of the cores and `docker exec` of `true`, as a manager without other means would.
+    """Return the seconds of `docker update` of the cores and `docker exec` of `true`, for comparison.
 
     Raises:
-        BenchError: the engine does not do it.
+        BenchError: the engine fails.
     """
     docker = aiodocker.Docker()
     try:
@@ -60,7 +60,7 @@ async def by_the_engine(image: str, times: int) -> list[float]:
 async def _update_and_exec(docker: aiodocker.Docker, container: aiodocker.containers.DockerContainer) -> float:
     began = perf_counter()
     body = {"CpusetCpus": str(min(os.sched_getaffinity(0)))}
-    await docker._query_json(f"containers/{container.id}/update", method="POST", data=body)  # it has no call for it
+    await docker._query_json(f"containers/{container.id}/update", method="POST", data=body)  # no call in aiodocker
     execution = await container.exec(["true"])
     async with execution.start() as stream:
         while await stream.read_out() is not None:

@@ -1,4 +1,4 @@
-"""Systems under the same load in turn."""
+"""Comparison of systems under the same load, in turn."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -12,16 +12,16 @@ DRAMATIQ_P50_MS = 54.0
 RAY_RATE = 1_560.0
 
 Contestant = Callable[[], Awaitable[Round]]
-"""Plays one round."""
+"""Run of one round."""
 
 
 async def run_rounds(
     contestants: Mapping[str, Contestant], rounds: int, log: Callable[[str], None]
 ) -> dict[str, Sequence[Round]]:
-    """Each contestant's rounds, played in turn: first every first round, then every second one, and so on.
+    """Run the rounds of all contestants in turn: every first round, then every second one, and so on.
 
     Args:
-        tell: hears of each round.
+        log: receives a line for each round.
     """
     results: dict[str, list[Round]] = {name: [] for name in contestants}
     for number in range(1, rounds + 1):
@@ -43,7 +43,7 @@ def ratio(ours: float, theirs: float) -> float:
     """``ours / theirs``.
 
     Raises:
-        ValueError: theirs is nothing to be compared with.
+        ValueError: theirs is not above zero.
     """
     if not theirs > 0:
         raise ValueError(f"cannot compare {ours} with {theirs}")

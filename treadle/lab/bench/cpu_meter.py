@@ -1,4 +1,4 @@
-"""CPU time a call costs. It hardly moves when others use the machine, where rates do."""
+"""CPU time of a call. Other load on the machine changes it little, but changes rates."""
 
 from collections.abc import Mapping
 
@@ -8,11 +8,11 @@ from treadle.lab.bench.figures import BenchFigure, figure
 from treadle.lab.bench.processes import SANDBOXES, cpu_by_service, used_between
 
 LEAST_US = 1.0
-"""Services that cost an action less are not worth a line."""
+"""Services with a smaller cost are not shown."""
 
 
 class CpuMeter:
-    """CPU time of some processes while a contestant plays, summed over its rounds."""
+    """CPU time of some processes during a contestant's rounds."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = pids
@@ -20,7 +20,7 @@ class CpuMeter:
         self._calls = 0
 
     def over(self, contestant: Contestant) -> Contestant:
-        """The contestant, metered."""
+        """Return the contestant with the meter."""
 
         async def metered() -> Round:
             before = cpu_by_service(self._pids)
@@ -33,17 +33,17 @@ class CpuMeter:
         return metered
 
     def per_call_us(self) -> dict[str, float]:
-        """Microseconds of CPU a call, dearest first; empty while nothing was played."""
+        """Return the microseconds of CPU per call, the most expensive first; empty before the first round."""
         if not self._calls:
             return {}
         costs = {name: used / self._calls * 1e6 for name, used in self._used.items()}
         return dict(sorted(costs.items(), key=lambda item: -item[1]))
 
     def figures(self, measurement: str, what: str = "CPU an action costs {}") -> list[BenchFigure]:
-        """A figure for each process that is worth a line.
+        """Return a figure for each process above `LEAST_US`.
 
-        Not for the sandboxes: their interpreters leave their dead children to the kernel, which forgets what those
-        used. An answer's ``cpu_s`` is the truth about them.
+        Sandboxes are left out: the kernel reaps the dead children of their interpreters, and their CPU time is lost. An
+        answer's ``cpu_s`` has it.
         """
         return [
             figure(f"{measurement}.cpu.{name}", what.format(name), cost, "us")

@@ -1,4 +1,4 @@
-"""Trajectories' environments as a trainer meets them: through the front door, on the stack's own node."""
+"""Trajectories' environments through the proxy, on the stack's own node."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from treadle.lab.bench.processes import cpu_by_service, cpu_named, used_between
 Json = dict[str, Any]
 MEMORY_MB = 48
 CALLS = 15
-"""Of update and exec through the engine's API, which take long."""
+"""Calls of update and exec through the engine's API, which are slow."""
 OPEN_AT_ONCE = 4
-"""An engine makes no more containers a second when asked for more at once."""
+"""More at once do not let an engine create more containers per second."""
 
 
 @asynccontextmanager
 async def trajectory(
     http: BenchClient, image: str, **environment: Any
 ) -> AsyncIterator[Callable[..., Awaitable[Json]]]:
-    """A fresh trajectory, which is closed at the end: (kind, params, timeout_s) -> answer."""
+    """Open a trajectory and close it at the end; yield (kind, params, timeout_s) -> answer."""
     opened = await http.call("POST", "/v1/trajectories", _body(image, environment))
     path = f"/v1/trajectories/{opened['id']}"
 
@@ -49,12 +49,12 @@ def _body(image: str, environment: Json) -> Json:
 
 
 def runtime_of(image: str) -> str:
-    """What figures are called by."""
+    """Return the runtime's name in figures."""
     return "local" if image == LOCAL else "docker"
 
 
 async def acting(bench: Bench) -> list[BenchFigure]:
-    """`true` in an environment that stands, one caller: cores granted, thawed, run, frozen, answered."""
+    """`true` in a live environment with one caller: grant, thaw, run, freeze, answer."""
     figures: list[BenchFigure] = []
     for image in bench.images:
         runtime = runtime_of(image)
@@ -85,7 +85,7 @@ async def _timed(act: Callable[..., Awaitable[Json]], kind: str, params: Json) -
 
 
 async def episodes(bench: Bench) -> list[BenchFigure]:
-    """Two dozen environments at once, fifty actions in each: files, shells, background processes, time limits."""
+    """Two dozen environments at once with fifty actions each: files, shells, background processes, time limits."""
     sizes, figures = bench.sizes.environment, list[BenchFigure]()
     for image in bench.images:
         runtime = runtime_of(image)
@@ -115,7 +115,7 @@ async def episodes(bench: Bench) -> list[BenchFigure]:
 
 
 async def idle(bench: Bench) -> list[BenchFigure]:
-    """Environments that do nothing between their actions, though a busy loop was left in each."""
+    """Idle environments with a busy loop left in each."""
     sizes, figures = bench.sizes.environment, list[BenchFigure]()
     for image in bench.images:
         runtime = runtime_of(image)

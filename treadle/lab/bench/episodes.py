@@ -1,7 +1,7 @@
-"""Episodes whose every answer is known beforehand: files, variables, directories, background processes, time limits.
+"""Episodes with predictable answers: files, variables, directories, background processes, time limits.
 
-An episode is drawn from a seed and played on an environment of any runtime. A model of what the environment holds runs
-along, so each answer is checked in full, not for its status alone.
+An episode is drawn from a seed and run in an environment of any runtime. A model of the environment's content predicts
+each answer, so all of it is checked and not the status alone.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ Act = Callable[[str, Json, float], Awaitable[Json]]
 """(kind, params, timeout_s) -> the answer of one action in one environment."""
 
 LIMIT_S = 30.0
-"""Of what must end by itself: far more than it takes on a machine that is busy."""
+"""Time limit of an action that must end by itself: far more than it takes on a busy machine."""
 SHORT_S = 0.2
-"""Of what must not."""
+"""Time limit of an action that must exceed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStep:
-    """One action, and what its answer must say."""
+    """One action and its expected answer."""
 
     kind: str
     params: Json
     expected: Json
-    """Part of its output; empty where it meets its time limit."""
+    """Part of its output; empty if it reaches its time limit."""
     passed: bool = True
     ended: str = "ok"
 
     def wrong(self, answer: Json) -> str:
-        """What is wrong with this answer; empty where it is right."""
+        """Return the difference of an answer from the expected one; empty if it is right."""
         output = answer.get("output") or {}
         shown = {name: output.get(name) for name in self.expected}
         wanted = (self.ended, None if self.ended == "timeout" else self.passed, self.expected)
@@ -46,7 +46,7 @@ class EpisodeStep:
 
 @dataclass(slots=True)
 class Episode:
-    """Draws steps, and remembers what they leave behind."""
+    """Random steps, and a model of their effects."""
 
     rng: random.Random
     files: dict[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Episode:
     background: bool = False
 
     def steps(self, count: int) -> Iterator[EpisodeStep]:
-        """So many steps; the first makes the place known."""
+        """Yield `count` steps; the first stores the working directory."""
         yield _bash("base=$PWD; echo ready", "ready\n")
         for _ in range(count - 1):
             yield self._draw()

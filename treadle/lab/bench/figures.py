@@ -1,4 +1,4 @@
-"""What a bench reports: figures with their targets, as one JSON object."""
+"""Report of a bench: figures with their targets, as one JSON object."""
 
 from typing import Literal
 
@@ -10,12 +10,12 @@ class BenchError(Exception):
 
 
 class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A bound that a figure is meant to keep."""
+    """Bound of a figure."""
 
     sense: Literal["at least", "at most"]
     bound: float
     why: str = ""
-    """Where an absolute bound stands for a relative one: what it was made of."""
+    """Origin of an absolute bound that replaces a relative one."""
 
     def met(self, value: float) -> bool:
         return value >= self.bound if self.sense == "at least" else value <= self.bound
@@ -44,25 +44,25 @@ class BenchFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def figure(name: str, what: str, value: float, unit: str, target: Target | None = None) -> BenchFigure:
-    """A figure judged by its target."""
+    """Return a figure compared with its target."""
     met = target.met(value) if target else None
     return BenchFigure(name=name, what=what, value=value, unit=unit, target=target, met=met)
 
 
 class Skipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A measurement, or a peer, of which there are no figures."""
+    """A measurement or a peer without figures."""
 
     name: str
     reason: str
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where it was measured. A load average well above what the bench itself makes says: measure again."""
+    """The measuring machine. Measure again if its load average is well above that of the bench."""
 
     cpus: int
     python: str
     load_before: float
-    """One-minute load average when the bench began."""
+    """One-minute load average at the start."""
 
 
 class BenchReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,4 +73,4 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     figures: list[BenchFigure]
     skipped: list[Skipped]
     failed: list[Skipped]
-    """Measurements that broke off; the exit status is 1 when there are any."""
+    """Failed measurements; with any, the exit status is 1."""

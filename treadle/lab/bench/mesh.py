@@ -1,4 +1,4 @@
-"""The mesh that is measured: a stack of our own in a folder that goes away, or one that runs already."""
+"""The measured mesh: a stack of our own in a temporary folder, or a running one."""
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ from treadle.testing.servers import temporary_home
 from treadle.testing.stack import RunningStack, running_stack
 
 CALL_TIMEOUT_S = 120.0
-"""For one call; a bulk batch and its results count as one."""
+"""Timeout of one call; a bulk batch and its results count as one."""
 WAIT_S = 60
 LENT_MB = 40_960
-"""For environments, whatever the machine has: the bench's rest at 5 MB each, and hold 32."""
+"""Memory for environments, independent of the machine: an idle one of the bench takes 5 MB and holds 32."""
 TASK = "bench"
 NOTHING = {"stages": [{"name": "noop", "kind": "noop"}]}
 """A workflow whose one stage does nothing."""
@@ -27,7 +27,7 @@ NOTHING = {"stages": [{"name": "noop", "kind": "noop"}]}
 
 @dataclass(frozen=True, slots=True)
 class BenchMesh:
-    """Where it answers; what else is known of it where the stack is ours."""
+    """Address of a mesh, and the processes and stores of a stack of our own."""
 
     url: str
     database_url: str | None = None
@@ -41,14 +41,15 @@ class BenchMesh:
 def own_mesh(
     cores: int, *, engine: bool = False, services: str = "", settings: Mapping[str, str] | None = None
 ) -> Iterator[BenchMesh]:
-    """A stack with durability on, as ``treadle up`` starts it, whose node offers ``cores``. About 4 s.
+    """Start a durable stack as ``treadle up`` does, with a node of ``cores``. About 4 s.
 
-    ``engine``: it may use the machine's container engine; else it looks for none. ``settings``: others than usual.
-
-    ``services``, or ``STACK_SERVICES``, says which run, so a part of the mesh can be measured.
+    Args:
+        engine: use the machine's container engine.
+        services: services to run (default: ``STACK_SERVICES``), to measure a part of the mesh.
+        settings: other settings.
 
     Raises:
-        StackError: it did not come up.
+        StackError: it did not start.
     """
     environ = {"CPU_MANAGER_CORES": str(cores), "CPU_MANAGER_NODE": f"bench-{os.getpid()}"}
     environ["CPU_MANAGER_MEMORY_MB"] = os.environ.get("CPU_MANAGER_MEMORY_MB", str(LENT_MB))
@@ -62,14 +63,14 @@ def own_mesh(
 
 
 def running_mesh(url: str) -> BenchMesh:
-    """A mesh that runs already and is known by the address of its proxy alone.
+    """Return a running mesh by the address of its proxy.
 
     Raises:
-        BenchError: that is no address.
+        BenchError: the address is malformed.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise BenchError(f"--url {url!r} is no address; write it as http://127.0.0.1:8700")
+        raise BenchError(f"--url {url!r} is no address: write it as http://127.0.0.1:8700")
     return BenchMesh(f"{parts.scheme}://{parts.netloc}")
 
 
@@ -106,7 +107,7 @@ class BenchBatch(msgspec.Struct, frozen=True):
 
 
 class BenchNode(msgspec.Struct, frozen=True):
-    """What a node says of its units, by resource."""
+    """Units that a node reports, by resource."""
 
     owned: dict[str, int]
     owned_unit_s: dict[str, float]
@@ -124,16 +125,16 @@ _JSON = {"content-type": "application/json"}
 
 
 class BenchClient:
-    """Calls the mesh; every answer is checked, for a wrong one is quickly given."""
+    """Client of the mesh that checks every answer, because a wrong answer may be fast."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http
 
     async def act(self, body: bytes) -> BenchAnswer:
-        """One action (the JSON of an ActionRequest), awaited.
+        """Submit one action (the JSON of an ActionRequest) and await its answer.
 
         Raises:
-            BenchError: it was refused, or did not end ``ok``.
+            BenchError: it was rejected, or did not end ``ok``.
         """
         async with self._http.post(f"/v1/actions?wait={WAIT_S}", data=body, headers=_JSON) as response:
             answered = await response.read()
@@ -145,32 +146,32 @@ class BenchClient:
         return answer
 
     async def declare_task(self, name: str = TASK, workflow: object = NOTHING) -> None:
-        """Make (again) a task."""
+        """Create or replace a task."""
         await self._call("PUT", f"/v1/tasks/{name}", workflow)
 
     async def delete_task(self) -> None:
         await self._call("DELETE", f"/v1/tasks/{TASK}", None)
 
     async def open_batch(self, size: int, task: str = TASK) -> str:
-        """A fresh batch of the task; its id."""
+        """Open a batch of the task; return its id."""
         opened = await self._call("POST", f"/v1/tasks/{task}/batches", {"size": size})
         return str(msgspec.json.decode(opened)["id"])
 
     async def report(self, batch: str, lengths: Sequence[float]) -> None:
-        """Say of a batch's rollout how long the samples are that it still generates, tokens."""
+        """Report the progress of a rollout: tokens so far of each sample that is still generated."""
         report = {"generating": len(lengths), "lengths": lengths}
         await self._call("POST", f"/v1/batches/{batch}/progress", report)
 
     async def read_batch(self, batch: str) -> BenchBatch:
-        """A batch as it stands."""
+        """Return the state of a batch."""
         return msgspec.json.decode(await self._call("GET", f"/v1/batches/{batch}", None), type=BenchBatch)
 
     async def nodes(self) -> list[BenchNode]:
-        """What the nodes hold, as they last said."""
+        """Return the units of the nodes, as last reported."""
         return msgspec.json.decode(await self._call("GET", "/v1/nodes", None), type=BenchNodes).nodes
 
     async def submit_all(self, batch: str, lines: bytes, *, repeats: bool = False) -> int:
-        """Submit a bulk of reward requests (NDJSON); how many were accepted, with `repeats` now or before."""
+        """Submit reward requests (NDJSON); return the number accepted, with `repeats` including earlier ones."""
         headers = {"content-type": "application/x-ndjson"}
         async with self._http.post(f"/v1/rewards/bulk?batch={batch}", data=lines, headers=headers) as response:
             answered = await response.read()
@@ -180,15 +181,15 @@ class BenchClient:
         return receipt.accepted + (receipt.repeated if repeats else 0)
 
     async def text(self, path: str) -> str:
-        """What a GET is answered with."""
+        """Return the body of a GET."""
         return (await self._call("GET", path, None)).decode()
 
     def follow(self, batch: str) -> AsyncIterator[bytes]:
-        """The results of a batch in pieces of whole and half lines, until it has ended."""
+        """Yield the results of a batch in pieces of complete and partial lines, until it has ended."""
         return self.results(batch, "?follow=true")
 
     async def results(self, batch: str, query: str = "") -> AsyncIterator[bytes]:
-        """The results that there are now, in pieces of whole and half lines."""
+        """Yield the present results in pieces of complete and partial lines."""
         async with self._http.get(f"/v1/batches/{batch}/results{query}") as response:
             if response.status != 200:
                 raise _refused("GET results", response.status, await response.read())
@@ -196,10 +197,10 @@ class BenchClient:
                 yield piece
 
     async def call(self, method: str, path: str, body: object) -> dict[str, Any]:
-        """Any call of the door, and its answer as JSON.
+        """Call any route; return its answer as JSON.
 
         Raises:
-            BenchError: it was refused.
+            BenchError: it was rejected.
         """
         answer: dict[str, Any] = msgspec.json.decode(await self._call(method, path, body))
         return answer
@@ -219,7 +220,7 @@ def _refused(what: str, status: int, body: bytes) -> BenchError:
 
 @asynccontextmanager
 async def client(mesh: BenchMesh, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[BenchClient]:
-    """A client with as many connections as it has calls under way, each kept. `timeout_s`: of one call."""
+    """Yield a client with one kept connection for each call in flight. `timeout_s`: of one call."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with aiohttp.ClientSession(mesh.url, connector=connector, timeout=timeout) as http:

@@ -1,4 +1,4 @@
-"""What processes use: CPU time and memory of a process with all its descendants."""
+"""CPU time and memory of a process with all its descendants."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,14 +6,14 @@ import psutil
 
 SUPERVISOR = "treadle"
 CLIENT = "client"
-"""The bench itself. It has started everything else, so like the supervisor it stands for itself alone."""
+"""The bench itself, without its descendants, which are all other processes."""
 SANDBOXES = "sandboxes"
 """Interpreters and programs in sandboxes."""
 MANAGER = "cpu_manager"
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """The process and every descendant that lives now."""
+    """Return the process and its present descendants."""
     try:
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
@@ -22,7 +22,7 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 def cpu_s(processes: Iterable[psutil.Process]) -> float:
-    """CPU seconds used by these processes and by their children that have ended, user and system."""
+    """Return the CPU seconds of these processes and their ended children, user and system."""
     used = 0.0
     for process in processes:
         own, ended = _times(process)
@@ -31,10 +31,10 @@ def cpu_s(processes: Iterable[psutil.Process]) -> float:
 
 
 def cpu_by_service(pids: Mapping[str, int]) -> dict[str, float]:
-    """CPU seconds so far of each service with its descendants; to 0.01 s each.
+    """Return the CPU seconds so far of each service with its descendants, to 0.01 s.
 
-    The CPU manager stands for itself alone; its descendants are ``sandboxes``. So does the supervisor, and so are the
-    processes that it has adopted.
+    The CPU manager and the supervisor count without their descendants. Descendants of the manager, and processes that
+    the supervisor has adopted, are ``sandboxes``.
     """
     services = {name: tree(pid) for name, pid in pids.items() if name not in (SUPERVISOR, CLIENT)}
     used = {name: cpu_s(processes) for name, processes in services.items()}
@@ -54,12 +54,12 @@ def cpu_by_service(pids: Mapping[str, int]) -> dict[str, float]:
 
 
 def cpu_named(name: str) -> float:
-    """CPU seconds of every process of that name on this machine."""
+    """Return the CPU seconds of all processes of that name on this machine."""
     return cpu_s(process for process in psutil.process_iter(["name"]) if process.info["name"] == name)
 
 
 def _times(process: psutil.Process) -> tuple[float, float]:
-    """CPU seconds of the process itself, and of its children that have ended."""
+    """Return the CPU seconds of the process, and of its ended children."""
     try:
         times = process.cpu_times()
     except psutil.NoSuchProcess:
@@ -68,14 +68,14 @@ def _times(process: psutil.Process) -> tuple[float, float]:
 
 
 def used_between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """CPU seconds each service used; one that was restarted in between is left out, since its count began anew."""
+    """Return the CPU seconds of each service; one that restarted in between is left out."""
     return {name: after[name] - before[name] for name in before if after.get(name, -1.0) >= before[name]}
 
 
 def memory_bytes(pid: int) -> int:
-    """Memory of a process and its descendants, each shared page counted once in all (PSS).
+    """Return the memory of a process and its descendants, with shared pages counted once (PSS).
 
-    Where the kernel hides a process's pages from us its resident set is taken, which is more.
+    If the kernel denies access to a process's pages, its resident set counts, which is more.
     """
     total = 0
     for process in tree(pid):

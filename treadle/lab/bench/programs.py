@@ -1,4 +1,4 @@
-"""Graded Python programs, beside a fresh interpreter for each of them."""
+"""Graded Python programs, compared with a fresh interpreter for each."""
 
 import asyncio
 import itertools
@@ -23,10 +23,10 @@ INTERPRETER_TIMEOUT_S = 60.0
 
 
 def grading(http: BenchClient, used_s: list[float] | None = None) -> Call:
-    """Grade a trivial program against one assert; no two bodies are alike, so none can be remembered.
+    """Return a call that grades a trivial program against one assert. All bodies differ, so none can be cached.
 
     Args:
-        used_s: gets the CPU seconds that each answer reports.
+        used_s: receives the CPU seconds of each answer.
 
     The call raises BenchError when the program did not pass.
     """
@@ -36,7 +36,7 @@ def grading(http: BenchClient, used_s: list[float] | None = None) -> Call:
         params = {"code": CODE, "tests": TESTS.format(n=next(numbers))}
         answer = await http.act(msgspec.json.encode({"kind": "code.asserts", "params": params}))
         if answer.passed is not True:
-            raise BenchError("a program that is right was not graded as passed")
+            raise BenchError("a correct program was not graded as passed")
         if used_s is not None:
             used_s.append(answer.cpu_s)
 
@@ -44,7 +44,7 @@ def grading(http: BenchClient, used_s: list[float] | None = None) -> Call:
 
 
 async def fresh_interpreter() -> None:
-    """What grading costs without a mesh: start Python, import the usual, run the same program."""
+    """Grade without a mesh: start Python, import the usual modules, run the same program."""
     source = USUAL_IMPORTS + CODE + TESTS.format(n=21)
     process = await asyncio.create_subprocess_exec(sys.executable, "-I", "-c", source)
     try:
@@ -58,7 +58,7 @@ async def fresh_interpreter() -> None:
 
 
 async def graded_programs(bench: Bench) -> list[BenchFigure]:
-    """Trivial programs: the rate with many callers, and the time of one alone."""
+    """Trivial programs: the rate with many callers, and the latency with one."""
     sizes, meter = bench.sizes, bench.meter()
     used_s: list[float] = []
     async with bench.warm(lambda http: grading(http, used_s), sizes.program_callers) as call:
@@ -74,6 +74,6 @@ async def graded_programs(bench: Bench) -> list[BenchFigure]:
         figure("programs.interpreter.rate", f"fresh interpreters, {INTERPRETERS_AT_ONCE} at a time", plain.rate, "/s"),
         figure("programs.rate/interpreter", "rate over theirs", ratio(own.rate, plain.rate), "x", at_least(6)),
         figure("programs.p50", "graded program, one caller, p50", alone.p50_s * 1e3, "ms", at_most(8)),
-        figure("programs.cpu.program", "CPU of a program, as its answer says", statistics.fmean(used_s) * 1e6, "us"),
+        figure("programs.cpu.program", "CPU of a program, by its answer", statistics.fmean(used_s) * 1e6, "us"),
         *meter.figures("programs"),
     ]

@@ -1,4 +1,4 @@
-"""A mesh that has nothing to do, and the store it writes to."""
+"""The idle mesh, and writes of batch history."""
 
 import asyncio
 from time import perf_counter
@@ -12,7 +12,7 @@ MEGABYTE = 1e6
 
 
 async def at_rest(bench: Bench) -> list[BenchFigure]:
-    """CPU of each service and memory of the whole stack, sandboxes' interpreters included, while nobody asks."""
+    """CPU of each service and memory of the idle stack, interpreters of sandboxes included."""
     pids, sizes = bench.mesh.pids, bench.sizes
     bench.log(f"  resting for {sizes.settle_s + sizes.rest_s:.0f} s")
     await asyncio.sleep(sizes.settle_s)
@@ -30,8 +30,8 @@ async def at_rest(bench: Bench) -> list[BenchFigure]:
 
 
 async def history(bench: Bench) -> list[BenchFigure]:
-    """Histories of ended batches, written to Postgres and committed batch by batch."""
+    """Write histories of ended batches to Postgres, with a commit for each batch."""
     url = bench.mesh.database_url
-    assert url is not None, "asked only of a mesh of our own"
+    assert url is not None, "only for a stack of our own"
     rate = await measure_history_write(url, bench.sizes.history_rows)
     return [figure("history.rate", "batch history written to Postgres", rate, "rows/s", at_least(200_000))]

@@ -1,4 +1,4 @@
-"""Results of a batch that is larger than Valkey: answered, archived, and read again whole and in order."""
+"""Results of a batch larger than Valkey: answered, archived, and read again complete and in order."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,15 +16,15 @@ from treadle.lab.bench.mesh import BenchClient, BenchMesh, client, own_mesh
 VALKEY_MIB: Final = 256
 LINES: Final = 2000
 """Of one bulk call."""
-LOOK_S: Final = 0.2
+SAMPLE_S: Final = 0.2
 ARCHIVED_WITHIN_S: Final = 120.0
 BUSY_PAUSE_S: Final = 0.2
-"""Before refused lines are sent again."""
+"""Pause before rejected lines are sent again."""
 MEGABYTE: Final = 1e6
 
 
 async def archived_results(bench: Bench) -> list[BenchFigure]:
-    """One batch through a Valkey of 256 MiB: sent as fast as the door takes it, followed, then read again.
+    """Send one batch through a Valkey of 256 MiB as fast as the proxy accepts it, follow it, then read it again.
 
     Raises:
         BenchError: a result is missing, doubled or out of order.
@@ -60,7 +60,7 @@ async def _send(http: BenchClient, batch: str, count: int) -> None:
     for start in range(0, count, LINES):
         numbers = range(start, min(count, start + LINES))
         lines = b"\n".join(b'{"request_id":"r%d"}' % number for number in numbers)
-        while await http.submit_all(batch, lines, repeats=True) < len(numbers):  # noqa: ASYNC110  # asks the door
+        while await http.submit_all(batch, lines, repeats=True) < len(numbers):  # noqa: ASYNC110  # polls the proxy
             await asyncio.sleep(BUSY_PAUSE_S)
 
 
@@ -68,7 +68,7 @@ async def _archived(mesh: BenchMesh, batch: str) -> None:
     """Wait until the last result has moved to Postgres.
 
     Raises:
-        BenchError: it has not in time.
+        BenchError: it has not moved in time.
     """
     assert mesh.redis_url is not None, "our own stack has one"
     began = perf_counter()
@@ -76,11 +76,11 @@ async def _archived(mesh: BenchMesh, batch: str) -> None:
         while left := await redis.xlen(f"results:{batch}"):
             if perf_counter() - began > ARCHIVED_WITHIN_S:
                 raise BenchError(f"{left:,} results have not moved to Postgres within {ARCHIVED_WITHIN_S:.0f} s")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(SAMPLE_S)
 
 
 async def _read(pieces: AsyncIterator[bytes]) -> list[tuple[int, int]]:
-    """Cursors of a stream of results, as numbers."""
+    """Return the cursors of a stream of results, as numbers."""
     cursors: list[tuple[int, int]] = []
     tail = b""
     async for piece in pieces:
@@ -93,7 +93,7 @@ async def _read(pieces: AsyncIterator[bytes]) -> list[tuple[int, int]]:
 
 @asynccontextmanager
 async def _peak_memory(mesh: BenchMesh) -> AsyncIterator[list[int]]:
-    """Most `used_memory` of Valkey, looked at every `LOOK_S`."""
+    """Yield the most `used_memory` of Valkey, sampled every `SAMPLE_S`."""
     assert mesh.redis_url is not None, "our own stack has one"
     peak = [0]
     over = asyncio.Event()
@@ -102,7 +102,7 @@ async def _peak_memory(mesh: BenchMesh) -> AsyncIterator[list[int]]:
         async def watch() -> None:
             while not over.is_set():  # redis-py may swallow a cancel that races a reply
                 peak[0] = max(peak[0], (await redis.info("memory"))["used_memory"])
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(SAMPLE_S)
 
         watching = asyncio.create_task(watch())
         try:

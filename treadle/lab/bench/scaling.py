@@ -28,15 +28,15 @@ from treadle.testing.servers import temporary_home
 from treadle.testing.stack import running_stack
 
 SEED = 1
-"""Of the workload and of the planner's chances."""
+"""Seed of the workload and of the planner's random draws."""
 SLOTS = 512
-"""Of the node: more than all requests of two batches."""
+"""Units of the node: more than all requests of two batches."""
 HEARTBEAT_S = 0.25
-"""How old what the node says of its units may be."""
+"""Interval of the node's reports."""
 REVIEW_S, AHEAD_S, HOLD_S = 1.0, 2.0, 0.5
-"""How the planner plans: as it may be set at the quickest, for its defaults are made for batches of minutes."""
+"""Fastest settings of the planner, because its defaults are made for batches of minutes."""
 RELEASE_TIMEOUT_S = 20.0
-"""So long may the mesh take to hold nothing, once nothing is open."""
+"""Time within which the mesh must release all units after the last batch."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class UnitSeconds:
 
 @dataclass(frozen=True)
 class LiveRun:
-    """What came of the workload on the mesh."""
+    """Measurements of the workload on the mesh."""
 
     held: UnitSeconds
     """From the end of the first batches to the end of all."""
@@ -96,10 +96,10 @@ def workload(sizes: ScalingSizes) -> RewardTrace:
 
 @contextmanager
 def scaled_mesh(root: Path, logs: Path) -> Iterator[BenchMesh]:
-    """A stack whose planner looks often, and writes down what it is told.
+    """Start a stack with a fast planner and stimulus logs.
 
     Raises:
-        StackError: it did not come up.
+        StackError: it did not start.
     """
     environ = {
         "CPU_MANAGER_NODE": "bench",
@@ -136,7 +136,7 @@ async def live(http: BenchClient, trace: RewardTrace) -> tuple[UnitSeconds, list
 
 
 async def _await_release(http: BenchClient) -> UnitSeconds:
-    """Wait until no unit is held; what was until then."""
+    """Wait until no unit is held; return the unit-seconds so far."""
     deadline = perf_counter() + RELEASE_TIMEOUT_S
     while True:
         nodes = await http.nodes()

@@ -1,39 +1,39 @@
-"""How much is measured, and how long."""
+"""Sizes and durations of the measurements."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingSizes:
-    """Of the workload that the planner scales for: a minute of it."""
+    """Sizes of the scaling workload: about a minute."""
 
     tasks: int = 2
     batches: int = 4
-    """Of each task. The first is the history of those after it."""
+    """Batches of each task. The first is the history of the others."""
     requests: int = 96
-    """Of a batch."""
+    """Requests of a batch."""
     times: float = 45.0
-    """So many times quicker than what DistRS publishes: a rollout and its rewards last some nine seconds."""
+    """Speedup over the workload that DistRS publishes: a rollout and its rewards last some nine seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSizes:
-    """Of what is measured in trajectories' environments."""
+    """Sizes of the measurements in trajectories' environments."""
 
     actions: int = 200
-    """`true` so often, in one environment."""
+    """Number of `true` in one environment."""
     environments: int = 24
     steps: int = 50
     """Actions of each of them."""
     trainers: int = 8
     turns: int = 8
-    """Thoughts and actions of each of them, for the overhead."""
+    """Turns of each trainer, for the overhead."""
     idle: int = 200
     idle_s: float = 10.0
     starts: int = 1000
-    """Environments asked for at once."""
+    """Environments requested at once."""
     container_starts: int = 100
-    """The same where each is a container, which takes an engine 0.15 s at best."""
+    """The same with containers, which take an engine at least 0.15 s each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Sizes:
     """One-second actions of each sleeper."""
     rest_s: float = 10.0
     settle_s: float = 3.0
-    """Rest before resting is measured: interpreters and servers have their start-up work behind them."""
+    """Pause before the idle mesh is measured, so that start-up work is over."""
     history_rows: int = 102_400
     results: int = 100_000
     """Results that pass through a Valkey of 256 MiB; a million take some ten minutes."""
@@ -80,4 +80,4 @@ QUICK = Sizes(
         actions=30, environments=4, steps=12, trainers=2, turns=3, idle=8, idle_s=2.0, starts=60, container_starts=8
     ),
 )
-"""About 45 seconds: enough to see that something became twice as slow, too little for a fine comparison."""
+"""About 45 seconds: shows a slowdown by a factor of two, too short for a fine comparison."""

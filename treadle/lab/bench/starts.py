@@ -1,4 +1,4 @@
-"""Very many environments asked for at once on one node: all become ready, and what acts already goes on meanwhile."""
+"""Many environments requested at once on one node: all become ready, and running environments continue to act."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from treadle.lab.bench.mesh import WAIT_S, BenchClient, client
 Json = dict[str, Any]
 MEMORY_MB = 32
 START_S = 900.0
-"""Patience with one environment. Most of them wait for the others."""
+"""Timeout of one environment. Most of them wait for the others."""
 PAUSE_S = 0.05
-"""Between two actions of the environment that is there already."""
-SNAPSHOT_DELAY = "the leader publishes what waits every half second"
+"""Pause between two actions of the running environment."""
+SNAPSHOT_DELAY = "the leader publishes waiting work every half second"
 SAMPLE_S = 0.5
 SAMPLED_ACTIONS = 32
-"""Waiting actions that are asked for their reason, each time."""
+"""Waiting actions whose reason is read, each time."""
 
 
 @dataclass(slots=True)
 class StartBurst:
-    """One rush of beginnings."""
+    """Measurements of one burst of starts."""
 
     ready_s: list[float] = field(default_factory=list)
-    """Seconds from asking to the answer of the first action."""
+    """Seconds from the request to the answer of the first action."""
     failed: Counter[str] = field(default_factory=Counter)
     running_s: list[float] = field(default_factory=list)
-    """Of `true` in an environment that stood before, meanwhile."""
+    """Seconds of `true` in a running environment during the burst."""
     sampled: int = 0
     with_reason: int = 0
-    """Waiting first actions that were asked how they stand, and those that answered with a reason."""
+    """Waiting first actions whose state was read, and those of them with a reason."""
     waiting: dict[str, None] = field(default_factory=dict)
-    """First actions that are not answered, by age."""
+    """Unanswered first actions, by age."""
 
 
 async def starts(bench: Bench) -> list[BenchFigure]:
-    """Environments asked for at once, far more than can begin at once; one that stands acts all the while."""
+    """Request far more environments at once than can start at once, while a running one acts."""
     figures: list[BenchFigure] = []
     for image in bench.images:
         runtime = "local" if image == "local" else "docker"
@@ -64,27 +64,27 @@ def _figures(burst: StartBurst, runtime: str, count: int) -> list[BenchFigure]:
     return [
         figure(
             f"{name}.ready",
-            f"of {count} environments asked for at once, {runtime}",
+            f"of {count} environments requested at once, {runtime}",
             len(burst.ready_s),
             "",
             at_least(count),
         ),
-        figure(f"{name}.p50", "from asking to the first answer", half, "s"),
+        figure(f"{name}.p50", "from the request to the first answer", half, "s"),
         figure(f"{name}.p99", "and the slowest hundredth", late, "s"),
         figure(
             f"{name}.reasoned",
-            "waiting ones that state a reason when asked",
+            "waiting actions with a reason",
             with_reason,
             "%",
             at_least(90, SNAPSHOT_DELAY),
         ),
-        figure(f"{name}.running.p50", "`true` in one that stood before, meanwhile", acting * 1e3, "ms"),
+        figure(f"{name}.running.p50", "`true` in a running environment during the starts", acting * 1e3, "ms"),
         figure(f"{name}.running.p99", "and the slowest hundredth", acting_late * 1e3, "ms"),
     ]
 
 
 def _spread(seconds: list[float]) -> tuple[float, float]:
-    """Median and 99th percentile; not a number where there are too few."""
+    """Return median and 99th percentile; NaN if there are too few."""
     if len(seconds) < 2:
         return float("nan"), float("nan")
     cuts = quantiles(seconds, n=100, method="inclusive")
@@ -92,10 +92,10 @@ def _spread(seconds: list[float]) -> tuple[float, float]:
 
 
 async def start_burst(http: BenchClient, image: str, count: int) -> StartBurst:
-    """Open `count` environments at once and wait until each is ready or has failed; then close them all.
+    """Open `count` environments at once, wait until each is ready or has failed, and close them.
 
     Raises:
-        BenchError: the environment that acts meanwhile fails.
+        BenchError: the running environment fails.
     """
     burst, opened = StartBurst(), list[str]()
     standing = await _open(http, image, opened)
@@ -151,7 +151,7 @@ async def _act(http: BenchClient, trajectory: str, burst: StartBurst, over: asyn
 
 
 async def _sample(http: BenchClient, burst: StartBurst, over: asyncio.Event) -> None:
-    """Ask the youngest of those that wait, which wait longest, why they do."""
+    """Read the reasons of the newest waiting actions, which wait longest."""
     while not over.is_set():
         await asyncio.sleep(SAMPLE_S)
         for action in list(burst.waiting)[-SAMPLED_ACTIONS:]:

@@ -1,4 +1,4 @@
-"""The measurements by name, and a run over some of them."""
+"""Measurements by name, and a run of some of them."""
 
 import os
 import platform
@@ -24,12 +24,12 @@ from treadle.lab.bench.takeover import take_over
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One thing that is measured, with the figures that come of it."""
+    """One measurement and its summary."""
 
     run: Callable[[Bench], Awaitable[list[BenchFigure]]]
     summary: str
     own_only: bool = False
-    """It looks into processes and servers, so it needs a stack of our own."""
+    """It reads processes and servers, so it needs a stack of our own."""
 
 
 MEASUREMENTS: dict[str, Measurement] = {
@@ -42,25 +42,25 @@ MEASUREMENTS: dict[str, Measurement] = {
     "history": Measurement(history, "batch histories", own_only=True),
     "results": Measurement(archived_results, "results beyond Valkey's memory, read again", own_only=True),
     "takeover": Measurement(take_over, "a leader is killed with a full journal", own_only=True),
-    "scaling": Measurement(scaling, "a scaled-down DistRS workload that the planner scales for", own_only=True),
-    "decisions": Measurement(decisions, "who gets which cores: 1,280 elastic actions on five nodes of 256 cores"),
+    "scaling": Measurement(scaling, "a small DistRS workload under the planner", own_only=True),
+    "decisions": Measurement(decisions, "decisions on cores: 1,280 elastic actions on five nodes of 256 cores"),
     "acting": Measurement(acting, "`true` in a live environment"),
     "episodes": Measurement(episodes, "24 environments with 50 actions each, every answer checked"),
-    "overhead": Measurement(overhead, "what the mesh adds to actions in environments (ARL-Tangram, Table 1)"),
-    "starts": Measurement(starts, "1,000 environments asked for at once on one node", own_only=True),
+    "overhead": Measurement(overhead, "overhead of actions in environments (ARL-Tangram, Table 1)"),
+    "starts": Measurement(starts, "1,000 environments requested at once on one node", own_only=True),
     "idle": Measurement(idle, "200 idle environments with a busy loop left in each", own_only=True),
 }
-"""In the order they run: rest first, while nothing has happened yet."""
+"""In the order of a run: the idle mesh first, before any load."""
 
 BROKEN = (BenchError, aiohttp.ClientError, OSError, TimeoutError)
-"""What a measurement may meet without taking the others with it."""
+"""Errors that end one measurement only."""
 
 
 async def run_all(bench: Bench, names: Iterable[str], skipped: Iterable[Skipped] = ()) -> BenchReport:
-    """Take the measurements ``names``, one after the other.
+    """Run the measurements ``names``, one after another.
 
     Args:
-        skipped: what is known to be missing already.
+        skipped: known gaps of the report.
     """
     machine = Machine(os.cpu_count() or 1, platform.python_version(), os.getloadavg()[0])
     figures: list[BenchFigure] = []
@@ -69,7 +69,7 @@ async def run_all(bench: Bench, names: Iterable[str], skipped: Iterable[Skipped]
     for name in names:
         measurement = MEASUREMENTS[name]
         if measurement.own_only and not bench.mesh.pids:
-            left_out.append(Skipped(name, "looks into processes and servers: it needs a stack of its own (no --url)"))
+            left_out.append(Skipped(name, "reads processes and servers: it needs a stack of its own (no --url)"))
             continue
         bench.log(f"{name}: {measurement.summary}")
         try:

@@ -11,7 +11,7 @@ _SENSES = {"at least": "≥", "at most": "≤"}
 
 
 def show(report: BenchReport, console: Console) -> None:
-    """Print the figures, then what there is none of."""
+    """Print the figures, then the missing measurements."""
     table = Table(title="What the mesh costs", title_justify="left", pad_edge=False)
     table.add_column("Figure", no_wrap=True)
     table.add_column("What it is")
@@ -32,7 +32,7 @@ def show(report: BenchReport, console: Console) -> None:
 
 
 def quantity(value: float, unit: str) -> str:
-    """A number with three digits that say something, and its unit."""
+    """Format a number with three significant digits and its unit."""
     digits = 0 if abs(value) >= 100 or not unit else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f} {_UNITS.get(unit, unit)}".rstrip()
 

@@ -1,4 +1,4 @@
-"""Take-over of a leader that was killed with a full journal: how long until the next one leads, and in what memory."""
+"""Takeover after the kill of a leader with a full journal: time until the next one leads, and its memory."""
 
 import asyncio
 import signal
@@ -22,13 +22,13 @@ EPOCH: Final = "treadle_proxy_leader_epoch "
 
 
 async def take_over(bench: Bench) -> list[BenchFigure]:
-    """Queue actions of many batches that no node takes, kill the leader, and wait until its successor leads.
+    """Queue actions of many batches that no node runs, kill the leader, and wait until its successor leads.
 
-    The time counts from the kill. The supervisor's pause (0.2 s), the start of a proxy and the rest of the lease (4 s)
-    are in it, and are measured beside it by the same kill with an empty journal.
+    The time counts from the kill. It includes the supervisor's pause (0.2 s), the start of a proxy and the rest of the
+    lease (4 s). The same kill with an empty journal measures these alone.
 
     Raises:
-        BenchError: nobody leads in time, or an action is missing.
+        BenchError: no proxy leads in time, or an action is missing.
     """
     count, batches = bench.sizes.queued, bench.sizes.queued_batches
     with own_mesh(1, services=PROXY) as mesh:
@@ -41,7 +41,7 @@ async def take_over(bench: Bench) -> list[BenchFigure]:
                 size = count * (number + 1) // batches - count * number // batches
                 await _queue(http, await http.open_batch(size), size)
             took_s, peak_bytes = await _killed(mesh.stack, http)
-            await _knows(http, count)
+            await _await_actions(http, count)
     return [
         figure("takeover.empty", "from the kill of a leader to the next one, nothing queued", empty_s, "s"),
         figure("takeover.time", f"the same with {count:,} actions queued", took_s, "s", at_most(60)),
@@ -50,16 +50,16 @@ async def take_over(bench: Bench) -> list[BenchFigure]:
     ]
 
 
-async def _knows(http: BenchClient, count: int) -> None:
-    """Wait until the new leader has published how many actions it knows.
+async def _await_actions(http: BenchClient, count: int) -> None:
+    """Wait until the new leader has published `count` unanswered actions.
 
     Raises:
-        BenchError: they are not so many.
+        BenchError: it has published another number.
     """
     began = perf_counter()
     while (known := await _metric(http, "treadle_proxy_unanswered_actions ")) != count:
         if perf_counter() - began > PUBLISHED_WITHIN_S:
-            raise BenchError(f"the new leader knows {known:,.0f} of {count:,} actions")
+            raise BenchError(f"the new leader has {known:,.0f} of {count:,} actions")
         await asyncio.sleep(0.2)
 
 
@@ -73,7 +73,7 @@ async def _queue(http: BenchClient, batch: str, size: int) -> None:
 
 
 async def _killed(stack: RunningStack, http: BenchClient) -> tuple[float, int]:
-    """Kill the leading proxy. (Seconds until its successor leads, most bytes that one has had resident.)"""
+    """Kill the leading proxy; return the seconds until its successor leads, and the successor's most resident bytes."""
     pid = stack.kill(PROXY, signal.SIGKILL)
     began = perf_counter()
     while not await _leads(stack, http, pid):
@@ -92,7 +92,7 @@ async def _leads(stack: RunningStack, http: BenchClient, killed: int) -> bool:
 
 
 async def _metric(http: BenchClient, name: str) -> float:
-    """A gauge without labels; 0 where it is not shown."""
+    """Return a gauge without labels; 0 if it is missing."""
     lines = (await http.text("/metrics")).splitlines()
     return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), 0.0)
 

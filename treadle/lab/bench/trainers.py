@@ -1,4 +1,4 @@
-"""Trainers in a closed loop, as a traced workload has them: rollouts that send a reward request for each sample."""
+"""Trainers in a closed loop, after a traced workload: rollouts send a reward request for each sample."""
 
 import asyncio
 import math
@@ -16,13 +16,13 @@ from treadle.lab.bench.mesh import BenchClient
 from treadle.lab.replay.distrs.trace import TracedBatch, TracedTask
 
 REPORT_EVERY_S = 1.05
-"""The proxy takes one report of a batch a second."""
+"""The proxy accepts one report of a batch each second."""
 RESOURCE = "slots"
-"""What every stage draws from: an action that sleeps needs no core."""
+"""Resource of every stage: a sleeping action needs no core."""
 
 
 def workflow(stages: Iterable[Stage], max_extra_delay_s: float) -> dict[str, object]:
-    """A task whose stages sleep."""
+    """Return a workflow of sleeping stages."""
     asleep = [
         {
             "name": stage.name,
@@ -37,7 +37,7 @@ def workflow(stages: Iterable[Stage], max_extra_delay_s: float) -> dict[str, obj
 
 
 def requests(batch: TracedBatch, stages: Sequence[Stage]) -> list[bytes]:
-    """Its reward requests as they are sent, in the order of arrival."""
+    """Return the reward requests of a batch, in the order of arrival."""
     return [
         msgspec.json.encode(
             {
@@ -53,7 +53,7 @@ def requests(batch: TracedBatch, stages: Sequence[Stage]) -> list[bytes]:
 
 @dataclass
 class Trainer:
-    """One task's batches, one after the other."""
+    """Trainer of one task: its batches, one after another."""
 
     http: BenchClient
     traced: TracedTask
@@ -62,14 +62,14 @@ class Trainer:
     """Batches that are complete, the newest last."""
 
     async def train(self, first: int, last: int, wait_s: float = 0.0) -> None:
-        """Run the batches `first` to before `last`, each its gap after the one before it, the first a while more."""
+        """Run the batches from `first` to before `last`, each after its gap; the first `wait_s` later."""
         for batch in self.traced.batches[first:last]:
             await asyncio.sleep(batch.gap_s + wait_s)
             self.done.append(await self._rollout(batch))
             wait_s = 0.0
 
     async def _rollout(self, traced: TracedBatch) -> str:
-        """One batch from its opening until it has ended; its id."""
+        """Run one batch from its opening to its end; return its id."""
         lines = requests(traced, self.stages)
         batch = await self.http.open_batch(traced.size, self.traced.task)
         began, sent, report_s = perf_counter(), 0, REPORT_EVERY_S
@@ -92,7 +92,7 @@ class Trainer:
 
 
 def _lengths(traced: TracedBatch, sent: int, elapsed_s: float) -> list[float]:
-    """Tokens so far of the samples that are generated still; they come evenly."""
+    """Return the tokens so far of samples that are still generated, spread evenly."""
     if traced.lengths is None:
         return []
     so_far = traced.lengths[sent:] * elapsed_s / traced.arrivals_s[sent:]
@@ -100,7 +100,7 @@ def _lengths(traced: TracedBatch, sent: int, elapsed_s: float) -> list[float]:
 
 
 async def together(those: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all; the first exception is raised, the others are cancelled."""
+    """Run all; raise the first exception and cancel the others."""
     try:
         async with asyncio.TaskGroup() as group:
             for one in those:

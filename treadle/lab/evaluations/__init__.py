@@ -1,5 +1,5 @@
-"""Evaluations of papers, run for a person: what the replays work out, on several processes, as tables and plots.
+"""Evaluations of papers for people: replays on several processes, as tables and plots.
 
-`pool` runs jobs, a package for each paper says which, and what to print of them. The replays themselves know neither
-clock nor file.
+`pool` runs jobs. A package for each paper defines its jobs and its report. The replays themselves use no clock and no
+file.
 """

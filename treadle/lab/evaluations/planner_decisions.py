@@ -22,9 +22,9 @@ from shared.policy.scaling.stimuli import BatchAdded, BatchRemoved, FirstRequest
 from shared.store.stimulus_log import NAME, LogEntry, LogError, LogHeader, read_log, to_builtins
 
 KEPT = 100
-"""Differences that are kept: the first ones say most, for those after them may follow from them."""
+"""Differences that are kept: the first ones, because later ones may be consequences."""
 SHOWN = 5
-"""Of these, in the table for people."""
+"""Number of these in the table for people."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Difference:
         return then, again
 
     def sentence(self) -> str:
-        """The same in one line."""
+        """Return the difference in one line."""
         then, again = (" and ".join(side) or "nothing" for side in self.sides())
         return f"stimulus {self.stimulus:,} ({self.description}, after {self.at_s:.2f} s): then {then}; now {again}"
 
@@ -91,7 +91,7 @@ class Comparison:
 
     header: LogHeader
     last: int | None
-    """Decisions that are kept; None: all."""
+    """Number of decisions to keep; None: all."""
     stimuli: int = 0
     decisions: int = 0
     """Commands: targets and expected completions."""
@@ -109,17 +109,17 @@ class Comparison:
 
     @property
     def same_share(self) -> float:
-        """Of the stimuli; 1 where there is none."""
+        """Share of equal stimuli; 1 without stimuli."""
         return 1.0 - self.different / self.stimuli if self.stimuli else 1.0
 
     def verdict(self) -> str:
-        """In one line."""
+        """Return the verdict in one line."""
         others = "1 stimulus is" if self.different == 1 else f"{self.different:,} stimuli are"
         found = "all the same" if self.same else f"{others} different now"
         return f"{self.stimuli:,} stimuli, {self.decisions:,} decisions: {found}"
 
     def document(self) -> dict[str, Any]:
-        """As `treadle replay planner --json` prints it."""
+        """Return the document of `treadle replay planner --json`."""
         differences = [
             {
                 "stimulus": one.stimulus,
@@ -139,7 +139,7 @@ class Comparison:
 
 
 def newest_log(folder: Path) -> Path:
-    """The log that a planner began last.
+    """Return the newest log of a folder.
 
     Raises:
         LogError: the folder holds none.
@@ -147,7 +147,7 @@ def newest_log(folder: Path) -> Path:
     logs = list(folder.glob(f"{NAME}-*.log"))
     if not logs:
         raise LogError(f"{folder} holds no stimulus log: set SCALING_PLANNER_STIMULUS_LOGS to it, run the planner")
-    return max(logs, key=lambda path: (len(path.name), path.name))  # named after the moment, in milliseconds
+    return max(logs, key=lambda path: (len(path.name), path.name))  # named by start, in milliseconds
 
 
 def compared(path: Path, last: int | None = 0) -> Comparison:
@@ -178,7 +178,7 @@ def compared(path: Path, last: int | None = 0) -> Comparison:
 
 
 def show(made: Comparison, console: Console) -> None:
-    """Print the decisions that were kept, the verdict, and the first differences side by side."""
+    """Print the kept decisions, the verdict, and the first differences side by side."""
     if made.lines:
         console.print(_decisions_table(made))
     console.print(made.verdict(), markup=False)
@@ -232,7 +232,7 @@ def _decisions(decision: RepeatedDecision, began: float) -> Iterator[LoggedComma
 
 
 def _answer(command: Sequence[Any]) -> str:
-    """One command of a log in a few words."""
+    """Return one command of a log in a few words."""
     name, one = command
     if name == "PublishTarget":
         return f"{one['pool']} {_change(one)}: {one['reason']['summary']}"
@@ -245,7 +245,7 @@ def _change(one: dict[str, Any]) -> str:
 
 
 def _described(decision: RepeatedDecision) -> str:
-    """A stimulus in a few words."""
+    """Return a stimulus in a few words."""
     match decision.stimulus:
         case BatchAdded(batch):
             return f"BatchAdded {batch.batch}"

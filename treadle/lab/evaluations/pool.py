@@ -18,31 +18,31 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 Result_co = TypeVar("Result_co", covariant=True)
 Result = TypeVar("Result")
 OnDone = Callable[[float, str], None]
-"""Takes the weight of a job that is over, and its name."""
+"""Receives the weight of a finished job, and its name."""
 
 
 class Job(Protocol[Result_co]):
-    """Something to work out. It goes to another process, so it is pickled."""
+    """A job. It is pickled for another process."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def weight(self) -> float:
-        """How long it takes, in any unit common to all jobs."""
+        """Its duration, in any unit common to all jobs."""
         ...
 
     def __call__(self) -> Result_co: ...
 
 
 def run_jobs(jobs: Sequence[Job[Result]], processes: int, on_done: OnDone) -> list[Result]:
-    """The results, in the order of the jobs. With one process, all happens in this one.
+    """Run jobs; return the results in the order of the jobs. With one process, no worker is started.
 
-    No worker stays behind when a job fails or the caller is interrupted, nor when this process is killed.
+    All workers end if a job fails, if the caller is interrupted, or if this process is killed.
 
     Raises:
         BrokenProcessPool: a worker was killed.
-        Exception: what a job raised.
+        Exception: the error of a job.
     """
     order = sorted(range(len(jobs)), key=lambda number: -jobs[number].weight)
     results: dict[int, Result] = {}
@@ -52,7 +52,7 @@ def run_jobs(jobs: Sequence[Job[Result]], processes: int, on_done: OnDone) -> li
             on_done(jobs[number].weight, jobs[number].name)
     else:
         with _workers(min(processes, max(1, len(jobs)))) as executor:
-            with _unheard(signal.SIGINT):  # workers begin here, and inherit it: the parent alone answers Ctrl-C
+            with _delayed(signal.SIGINT):  # workers start here and inherit it: only the parent handles Ctrl-C
                 numbers = {executor.submit(jobs[number]): number for number in order}
             for future in as_completed(numbers):
                 number = numbers[future]
@@ -63,9 +63,9 @@ def run_jobs(jobs: Sequence[Job[Result]], processes: int, on_done: OnDone) -> li
 
 @contextmanager
 def _workers(count: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool that ends with its block: when all is done, or at once when something went wrong."""
+    """Yield a pool that ends with its block: after all jobs, or at once after an error."""
     others = set(multiprocessing.active_children())
-    spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hold their locks for ever
+    spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hold their locks forever
     with ProcessPoolExecutor(count, mp_context=spawn, initializer=_end_with_parent) as executor:
         try:
             yield executor
@@ -76,42 +76,42 @@ def _workers(count: int) -> Iterator[ProcessPoolExecutor]:
 
 
 @contextmanager
-def _unheard(one: signal.Signals) -> Iterator[None]:
-    """Hold a signal back until the block is over; processes that begin in it never hear it.
+def _delayed(one: signal.Signals) -> Iterator[None]:
+    """Delay a signal until the end of the block; processes that start in it ignore it.
 
-    The mask is what they inherit. It does not do alone: other threads of this process (a library's) have no such mask,
-    and what one of them takes would still be raised here, halfway through the beginning of a process.
+    They inherit the mask. The mask alone is not enough: other threads of this process (a library's) have none, and a
+    signal received by one of them would still be raised here, during the start of a process.
     """
     if current_thread() is not main_thread():
         yield
         return
-    heard: list[int] = []
-    handler = signal.signal(one, lambda number, _: heard.append(number))
+    received: list[int] = []
+    handler = signal.signal(one, lambda number, _: received.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {one})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(one, handler)
-        if heard:
+        if received:
             signal.raise_signal(one)
 
 
 def _end_with_parent() -> None:
-    """In a worker: nobody works for a parent that is gone."""
+    """Initializer of a worker: end it when its parent ends."""
     parent = multiprocessing.parent_process()
     if parent is not None:
-        Thread(target=_leave_with, args=(parent.sentinel,), name="parent", daemon=True).start()
+        Thread(target=_exit_after, args=(parent.sentinel,), name="parent", daemon=True).start()
 
 
-def _leave_with(parent: int) -> None:
+def _exit_after(parent: int) -> None:
     wait([parent])
     os._exit(1)
 
 
 @contextmanager
 def progress_bar(console: Console, title: str, total: float) -> Iterator[OnDone]:
-    """Shows what share of the weight is done, and what was done last."""
+    """Show the finished share of the weight, and the last job."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -11,11 +11,11 @@ then one request a line, in any order::
 `arrival_s` counts from the batch's start. A stage that is null or missing was not reached. With `batch_start_s` the
 batch is *open loop* and starts at that moment; without it, *closed loop*: it starts `batch_gap_s` (0 where the header
 has none) after the completion of the task's previous batch, and at time 0 when it is the task's first. Execution beyond
-a stage's timeout is clipped to the timeout, because that is what a reward service does to it (§3.1). A worker can be
-used `cold_start_s` (0 where the stage has none) after it was asked for.
+a stage's timeout is clipped to the timeout, as a reward service does (§3.1). A worker is usable
+`cold_start_s` (0 if the stage has none) after its request.
 
-Generated traces know more than this form can say, so `write_trace` adds two fields to a line where they are needed:
-`batch_gap_s`, the batch's own gap where it is not the one above, and `length`, the tokens of the sample's output.
+Generated traces have more information, so `write_trace` adds two fields to a line if needed: `batch_gap_s`, the batch's
+own gap if it differs from the one above, and `length`, the tokens of the sample's output.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from treadle.lab.replay.distrs.trace import RewardTrace, TracedBatch, TracedTask
 
 MOST = float(np.finfo(np.float64).max)
 NAMES = (str, int)
-"""What may name a task or a batch; not bool, though Python counts it as int."""
+"""Types of names of tasks and batches; not bool, which is an int in Python."""
 
 
 class TraceError(ValueError):
-    """A trace file cannot be read; says in which line, why, and what to do."""
+    """A trace file cannot be read. The message has the line, the reason and the remedy."""
 
 
 def read_trace(path: Path) -> RewardTrace:
-    """The trace in a file.
+    """Return the trace of a file.
 
     Raises:
-        TraceError: the file is not of the form that this module describes.
+        TraceError: the file has another format.
         OSError: it cannot be opened.
     """
     reader = _Reader(path)
@@ -62,7 +62,7 @@ def read_trace(path: Path) -> RewardTrace:
 
 
 def write_trace(trace: RewardTrace, path: Path) -> None:
-    """Write the file that reads as this trace; batches and requests are numbered from 0."""
+    """Write a trace; batches and requests are numbered from 0."""
     with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in _lines(trace))
 
@@ -103,10 +103,10 @@ def _requests(batch: TracedBatch) -> Iterator[dict[str, object]]:
 
 @dataclass(slots=True)
 class _Gathered:
-    """A batch while its lines are being read; the columns are parallel."""
+    """A batch during reading; the columns are parallel."""
 
     opening: tuple[float | None, float | None]
-    """Start and gap that the first line gives."""
+    """Start and gap, from the first line."""
     lines: dict[int, int] = field(default_factory=dict)
     """Line by the request's index."""
     arrivals: array[float] = field(default_factory=lambda: array("d"))
@@ -115,11 +115,11 @@ class _Gathered:
     lengths: array[float] = field(default_factory=lambda: array("d"))
 
     def sealed(self, stages: int, gap_s: float) -> TracedBatch:
-        """The batch, its requests sorted by arrival, then index.
+        """Return the batch with its requests sorted by arrival, then index.
 
         Args:
-            stages: how many the trace has.
-            gap_s: seconds before it unless its lines say otherwise.
+            stages: number of stages of the trace.
+            gap_s: seconds before the batch, unless its lines have others.
         """
         arrivals = np.array(self.arrivals)
         order = np.lexsort((np.fromiter(self.lines, np.int64, len(arrivals)), arrivals))
@@ -139,7 +139,7 @@ class _Gathered:
 
 
 class _Reader:
-    """Reads one file, and knows where it is."""
+    """Reader of one file, with its present line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -211,7 +211,7 @@ class _Reader:
         earlier = batch.lines.setdefault(index, self.number)
         if earlier != self.number:
             raise self.refusal(
-                f"index {index} of batch {number} of {task} stands on line {earlier} already: number requests apart"
+                f"index {index} of batch {number} of {task} is on line {earlier} already: use another number"
             )
         batch.arrivals.append(self._seconds(line.get("arrival_s"), "arrival_s"))
         batch.executions.extend(self._executions(line.get("stages", [])))

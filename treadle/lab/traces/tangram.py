@@ -5,10 +5,10 @@ the order in which they begin, which is at once::
 
     {"trajectory", "group"?, "steps": [{"think_s"?, "kind", "work_s", "units"?, "elasticity"?, "profile_s"?}, ...]}
 
-`think_s` (0) passes before the action; `work_s` is what the action takes on one core. `units` ([1, 1]) are the fewest
-and the most cores it can use, more than the fewest only with an `elasticity` of one of the forms the front door takes:
-{"4": 0.9, "16": 0.6}, {"model": "amdahl", "serial": 0.05}, {"model": "power", "exponent": 0.9}. `profile_s` (`work_s`)
-is what the scheduler was told of an elastic action's work. Trajectories of one group answer one prompt.
+`think_s` (0) is the time before the action; `work_s` is the duration of the action on one core. `units` ([1, 1]) are
+the fewest and the most cores that it can use, more than the fewest only with an `elasticity` in one of the forms of the
+API: {"4": 0.9, "16": 0.6}, {"model": "amdahl", "serial": 0.05}, {"model": "power", "exponent": 0.9}. `profile_s`
+(`work_s`) is the scheduler's expectation of an elastic action's work. Trajectories of one group answer one prompt.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from treadle.lab.replay.tangram.trace import Batch, Trajectory, TrajectoryStep
 from treadle.lab.traces.rewards import TraceError
 
 MOST_S: Final = 1e7
-"""Of one think or action: four months."""
+"""Most seconds of one thought or action: four months."""
 FIELDS: Final = frozenset({"think_s", "kind", "work_s", "units", "elasticity", "profile_s"})
 
 
 def read_trajectories(path: Path) -> Batch:
-    """The trajectories in a file.
+    """Return the trajectories of a file.
 
     Raises:
-        TraceError: the file is not of the form that this module describes.
+        TraceError: the file has another format.
         OSError: it cannot be opened.
     """
     reader = _Reader(path)
@@ -47,7 +47,7 @@ def read_trajectories(path: Path) -> Batch:
 
 
 class _Reader:
-    """Reads one file, and knows where it is."""
+    """Reader of one file, with its present line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,52 +80,52 @@ class _Reader:
         name = self._name(line.get("trajectory"), "trajectory")
         earlier = self._lines.setdefault(name, self.number)
         if earlier != self.number:
-            raise self.refusal(f"trajectory {name} stands on line {earlier} already: give each a name of its own")
+            raise self.refusal(f"trajectory {name} is on line {earlier} already: give each a name of its own")
         steps = line.get("steps")
         if not isinstance(steps, list) or not steps or not all(isinstance(step, dict) for step in steps):
             raise self.refusal("steps must be a list of objects, at least one")
         group = self._name(line.get("group", name), "group")
-        return Trajectory(name, group, tuple(self._step(step, point) for point, step in enumerate(steps, 1)))
+        return Trajectory(name, group, tuple(self._step(step, position) for position, step in enumerate(steps, 1)))
 
     def _name(self, found: object, what: str) -> str:
         if type(found) not in (str, int) or found == "":
             raise self.refusal(f"give {what} as a text or a whole number")
         return str(found)
 
-    def _step(self, found: dict[str, Any], point: int) -> TrajectoryStep:
+    def _step(self, found: dict[str, Any], position: int) -> TrajectoryStep:
         strange = sorted(found.keys() - FIELDS)
         if strange:
-            raise self.refusal(f"step {point} has {', '.join(strange)}: a step knows {', '.join(sorted(FIELDS))}")
+            raise self.refusal(f"step {position} has {', '.join(strange)}: use {', '.join(sorted(FIELDS))}")
         kind = found.get("kind")
         if not isinstance(kind, str) or not kind:
-            raise self.refusal(f"kind of step {point} is {kind!r}: give a text that is not empty")
-        work_s = self._seconds(found.get("work_s"), f"work_s of step {point}")
-        least, most = self._units(found.get("units", [1, 1]), point)
-        elasticity = self._elasticity(found.get("elasticity"), point)
+            raise self.refusal(f"kind of step {position} is {kind!r}: give a text that is not empty")
+        work_s = self._seconds(found.get("work_s"), f"work_s of step {position}")
+        least, most = self._units(found.get("units", [1, 1]), position)
+        elasticity = self._elasticity(found.get("elasticity"), position)
         if most > least and elasticity is None:
-            raise self.refusal(f"step {point} can use {most} units: say with elasticity what more than {least} do")
-        think_s = self._seconds(found.get("think_s", 0), f"think_s of step {point}")
-        profile_s = self._seconds(found.get("profile_s", work_s), f"profile_s of step {point}")
+            raise self.refusal(f"step {position} can use {most} units: add an elasticity for more than {least}")
+        think_s = self._seconds(found.get("think_s", 0), f"think_s of step {position}")
+        profile_s = self._seconds(found.get("profile_s", work_s), f"profile_s of step {position}")
         return TrajectoryStep(think_s, kind, work_s, least, most, elasticity, profile_s if most > least else None)
 
-    def _units(self, found: object, point: int) -> tuple[int, int]:
+    def _units(self, found: object, position: int) -> tuple[int, int]:
         if isinstance(found, list) and len(found) == 2 and all(type(units) is int for units in found):
             least, most = found
             if 1 <= least <= most <= MOST_UNITS:
                 return least, most
         raise self.refusal(
-            f"units of step {point} are {found!r}: give [fewest, most], whole numbers from 1 to {MOST_UNITS}"
+            f"units of step {position} are {found!r}: give [fewest, most], whole numbers from 1 to {MOST_UNITS}"
         )
 
-    def _elasticity(self, found: object, point: int) -> Elasticity | None:
+    def _elasticity(self, found: object, position: int) -> Elasticity | None:
         if found is None:
             return None
         if not isinstance(found, dict):
-            raise self.refusal(f"elasticity of step {point} is {found!r}: give an object")
+            raise self.refusal(f"elasticity of step {position} is {found!r}: give an object")
         try:
             return elasticity_of(found)
         except ValueError as error:
-            raise self.refusal(f"step {point}: {error}") from None
+            raise self.refusal(f"step {position}: {error}") from None
 
     def _seconds(self, found: Any, what: str) -> float:
         if type(found) not in (int, float) or not math.isfinite(found) or not 0 <= found <= MOST_S:

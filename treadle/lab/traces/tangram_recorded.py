@@ -1,12 +1,12 @@
-"""Recorded coding agents as the replay takes them: of each turn, seconds of the model and seconds of the tool.
+"""Recorded coding agents for the replay: seconds of the model and of the tool in each turn.
 
-No recording tells both of every turn, so each is completed, as follows:
+No recording has both for every turn, so each is completed:
 
 - `swe-agent`: execution seconds of each command and no generation: the median generation of the sessions below.
-- `mini-swe-agent`: seconds from one model call to the next, model and tool together: a quarter is taken for the tool,
-  which so has about the same median as the execution seconds above (0.3 s).
+- `mini-swe-agent`: seconds from one model call to the next, model and tool together. A quarter counts as the tool, with
+  about the same median as the execution seconds above (0.3 s).
 - `sessions`: generation seconds, and the wait for each tool's result in whole seconds, which may hold a person's
-  approval: of a longer wait a minute is taken. What a person writes begins another session.
+  approval: of a longer wait one minute counts. A message of a person begins another session.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ SESSIONS: Final = Path("traces/agentic_coding_sessions.jsonl.gz")
 TOOL_PART: Final = 0.25
 LONGEST_TOOL_S: Final = 60.0
 FEWEST_TURNS: Final = 5
-"""Of a session: shorter ones are answers to questions, not episodes."""
+"""Fewest turns of a session: shorter ones are answers to questions, not episodes."""
 MOST_TURNS: Final = 60
-"""Of a recording; the rest of a longer one is left out."""
+"""Most turns of a recording; the rest is left out."""
 
 
 def read_recordings(data: Path) -> tuple[Recording, ...]:
-    """All recordings of a folder of data.
+    """Return all recordings of a data folder.
 
     Raises:
-        TraceError: a file is not of the form its README describes.
+        TraceError: a file has another format than its README describes.
         OSError: it cannot be opened.
     """
     sessions = _read(data / SESSIONS, lambda line: _runs(line["requests"]))
@@ -57,16 +57,16 @@ def read_recordings(data: Path) -> tuple[Recording, ...]:
 
 
 def _parted(steps: list[dict[str, Any]]) -> Turns:
-    """Turns from the seconds between model calls; after the last there is none."""
+    """Return turns from the seconds between model calls; there are none after the last call."""
     gaps = (float(step["gap_s"]) for step in steps if step.get("gap_s") is not None)
     return [(gap_s * (1.0 - TOOL_PART), gap_s * TOOL_PART) for gap_s in gaps]
 
 
 def _runs(requests: list[dict[str, Any]]) -> Iterator[Turns]:
-    """Turns between two messages of a person, where there are enough of them.
+    """Yield the turns between two messages of a person, if there are enough.
 
-    A turn is a generation and the wait for its tool, which the next request tells. Where a generation has no time, it
-    takes the session's median.
+    A turn is a generation and the wait for its tool, which the next request has. A generation without time gets the
+    session's median.
     """
     asked = [one for one in requests if one["type"] != "subagent"]
     usual_s = median([one["api_time"] for one in asked if one.get("api_time")] or [0.0])
@@ -82,7 +82,7 @@ def _runs(requests: list[dict[str, Any]]) -> Iterator[Turns]:
 
 
 def _read(path: Path, turns_of: Callable[[dict[str, Any]], Iterable[Turns]]) -> list[Turns]:
-    """What the lines of a file tell, one after another."""
+    """Return the turns of all lines of a file, in order."""
     read, found = 0, list[Turns]()
     try:
         with gzip.open(path, "rb") as lines:

@@ -203,7 +203,7 @@ def test_blank_lines_are_passed_over_and_counted(tmp_path: Path) -> None:
         ([HEADER, request(batch=True)], 2, "give task and batch"),
         ([HEADER, request(index=0.5)], 2, "give index as a whole number"),
         ([HEADER, request(index=2**63)], 2, "give index as a whole number"),
-        ([HEADER, request(4), request(4, batch=1), request(4)], 4, "index 4 of batch 0 of a stands on line 2 already"),
+        ([HEADER, request(4), request(4, batch=1), request(4)], 4, "index 4 of batch 0 of a is on line 2 already"),
         ([HEADER, request(), request(1, batch_start_s=5)], 3, "batch 0 of a began otherwise on line 2: give the same"),
         ([HEADER, request(batch_start_s=5), request(1)], 3, "began otherwise on line 2"),
         ([HEADER, request(batch_start_s=5), request(1, batch_start_s=6)], 3, "began otherwise on line 2"),

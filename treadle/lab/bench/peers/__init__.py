@@ -1,5 +1,5 @@
 """Other systems under the same load: a durable queue (dramatiq) and a remote call (Ray).
 
-Neither is a dependency. They live in an environment of their own (``.peers/``), each as a process that plays a round
-whenever it is told to.
+Neither is a dependency. They are installed in a separate environment (``.peers/``). Each is a process that runs a round
+on request.
 """

@@ -1,4 +1,4 @@
-"""The peers' own environment, made when it is first asked for."""
+"""The peers' virtual environment, created on first use."""
 
 import subprocess
 import sys
@@ -8,19 +8,19 @@ from pathlib import Path
 from treadle.lab.bench.figures import BenchError
 
 PACKAGES = ("dramatiq[redis]>=1.18", "hiredis>=3", "ray>=2.50", "redis>=6", "uvloop>=0.21")
-"""The dependency group ``peers``, and what makes dramatiq's client as quick as ours."""
+"""The dependency group ``peers``, and packages that make dramatiq's client as fast as ours."""
 INSTALL_TIMEOUT_S = 600.0
 CHECK = "import dramatiq, hiredis, ray, redis.asyncio, uvloop"
 FOLDER = Path(".peers")
 
 
 def peers_python(folder: Path, log: Callable[[str], None]) -> Path:
-    """The interpreter that has the peers; its environment is made when it is missing (about 30 s, 250 MB).
+    """Return the interpreter with the peers; create its environment if it is missing (about 30 s, 250 MB).
 
     Args:
         folder: of the environment; ``.peers`` in the checkout is ignored by git.
     Raises:
-        BenchError: the packages cannot be had.
+        BenchError: the packages cannot be installed.
     """
     python = folder.absolute() / "bin" / "python"
     if _has_peers(python):

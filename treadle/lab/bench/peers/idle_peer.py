@@ -1,4 +1,4 @@
-"""Nobody: a call that does nothing at all. What the driver itself costs, and the talk between bench and peer."""
+"""An empty peer: its call does nothing. It measures the driver, and the exchange between bench and peer."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A peer as a process that plays rounds: a line of JSON in, a line of JSON out."""
+"""A peer as a process that runs rounds: a line of JSON in, a line of JSON out."""
 
 import asyncio
 import os
@@ -18,21 +18,21 @@ ROUND_SLACK_S = 60.0
 STOP_TIMEOUT_S = 20.0
 PEERS = ("dramatiq", "ray")
 CHECKOUT = Path(__file__).parents[4]
-"""Where the peer finds ``treadle.lab.bench.closed_loop``: all are driven by the same loop."""
+"""Folder from which the peer imports ``treadle.lab.bench.closed_loop``: all peers use the same loop."""
 
 
 class PeerProcess:
-    """A peer that is up and warm."""
+    """A running peer after its warm-up."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
         self.meter = CpuMeter({name: process.pid})
-        """Of its rounds: its client, its workers and what else it starts; not the server it keeps its queue in."""
+        """CPU meter of its rounds: client, workers and their children; without the server of its queue."""
         self.pid = process.pid
         self._process = process
 
     async def round(self, callers: int, seconds: float) -> Round:
-        """One round of its empty task.
+        """Run one round of its empty task.
 
         Raises:
             BenchError: it failed, or did not answer in time.
@@ -40,7 +40,7 @@ class PeerProcess:
         return await self._run_rounds({"callers": callers, "seconds": seconds}, seconds + ROUND_SLACK_S)
 
     async def batch(self, count: int) -> Round:
-        """So many of its empty tasks, all sent before the first result is awaited.
+        """Run `count` empty tasks, all sent before the first result is awaited.
 
         Raises:
             BenchError: it failed, or did not answer in time.
@@ -53,7 +53,7 @@ class PeerProcess:
         return msgspec.json.decode(await self._line(timeout_s), type=Round)
 
     async def ready(self) -> None:
-        """Wait until it can play."""
+        """Wait until it is ready."""
         await self._line(START_TIMEOUT_S)
 
     async def _line(self, timeout_s: float) -> bytes:
@@ -72,7 +72,7 @@ class PeerProcess:
 
 @asynccontextmanager
 async def running_peer(python: Path, name: str, environ: Mapping[str, str]) -> AsyncIterator[PeerProcess]:
-    """The peer of the module ``treadle.lab.bench.peers.<name>_peer``, with all it starts gone at the end.
+    """Run the peer of the module ``treadle.lab.bench.peers.<name>_peer``; kill its process group at the end.
 
     Raises:
         BenchError: it did not become ready.
@@ -97,7 +97,7 @@ async def running_peer(python: Path, name: str, environ: Mapping[str, str]) -> A
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """Close its input, which tells it to end; then kill what is left of its process group."""
+    """Close its input, which ends it; then kill the rest of its process group."""
     if process.stdin is not None:
         process.stdin.close()
     try:
@@ -116,10 +116,10 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 async def running_peers(
     python: Path, redis_url: str, log: Callable[[str], None]
 ) -> AsyncIterator[tuple[Mapping[str, PeerProcess], list[Skipped]]]:
-    """Those peers that could be started, and why the others could not.
+    """Yield the started peers, and the reasons for the missing ones.
 
     Args:
-        redis_url: a server of the peers' own that keeps its word as the mesh's does (appendfsync always).
+        redis_url: a server of the peers, as durable as the mesh's (appendfsync always).
     """
     environ = {"BENCH_REDIS_URL": redis_url, "RAY_USAGE_STATS_ENABLED": "0"}
     peers: dict[str, PeerProcess] = {}

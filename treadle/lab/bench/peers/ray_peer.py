@@ -1,4 +1,4 @@
-"""Ray: a call of an empty method of one actor. A remote call: nothing is written down, nothing survives."""
+"""Ray: a call of an empty method of one actor. A remote call without durability."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""The peer's side of the talk with the bench; runs under the peers' interpreter, so standard library alone."""
+"""The peer's side of the exchange with the bench; it runs in the peers' interpreter, so only the standard library."""
 
 import asyncio
 import json
@@ -14,25 +14,25 @@ WARM_UP_S = 0.5
 
 
 Batch = Callable[[int], Awaitable[object]]
-"""Sends so many calls, all before the first result is awaited, and collects their results."""
+"""Send that many calls, all before the first result is awaited, and collect their results."""
 
 
 async def serve_rounds(call: Callable[[], Awaitable[object]], batch: Batch, channel: int) -> None:
-    """Report readiness, then play one round for each line of standard input until it ends.
+    """Report readiness, then run one round for each line of standard input until it ends.
 
     A line is `{"callers", "seconds"}` for a closed loop, or `{"batch"}` for so many calls at once.
     """
     await closed_loop(call, callers=64, seconds=WARM_UP_S)
-    _say(channel, {})
+    _send(channel, {})
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         asked = json.loads(line)
         result = await (at_once(batch, asked["batch"]) if "batch" in asked else closed_loop(call, **asked))
-        _say(channel, asdict(result))
+        _send(channel, asdict(result))
 
 
 async def at_once(batch: Batch, count: int) -> Round:
-    """A batch as a round of one call for each; its latencies are those of the whole batch."""
+    """Run a batch as a round; its latencies are those of the whole batch."""
     began = perf_counter()
     await batch(count)
     took = perf_counter() - began
@@ -40,11 +40,11 @@ async def at_once(batch: Batch, count: int) -> Round:
 
 
 def own_channel() -> int:
-    """Standard output as a descriptor for us alone; what the peer's libraries print goes to standard error."""
+    """Return standard output as a private descriptor; output of the peer's libraries goes to standard error."""
     channel = os.dup(1)
     os.dup2(2, 1)
     return channel
 
 
-def _say(channel: int, answer: dict[str, float]) -> None:
+def _send(channel: int, answer: dict[str, float]) -> None:
     os.write(channel, json.dumps(answer).encode() + b"\n")

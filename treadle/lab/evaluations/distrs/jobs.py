@@ -1,4 +1,4 @@
-"""What is run: each policy over each workload, and what the order of service makes of two batches."""
+"""Jobs: each policy over each workload, orders of service, and the time of the search."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from treadle.lab.replay.distrs.varied import varied
 
 POLICIES = ("zq-dedicated", "history", "autoscaler", "distrs", "treadle", "ideal")
 COMPARED = ("distrs", "treadle")
-"""Over the workloads of many shapes."""
+"""Policies on the varied workloads."""
 DRAWS = 5
-"""Of the generated evaluation."""
+"""Draws of the generated evaluation."""
 WORKLOADS = 10
-"""Of many shapes."""
+"""Varied workloads."""
 ALONE = "one task"
 """The group of a single task's runs (Figure 13)."""
 GIVEN = "trace"
@@ -35,7 +35,7 @@ ARCHITECTURES: tuple[Architecture, ...] = ("colocated", "disaggregated")
 WEIGHTS: Mapping[str, float] = {
     "zq-dedicated": 0.1, "history": 0.4, "autoscaler": 0.05, "distrs": 0.3, "treadle": 1.0, "ideal": 0.35
 }  # fmt: skip
-"""How long a policy takes over the same trace, as measured; the longest is 1."""
+"""Measured relative duration of each policy over the same trace; the longest is 1."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class DistrsWorkload:
     """Instead of the generator's."""
 
     def trace(self, architecture: Architecture) -> RewardTrace:
-        """Of one architecture."""
+        """Return the trace of one architecture."""
         return self.bounded(
             generate(
                 np.random.default_rng(self.seed),
@@ -62,7 +62,7 @@ class DistrsWorkload:
         )
 
     def bounded(self, trace: RewardTrace) -> RewardTrace:
-        """With the extra delay asked for."""
+        """Return the trace with the configured extra delay."""
         if self.max_extra_delay_s is None:
             return trace
         return replace(trace, max_extra_delay_s=self.max_extra_delay_s)
@@ -84,7 +84,7 @@ class PolicyJob:
 
     @property
     def weight(self) -> float:
-        """By policy, task and batch."""
+        """Weight by policy, tasks and batches."""
         if self.given is None:
             return WEIGHTS[self.policy] * self.workload.tasks * self.workload.iterations
         return WEIGHTS[self.policy] * sum(len(task.batches) for task in self.given.tasks)
@@ -121,7 +121,7 @@ class AblationJob:
 
 @dataclass(frozen=True)
 class OrderJob:
-    """EBF beside FCFS (Figure 14)."""
+    """Comparison of EBF with FCFS (Figure 14)."""
 
     workload: DistrsWorkload
     name: str = "EBF and FCFS"
@@ -133,7 +133,7 @@ class OrderJob:
 
 @dataclass(frozen=True)
 class VariedJob:
-    """One policy over one of the workloads of many shapes."""
+    """One policy over one varied workload."""
 
     number: int
     """Its seed."""
@@ -151,7 +151,7 @@ class VariedJob:
 
 @dataclass
 class DistrsResults:
-    """All that was replayed."""
+    """Results of all jobs."""
 
     runs: dict[str, dict[str, PolicyRun]] = field(default_factory=dict)
     """By group (`PolicyJob.group`), then policy."""
@@ -161,14 +161,14 @@ class DistrsResults:
     varied: dict[int, dict[str, PolicyRun]] = field(default_factory=dict)
     """By workload, then policy."""
     others: dict[int, DistrsResults] = field(default_factory=dict)
-    """By seed: the same for other draws of the evaluation, without ablations."""
+    """By seed: results of other draws of the evaluation, without ablations."""
 
 
 Jobs = Sequence[PolicyJob | AblationJob | OrderJob | VariedJob]
 
 
 def generated(workload: DistrsWorkload, draws: int = 1, workloads: Sequence[int] = ()) -> Jobs:
-    """The evaluation of §6, so many draws of it, and workloads of many shapes."""
+    """Return the jobs of the evaluation of §6 with `draws` draws, and of varied workloads."""
     fewer = replace(workload, iterations=min(workload.iterations, SOME_ITERATIONS))
     seeds = range(workload.seed, workload.seed + draws)
     return [
@@ -187,13 +187,13 @@ def _evaluation(workload: DistrsWorkload) -> Iterator[PolicyJob | OrderJob]:
 
 
 def given(trace: RewardTrace, workload: DistrsWorkload) -> Jobs:
-    """All policies over a trace; of the workload only the seed is taken, and the extra delay."""
+    """Return the jobs of all policies over a trace, with the seed and the extra delay of the workload."""
     bounded = workload.bounded(trace)
     return [PolicyJob(GIVEN, policy, workload, bounded) for policy in POLICIES]
 
 
 def replay(jobs: Jobs, processes: int, on_done: OnDone) -> DistrsResults:
-    """Run them (`run_jobs`)."""
+    """Run the jobs (`run_jobs`)."""
     results = DistrsResults()
     found: list[PolicyRun | OrderCurve] = run_jobs(jobs, processes, on_done)
     first = next((job.workload.seed for job in jobs if isinstance(job, PolicyJob)), 0)
@@ -213,14 +213,14 @@ def replay(jobs: Jobs, processes: int, on_done: OnDone) -> DistrsResults:
 
 
 REQUESTS = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 100_000)
-"""The paper goes to 16,000."""
+"""Numbers of requests. The paper's maximum is 16,000."""
 ROUNDS = 3
 
 
 def search_ms(requests: Sequence[int], seed: int, rounds: int = ROUNDS) -> dict[int, float]:
-    """Milliseconds of one whole search, by the number of requests of six open batches: a median, after a warm-up.
+    """Return the milliseconds of one search by number of requests of six open batches: the median after a warm-up.
 
-    Two stages, EBF. Leave the machine alone meanwhile.
+    Two stages, EBF. Do not use the machine during the measurement.
     """
     taken = {}
     for count in requests:

@@ -1,4 +1,4 @@
-"""What comes out: each figure of the paper beside what was reproduced, and the document of `--json`."""
+"""Report: each figure of the paper compared with its reproduction, and the document of `--json`."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from treadle.lab.replay.distrs.varied import varied
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """A number that the paper publishes, and ours."""
+    """A number of the paper, and ours."""
 
     figure: str
     unit: str
     """`x` (a ratio) or `s`."""
     paper: float | None
-    """None: it is only drawn, or said in words."""
+    """None: the paper only draws it, or describes it in words."""
     reproduced: float | None
-    """None: this run has no such number (too few workers were tried, or nothing ran)."""
+    """None: this run has no such number (too few workers, or no executions)."""
     said: str = ""
-    """The paper's words where it gives no number."""
+    """Words of the paper, if it has no number."""
     draws: tuple[float, ...] = ()
-    """The same of every draw, this one among them; empty where there is one, or where it does not rest on a draw."""
+    """Values of all draws, including this one; empty with one draw, or if the number does not depend on draws."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class PlannerComparison:
     treadle: PolicyRun
 
     def cost(self, run: PolicyRun) -> float:
-        """Worker-seconds held, each at its cost, against those executed."""
+        """Return the cost of held over executed worker-seconds."""
         costs = np.array([stage.worker_cost for stage in self.trace.stages])
         return float(run.worker_s @ costs / (run.busy_s @ costs))
 
     @property
     def worse(self) -> list[str]:
-        """Respects in which ours is later or dearer."""
+        """Measures by which ours is later or more expensive."""
         ours, theirs = self.treadle, self.distrs
         found = {
             "later in the mean": ours.mean_delay_s > theirs.mean_delay_s,
@@ -86,7 +86,7 @@ class DistrsReport:
 
     stages: Sequence[Stage]
     tasks: int
-    """That train at once."""
+    """Tasks that train at once."""
     max_extra_delay_s: float
     results: DistrsResults
     search_ms: Mapping[int, float]
@@ -94,7 +94,7 @@ class DistrsReport:
 
     @property
     def figures(self) -> list[PaperFigure]:
-        """Beside the paper; of a given trace there are none."""
+        """Comparison with the paper; empty for a given trace."""
         if GIVEN in self.results.runs:
             return []
         others = [replace(self, results=other, search_ms={}) for other in self.results.others.values()]
@@ -103,14 +103,14 @@ class DistrsReport:
 
     @property
     def compared(self) -> list[PlannerComparison]:
-        """Ours beside DistRS on each of the workloads of many shapes."""
+        """Comparison of ours with DistRS on each varied workload."""
         return [
             PlannerComparison(number, varied(np.random.default_rng(number)), runs["distrs"], runs["treadle"])
             for number, runs in self.results.varied.items()
         ]
 
     def draws(self, group: str, policy: str) -> list[PolicyRun]:
-        """The runs of one policy, of every draw."""
+        """Return the runs of one policy in all draws."""
         return [one.runs[group][policy] for one in (self.results, *self.results.others.values())]
 
     def _figures(self) -> Iterator[PaperFigure]:
@@ -147,9 +147,9 @@ class DistrsReport:
             yield PaperFigure(f"15: search time, {requests:,} requests", "s", seconds, ours)
 
     def document(self) -> dict[str, Any]:
-        """What `--json` prints.
+        """Return the document of `--json`.
 
-        `policies` are those of the colocated trace, or of the given one; for a given one that and `search_ms` is all.
+        `policies` are those of the colocated or the given trace. For a given trace there is only `search_ms` beside it.
         """
         runs, search = self.results.runs, {str(count): taken for count, taken in self.search_ms.items()}
         if GIVEN in runs:

@@ -1,4 +1,4 @@
-"""The report for people: the paper's figures beside ours, all policies, and what each part of ours is worth."""
+"""Report for people: the paper's figures and ours, all policies, and ablations of our planner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNITS = {"x": "×", "s": " s"}
 
 
 def show(report: DistrsReport, console: Console, notes: Sequence[str] = ()) -> None:
-    """Print the tables; the notes, one a line, stand under the first two."""
+    """Print the tables, with the notes after the first two, one on each line."""
     if report.figures:
         console.print(_figures(report.figures))
     console.print(_policies(report))
@@ -53,7 +53,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 WORDS = frozenset({"figure", "workload", "condition", "policy", "planner"})
-"""Columns that hold words; they stand first."""
+"""Columns of words; they come first."""
 
 
 def _figures(figures: Sequence[PaperFigure]) -> Table:
@@ -70,7 +70,7 @@ def _figures(figures: Sequence[PaperFigure]) -> Table:
 
 
 def _draws(report: DistrsReport) -> Table:
-    """Each policy over every draw: mean, and least to most."""
+    """Return a table of each policy over all draws: mean, minimum and maximum."""
     stages = [f"{stage.name}, norm." for stage in report.stages]
     count = 1 + len(report.results.others)
     table = _table(
@@ -147,7 +147,7 @@ def _row(run: PolicyRun, *, normalised: bool = False) -> list[str]:
 
 
 def quantity(value: float | None, unit: str) -> str:
-    """A number with its unit; a dash where there is none."""
+    """Format a number with its unit; a dash for None."""
     return "–" if value is None else f"{value:.3g}{UNITS[unit]}"
 
 

@@ -1,4 +1,4 @@
-"""What is run: each system at each place of the figures, and a sweep over what is not known of the control plane."""
+"""Jobs: each system at each point of the figures, and a sweep over the unpublished control plane."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ from treadle.lab.replay.tangram.trace import Batch
 from treadle.lab.replay.tangram.workload import generate
 
 AVERAGED: int = 768
-"""Trajectories that a figure averages over at least, where batches are smaller."""
+"""Fewest trajectories in the average of a figure; smaller batches are repeated."""
 QUICK: int = 8
-"""By which `--quick` divides batches, cores and the control plane's rate."""
+"""Divisor of batches, cores and the control plane's rate with `--quick`."""
 WEIGHTS: Mapping[str, float] = {OURS: 1.0, "Algorithm 1": 2.0, "DoP 4": 1.2, "DoP 16": 11.0, "fewest cores": 0.5}
-"""How long a system takes, as measured, where cores are short; those that reserve take a tenth."""
+"""Measured relative duration of each system if cores are scarce; reserving systems take a tenth."""
 
 
 @dataclass(frozen=True)
 class TangramWorkload:
-    """Where batches come from."""
+    """Source of batches."""
 
     seed: int = 1
     scale: int = 1
-    """Batches, cores of a node and the control plane are so many times smaller."""
+    """Divisor of batches, cores of a node and the control plane's rate."""
     recordings: tuple[Recording, ...] = ()
-    """Resampled with generated rewards; empty: all is generated."""
+    """Recordings to resample, with generated rewards; empty: all is generated."""
     given: Batch = ()
-    """A trace of one's own, which is one batch as it stands; empty: none."""
+    """A trace of one's own, as one batch; empty: none."""
 
     def batches(self, size: int) -> list[Batch]:
-        """Batches of one size, all out of the largest one; of a small size several, so that chance weighs less."""
+        """Return batches of one size, cut from the largest one; several small ones, to reduce the variance."""
         if self.given:
             return [self.given]
         rng, most, count = np.random.default_rng(self.seed), LARGEST // self.scale, max(1, size // self.scale)
@@ -62,19 +62,19 @@ class TangramWorkload:
         return [all_of_them[first : first + count] for first in range(0, enough - count + 1, count)]
 
     def cluster(self, nodes: int) -> Cluster:
-        """So many nodes, at this scale."""
+        """Return a cluster of this number of nodes, at this scale."""
         return replace(
             CLUSTER, nodes=nodes, cores=CLUSTER.cores // self.scale, memory_mb=CLUSTER.memory_mb // self.scale
         )
 
     def rules(self, rules: PodRules) -> PodRules:
-        """A control plane at this scale."""
+        """Return a control plane's rules at this scale."""
         return replace(rules, creations_per_s=rules.creations_per_s / self.scale)
 
 
 @dataclass(frozen=True)
 class SystemJob:
-    """One system at one place."""
+    """One system at one point."""
 
     system: str
     point: OperatingPoint
@@ -86,7 +86,7 @@ class SystemJob:
 
     @property
     def weight(self) -> float:
-        """By system, and where cores are short."""
+        """Weight by system and scarcity of cores."""
         short = self.point.size * CLUSTER.nodes / self.point.nodes >= SIZE
         return 0.1 if self.system in RESERVING else WEIGHTS[self.system] if short else 0.7
 
@@ -99,7 +99,7 @@ class SystemJob:
 
 @dataclass(frozen=True)
 class ControlPlaneRates:
-    """What the paper does not tell of its baseline."""
+    """Unpublished parameters of the paper's baseline."""
 
     creations_per_s: float
     timeout_s: float
@@ -130,19 +130,19 @@ class SweepJob:
 
 @dataclass
 class TangramResults:
-    """All that was replayed."""
+    """Results of all jobs."""
 
     runs: dict[OperatingPoint, dict[str, SystemRun]] = field(default_factory=dict)
-    """By place, then system."""
+    """By point, then system."""
     sweep: dict[tuple[OperatingPoint, int, ControlPlaneRates], SystemRun] = field(default_factory=dict)
-    """By place, width and control plane."""
+    """By point, width and control plane."""
 
 
 Jobs = Sequence[SystemJob | SweepJob]
 
 
 def evaluation(workload: TangramWorkload) -> Jobs:
-    """§6.3 and §6.4."""
+    """Return the jobs of §6.3 and §6.4."""
     jobs = [
         SystemJob(system, point, workload)
         for point in points()
@@ -154,13 +154,13 @@ def evaluation(workload: TangramWorkload) -> Jobs:
 
 
 def given(workload: TangramWorkload, nodes: int) -> Jobs:
-    """All systems over a trace of one's own."""
+    """Return the jobs of all systems over a trace of one's own."""
     point = OperatingPoint(len(workload.given), nodes)
     return [SystemJob(system, point, workload) for system in (*RESERVING, *SYSTEMS)]
 
 
 def run_all(jobs: Jobs, processes: int, on_done: OnDone) -> TangramResults:
-    """Run them (`run_jobs`)."""
+    """Run the jobs (`run_jobs`)."""
     results = TangramResults()
     runs: list[SystemRun] = run_jobs(jobs, processes, on_done)
     for job, run in zip(jobs, runs, strict=True):

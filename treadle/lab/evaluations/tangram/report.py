@@ -1,4 +1,4 @@
-"""What comes out: each figure of the paper beside what was reproduced, and the document of `--json`."""
+"""Report: each figure of the paper compared with its reproduction, and the document of `--json`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from treadle.lab.replay.tangram.workload import ASSUMED
 
 ALL_NODES = CLUSTER.nodes
 COMPARED = (PODS_NAME, pods_of(1))
-"""Wherever the paper compares with its baseline."""
+"""Systems that stand for the paper's baseline."""
 
 
 class SweepResult(NamedTuple):
-    """Pods under one control plane."""
+    """Result of pods under one control plane."""
 
     point: OperatingPoint
     width: int
@@ -42,7 +42,7 @@ class SweepResult(NamedTuple):
     ratio: float
     """ACT against ours."""
     retries: int
-    """Pods asked for again."""
+    """Pods requested again."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TangramReport:
 
     @property
     def figures(self) -> list[PaperFigure]:
-        """Beside the paper; of a trace of one's own there are none."""
+        """Comparison with the paper; empty for a trace of one's own."""
         return [] if self.workload.given else list(self._figures())
 
     def _figures(self) -> Iterator[PaperFigure]:
@@ -96,17 +96,17 @@ class TangramReport:
             yield PaperFigure(f"8(a): ACT, {system} / ours, {where}", "x", paper, ratio, "" if paper else "drawn")
 
     def against_ours(self, system: str, point: OperatingPoint) -> float:
-        """ACT of a system against ours."""
+        """Return the ACT of a system relative to ours."""
         return self._act_s(system, point) / self._act_s(OURS, point)
 
     def swept(self) -> Iterator[SweepResult]:
-        """The sweep, in the order in which it was run."""
+        """Yield the sweep, in the order of its jobs."""
         for (point, width, plane), run in self.results.sweep.items():
             ours_s = self._act_s(OURS, point)
             yield SweepResult(point, width, plane.creations_per_s, plane.timeout_s, run.act_s / ours_s, run.retries)
 
     def document(self) -> dict[str, Any]:
-        """What `--json` prints; of a trace of one's own there is neither a figure nor a sweep."""
+        """Return the document of `--json`; for a trace of one's own without figures and sweep."""
         return {
             "seed": self.workload.seed,
             "scale": self.workload.scale,

@@ -1,4 +1,4 @@
-"""The report for people: the paper's figures beside ours, all systems, the control-plane sweep, what was assumed."""
+"""Report for people: the paper's figures and ours, all systems, the control-plane sweep, the assumptions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from treadle.lab.replay.tangram.workload import ASSUMED
 
 
 def show(report: TangramReport, console: Console, notes: Sequence[str] = ()) -> None:
-    """Print the tables; the notes, one a line, stand under the first."""
+    """Print the tables, with the notes after the first, one on each line."""
     if report.workload.scale > 1:
         console.print(f"Quick: batches, cores of a node and pods a second divided by {report.workload.scale}.")
     if report.figures:
@@ -37,7 +37,7 @@ def show(report: TangramReport, console: Console, notes: Sequence[str] = ()) -> 
 
 
 def shape(batches: Sequence[Batch]) -> Iterator[str]:
-    """What the trajectories are like, as they came out."""
+    """Yield statistics of the trajectories."""
     every = [trajectory for batch in batches for trajectory in batch]
     active = np.mean([trajectory.active_share for trajectory in every])
     elastic_s = [step.work_s for trajectory in every for step in trajectory.steps if step.is_elastic]

@@ -107,7 +107,7 @@ class SimulatedMesh:
         """Run until the last trajectory has its reward.
 
         Raises:
-            WrongWorld: the dispatcher granted what is not there, or left somebody waiting for ever.
+            SimulationError: the dispatcher granted cores that are not free, or a trajectory waits forever.
         """
         going = sum(self._think(0.0, acting) for acting in self._acting)
         self._push(TICK_S, "tick")

@@ -54,7 +54,7 @@ class Trajectory:
 
     @property
     def active_share(self) -> float:
-        """Share of the duration in which an action runs, if every action gets one core at once (§2.3); 0 if it is empty."""
+        """Share of the duration in which an action runs, if every action has one core at once (§2.3); 0 if empty."""
         active_s = sum(step.work_s for step in self.steps)
         life_s = active_s + self.think_s
         return active_s / life_s if life_s else 0.0

@@ -19,14 +19,14 @@ local function after(one, other)
 end
 
 -- Update the bytes of a batch's results, and `kept` with them.
-local function hold_batch(tenant, member, bytes)
+local function set_batch_kept(tenant, member, bytes)
   local before = tonumber(redis.call('HGET', 'kept:batches', member) or 0)
   if bytes > 0 then
     redis.call('HSET', 'kept:batches', member, bytes)
   else
     redis.call('HDEL', 'kept:batches', member)
   end
-  hold(tenant, bytes - before)
+  add_kept(tenant, bytes - before)
 end
 
 -- Replace actions' keys by compact ids. Returns (ids made, bytes of the answers that they replace).
@@ -62,14 +62,14 @@ local function archive_results(_, args)
   local oldest = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
   if oldest then
     redis.call('ZADD', 'unarchived', string.match(oldest[1], '^%d+'), member)
-    hold_batch(tenant, member, math.max(1, tonumber(redis.call('HGET', 'kept:batches', member) or 0) - freed))
+    set_batch_kept(tenant, member, math.max(1, tonumber(redis.call('HGET', 'kept:batches', member) or 0) - freed))
   else
     redis.call('ZREM', 'unarchived', member)
-    hold_batch(tenant, member, 0)
+    set_batch_kept(tenant, member, 0)
   end
   if #args > 4 then
     redis.call('ZINCRBY', 'archived', made, member)
-    hold(tenant, made * ID_BYTES)
+    add_kept(tenant, made * ID_BYTES)
   end
   return made
 end
@@ -80,14 +80,14 @@ local function archive_actions(_, args)
   local freed, now = 0, now_ms()
   for i = 1, #args, 5 do
     local key, entry, tenant = 'action:' .. args[i + 1], args[i + 2], args[i + 4]
-    if redis.call('XDEL', 'unarchived:actions', args[i]) == 1 then hold(tenant, -args[i + 3]) end
+    if redis.call('XDEL', 'unarchived:actions', args[i]) == 1 then add_kept(tenant, -args[i + 3]) end
     if entry ~= '' and redis.call('HGET', key, 'e') == entry and redis.call('HDEL', key, 'a') == 1 then
       redis.call('HDEL', key, 't')
       redis.call('HSET', key, 'm', 1)
       local minute = math.ceil((now / 1000 + redis.call('TTL', key)) / 60)
       redis.call('HINCRBY', 'expiring:' .. minute, tenant, ACTION_BYTES)
       redis.call('ZADD', 'expiring', minute, minute)
-      hold(tenant, ACTION_BYTES)
+      add_kept(tenant, ACTION_BYTES)
       freed = freed + 1
     end
   end
@@ -99,7 +99,7 @@ local function expire_kept()
   local minutes = redis.call('ZRANGEBYSCORE', 'expiring', '-inf', math.floor(now_ms() / 60000) - 1, 'LIMIT', 0, 100)
   for _, minute in ipairs(minutes) do
     local flat = redis.call('HGETALL', 'expiring:' .. minute)
-    for i = 1, #flat, 2 do hold(flat[i], -flat[i + 1]) end
+    for i = 1, #flat, 2 do add_kept(flat[i], -flat[i + 1]) end
     redis.call('DEL', 'expiring:' .. minute)
     redis.call('ZREM', 'expiring', minute)
   end
@@ -112,8 +112,8 @@ local function release_batch(_, args)
   local member = args[1] .. '/' .. args[2]
   if redis.call('EXISTS', 'batch:' .. args[2]) == 1 then return 0 end
   redis.call('UNLINK', 'archived:' .. args[2], 'results:' .. args[2])
-  hold_batch(args[1], member, 0)
-  hold(args[1], -ID_BYTES * (redis.call('ZSCORE', 'archived', member) or 0))
+  set_batch_kept(args[1], member, 0)
+  add_kept(args[1], -ID_BYTES * (redis.call('ZSCORE', 'archived', member) or 0))
   redis.call('ZREM', 'archived', member)
   redis.call('ZREM', 'unarchived', member)
   return 1

@@ -40,7 +40,7 @@ end
 
 local FENCED = 'FENCED another leader has taken over'
 
-local function say(stream, kept, message)
+local function publish_event(stream, kept, message)
   redis.call('XADD', stream, 'MAXLEN', '~', kept, '*', 'm', cmsgpack.pack(message))
 end
 
@@ -72,12 +72,12 @@ local function resign(_, args)
   return 1
 end
 
-local function hold(tenant, bytes)
+local function add_kept(tenant, bytes)
   if bytes ~= 0 then redis.call('HINCRBY', 'kept', tenant, bytes) end
 end
 
 -- Whether a tenant's kept answers take as much as a tenant may keep. Looked up once per call.
-local function full(room, tenant)
+local function is_full(room, tenant)
   if room.kept == 0 then return false end
   local known = room.full[tenant]
   if known == nil then
@@ -103,7 +103,7 @@ local function submit_one(room, key, digest, batch, trajectory, tenant, payload)
     end
   end
   if room.entries <= 0 then return { -5, '' } end
-  if full(room, tenant) then return { -9, '' } end
+  if is_full(room, tenant) then return { -9, '' } end
   local tkey = 'trajectory:' .. trajectory
   if trajectory ~= '' then
     local t = redis.call('HMGET', tkey, 'state', 'reason')
@@ -132,7 +132,7 @@ local function submit_one(room, key, digest, batch, trajectory, tenant, payload)
     redis.call('HSET', bkey, 'submitted', index + 1, 'active_ms', ms)
     if first then
       redis.call('HSET', bkey, 'first_ms', ms)
-      say('batches', BATCHES_KEPT, { kind = 'batch.first-arrival.v1', batch = batch, arrived_at = ms / 1000 })
+      publish_event('batches', BATCHES_KEPT, { kind = 'batch.first-arrival.v1', batch = batch, arrived_at = ms / 1000 })
     end
   end
   return { 1, entry }
@@ -161,7 +161,7 @@ local function expire_batch(batch, retention, ...)
   for _, key in ipairs({ 'batch:', 'archived:', 'environments:' }) do redis.call('EXPIRE', key .. batch, retention, ...) end
 end
 
-local function settle(batch, retention)
+local function complete_if_answered(batch, retention)
   local bkey = 'batch:' .. batch
   local b = redis.call('HMGET', bkey, 'state', 'size', 'submitted', 'answered', 'ended_ms', 'tenant', 'task', 'opened_ms', 'first_ms', 'keep_s')
   if not b[1] or b[5] then return 0 end
@@ -177,7 +177,7 @@ local function settle(batch, retention)
   redis.call('HSET', bkey, 'state', state, 'ended_ms', ended)
   redis.call('ZREM', 'batches:open', batch)
   expire_batch(batch, retention)
-  say('batches', BATCHES_KEPT, {
+  publish_event('batches', BATCHES_KEPT, {
     kind = 'batch.ended.v1', batch = batch, tenant = b[6], task = b[7], state = state, size = answered,
     opened_at = tonumber(b[8]) / 1000, first_at = tonumber(b[9] or b[8]) / 1000, ended_at = ended / 1000,
   })
@@ -186,7 +186,7 @@ end
 
 -- An action in an environment must not be executed again, even when its answer is gone. So it is recorded for as long
 -- as its trajectory's record exists.
-local function acted(key, trajectory)
+local function record_acted(key, trajectory)
   local left_s = redis.call('TTL', 'trajectory:' .. trajectory)
   if left_s > 0 then
     redis.call('SADD', 'acted:' .. trajectory, key)
@@ -211,12 +211,12 @@ local function count_for_batch(trajectory, masked)
 end
 
 -- Store the answer of an action outside a batch. One kept longer than `ARCHIVED_AFTER_S` is archived. Returns bytes.
-local function answer_alone(key, action, answer, keep_s, tenant, masked)
+local function answer_outside_batch(key, action, answer, keep_s, tenant, masked)
   redis.call('HSET', key, 'a', answer)
   redis.call('EXPIRE', key, keep_s)
   local trajectory = redis.call('HGET', key, 't')
   if trajectory then
-    acted(key, trajectory)
+    record_acted(key, trajectory)
     count_for_batch(trajectory, masked)
   end
   if tonumber(keep_s) <= ARCHIVED_AFTER_S then return 0 end
@@ -226,7 +226,7 @@ local function answer_alone(key, action, answer, keep_s, tenant, masked)
 end
 
 -- Record the bytes of batches' new results, and that these are to be archived.
-local function hold_results(bytes_of)
+local function add_results(bytes_of)
   local ms = now_ms()
   for member, bytes in pairs(bytes_of) do
     redis.call('HINCRBY', 'kept:batches', member, bytes)
@@ -250,7 +250,7 @@ local function finish(_, args)
       answered[#answered + 1] = action
       redis.call('HDEL', key, 'g', 's', 'c')
       if batch == '' then
-        bytes = answer_alone(key, action, answer, args[i + 4], tenant, args[i + 6])
+        bytes = answer_outside_batch(key, action, answer, args[i + 4], tenant, args[i + 6])
       else
         redis.call('HSET', key, 'r', redis.call('XADD', 'results:' .. batch, '*', 'a', answer))
         redis.call('EXPIRE', key, args[2])
@@ -263,14 +263,14 @@ local function finish(_, args)
       kept_by[tenant] = (kept_by[tenant] or 0) + bytes
     end
   end
-  hold_results(bytes_of)
-  for tenant, bytes in pairs(kept_by) do hold(tenant, bytes) end
+  add_results(bytes_of)
+  for tenant, bytes in pairs(kept_by) do add_kept(tenant, bytes) end
   for batch, at in pairs(ends) do
     if at > tonumber(redis.call('HGET', 'batch:' .. batch, 'unqueued_end_ms') or 0) then
       redis.call('HSET', 'batch:' .. batch, 'unqueued_end_ms', at)
     end
   end
-  for _, batch in ipairs(batches) do settle(batch, args[2]) end
+  for _, batch in ipairs(batches) do complete_if_answered(batch, args[2]) end
   acknowledge(outcomes)
   if #answered > 0 then
     redis.call('XADD', 'answered', 'MINID', '~', now_ms() - ANSWERED_KEPT_S * 1000, '*',
@@ -281,7 +281,7 @@ end
 
 -- An environment begins with a grant. Record its placement for the next leader. Its lifetime counts from here. Its node
 -- ends it in time; if no report of that arrives, `expire_trajectories` ends it a little later.
-local function place(trajectory, placement)
+local function record_placement(trajectory, placement)
   local key = 'trajectory:' .. trajectory
   redis.call('HSET', 'placements', trajectory, placement)
   local t = redis.call('HMGET', key, 'state', 'lifetime_s', 'keep_s')
@@ -301,7 +301,7 @@ local function grant(_, args)
     if args[i + 2] == '' or redis.call('EXISTS', 'action:' .. args[i + 2]) == 1 then
       redis.call('XADD', args[i], '*', 'm', args[i + 1])
       if args[i + 2] ~= '' then redis.call('HSET', 'action:' .. args[i + 2], 'g', args[i + 3]) end
-      if args[i + 4] ~= '' then place(args[i + 4], args[i + 5]) end
+      if args[i + 4] ~= '' then record_placement(args[i + 4], args[i + 5]) end
       if args[i] ~= last then
         redis.call('EXPIRE', args[i], GRANTS_KEPT_S)  -- so that the stream of a removed node disappears
         last = args[i]
@@ -364,7 +364,7 @@ local function end_batch(_, args)
   if state ~= 'sealed' then
     redis.call('XADD', 'actions', '*', 'm', cmsgpack.pack({ kind = 'action.cancel-requested.v1', batch = batch, reason = state }))
   end
-  settle(batch, args[3])
+  complete_if_answered(batch, args[3])
   return redis.call('HGET', bkey, 'state') or state
 end
 

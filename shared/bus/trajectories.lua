@@ -32,25 +32,25 @@ local function open_trajectory(_, args)
   return { 1, trajectory }
 end
 
-local function not_open(trajectory)
+local function remove_from_open(trajectory)
   redis.call('ZREM', 'trajectories:open', trajectory)
   redis.call('ZREM', 'trajectories:due', trajectory)
 end
 
 -- End an open trajectory. Its record can be read for a while.
-local function over(trajectory, state, reason)
+local function end_trajectory(trajectory, state, reason)
   local key, ms = 'trajectory:' .. trajectory, now_ms()
   local keep_s = tonumber(redis.call('HGET', key, 'keep_s'))
   redis.call('HSET', key, 'state', state, 'reason', reason, 'ended_ms', ms)
   redis.call('EXPIRE', key, keep_s)
   redis.call('DEL', 'acted:' .. trajectory)
-  not_open(trajectory)
+  remove_from_open(trajectory)
   redis.call('ZADD', 'trajectories:ended', ms, trajectory)
   redis.call('ZREMRANGEBYSCORE', 'trajectories:ended', '-inf', ms - keep_s * 1000)
 end
 
 local function close(trajectory, state, reason)
-  over(trajectory, state, reason)
+  end_trajectory(trajectory, state, reason)
   redis.call('XADD', 'actions', '*', 'm', cmsgpack.pack({ kind = 'trajectory.close-requested.v1', trajectory = trajectory }))
 end
 
@@ -63,9 +63,9 @@ local function close_trajectory(_, args)
   return 1
 end
 
--- forget(epoch, {trajectory, ended, reason}...): its environment has ended; `unmade`: it was not created, and the
---   trajectory stays open with the reason until its environment begins again
-local function forget(_, args)
+-- record_environment_ends(epoch, {trajectory, ended, reason}...): its environment has ended; `unmade`: it was not
+--   created, and the trajectory stays open with the reason until its environment begins again
+local function record_environment_ends(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
   for i = 2, #args, 3 do
     local key = 'trajectory:' .. args[i]
@@ -75,7 +75,7 @@ local function forget(_, args)
       redis.call('HDEL', key, 'n')
       if state == 'open' then redis.call('HSET', key, 'reason', args[i + 2]) end
     elseif state == 'open' then
-      over(args[i], args[i + 1], args[i + 2])
+      end_trajectory(args[i], args[i + 1], args[i + 2])
     end
   end
   return 1
@@ -90,12 +90,12 @@ local function expire_trajectories(_, args)
     local key = 'trajectory:' .. trajectory
     local t = redis.call('HMGET', key, 'state', 'active_ms', 'lifetime_s', 'keep_s', 'n')
     if t[1] ~= 'open' then
-      not_open(trajectory)  -- its record has expired
+      remove_from_open(trajectory)  -- its record has expired
     elseif t[5] then
       close(trajectory, 'expired', 'its lifetime is over')
       ended[#ended + 1] = trajectory
     elseif t[2] + t[3] * 1000 <= ms then
-      close(trajectory, 'expired', 'nobody acted in it for as long as it may live')
+      close(trajectory, 'expired', 'no action arrived for its whole lifetime')
       ended[#ended + 1] = trajectory
     else  -- its first action waits
       redis.call('ZADD', 'trajectories:due', t[2] + t[3] * 1000, trajectory)
@@ -107,5 +107,5 @@ end
 
 redis.register_function('open_trajectory', open_trajectory)
 redis.register_function { function_name = 'close_trajectory', callback = close_trajectory, flags = { 'allow-oom' } }
-redis.register_function { function_name = 'forget', callback = forget, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'record_environment_ends', callback = record_environment_ends, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'expire_trajectories', callback = expire_trajectories, flags = { 'allow-oom' } }

@@ -93,13 +93,13 @@ async def close_trajectory(redis: Redis, trajectory: str, reason: str) -> bool:
     return bool(await call(redis, "close_trajectory", trajectory, reason) == 1)
 
 
-async def forget(redis: Redis, epoch: Epoch, ends: Sequence[tuple[str, str, str]]) -> None:
+async def record_ends(redis: Redis, epoch: Epoch, ends: Sequence[tuple[str, str, str]]) -> None:
     """Record ended environments. Each item: (trajectory, how it ended or `unmade`, reason).
 
     Raises:
         Deposed: this leader's epoch is over; nothing was written.
     """
-    await call(redis, "forget", epoch, *(part for end in ends for part in end))
+    await call(redis, "record_environment_ends", epoch, *(part for end in ends for part in end))
 
 
 async def expire_trajectories(redis: Redis, epoch: Epoch, *, most: int = 256) -> list[str]:

@@ -83,7 +83,7 @@ class Answers:
         here = select(exists().where(ANSWERS.c.batch == batch, ANSWERS.c.batch != ""))
         return bool((await self._session.execute(here)).scalar_one())
 
-    async def forget(self, batch: str, most: int) -> int:
+    async def delete(self, batch: str, most: int) -> int:
         """Delete up to `most` results of a batch. Return how many."""
         some = select(ANSWERS.c.action).where(ANSWERS.c.batch == batch, ANSWERS.c.batch != "").limit(most)
         return await self._delete(some)

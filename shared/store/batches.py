@@ -111,7 +111,7 @@ class BatchHistory:
         gone = await self._session.execute(delete(BATCHES).where(BATCHES.c.ended_at < before).returning(BATCHES.c.id))
         return len(gone.all())
 
-    async def forget(self, tenant: str, task: str) -> None:
+    async def delete(self, tenant: str, task: str) -> None:
         """Delete a task's whole history."""
         await self._session.execute(delete(BATCHES).where(BATCHES.c.tenant == tenant, BATCHES.c.task == task))
 

@@ -39,7 +39,7 @@ async def measure_history_write(url: str, rows: int) -> float:
                 took.append(perf_counter() - started)
         finally:
             async with transaction(sessions) as session:
-                await BatchHistory(session).forget("bench", task)
+                await BatchHistory(session).delete("bench", task)
     return BATCH / statistics.median(took[1:])
 
 

@@ -183,7 +183,7 @@ class _Held:
         self._gone.cancel()
         if self._serving is not None and not self._serving.cancel() and not self._serving.cancelled():
             self._serving.exception()  # read it here, because the caller may have gone before
-        self._proxy.waiters.forget(self._submitted.action, self._answer)
+        self._proxy.waiters.discard(self._submitted.action, self._answer)
         if not self._replied:
             self._retries.cancel(self._submitted.action, "its caller has gone")
 
@@ -220,7 +220,7 @@ class _Held:
     async def _submit_again(self) -> None:
         """Submit the same work under a new id, with the remaining time of the hold. Retries while the store rejects."""
         RESUBMITTED.inc()
-        self._proxy.waiters.forget(self._submitted.action, self._answer)
+        self._proxy.waiters.discard(self._submitted.action, self._answer)
         action, left_s = random_id(), max(1.0, self._until - self._loop.time())
         self._submitted = msgspec.structs.replace(self._submitted, action=action, budget_s=left_s)
         self._answer = self._proxy.waiters.expect(action)

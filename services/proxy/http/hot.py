@@ -69,7 +69,7 @@ async def submit_and_wait(call: Call, submitted: ActionSubmitted, wait_s: float)
                 return Reply(200, stored.answer)
         return await _wait(call, accepted.action, future, wait_s)
     finally:
-        proxy.waiters.forget(submitted.action, future)
+        proxy.waiters.discard(submitted.action, future)
 
 
 async def _wait(call: Call, action: str, future: asyncio.Future[bytes], wait_s: float) -> Reply:
@@ -116,7 +116,7 @@ async def get_action(call: Call) -> Reply:
         stored = await _stored(call, action)
         return Reply(200, stored.answer) if stored.answer is not None else await _wait(call, action, future, wait_s)
     finally:
-        call.proxy.waiters.forget(action, future)
+        call.proxy.waiters.discard(action, future)
 
 
 async def delete_action(call: Call) -> Reply:

@@ -145,7 +145,7 @@ async def _answer_of(call: Call, submitted: ActionSubmitted, joined: str | None)
         return future.result() if future.done() else None
     finally:
         gone.cancel()
-        proxy.waiters.forget(action, future)
+        proxy.waiters.discard(action, future)
 
 
 def _submission(tenant: str, task: str, request: RunCode, budget_s: float, join_s: float) -> ActionSubmitted:

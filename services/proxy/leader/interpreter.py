@@ -103,7 +103,7 @@ class Interpreter:
         answers = [write for write in batch if isinstance(write, Answering)]
         discards = [write.entry for write in batch if isinstance(write, Discard)]
         if unmade:  # before grants: the environment may begin again elsewhere
-            await trajectories.forget(self._redis, self._epoch, unmade)
+            await trajectories.record_ends(self._redis, self._epoch, unmade)
         if steps:  # before grants: moving to the next stage deletes the stage's grant
             await functions.advance(self._redis, self._epoch, steps)
         if grants and not answers:
@@ -114,7 +114,7 @@ class Interpreter:
             for answer, counts in zip(answers, flags, strict=True):
                 self._answered(answer, counts)
         if ended:  # after answers: a successor that reads the end would not look for earlier verdicts
-            await trajectories.forget(self._redis, self._epoch, ended)
+            await trajectories.record_ends(self._redis, self._epoch, ended)
         if discards:  # after their effects: a successor finds the entries again if this leader stops before
             await functions.discard(self._redis, self._epoch, discards)
 

@@ -204,7 +204,7 @@ class Archiver:
                 answers = Answers(session)
                 if not await answers.has_history(batch):
                     return not await answers.has(batch)  # `delete_by_age` deletes them later
-                if await answers.forget(batch, DELETED_AT_ONCE) < DELETED_AT_ONCE:
+                if await answers.delete(batch, DELETED_AT_ONCE) < DELETED_AT_ONCE:
                     return True
 
     async def delete_by_age(self) -> None:

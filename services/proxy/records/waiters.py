@@ -41,12 +41,12 @@ class Waiters:
         return list(self._waiting)
 
     def expect(self, action: str) -> asyncio.Future[bytes]:
-        """Return a future of the action's answer. Call it before submitting, and `forget` at the end."""
+        """Return a future of the action's answer. Call it before submitting, and `discard` at the end."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(action, set()).add(future)
         return future
 
-    def forget(self, action: str, future: asyncio.Future[bytes]) -> None:
+    def discard(self, action: str, future: asyncio.Future[bytes]) -> None:
         """Remove a caller that no longer waits."""
         futures = self._waiting.get(action)
         if futures is not None:

@@ -61,7 +61,7 @@ async def test_opening_a_trajectory_is_refused(full: Journal) -> None:
 
 
 async def test_trajectories_are_closed_forgotten_and_ended_in_time(full: Journal) -> None:
-    await trajectories.forget(full.redis, full.epoch, [("t1", "lost", "it died")])
+    await trajectories.record_ends(full.redis, full.epoch, [("t1", "lost", "it died")])
     assert await trajectories.close_trajectory(full.redis, "t2", "done")
     assert await trajectories.expire_trajectories(full.redis, full.epoch) == []
 

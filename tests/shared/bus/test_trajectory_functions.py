@@ -252,7 +252,7 @@ async def test_an_environment_that_is_no_more_ends_its_trajectory(journal: Journ
     await begun(journal)
 
     for _ in range(2):  # a flush that is made again
-        await trajectories.forget(journal.redis, journal.epoch, [("t1", ended, "it died")])
+        await trajectories.record_ends(journal.redis, journal.epoch, [("t1", ended, "it died")])
 
     assert await state(journal) == (ended.encode(), b"it died")
     assert await placed(journal) == {}
@@ -264,7 +264,7 @@ async def test_the_first_end_stands(journal: Journal) -> None:
     await opened(journal)
     await trajectories.close_trajectory(journal.redis, "t1", "done")
 
-    await trajectories.forget(journal.redis, journal.epoch, [("t1", "lost", "it died")])
+    await trajectories.record_ends(journal.redis, journal.epoch, [("t1", "lost", "it died")])
 
     assert await state(journal) == (b"closed", b"done")
 
@@ -274,7 +274,7 @@ async def test_an_environment_that_was_not_made_leaves_its_trajectory_open(journ
     await submit(journal, "a1")
     await begun(journal)
 
-    await trajectories.forget(journal.redis, journal.epoch, [("t1", "unmade", "no memory")])
+    await trajectories.record_ends(journal.redis, journal.epoch, [("t1", "unmade", "no memory")])
 
     assert await placed(journal) == {}
     assert await state(journal) == (b"open", b"no memory"), "it says why until it is begun again"
@@ -285,7 +285,7 @@ async def test_an_environment_that_was_not_made_leaves_its_trajectory_open(journ
 
 
 async def test_an_end_of_what_has_expired_leaves_no_record(journal: Journal) -> None:
-    await trajectories.forget(journal.redis, journal.epoch, [("t1", "lost", "it died")])
+    await trajectories.record_ends(journal.redis, journal.epoch, [("t1", "lost", "it died")])
 
     assert await journal.fields("trajectory:t1") == {}
     assert await listed(journal) == {"open": [], "due": [], "ended": []}
@@ -295,7 +295,7 @@ async def test_a_deposed_leader_ends_nothing(journal: Journal) -> None:
     await opened(journal)
     await overdue(journal)
     for call in (
-        trajectories.forget(journal.redis, journal.epoch + 1, [("t1", "lost", "it died")]),
+        trajectories.record_ends(journal.redis, journal.epoch + 1, [("t1", "lost", "it died")]),
         trajectories.expire_trajectories(journal.redis, journal.epoch + 1),
     ):
         with pytest.raises(Deposed):
@@ -323,7 +323,7 @@ async def test_one_that_nobody_acted_in_for_its_whole_life_ends(journal: Journal
 
     assert await expired(journal) == ["t1"]
     assert await expired(journal) == []
-    assert await state(journal) == (b"expired", b"nobody acted in it for as long as it may live")
+    assert await state(journal) == (b"expired", b"no action arrived for its whole lifetime")
     assert await closings(journal) == ["t1"]
 
 

@@ -306,4 +306,4 @@ async def test_a_trajectory_nobody_acts_in_ends_with_its_life(door: Door) -> Non
 
     view = await door.comes_to(trajectory, state="expired")  # the leader sweeps every ten seconds
 
-    assert view["reason"] == "nobody acted in it for as long as it may live"
+    assert view["reason"] == "no action arrived for its whole lifetime"

@@ -132,7 +132,7 @@ async def test_an_unread_end_counts_at_once(legacy: Legacy) -> None:
 
 async def test_an_action_of_an_ended_trajectory_does_not_begin_it_again(legacy: Legacy) -> None:
     await legacy.submit(acting("a"))
-    await trajectories.forget(legacy.redis, legacy.journal.epoch, [("t1", "lost", "it died")])
+    await trajectories.record_ends(legacy.redis, legacy.journal.epoch, [("t1", "lost", "it died")])
     await legacy.taken_over()
 
     writes = legacy.notes.take() + both_inventories(legacy)

@@ -76,9 +76,9 @@ async def test_who_has_gone_does_not_stand_in_the_way_of_the_others(waiters: Wai
 async def test_the_last_one_to_forget_leaves_nothing_behind(waiters: Waiters) -> None:
     first, second = waiters.expect("a"), waiters.expect("a")
 
-    waiters.forget("a", first)
+    waiters.discard("a", first)
     assert waiters.awaits("a")
-    waiters.forget("a", second)
+    waiters.discard("a", second)
     assert (waiters.awaits("a"), len(waiters)) == (False, 0)
 
 
@@ -87,10 +87,10 @@ async def test_forgetting_after_the_answer_is_harmless(waiters: Waiters) -> None
     waiters.resolve("a", b"answer")
     another = waiters.expect("a")
 
-    waiters.forget("a", future)
+    waiters.discard("a", future)
 
     assert waiters.awaits("a")
-    waiters.forget("a", another)
+    waiters.discard("a", another)
 
 
 async def test_only_what_is_waited_for_is_looked_up(waiters: Waiters, answers: Answers) -> None:

@@ -14,7 +14,7 @@ from shared.policy.dispatch.nodes import Nodes
 from shared.policy.dispatch.prefetch import RECALL_S, Prefetch
 from shared.policy.dispatch.queues import Queues
 from shared.policy.dispatch.stage_durations import StageDurations
-from shared.policy.dispatch.trajectories import Trajectories
+from shared.policy.dispatch.trajectories import TrajectoryTurns
 from shared.policy.elastic.scheduling import ElasticRules
 from shared.policy.model.reports import HeldGrant
 from shared.policy.resources.ledger import Node, Orphan, place
@@ -26,7 +26,7 @@ class ClusterState:
 
     nodes: Nodes = field(default_factory=Nodes)
     durations: StageDurations = field(default_factory=StageDurations)
-    trajectories: Trajectories = field(default_factory=Trajectories)
+    trajectories: TrajectoryTurns = field(default_factory=TrajectoryTurns)
     environments: EnvironmentPlacements = field(init=False)
     queues: Queues = field(init=False)
     granted: dict[str, dict[str, ActionState]] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from math import isclose
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.environment_placements import EnvironmentPlacements
 from shared.policy.dispatch.stage_durations import StageDurations
-from shared.policy.dispatch.trajectories import Trajectories
+from shared.policy.dispatch.trajectories import TrajectoryTurns
 from shared.policy.order.batches import BatchRegistry
 from shared.policy.resources.pools import Lane, Pool
 
@@ -23,7 +23,7 @@ class Queues:
     """Waiting work by pool and lane."""
 
     durations: StageDurations
-    trajectories: Trajectories
+    trajectories: TrajectoryTurns
     environments: EnvironmentPlacements
     batches: BatchRegistry = field(default_factory=BatchRegistry)
     pools: dict[str, Pool] = field(default_factory=dict)

@@ -17,7 +17,7 @@ MOST_ENDED = 65_536
 
 
 @dataclass(slots=True)
-class Trajectories:
+class TrajectoryTurns:
     """Unanswered actions of each trajectory in their order, and ended trajectories."""
 
     turns: dict[str, deque[str]] = field(default_factory=dict)

@@ -30,7 +30,7 @@ class Demand:
     def add(self, units: int) -> None:
         """Add work (+) or remove it (-)."""
         self.units += units
-        assert self.units >= 0, "more work has gone than came"
+        assert self.units >= 0, "demand is negative"
         last, current = self.window
         if self.units > current:
             self.window = (last, self.units)

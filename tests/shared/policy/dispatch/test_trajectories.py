@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shared.policy.dispatch.trajectories import MOST_ENDED, Trajectories
+from shared.policy.dispatch.trajectories import MOST_ENDED, TrajectoryTurns
 from shared.policy.model.formulation import EnvironmentNeed
 
 
 def test_the_first_action_has_the_turn_until_it_is_answered() -> None:
-    trajectories = Trajectories()
+    trajectories = TrajectoryTurns()
     for name in ("a", "b", "c"):
         trajectories.add("t", name)
     assert trajectories.remove("t", "b") is None, "the turn has not changed"
@@ -18,7 +18,7 @@ def test_the_first_action_has_the_turn_until_it_is_answered() -> None:
 
 
 def test_an_end_is_known_by_the_need_and_the_newest_ones_are_kept() -> None:
-    trajectories, need = Trajectories(), EnvironmentNeed("t", "runtime.local", {})
+    trajectories, need = TrajectoryTurns(), EnvironmentNeed("t", "runtime.local", {})
     assert trajectories.end_of(need) is None
     assert trajectories.end_of(None) is None
     trajectories.end("t", "closed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,12 +25,19 @@ NOT_EXECUTED = {
 }
 
 
+needs_curl = pytest.mark.skipif(
+    shutil.which("curl") is None and not os.environ.get("TREADLE_REQUIRE_DOCKER"),
+    reason="curl is not installed: apt-get install curl",
+)
+
+
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
     with Shell(tmp_path, {}) as shell:
         yield shell
 
 
+@needs_curl
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_readme_is_followed_on_this_machine(stack_home: Path, tmp_path: Path) -> None:
@@ -66,7 +74,7 @@ def test_an_id_of_an_answer_is_in_later_steps(shell: Shell) -> None:
         ("echo yes  # -> no", "should print no\nand printed\nyes"),
         ("echo a\n\necho before; false; echo after", "failed:\nbefore\n$"),
         ("exit 0", "failed"),
-        ("curl http://127.0.0.1:1/", "failed:\ncurl: \\(7\\)"),
+        pytest.param("curl http://127.0.0.1:1/", "failed:\ncurl: \\(7\\)", marks=needs_curl),
     ],
 )
 def test_a_readme_that_does_not_work_fails(shell: Shell, text: str, reason: str) -> None:

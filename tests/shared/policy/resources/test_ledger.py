@@ -230,5 +230,5 @@ def test_units_for_work_linger_for_one_window() -> None:
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_demand_is_never_negative(outside: bool) -> None:
-    with pytest.raises(AssertionError, match="has gone than came"):
+    with pytest.raises(AssertionError, match="demand is negative"):
         Pool(CORES).add_demand(-1, outside=outside)

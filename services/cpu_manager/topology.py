@@ -24,10 +24,10 @@ def topology(setting: str, usable: frozenset[int]) -> Topology:
     Raises:
         ValueError: the setting is not valid.
     """
-    return described(setting, usable) if setting else asked(usable)
+    return parse(setting, usable) if setting else from_kernel(usable)
 
 
-def described(text: str, usable: frozenset[int]) -> Topology:
+def parse(text: str, usable: frozenset[int]) -> Topology:
     """Parse the topology from a setting.
 
     Raises:
@@ -39,18 +39,18 @@ def described(text: str, usable: frozenset[int]) -> Topology:
         raise ValueError(f"the topology {text!r} names a core twice")
     if missing := usable - set(named):
         raise ValueError(f"the topology {text!r} leaves out the usable cores {sorted(missing)}")
-    return _restricted(nodes, usable)
+    return _restrict(nodes, usable)
 
 
-def asked(usable: frozenset[int], system: Path = SYSTEM) -> Topology:
+def from_kernel(usable: frozenset[int], system: Path = SYSTEM) -> Topology:
     """Read the topology from the kernel. Cores that it does not describe form one NUMA node without siblings."""
     nodes: list[list[Siblings]] = []
     left = set(usable)
     for directory in sorted(system.glob("node/node[0-9]*"), key=lambda path: int(path.name.removeprefix("node"))):
-        mine = left & set(_numbers(_read(directory / "cpulist")))
-        left -= mine
-        nodes.append(_physical(mine, system))
-    return _restricted([*nodes, _physical(left, system)], usable)
+        members = left & set(_numbers(_read(directory / "cpulist")))
+        left -= members
+        nodes.append(_physical(members, system))
+    return _restrict([*nodes, _physical(left, system)], usable)
 
 
 def _physical(cores: Iterable[int], system: Path) -> list[Siblings]:
@@ -62,9 +62,9 @@ def _physical(cores: Iterable[int], system: Path) -> list[Siblings]:
     return list(seen)
 
 
-def _restricted(nodes: Iterable[Iterable[Siblings]], usable: frozenset[int]) -> Topology:
+def _restrict(nodes: Iterable[Iterable[Siblings]], usable: frozenset[int]) -> Topology:
     """Remove the cores that may not be used, then empty groups."""
-    kept = (tuple(tuple(sorted(mine)) for core in node if (mine := core & usable)) for node in nodes)
+    kept = (tuple(tuple(sorted(members)) for core in node if (members := core & usable)) for node in nodes)
     return Topology(tuple(node for node in kept if node))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.cpu_manager.cores import Cores, usable_cores
-from services.cpu_manager.topology import described
+from services.cpu_manager.topology import parse
 from shared.policy.resources.cores import Topology
 
 ALL = frozenset({0, 2, 3, 5, 8, 9})
@@ -90,7 +90,7 @@ def test_cores_of_another_node_cannot_come_back() -> None:
 
 
 def test_sets_lie_in_one_numa_node_and_hold_whole_cores() -> None:
-    cores = Cores(described("0+4,1+5/2+6,3+7", frozenset(range(8))))
+    cores = Cores(parse("0+4,1+5/2+6,3+7", frozenset(range(8))))
 
     assert [sorted(cores.take(2, START)) for _ in range(2)] == [[0, 4], [1, 5]]
     assert (sorted(cores.take(3, START)), cores.free) == ([2, 3, 6], 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cpu_manager.topology import asked, described, topology
+from services.cpu_manager.topology import from_kernel, parse, topology
 from shared.policy.resources.cores import Topology
 
 ALL = frozenset(range(8))
@@ -31,20 +31,20 @@ def test_siblings_and_nodes_are_as_the_kernel_says(tmp_path: Path) -> None:
     siblings = {core: f"{core % 4},{core % 4 + 4}" for core in ALL}
     system = machine(tmp_path, {"node0": "0-1,4-5", "node1": "2-3,6-7"}, siblings)
 
-    assert sets(asked(ALL, system)) == [[{0, 4}, {1, 5}], [{2, 6}, {3, 7}]]
-    assert sets(asked(frozenset({1, 4, 7}), system)) == [[{1}, {4}], [{7}]]
+    assert sets(from_kernel(ALL, system)) == [[{0, 4}, {1, 5}], [{2, 6}, {3, 7}]]
+    assert sets(from_kernel(frozenset({1, 4, 7}), system)) == [[{1}, {4}], [{7}]]
 
 
 def test_nodes_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     system = machine(tmp_path, {"node10": "0-3", "node2": "4-7"}, {})
 
-    assert [node[0][0] for node in asked(ALL, system).nodes] == [4, 0]
+    assert [node[0][0] for node in from_kernel(ALL, system).nodes] == [4, 0]
 
 
 def test_what_the_kernel_does_not_show_is_one_node_without_threads(tmp_path: Path) -> None:
-    assert sets(asked(frozenset({3, 1}), tmp_path)) == [[{1}, {3}]]
+    assert sets(from_kernel(frozenset({3, 1}), tmp_path)) == [[{1}, {3}]]
     halfway = machine(tmp_path, {"node0": "0-1"}, {})
-    assert sets(asked(frozenset({0, 1, 2}), halfway)) == [[{0}, {1}], [{2}]]
+    assert sets(from_kernel(frozenset({0, 1, 2}), halfway)) == [[{0}, {1}], [{2}]]
 
 
 def test_every_core_of_this_machine_has_its_place_once() -> None:
@@ -64,11 +64,11 @@ def test_every_core_of_this_machine_has_its_place_once() -> None:
     ],
 )
 def test_a_description_is_taken_at_its_word(text: str, nodes: list[list[set[int]]]) -> None:
-    assert sets(described(text, ALL)) == nodes
+    assert sets(parse(text, ALL)) == nodes
 
 
 def test_a_description_may_name_more_than_there_is() -> None:
-    assert sets(described("0+2,1+3/4-7", frozenset({1, 2, 3}))) == [[{2}, {1, 3}]]
+    assert sets(parse("0+2,1+3/4-7", frozenset({1, 2, 3}))) == [[{2}, {1, 3}]]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class AgentVolume:
 
     async def _fill(self, image: Image) -> None:
         """Fill the volume through a container that is never started: the engine unpacks archives into its volumes."""
-        archive = await _packed()
+        archive = await _pack()
         name = f"treadle-{self._owner.node}-agent-volume-{secrets.token_hex(4)}"
         config: dict[str, Any] = {
             "Image": image.id,
@@ -121,7 +121,7 @@ def _failed(filling: asyncio.Task[None]) -> bool:
     return filling.done() and (filling.cancelled() or filling.exception() is not None)
 
 
-async def _packed() -> bytes:
+async def _pack() -> bytes:
     """Return the archive with this interpreter and the agent.
 
     Raises:

@@ -67,7 +67,7 @@ class ControlGroups(Protocol):
     def close(self) -> None: ...
 
 
-class _Words(Files):
+class _CgroupFiles(Files):
     def word(self, name: str) -> str:
         """Return the only word in a file."""
         return os.pread(self._descriptor(name, os.O_RDONLY), 64, 0).decode("ascii").strip()
@@ -77,10 +77,10 @@ class CgroupV1:
     """One directory for each controller."""
 
     def __init__(self, directories: dict[str, Path]) -> None:
-        self._cpuset, self._freezer, self._cpuacct, self._memory = (_Words(directories[name]) for name in _NEEDED)
+        self._cpuset, self._freezer, self._cpuacct, self._memory = (_CgroupFiles(directories[name]) for name in _NEEDED)
 
     def assign(self, cores: Iterable[int]) -> None:
-        self._cpuset.write("cpuset.cpus", _listed(cores))
+        self._cpuset.write("cpuset.cpus", _format_cores(cores))
 
     def thaw(self) -> None:
         self._freezer.write("freezer.state", "THAWED")
@@ -120,7 +120,7 @@ class CgroupV2:
         self._peak = os.open(directory / "memory.peak", flags | os.O_CLOEXEC)
 
     def assign(self, cores: Iterable[int]) -> None:
-        self._files.write("cpuset.cpus", _listed(cores))
+        self._files.write("cpuset.cpus", _format_cores(cores))
 
     def thaw(self) -> None:
         self._files.write("cgroup.freeze", "0")
@@ -224,6 +224,6 @@ def _numbers(procs: Path) -> list[int]:
     return [int(pid) for pid in procs.read_text(encoding="ascii").split()]
 
 
-def _listed(cores: Iterable[int]) -> str:
+def _format_cores(cores: Iterable[int]) -> str:
     """Format cores as the kernel reads them: `0,2,3`."""
     return ",".join(str(core) for core in sorted(cores))

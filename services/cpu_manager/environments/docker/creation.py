@@ -104,7 +104,7 @@ class ContainerCreator:
             try:
                 container = await asyncio.shield(creating)
                 await self._start(container)
-                return await self._connected(container, await self.handle(container))
+                return await self._connect(container, await self.handle(container))
             except BaseException:
                 abandoned.set()
                 # By label, not by name: the trajectory's next container may have the name before this removal ends.
@@ -130,7 +130,7 @@ class ContainerCreator:
         state: dict[str, Any] = found["State"]
         return state
 
-    async def _free(self, name: str, abandoned: asyncio.Event) -> None:
+    async def _remove_namesake(self, name: str, abandoned: asyncio.Event) -> None:
         """Remove our own container of this name, unless the creation was given up: it may be the successor then."""
         found = await self._engine.inspect(name)
         if abandoned.is_set():
@@ -140,7 +140,7 @@ class ContainerCreator:
         labels = found["Config"]["Labels"] or {}
         if not self._owner.labels.items() <= labels.items():
             raise RuntimeUnavailable(
-                f"its container cannot be created: {name} is the name of a container of another owner"
+                f"its container cannot be created: {name} is a container of another owner"
             )
         await self._engine.remove(found["Id"])
 
@@ -153,10 +153,10 @@ class ContainerCreator:
                 if self._sized and "storage" in refusal.message.lower():
                     self._sized = False
                 elif refusal.status == 409:
-                    await self._free(name, abandoned)
+                    await self._remove_namesake(name, abandoned)
                     await asyncio.sleep(_NAME_S * attempt)
                 else:
-                    raise _whose(refusal) from refusal
+                    raise _to_error(refusal) from refusal
         raise RuntimeUnavailable(f"its container cannot be created: the name {name} is taken")
 
     async def _start(self, container: str) -> None:
@@ -165,9 +165,9 @@ class ContainerCreator:
         except EngineRefusal as refusal:
             if AGENT_DIRECTORY in refusal.message:
                 self.agent_volume.forget()
-            raise _whose(refusal) from refusal
+            raise _to_error(refusal) from refusal
 
-    async def _connected(self, container: str, handle: ContainerHandle) -> CreatedContainer:
+    async def _connect(self, container: str, handle: ContainerHandle) -> CreatedContainer:
         """Connect to its agent as soon as it listens."""
         deadline = asyncio.get_running_loop().time() + _CONNECT_S
         try:
@@ -187,7 +187,7 @@ class ContainerCreator:
             raise
 
 
-def _whose(refusal: EngineRefusal) -> BadEnvironment | RuntimeUnavailable:
+def _to_error(refusal: EngineRefusal) -> BadEnvironment | RuntimeUnavailable:
     """Convert the engine's error on creation or start: caused by the specification or image, or by us."""
     theirs = any(words in refusal.message.lower() for words in _TRAINERS)
     kind = BadEnvironment if theirs else RuntimeUnavailable

@@ -92,7 +92,7 @@ class EngineHandle:
         except EngineRefusal as refusal:
             raise self._error(refusal) from refusal
         try:
-            first = await _first(stream)
+            first = await _first_output(stream)
         except BaseException:
             await stream.close()
             raise
@@ -140,7 +140,7 @@ class EngineHandle:
 
     async def _relay(self, stream: Stream, ours: socket.socket) -> None:
         """Relay bytes until either side ends."""
-        both = [asyncio.create_task(_inward(ours, stream)), asyncio.create_task(_outward(stream, ours))]
+        both = [asyncio.create_task(_to_container(ours, stream)), asyncio.create_task(_from_container(stream, ours))]
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -151,7 +151,7 @@ class EngineHandle:
             await stream.close()
 
 
-async def _first(stream: Stream) -> bytes:
+async def _first_output(stream: Stream) -> bytes:
     """Return the relay's first output; all of its output if it is an error."""
     async with asyncio.timeout(10.0):
         output = b""
@@ -162,14 +162,14 @@ async def _first(stream: Stream) -> bytes:
         return output
 
 
-async def _inward(ours: socket.socket, stream: Stream) -> None:
+async def _to_container(ours: socket.socket, stream: Stream) -> None:
     loop = asyncio.get_running_loop()
     with contextlib.suppress(OSError):
         while data := await loop.sock_recv(ours, _CHUNK):
             await stream.write_in(data)
 
 
-async def _outward(stream: Stream, ours: socket.socket) -> None:
+async def _from_container(stream: Stream, ours: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     with contextlib.suppress(OSError):
         while (message := await stream.read_out()) is not None:

@@ -151,26 +151,26 @@ class ImageBudget:
         if self._held[name] <= 0:
             del self._held[name]
 
-    async def settled(self, image: str) -> None:
+    async def wait_for_removal(self, image: str) -> None:
         """Wait until the image is not being removed. It may be present or absent then."""
         gone = self._removing.get(familiar(image))
         if gone is not None:
             await gone.wait()
 
-    async def pulling(self, image: str) -> None:
+    async def record_pull(self, image: str) -> None:
         """Record that the image is absent and this node pulls it."""
         name = familiar(image)
         self._here.pop(name, None)
         await self._use(name)
 
-    async def found(self, image: str, size: int) -> None:
+    async def record_present(self, image: str, size: int) -> None:
         """Record that the image is present and used now."""
         name = familiar(image)
         self._here[name] = size
         if name in self._ours:
             await self._use(name)
 
-    async def not_pulled(self, image: str) -> None:
+    async def record_failed_pull(self, image: str) -> None:
         """Record that the pull failed."""
         name = familiar(image)
         if name not in self._here:

@@ -97,7 +97,7 @@ class Images:
         """Image -> the time until which this failure is kept for the next request, and the failure."""
 
     @property
-    def under_way(self) -> int:
+    def running(self) -> int:
         """Images that are being pulled or wait for their turn."""
         return len(self._pulls)
 
@@ -117,8 +117,8 @@ class Images:
             until, failure = self._failures.pop(name, (0.0, None))
             if failure is not None and until > asyncio.get_running_loop().time():
                 raise failure
-            pull = self._pulls[name] = asyncio.create_task(self._fetched(name), name=f"image {name}")
-            pull.add_done_callback(lambda task: self._pulled_or_failed(name, task))
+            pull = self._pulls[name] = asyncio.create_task(self._fetch(name), name=f"image {name}")
+            pull.add_done_callback(lambda task: self._on_pull_end(name, task))
         self._waiters[name] += 1
         try:
             return await asyncio.shield(pull)
@@ -134,7 +134,7 @@ class Images:
         if pulls:
             await asyncio.wait(pulls, timeout=5.0)
 
-    def _pulled_or_failed(self, name: str, pull: asyncio.Task[Image]) -> None:
+    def _on_pull_end(self, name: str, pull: asyncio.Task[Image]) -> None:
         self._pulls.pop(name, None)
         failure = pull.exception() if not pull.cancelled() else None
         if isinstance(failure, BadEnvironment | RuntimeUnavailable) and not self._waiters[name]:
@@ -142,16 +142,16 @@ class Images:
             while len(self._failures) > MOST_UNREPORTED:
                 del self._failures[next(iter(self._failures))]
 
-    async def _fetched(self, name: str) -> Image:
+    async def _fetch(self, name: str) -> Image:
         for attempt in range(ATTEMPTS):
             try:
-                return await self._found_or_pulled(name)
+                return await self._find_or_pull(name)
             except (EngineRefusal, RuntimeUnavailable) as error:
                 if isinstance(error, Postponed):
                     raise
                 if isinstance(error, EngineRefusal) and _contains(error, *_LIMITED):
-                    raise self._limits.met(name) from error
-                if isinstance(error, EngineRefusal) and _for_good(error):
+                    raise self._limits.limit(name) from error
+                if isinstance(error, EngineRefusal) and _is_permanent(error):
                     _log.warning("image_rejected", image=name, problem=error.message)
                     raise BadEnvironment(f"image {name!r} cannot be pulled: {_reason(error)}") from error
                 problem = error
@@ -159,38 +159,38 @@ class Images:
             if isinstance(problem, EngineRefusal) and _contains(problem, _DISK_FULL):
                 await self._image_budget.remove_oldest(self._pulls)
             if attempt + 1 < ATTEMPTS:
-                await self._pause(self._jittered(attempt))
+                await self._pause(self._jitter(attempt))
         raise RuntimeUnavailable(
             f"image {name!r} could not be pulled in {ATTEMPTS} attempts: {_reason(problem)}"
         ) from problem
 
-    async def _found_or_pulled(self, name: str) -> Image:
-        await self._image_budget.settled(name)
+    async def _find_or_pull(self, name: str) -> Image:
+        await self._image_budget.wait_for_removal(name)
         found = await self._source.image(name)
         if found is None:
             async with self._room:
-                found = await self._pulled(name)
+                found = await self._pull(name)
         platform = f"{found.get('Os', 'linux')}/{found.get('Architecture', '')}"
-        await self._image_budget.found(name, int(found.get("Size") or 0))
+        await self._image_budget.record_present(name, int(found.get("Size") or 0))
         await self._image_budget.trim(self._pulls)
         return Image(found["Id"], platform, (found.get("Config") or {}).get("WorkingDir") or "")
 
-    async def _pulled(self, name: str) -> dict[str, Any]:
+    async def _pull(self, name: str) -> dict[str, Any]:
         self._limits.check(name)
-        await self._image_budget.pulling(name)
+        await self._image_budget.record_pull(name)
         found = None
         try:
             await self._source.pull(name, PULL_S)
             found = await self._source.image(name)
         finally:
             if found is None:
-                await self._image_budget.not_pulled(name)
+                await self._image_budget.record_failed_pull(name)
         if found is None:
             raise RuntimeUnavailable("the pull broke off")
-        self._limits.passed(name)
+        self._limits.reset(name)
         return found
 
-    def _jittered(self, attempt: int) -> float:
+    def _jitter(self, attempt: int) -> float:
         """Return a pause in seconds. Half of it is random, so that the nodes of a mesh do not retry in step."""
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**attempt)
         return pause * (0.5 + 0.5 * self._rng.random())
@@ -212,7 +212,7 @@ class PullLimits:
         if left_s > 0:
             raise _postponed(image, registry, left_s)
 
-    def met(self, image: str) -> Postponed:
+    def limit(self, image: str) -> Postponed:
         """Start a pause after a refused pull. A quarter of it is random, so that nodes do not retry in step."""
         registry = registry_of(image)
         pause_s = min(LONGEST_LIMITED_S, self._limited.get(registry, (0.0, FIRST_LIMITED_S / 2))[1] * 2)
@@ -220,7 +220,7 @@ class PullLimits:
         self._limited[registry] = asyncio.get_running_loop().time() + left_s, pause_s
         return _postponed(image, registry, left_s)
 
-    def passed(self, image: str) -> None:
+    def reset(self, image: str) -> None:
         """End the pauses after a successful pull."""
         self._limited.pop(registry_of(image), None)
 
@@ -247,7 +247,7 @@ def _reason(problem: EngineRefusal | RuntimeUnavailable) -> str:
     return next((reason for words, reason in _REASONS if any(word in output for word in words)), "the engine refused")
 
 
-def _for_good(refusal: EngineRefusal) -> bool:
+def _is_permanent(refusal: EngineRefusal) -> bool:
     """Return True if another attempt would fail in the same way. An unreachable registry is worth a retry."""
     if _contains(refusal, "dial tcp", "timeout"):
         return False

@@ -25,11 +25,11 @@ _CODECS = {"encodings.ascii", "encodings.latin_1"}
 """Codecs beside UTF-8, which the interpreter itself imports."""
 
 
-def packed(folder: str, module: str) -> bytes:
+def pack(folder: str, module: str) -> bytes:
     """Return the archive. Files are owned by root and readable by everybody; their time is 0."""
     sys.path.append(folder)
     importlib.import_module(module)
-    for name in _imported_late(Path(folder, module.partition(".")[0])) | _CODECS:
+    for name in _late_imports(Path(folder, module.partition(".")[0])) | _CODECS:
         importlib.import_module(name)
     program = compile(f"from {module} import main\nmain()\n", "program", "exec", dont_inherit=True)
     buffer = io.BytesIO()
@@ -40,11 +40,11 @@ def packed(folder: str, module: str) -> bytes:
             _add_module(archive, name, imported)
         for path in _libraries():
             _add_library(archive, path)
-        _add(archive, PROGRAM, _stored(program))
+        _add(archive, PROGRAM, _compiled(program))
     return buffer.getvalue()
 
 
-def _imported_late(package: Path) -> set[str]:
+def _late_imports(package: Path) -> set[str]:
     """Return the absolute imports of a package, including those within functions."""
     found = set()
     for source in package.glob("*.py"):
@@ -64,12 +64,12 @@ def _add_module(archive: tarfile.TarFile, name: str, imported: ModuleType) -> No
     code = spec.loader.get_code(name)
     if code is not None:
         path = name.replace(".", "/") + ("/__init__" if spec.submodule_search_locations is not None else "")
-        _add(archive, f"{_HOME}/{path}.pyc", _stored(code))
+        _add(archive, f"{_HOME}/{path}.pyc", _compiled(code))
     elif spec.has_location and spec.origin:
         _add(archive, f"{_HOME}/lib-dynload/{Path(spec.origin).name}", Path(spec.origin).read_bytes())
 
 
-def _stored(code: CodeType) -> bytes:
+def _compiled(code: CodeType) -> bytes:
     return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
 
 
@@ -106,4 +106,4 @@ def _add_directory(archive: tarfile.TarFile, name: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(packed(*sys.argv[1:]))
+    sys.stdout.buffer.write(pack(*sys.argv[1:]))

@@ -146,11 +146,11 @@ class DockerRuntime:
         """See `Runtime.create`."""
         self._image_budget.hold(spec.image)
         try:
-            return await self._created(trajectory, spec, cores)
+            return await self._create(trajectory, spec, cores)
         finally:
             self._release_image(spec.image)
 
-    async def _created(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> ContainerEnvironment:
+    async def _create(self, trajectory: str, spec: EnvironmentSpec, cores: frozenset[int]) -> ContainerEnvironment:
         try:
             image = await self._image_soon(spec.image)
             deadline = asyncio.get_running_loop().time() + spec.setup_timeout_s
@@ -180,7 +180,7 @@ class DockerRuntime:
         except (EngineRefusal, RuntimeUnavailable) as error:
             _log.error("survivors_not_listed", problem=str(error))
             return []
-        found = await asyncio.gather(*(self._adopted(container) for container in containers))
+        found = await asyncio.gather(*(self._try_adopt(container) for container in containers))
         return [environment for environment in found if environment is not None]
 
     async def prepare(self, image: str) -> None:
@@ -248,7 +248,7 @@ class DockerRuntime:
             async with asyncio.timeout(SOON_S):
                 return await self._image(name)
         except TimeoutError as error:
-            reason = f"image {name!r} is being pulled, with {self._images.under_way} under way on this node"
+            reason = f"image {name!r} is being pulled, with {self._images.running} under way on this node"
             raise Postponed(reason, PULL_LOOK_S) from error
 
     def _environment(
@@ -287,7 +287,7 @@ class DockerRuntime:
             return "its container ended at its memory limit"
         return f"its container was ended (exit code {state['ExitCode']})"
 
-    async def _adopted(self, container: str) -> ContainerEnvironment | None:
+    async def _try_adopt(self, container: str) -> ContainerEnvironment | None:
         """Return an earlier manager's container as an environment; None if that fails, and remove the container."""
         try:
             async with self._adoptions, asyncio.timeout(_ADOPTION_S):

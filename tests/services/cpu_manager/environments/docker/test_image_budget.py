@@ -44,14 +44,14 @@ class Desk:
 
     async def pull(self, name: str, size: int) -> None:
         self.clock.now += 1
-        await self.image_budget.pulling(name)
+        await self.image_budget.record_pull(name)
         self.store.sizes[name] = size
-        await self.image_budget.found(name, size)
+        await self.image_budget.record_present(name, size)
         await self.image_budget.trim([name])
 
     async def use(self, name: str) -> None:
         self.clock.now += 1
-        await self.image_budget.found(name, self.store.sizes[name])
+        await self.image_budget.record_present(name, self.store.sizes[name])
 
 
 async def desk(**sizes: int) -> Desk:
@@ -117,7 +117,7 @@ async def test_a_request_for_an_image_waits_for_the_end_of_its_removal() -> None
     removing = asyncio.create_task(node.image_budget.remove_oldest())
     await asyncio.sleep(0)
     node.image_budget.hold("a:1")
-    await node.image_budget.settled("a:1")
+    await node.image_budget.wait_for_removal("a:1")
     assert await removing
     assert "a:1" not in node.store.sizes
 
@@ -157,7 +157,7 @@ async def test_what_was_pulled_is_remembered_by_the_store_for_the_next_life(redi
         first = ImageBudget(store, _ledger(redis), budget_bytes=100, clock=ManualClock(1000.0))
         await first.open()
         for name in ("a:1", "b:1"):
-            await first.pulling(name)
+            await first.record_pull(name)
             store.sizes[name] = 60
         # The manager is killed here: it never saw the end of its pulls.
         del store.sizes["b:1"]
@@ -174,7 +174,7 @@ async def test_a_store_that_is_away_costs_no_work() -> None:
     async with connect("unix:///nowhere/valkey.sock", name="test") as redis:
         image_budget = ImageBudget(ImageStore(a=1), _ledger(redis))
         await image_budget.open()
-        await image_budget.pulling("b:1")
+        await image_budget.record_pull("b:1")
         assert image_budget.reported() == {"a:1"}
 
 

@@ -230,13 +230,13 @@ async def test_a_registry_that_limits_pulls_is_left_alone_and_nobody_has_failed(
 
 async def test_each_refusal_of_a_limited_registry_doubles_the_pause_up_to_a_bound() -> None:
     limits = PullLimits(random.Random(0))
-    pauses = [limits.met("a:1").retry_in_s for _ in range(9)]
+    pauses = [limits.limit("a:1").retry_in_s for _ in range(9)]
     for n, pause in enumerate(pauses):
         most = min(LONGEST_LIMITED_S, FIRST_LIMITED_S * 2**n)
         assert 0.75 * most <= pause <= most
-    limits.passed("b:1")
+    limits.reset("b:1")
     limits.check("a:1")
-    assert limits.met("a:1").retry_in_s <= FIRST_LIMITED_S
+    assert limits.limit("a:1").retry_in_s <= FIRST_LIMITED_S
 
 
 async def test_where_the_disk_is_full_an_image_of_ours_goes_and_the_pull_is_begun_again() -> None:

@@ -204,7 +204,7 @@ async def test_a_container_of_anothers_with_our_name_is_not_removed(bare_image: 
     runtime = await DockerRuntime.open(node)
     strange = docker_output("create", "--name", name_of(Owner(node), "same"), bare_image, "true")
     try:
-        with pytest.raises(RuntimeUnavailable, match="is the name of another's container"):
+        with pytest.raises(RuntimeUnavailable, match="is a container of another owner"):
             await runtime.create("same", EnvironmentSpec(image=bare_image, memory_mb=64), CORE)
         assert docker_output("inspect", "--format", "{{.Id}}", strange) == strange
     finally:

@@ -27,7 +27,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 class DirectHandle:
-    """A `EnvironmentHandle` of a container that has just started. A descriptor pins its process, not its number."""
+    """An `EnvironmentHandle` of a container that has just started. A descriptor pins its process, not its number."""
 
     def __init__(self, container: str, pid: int, groups: ControlGroups, pidfd: int) -> None:
         self.container = container

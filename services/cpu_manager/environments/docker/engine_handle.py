@@ -47,7 +47,7 @@ class CannotFreeze(RuntimeUnavailable):
 
 
 class EngineHandle:
-    """A `EnvironmentHandle`."""
+    """An `EnvironmentHandle` of a container, by calls of the engine."""
 
     def __init__(self, engine: ContainerEngine, container: str, python: list[str], *, paused: bool = False) -> None:
         """`python`: the command of the interpreter in the container's volume."""

@@ -1,4 +1,4 @@
-"""One permanent cell as a `EnvironmentHandle`. Its init is the agent, and everything inside ends with it."""
+"""One permanent cell as an `EnvironmentHandle`. Its init is the agent, and everything inside ends with it."""
 
 from __future__ import annotations
 

@@ -139,9 +139,7 @@ class ContainerCreator:
             return
         labels = found["Config"]["Labels"] or {}
         if not self._owner.labels.items() <= labels.items():
-            raise RuntimeUnavailable(
-                f"its container cannot be created: {name} is a container of another owner"
-            )
+            raise RuntimeUnavailable(f"its container cannot be created: {name} is a container of another owner")
         await self._engine.remove(found["Id"])
 
     async def _create(self, name: str, container_spec: ContainerSpec, abandoned: asyncio.Event) -> str:

@@ -35,7 +35,7 @@ def ended_batch(message: BatchEnded, answers: Sequence[RequestRecord], tokens_pe
     """Convert the end of a batch.
 
     Raises:
-        ValueError: the message says that the batch is still open or sealed.
+        ValueError: the state of the batch is open or sealed.
     """
     if message.state == "open" or message.state == "sealed":
         raise ValueError(f"batch {message.batch} ended, but its state is {message.state}")

@@ -93,7 +93,7 @@ class PlannerService:
         return 0.0 if self._turn_began_s is None else time.monotonic() - self._turn_began_s
 
     async def restore(self) -> None:
-        """Restore the state of a former process: targets, and the open batches that Valkey still knows."""
+        """Restore the state of a former process: targets, and the open batches that are still in Valkey."""
 
         async def load(session: AsyncSession) -> tuple[dict[str, int], list[BatchAdded]]:
             history = BatchHistory(session)

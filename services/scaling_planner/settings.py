@@ -32,7 +32,7 @@ class ScalingPlannerSettings(ServiceSettings):
     surprise_s: float = Field(default=1.0, gt=0)
     """If less is held than planned: interval of checks for requests that wait and were expected later."""
     stabilization_s: float = Field(default=5.0, ge=0)
-    """Release no units that were wanted within this time or a cold start, whichever is longer; 0: release at once."""
+    """Release no units that were needed within this time or a cold start, whichever is longer; 0: release at once."""
     seed: int = 0
     """Seed of random draws from histories."""
     floors: dict[str, int] = {}

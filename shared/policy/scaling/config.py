@@ -34,7 +34,7 @@ class PlannerConfig:
     """Seconds from a decision to the earliest check for surprises: requests that wait for units planned for later, or
     longer than the timeout-aware rule permits. A surprise causes a new decision."""
     stabilization_s: float = 5.0
-    """Release no units that were wanted within this time or a cold start, whichever is longer; 0: release at once."""
+    """Release no units that were needed within this time or a cold start, whichever is longer; 0: release at once."""
     explains: bool = True
     """Simulate one unit less, to explain the reason."""
 

@@ -112,7 +112,7 @@ class OpenBatchState:
         microseconds.
         """
         batch, history, observed = self.batch, self.history, self.observed or ObservedBatch(0, 0)
-        assert history is not None, "asked what is expected of a batch without history"
+        assert history is not None, "no expectation without history"
         given = CollectionInput(
             size=observed.arrived if observed.closed else max(batch.size or history.records[-1].size, observed.arrived),
             opened_s=batch.opened_at,

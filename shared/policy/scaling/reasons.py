@@ -40,14 +40,14 @@ class Reason:
     batches: tuple[BatchOutlook, ...] = ()
 
     def with_held(self, units: int, planned: int, soon: int) -> Reason:
-        """Add a note if the held units differ from the plan: fewer are needed soon, or more were wanted recently."""
+        """Add a note if the held units differ from the plan: fewer are needed soon, or more were needed recently."""
         if self.why == "no-history":
             return self
         summary = self.summary
         if soon < planned:
             summary += f"; {soon:,} of them soon"
         if units > max(soon, self.floor):
-            summary += f"; {units:,} stay, wanted just now"
+            summary += f"; {units:,} stay held, needed recently"
         return replace(self, summary=summary)
 
     def document(self) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def _found(pool: str, units: int) -> str:
 
 def _broken(batches: Sequence[ExpectedBatch], outcome: Outcome) -> str:
     violation = outcome.violation
-    assert violation is not None, "asked what is broken of an allocation that does"
+    assert violation is not None, "the allocation is feasible"
     batch = next(batch for batch in batches if batch.batch == violation.batch)
     if violation.rule == "delay" or outcome.extra_delay_s[batch.batch] > batch.max_extra_delay_s:
         return _delay(batch, outcome)

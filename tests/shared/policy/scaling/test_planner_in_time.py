@@ -108,7 +108,7 @@ def test_nothing_is_given_back_that_was_wanted_just_now() -> None:
     ready.open(opened("b1"))
     said = target(ready.end("b1", now=NOW + 60))
     assert (said.units, said.reason.why) == (4, "idle")
-    assert said.reason.summary.endswith("; 4 stay, wanted just now")
+    assert said.reason.summary.endswith("; 4 stay held, needed recently")
     assert ready.planner.wake_s() == NOW + 65.0
     assert target(ready.wake()).units == 0
     assert ready.planner.wake_s() == math.inf

@@ -26,7 +26,7 @@ def mesh(stack_home: Path) -> Iterator[Mesh]:
 
 
 @pytest.fixture(scope="module")
-def patient() -> Iterator[Mesh]:
+def slow_detection_mesh() -> Iterator[Mesh]:
     """One node, which may be silent for half a minute."""
     with (
         temporary_home() as home,
@@ -85,18 +85,20 @@ async def idle() -> None:
 
 
 @pytest.mark.parametrize("kind", ["code.run", "code.stdio", "code.asserts", "python.function"])
-async def test_a_program_that_ended_in_time_while_its_manager_was_stopped_is_right(patient: Mesh, kind: str) -> None:
+async def test_a_program_that_ended_in_time_while_its_manager_was_stopped_is_right(
+    slow_detection_mesh: Mesh, kind: str
+) -> None:
     """Stopped from before the program's end until after its limit, for less than the leader waits."""
     body = {"kind": kind, "params": IN_TIME[kind], "timeout_s": 10}
-    async with trainer_at(patient.proxies[0].url) as trainer:
+    async with trainer_at(slow_detection_mesh.proxies[0].url) as trainer:
         await trainer.call("POST", "/v1/actions?wait=60", json=body)  # its interpreter is imported
         call = asyncio.create_task(trainer.call("POST", "/v1/actions?wait=60", json=body))
         await asyncio.sleep(0.5)
-        patient.managers[0].freeze()
+        slow_detection_mesh.managers[0].freeze()
         try:
             await asyncio.sleep(LIMIT_S + 1)
         finally:
-            patient.managers[0].thaw()
+            slow_detection_mesh.managers[0].thaw()
         status, answer = await call
     assert (status, answer["ended"]) == (200, "ok"), answer
     assert answer.get("passed") is not False, answer

@@ -1,4 +1,4 @@
-"""A batch's run without a mesh: what happens to rejected lines, to Ctrl-C and when the door is away."""
+"""A run of a job without a mesh: rejected lines, Ctrl-C, a proxy that is away."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_a_batch_with_rejected_lines_is_sealed_or_it_would_wait_for_them()
     assert (report.rewards.requests, report.unanswered) == (1, 0)
 
 
-async def test_an_answer_that_comes_twice_is_counted_once_and_told() -> None:
+async def test_an_answer_that_comes_twice_is_counted_once_and_reported() -> None:
     report, _ = await run_job(FakeMesh(twice=True), job("a", "b"), NoProgress())
     assert (report.rewards.requests, report.repeated) == (2, 1)
 

@@ -51,7 +51,7 @@ def test_an_identity_is_more_than_a_pid() -> None:
     assert not Identity(me.pid, me.started - 1).alive()
 
 
-def test_a_zombie_is_nobody() -> None:
+def test_a_zombie_is_not_running() -> None:
     process = subprocess.Popen(["/bin/true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert identify(process.pid) is None

@@ -45,7 +45,7 @@ def test_children_are_ended_even_when_the_service_is_gone(leftover: subprocess.P
     assert not child.alive()
 
 
-def test_a_stranger_with_a_recorded_pid_lives(leftover: subprocess.Popen[str]) -> None:
+def test_another_process_with_a_recorded_pid_is_not_killed(leftover: subprocess.Popen[str]) -> None:
     assert leftover.stdout is not None
     leader, child = identify(leftover.pid), identify(int(leftover.stdout.readline()))
     assert leader is not None

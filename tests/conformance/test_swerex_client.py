@@ -13,7 +13,7 @@ from swerex.runtime.remote import RemoteRuntime
 from services.cpu_manager.environments.dop import with_dop
 from shared.bus.connection import command, connect
 from shared.messages.kinds import ENVIRONMENT_KINDS, EnvBash, EnvExec
-from tests.conformance.swerex_door import Lent, lending
+from tests.conformance.swerex_server import Lent, lending
 
 
 @pytest.fixture

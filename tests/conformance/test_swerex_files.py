@@ -14,7 +14,7 @@ import pytest
 from swerex import exceptions
 from swerex.runtime.abstract import Command, ReadFileRequest, UploadRequest, WriteFileRequest
 
-from tests.conformance.swerex_door import LIMIT, Lent, lending
+from tests.conformance.swerex_server import LIMIT, Lent, lending
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from services.proxy.app import create_app
 from services.proxy.settings import ProxySettings
 from shared.runtime.settings import load
-from tests.services.proxy.door import serving
+from tests.services.proxy.in_process import serving
 
 NAME = "must be 1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or a digit"
 ACTION_FIELDS = (

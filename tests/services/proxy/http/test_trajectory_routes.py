@@ -1,4 +1,4 @@
-"""Trajectories over HTTP, through the whole front door to a node that is played and back."""
+"""Trajectories over HTTP, through the whole proxy to a simulated node and back."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from services.proxy.app import create_app
 from services.proxy.settings import ProxySettings
 from shared.messages.grants import Granted
-from tests.services.proxy.door import PlayedNode, serving
+from tests.services.proxy.in_process import PlayedNode, serving
 from tests.shared.bus.soon import soon
 
 SOON_S = 20.0
 
 
-class Door:
-    """A caller of the door, and the node behind it."""
+class Caller:
+    """A caller of the proxy, and its simulated node."""
 
     def __init__(self, http: aiohttp.ClientSession, node: PlayedNode) -> None:
         self.http = http
@@ -77,7 +77,7 @@ def at_once(grant: Granted, params: dict[str, Any]) -> dict[str, Any] | None:
 
 
 @pytest.fixture
-async def door(redis_url: str) -> AsyncIterator[Door]:
+async def caller(redis_url: str) -> AsyncIterator[Caller]:
     settings = ProxySettings.model_validate(
         {"treadle": {"redis_url": redis_url}, "max_trajectories": 3, "max_body_bytes": 200_000, "max_wait_s": 30.0}
     )
@@ -86,13 +86,13 @@ async def door(redis_url: str) -> AsyncIterator[Door]:
         serving(create_app(settings)) as url,
         aiohttp.ClientSession(url) as http,
     ):
-        yield Door(http, node)
+        yield Caller(http, node)
 
 
-async def test_a_trajectory_is_opened_and_shown_with_everything_it_was_opened_with(door: Door) -> None:
+async def test_a_trajectory_is_opened_and_shown_with_everything_it_was_opened_with(caller: Caller) -> None:
     body = {"task": "t", "group": "g7", "environment": {"memory_mb": 256, "setup": ["echo"]}, "request_id": "r"}
 
-    view = await door.open(**body)
+    view = await caller.open(**body)
 
     assert (view["state"], view["task"], view["group"], view["node"], view["ended_at"]) == (
         "open",
@@ -103,23 +103,25 @@ async def test_a_trajectory_is_opened_and_shown_with_everything_it_was_opened_wi
     )
     assert (view["environment"]["memory_mb"], view["environment"]["setup"]) == (256, ["echo"])
     assert view["environment"]["idle_s"] == 1800.0, "defaults are shown"
-    assert await door.view(view["id"]) == view
+    assert await caller.view(view["id"]) == view
 
 
-async def test_the_id_of_a_trajectory_has_96_random_bits(door: Door) -> None:
-    opened = [await door.open(request_id=name) for name in ("one", "other")]
+async def test_the_id_of_a_trajectory_has_96_random_bits(caller: Caller) -> None:
+    opened = [await caller.open(request_id=name) for name in ("one", "other")]
 
     assert all(re.fullmatch("t[0-9a-f]{24}", one["id"]) for one in opened)
-    assert (await door.view(opened[0]["id"]))["id"] == opened[0]["id"] != opened[1]["id"]
+    assert (await caller.view(opened[0]["id"]))["id"] == opened[0]["id"] != opened[1]["id"]
 
 
-async def test_opening_again_returns_the_same_and_another_body_is_a_conflict(door: Door) -> None:
-    first = await door.open(request_id="r", group="a")
+async def test_opening_again_returns_the_same_and_another_body_is_a_conflict(caller: Caller) -> None:
+    first = await caller.open(request_id="r", group="a")
 
-    assert await door.ask("POST", "/v1/trajectories", {"request_id": "r", "group": "a"}) == (200, first)
-    status, problem = await door.ask("POST", "/v1/trajectories", {"request_id": "r", "group": "b"})
+    assert await caller.ask("POST", "/v1/trajectories", {"request_id": "r", "group": "a"}) == (200, first)
+    status, problem = await caller.ask("POST", "/v1/trajectories", {"request_id": "r", "group": "b"})
     assert (status, first["id"] in problem["detail"]) == (409, True)
-    other, _ = await door.ask("POST", "/v1/trajectories", {"request_id": "r", "group": "b"}, **{"Treadle-Tenant": "x"})
+    other, _ = await caller.ask(
+        "POST", "/v1/trajectories", {"request_id": "r", "group": "b"}, **{"Treadle-Tenant": "x"}
+    )
     assert other == 201, "another tenant's ids are its own"
 
 
@@ -134,32 +136,32 @@ async def test_opening_again_returns_the_same_and_another_body_is_a_conflict(doo
         (b"{", "JSON"),
     ],
 )
-async def test_what_means_nothing_opens_nothing(door: Door, body: Any, said: str) -> None:
-    status, problem = await door.ask("POST", "/v1/trajectories", body)
+async def test_what_means_nothing_opens_nothing(caller: Caller, body: Any, said: str) -> None:
+    status, problem = await caller.ask("POST", "/v1/trajectories", body)
 
     assert (status, said in problem["detail"]) == (422, True), problem
-    assert (await door.ask("GET", "/v1/trajectories"))[1] == {"trajectories": []}
+    assert (await caller.ask("GET", "/v1/trajectories"))[1] == {"trajectories": []}
 
 
-async def test_a_body_beyond_all_measure_is_refused(door: Door) -> None:
-    assert (await door.ask("POST", "/v1/trajectories", {"group": "x" * 300_000}))[0] == 413
+async def test_a_body_beyond_all_measure_is_refused(caller: Caller) -> None:
+    assert (await caller.ask("POST", "/v1/trajectories", {"group": "x" * 300_000}))[0] == 413
 
 
-async def test_no_more_than_the_bound_are_open(door: Door) -> None:
-    views = [await door.open() for _ in range(3)]
+async def test_no_more_than_the_bound_are_open(caller: Caller) -> None:
+    views = [await caller.open() for _ in range(3)]
 
-    async with door.http.post("/v1/trajectories", json={}) as reply:
+    async with caller.http.post("/v1/trajectories", json={}) as reply:
         assert (reply.status, int(reply.headers["retry-after"]) >= 1) == (503, True)
-    await door.ask("DELETE", f"/v1/trajectories/{views[0]['id']}")
-    await door.open()
+    await caller.ask("DELETE", f"/v1/trajectories/{views[0]['id']}")
+    await caller.open()
 
 
-async def test_lists_show_the_newest_first_by_state(door: Door) -> None:
-    ids = [(await door.open())["id"] for _ in range(3)]
-    await door.ask("DELETE", f"/v1/trajectories/{ids[1]}")
+async def test_lists_show_the_newest_first_by_state(caller: Caller) -> None:
+    ids = [(await caller.open())["id"] for _ in range(3)]
+    await caller.ask("DELETE", f"/v1/trajectories/{ids[1]}")
 
     async def shown(query: str) -> list[str]:
-        status, body = await door.ask("GET", f"/v1/trajectories{query}")
+        status, body = await caller.ask("GET", f"/v1/trajectories{query}")
         assert status == 200, body
         return [one["id"] for one in body["trajectories"]]
 
@@ -168,43 +170,43 @@ async def test_lists_show_the_newest_first_by_state(door: Door) -> None:
     assert await shown("?state=closed") == [ids[1]]
     assert await shown("?state=lost") == []
     for wrong in ("?state=odd", "?limit=0", "?limit=x", "?limit=1001", "?stat=open"):
-        assert (await door.ask("GET", f"/v1/trajectories{wrong}"))[0] == 422
+        assert (await caller.ask("GET", f"/v1/trajectories{wrong}"))[0] == 422
 
 
-async def test_an_action_runs_in_the_environment_and_answers(door: Door) -> None:
-    trajectory = (await door.open())["id"]
+async def test_an_action_runs_in_the_environment_and_answers(caller: Caller) -> None:
+    trajectory = (await caller.open())["id"]
 
-    status, answer = await door.act(trajectory, params={"line": "hello"}, units={"cores": 2}, timeout_s=9)
+    status, answer = await caller.act(trajectory, params={"line": "hello"}, units={"cores": 2}, timeout_s=9)
 
     assert (status, answer["ended"], answer["trajectory"]) == (200, "ok", trajectory)
     assert answer["output"] == {"exit_code": 0, "output": "hello\n"}
-    (grant,) = door.node.granted
+    (grant,) = caller.node.granted
     assert (grant.trajectory, grant.units, grant.timeout_s) == (trajectory, {"cores": 2}, 9.0)
     assert grant.environment is not None
-    assert (await door.comes_to(trajectory, node="n"))["active_at"] >= answer["arrived_at"] - 0.001
+    assert (await caller.comes_to(trajectory, node="n"))["active_at"] >= answer["arrived_at"] - 0.001
 
 
-async def test_actions_run_one_at_a_time_in_the_order_they_came(door: Door) -> None:
-    trajectory = (await door.open())["id"]
-    ids = [(await door.act(trajectory, wait=None, params={"line": line}))[1]["id"] for line in ("wait", "b", "c")]
+async def test_actions_run_one_at_a_time_in_the_order_they_came(caller: Caller) -> None:
+    trajectory = (await caller.open())["id"]
+    ids = [(await caller.act(trajectory, wait=None, params={"line": line}))[1]["id"] for line in ("wait", "b", "c")]
 
-    await door.has_begun()
-    assert (await door.ask("GET", f"/v1/actions/{ids[1]}"))[1]["state"] == "queued"
-    await door.node.end(ids[0])
+    await caller.has_begun()
+    assert (await caller.ask("GET", f"/v1/actions/{ids[1]}"))[1]["state"] == "queued"
+    await caller.node.end(ids[0])
     for action in ids:
-        assert (await door.answer(action))["ended"] == "ok"
-    assert [one.action for one in door.node.granted] == ids
-    assert [one.environment is not None for one in door.node.granted] == [True, False, False]
+        assert (await caller.answer(action))["ended"] == "ok"
+    assert [one.action for one in caller.node.granted] == ids
+    assert [one.environment is not None for one in caller.node.granted] == [True, False, False]
 
 
-async def test_sending_an_action_again_returns_its_first_answer(door: Door) -> None:
-    trajectory, other = (await door.open())["id"], (await door.open())["id"]
-    first = await door.act(trajectory, request_id="r")
+async def test_sending_an_action_again_returns_its_first_answer(caller: Caller) -> None:
+    trajectory, other = (await caller.open())["id"], (await caller.open())["id"]
+    first = await caller.act(trajectory, request_id="r")
 
-    assert await door.act(trajectory, request_id="r") == first
-    assert (await door.act(trajectory, request_id="r", params={"line": "other"}))[0] == 409
-    assert (await door.act(other, request_id="r"))[1]["id"] != first[1]["id"], "ids are a trajectory's own"
-    assert len(door.node.granted) == 2
+    assert await caller.act(trajectory, request_id="r") == first
+    assert (await caller.act(trajectory, request_id="r", params={"line": "other"}))[0] == 409
+    assert (await caller.act(other, request_id="r"))[1]["id"] != first[1]["id"], "ids are a trajectory's own"
+    assert len(caller.node.granted) == 2
 
 
 @pytest.mark.parametrize(
@@ -220,90 +222,90 @@ async def test_sending_an_action_again_returns_its_first_answer(door: Door) -> N
         ({"timeout_s": 0}, "timeout_s"),
     ],
 )
-async def test_an_action_that_means_nothing_is_refused(door: Door, body: dict[str, Any], said: str) -> None:
-    trajectory = (await door.open())["id"]
+async def test_an_action_that_means_nothing_is_refused(caller: Caller, body: dict[str, Any], said: str) -> None:
+    trajectory = (await caller.open())["id"]
 
-    status, problem = await door.act(trajectory, **body)
+    status, problem = await caller.act(trajectory, **body)
 
     assert (status, said in problem["detail"]) == (422, True), problem
-    assert door.node.granted == []
+    assert caller.node.granted == []
 
 
-async def test_nobody_acts_in_a_trajectory_that_is_not_there(door: Door) -> None:
+async def test_nobody_acts_in_a_trajectory_that_is_not_there(caller: Caller) -> None:
     for name in ("t0123456789abcdef", "b0", "t" * 300):
-        status, problem = await door.act(name)
+        status, problem = await caller.act(name)
         assert (status, problem["kind"]) == (404, "trajectory")
-        assert (await door.ask("GET", f"/v1/trajectories/{name}"))[0] == 404
-        assert (await door.ask("DELETE", f"/v1/trajectories/{name}"))[0] == 404
+        assert (await caller.ask("GET", f"/v1/trajectories/{name}"))[0] == 404
+        assert (await caller.ask("DELETE", f"/v1/trajectories/{name}"))[0] == 404
 
 
-async def test_closing_ends_the_environment_and_says_so_ever_after(door: Door) -> None:
-    trajectory = (await door.open())["id"]
-    await door.act(trajectory)
+async def test_closing_ends_the_environment_and_says_so_ever_after(caller: Caller) -> None:
+    trajectory = (await caller.open())["id"]
+    await caller.act(trajectory)
 
-    status, view = await door.ask("DELETE", f"/v1/trajectories/{trajectory}")
+    status, view = await caller.ask("DELETE", f"/v1/trajectories/{trajectory}")
     assert (status, view["state"], view["reason"]) == (200, "closed", "its trainer has closed it")
-    assert (await door.ask("DELETE", f"/v1/trajectories/{trajectory}"))[0] == 200
-    status, problem = await door.act(trajectory)
+    assert (await caller.ask("DELETE", f"/v1/trajectories/{trajectory}"))[0] == 200
+    status, problem = await caller.act(trajectory)
     assert (status, problem["detail"]) == (409, f"trajectory {trajectory} is closed: its trainer has closed it")
 
     async def gone() -> bool:
-        return not door.node.stands
+        return not caller.node.environments
 
     await soon(gone)
 
 
-async def test_closing_while_one_runs_and_one_waits_cancels_both(door: Door) -> None:
-    trajectory = (await door.open())["id"]
-    ids = [(await door.act(trajectory, wait=None, params={"line": "wait"}))[1]["id"] for _ in range(2)]
+async def test_closing_while_one_runs_and_one_waits_cancels_both(caller: Caller) -> None:
+    trajectory = (await caller.open())["id"]
+    ids = [(await caller.act(trajectory, wait=None, params={"line": "wait"}))[1]["id"] for _ in range(2)]
 
-    await door.ask("DELETE", f"/v1/trajectories/{trajectory}")
+    await caller.ask("DELETE", f"/v1/trajectories/{trajectory}")
 
-    ends = [(await door.answer(action)) for action in ids]
+    ends = [(await caller.answer(action)) for action in ids]
     assert [(one["ended"], one["mask"]) for one in ends] == [("cancelled", True)] * 2
 
 
-async def test_an_environment_that_dies_is_told_as_lost(door: Door) -> None:
-    trajectory = (await door.open())["id"]
-    await door.act(trajectory)
+async def test_an_environment_that_dies_is_told_as_lost(caller: Caller) -> None:
+    trajectory = (await caller.open())["id"]
+    await caller.act(trajectory)
 
-    await door.node.lose(trajectory)
+    await caller.node.lose(trajectory)
 
-    view = await door.comes_to(trajectory, state="lost")
+    view = await caller.comes_to(trajectory, state="lost")
     assert (view["reason"], view["ended_at"] is not None, view["node"]) == ("it was killed", True, "n")
-    status, problem = await door.act(trajectory)
+    status, problem = await caller.act(trajectory)
     assert (status, problem["detail"]) == (409, f"trajectory {trajectory} is lost: it was killed")
 
 
-async def test_what_waits_when_the_environment_dies_is_answered_as_lost(door: Door) -> None:
-    trajectory = (await door.open())["id"]
-    ids = [(await door.act(trajectory, wait=None, params={"line": "wait"}))[1]["id"] for _ in range(2)]
-    await door.has_begun()
+async def test_what_waits_when_the_environment_dies_is_answered_as_lost(caller: Caller) -> None:
+    trajectory = (await caller.open())["id"]
+    ids = [(await caller.act(trajectory, wait=None, params={"line": "wait"}))[1]["id"] for _ in range(2)]
+    await caller.has_begun()
 
-    await door.node.end(ids[0], status="lost", passed=None, reason="it was killed")
-    await door.node.lose(trajectory)
+    await caller.node.end(ids[0], status="lost", passed=None, reason="it was killed")
+    await caller.node.lose(trajectory)
 
-    assert [(await door.answer(action))["ended"] for action in ids] == ["unknown-outcome", "environment-lost"]
+    assert [(await caller.answer(action))["ended"] for action in ids] == ["unknown-outcome", "environment-lost"]
 
 
-async def test_nodes_say_where_environments_can_be_made(door: Door) -> None:
-    _, body = await door.ask("GET", "/v1/nodes")
+async def test_nodes_say_where_environments_can_be_made(caller: Caller) -> None:
+    _, body = await caller.ask("GET", "/v1/nodes")
 
     assert [one["runtimes"] for one in body["nodes"]] == [["local"]]
 
 
-async def test_an_unanswered_action_is_known_as_its_trajectorys(door: Door) -> None:
-    trajectory = (await door.open())["id"]
-    status, standing = await door.act(trajectory, wait=None, params={"line": "wait"})
+async def test_an_unanswered_action_is_known_as_its_trajectorys(caller: Caller) -> None:
+    trajectory = (await caller.open())["id"]
+    status, standing = await caller.act(trajectory, wait=None, params={"line": "wait"})
 
     assert (status, standing["trajectory"]) == (202, trajectory)
-    assert (await door.ask("GET", f"/v1/actions/{standing['id']}"))[1]["trajectory"] == trajectory
+    assert (await caller.ask("GET", f"/v1/actions/{standing['id']}"))[1]["trajectory"] == trajectory
 
 
 @pytest.mark.slow
-async def test_a_trajectory_nobody_acts_in_ends_with_its_life(door: Door) -> None:
-    trajectory = (await door.open(environment={"lifetime_s": 0.5}))["id"]
+async def test_a_trajectory_nobody_acts_in_ends_with_its_life(caller: Caller) -> None:
+    trajectory = (await caller.open(environment={"lifetime_s": 0.5}))["id"]
 
-    view = await door.comes_to(trajectory, state="expired")  # the leader sweeps every ten seconds
+    view = await caller.comes_to(trajectory, state="expired")  # the leader sweeps every ten seconds
 
     assert view["reason"] == "no action arrived for its whole lifetime"

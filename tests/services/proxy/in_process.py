@@ -1,4 +1,4 @@
-"""The whole front door in this process, on a port, with a node behind it that is only played."""
+"""The whole proxy in this process, on a port, and a simulated node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shared.messages.nodes import NODES, Heartbeat, Hello
 from shared.messages.outcomes import OUTCOMES, EnvironmentEnded, EnvironmentHeld, Finished, GrantHeld, InventoryTaken
 
 Play = Callable[[Granted, dict[str, Any]], dict[str, Any] | None]
-"""What an action comes to: fields of its `Finished`; None: it goes on until it is revoked or played on."""
+"""Result of an action: fields of its `Finished`. None: it runs until it is revoked or ended by the test."""
 
 
 @asynccontextmanager
@@ -47,7 +47,7 @@ async def serving(app: FastAPI) -> AsyncIterator[str]:
 
 
 class PlayedNode:
-    """A node of 4 cores and 4 GiB as the leader sees one. What actions come to is `play`'s word."""
+    """A node of 4 cores and 4 GiB, as the leader sees it. `play` decides the result of each action."""
 
     def __init__(self, redis: Redis, reader: Redis, play: Play) -> None:
         self._redis = redis
@@ -55,8 +55,8 @@ class PlayedNode:
         self._tail = Tail(reader, {self._topic: "0"}, block_s=0.2)
         self.play = play
         self.granted: list[Granted] = []
-        """All of them, as they came."""
-        self.stands: dict[str, int] = {}
+        """All grants, in order."""
+        self.environments: dict[str, int] = {}
         """Trajectory -> MB."""
         self._held: dict[str, Granted] = {}
 
@@ -65,7 +65,7 @@ class PlayedNode:
     async def up(cls, url: str, play: Play) -> AsyncIterator[PlayedNode]:
         async with connect(url, name="played-node") as redis, connect(url, name="played-reader") as reader:
             node = cls(redis, reader, play)
-            await node._say(NODES, HELLO)
+            await node._publish(NODES, HELLO)
             tasks = [asyncio.create_task(node._listen()), asyncio.create_task(node._beat())]
             try:
                 yield node
@@ -75,7 +75,7 @@ class PlayedNode:
                 await asyncio.wait(tasks)
 
     async def end(self, action: str, **fields: Any) -> None:
-        """One that goes on ends so."""
+        """End a running action."""
         grant = self._held.pop(action)
         rest: dict[str, Any] = {"status": "ok", "passed": True, **fields}
         output = msgspec.json.encode(rest.pop("output", {}))
@@ -83,28 +83,28 @@ class PlayedNode:
             action=action, node="n", incarnation="1", epoch=grant.epoch, attempt=grant.attempt, stage=grant.stage,
             output=output, **rest,
         )  # fmt: skip
-        await self._say(OUTCOMES, finished)
+        await self._publish(OUTCOMES, finished)
 
     async def lose(self, trajectory: str, ended: Any = "lost", reason: str = "it was killed") -> None:
-        """An environment ends by itself."""
-        del self.stands[trajectory]
+        """End an environment without a request."""
+        del self.environments[trajectory]
         end = EnvironmentEnded(node="n", incarnation="1", trajectory=trajectory, ended=ended, reason=reason)
-        await self._say(OUTCOMES, end)
+        await self._publish(OUTCOMES, end)
 
-    async def _say(self, topic: Topic[Any], message: Message) -> None:
+    async def _publish(self, topic: Topic[Any], message: Message) -> None:
         await command(self._redis, "XADD", topic.name, "*", "m", topic.encode(message))
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            await self._say(NODES, Heartbeat(node="n", incarnation="1", owned={"cores": 4}, used={}))
+            await self._publish(NODES, Heartbeat(node="n", incarnation="1", owned={"cores": 4}, used={}))
 
     async def _listen(self) -> None:
         async for entries in self._tail.batches():
             for entry in entries:
-                await self._hear(entry.message)
+                await self._handle(entry.message)
 
-    async def _hear(self, message: Any) -> None:
+    async def _handle(self, message: Any) -> None:
         match message:
             case InventoryRequested(epoch=epoch):
                 held = [
@@ -113,23 +113,25 @@ class PlayedNode:
                     )
                     for one in self._held.values()
                 ]
-                stays = [EnvironmentHeld(trajectory=name, units={MEMORY: mb}) for name, mb in self.stands.items()]
-                taken = InventoryTaken(node="n", incarnation="1", epoch=epoch, held=held, environments=stays)
-                await self._say(OUTCOMES, taken)
+                environments = [
+                    EnvironmentHeld(trajectory=name, units={MEMORY: mb}) for name, mb in self.environments.items()
+                ]
+                taken = InventoryTaken(node="n", incarnation="1", epoch=epoch, held=held, environments=environments)
+                await self._publish(OUTCOMES, taken)
             case Granted():
                 await self._act(message)
             case Revoked(action=action) if action in self._held:
                 await self.end(action, status="cancelled", passed=None)
             case EnvironmentClosed(trajectory=trajectory):
-                self.stands.setdefault(trajectory, 0)
+                self.environments.setdefault(trajectory, 0)
                 await self.lose(trajectory, "closed", "closed")
 
     async def _act(self, grant: Granted) -> None:
         self.granted.append(grant)
         self._held[grant.action] = grant
         if grant.environment is not None:
-            self.stands.setdefault(grant.trajectory, grant.environment.memory_mb)
-        if grant.trajectory and grant.trajectory not in self.stands:
+            self.environments.setdefault(grant.trajectory, grant.environment.memory_mb)
+        if grant.trajectory and grant.trajectory not in self.environments:
             await self.end(grant.action, status="environment-lost", passed=None, reason="it is not here")
         elif (fields := self.play(grant, msgspec.json.decode(grant.params))) is not None:
             await self.end(grant.action, **fields)
@@ -142,7 +144,7 @@ HELLO = Hello(
 
 
 class Folder:
-    """Plays actions with this machine's programs in one folder. Shells keep nothing: that is the node's own art."""
+    """Executes actions with this machine's programs in one folder. Its shells have no state; a real node's do."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -1,7 +1,6 @@
-"""A trajectory in the hands of the published `swe-rex` client, unmodified.
+"""A trajectory that the published `swe-rex` client uses, unmodified.
 
-The node behind the door is played (its shells keep nothing between lines); with real environments the same client runs
-in tests/e2e.
+The node is simulated: its shells have no state between lines. With real environments the same client runs in tests/e2e.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from swerex.runtime.remote import RemoteRuntime
 
 from services.proxy.app import create_app
 from services.proxy.settings import ProxySettings
-from tests.services.proxy.door import Folder, PlayedNode, serving
+from tests.services.proxy.in_process import Folder, PlayedNode, serving
 
 LIMIT = 400_000
 """Of a body."""

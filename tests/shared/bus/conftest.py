@@ -20,7 +20,7 @@ def private_url() -> Iterator[str]:
 
 @pytest.fixture
 def unused_port() -> int:
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        port: int = door.getsockname()[1]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
         return port

@@ -76,17 +76,17 @@ async def test_an_accepted_action_is_in_the_journal_as_it_was_submitted(valkey: 
 
 
 async def test_a_repeat_is_said_to_be_one(valkey: Redis, journal: Journal) -> None:
-    door = intake(valkey)
+    submissions = intake(valkey)
 
-    assert [(await door.submit(noop("r1"))).repeated for _ in range(2)] == [False, True]
+    assert [(await submissions.submit(noop("r1"))).repeated for _ in range(2)] == [False, True]
     assert len(await journal.unanswered()) == 1
 
 
 async def test_callers_that_come_together_share_round_trips(valkey: Redis, journal: Journal) -> None:
     flaky = Flaky(valkey)
-    door = intake(flaky)
+    submissions = intake(flaky)
 
-    accepted = await asyncio.gather(*(door.submit(noop(f"r{number}")) for number in range(600)))
+    accepted = await asyncio.gather(*(submissions.submit(noop(f"r{number}")) for number in range(600)))
 
     assert not any(one.repeated for one in accepted)
     assert await journal.unanswered() == [one.action for one in accepted]
@@ -103,11 +103,11 @@ async def test_a_submission_whose_reply_was_lost_is_journalled_once(valkey: Redi
 
 
 async def test_the_same_id_with_another_body_is_told_apart(valkey: Redis) -> None:
-    door = intake(valkey)
-    await door.submit(noop("r1", echo="one"))
+    submissions = intake(valkey)
+    await submissions.submit(noop("r1", echo="one"))
 
     with pytest.raises(Conflict, match="'r1' was used with another body"):
-        await door.submit(noop("r1", echo="two"))
+        await submissions.submit(noop("r1", echo="two"))
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,11 @@ async def test_a_batch_that_takes_no_more_says_why(
 
 
 async def test_a_full_journal_says_when_to_come_back(valkey: Redis) -> None:
-    door = intake(valkey, max_journal=1)
-    await door.submit(noop("r1"))
+    submissions = intake(valkey, max_journal=1)
+    await submissions.submit(noop("r1"))
 
     with pytest.raises(Overloaded) as refusal:
-        await door.submit(noop("r2"))
+        await submissions.submit(noop("r2"))
     assert refusal.value.retry_after_s > 0
 
 
@@ -144,12 +144,12 @@ async def test_while_the_disk_is_short_nothing_new_is_accepted_and_repeats_are(
     valkey: Redis, journal: Journal, tmp_path: Path
 ) -> None:
     disk = StoreDisk([tmp_path], reserve_bytes=0)
-    door = intake(valkey, disk=disk)
-    await door.submit(noop("r1"))
+    submissions = intake(valkey, disk=disk)
+    await submissions.submit(noop("r1"))
     disk.measure()
     assert disk.space is not None
     disk.data_set_bytes = disk.space.total_bytes + 1
-    ends = await asyncio.gather(door.submit(noop("r1")), door.submit(noop("r2")), return_exceptions=True)
+    ends = await asyncio.gather(submissions.submit(noop("r1")), submissions.submit(noop("r2")), return_exceptions=True)
     assert isinstance(ends[0], Accepted)
     assert ends[0].repeated
     assert isinstance(ends[1], Overloaded)
@@ -159,10 +159,10 @@ async def test_while_the_disk_is_short_nothing_new_is_accepted_and_repeats_are(
 
 
 async def test_one_refusal_leaves_the_others_of_its_round_trip_alone(valkey: Redis, journal: Journal) -> None:
-    door = intake(valkey)
-    await door.submit(noop("first leaves alone"))
+    submissions = intake(valkey)
+    await submissions.submit(noop("first leaves alone"))
     ends = await asyncio.gather(
-        *(door.submit(one) for one in (noop("r1"), in_batch("r2", "none"), noop("r3"))), return_exceptions=True
+        *(submissions.submit(one) for one in (noop("r1"), in_batch("r2", "none"), noop("r3"))), return_exceptions=True
     )
 
     assert [type(end) for end in ends] == [Accepted, NotFound, Accepted]

@@ -42,7 +42,7 @@ from shared.messages.targets import COMPLETIONS, TARGETS, CompletionExpected, Ta
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import (
     Advance,
-    Answer,
+    AnswerAction,
     AskInventory,
     CloseEnvironment,
     Command,
@@ -145,7 +145,7 @@ class Leader:
         requests = []
         for entry in fresh:
             if wrong := unschedulable(entry.message):
-                self._answer(Answer(entry.message.action, "refused", wrong, ()))
+                self._answer(AnswerAction(entry.message.action, "refused", wrong, ()))
             else:
                 requests.append(to_request(entry))
         if requests:
@@ -160,7 +160,7 @@ class Leader:
         elif action not in self.unanswered:
             self.unanswered[action] = Unanswered(entry.id, entry.message.submission(), entry.index)
             why = f"this version of treadle cannot read the request ({entry.message.error}); submit it again"
-            self._answer(Answer(action, "refused", why, ()))
+            self._answer(AnswerAction(action, "refused", why, ()))
 
     def _cancel(self, now: float, asked: CancelRequested | CloseRequested) -> None:
         if isinstance(asked, CloseRequested):
@@ -247,7 +247,7 @@ class Leader:
             match command:
                 case Grant():
                     self._grant(command)
-                case Answer():
+                case AnswerAction():
                     self._answer(command)
                 case Advance():
                     self._advance(command)
@@ -289,7 +289,7 @@ class Leader:
         if topic is not None:
             self._interpreter.put(Granting(topic.name, topic.encode(message)))
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: AnswerAction) -> None:
         kept = self.unanswered.pop(answer.action)
         now, arrived_s = self._clock.unix(), int(kept.entry.partition("-")[0]) / 1000
         body = compose(kept.submitted, kept.index, answer, kept.finished, arrived_s, now)
@@ -312,7 +312,7 @@ class Leader:
             answering = answering._replace(masked=f"{answer.ended} {answer.reason[:MOST_REASON]}")
         self._interpreter.put(answering)
 
-    def _observe_queueing(self, submitted: ActionSubmitted, answer: Answer) -> None:
+    def _observe_queueing(self, submitted: ActionSubmitted, answer: AnswerAction) -> None:
         """Observe queueing of every stage with a verdict, and of the stage in which the action ended."""
         queued = {act.name: act.queue_s for act in answer.acts}
         for stage in submitted.stages[: len(answer.acts) + 1]:

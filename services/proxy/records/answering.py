@@ -6,18 +6,22 @@ from collections.abc import Iterable
 
 import msgspec
 
-from shared.api.requests import Act, StageReport
-from shared.api.requests import Answer as AnswerBody
+from shared.api.requests import Act, Answer, StageReport
 from shared.messages.actions import ActionSubmitted
 from shared.messages.outcomes import Finished
-from shared.policy.model.formulation import INFRASTRUCTURE_FAILURES, Answer, StageAct
+from shared.policy.model.formulation import INFRASTRUCTURE_FAILURES, AnswerAction, StageAct
 from shared.runtime.units import Seconds
 
 _encoder = msgspec.json.Encoder()
 
 
 def compose(
-    submitted: ActionSubmitted, index: int, answer: Answer, finished: Finished | None, arrived_s: Seconds, now: Seconds
+    submitted: ActionSubmitted,
+    index: int,
+    answer: AnswerAction,
+    finished: Finished | None,
+    arrived_s: Seconds,
+    now: Seconds,
 ) -> bytes:
     """Return the JSON answer of one action.
 
@@ -31,7 +35,7 @@ def compose(
     """
     masked = is_masked(answer)
     shown = None if masked else finished
-    body = AnswerBody(
+    body = Answer(
         id=submitted.action,
         state="finished",
         request_id=submitted.request or None,
@@ -55,7 +59,7 @@ def compose(
     return _encoder.encode(body)
 
 
-def is_masked(answer: Answer) -> bool:
+def is_masked(answer: AnswerAction) -> bool:
     """Return whether the answer makes no statement about the sample."""
     return answer.ended in INFRASTRUCTURE_FAILURES or answer.ended == "cancelled"
 
@@ -75,7 +79,7 @@ def reports(acts: Iterable[StageAct]) -> list[StageReport]:
     ]
 
 
-def _act(answer: Answer, total_s: Seconds) -> Act:
+def _act(answer: AnswerAction, total_s: Seconds) -> Act:
     """Overhead is the unclamped remainder. The total is the sum of its parts, exact to the last bit."""
     queue_s = sum(act.queue_s for act in answer.acts) + answer.queue_s
     execution_s = sum(act.execution_s for act in answer.acts) + answer.execution_s
@@ -88,7 +92,7 @@ def _act(answer: Answer, total_s: Seconds) -> Act:
     )
 
 
-def _score(submitted: ActionSubmitted, answer: Answer, finished: Finished | None) -> float | None:
+def _score(submitted: ActionSubmitted, answer: AnswerAction, finished: Finished | None) -> float | None:
     if answer.ended != "timeout":
         return finished.score if finished else None
     met = answer.acts[-1].name if answer.acts else ""  # the stage that timed out

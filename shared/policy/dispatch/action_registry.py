@@ -12,7 +12,7 @@ from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.backlog import why_it_waited
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.dispatch.deadlines import Deadlines
-from shared.policy.model.formulation import Answer, Command, EndedAs, Request, Revoke
+from shared.policy.model.formulation import AnswerAction, Command, EndedAs, Request, Revoke
 from shared.policy.model.reports import Ended
 
 
@@ -68,16 +68,18 @@ class ActionRegistry:
             commands += self.cancel(now, [action_id], reason, "expired")
         return commands
 
-    def answer_queued(self, now: float, action: ActionState, ended: EndedAs, reason: str) -> Answer:
+    def answer_queued(self, now: float, action: ActionState, ended: EndedAs, reason: str) -> AnswerAction:
         """Remove an action from its queue and answer it."""
         self.cluster.queues.remove(action)
         return self.answer(now, action, ended, reason)
 
-    def answer_cancelled(self, now: float, action: ActionState, end: Ended | None = None) -> Answer:
+    def answer_cancelled(self, now: float, action: ActionState, end: Ended | None = None) -> AnswerAction:
         """Answer a cancelled action whose attempt has ended."""
         return self.answer(now, action, action.cancel_as, action.cancel_reason, end)
 
-    def answer(self, now: float, action: ActionState, ended: EndedAs, reason: str, end: Ended | None = None) -> Answer:
+    def answer(
+        self, now: float, action: ActionState, ended: EndedAs, reason: str, end: Ended | None = None
+    ) -> AnswerAction:
         """Remove an action that is neither queued nor on a node, and compose its answer. `end`: of its last attempt.
 
         The next action of its trajectory no longer waits behind it.
@@ -85,7 +87,7 @@ class ActionRegistry:
         queue_s, execution_s = action.spent(now, end)
         action.move("finished")
         self._remove(action.request)
-        return Answer(action.request.id, ended, reason, tuple(action.acts), queue_s, execution_s)
+        return AnswerAction(action.request.id, ended, reason, tuple(action.acts), queue_s, execution_s)
 
     def _remove(self, request: Request) -> None:
         del self.actions[request.id]

@@ -159,7 +159,7 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerAction:
     """Command: answer the action and remove it."""
 
     action: str
@@ -215,4 +215,6 @@ class PullImage:
     image: str
 
 
-Command = Grant | Revoke | Advance | Answer | AskInventory | SetShare | CloseEnvironment | ForgetTrajectory | PullImage
+Command = (
+    Grant | Revoke | Advance | AnswerAction | AskInventory | SetShare | CloseEnvironment | ForgetTrajectory | PullImage
+)

@@ -85,7 +85,7 @@ acts = st.fixed_dictionaries(
             st.booleans(),
             st.booleans(),
         ),
-        "patience_s": st.sampled_from([3.0, 1e6, 1e6]),
+        "budget_s": st.sampled_from([3.0, 1e6, 1e6]),
     }
 )
 """An action of a trajectory without its name and its time."""
@@ -105,7 +105,7 @@ drafts = st.fixed_dictionaries(
         "stages": st.lists(works, min_size=1, max_size=3).map(tuple),
         "batch": st.sampled_from(["", "b1", "b2"]),
         "tenant": st.sampled_from(["ada", "bob"]),
-        "patience_s": st.sampled_from([3.0, 20.0, 1e6, 1e6]),
+        "budget_s": st.sampled_from([3.0, 20.0, 1e6, 1e6]),
         "start_within_s": st.sampled_from([None, None, 0.5, 10.0]),
         "priority": st.sampled_from([0.0, 1.0]),
     }

@@ -55,7 +55,7 @@ class AgentVolume:
     async def ready(self, image: Image) -> str:
         """Return the volume's name when it is filled. `image`: any image that the engine has.
 
-        Cancelling a waiter does not cancel the filling: the engine would continue it, and its container would remain.
+        Cancelling a waiter does not cancel the copy: the engine would continue it, and its container would remain.
 
         Raises:
             RuntimeUnavailable: it could not be filled.
@@ -117,8 +117,8 @@ def _sources() -> bytes:
     return b"".join(module.read_bytes() for module in sorted(_AGENT.glob("*.py")))
 
 
-def _failed(filling: asyncio.Task[None]) -> bool:
-    return filling.done() and (filling.cancelled() or filling.exception() is not None)
+def _failed(copy: asyncio.Task[None]) -> bool:
+    return copy.done() and (copy.cancelled() or copy.exception() is not None)
 
 
 async def _pack() -> bytes:

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.proxy.records.answering import compose, reports
-from shared.api.requests import Act
-from shared.api.requests import Answer as AnswerBody
+from shared.api.requests import Act, Answer
 from shared.messages.actions import ActionSubmitted
 from shared.messages.outcomes import Finished
-from shared.policy.model.formulation import Answer, EndedAs, StageAct
+from shared.policy.model.formulation import AnswerAction, EndedAs, StageAct
 from tests.services.proxy.mesh import outcome, stage
 
 SUBMITTED = ActionSubmitted(
@@ -28,16 +27,16 @@ VERDICTS = {"ok", "timeout"}
 
 def composed(
     ended: EndedAs, finished: Finished | None = OK, *, acts: tuple[StageAct, ...] = ACTS, index: int = 4
-) -> AnswerBody:
+) -> Answer:
     """The answer without its output, which only a dict can be read into."""
     read = document(ended, finished, acts=acts, index=index)
-    return msgspec.convert({name: value for name, value in read.items() if name != "output"}, AnswerBody)
+    return msgspec.convert({name: value for name, value in read.items() if name != "output"}, Answer)
 
 
 def document(
     ended: EndedAs, finished: Finished | None = OK, *, acts: tuple[StageAct, ...] = ACTS, index: int = 4
 ) -> dict[str, Any]:
-    body = compose(SUBMITTED, index, Answer("a", ended, "why", acts), finished, 100.0, 105.0)
+    body = compose(SUBMITTED, index, AnswerAction("a", ended, "why", acts), finished, 100.0, 105.0)
     return msgspec.json.decode(body, type=dict[str, Any])
 
 
@@ -93,7 +92,7 @@ def test_a_stage_that_names_a_score_for_its_timeout_is_heard_before_the_task(
     submitted = msgspec.structs.replace(SUBMITTED, stages=stages)
     shown_as: list[tuple[EndedAs, float | None]] = [("timeout", score), ("ok", 0.75), ("expired", None)]
     for ended, shown in shown_as:
-        body = compose(submitted, 0, Answer("a", ended, "", ACTS[:reached]), OK, 1.0, 2.0)
+        body = compose(submitted, 0, AnswerAction("a", ended, "", ACTS[:reached]), OK, 1.0, 2.0)
         assert msgspec.json.decode(body).get("score") == shown
 
 
@@ -106,7 +105,7 @@ def test_time_is_queueing_and_execution_and_the_rest() -> None:
 
 
 def test_an_end_without_a_verdict_is_shown_with_what_it_had_queued_and_executed() -> None:
-    act = measured(Answer("a", "cancelled", "why", ACTS[:1], queue_s=0.25, execution_s=2.0), 105.0)
+    act = measured(AnswerAction("a", "cancelled", "why", ACTS[:1], queue_s=0.25, execution_s=2.0), 105.0)
 
     assert (act.queue_s, act.execution_s, act.overhead_s, act.total_s) == (0.75, 3.0, 1.25, 5.0)
 
@@ -114,18 +113,18 @@ def test_an_end_without_a_verdict_is_shown_with_what_it_had_queued_and_executed(
 @given(parts=st.lists(st.floats(0, 1e6), min_size=4, max_size=4), lasted_s=st.floats(0, 1e7))
 def test_every_answer_adds_up_to_the_last_bit(parts: list[float], lasted_s: float) -> None:
     acts = (StageAct("run", parts[0], parts[1], "n", 1, 1),)
-    act = measured(Answer("a", "expired", "", acts, parts[2], parts[3]), 100.0 + lasted_s)
+    act = measured(AnswerAction("a", "expired", "", acts, parts[2], parts[3]), 100.0 + lasted_s)
 
     assert act.queue_s + act.execution_s + act.overhead_s == act.total_s
     assert act.total_s == pytest.approx(lasted_s, abs=1e-3)
 
 
-def measured(answer: Answer, now: float) -> Act:
+def measured(answer: AnswerAction, now: float) -> Act:
     return msgspec.convert(msgspec.json.decode(compose(SUBMITTED, 0, answer, None, 100.0, now))["act"], Act)
 
 
 def test_a_clock_that_went_backwards_makes_no_negative_time() -> None:
-    body = compose(SUBMITTED, 0, Answer("a", "cancelled", "", ()), None, 100.0, 99.0)
+    body = compose(SUBMITTED, 0, AnswerAction("a", "cancelled", "", ()), None, 100.0, 99.0)
 
     assert msgspec.json.decode(body)["act"]["total_s"] == 0.0
 
@@ -141,6 +140,6 @@ def test_every_stage_is_reported_in_order() -> None:
 def test_outside_a_batch_nothing_is_said_of_one() -> None:
     plain = ActionSubmitted(action="a", tenant="ada", stages=(), budget_s=60.0)
 
-    body = msgspec.json.decode(compose(plain, -1, Answer("a", "ok", "", ()), OK, 1.0, 2.0))
+    body = msgspec.json.decode(compose(plain, -1, AnswerAction("a", "ok", "", ()), OK, 1.0, 2.0))
 
     assert body.keys().isdisjoint({"batch", "task", "request_id", "index"})

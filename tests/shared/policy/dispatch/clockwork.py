@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.model.formulation import Answer, Command, Grant, Request, SetShare
+from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, SetShare
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 
@@ -56,7 +56,7 @@ class Clockwork:
                         command.action, command.node, command.attempt, command.stage, "ok", True, 0.0, lasts
                     )  # fmt: skip
                     self.at(self.now + lasts, ended)
-                case Answer():
+                case AnswerAction():
                     self.answered[command.action] = command.ended
                 case SetShare():
                     self.shares[command.node, command.resource] = command.units

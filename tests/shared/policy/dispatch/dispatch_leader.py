@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import (
     Advance,
-    Answer,
+    AnswerAction,
     AskInventory,
     CloseEnvironment,
     Command,
@@ -92,9 +92,9 @@ class LeaderRecords(Records):
                 self.shares[node.incarnation, command.resource] = command.units
             if isinstance(command, Advance):
                 self.carried[command.action, command.stage] = tuple(self.leader.registry.actions[command.action].acts)
-            if isinstance(command, Answer):
+            if isinstance(command, AnswerAction):
                 self._adds_up(command)
-            to = "" if isinstance(command, Answer | Advance | ForgetTrajectory) else self.address(command.node)
+            to = "" if isinstance(command, AnswerAction | Advance | ForgetTrajectory) else self.address(command.node)
             self.writes.append((to, command))
 
     def address(self, name: str) -> str:
@@ -107,7 +107,7 @@ class LeaderRecords(Records):
         for _ in range(min(most, len(self.writes))):
             incarnation, command = self.writes.pop(0)
             match command:
-                case Answer():
+                case AnswerAction():
                     self._answer(command)
                 case Advance():
                     self.steps[command.action] = (command.stage, self.carried[command.action, command.stage])
@@ -140,7 +140,7 @@ class LeaderRecords(Records):
             if host.incarnation == incarnation:
                 host.inbox.append((self.epoch, message))
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: AnswerAction) -> None:
         assert answer.action not in self.answers, f"answered twice: {self.answers[answer.action]}, {answer}"
         del self.journal[answer.action]
         self.marks.pop(answer.action, None)

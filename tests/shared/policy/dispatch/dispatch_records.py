@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from shared.policy.dispatch.backlog import survey, why_stuck
 from shared.policy.dispatch.batch_snapshots import batch_snapshots
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.model.formulation import Answer, Command, Grant, Request, StageAct
+from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, StageAct
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.dispatch.dispatch_hosts import Gone, Host, Inventory
@@ -32,7 +32,7 @@ class Records:
     steps: dict[str, tuple[int, tuple[StageAct, ...]]] = field(default_factory=dict)
     carried: dict[tuple[str, int], tuple[StageAct, ...]] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
-    answers: dict[str, Answer] = field(default_factory=dict)
+    answers: dict[str, AnswerAction] = field(default_factory=dict)
     outcomes: list[Ended | Inventory | Gone] = field(default_factory=list)
     read: int = 0
     """Number of `outcomes` that the leader has read."""
@@ -78,7 +78,7 @@ class Records:
             assert {**grant.units, resource: work.units[resource]} == work.units, f"other units than requested: {grant}"
             self.elastic_grants += 1
 
-    def _adds_up(self, answer: Answer) -> None:
+    def _adds_up(self, answer: AnswerAction) -> None:
         """Assert that queueing and execution are parts of the passed time, all queueing if it was never sent."""
         passed_s = self.now - self.requests[answer.action].arrival[0] / 1000
         parts = [part for act in answer.acts for part in (act.queue_s, act.execution_s)]
@@ -89,7 +89,7 @@ class Records:
         if all(action_id != answer.action for action_id, _, _ in self.sent):
             assert abs(answer.queue_s - passed_s) < 0.001, f"it never left, and its time is not queueing: {found}"
 
-    def check_answer(self, answer: Answer) -> None:
+    def check_answer(self, answer: AnswerAction) -> None:
         """Assert that the answer follows from the outcomes."""
         request = self.requests[answer.action]
         ends = [one for one in self.outcomes if isinstance(one, Ended) and one.action == answer.action]

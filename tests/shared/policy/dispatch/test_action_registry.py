@@ -7,7 +7,7 @@ import pytest
 from shared.policy.dispatch.action_registry import ActionRegistry
 from shared.policy.dispatch.action_state import ActionState, InvalidTransition
 from shared.policy.dispatch.cluster_state import ClusterState
-from shared.policy.model.formulation import Answer, EnvironmentNeed, Request, Revoke
+from shared.policy.model.formulation import AnswerAction, EnvironmentNeed, Request, Revoke
 from tests.shared.policy.strategies import node, request
 
 
@@ -47,7 +47,7 @@ def test_a_queued_action_is_cancelled_at_once_and_a_granted_one_when_its_node_co
     runs = queue(registry, request("runs", seq=1))
     grant(registry, runs)
     first, second = registry.cancel(2.0, ["waits", "runs", "unknown"], "closed")
-    assert isinstance(first, Answer)
+    assert isinstance(first, AnswerAction)
     assert (first.action, first.ended) == ("waits", "cancelled")
     assert second == Revoke("runs", "n", 1)
     assert registry.cancel(3.0, ["runs"], "again") == [], "it is being cancelled already"
@@ -62,7 +62,7 @@ def test_actions_expire_once_at_their_deadlines(registry: ActionRegistry) -> Non
     queue(registry, request("later", seq=1, deadline_s=9.0))
     assert registry.expire(4.9) == []
     (expired,) = registry.expire(5.0)
-    assert isinstance(expired, Answer)
+    assert isinstance(expired, AnswerAction)
     assert (expired.action, expired.ended) == ("soon", "expired")
     assert registry.expire(5.0) == []
     assert set(registry.actions) == {"later"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.policy.dispatch.action_state import ActionState, InvalidTransition
-from shared.policy.model.formulation import Advance, Answer, Grant, Revoke
+from shared.policy.model.formulation import Advance, AnswerAction, Grant, Revoke
 from tests.shared.policy.dispatch.leading import beat, ended, leading, report, submit
 from tests.shared.policy.strategies import CORES, request, work
 
@@ -24,7 +24,7 @@ def test_a_request_walks_through_its_stages_and_is_answered_with_all_of_them() -
         assert isinstance(following, Grant)
         grant = following
     (answer,) = report(dispatcher, ended(grant, passed=True))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerAction)
     assert (answer.ended, [act.name for act in answer.acts]) == ("ok", ["compile", "run", "judge"])
     assert [act.execution_s for act in answer.acts] == [2.0, 2.0, 2.0]
     assert dispatcher.registry.actions == {}
@@ -35,7 +35,7 @@ def test_a_stage_that_fails_ends_the_request(status: str, passed: bool | None, a
     dispatcher = leading("n")
     (grant,) = submit(dispatcher, request("r", *THREE))
     (answer,) = report(dispatcher, ended(grant, status, passed=passed))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerAction)
     assert (answer.ended, len(answer.acts)) == (as_what, 1)
 
 
@@ -60,10 +60,10 @@ def test_queued_work_is_cancelled_at_once_and_granted_work_when_its_node_confirm
     dispatcher = leading("n", cores=1)
     (grant,) = submit(dispatcher, request("running"), request("waiting", seq=1))
     (answer,) = dispatcher.cancelled(1.0, "waiting", "enough")
-    assert answer == Answer("waiting", "cancelled", "enough", (), queue_s=1.0)
+    assert answer == AnswerAction("waiting", "cancelled", "enough", (), queue_s=1.0)
     assert dispatcher.cancelled(1.0, "running", "enough") == [Revoke("running", "n", 1)]
     assert dispatcher.cancelled(1.0, "running", "enough") == []
-    cut = Answer("running", "cancelled", "enough", (), queue_s=0.0, execution_s=2.0)
+    cut = AnswerAction("running", "cancelled", "enough", (), queue_s=0.0, execution_s=2.0)
     assert report(dispatcher, ended(grant, "cancelled")) == [cut]
     assert dispatcher.cancelled(1.0, "running", "enough") == []
 
@@ -73,7 +73,7 @@ def test_a_cancel_that_comes_too_late_returns_the_result() -> None:
     (grant,) = submit(dispatcher, request("r"))
     dispatcher.cancelled(1.0, "r", "enough")
     (answer,) = report(dispatcher, ended(grant, passed=True))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerAction)
     assert answer.ended == "ok"
 
 
@@ -83,7 +83,7 @@ def test_a_stage_that_passes_while_its_request_is_cancelled_is_no_verdict_on_the
     (grant,) = submit(dispatcher, request("r", *THREE))
     dispatcher.cancelled(1.0, "r", "enough")
     (answer,) = report(dispatcher, ended(grant, passed=True))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerAction)
     assert (answer.ended, answer.reason, len(answer.acts)) == ("cancelled", "enough", 1)
 
 
@@ -95,7 +95,7 @@ def test_nothing_of_a_batch_is_granted_while_it_is_cancelled() -> None:
     narrow = [request(f"b-{at}", work(timeout_s=1e4), seq=at, batch="b") for at in range(1, 4)]
     assert submit(dispatcher, wide, *narrow) == []
     commands = dispatcher.batch_cancelled(1.0, "b", "enough")
-    assert [type(one) for one in commands] == [Answer] * 4
+    assert [type(one) for one in commands] == [AnswerAction] * 4
     dispatcher.check()
 
 
@@ -105,14 +105,14 @@ def test_a_deadline_ends_waiting_and_running_work() -> None:
     (grant,) = submit(dispatcher, request("running", deadline_s=5.0), request("waiting", seq=1, deadline_s=5.0), alien)
     beat(dispatcher, 5.0)
     commands = dispatcher.ticked(5.0)
-    reasons = {one.action: one.reason for one in commands if isinstance(one, Answer)}
+    reasons = {one.action: one.reason for one in commands if isinstance(one, AnswerAction)}
     assert reasons == {
         "waiting": "its deadline came while it waited for cores@cpu",
         "alien": "no node of class 'cpu' offers cobol with cores=1",
     }
     assert Revoke("running", "n", 1) in commands
     (answer,) = report(dispatcher, ended(grant, "cancelled"))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerAction)
     assert (answer.ended, answer.reason) == ("expired", "its deadline came while it ran")
 
 

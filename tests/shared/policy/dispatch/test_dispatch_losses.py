@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.model.formulation import Advance, Answer, AskInventory, Grant, Revoke, StageAct
+from shared.policy.model.formulation import Advance, AnswerAction, AskInventory, Grant, Revoke, StageAct
 from shared.policy.model.reports import Ended, HeldGrant
 from tests.shared.policy.dispatch.leading import beat, ended, leading, meet, report, submit
 from tests.shared.policy.strategies import node, request, work
@@ -25,7 +25,7 @@ def test_lost_attempts_are_repeated_within_bounds() -> None:
         assert again.attempt == attempt
         grant = again
     (answer,) = report(dispatcher, ended(grant, "lost"))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerAction)
     assert (answer.ended, answer.reason) == ("sandbox-lost", "reported; 3 attempts")
 
 
@@ -33,7 +33,7 @@ def test_work_that_is_not_repeatable_ends_with_unknown_outcome() -> None:
     dispatcher = leading("n", "m")
     (grant,) = submit(dispatcher, request("r", work(repeatable=False)))
     (answer,) = dispatcher.node_lost(1.0, grant.node, "burnt")
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerAction)
     assert answer.ended == "unknown-outcome"
 
 
@@ -69,7 +69,7 @@ def test_nodes_that_are_lost_together_are_granted_nothing_meanwhile() -> None:
     submit(dispatcher, request("r"), request("s", work(repeatable=False), seq=1))
     commands = dispatcher.ticked(11.0)
     dispatcher.check()
-    assert [type(one) for one in commands] == [Answer]
+    assert [type(one) for one in commands] == [AnswerAction]
     assert dispatcher.registry.actions["r"].attempt == 1
 
 
@@ -80,7 +80,7 @@ def test_a_node_that_was_counted_as_lost_gets_its_work_back() -> None:
     assert not dispatcher.node_seen(2.0, "n", "1")
     assert meet(dispatcher, "n", {"r": HeldGrant(0, 1, 2.0)}) == []
     (answer,) = report(dispatcher, ended(grant))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerAction)
     assert answer.ended == "ok"
 
 
@@ -92,7 +92,7 @@ def test_a_verdict_counts_whichever_attempt_brings_it() -> None:
     assert second.node != first.node
     revoke, answer = report(dispatcher, ended(first))
     assert revoke == Revoke("r", second.node, 2)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerAction)
     assert answer.ended == "ok"
 
 
@@ -239,7 +239,7 @@ def test_a_new_leader_grants_marked_work_nowhere_before_its_nodes_inventory() ->
     assert meet(dispatcher, "m") == [], "it may run on n"
     assert meet(dispatcher, "n", {"r": HeldGrant(1, 1, 3.0)}) == []
     (answer,) = report(dispatcher, Ended("r", "n", 1, 1, "ok", True))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerAction)
     assert [act.name for act in answer.acts] == ["compile", "run"]
 
 
@@ -255,7 +255,7 @@ def test_attempts_stay_bounded_over_leaders(repeatable: bool, fate: str) -> None
     dispatcher = resumed(0, 3, "n", repeatable=repeatable)
     meet(dispatcher, "m")
     (answer,) = meet(dispatcher, "n")
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerAction)
     assert answer.ended == fate
 
 
@@ -293,5 +293,5 @@ def test_a_cancellation_by_a_former_leader_is_answered_by_its_cause(deadline_s: 
     submit(dispatcher, request("r", deadline_s=deadline_s))
     dispatcher.resumed(0.0, "r", 0, 1, [], "n")
     (answer,) = report(dispatcher, Ended("r", "n", 1, 0, "cancelled"))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerAction)
     assert answer.ended == fate

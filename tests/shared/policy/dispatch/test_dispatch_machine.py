@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shared.policy.model.formulation import EnvironmentNeed, Grant, Request, TrajectoryEnd
 from tests.shared.policy import strategies
 from tests.shared.policy.dispatch.dispatch_hosts import Host
-from tests.shared.policy.dispatch.dispatch_world import World
+from tests.shared.policy.dispatch.dispatch_simulation import DispatchSimulation
 
 CORES = frozenset({"cores"})
 POOLS = (strategies.CORES, strategies.SLOTS, strategies.CHUNKS)
@@ -46,7 +46,7 @@ class Mesh(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.world = World(hosts())
+        self.world = DispatchSimulation(hosts())
         self.world.settle(1)
 
     def host(self, pick: int) -> Host:
@@ -71,7 +71,7 @@ class Mesh(RuleBasedStateMachine):
                 batch=draft["batch"],
                 arrival=(round(now * 1000), len(world.requests)),
                 stages=tuple(replace(stage, name=f"s{at}") for at, stage in enumerate(draft["stages"])),
-                deadline_s=now + draft["patience_s"],
+                deadline_s=now + draft["budget_s"],
                 start_by_s=None if within is None else now + within,
                 priority=draft["priority"],
             )
@@ -82,7 +82,7 @@ class Mesh(RuleBasedStateMachine):
         world = self.world
         for draft in drafts:
             now, name = world.now, f"r{len(world.requests)}"
-            arrival, deadline_s = (round(now * 1000), len(world.requests)), now + draft["patience_s"]
+            arrival, deadline_s = (round(now * 1000), len(world.requests)), now + draft["budget_s"]
             stages = (replace(draft["work"], name="s0"),)
             world.submit(Request(name, "ada", "t", "", arrival, stages, deadline_s, need=draft["need"]))
 
@@ -148,14 +148,14 @@ class Mesh(RuleBasedStateMachine):
         for host in self.world.hosts.values():
             self.world.deliver(host, len(host.inbox))
 
-    @rule(patience=st.booleans())
-    def work_goes_well(self, patience: bool) -> None:
+    @rule(read_later=st.booleans())
+    def work_goes_well(self, read_later: bool) -> None:
         """All hosts execute what they have read, and the leader reads the outcomes, at once or later."""
         self.grants_arrive()
         for host in self.world.hosts.values():
             for run in list(host.runs.values()):
                 self.world.end(host, run, "cancelled" if run.revoked else "ok", None if run.revoked else True)
-        if not patience:
+        if not read_later:
             self.world.lead_reads(len(self.world.outcomes))
 
     @precondition(lambda self: any(host.runs for host in self.world.hosts.values()))

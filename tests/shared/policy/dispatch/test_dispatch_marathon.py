@@ -33,7 +33,7 @@ def drafts(rng: random.Random) -> list[dict[str, Any]]:
             ),
             "batch": rng.choice(["", "b1", "b2"]),
             "tenant": rng.choice(["ada", "bob"]),
-            "patience_s": rng.choice([20.0, 1e6, 1e6]),
+            "budget_s": rng.choice([20.0, 1e6, 1e6]),
             "start_within_s": rng.choice([None, None, None, 0.5, 10.0]),
             "priority": rng.choice([0.0, 1.0]),
         }

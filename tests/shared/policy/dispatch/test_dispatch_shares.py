@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.model.formulation import Answer, Grant, Request, SetShare
+from shared.policy.model.formulation import AnswerAction, Grant, Request, SetShare
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from tests.shared.policy.dispatch.clockwork import Clockwork
@@ -212,7 +212,7 @@ def test_a_request_that_could_start_at_once_is_never_rejected(
                            batch="n" if in_batch else "")  # fmt: skip
         commands = dispatcher.submitted(0.0, [newcomer])
         dispatcher.check()
-        return next((type(one).__name__ for one in commands if isinstance(one, Grant | Answer)
+        return next((type(one).__name__ for one in commands if isinstance(one, Grant | AnswerAction)
                      and one.action == "new"), "queued")  # fmt: skip
 
     freely, asking = fate(None), fate(start_by_s)
@@ -225,7 +225,7 @@ def test_a_request_whose_predicted_start_is_too_late_is_rejected() -> None:
     dispatcher = ready(2)
     dispatcher.submitted(0.0, [request(f"a{at}", seq=at) for at in range(10)])
     (refused,) = dispatcher.submitted(0.0, [request("hasty", work(timeout_s=20.0), seq=10, start_by_s=4.9)])
-    assert isinstance(refused, Answer)
+    assert isinstance(refused, AnswerAction)
     assert (refused.action, refused.ended) == ("hasty", "expired")
     assert dispatcher.submitted(0.0, [request("patient", work(timeout_s=20.0), seq=11, start_by_s=5.1)]) == []
     assert set(dispatcher.registry.actions) == {f"a{at}" for at in range(10)} | {"patient"}
@@ -247,11 +247,11 @@ def test_one_burst_of_slow_programs_does_not_close_the_pool_to_those_after_it() 
         return request(name, work(timeout_s=20.0), at_s=now, seq=seq, start_by_s=now + 60.0)
 
     commands = dispatcher.submitted(now, [newcomer(f"next{at}", 100 + at) for at in range(40)])
-    assert [one for one in commands if isinstance(one, Answer)] == []
+    assert [one for one in commands if isinstance(one, AnswerAction)] == []
     declared = replace(work(timeout_s=20.0), duration_s=20.0)
     dispatcher.submitted(now, [request(f"long{at}", declared, at_s=now, seq=200 + at) for at in range(6)])
     (refused,) = dispatcher.submitted(now, [newcomer("hasty", 300)])
-    assert isinstance(refused, Answer), "six that are declared to take 20 s each are ahead"
+    assert isinstance(refused, AnswerAction), "six that are declared to take 20 s each are ahead"
 
 
 def test_only_work_that_goes_first_delays_a_new_request() -> None:
@@ -269,7 +269,7 @@ def test_a_rejection_leaves_no_reservation() -> None:
     wide = request("wide", work(CORES, {"cores": 2}, timeout_s=0.1), seq=1, start_by_s=1.0)
     narrow = request("narrow", work(timeout_s=5000.0), seq=2)
     commands = dispatcher.submitted(0.0, [wide, narrow])
-    assert [type(one) for one in commands] == [Answer, Grant]
+    assert [type(one) for one in commands] == [AnswerAction, Grant]
 
 
 def test_a_new_leader_rejects_nothing_before_an_inventory() -> None:

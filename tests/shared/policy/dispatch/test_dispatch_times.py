@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.policy.dispatch.dispatcher import Dispatcher
-from shared.policy.model.formulation import Answer, AskInventory, Command, Grant, StageAct
+from shared.policy.model.formulation import AnswerAction, AskInventory, Command, Grant, StageAct
 from shared.policy.model.reports import Ended, HeldGrant
 from tests.shared.policy.dispatch.leading import beat, leading, meet, submit
 from tests.shared.policy.strategies import node, request, work
@@ -19,7 +19,7 @@ def end(status: str, *, queue_s: float, execution_s: float, attempt: int = 1, st
 
 def times(commands: list[Command]) -> tuple[float, float]:
     """Return (queueing, execution) of the only answer, summed over its stages."""
-    (answer,) = (one for one in commands if isinstance(one, Answer))
+    (answer,) = (one for one in commands if isinstance(one, AnswerAction))
     queue_s = sum(act.queue_s for act in answer.acts) + answer.queue_s
     return queue_s, sum(act.execution_s for act in answer.acts) + answer.execution_s
 
@@ -82,7 +82,7 @@ def test_a_stage_that_was_cut_short_is_counted_after_those_with_a_verdict() -> N
     dispatcher.finished(3.0, [end("ok", queue_s=0.5, execution_s=1.0)])
     dispatcher.cancelled(4.0, "r", "enough")
     commands = dispatcher.finished(5.0, [end("cancelled", queue_s=0.25, execution_s=1.5, stage=1)])
-    (answer,) = (one for one in commands if isinstance(one, Answer))
+    (answer,) = (one for one in commands if isinstance(one, AnswerAction))
     assert [(act.queue_s, act.execution_s) for act in answer.acts] == [(0.5, 1.0)]
     assert (answer.queue_s, answer.execution_s) == (0.25, 1.5)
 

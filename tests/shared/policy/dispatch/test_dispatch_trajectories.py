@@ -8,7 +8,7 @@ import pytest
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import (
-    Answer,
+    AnswerAction,
     CloseEnvironment,
     Command,
     EnvironmentNeed,
@@ -66,7 +66,7 @@ def grants(commands: list[Command]) -> list[tuple[str, str, bool]]:
 
 
 def answers(commands: list[Command]) -> dict[str, str]:
-    return {one.action: one.ended for one in commands if isinstance(one, Answer)}
+    return {one.action: one.ended for one in commands if isinstance(one, AnswerAction)}
 
 
 def test_the_first_action_goes_to_the_node_with_the_least_share_of_memory_taken() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.prefetch import HORIZON_S, MOST, RECALL_S
-from shared.policy.model.formulation import Answer, Command, Grant, Request, Revoke, Work
+from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, Revoke, Work
 from shared.policy.model.reports import Ended, HeldGrant
 from tests.shared.policy.strategies import CORES, node, request, work
 
@@ -160,7 +160,7 @@ def test_all_are_answered_whatever_the_order_of_their_ends() -> None:
     while granted:
         commands = dispatcher.finished(0.01, [end(grant) for grant in reversed(granted)])
         dispatcher.check()
-        answered += [command.action for command in commands if isinstance(command, Answer)]
+        answered += [command.action for command in commands if isinstance(command, AnswerAction)]
         granted = grants(commands)
     assert sorted(answered) == sorted(f"r{number}" for number in range(30))
     assert not dispatcher.cluster.nodes.present["n"].used["cores"]
@@ -173,7 +173,7 @@ def test_a_cancelled_prefetched_action_is_answered_when_its_node_confirms() -> N
     assert dispatcher.cancelled(0.0, "r2", "no longer wanted") == [Revoke("r2", "n", 1)]
     (answer,) = dispatcher.finished(0.0, [end(granted[2], 0.0, "cancelled")])
     dispatcher.check()
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerAction)
     assert (answer.ended, queue_of(dispatcher)) == ("cancelled", ["r3"])
 
 
@@ -203,7 +203,7 @@ def test_a_prefetched_action_is_recalled_when_another_node_could_start_it() -> N
     assert [(grant.action, grant.node, grant.attempt) for grant in grants(commands)] == [("r2", "b", 2), ("r3", "b", 2)]
     # What had begun before the recall came: its verdict counts, and the other attempt is stopped.
     answer, revoke = dispatcher.finished(late, [end(granted[2])])[::-1]
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerAction)
     assert revoke == Revoke("r2", "b", 2)
     dispatcher.check()
 
@@ -217,7 +217,9 @@ def test_a_recall_is_no_failed_attempt() -> None:
         commands = dispatcher.finished(1.0, [end(recalled, status="lost")])
         (recalled,) = grants(commands)
     assert recalled.attempt == 4
-    (answer,) = (one for one in dispatcher.finished(1.0, [end(recalled, status="lost")]) if isinstance(one, Answer))
+    (answer,) = (
+        one for one in dispatcher.finished(1.0, [end(recalled, status="lost")]) if isinstance(one, AnswerAction)
+    )
     assert (answer.ended, answer.reason.endswith("3 attempts")) == ("sandbox-lost", True)
 
 
@@ -280,7 +282,7 @@ def test_a_new_requests_start_is_predicted_behind_the_node_queue() -> None:
     dispatcher = short_work()
     submit(dispatcher, *many(10))
     refused = request("late", start_by_s=SHORT_S, seq=99)
-    (answer,) = (one for one in dispatcher.submitted(0.0, [refused]) if isinstance(one, Answer))
+    (answer,) = (one for one in dispatcher.submitted(0.0, [refused]) if isinstance(one, AnswerAction))
     assert answer.ended == "expired"
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shared.policy.dispatch.action_state import ActionState
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.dispatch.placement import place_environment, place_pull
-from shared.policy.model.formulation import Answer, EnvironmentNeed, ForgetTrajectory, Grant, PullImage
+from shared.policy.model.formulation import AnswerAction, EnvironmentNeed, ForgetTrajectory, Grant, PullImage
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from shared.policy.resources.residency import ABSENT, EXPECTED, EXPECTED_S, MOST_EXPECTED, PRESENT, Residency
@@ -225,7 +225,7 @@ def test_one_whose_deadline_comes_meanwhile_expires_with_the_reason() -> None:
     postponed(leader, grant, 1.0, 500.0)
     assert leader.node_seen(29.0, "a", "1")
     (answer,) = leader.ticked(31.0)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerAction)
     assert (answer.ended, answer.reason) == (
         "expired",
         "its deadline came while its environment could not be made: r",
@@ -239,7 +239,7 @@ def test_a_postponed_action_that_is_closed_meanwhile_is_answered_at_once() -> No
     assert isinstance(grant, Grant)
     postponed(leader, grant, 1.0, 500.0)
     commands = leader.trajectory_closed(2.0, "t")
-    assert [one.ended for one in commands if isinstance(one, Answer)] == ["cancelled"]
+    assert [one.ended for one in commands if isinstance(one, AnswerAction)] == ["cancelled"]
     leader.check()
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.elasticity import Elasticity
-from shared.policy.model.formulation import Answer, CloseEnvironment, Command, Grant
+from shared.policy.model.formulation import AnswerAction, CloseEnvironment, Command, Grant
 from treadle.lab.replay.tangram.assumptions import Cluster, Overheads
 from treadle.lab.replay.tangram.measures import ENVIRONMENT, EXECUTION, OVERHEAD, QUEUEING, REWARD, SystemRun
 from treadle.lab.replay.tangram.simulated_mesh import CORES, SimulatedMesh, SimulationError, System
@@ -77,7 +77,7 @@ class Watched:
                 held = sum(grant.units[CORES] for grant in self.running.values() if grant.node == command.node)
                 assert held <= self._cores
                 self.most[command.node] = max(self.most[command.node], held)
-            elif isinstance(command, Answer):
+            elif isinstance(command, AnswerAction):
                 self.answered.append(command.action)
             elif isinstance(command, CloseEnvironment):
                 self.closed.append(command.trajectory)

@@ -66,7 +66,7 @@ def varied(chance: np.random.Generator, *, tasks: int | None = None, stages: int
 def _task(chance: np.random.Generator, name: str, stages: tuple[Stage, ...], medians: list[float]) -> TracedTask:
     size, iterations = int(_between(chance, SIZES)), int(chance.integers(*ITERATIONS, endpoint=True))
     rollout_s, spread = _between(chance, ROLLOUT_S), float(chance.uniform(*ROLLOUT_SPREAD))
-    growth = float(chance.uniform(*GROWTH))
+    length_growth = float(chance.uniform(*GROWTH))
     kinds = [
         (
             median * float(chance.uniform(0.7, 1.4)),
@@ -79,7 +79,7 @@ def _task(chance: np.random.Generator, name: str, stages: tuple[Stage, ...], med
     gaps = np.append(chance.uniform(0.0, START_S), chance.uniform(*GAP_S) * chance.uniform(0.9, 1.1, iterations - 1))
     batches = []
     for gap in gaps:
-        pace = rollout_s * float(np.exp(chance.normal(0.0, growth)))
+        pace = rollout_s * float(np.exp(chance.normal(0.0, length_growth)))
         arrivals = np.sort(pace * np.exp(chance.normal(0.0, spread, size)))
         batches.append(TracedBatch(arrivals, _executions(chance, stages, kinds, size), gap_s=float(gap)))
     return TracedTask(name, tuple(batches))

@@ -16,7 +16,15 @@ from typing import Final, Literal
 
 from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.elastic.scheduling import Rule
-from shared.policy.model.formulation import Answer, CloseEnvironment, Command, EnvironmentNeed, Grant, Request, Work
+from shared.policy.model.formulation import (
+    AnswerAction,
+    CloseEnvironment,
+    Command,
+    EnvironmentNeed,
+    Grant,
+    Request,
+    Work,
+)
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
 from treadle.lab.replay.tangram.assumptions import Cluster, Overheads
@@ -164,7 +172,7 @@ class SimulatedMesh:
                 left += self.dispatcher.environment_ended(
                     now, command.node, INCARNATION, command.trajectory, "closed", ""
                 )
-            elif isinstance(command, Answer) and command.ended != "ok":
+            elif isinstance(command, AnswerAction) and command.ended != "ok":
                 raise SimulationError(f"{command.action} was answered {command.ended}: {command.reason}")
 
     def _begin(self, now: float, grant: Grant) -> None:

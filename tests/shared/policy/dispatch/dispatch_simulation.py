@@ -16,7 +16,7 @@ from tests.shared.policy.dispatch.dispatch_leader import LeaderRecords
 
 
 @dataclass(slots=True)
-class World(LeaderRecords):
+class DispatchSimulation(LeaderRecords):
     """Hosts that execute, and time that passes."""
 
     def __post_init__(self) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from services.cpu_manager.graders.harness_report import new_nonce, pack, unpack
 from services.cpu_manager.graders.normalise import normal_form
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
-from services.cpu_manager.graders.seal import new_nonce, pack, unpack
 from services.cpu_manager.graders.verdicts import charged, lost, refused, verdict_of_end
 from services.cpu_manager.sandbox.harnesses.function import BEGUN
 from services.cpu_manager.sandbox.protocol import Limits, PythonJob
@@ -79,7 +79,7 @@ class AnswerMatchGrader:
         report = unpack(end.report.removeprefix(BEGUN), nonce)
         if report is None:
             return lost(end)  # only our own program ran: without its report nothing is known of the answer
-        if not report.sealed:
+        if not report.authentic:
             return refused(f"extract failed: {report.details.get('message', '')}")
         text = report.details["extra"]["text"]
         return charged(_compared(params, golds, text), [end])

@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
+from services.cpu_manager.graders.harness_report import HarnessReport, new_nonce, pack, unpack
 from services.cpu_manager.graders.programs import limits_of
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
-from services.cpu_manager.graders.seal import HarnessReport, new_nonce, pack, unpack
 from services.cpu_manager.graders.splitting.judging import Finding, Judge, raised
 from services.cpu_manager.graders.splitting.plan import SplitPlan
 from services.cpu_manager.graders.splitting.reading import PlanCache
@@ -88,7 +88,7 @@ async def _in_process(text: str, params: CodeAsserts, context: GradingContext) -
     nonce = new_nonce()
     end = await context.sandbox.run(_job("asserts", params, context, pack(nonce, text)), context.cores)
     report = unpack(end.report, nonce)
-    if report is not None and report.sealed and "fault" in report.details and end.ended_by not in LOST:
+    if report is not None and report.authentic and "fault" in report.details and end.ended_by not in LOST:
         return charged(refused(f"The tests cannot run: {report.details['fault']}"), [end])
     finding = _finding_of(report)
     if finding.decided != "passed" and verdict_of_end(end) is not None:
@@ -105,7 +105,7 @@ def _job(harness: str, params: CodeAsserts, context: GradingContext, payload: by
 def _finding_of(report: HarnessReport | None) -> Finding:
     if report is None:
         return Finding()
-    if report.sealed:
+    if report.authentic:
         return Finding(decided="passed")
     return raised(report.details)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from services.cpu_manager.graders.harness_report import new_nonce, pack, unpack
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
-from services.cpu_manager.graders.seal import new_nonce, pack, unpack
 from services.cpu_manager.graders.verdicts import charged, how_it_ended, refused, tail, verdict_of_end, wrong
 from services.cpu_manager.sandbox.protocol import Exit, Limits, PythonJob
 from shared.messages.kinds import MathVerify
@@ -42,7 +42,7 @@ class MathVerifyGrader:
         if decided is not None:
             return decided
         report = unpack(end.report, nonce)
-        if report is None or not report.sealed:
+        if report is None or not report.authentic:
             return charged(_no_report(end), [end])
         details = report.details
         if not details["gold"]:

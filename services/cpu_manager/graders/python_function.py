@@ -19,9 +19,9 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
+from services.cpu_manager.graders.harness_report import HarnessReport, new_nonce, pack, unpack
 from services.cpu_manager.graders.programs import limits_of
 from services.cpu_manager.graders.protocol import GradingContext, Verdict
-from services.cpu_manager.graders.seal import HarnessReport, new_nonce, pack, unpack
 from services.cpu_manager.graders.verdicts import ERROR_CLASSES, charged, how_it_ended, refused, tail, verdict_of_end
 from services.cpu_manager.sandbox.harnesses.function import BEGUN
 from services.cpu_manager.sandbox.protocol import Exit, PythonJob
@@ -88,7 +88,7 @@ class _Outcome:
         if report is None:
             output = {"error_class": ERROR_CLASSES.get(end.ended_by, "EarlyExit"), "stderr_tail": tail(end.stderr)}
             return self._ended(f"The process {how_it_ended(end)} before {self.function} returned.", output)
-        return _scored(report.details) if report.sealed else self._raised(report.details)
+        return _scored(report.details) if report.authentic else self._raised(report.details)
 
     def _raised(self, details: dict[str, Any]) -> Verdict:
         reason = f"{self.function} raised {details.get('exception')}: {details.get('message', '')}"

@@ -18,9 +18,9 @@ from operator import or_
 from types import CodeType
 from typing import Any, Final
 
-from services.cpu_manager.sandbox.harnesses import sealed
+from services.cpu_manager.sandbox.harnesses import guard
 
-globals()["__builtins__"] = dict(vars(builtins))  # private, see `sealed`
+globals()["__builtins__"] = dict(vars(builtins))  # private, see `guard`
 
 FUTURES: Final = reduce(or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names))
 """Flags of `from __future__` imports. Those of the program hold for the tests too, as in one file."""
@@ -32,20 +32,20 @@ ONLY_TREE: Final = 0x400
 def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
     """Run `source`, then the tests of the payload, and report. Never returns."""
     nonces, texts = _unpack(payload)
-    sealed.install_guards(payload)
+    guard.install_guards(payload)
     del payload
-    flush_and_exit, describe, exit_now = sealed.flush_and_exit, sealed.describe, sealed.exit_function()
+    flush_and_exit, describe, exit_now = guard.flush_and_exit, guard.describe, guard.exit_function()
     run: Callable[[CodeType, dict[str, Any]], object] = exec
     exit_code = 1
     try:
         if fault := _fault(texts[0]):
             report(nonces.pop() + fault)
             return
-        program = compile(source.encode("utf-8", "surrogatepass"), sealed.PROGRAM, "exec", dont_inherit=True)
-        namespace = sealed.new_main(source)
-        sealed.extend_recursion_limit()
-        # All that is used after the program is looked up before it: see `sealed`.
-        sealed.report_success(
+        program = compile(source.encode("utf-8", "surrogatepass"), guard.PROGRAM, "exec", dont_inherit=True)
+        namespace = guard.new_main(source)
+        guard.extend_recursion_limit()
+        # All that is used after the program is looked up before it: see `guard`.
+        guard.report_success(
             report,
             nonces.pop(),
             os.getpid,
@@ -65,7 +65,7 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
 
 
 def _unpack(payload: bytes) -> tuple[list[bytes], list[str]]:
-    nonces, tests = sealed.unpack(payload)
+    nonces, tests = guard.unpack(payload)
     return nonces, [tests]
 
 
@@ -86,7 +86,7 @@ def _fault(tests: str) -> bytes:
         return b""
     except Exception as error:  # noqa: BLE001  # SyntaxError, ValueError, RecursionError
         problem = f"{type(error).__name__}: {error}"
-    return json.dumps({"fault": problem[: sealed.MESSAGE_CHARS]}).encode()
+    return json.dumps({"fault": problem[: guard.MESSAGE_CHARS]}).encode()
 
 
 class _Space(dict[str, Any]):

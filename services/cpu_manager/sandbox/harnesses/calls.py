@@ -18,9 +18,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from services.cpu_manager.sandbox.harnesses import sealed
+from services.cpu_manager.sandbox.harnesses import guard
 
-globals()["__builtins__"] = dict(vars(builtins))  # private, see `sealed`
+globals()["__builtins__"] = dict(vars(builtins))  # private, see `guard`
 
 _DEEPEST: Final = 90
 """Most levels of a result; less than the reader's limit."""
@@ -39,13 +39,13 @@ _APPLIED: Final[dict[str, Any]] = {
 def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
     """Run `source`, then the instructions of the payload, and report their results. Never returns."""
     instructions = marshal.loads(payload)
-    sender = _Sender(report, os.getpid, sealed.REPORT_BYTES)
-    flush_and_exit, describe, exit_now = sealed.flush_and_exit, sealed.describe, sealed.exit_function()
+    sender = _Sender(report, os.getpid, guard.REPORT_BYTES)
+    flush_and_exit, describe, exit_now = guard.flush_and_exit, guard.describe, guard.exit_function()
     exit_code = 1
     try:
-        program = compile(source.encode("utf-8", "surrogatepass"), sealed.PROGRAM, "exec", dont_inherit=True)
-        namespace = sealed.new_main(source)
-        sealed.extend_recursion_limit()
+        program = compile(source.encode("utf-8", "surrogatepass"), guard.PROGRAM, "exec", dont_inherit=True)
+        namespace = guard.new_main(source)
+        guard.extend_recursion_limit()
         exec(program, namespace)
         _run(instructions, namespace, sender)
         sender.line(b"[]\n")

@@ -17,9 +17,9 @@ import types
 from collections.abc import Callable
 from typing import Any, Final
 
-from services.cpu_manager.sandbox.harnesses import sealed
+from services.cpu_manager.sandbox.harnesses import guard
 
-globals()["__builtins__"] = dict(vars(builtins))  # private, see `sealed`
+globals()["__builtins__"] = dict(vars(builtins))  # private, see `guard`
 
 MODULE: Final = "reward_module"
 BEGUN: Final = b"begun\n"
@@ -29,13 +29,13 @@ Encode = Callable[[Any, int], tuple[str, ...]]
 
 def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
     """Call `function(**arguments)` of the module `source`, and report `{score, type, extra}`. Never returns."""
-    nonces, call = sealed.unpack(payload)
-    sealed.install_guards(payload)
+    nonces, call = guard.unpack(payload)
+    guard.install_guards(payload)
     del payload
-    flush_and_exit, describe, exit_now = sealed.flush_and_exit, sealed.describe, sealed.exit_function()
+    flush_and_exit, describe, exit_now = guard.flush_and_exit, guard.describe, guard.exit_function()
     exit_code = 1
     try:
-        sealed.report_success(
+        guard.report_success(
             report,
             nonces.pop(),
             os.getpid,
@@ -49,7 +49,7 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None:
         flush_and_exit(exit_code, exit_now)
 
 
-def _call(report: sealed.Report, source: str, function: str, arguments: dict[str, Any]) -> Any:
+def _call(report: guard.Report, source: str, function: str, arguments: dict[str, Any]) -> Any:
     module = types.ModuleType(MODULE)
     module.__file__ = f"{MODULE}.py"
     sys.modules[MODULE] = module
@@ -90,6 +90,6 @@ def _encode_result(encode: Encode, is_finite: Callable[[float], bool], returned:
         raise TypeError(f"the score must be a finite number or a bool, not {score!r:.200}")
     result = {"score": float(score), "type": type(score).__name__, "extra": extra}
     text = "".join(encode(result, 0)).encode()
-    if len(text) > sealed.REPORT_BYTES:
-        raise ValueError(f"the result is {len(text)} bytes of JSON; there is room for {sealed.REPORT_BYTES}")
+    if len(text) > guard.REPORT_BYTES:
+        raise ValueError(f"the result is {len(text)} bytes of JSON; there is room for {guard.REPORT_BYTES}")
     return text

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from services.cpu_manager.sandbox.harnesses import sealed
+from services.cpu_manager.sandbox.harnesses import guard
 
 SHOWN_CHARS: Final = 200
 
@@ -24,7 +24,7 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None: 
     from math_verify import parse, verify  # imported before the fork, by the `math` zygote
 
     _silence()
-    nonces, secret = sealed.unpack(payload)
+    nonces, secret = guard.unpack(payload)
     gold = parse(gold_text(secret["gold"]), parsing_timeout=None) or parse(secret["gold"], parsing_timeout=None)
     response = parse(secret["response"], parsing_timeout=None)
     result = {
@@ -32,7 +32,7 @@ def main(source: str, payload: bytes, report: Callable[[bytes], None]) -> None: 
         "response": _shown(response),
         "equal": bool(gold and response and _equal(verify, gold, response)),
     }
-    sealed.report_success(report, nonces.pop(), os.getpid, os.getpid(), json.dumps(result).encode())
+    guard.report_success(report, nonces.pop(), os.getpid, os.getpid(), json.dumps(result).encode())
 
 
 def _equal(verify: Callable[..., bool], gold: list[Any], response: list[Any]) -> bool:

@@ -173,7 +173,7 @@ PATCHING = {
         """,
     "the watcher's code": """
         import sys
-        watcher = sys._getframe(1).f_globals['sealed']._refuse
+        watcher = sys._getframe(1).f_globals['guard']._refuse
         try:
             watcher.__code__ = (lambda event, args: None).__code__
         except RuntimeError:

@@ -23,7 +23,7 @@ import pytest
 
 from services.cpu_manager.graders.splitting.judging import Judge
 from services.cpu_manager.graders.splitting.reading import split
-from services.cpu_manager.sandbox.harnesses import calls, sealed
+from services.cpu_manager.sandbox.harnesses import calls, guard
 
 CASES: Final = int(os.environ.get("TREADLE_SPLITTER_CASES", "3000"))
 SEED: Final = 20_261_122
@@ -299,7 +299,7 @@ def as_split(program: str, tests: str) -> Ended | None:
     if plan is None:
         return None
     report: list[bytes] = []
-    sender = calls._Sender(report.append, lambda: 1, sealed.REPORT_BYTES)
+    sender = calls._Sender(report.append, lambda: 1, guard.REPORT_BYTES)
     space: dict[str, Any] = {"__builtins__": builtins, "__name__": "__main__"}
     instructions = marshal.loads(plan.payload)
     try:
@@ -307,7 +307,7 @@ def as_split(program: str, tests: str) -> Ended | None:
         calls._run(instructions, space, sender)
         sender.line(b"[]\n")
     except Exception as error:  # noqa: BLE001  # whatever the program raises
-        sender.line(sealed.describe(error) + b"\n")
+        sender.line(guard.describe(error) + b"\n")
     finding = Judge(plan).take(b"".join(report))
     return finding.decided, finding.exception
 

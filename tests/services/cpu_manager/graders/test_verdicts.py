@@ -4,7 +4,7 @@ import marshal
 
 import pytest
 
-from services.cpu_manager.graders.seal import NONCE_BYTES, new_nonce, pack, unpack
+from services.cpu_manager.graders.harness_report import NONCE_BYTES, new_nonce, pack, unpack
 from services.cpu_manager.graders.verdicts import charged, tail, verdict_of_end
 from services.cpu_manager.sandbox.protocol import EndedBy, Exit
 
@@ -59,13 +59,13 @@ def test_a_report_with_the_nonce_is_sealed() -> None:
     nonce = new_nonce()
     report = unpack(nonce + b'{"a": 1}', nonce)
     assert report is not None
-    assert (report.sealed, report.details) == (True, {"a": 1})
+    assert (report.authentic, report.details) == (True, {"a": 1})
 
 
 def test_a_report_without_the_nonce_is_only_a_claim() -> None:
     report = unpack(b'{"a": 1}', new_nonce())
     assert report is not None
-    assert (report.sealed, report.details) == (False, {"a": 1})
+    assert (report.authentic, report.details) == (False, {"a": 1})
 
 
 @pytest.mark.parametrize("before", [b"", b"{}", b"x", b"0" * NONCE_BYTES + b"{}", b"\xff\xfe"])

@@ -1,7 +1,7 @@
-"""The seal: proof that the harness wrote a report, and wrote it at its end.
+"""Authentic reports: proof that the harness wrote a report, and wrote it at its end.
 
 Each run gets a fresh nonce. It enters the walls at the head of the harness's payload, is kept where the program cannot
-name it (see `sandbox/harnesses/sealed.py`) and returns at the head of the report, which is written only after the last
+name it (see `sandbox/harnesses/guard.py`) and returns at the head of the report, which is written only after the last
 step. A report without the nonce may state a failure, because a program may claim its own failure; it never states a
 success.
 """
@@ -23,10 +23,10 @@ NONCE_BYTES: Final = 32
 class HarnessReport(msgspec.Struct, frozen=True, kw_only=True):
     """A harness's report."""
 
-    sealed: bool
+    authentic: bool
     """True if it has this run's nonce, so the harness came to its end."""
     details: dict[str, Any]
-    """Its details. In an unsealed report these are claims of the program about its own failure."""
+    """Its details. In a report that is not authentic these are claims of the program about its own failure."""
 
 
 def new_nonce() -> bytes:
@@ -43,10 +43,10 @@ def pack(nonce: bytes, secret: object) -> bytes:
 
 def unpack(report: bytes, nonce: bytes) -> HarnessReport | None:
     """Read a report; None if it is missing or malformed (which is never a success)."""
-    sealed = hmac.compare_digest(report[:NONCE_BYTES], nonce)
-    body = report[NONCE_BYTES:] if sealed else report
+    authentic = hmac.compare_digest(report[:NONCE_BYTES], nonce)
+    body = report[NONCE_BYTES:] if authentic else report
     try:
-        return HarnessReport(sealed=sealed, details=_decoded(body))
+        return HarnessReport(authentic=authentic, details=_decoded(body))
     except (ValueError, RecursionError):
         return None
 

@@ -107,7 +107,7 @@ def extend_recursion_limit() -> None:
 
 
 def describe(error: BaseException) -> bytes:
-    """Encode an exception for the unsealed report. The program's exception classes can only spoil their own report."""
+    """Encode an exception for a report without nonce. The program's exception classes can only spoil their own report."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
         trace = trace.tb_next

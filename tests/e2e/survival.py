@@ -20,9 +20,11 @@ WAIT_S = 30
 
 FURNISH = (
     "greeting=hello; sum() { echo $(($1 + $2)); }; mkdir -p deep/er; cd deep; echo kept > er/file; "
-    "while :; do echo x >> ../ticks; sleep 0.05; done & child=$!"
+    "while :; do echo x >> ../ticks; sleep 0.05; done 2>/dev/null & child=$!"
 )
-"""A variable, a function, a directory, a file, and a background process that goes on whenever the environment runs."""
+"""A variable, a function, a directory, a file, and a background process that goes on whenever the environment runs.
+
+Its stderr is closed: the end of an action kills the `sleep` of that moment, and bash reports that when it may."""
 PROBE = 'echo "$greeting $(sum 2 3) $PWD $(cat er/file)"; kill -0 $child && echo alive; sleep 0.2; wc -l < ../ticks'
 
 

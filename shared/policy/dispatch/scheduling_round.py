@@ -65,6 +65,8 @@ class SchedulingRound:
     waits: set[str] = field(default_factory=set)
     """Nodes for whose units elastic work waits: the first action that does better by waiting decides for all behind
     it."""
+    reshared: set[str] = field(default_factory=set)
+    """Blocked heads for which shares were updated. Once a round for each: an update can take back what another gave."""
     busy_s: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     """Node -> seconds until each unit taken before this round is predicted free."""
 
@@ -130,11 +132,7 @@ class SchedulingRound:
             self._grant(lane, action, node, is_head=True)
         elif head != lane.feasible and nodes and not any(action.could_run_on(node) for node in nodes):
             cluster.queues.park(lane, action)
-        elif (
-            pool.target is not None
-            and owns_less(nodes, pool.resource)
-            and (shares := update_shares(cluster, pool, blocked=True))
-        ):
+        elif shares := self._reshare(pool, nodes, head):
             self.commands += shares
             cluster.promote(self.now)
         elif (node := self._place_prefetched(nodes, action)) is not None:
@@ -146,6 +144,13 @@ class SchedulingRound:
             self._backfill(pool, lane, nodes)
             return False
         return bool(lane.queue)
+
+    def _reshare(self, pool: Pool, nodes: list[Node], head: str) -> list[Command]:
+        """Update the shares of a pool for a head that fits no node, at most once in the round."""
+        if pool.target is None or head in self.reshared or not owns_less(nodes, pool.resource):
+            return []
+        self.reshared.add(head)
+        return update_shares(self.cluster, pool, blocked=True)
 
     def _place(self, pool: Pool, nodes: list[Node], action: ActionState) -> Node | None:
         """Return the node where the action may start now, if any."""

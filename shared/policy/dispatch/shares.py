@@ -64,7 +64,7 @@ def _set_shares(nodes: list[Node], resource: str, shares: dict[str, int]) -> lis
 
 def _bound_units(cluster: ClusterState, pool: Pool) -> dict[str, int]:
     """Node -> units to own there for heads of lanes that fit on no other node, or whose environment has memory
-    there.
+    there. None where an older attempt of the head is an orphan: no share lets it start before that has ended.
     """
     bound: dict[str, int] = {}
     for lane in pool.lanes.values():
@@ -75,6 +75,7 @@ def _bound_units(cluster: ClusterState, pool: Pool) -> dict[str, int]:
         need = action.request.need
         if action.begins and need is not None:
             nodes = [node for node in nodes if node.holds(need.held)]
+        nodes = [node for node in nodes if head not in node.orphans]
         if nodes and not any(node.free(pool.resource) >= action.pool_units for node in nodes):
             host = min(nodes, key=lambda node: (-node.limit(pool.resource), node.name))
             bound[host.name] = max(bound.get(host.name, 0), host.used.get(pool.resource, 0) + action.pool_units)

@@ -217,7 +217,7 @@ def test_a_request_that_could_start_at_once_is_never_rejected(
 
     freely, asking = fate(None), fate(start_by_s)
     assert freely in ("Grant", "queued")
-    assert asking == "Grant" if freely == "Grant" else asking in ("Answer", "queued")
+    assert asking == "Grant" if freely == "Grant" else asking in ("AnswerAction", "queued")
 
 
 def test_a_request_whose_predicted_start_is_too_late_is_rejected() -> None:

@@ -258,3 +258,18 @@ def test_the_end_of_an_environment_does_not_depend_on_the_order_of_reports(first
     dispatcher.check()
     assert [one for one in commands if isinstance(one, ForgetTrajectory)] == [ForgetTrajectory("t", how, "why")]
     assert answers(commands) == {"r0": "environment-lost", "r1": "environment-lost"}
+
+
+def test_shares_do_not_move_back_and_forth_for_an_action_that_its_node_may_not_take() -> None:
+    """Its node still executes an older attempt, so no share lets it start before that has ended."""
+    dispatcher = leading(host("n0"), host("n1"))
+    dispatcher.targeted(0.0, "cores@cpu", 1)
+    end(dispatcher, submit(dispatcher, act("a"))[-1])
+    second = submit(dispatcher, act("b", repeatable=True), now=2.0)[-1]
+    assert isinstance(second, Grant)
+    dispatcher.finished(3.0, [Ended("b", second.node, 1, 0, "lost", None, None, 0.0, "")])
+    held = {"b": HeldGrant(0, 1, 0.0, {"cores": 1})}
+    dispatcher.node_joined(4.0, replace(host(second.node), incarnation="2"))
+    commands = dispatcher.inventory_taken(4.0, second.node, "2", held, {"t": {"memory_mb": 10}})
+    assert not grants(commands)
+    dispatcher.check()

@@ -216,7 +216,9 @@ def test_refusals_come_before_the_headers(held: Held, strict: Service) -> None:
         wire.send(body_of(QUICK))
         wire.until(b"\r\n\r\n")
         refused = call(strict, body_of(QUICK))
-        assert (refused.status_code, "this replica holds 1 calls" in refused.json()["detail"]) == (504, True), refused.text
+        assert (refused.status_code, "this replica holds 1 calls" in refused.json()["detail"]) == (504, True), (
+            refused.text
+        )
         wire.close()
         asyncio.run(until(lambda: metric(strict, "treadle_proxy_held_calls") == 0))
     assert call(strict, body_of(QUICK)).status_code == 200

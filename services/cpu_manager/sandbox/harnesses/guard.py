@@ -107,7 +107,7 @@ def extend_recursion_limit() -> None:
 
 
 def describe(error: BaseException) -> bytes:
-    """Encode an exception for a report without nonce. The program's exception classes can only spoil their own report."""
+    """Encode an exception, without nonce. The exception classes of a program can spoil its own report only."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HERE):
         trace = trace.tb_next

@@ -267,7 +267,7 @@ def test_shares_do_not_move_back_and_forth_for_an_action_that_its_node_may_not_t
     end(dispatcher, submit(dispatcher, act("a"))[-1])
     second = submit(dispatcher, act("b", repeatable=True), now=2.0)[-1]
     assert isinstance(second, Grant)
-    dispatcher.finished(3.0, [Ended("b", second.node, 1, 0, "lost", None, None, 0.0, "")])
+    dispatcher.finished(3.0, [Ended("b", second.node, 1, 0, "lost")])
     held = {"b": HeldGrant(0, 1, 0.0, {"cores": 1})}
     dispatcher.node_joined(4.0, replace(host(second.node), incarnation="2"))
     commands = dispatcher.inventory_taken(4.0, second.node, "2", held, {"t": {"memory_mb": 10}})

@@ -9,7 +9,6 @@ import pytest
 
 from shared.policy.scaling.workload import UNREACHED, BatchRecord, OpenedBatch, Stage
 from shared.store.batches import BatchHistory
-from shared.store.bench import measure_history_write
 from shared.store.database import Sessions, transaction
 from shared.store.plans import Plans
 from shared.store.records import BatchRequests, EndedBatch, StoredPlan
@@ -172,9 +171,3 @@ async def test_plans_come_back_newest_first_and_the_last_one_of_a_pool_is_its_ta
         assert await Plans(session).targets() == {"cpu@host": 2, "gpu@host": 1}
         await Plans(session).prune(2.0)
         assert await Plans(session).newest() == plans[2:]
-
-
-async def test_the_history_benchmark_measures_and_leaves_nothing_behind(database_url: str, sessions: Sessions) -> None:
-    assert await measure_history_write(database_url, 3_000) > 0
-    async with transaction(sessions) as session:
-        assert await BatchHistory(session).prune(9e9) == 0

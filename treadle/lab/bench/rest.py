@@ -3,9 +3,9 @@
 import asyncio
 from time import perf_counter
 
-from shared.store.bench import measure_history_write
 from treadle.lab.bench.bench import Bench
 from treadle.lab.bench.figures import BenchFigure, at_least, at_most, figure
+from treadle.lab.bench.history_write import measure_history_write
 from treadle.lab.bench.processes import cpu_by_service, memory_bytes, used_between
 
 MEGABYTE = 1e6

@@ -22,7 +22,7 @@ LIMIT = 400_000
 """Of a body."""
 
 
-class Lent:
+class SwerexTrajectory:
     """A trajectory in the client's hands, and what stands behind it."""
 
     def __init__(self, url: str, trajectory: str, node: PlayedNode, root: Path, redis_url: str) -> None:
@@ -47,7 +47,7 @@ class Lent:
 
 
 @asynccontextmanager
-async def lending(redis_url: str, root: Path) -> AsyncIterator[Lent]:
+async def serving_swerex(redis_url: str, root: Path) -> AsyncIterator[SwerexTrajectory]:
     """A trajectory whose environment is the folder `root`, which is there."""
     settings = ProxySettings.model_validate({"treadle": {"redis_url": redis_url}, "max_body_bytes": LIMIT})
     async with (
@@ -56,4 +56,4 @@ async def lending(redis_url: str, root: Path) -> AsyncIterator[Lent]:
         aiohttp.ClientSession(url) as http,
         http.post("/v1/trajectories", json={"environment": {"memory_mb": 64}}) as reply,
     ):
-        yield Lent(url, (await reply.json())["id"], node, root, redis_url)
+        yield SwerexTrajectory(url, (await reply.json())["id"], node, root, redis_url)

@@ -77,8 +77,8 @@ async def test_the_proxy_keeps_to_its_document(proxy: Service, http: aiohttp.Cli
         # Not every rule can be said in a schema: names of stages differ, an assert needs its tests.
         *("--checks", "all", "--exclude-checks", "positive_data_acceptance"),
     ]
-    status, told = await asyncio.to_thread(schemathesis, command, known, tmp_path)
-    assert status == 0, told
+    status, report = await asyncio.to_thread(schemathesis, command, known, tmp_path)
+    assert status == 0, report
 
 
 def schemathesis(command: list[str], known: dict[str, str], folder: Path) -> tuple[int, str]:
@@ -150,10 +150,10 @@ async def answer_of(session: aiohttp.ClientSession, method: str, path: str, body
 async def test_no_route_is_left_out_above(http: aiohttp.ClientSession) -> None:
     async with http.get("/openapi.json") as response:
         paths = (await response.json())["paths"]
-    told = {(method.upper(), path) for path, methods in paths.items() for method in methods if path.startswith("/v1")}
+    report = {(method.upper(), path) for path, methods in paths.items() for method in methods if path.startswith("/v1")}
     aside = {("GET", "/v1/ping"), ("GET", "/v1/health"), ("POST", "/v1/rewards/bulk")}  # need none; line by line
     aside.add(("POST", "/v1/trajectories/{trajectory}/swerex/upload"))  # is a form
-    assert told - aside == {(method, path) for method, path, _ in ROUTES}
+    assert report - aside == {(method, path) for method, path, _ in ROUTES}
 
 
 async def test_every_line_of_the_results_is_as_documented(http: aiohttp.ClientSession) -> None:

@@ -13,47 +13,47 @@ from swerex.runtime.remote import RemoteRuntime
 from services.cpu_manager.environments.dop import with_dop
 from shared.bus.connection import command, connect
 from shared.messages.kinds import ENVIRONMENT_KINDS, EnvBash, EnvExec
-from tests.conformance.swerex_server import Lent, lending
+from tests.conformance.swerex_server import SwerexTrajectory, serving_swerex
 
 
 @pytest.fixture
-async def lent(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lent]:
-    async with lending(redis_url, tmp_path_factory.mktemp("environment")) as lent:
-        yield lent
+async def remote(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SwerexTrajectory]:
+    async with serving_swerex(redis_url, tmp_path_factory.mktemp("environment")) as remote:
+        yield remote
 
 
 @pytest.fixture
-async def shell(lent: Lent) -> Lent:
+async def shell(remote: SwerexTrajectory) -> SwerexTrajectory:
     """With a session."""
-    await lent.client.create_session(CreateBashSessionRequest())
-    return lent
+    await remote.client.create_session(CreateBashSessionRequest())
+    return remote
 
 
 # ---- life ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_runtime_is_alive_until_it_is_closed(lent: Lent) -> None:
-    assert await lent.client.is_alive()
-    await lent.client.wait_until_alive(timeout=10)
-    assert lent.node.granted == [], "nothing is made for this"
+async def test_a_runtime_is_alive_until_it_is_closed(remote: SwerexTrajectory) -> None:
+    assert await remote.client.is_alive()
+    await remote.client.wait_until_alive(timeout=10)
+    assert remote.node.granted == [], "nothing is made for this"
 
-    await lent.client.close()
+    await remote.client.close()
 
-    answer = await lent.client.is_alive()
+    answer = await remote.client.is_alive()
     assert (bool(answer), "closed" in answer.message) == (False, True)
     with pytest.raises(exceptions.SwerexException, match="is closed"):
-        await lent.client.execute(Command(command=["true"]))
+        await remote.client.execute(Command(command=["true"]))
 
 
-async def test_a_runtime_nobody_opened_is_not_alive(lent: Lent) -> None:
-    other = RemoteRuntime(auth_token="-", host=f"{lent.url}/v1/trajectories/t0123456789abcdef/swerex", timeout=20.0)
+async def test_a_runtime_nobody_opened_is_not_alive(remote: SwerexTrajectory) -> None:
+    other = RemoteRuntime(auth_token="-", host=f"{remote.url}/v1/trajectories/t0123456789abcdef/swerex", timeout=20.0)
 
     with pytest.raises(exceptions.SwerexException, match="no trajectory"):
         await other.execute(Command(command=["true"]))
     assert not await other.is_alive()
 
 
-async def test_an_environment_that_is_lost_says_so(shell: Lent) -> None:
+async def test_an_environment_that_is_lost_says_so(shell: SwerexTrajectory) -> None:
     await shell.node.lose(shell.trajectory)
 
     with pytest.raises(exceptions.SwerexException, match="lost"):
@@ -63,15 +63,15 @@ async def test_an_environment_that_is_lost_says_so(shell: Lent) -> None:
 # ---- sessions ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_session_is_begun_by_sourcing_what_it_shall(lent: Lent) -> None:
-    (lent.root / "begin.sh").write_text("echo sourced")
+async def test_a_session_is_begun_by_sourcing_what_it_shall(remote: SwerexTrajectory) -> None:
+    (remote.root / "begin.sh").write_text("echo sourced")
 
-    reply = await lent.client.create_session(CreateBashSessionRequest(startup_source=["begin.sh"], session="s"))
+    reply = await remote.client.create_session(CreateBashSessionRequest(startup_source=["begin.sh"], session="s"))
 
     assert (reply.output, reply.session_type) == ("sourced\n", "bash")
 
 
-async def test_a_session_begins_once_and_ends_once(shell: Lent) -> None:
+async def test_a_session_begins_once_and_ends_once(shell: SwerexTrajectory) -> None:
     with pytest.raises(exceptions.SessionExistsError):
         await shell.client.create_session(CreateBashSessionRequest())
 
@@ -83,25 +83,27 @@ async def test_a_session_begins_once_and_ends_once(shell: Lent) -> None:
     await shell.client.create_session(CreateBashSessionRequest())
 
 
-async def test_a_session_that_did_not_begin_is_not_there(lent: Lent) -> None:
+async def test_a_session_that_did_not_begin_is_not_there(remote: SwerexTrajectory) -> None:
     with pytest.raises(exceptions.CommandTimeoutError):
-        await lent.client.create_session(CreateBashSessionRequest(startup_source=["<(sleep 60)"], startup_timeout=0.2))
+        await remote.client.create_session(
+            CreateBashSessionRequest(startup_source=["<(sleep 60)"], startup_timeout=0.2)
+        )
 
     with pytest.raises(exceptions.SessionDoesNotExistError):
-        await lent.run("true")
+        await remote.run("true")
 
 
-async def test_a_command_is_observed_with_output_and_exit_code(shell: Lent) -> None:
+async def test_a_command_is_observed_with_output_and_exit_code(shell: SwerexTrajectory) -> None:
     done = await shell.run("echo out; echo err >&2")
 
     assert (done.output, done.exit_code, done.failure_reason) == ("out\nerr\n", 0, "")
 
 
-async def test_colours_are_no_part_of_what_is_observed(shell: Lent) -> None:
+async def test_colours_are_no_part_of_what_is_observed(shell: SwerexTrajectory) -> None:
     assert (await shell.run(r"printf '\033[31mred\033[0m\r\n'")).output == "red\n"
 
 
-async def test_a_failure_is_raised_told_or_left_as_the_caller_wants(shell: Lent) -> None:
+async def test_a_failure_is_raised_told_or_left_as_the_caller_wants(shell: SwerexTrajectory) -> None:
     with pytest.raises(exceptions.NonZeroExitCodeError, match=r"odd one: .*exit code 3"):
         await shell.run("echo x; exit 3", error_msg="odd one")
 
@@ -110,7 +112,9 @@ async def test_a_failure_is_raised_told_or_left_as_the_caller_wants(shell: Lent)
     assert (ignored.exit_code, ignored.output) == (None, "x\n")
 
 
-async def test_a_time_limit_is_raised_with_the_output_so_far_and_an_interrupt_returns_it(shell: Lent) -> None:
+async def test_a_time_limit_is_raised_with_the_output_so_far_and_an_interrupt_returns_it(
+    shell: SwerexTrajectory,
+) -> None:
     with pytest.raises(exceptions.CommandTimeoutError, match=r"0\.5.*begun") as raised:
         await shell.run("echo begun; sleep 60", timeout=0.5)
     assert raised.value.extra_info == {"output": "begun\n"}  # type: ignore[attr-defined]  # the client sets it
@@ -120,7 +124,7 @@ async def test_a_time_limit_is_raised_with_the_output_so_far_and_an_interrupt_re
         assert (done.output, done.exit_code) == (output, 0)
 
 
-async def test_a_command_outside_a_session_that_meets_its_limit_has_its_output_so_far(shell: Lent) -> None:
+async def test_a_command_outside_a_session_that_meets_its_limit_has_its_output_so_far(shell: SwerexTrajectory) -> None:
     script = "echo out; echo err >&2; sleep 60"
     with pytest.raises(exceptions.CommandTimeoutError, match=r"(?s)out.*err") as raised:
         await shell.client.execute(Command(command=["sh", "-c", script], timeout=0.5))
@@ -128,7 +132,9 @@ async def test_a_command_outside_a_session_that_meets_its_limit_has_its_output_s
 
 
 @pytest.mark.parametrize("line", ["echo 'x", "if true", "echo a; ) b", "touch made\nif true", "touch made\necho $(("])
-async def test_what_bash_cannot_read_is_raised_as_that_and_nothing_of_it_is_done(shell: Lent, line: str) -> None:
+async def test_what_bash_cannot_read_is_raised_as_that_and_nothing_of_it_is_done(
+    shell: SwerexTrajectory, line: str
+) -> None:
     with pytest.raises(exceptions.BashIncorrectSyntaxError) as raised:
         await shell.run(line, check="silent")
 
@@ -136,24 +142,24 @@ async def test_what_bash_cannot_read_is_raised_as_that_and_nothing_of_it_is_done
     assert not (shell.root / "made").exists()
 
 
-async def test_talking_of_a_syntax_error_is_none(shell: Lent) -> None:
+async def test_talking_of_a_syntax_error_is_none(shell: SwerexTrajectory) -> None:
     assert (await shell.run("echo syntax error; false", check="silent")).exit_code == 1
 
 
-async def test_several_lines_are_one_command(shell: Lent) -> None:
+async def test_several_lines_are_one_command(shell: SwerexTrajectory) -> None:
     done = await shell.run("cat <<E\none\nE\nfor i in 1 2; do\n echo $i\ndone")
 
     assert (done.output, done.exit_code) == ("one\n1\n2\n", 0)
 
 
-async def test_what_needs_a_terminal_is_refused_in_words(shell: Lent) -> None:
+async def test_what_needs_a_terminal_is_refused_in_words(shell: SwerexTrajectory) -> None:
     with pytest.raises(exceptions.SwerexException, match="no terminal"):
         await shell.run("python", is_interactive_command=True)
     with pytest.raises(exceptions.SwerexException, match="no terminal"):
         await shell.run("python", expect=[">>>"])
 
 
-async def test_a_call_that_is_made_again_is_not_done_again(shell: Lent) -> None:
+async def test_a_call_that_is_made_again_is_not_done_again(shell: SwerexTrajectory) -> None:
     body = {"action_type": "bash", "command": "echo x >> file; cat file"}
 
     first = await shell.post("run_in_session", body, "one")
@@ -165,7 +171,7 @@ async def test_a_call_that_is_made_again_is_not_done_again(shell: Lent) -> None:
     assert begun[0] == 200
 
 
-async def test_a_session_whose_end_is_told_again_ends_once(shell: Lent) -> None:
+async def test_a_session_whose_end_is_told_again_ends_once(shell: SwerexTrajectory) -> None:
     first = await shell.post("close_session", {}, "end")
     assert first == (200, {"session_type": "bash"})
     assert await shell.post("close_session", {}, "end") == first
@@ -177,7 +183,7 @@ async def test_a_session_whose_end_is_told_again_ends_once(shell: Lent) -> None:
     assert (await shell.post("close_session", {"session": "s"}, "end"))[0] == 511, "it is another request"
 
 
-async def test_the_end_of_a_session_is_brought_to_its_end_by_a_repeat(shell: Lent) -> None:
+async def test_the_end_of_a_session_is_brought_to_its_end_by_a_repeat(shell: SwerexTrajectory) -> None:
     """A replica may die when the shell has ended and before that is noted."""
     async with connect(shell.redis_url, name="test") as redis:
         key = f"swerex:{shell.trajectory}"
@@ -190,7 +196,7 @@ async def test_the_end_of_a_session_is_brought_to_its_end_by_a_repeat(shell: Len
         await shell.run("true")
 
 
-async def test_words_in_braces_are_the_callers_own(shell: Lent) -> None:
+async def test_words_in_braces_are_the_callers_own(shell: SwerexTrajectory) -> None:
     """A node would put its number of cores there."""
     await shell.run("echo '{dop}'")
     await shell.client.execute(Command(command=["echo", "{dop}"]))
@@ -202,7 +208,7 @@ async def test_words_in_braces_are_the_callers_own(shell: Lent) -> None:
     ]
 
 
-async def test_a_call_that_means_nothing_is_a_problem_like_everywhere(shell: Lent) -> None:
+async def test_a_call_that_means_nothing_is_a_problem_like_everywhere(shell: SwerexTrajectory) -> None:
     for verb, body in [("run_in_session", {"action_type": "odd"}), ("execute", {}), ("read_file", {"path": 3})]:
         status, problem = await shell.post(verb, body, "x")
         assert (status, problem["title"]) == (422, "Bad request")

@@ -44,7 +44,7 @@ def mesh() -> Iterator[Mesh]:
         yield Mesh([proxy], [manager])
 
 
-def door(mesh: Mesh, task: str) -> str:
+def run_code_url(mesh: Mesh, task: str) -> str:
     """A task of its own for each test: expected durations are learned by task."""
     return f"{mesh.proxies[0].url}/t/verl/{task}/run_code"
 
@@ -75,7 +75,7 @@ def test_overload_scores_no_right_program_wrong(mesh: Mesh) -> None:
         for number, (code, _) in enumerate(ends)
     ]
     _, executed_before = at_rest(mesh)
-    outcomes = score_all(door(mesh, "overload"), cases)
+    outcomes = score_all(run_code_url(mesh, "overload"), cases)
     for outcome, (_, end) in zip(outcomes, ends, strict=True):
         given_up = outcome.statuses == [504] * TRIES
         assert given_up or outcome.statuses[-1] == 200, outcome
@@ -88,7 +88,7 @@ def test_overload_scores_no_right_program_wrong(mesh: Mesh) -> None:
 
 
 def test_a_call_that_got_504_joins_its_action(mesh: Mesh) -> None:
-    url = door(mesh, "joins")
+    url = run_code_url(mesh, "joins")
     teach(url)
     accepted_before, executed_before = at_rest(mesh)
     same = Case(code=QUICK, stdin="4", expected="8", compile_s=0.1, run_s=1)
@@ -116,7 +116,7 @@ def await_attempt(mesh: Mesh) -> None:
 
 
 def test_a_call_that_would_start_too_late_is_told_so_at_once(mesh: Mesh) -> None:
-    url = door(mesh, "late")
+    url = run_code_url(mesh, "late")
     for _ in range(3):
         assert score(url, Case(code=sleeping(0.5))).score is True
     actions = [start(mesh, sleeping(600)) for _ in range(3)]
@@ -154,7 +154,7 @@ def test_the_cases_of_a_program_share_one_compile(mesh: Mesh) -> None:
         )
         for word, language in zip(words, cycle(["cpp", "c++", "C++"]), strict=False)
     ]
-    url = door(mesh, "compiled")
+    url = run_code_url(mesh, "compiled")
     teach(url)  # or sixteen unseen programs would be taken to last 4 s each, and the last refused at once
     outcomes = score_all(url, cases)
     assert [outcome.score for outcome in outcomes] == [True] * len(cases), outcomes
@@ -169,7 +169,7 @@ def test_the_cases_of_a_program_share_one_compile(mesh: Mesh) -> None:
 def test_the_cases_of_a_broken_program_share_one_compile_error(mesh: Mesh) -> None:
     source = "#include <bits/stdc++.h>\nint main() { return undeclared; }"
     cases = [Case(code=source, stdin=str(number), language="cpp", compile_s=30) for number in range(8)]
-    outcomes = score_all(door(mesh, "broken"), cases)
+    outcomes = score_all(run_code_url(mesh, "broken"), cases)
     assert [outcome.score for outcome in outcomes] == [COMPILE_ERROR] * len(cases)
     assert len({outcome.reply["compile_result"]["execution_time"] for outcome in outcomes}) == 1
 

@@ -52,7 +52,7 @@ class Case:
 
 
 @dataclass(slots=True)
-class Scored:
+class CaseOutcome:
     """What became of a case."""
 
     score: bool | int = API_ERROR
@@ -62,15 +62,15 @@ class Scored:
     """The last body."""
 
 
-def score_all(url: str, cases: Sequence[Case]) -> list[Scored]:
+def score_all(url: str, cases: Sequence[Case]) -> list[CaseOutcome]:
     """Every case in a thread of its own, as under verl's semaphore of 64."""
     with ThreadPoolExecutor(max_workers=len(cases)) as pool:
         return list(pool.map(lambda case: score(url, case), cases))
 
 
-def score(url: str, case: Case) -> Scored:
+def score(url: str, case: Case) -> CaseOutcome:
     """One case to its end; a new connection for each try, as verl has it. Three tries and 3 s of pauses at most."""
-    scored = Scored()
+    scored = CaseOutcome()
     for attempt in range(1, TRIES + 1):
         try:
             response = requests.post(url, json=case.body(), timeout=case.compile_s + case.run_s + PATIENCE_S)

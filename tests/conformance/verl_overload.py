@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.conformance.verl import Case, Scored, score_all
+from tests.conformance.verl import Case, CaseOutcome, score_all
 from tests.e2e.replicas import running_mesh
 from treadle.testing.servers import running_valkey, temporary_home
 
@@ -24,7 +24,7 @@ def looping(number: int, seconds: float) -> Case:
     return Case(code=code, expected=str(number), compile_s=10, run_s=max(10.0, 3 * seconds))
 
 
-def overload(url: str, programs: int, seconds: float) -> list[Scored]:
+def overload(url: str, programs: int, seconds: float) -> list[CaseOutcome]:
     """All at once, one caller each."""
     return score_all(url, [looping(number, seconds) for number in range(programs)])
 

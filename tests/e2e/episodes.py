@@ -22,7 +22,7 @@ NODE = f"episodes-{os.getpid()}"
 
 
 @dataclass
-class Scene:
+class OneNodeMesh:
     """One proxy and one manager, which can be killed and started anew under the same name."""
 
     proxy: Service
@@ -50,17 +50,17 @@ class Scene:
 
 
 @contextmanager
-def running_scene(**environ: str) -> Iterator[Scene]:
+def running_one_node_mesh(**environ: str) -> Iterator[OneNodeMesh]:
     """`environ`: settings of the manager."""
     with temporary_home() as home, running_valkey(home) as url:
         settings = {"PROXY_LEASE_S": str(LEASE_S)}
         with running_service("proxy", url, **settings) as proxy:
             asyncio.run(until(lambda: leads(proxy)))
-            scene = Scene(proxy, url, environ)
-            with scene.managers:
-                scene.start_manager()
-                asyncio.run(scene.until_ready())
-                yield scene
+            mesh = OneNodeMesh(proxy, url, environ)
+            with mesh.managers:
+                mesh.start_manager()
+                asyncio.run(mesh.until_ready())
+                yield mesh
 
 
 class Trainer:
@@ -118,11 +118,11 @@ class Trainer:
 
 
 @asynccontextmanager
-async def trainer_of(scene: Scene) -> AsyncIterator[Trainer]:
-    """A trainer at the scene's proxy."""
+async def trainer_of(mesh: OneNodeMesh) -> AsyncIterator[Trainer]:
+    """A trainer at the proxy of `mesh`."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=2 * WAIT_S)
-    async with aiohttp.ClientSession(scene.proxy.url, connector=connector, timeout=timeout) as http:
+    async with aiohttp.ClientSession(mesh.proxy.url, connector=connector, timeout=timeout) as http:
         trainer = Trainer(http)
         try:
             yield trainer

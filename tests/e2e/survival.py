@@ -106,8 +106,8 @@ class Episode:
         """Shell, variables, function, directory, file and background process are as they were, and go on."""
         answer = await self.caller.act(self.trajectory, PROBE)
         assert answer.get("ended") == "ok", answer
-        said, alive, ticks = answer["output"]["output"].splitlines()
-        greeting, number, place, kept = said.split()
+        printed, alive, ticks = answer["output"]["output"].splitlines()
+        greeting, number, place, kept = printed.split()
         assert (greeting, number, kept, alive) == ("hello", "5", "kept", "alive"), answer
         assert place.endswith("/deep"), answer
         assert int(ticks) > self.ticks, "its background process is suspended"

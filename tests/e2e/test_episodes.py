@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from tests.e2e.episodes import Scene, Trainer, running_scene, trainer_of
+from tests.e2e.episodes import OneNodeMesh, Trainer, running_one_node_mesh, trainer_of
 from treadle.lab.bench.episodes import play_episode
 from treadle.testing.small_image import small_image
 
@@ -19,8 +19,8 @@ MEMORY_MB = 64
 
 
 @pytest.fixture(scope="module")
-def scene() -> Iterator[Scene]:
-    with running_scene(CPU_MANAGER_MEMORY_MB="4096") as running:
+def mesh() -> Iterator[OneNodeMesh]:
+    with running_one_node_mesh(CPU_MANAGER_MEMORY_MB="4096") as running:
         yield running
 
 
@@ -44,8 +44,10 @@ each = pytest.mark.parametrize("image", ["local", pytest.param("docker", marks=p
 
 @pytest.mark.slow
 @each
-async def test_two_dozen_environments_keep_their_state_through_fifty_actions_each(scene: Scene, image: str) -> None:
-    async with trainer_of(scene) as trainer:
+async def test_two_dozen_environments_keep_their_state_through_fifty_actions_each(
+    mesh: OneNodeMesh, image: str
+) -> None:
+    async with trainer_of(mesh) as trainer:
 
         async def episode(seed: int) -> list[str]:
             trajectory = await trainer.open(image=image, memory_mb=MEMORY_MB)
@@ -60,8 +62,10 @@ async def test_two_dozen_environments_keep_their_state_through_fifty_actions_eac
 
 
 @each
-async def test_cores_are_held_during_an_action_and_memory_for_the_whole_trajectory(scene: Scene, image: str) -> None:
-    async with trainer_of(scene) as trainer:
+async def test_cores_are_held_during_an_action_and_memory_for_the_whole_trajectory(
+    mesh: OneNodeMesh, image: str
+) -> None:
+    async with trainer_of(mesh) as trainer:
         trajectory = await trainer.open(image=image, memory_mb=MEMORY_MB)
         await trainer.bash(trajectory, "while true; do :; done &")
         await trainer.until_used(cores=0, memory_mb=MEMORY_MB)
@@ -70,8 +74,8 @@ async def test_cores_are_held_during_an_action_and_memory_for_the_whole_trajecto
 
 
 @each
-async def test_a_trainer_that_vanishes_leaves_nothing_behind(scene: Scene, image: str) -> None:
-    async with trainer_of(scene) as trainer:
+async def test_a_trainer_that_vanishes_leaves_nothing_behind(mesh: OneNodeMesh, image: str) -> None:
+    async with trainer_of(mesh) as trainer:
         trajectory = await trainer.open(image=image, memory_mb=MEMORY_MB, idle_s=0.5)
         await trainer.bash(trajectory, "sleep 1000 &")
         await trainer.until_used(memory_mb=0)
@@ -82,9 +86,9 @@ async def test_a_trainer_that_vanishes_leaves_nothing_behind(scene: Scene, image
 
 
 @each
-async def test_an_action_that_scales_receives_its_number_of_cores(scene: Scene, image: str) -> None:
+async def test_an_action_that_scales_receives_its_number_of_cores(mesh: OneNodeMesh, image: str) -> None:
     wide = {"units": {"cores": [1, 2]}, "elasticity": {"model": "amdahl", "serial": 0.01}, "duration_s": 20.0}
-    async with trainer_of(scene) as trainer:
+    async with trainer_of(mesh) as trainer:
         trajectory = await trainer.open(image=image, memory_mb=MEMORY_MB)
         answer = await trainer.bash(trajectory, "echo {dop}; nproc", **wide)
         assert answer["output"]["output"] == "2\n2\n", answer
@@ -94,8 +98,8 @@ async def test_an_action_that_scales_receives_its_number_of_cores(scene: Scene, 
         await trainer.close(trajectory)
 
 
-async def test_what_cannot_be_made_is_refused_for_its_trajectory_alone(scene: Scene) -> None:
-    async with trainer_of(scene) as trainer:
+async def test_what_cannot_be_made_is_refused_for_its_trajectory_alone(mesh: OneNodeMesh) -> None:
+    async with trainer_of(mesh) as trainer:
         broken = await trainer.open(memory_mb=MEMORY_MB, setup=["echo made it this far; exit 3"])
         answer = await trainer.bash(broken, "true")
         assert (answer["ended"], answer["mask"]) == ("refused", True), answer
@@ -107,8 +111,8 @@ async def test_what_cannot_be_made_is_refused_for_its_trajectory_alone(scene: Sc
         await trainer.until_used(memory_mb=0)
 
 
-async def test_closing_ends_what_runs_and_cancels_what_waits(scene: Scene) -> None:
-    async with trainer_of(scene) as trainer:
+async def test_closing_ends_what_runs_and_cancels_what_waits(mesh: OneNodeMesh) -> None:
+    async with trainer_of(mesh) as trainer:
         trajectory = await trainer.open(memory_mb=MEMORY_MB)
         await trainer.bash(trajectory, "true")
         pending = [asyncio.create_task(trainer.bash(trajectory, "sleep 100", timeout_s=120)) for _ in range(3)]

@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 
 from tests.e2e.containers.engine import PrivateEngine, private_engine
-from tests.e2e.episodes import NODE, WAIT_S, Scene, Trainer, running_scene, trainer_of
+from tests.e2e.episodes import NODE, WAIT_S, OneNodeMesh, Trainer, running_one_node_mesh, trainer_of
 from treadle.lab.bench.episodes import play_episode
 from treadle.testing.small_image import small_image
 
@@ -42,8 +42,8 @@ def image(engine: PrivateEngine) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def scene(engine: PrivateEngine) -> Iterator[Scene]:
-    with running_scene(CPU_MANAGER_MEMORY_MB="4096", CPU_MANAGER_ENGINE=engine.url) as running:
+def mesh(engine: PrivateEngine) -> Iterator[OneNodeMesh]:
+    with running_one_node_mesh(CPU_MANAGER_MEMORY_MB="4096", CPU_MANAGER_ENGINE=engine.url) as running:
         yield running
 
 
@@ -52,19 +52,19 @@ def containers(engine: PrivateEngine) -> list[str]:
     return found.decode().split()
 
 
-async def test_containers_outlive_their_manager_with_all_they_hold(scene: Scene, image: str) -> None:
-    async with trainer_of(scene) as trainer:
+async def test_containers_outlive_their_manager_with_all_they_hold(mesh: OneNodeMesh, image: str) -> None:
+    async with trainer_of(mesh) as trainer:
         kept = await trainer.open(image=image, memory_mb=MEMORY_MB)
         await trainer.bash(kept, "v=7; cd /tmp; echo x > here; sleep 1000 & child=$!")
         local = await trainer.open(memory_mb=MEMORY_MB)
         await trainer.bash(local, "v=8")
         running = asyncio.create_task(trainer.bash(kept, "sleep 60", timeout_s=120))
         await trainer.until_used(cores=1)
-        await asyncio.to_thread(scene.kill_manager)
+        await asyncio.to_thread(mesh.kill_manager)
         waiting = asyncio.create_task(trainer.bash(kept, 'echo "$v $PWD $(cat here)"; kill -0 $child && echo alive'))
         of_local = asyncio.create_task(trainer.bash(local, "echo $v"))
-        scene.start_manager()
-        await scene.until_ready()
+        mesh.start_manager()
+        await mesh.until_ready()
         assert (await running)["ended"] == "unknown-outcome"
         answer = await waiting
         assert answer["ended"] == "ok", answer
@@ -79,8 +79,8 @@ async def test_containers_outlive_their_manager_with_all_they_hold(scene: Scene,
         await trainer.until_used(cores=0, memory_mb=0)
 
 
-async def test_only_the_killed_container_is_lost(scene: Scene, engine: PrivateEngine, image: str) -> None:
-    async with trainer_of(scene) as trainer:
+async def test_only_the_killed_container_is_lost(mesh: OneNodeMesh, engine: PrivateEngine, image: str) -> None:
+    async with trainer_of(mesh) as trainer:
         victim = await trainer.open(image=image, memory_mb=MEMORY_MB)
         await trainer.bash(victim, "true")
         container = containers(engine)[0]  # the newest; an older one may still be on its way out
@@ -96,10 +96,10 @@ async def test_only_the_killed_container_is_lost(scene: Scene, engine: PrivateEn
 
 
 async def test_episodes_continue_while_the_engine_is_killed_and_restarted(
-    scene: Scene, engine: PrivateEngine, image: str
+    mesh: OneNodeMesh, engine: PrivateEngine, image: str
 ) -> None:
     """Actions in environments do not need the engine; environments that begin meanwhile wait, or have the reason."""
-    async with trainer_of(scene) as trainer:
+    async with trainer_of(mesh) as trainer:
         trajectories = [await trainer.open(image=image, memory_mb=MEMORY_MB) for _ in range(4)]
         for trajectory in trajectories:
             await trainer.bash(trajectory, "true")
@@ -120,14 +120,16 @@ async def test_episodes_continue_while_the_engine_is_killed_and_restarted(
                 await asyncio.sleep(0.1)
 
 
-async def test_every_action_is_answered_once_after_each_kill(scene: Scene, engine: PrivateEngine, image: str) -> None:
-    async with trainer_of(scene) as trainer:
+async def test_every_action_is_answered_once_after_each_kill(
+    mesh: OneNodeMesh, engine: PrivateEngine, image: str
+) -> None:
+    async with trainer_of(mesh) as trainer:
         trajectories = [await trainer.open(image=image, memory_mb=MEMORY_MB) for _ in range(6)]
         episodes = [asyncio.create_task(_count(trainer, trajectory, 40)) for trajectory in trajectories]
         await trainer.until_used(memory_mb=6 * MEMORY_MB)
-        await asyncio.to_thread(scene.kill_manager)
-        scene.start_manager()
-        await scene.until_ready()
+        await asyncio.to_thread(mesh.kill_manager)
+        mesh.start_manager()
+        await mesh.until_ready()
         for unknown, lost in await asyncio.gather(*episodes):
             assert unknown <= 1, "at most the action that ran just then"
             assert not lost

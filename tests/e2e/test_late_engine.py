@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.e2e.episodes import Scene, running_scene, trainer_of
+from tests.e2e.episodes import OneNodeMesh, running_one_node_mesh, trainer_of
 from tests.shared.bus.soon import soon
 from treadle.testing.small_image import small_image
 
@@ -27,14 +27,14 @@ def socket(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def scene(socket: Path) -> Iterator[Scene]:
-    with running_scene(CPU_MANAGER_ENGINE=f"unix://{socket}", CPU_MANAGER_ENGINE_RETRY_S="0.2") as running:
+def mesh(socket: Path) -> Iterator[OneNodeMesh]:
+    with running_one_node_mesh(CPU_MANAGER_ENGINE=f"unix://{socket}", CPU_MANAGER_ENGINE_RETRY_S="0.2") as running:
         yield running
 
 
-async def test_an_action_for_an_image_waits_for_the_engine(scene: Scene, socket: Path) -> None:
+async def test_an_action_for_an_image_waits_for_the_engine(mesh: OneNodeMesh, socket: Path) -> None:
     with small_image(f"treadletest-late-{os.getpid()}:python", python=True) as image:
-        async with trainer_of(scene) as trainer, aiohttp.ClientSession(scene.proxy.url) as http:
+        async with trainer_of(mesh) as trainer, aiohttp.ClientSession(mesh.proxy.url) as http:
             trajectory = await trainer.open(image=image, memory_mb=64)
             waiting = asyncio.create_task(trainer.bash(trajectory, "echo here"))
 

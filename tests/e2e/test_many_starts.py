@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import aiohttp
 import pytest
 
-from tests.e2e.episodes import WAIT_S, Json, Scene, running_scene, trainer_of
+from tests.e2e.episodes import WAIT_S, Json, OneNodeMesh, running_one_node_mesh, trainer_of
 from tests.shared.bus.soon import soon
 
 MANY, ROOM = 60, 20
@@ -25,13 +25,13 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def scene() -> Iterator[Scene]:
-    with running_scene(**SETTINGS) as running:
+def mesh() -> Iterator[OneNodeMesh]:
+    with running_one_node_mesh(**SETTINGS) as running:
         yield running
 
 
-async def test_each_is_ready_or_queued_with_a_reason_and_what_stands_goes_on(scene: Scene) -> None:
-    async with trainer_of(scene) as trainer, aiohttp.ClientSession(scene.proxy.url) as http:
+async def test_each_is_ready_or_queued_with_a_reason_and_what_stands_goes_on(mesh: OneNodeMesh) -> None:
+    async with trainer_of(mesh) as trainer, aiohttp.ClientSession(mesh.proxy.url) as http:
         standing = await trainer.open(memory_mb=MEMORY_MB)
         assert (await trainer.bash(standing, "v=kept"))["ended"] == "ok"
         await trainer.until_used(starts=0, memory_mb=MEMORY_MB)

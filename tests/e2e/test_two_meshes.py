@@ -18,7 +18,7 @@ import redis
 
 from services.cpu_manager.environments.docker.claim import Claim, Owner
 from shared.bus.identity import MESH
-from tests.e2e.episodes import NODE, WAIT_S, Json, Scene, Trainer, running_scene, trainer_of
+from tests.e2e.episodes import NODE, WAIT_S, Json, OneNodeMesh, Trainer, running_one_node_mesh, trainer_of
 from treadle.stack.operate import stop_stack
 from treadle.testing.servers import temporary_home
 from treadle.testing.small_image import small_image
@@ -124,21 +124,23 @@ async def test_neither_mesh_touches_the_others_containers_after_kills(
 
 
 @pytest.fixture
-def scene() -> Iterator[Scene]:
-    with running_scene(CPU_MANAGER_ENGINE_RETRY_S="0.2") as running:
+def mesh() -> Iterator[OneNodeMesh]:
+    with running_one_node_mesh(CPU_MANAGER_ENGINE_RETRY_S="0.2") as running:
         yield running
 
 
-async def test_a_manager_without_the_claim_reports_the_reason_until_it_has_the_claim(scene: Scene, image: str) -> None:
+async def test_a_manager_without_the_claim_reports_the_reason_until_it_has_the_claim(
+    mesh: OneNodeMesh, image: str
+) -> None:
     """Another manager of this mesh and this name runs on the host: the action waits with the reason, and then runs."""
-    with redis.Redis.from_url(scene.redis_url) as client:
-        mesh = bytes(client.get(MESH)).decode()
-    await asyncio.to_thread(scene.kill_manager)
-    claim = Claim(Owner(NODE, mesh))
+    with redis.Redis.from_url(mesh.redis_url) as client:
+        identity = bytes(client.get(MESH)).decode()
+    await asyncio.to_thread(mesh.kill_manager)
+    claim = Claim(Owner(NODE, identity))
     assert claim.held
-    scene.start_manager()
-    await scene.until_ready()
-    async with trainer_of(scene) as each, aiohttp.ClientSession(scene.proxy.url) as http:
+    mesh.start_manager()
+    await mesh.until_ready()
+    async with trainer_of(mesh) as each, aiohttp.ClientSession(mesh.proxy.url) as http:
         trajectory = await each.open(image=image, memory_mb=64)
         waiting = asyncio.create_task(each.bash(trajectory, "echo here", request_id="first"))
 
@@ -154,7 +156,7 @@ async def test_a_manager_without_the_claim_reports_the_reason_until_it_has_the_c
             while "runtime.docker" not in await reasons():  # noqa: ASYNC110  # the other side is a process
                 await asyncio.sleep(0.1)
         assert "another manager on this host owns the containers" in (await node())["labels"]["runtime.docker"]
-        assert listed("ps --all", mesh) == []
+        assert listed("ps --all", identity) == []
         claim.close()
         assert output(await waiting) == "here\n"
         assert "docker" in (await node())["runtimes"]

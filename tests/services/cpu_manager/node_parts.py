@@ -65,7 +65,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass
-class Scripted:
+class ScriptedGrader:
     """A grader with scripted verdicts that records its calls."""
 
     kind: str = "work"
@@ -183,7 +183,7 @@ class FakeRuntime:
         self.closed = True
 
 
-class Bed:
+class NodeParts:
     """Attempts on four cores with one scripted grader and one fake runtime, and everything they report."""
 
     def __init__(
@@ -199,7 +199,7 @@ class Bed:
         self.clock = ManualClock()
         self.cores, self.slots = Cores(Topology((tuple((core,) for core in cores),))), ResourceUsage(8, owned=8)
         self.memory = ResourceUsage(memory_mb, owned=memory_mb)
-        self.grader = Scripted()
+        self.grader = ScriptedGrader()
         self.sandbox = NoSandboxHere()
         self.runtime = FakeRuntime()
         self.reports: list[Outcome] = []

@@ -39,7 +39,7 @@ from shared.messages.outcomes import (
     InventoryTaken,
     Started,
 )
-from tests.services.cpu_manager.node_parts import Bed, grant, in_environment
+from tests.services.cpu_manager.node_parts import NodeParts, grant, in_environment
 from tests.shared.bus.soon import soon
 
 TOPIC = grants_topic("n", "1")
@@ -51,18 +51,18 @@ class NodeUnderTest:
 
     def __init__(self, redis: Redis, reader: Redis) -> None:
         self.redis = redis
-        self.bed = Bed()
+        self.parts = NodeParts()
         self.outbox = Outbox(redis)
-        self.bed.attempts.report = self.bed.registry.report = self.outbox.put
-        self.execution = Execution(self.bed.sandbox, {}, {})
+        self.parts.attempts.report = self.parts.registry.report = self.outbox.put
+        self.execution = Execution(self.parts.sandbox, {}, {})
         self.node = NodeManager(
             redis,
             reader,
             HELLO,
-            self.bed.attempts,
+            self.parts.attempts,
             self.outbox,
-            {"cores": self.bed.cores.usage, "slots": self.bed.slots, "memory_mb": self.bed.memory},
-            self.bed.clock,
+            {"cores": self.parts.cores.usage, "slots": self.parts.slots, "memory_mb": self.parts.memory},
+            self.parts.clock,
             self.execution.cold_start_s,
         )
 
@@ -96,7 +96,7 @@ async def post(redis_url: str) -> AsyncIterator[NodeUnderTest]:
         made = NodeUnderTest(redis, reader)
         async with running(made.node.run, made.outbox.run):
             yield made
-            await made.bed.attempts.stop()
+            await made.parts.attempts.stop()
 
 
 @asynccontextmanager
@@ -142,11 +142,11 @@ async def test_messages_of_an_older_epoch_are_ignored(post: NodeUnderTest) -> No
 
     reported = await post.outcomes(3)
     assert [one.action for one in reported if isinstance(one, Finished)] == ["new", "newer"]
-    assert post.bed.cores.usage.owned == 4
+    assert post.parts.cores.usage.owned == 4
 
 
 async def test_a_revocation_stops_a_running_attempt(post: NodeUnderTest) -> None:
-    post.bed.grader.waits = True
+    post.parts.grader.waits = True
     await post.send(grant("a"), Revoked(action="a", epoch=1, attempt=1))
 
     (outcome,) = await post.outcomes(1)
@@ -160,13 +160,13 @@ async def test_it_owns_the_share_that_the_leader_set(post: NodeUnderTest) -> Non
     )
     await post.outcomes(1)
 
-    assert (post.bed.cores.usage.owned, post.bed.slots.owned) == (2, 5)
+    assert (post.parts.cores.usage.owned, post.parts.slots.owned) == (2, 5)
 
 
 async def test_an_inventory_comes_after_every_outcome_before_it(post: NodeUnderTest) -> None:
     await post.send(*(grant(f"a{number}") for number in range(4)))
     await post.outcomes(4)
-    post.bed.grader.waits = True
+    post.parts.grader.waits = True
     await post.send(grant("runs", attempt=3, stage=1, cores=2), InventoryRequested(epoch=7))
 
     *finished, inventory = await post.outcomes(5)
@@ -179,10 +179,10 @@ async def test_an_inventory_comes_after_every_outcome_before_it(post: NodeUnderT
 
 
 async def test_environments_are_listed_in_the_inventory_from_creation_to_end(post: NodeUnderTest) -> None:
-    post.bed.runtime.create_waits = True
+    post.parts.runtime.create_waits = True
     await post.send(in_environment("a", begins=True), InventoryRequested(epoch=1))
     (being_made,) = await post.outcomes(1)
-    post.bed.runtime.go.set()
+    post.parts.runtime.go.set()
     await post.outcomes(2)
     await post.send(InventoryRequested(epoch=1))
     _, began, listed = await post.outcomes(3)
@@ -197,39 +197,39 @@ async def test_environments_are_listed_in_the_inventory_from_creation_to_end(pos
         "t": ("n", "1", "closed"),
         "unknown": ("n", "1", "closed"),
     }
-    assert post.bed.runtime.made[0].closed
+    assert post.parts.runtime.made[0].closed
 
 
 async def test_a_requested_image_is_prepared(post: NodeUnderTest) -> None:
     await post.send(ImageRequested(epoch=1, image="local"))
 
     async def prepared() -> bool:
-        return post.bed.runtime.prepared == ["local"]
+        return post.parts.runtime.prepared == ["local"]
 
     await soon(prepared)
 
 
 async def test_a_heartbeat_reports_a_created_environment_during_its_first_action(post: NodeUnderTest) -> None:
-    post.bed.runtime.create_waits = post.bed.runtime.waits = True
+    post.parts.runtime.create_waits = post.parts.runtime.waits = True
     await post.send(in_environment("a", begins=True))
     async with running(lambda: post.node.heartbeats(0.01)):
         (started,) = await post.outcomes(1)
         assert isinstance(started, Started)
-        post.bed.runtime.create_waits = False
-        post.bed.runtime.go.set()
-        post.bed.runtime.go = asyncio.Event()
+        post.parts.runtime.create_waits = False
+        post.parts.runtime.go.set()
+        post.parts.runtime.go = asyncio.Event()
         made = (await post.outcomes(2))[1]
-        post.bed.runtime.go.set()
+        post.parts.runtime.go.set()
         finished = (await post.outcomes(3))[2]
 
     assert (made, finished.status) == (EnvironmentCreated(node="n", incarnation="1", trajectory="t"), "ok")
 
 
 async def test_a_heartbeat_reports_added_and_removed_images(post: NodeUnderTest) -> None:
-    post.bed.runtime.has = {"a:1", "b:1"}
+    post.parts.runtime.has = {"a:1", "b:1"}
     await post.send(InventoryRequested(epoch=1))
     (inventory,) = await post.outcomes(1)
-    post.bed.runtime.has = {"b:1", "c:1"}
+    post.parts.runtime.has = {"b:1", "c:1"}
     async with running(lambda: post.node.heartbeats(0.01)):
         changed = (await post.outcomes(2))[1]
 
@@ -238,12 +238,12 @@ async def test_a_heartbeat_reports_added_and_removed_images(post: NodeUnderTest)
 
 
 async def test_a_postponed_attempt_is_reported_with_its_reason_and_time(post: NodeUnderTest) -> None:
-    post.bed.runtime.fails = Postponed("the registry limits pulls", 7.0)
+    post.parts.runtime.fails = Postponed("the registry limits pulls", 7.0)
     await post.send(in_environment("a", begins=True))
     (end,) = await post.outcomes(1)
 
     assert (end.status, end.reason, end.retry_in_s) == ("postponed", "the registry limits pulls", 7.0)
-    assert (end.environment_exists, post.bed.memory.used) == (False, 0)
+    assert (end.environment_exists, post.parts.memory.used) == (False, 0)
 
 
 async def test_a_heartbeat_reports_memory_and_finds_dead_environments(post: NodeUnderTest) -> None:
@@ -251,7 +251,7 @@ async def test_a_heartbeat_reports_memory_and_finds_dead_environments(post: Node
     await post.outcomes(1)
     async with running(lambda: post.node.heartbeats(0.01)):
         _, beat = await post.announcements(2)
-        post.bed.runtime.made[0].alive = False
+        post.parts.runtime.made[0].alive = False
         ended = (await post.outcomes(2))[1]
 
     assert (beat.used["memory_mb"], beat.owned["memory_mb"]) == (100, 1000)
@@ -307,11 +307,11 @@ async def test_a_heartbeat_trims_the_rest_and_keeps_unread_entries(post: NodeUnd
 
 
 async def test_a_heartbeat_reports_units_and_running_attempts(post: NodeUnderTest) -> None:
-    post.bed.grader.waits = True
+    post.parts.grader.waits = True
     shares = [ShareSet(epoch=1, resource=name, units=units) for name, units in (("cores", 2), ("slots", 0))]
     await post.send(grant("a", units={"cores": 3, "slots": 1}), *shares, InventoryRequested(epoch=1))
     await post.outcomes(1)
-    post.bed.clock.now += 2.0
+    post.parts.clock.now += 2.0
     async with running(lambda: post.node.heartbeats(3600.0)):
         _, beat = await post.announcements(2)
 
@@ -354,7 +354,7 @@ async def test_a_node_with_a_new_offer_publishes_and_repeats_it(post: NodeUnderT
 
 
 async def test_stopping_reports_lost_attempts_and_publishes_bye(post: NodeUnderTest) -> None:
-    post.bed.grader.waits = True
+    post.parts.grader.waits = True
     await post.send(*(grant(name) for name in ("a", "b")), InventoryRequested(epoch=1))
     await post.outcomes(1)
 
@@ -369,10 +369,10 @@ async def test_stopping_without_valkey_ends(tmp_path: Any) -> None:
     nowhere = f"unix://{tmp_path}/no.sock"
     async with connect(nowhere, name="test") as redis, connect(nowhere, name="test-reader") as reader:
         lonely = NodeUnderTest(redis, reader)
-        lonely.bed.grader.waits = True
-        lonely.bed.attempts.accept(grant("a"))
+        lonely.parts.grader.waits = True
+        lonely.parts.attempts.accept(grant("a"))
 
         async with asyncio.timeout(20):
             await lonely.node.stop()
 
-        assert len(lonely.bed.attempts) == 0
+        assert len(lonely.parts.attempts) == 0

@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 
 from services.cpu_manager.metrics import observe
 from shared.messages.outcomes import RECALLED, ExecutionStatus, Finished, Outcome, Started
-from tests.services.cpu_manager.node_parts import Bed, in_environment, turns
+from tests.services.cpu_manager.node_parts import NodeParts, in_environment, turns
 
 PREFIX = "treadle_cpu_manager_"
 
@@ -58,14 +58,14 @@ def test_a_recalled_grant_is_reported_and_not_counted() -> None:
 
 
 async def test_environments_are_counted_from_their_creation_to_their_end() -> None:
-    bed = Bed()
+    parts = NodeParts()
     closed, made = sample("environments_ended_total", reason="closed"), "environment_creation_seconds_count"
     standing, before = sample("environments"), sample(made, runtime="local")
-    bed.attempts.accept(in_environment(begins=True))
-    await bed.settled()
+    parts.attempts.accept(in_environment(begins=True))
+    await parts.settled()
     assert (sample("environments") - standing, sample(made, runtime="local") - before) == (1, 1)
 
-    bed.attempts.close_environment("t")
+    parts.attempts.close_environment("t")
     await turns()
 
     assert sample("environments") == standing

@@ -161,8 +161,8 @@ class Folder:
                 "output": {"exit_code": None, **partial},
             }  # fmt: skip
         except OSError as error:
-            said = f"{error.strerror}: {params.get('path') or params['argv'][0]}"
-            return {"passed": False, "output": {"error": said, "exit_code": 127}, "reason": said}
+            message = f"{error.strerror}: {params.get('path') or params['argv'][0]}"
+            return {"passed": False, "output": {"error": message, "exit_code": 127}, "reason": message}
         return {"passed": output.get("exit_code", 0) == 0, "output": output}
 
     def bash(self, params: dict[str, Any], timeout_s: float) -> dict[str, Any]:

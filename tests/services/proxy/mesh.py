@@ -38,7 +38,7 @@ class StillClock(ValkeyClock):
         return self.now
 
 
-class Notes(Interpreter):
+class WriteRecorder(Interpreter):
     """Records writes instead of executing them."""
 
     def __init__(self) -> None:

@@ -18,5 +18,5 @@ async def mesh(redis_url: str, database_url: str) -> AsyncIterator[Mesh]:
     async with connect(redis_url, name="test") as redis, database.connect(database_url, name="test") as sessions:
         await functions.load(redis)
         mesh = Mesh(redis, sessions)
-        await mesh.say(Hello(node="n", incarnation="1", node_class="default", capacity={"cores": 8}, kinds=[]))
+        await mesh.publish(Hello(node="n", incarnation="1", node_class="default", capacity={"cores": 8}, kinds=[]))
         yield mesh

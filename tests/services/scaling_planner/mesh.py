@@ -93,7 +93,7 @@ class Mesh:
         self.redis = redis
         self.sessions = sessions
 
-    async def say(self, *messages: Message) -> None:
+    async def publish(self, *messages: Message) -> None:
         for message in messages:
             topic = NODES if isinstance(message, Hello) else BATCHES
             await functions.publish(self.redis, topic.name, 1000, [topic.encode(message)])  # type: ignore[arg-type]
@@ -101,12 +101,12 @@ class Mesh:
     async def open(self, name: str) -> None:
         """As the server-side function does: the batch is in Valkey before its message is."""
         await command(self.redis, "HSET", f"batch:{name}", "state", "open", "submitted", 0, "answered", 0)
-        await self.say(a_batch(name))
+        await self.publish(a_batch(name))
 
     async def end(self, name: str) -> None:
         for answer in (an_answer(2, 3.0, 2.0), an_answer(0, 1.0, 1.0), an_answer(1, 2.0)):
             await command(self.redis, "XADD", f"results:{name}", "*", "a", answer)
-        await self.say(FirstArrival(batch=name, arrived_at=FIRST), its_end(name))
+        await self.publish(FirstArrival(batch=name, arrived_at=FIRST), its_end(name))
 
     async def published(self) -> list[TargetSet | CompletionExpected]:
         return [TARGETS.decode(fields[1]) for _, fields in await command(self.redis, "XRANGE", TARGETS.name, "-", "+")]

@@ -51,7 +51,7 @@ async def test_a_batch_is_kept_learnt_from_and_the_next_one_gets_what_it_needs(
         await soon(lambda: are(mesh, [0, 3, 0]))
         await mesh.open("b2")
         first = time.time()
-        await mesh.say(FirstArrival(batch="b2", arrived_at=first))
+        await mesh.publish(FirstArrival(batch="b2", arrived_at=first))
         await soon(lambda: are(mesh, [0, 3, 0, 2]))
         await soon(lambda: all_acknowledged(mesh, 5))
     assert (await mesh.completions("b2"))[0] == pytest.approx(first + 7.0, abs=1e-5)
@@ -107,7 +107,7 @@ async def test_history_is_made_of_results_in_postgres_too(
         await command(mesh.redis, "XADD", "results:b1", "*", "a", answer)
     if expired:
         await command(mesh.redis, "DEL", "batch:b1")
-    await mesh.say(FirstArrival(batch="b1", arrived_at=FIRST), its_end("b1"))
+    await mesh.publish(FirstArrival(batch="b1", arrived_at=FIRST), its_end("b1"))
     async with running(planner(redis_url, database_url)):
         await soon(lambda: all_acknowledged(mesh, 3))
     async with transaction(mesh.sessions) as session:
@@ -154,7 +154,7 @@ async def test_a_batch_that_valkey_has_lost_holds_no_units(mesh: Mesh, redis_url
 async def test_a_cancelled_batch_is_kept_and_not_learnt_from(mesh: Mesh, redis_url: str, database_url: str) -> None:
     async with running(planner(redis_url, database_url)):
         await mesh.open("b1")
-        await mesh.say(its_end("b1", "cancelled"))
+        await mesh.publish(its_end("b1", "cancelled"))
         await mesh.open("b2")
         await soon(lambda: all_acknowledged(mesh, 3))
     assert (await mesh.targets())[-1] == 3
@@ -162,7 +162,7 @@ async def test_a_cancelled_batch_is_kept_and_not_learnt_from(mesh: Mesh, redis_u
 
 async def test_an_end_that_contradicts_itself_is_not_kept(mesh: Mesh, redis_url: str, database_url: str) -> None:
     async with running(planner(redis_url, database_url)):
-        await mesh.say(its_end("b1", "sealed"))
+        await mesh.publish(its_end("b1", "sealed"))
         await mesh.open("b2")
         await soon(lambda: last_is(mesh, 3))
         assert await mesh.unacknowledged() == 1
@@ -193,7 +193,7 @@ async def test_postgres_and_valkey_may_restart_and_no_end_of_a_batch_is_lost(sta
         async with connect(redis_url, name="test") as redis, database.connect(database_url, name="test") as sessions:
             await functions.load(redis)
             mesh = Mesh(redis, sessions)
-            await mesh.say(Hello(node="n", incarnation="1", node_class="default", capacity={"cores": 8}, kinds=[]))
+            await mesh.publish(Hello(node="n", incarnation="1", node_class="default", capacity={"cores": 8}, kinds=[]))
             async with running(planner(redis_url, database_url)) as http:
                 await mesh.open("b1")
                 await soon(lambda: last_is(mesh, 3))

@@ -71,7 +71,7 @@ async def test_a_planner_that_cannot_keep_its_decisions_lets_its_lease_lapse(sta
         async with connect(redis_url, name="test") as redis, database.connect(database_url, name="test") as sessions:
             await functions.load(redis)
             mesh = Mesh(redis, sessions)
-            await mesh.say(Hello(node="n", incarnation="1", node_class="default", capacity={"cores": 8}, kinds=[]))
+            await mesh.publish(Hello(node="n", incarnation="1", node_class="default", capacity={"cores": 8}, kinds=[]))
             async with running(planner(redis_url, database_url, lease_s=0.9, stuck_s=0.1)):
                 await soon(lambda: last_is(mesh, 0))
                 await asyncio.to_thread(postgres.close)
@@ -96,11 +96,11 @@ async def test_units_fall_to_what_is_needed_soon_and_come_back_before_they_are_n
         await mesh.open("b1")
         for answer in (an_answer(0, 0.5), an_answer(5, 2.0), an_answer(5, 2.0)):
             await command(mesh.redis, "XADD", "results:b1", "*", "a", answer)
-        await mesh.say(FirstArrival(batch="b1", arrived_at=FIRST), its_end("b1"))
+        await mesh.publish(FirstArrival(batch="b1", arrived_at=FIRST), its_end("b1"))
         await soon(lambda: last_is(mesh, 0))
         await mesh.open("b2")
         await command(mesh.redis, "HSET", "batch:b2", "submitted", 1, "answered", 1)
-        await mesh.say(FirstArrival(batch="b2", arrived_at=time.time()))
+        await mesh.publish(FirstArrival(batch="b2", arrived_at=time.time()))
         await soon(lambda: last_is(mesh, 2))
     assert (await mesh.targets())[-2:] == [0, 2], "nothing is needed between the first and the others"
 
@@ -110,13 +110,13 @@ async def test_what_a_trainer_reports_of_its_rollout_is_heeded_and_its_pace_kept
 ) -> None:
     async with running(planner(redis_url, database_url, review_s=1.0)):
         await mesh.open("b1")
-        await mesh.say(RolloutProgress(batch="b1", at=FIRST, generating=2, tokens=500.0))
+        await mesh.publish(RolloutProgress(batch="b1", at=FIRST, generating=2, tokens=500.0))
         await mesh.end("b1")
         await mesh.open("b2")
         await command(mesh.redis, "HSET", "batch:b2", "submitted", 1, "answered", 1)
-        await mesh.say(FirstArrival(batch="b2", arrived_at=time.time()))
+        await mesh.publish(FirstArrival(batch="b2", arrived_at=time.time()))
         await soon(lambda: last_is(mesh, 2))  # a worker of each stage
-        await mesh.say(RolloutProgress(batch="b2", at=time.time(), generating=0))
+        await mesh.publish(RolloutProgress(batch="b2", at=time.time(), generating=0))
         await soon(lambda: last_is(mesh, 0))  # samples that will never come are not waited for
     async with transaction(mesh.sessions) as session:
         (past,) = await BatchHistory(session).recent("ada", "code", 3, 5)
@@ -134,7 +134,7 @@ async def test_a_stimulus_log_holds_all_that_the_planner_was_told_and_answered(
         await soon(lambda: last_is(mesh, 0))
         await mesh.open("b2")
     async with running(planner(redis_url, database_url, **settings)):
-        await mesh.say(FirstArrival(batch="b2", arrived_at=time.time()))
+        await mesh.publish(FirstArrival(batch="b2", arrived_at=time.time()))
         await soon(lambda: last_is(mesh, 3))
         await mesh.open("b3")
         await soon(lambda: all_acknowledged(mesh, 6))

@@ -84,17 +84,17 @@ class Journal:
         fields = await self.batch(batch)
         return fields["state"], int(fields["submitted"]), int(fields["answered"])
 
-    async def said(self, topic: Topic[M]) -> list[M]:
+    async def messages(self, topic: Topic[M]) -> list[M]:
         return [topic.decode(fields[1]) for _, fields in await command(self.redis, "XRANGE", topic.name, "-", "+")]
 
     async def ended(self) -> list[BatchEnded]:
-        return [message for message in await self.said(BATCHES) if isinstance(message, BatchEnded)]
+        return [message for message in await self.messages(BATCHES) if isinstance(message, BatchEnded)]
 
     async def unanswered(self) -> list[str]:
-        return [one.action for one in await self.said(ACTIONS) if isinstance(one, ActionSubmitted)]
+        return [one.action for one in await self.messages(ACTIONS) if isinstance(one, ActionSubmitted)]
 
     async def cancels(self) -> list[CancelRequested]:
-        return [one for one in await self.said(ACTIONS) if isinstance(one, CancelRequested)]
+        return [one for one in await self.messages(ACTIONS) if isinstance(one, CancelRequested)]
 
     async def results(self, batch: str = "b") -> list[bytes]:
         return [fields[1] for _, fields in await command(self.redis, "XRANGE", f"results:{batch}", "-", "+")]

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 class Mute:
     """Accepts and hears; says only what it was given to say at the first command of each connection."""
 
-    saying: bytes = b""
+    greeting: bytes = b""
     hang_up: bool = False
     port: int = 0
     connections: list[asyncio.Transport] = field(default_factory=list)
-    heard: asyncio.Event = field(default_factory=asyncio.Event)
+    received: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """A connection has ended."""
 
@@ -25,7 +25,7 @@ class Mute:
         return f"redis://127.0.0.1:{self.port}/0"
 
 
-class _Ear(asyncio.Protocol):
+class MuteProtocol(asyncio.Protocol):
     def __init__(self, mute: Mute) -> None:
         self._mute = mute
 
@@ -35,8 +35,8 @@ class _Ear(asyncio.Protocol):
         self._mute.connections.append(transport)
 
     def data_received(self, data: bytes) -> None:
-        self._mute.heard.set()
-        self._transport.write(self._mute.saying)
+        self._mute.received.set()
+        self._transport.write(self._mute.greeting)
         if self._mute.hang_up:
             self._transport.close()
 
@@ -45,9 +45,9 @@ class _Ear(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def mute_server(saying: bytes = b"", *, hang_up: bool = False) -> AsyncIterator[Mute]:
-    mute = Mute(saying, hang_up)
-    server = await asyncio.get_running_loop().create_server(lambda: _Ear(mute), "127.0.0.1", 0)
+async def mute_server(greeting: bytes = b"", *, hang_up: bool = False) -> AsyncIterator[Mute]:
+    mute = Mute(greeting, hang_up)
+    server = await asyncio.get_running_loop().create_server(lambda: MuteProtocol(mute), "127.0.0.1", 0)
     mute.port = server.sockets[0].getsockname()[1]
     try:
         yield mute

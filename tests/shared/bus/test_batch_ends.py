@@ -17,7 +17,7 @@ async def test_a_batch_is_opened_and_said_to_be(journal: Journal) -> None:
     fields = await journal.batch()
     assert (fields["size"], fields["tenant"], fields["task"]) == ("3", "ada", "t")
     assert await journal.counts() == ("open", 0, 0)
-    assert await journal.said(BATCHES) == [opened("b", size=3)]
+    assert await journal.messages(BATCHES) == [opened("b", size=3)]
     assert await command(journal.redis, "ZRANGE", "batches:open", 0, -1) == [b"b"]
 
 
@@ -26,7 +26,7 @@ async def test_opening_again_with_the_same_key_finds_the_first_batch(journal: Jo
 
     assert await journal.open("c", key="step-1") == ("repeated", "b")
     assert await journal.open("d", key="step-2") == ("opened", "d")
-    assert [one.batch for one in await journal.said(BATCHES) if isinstance(one, BatchOpened)] == ["b", "d"]
+    assert [one.batch for one in await journal.messages(BATCHES) if isinstance(one, BatchOpened)] == ["b", "d"]
     assert await journal.fields("batch:c") == {}
 
 

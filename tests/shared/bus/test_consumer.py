@@ -20,7 +20,7 @@ DEAD = f"{ANSWERED.name}.dead"
 Handle = Callable[[Answered], Awaitable[None]]
 
 
-async def say(redis: Redis, *names: str) -> None:
+async def publish(redis: Redis, *names: str) -> None:
     for name in names:
         message = ANSWERED.encode(Answered(actions=[name], batches=[]))
         await command(redis, "XADD", ANSWERED.name, "*", "m", message)
@@ -65,7 +65,7 @@ async def dead(redis: Redis) -> list[dict[str, Any]]:
 
 
 async def test_everything_is_delivered_once_and_acknowledged(valkey: Redis) -> None:
-    await say(valkey, "a", "b", "c")
+    await publish(valkey, "a", "b", "c")
     consumer = member(valkey)
 
     assert await ran(consumer, Handler(consumer, 3)) == ["a", "b", "c"]
@@ -73,23 +73,23 @@ async def test_everything_is_delivered_once_and_acknowledged(valkey: Redis) -> N
 
 
 async def test_two_members_share_the_deliveries(valkey: Redis, reader: Redis) -> None:
-    await say(valkey, "a")
+    await publish(valkey, "a")
     first = member(valkey)
     assert await ran(first, Handler(first, 1)) == ["a"]
-    await say(valkey, "b")
+    await publish(valkey, "b")
 
     second = member(reader, "m2")
     assert await ran(second, Handler(second, 1)) == ["b"]
 
 
 async def test_a_restarted_member_gets_what_it_had_not_acknowledged_before_anything_new(valkey: Redis) -> None:
-    await say(valkey, "a", "b")
+    await publish(valkey, "a", "b")
     consumer = member(valkey)
     crashed = asyncio.create_task(consumer.run(_never))
     await soon(lambda: _both_delivered(valkey))
     crashed.cancel()
     await asyncio.wait([crashed])
-    await say(valkey, "c")
+    await publish(valkey, "c")
 
     again = member(valkey)
     assert await ran(again, Handler(again, 3)) == ["a", "b", "c"]
@@ -106,7 +106,7 @@ async def _both_delivered(redis: Redis) -> bool:
 
 
 async def test_what_a_dead_member_held_is_taken_over_when_it_is_stale(valkey: Redis) -> None:
-    await say(valkey, "a")
+    await publish(valkey, "a")
     await command(valkey, "XGROUP", "CREATE", ANSWERED.name, GROUP, "0")
     await command(valkey, "XREADGROUP", "GROUP", GROUP, "dead", "STREAMS", ANSWERED.name, ">")
     consumer = member(valkey, stale_s=0.0)
@@ -116,10 +116,10 @@ async def test_what_a_dead_member_held_is_taken_over_when_it_is_stale(valkey: Re
 
 
 async def test_what_another_member_works_on_is_left_alone(valkey: Redis) -> None:
-    await say(valkey, "a")
+    await publish(valkey, "a")
     await command(valkey, "XGROUP", "CREATE", ANSWERED.name, GROUP, "0")
     await command(valkey, "XREADGROUP", "GROUP", GROUP, "alive", "STREAMS", ANSWERED.name, ">")
-    await say(valkey, "b")
+    await publish(valkey, "b")
     consumer = member(valkey, stale_s=60.0)
 
     assert await ran(consumer, Handler(consumer, 1)) == ["b"]
@@ -127,7 +127,7 @@ async def test_what_another_member_works_on_is_left_alone(valkey: Redis) -> None
 
 
 async def test_a_failed_delivery_is_made_again(valkey: Redis) -> None:
-    await say(valkey, "a")
+    await publish(valkey, "a")
     consumer = member(valkey, stale_s=0.0)
     failures = iter([ValueError("not yet"), None])
 
@@ -137,7 +137,7 @@ async def test_a_failed_delivery_is_made_again(valkey: Redis) -> None:
 
 
 async def test_poison_is_set_aside_with_its_reason_and_the_others_go_on(valkey: Redis) -> None:
-    await say(valkey, "poison", "b")
+    await publish(valkey, "poison", "b")
     consumer = member(valkey, stale_s=0.0, max_attempts=2)
     handler = Handler(consumer, 3, lambda name: KeyError("what?") if name == "poison" else None)
 
@@ -150,7 +150,7 @@ async def test_poison_is_set_aside_with_its_reason_and_the_others_go_on(valkey: 
 
 async def test_what_cannot_be_decoded_is_set_aside_at_once(valkey: Redis) -> None:
     entry = await command(valkey, "XADD", ANSWERED.name, "*", "m", b"\xc1")
-    await say(valkey, "a")
+    await publish(valkey, "a")
     consumer = member(valkey)
 
     assert await ran(consumer, Handler(consumer, 1)) == ["a"]
@@ -160,11 +160,11 @@ async def test_what_cannot_be_decoded_is_set_aside_at_once(valkey: Redis) -> Non
 
 
 async def test_what_was_trimmed_while_it_was_pending_is_forgotten(valkey: Redis) -> None:
-    await say(valkey, "gone")
+    await publish(valkey, "gone")
     await command(valkey, "XGROUP", "CREATE", ANSWERED.name, GROUP, "0")
     await command(valkey, "XREADGROUP", "GROUP", GROUP, "m1", "STREAMS", ANSWERED.name, ">")
     await command(valkey, "XTRIM", ANSWERED.name, "MAXLEN", 0)
-    await say(valkey, "a")
+    await publish(valkey, "a")
     consumer = member(valkey)
 
     assert await ran(consumer, Handler(consumer, 1)) == ["a"]
@@ -172,7 +172,7 @@ async def test_what_was_trimmed_while_it_was_pending_is_forgotten(valkey: Redis)
 
 
 async def test_deliveries_survive_a_connection_that_fails_anywhere(valkey: Redis) -> None:
-    await say(valkey, "a", "b")
+    await publish(valkey, "a", "b")
     flaky = Flaky(valkey)
     flaky.failures = ["before", "after", None, "after", None, None, "after", None, "before", None, None, None, "before"]
     consumer = member(flaky)

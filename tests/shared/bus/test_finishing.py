@@ -39,7 +39,7 @@ async def test_the_first_answer_stands(journal: Journal) -> None:
 
     assert not await journal.finish("a1", entry, answer=b"second")
     assert (await journal.fields("action:a1"))["a"] == b"first"
-    assert len(await journal.said(ANSWERED)) == 1
+    assert len(await journal.messages(ANSWERED)) == 1
 
 
 async def test_of_two_answers_in_one_call_the_first_stands(journal: Journal) -> None:
@@ -87,7 +87,7 @@ async def reported(journal: Journal, action: str) -> str:
 
 async def outcomes(journal: Journal) -> list[str]:
     """Actions whose outcomes are in the stream."""
-    return [one.action for one in await journal.said(OUTCOMES) if isinstance(one, Finished)]
+    return [one.action for one in await journal.messages(OUTCOMES) if isinstance(one, Finished)]
 
 
 async def test_an_answer_drops_the_outcome_that_it_rests_on_and_no_other(journal: Journal) -> None:
@@ -182,8 +182,8 @@ async def test_the_end_of_a_batch_tells_its_times_in_seconds(journal: Journal) -
 
     fields = await journal.batch()
     (ended,) = await journal.ended()
-    told = (ended.opened_at, ended.first_at, ended.ended_at)
-    assert told == tuple(int(fields[name]) / 1000 for name in ("opened_ms", "first_ms", "ended_ms"))
+    times = (ended.opened_at, ended.first_at, ended.ended_at)
+    assert times == tuple(int(fields[name]) / 1000 for name in ("opened_ms", "first_ms", "ended_ms"))
 
 
 async def test_an_open_batch_of_unknown_size_goes_on_when_all_are_answered(journal: Journal) -> None:
@@ -223,7 +223,7 @@ async def test_one_message_names_all_that_was_answered_now(journal: Journal) -> 
         Answering("a3", entries[2], "b", b"", KEEP_ACTION_S),
     )
 
-    assert await journal.said(ANSWERED) == [
+    assert await journal.messages(ANSWERED) == [
         Answered(actions=["a1"], batches=["b"]),
         Answered(actions=["a2", "a3"], batches=["b"]),
     ]
@@ -232,7 +232,7 @@ async def test_one_message_names_all_that_was_answered_now(journal: Journal) -> 
 async def test_an_answer_outside_batches_names_no_batch(journal: Journal) -> None:
     await journal.finish("a1", await journal.entry("a1"))
 
-    assert await journal.said(ANSWERED) == [Answered(actions=["a1"], batches=[])]
+    assert await journal.messages(ANSWERED) == [Answered(actions=["a1"], batches=[])]
 
 
 async def test_masked_answers_in_trajectories_are_counted_for_the_batch_once_each(journal: Journal) -> None:

@@ -64,12 +64,12 @@ class Model:
         if len(self.unanswered) + self.asked >= ROOM:
             return "journal-full"
         if batch:
-            books = self.batches[batch]
-            if books.state != "open":
+            expected = self.batches[batch]
+            if expected.state != "open":
                 return "batch-closed"
-            if 0 < books.size <= books.submitted:
+            if 0 < expected.size <= expected.submitted:
                 return "batch-full"
-            books.submitted += 1
+            expected.submitted += 1
         self.bodies[action], self.batch_of[action] = body, batch
         self.unanswered.append(action)
         return "accepted"
@@ -84,12 +84,12 @@ class Model:
         return True
 
     def end(self, batch: str, state: str) -> str:
-        books = self.batches[batch]
-        if not books.ended and books.state not in ("cancelled", "abandoned", state):
-            books.state = state
+        expected = self.batches[batch]
+        if not expected.ended and expected.state not in ("cancelled", "abandoned", state):
+            expected.state = state
             self.asked += state != "sealed"
-            books.settle()
-        return books.state
+            expected.settle()
+        return expected.state
 
 
 class JournalMachine(RuleBasedStateMachine):
@@ -170,8 +170,8 @@ class JournalMachine(RuleBasedStateMachine):
                 if not batch:
                     assert fields.get("a") == model.answers.get(action)
                 assert ("r" in fields) == (bool(batch) and action in model.answers)
-            for batch, books in model.batches.items():
-                assert await journal.counts(batch) == (books.state, books.submitted, books.answered)
+            for batch, expected in model.batches.items():
+                assert await journal.counts(batch) == (expected.state, expected.submitted, expected.answered)
                 mine = [answer for action, answer in model.answers.items() if model.batch_of[action] == batch]
                 assert sorted(await journal.results(batch)) == sorted(mine)
 
@@ -180,16 +180,18 @@ class JournalMachine(RuleBasedStateMachine):
     @invariant()
     def every_answer_and_every_end_was_told_once(self) -> None:
         async def look() -> None:
-            told = [action for one in await self.journal.said(ANSWERED) for action in one.actions]
-            assert sorted(told) == sorted(self.model.answers)
+            completed = [action for one in await self.journal.messages(ANSWERED) for action in one.actions]
+            assert sorted(completed) == sorted(self.model.answers)
             ended = [one.batch for one in await self.journal.ended()]
-            assert sorted(ended) == sorted(batch for batch, books in self.model.batches.items() if books.ended)
+            assert sorted(ended) == sorted(batch for batch, expected in self.model.batches.items() if expected.ended)
 
         self.run(look())
 
 
 def test_no_history_loses_or_doubles_an_answer(redis_url: str) -> None:
-    class Here(JournalMachine):
+    class ConnectedMachine(JournalMachine):
         url = redis_url
 
-    run_state_machine_as_test(Here, settings=settings(max_examples=40, stateful_step_count=20, deadline=None))
+    run_state_machine_as_test(
+        ConnectedMachine, settings=settings(max_examples=40, stateful_step_count=20, deadline=None)
+    )

@@ -115,7 +115,7 @@ async def test_the_first_arrival_of_a_batch_is_published_once(journal: Journal) 
     entry = await journal.entry("a1", "b")
     await journal.entry("a2", "b")
 
-    first, *others = [one for one in await journal.said(BATCHES) if not isinstance(one, BatchOpened)]
+    first, *others = [one for one in await journal.messages(BATCHES) if not isinstance(one, BatchOpened)]
     assert first == FirstArrival(batch="b", arrived_at=int(entry.partition("-")[0]) / 1000)
     assert others == []
     assert (await journal.batch())["first_ms"] == entry.partition("-")[0]

@@ -16,24 +16,24 @@ from tests.shared.bus.flaky import Flaky
 from tests.shared.bus.journal import Journal
 from treadle.testing.servers import running_valkey
 
-Told = Entry[Answered]
+AnsweredEntry = Entry[Answered]
 
 
 def answered(name: str) -> Answered:
     return Answered(actions=[name], batches=[])
 
 
-async def say(redis: Redis, *names: str) -> list[str]:
+async def publish(redis: Redis, *names: str) -> list[str]:
     ids = [await command(redis, "XADD", ANSWERED.name, "*", "m", ANSWERED.encode(answered(name))) for name in names]
     return [entry.decode() for entry in ids]
 
 
-def names(entries: list[Told]) -> list[str]:
+def names(entries: list[AnsweredEntry]) -> list[str]:
     return [entry.message.actions[0] for entry in entries]
 
 
 async def test_it_reads_everything_after_its_start(valkey: Redis, reader: Redis) -> None:
-    ids = await say(valkey, "a", "b", "c")
+    ids = await publish(valkey, "a", "b", "c")
 
     entries = await Tail(reader, {ANSWERED: ids[0]}).read()
 
@@ -41,7 +41,7 @@ async def test_it_reads_everything_after_its_start(valkey: Redis, reader: Redis)
 
 
 async def test_it_goes_on_where_it_stopped(valkey: Redis, reader: Redis) -> None:
-    ids = await say(valkey, "a", "b", "c")
+    ids = await publish(valkey, "a", "b", "c")
     tail = Tail(reader, {ANSWERED: "0"}, count=2)
 
     assert names(await tail.read()) == ["a", "b"]
@@ -54,7 +54,7 @@ async def test_it_wakes_up_for_what_comes_while_it_waits(valkey: Redis, reader: 
     tail = Tail(reader, {ANSWERED: "0"}, block_s=30.0)
     reading = asyncio.create_task(tail.read())
     await asyncio.sleep(0.02)
-    await say(valkey, "a")
+    await publish(valkey, "a")
 
     async with asyncio.timeout(20):
         assert names(await reading) == ["a"]
@@ -63,7 +63,7 @@ async def test_it_wakes_up_for_what_comes_while_it_waits(valkey: Redis, reader: 
 async def test_several_streams_come_in_the_order_of_the_start(valkey: Redis, reader: Redis) -> None:
     bye = Bye(node="n", incarnation="1")
     await command(valkey, "XADD", NODES.name, "*", "m", NODES.encode(bye))
-    await say(valkey, "a")
+    await publish(valkey, "a")
 
     entries = await Tail(reader, {ANSWERED: "0", NODES: "0"}).read()
 
@@ -81,14 +81,14 @@ async def test_an_entry_knows_its_time_and_its_index(journal: Journal, reader: R
 
 
 async def test_what_cannot_be_decoded_is_passed_over_once(valkey: Redis, reader: Redis) -> None:
-    await say(valkey, "a")
+    await publish(valkey, "a")
     for fields in (
         ("m", b"\xc1"),
         ("m", NODES.encode(Heartbeat(node="n", incarnation="1", owned={}, used={}))),
         ("x", "y"),
     ):
         await command(valkey, "XADD", ANSWERED.name, "*", *fields)
-    ids = await say(valkey, "b")
+    ids = await publish(valkey, "b")
     tail = Tail(reader, {ANSWERED: "0"})
 
     assert names(await tail.read()) == ["a", "b"]
@@ -133,7 +133,7 @@ async def test_batches_hand_out_everything_once_across_a_restart_of_the_server(s
 
 
 async def test_batches_go_on_after_failures(valkey: Redis) -> None:
-    await say(valkey, "a")
+    await publish(valkey, "a")
     flaky = Flaky(valkey)
     flaky.failures = ["before", "after", "before"]
 

@@ -43,7 +43,7 @@ async def begun(journal: Journal, action: str = "a1", trajectory: str = "t1", no
 
 
 async def closings(journal: Journal) -> list[str]:
-    return [one.trajectory for one in await journal.said(ACTIONS) if isinstance(one, CloseRequested)]
+    return [one.trajectory for one in await journal.messages(ACTIONS) if isinstance(one, CloseRequested)]
 
 
 async def state(journal: Journal, trajectory: str = "t1") -> tuple[bytes | None, bytes | None]:
@@ -116,7 +116,7 @@ async def test_an_image_that_has_to_be_had_is_hinted_at(journal: Journal) -> Non
     await opened(journal, "t2", EnvironmentSpec(image="a:1"))
     await trajectories.expect(journal.redis, ["b:2", "c:3"])
 
-    assert await journal.said(TRAJECTORIES) == [
+    assert await journal.messages(TRAJECTORIES) == [
         EnvironmentsExpected(images=["a:1"], node_class="default"),
         EnvironmentsExpected(images=["b:2", "c:3"]),
     ]

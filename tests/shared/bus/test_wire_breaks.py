@@ -126,7 +126,7 @@ async def test_closing_fails_what_is_under_way() -> None:
     async with mute_server() as mute, asyncio.timeout(IN_TIME_S):
         async with impatient(mute.url, silent_s=30) as redis:
             call = asyncio.create_task(command(redis, "PING"))
-            await mute.heard.wait()
+            await mute.received.wait()
         with pytest.raises(Broken):
             await call
 
@@ -135,7 +135,7 @@ async def test_closing_ends_a_connection_that_is_still_being_made() -> None:
     async with mute_server() as mute, asyncio.timeout(IN_TIME_S):
         async with impatient(mute.url, name="me", silent_s=30) as redis:
             call = asyncio.create_task(command(redis, "PING"))
-            await mute.heard.wait()
+            await mute.received.wait()
         with pytest.raises(Broken):
             await call
         await mute.left.wait()

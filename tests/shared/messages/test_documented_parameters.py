@@ -40,10 +40,12 @@ def test_every_kind_and_no_other_is_documented() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_parameter_is_documented_with_its_default_and_in_its_place(kind: str) -> None:
-    told = {name: default for name, default in documented()[kind].items() if "[]" not in name}
-    assert list(told.items()) == [(field.encode_name, default_of(field)) for field in fields(KINDS[kind])]
+    documented_defaults = {name: default for name, default in documented()[kind].items() if "[]" not in name}
+    assert list(documented_defaults.items()) == [
+        (field.encode_name, default_of(field)) for field in fields(KINDS[kind])
+    ]
 
 
 def test_what_a_stdio_test_holds_is_documented() -> None:
-    told = {name: default for name, default in documented()["code.stdio"].items() if "[]" in name}
-    assert told == {f"tests[].{field.encode_name}": default_of(field) for field in fields(StdioTest)}
+    documented_defaults = {name: default for name, default in documented()["code.stdio"].items() if "[]" in name}
+    assert documented_defaults == {f"tests[].{field.encode_name}": default_of(field) for field in fields(StdioTest)}

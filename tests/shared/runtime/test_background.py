@@ -9,7 +9,7 @@ import pytest
 from shared.runtime.background import Background
 
 
-class Crashes:
+class CrashCounter:
     """Counts the calls of `on_crash`."""
 
     def __init__(self) -> None:
@@ -22,15 +22,15 @@ class Crashes:
 
 
 @pytest.fixture
-def crashes() -> Crashes:
-    return Crashes()
+def crashes() -> CrashCounter:
+    return CrashCounter()
 
 
 async def forever() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def test_loops_end_when_their_owner_leaves(crashes: Crashes) -> None:
+async def test_loops_end_when_their_owner_leaves(crashes: CrashCounter) -> None:
     async with Background(crashes) as background:
         tasks = [background.start(forever(), name=f"loop {number}") for number in range(3)]
         await asyncio.sleep(0)
@@ -39,7 +39,7 @@ async def test_loops_end_when_their_owner_leaves(crashes: Crashes) -> None:
     assert crashes.count == 0
 
 
-async def test_a_crashed_loop_takes_the_service_with_it(crashes: Crashes) -> None:
+async def test_a_crashed_loop_takes_the_service_with_it(crashes: CrashCounter) -> None:
     async def crash() -> None:
         raise ValueError("a bug")
 
@@ -52,14 +52,14 @@ async def test_a_crashed_loop_takes_the_service_with_it(crashes: Crashes) -> Non
     assert crashes.count == 1
 
 
-async def test_a_loop_that_ends_well_is_no_crash(crashes: Crashes) -> None:
+async def test_a_loop_that_ends_well_is_no_crash(crashes: CrashCounter) -> None:
     async with Background(crashes) as background:
         await background.start(asyncio.sleep(0), name="short")
 
     assert crashes.count == 0
 
 
-async def test_a_loop_that_swallows_a_cancel_is_cancelled_again(crashes: Crashes) -> None:
+async def test_a_loop_that_swallows_a_cancel_is_cancelled_again(crashes: CrashCounter) -> None:
     swallowed = 0
 
     async def stubborn() -> None:
@@ -78,7 +78,7 @@ async def test_a_loop_that_swallows_a_cancel_is_cancelled_again(crashes: Crashes
     assert (task.cancelled(), swallowed, crashes.count) == (True, 2, 0)
 
 
-async def test_a_loop_started_by_an_ending_loop_is_ended_too(crashes: Crashes) -> None:
+async def test_a_loop_started_by_an_ending_loop_is_ended_too(crashes: CrashCounter) -> None:
     late: list[asyncio.Task[None]] = []
 
     async with Background(crashes) as background, asyncio.timeout(20):

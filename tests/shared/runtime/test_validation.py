@@ -80,10 +80,10 @@ def by_pydantic(body: Any) -> str:
     return explain_details({**first, "loc": ("body", *first["loc"])})
 
 
-@pytest.mark.parametrize(("body", "says"), ALIKE, ids=str)
-def test_both_readers_explain_alike(body: Any, says: str) -> None:
-    assert by_msgspec(body) == says
-    assert by_pydantic(body).replace("less than 9", "at most 8") == says
+@pytest.mark.parametrize(("body", "message"), ALIKE, ids=str)
+def test_both_readers_explain_alike(body: Any, message: str) -> None:
+    assert by_msgspec(body) == message
+    assert by_pydantic(body).replace("less than 9", "at most 8") == message
 
 
 def test_a_value_outside_a_list_is_shown_beside_the_list() -> None:
@@ -98,16 +98,16 @@ def test_a_hostile_value_does_not_move_the_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "says"),
+    ("raw", "message"),
     [
         (b'{"text": "\xff"}', "the text is not UTF-8: byte 0xff at 0; encode text as UTF-8"),
         (b"{", "the text is not JSON: Input data was truncated (or a text holds half of a surrogate pair)"),
     ],
 )
-def test_bytes_that_are_no_json_are_named(raw: bytes, says: str) -> None:
+def test_bytes_that_are_no_json_are_named(raw: bytes, message: str) -> None:
     with pytest.raises(BadRequest) as raised:
         decoded(msgspec.json.Decoder(OuterStruct), raw, "the text")
-    assert raised.value.what == says
+    assert raised.value.what == message
 
 
 def test_nesting_without_end_is_named() -> None:

@@ -109,14 +109,14 @@ def test_the_twins_have_the_same_methods_parameters_and_documentation(blocking: 
 def test_a_batch_is_graded_with_its_progress(client: Treadle) -> None:
     seen: list[tuple[str, int]] = []
 
-    class Seen:
+    class ProgressRecorder:
         def submitted(self, requests: int) -> None:
             seen.append(("submitted", requests))
 
         def answered(self, results: Any) -> None:
             seen.append(("answered", len(results)))
 
-    graded = client.grade("t", [treadle.RewardRequest(), treadle.RewardRequest()], progress=Seen())
+    graded = client.grade("t", [treadle.RewardRequest(), treadle.RewardRequest()], progress=ProgressRecorder())
     assert graded.scores == {"0": 1.0, "1": 0.0}
     assert graded.view.state == "complete"
     assert ("submitted", 2) in seen

@@ -127,7 +127,7 @@ async def test_the_last_error_names_the_call_and_the_reason() -> None:
         await retry(attempt, QUICK, "calling", random.Random(0))
 
 
-class Hours:
+class PauseClock:
     """Time that passes only in pauses."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class Hours:
 
 
 async def test_a_success_resets_the_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    hours = Hours()
+    hours = PauseClock()
     monkeypatch.setattr(
         "treadle.client.retry.asyncio", SimpleNamespace(get_running_loop=lambda: hours, sleep=hours.sleep)
     )
@@ -161,7 +161,7 @@ async def test_a_success_resets_the_retries(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_retry_after_of_a_full_mesh_is_the_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    hours = Hours()
+    hours = PauseClock()
     monkeypatch.setattr(
         "treadle.client.retry.asyncio", SimpleNamespace(get_running_loop=lambda: hours, sleep=hours.sleep)
     )

@@ -12,7 +12,7 @@ import uvicorn
 from treadle.stack import bounded_http
 from treadle.stack.bounded_http import MOST_HEAD_BYTES, BoundedHttp
 
-Speak = Callable[..., Awaitable[bytes]]
+SendRaw = Callable[..., Awaitable[bytes]]
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -30,7 +30,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 @pytest.fixture
-async def speak(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Speak]:
+async def send_raw(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SendRaw]:
     """Send parts, a moment between them, and read until the server ends the connection."""
     monkeypatch.setattr(bounded_http, "SILENCE_LIMIT_S", 0.5)
     config = uvicorn.Config(app, port=0, http=BoundedHttp, lifespan="off", log_config=None, timeout_keep_alive=1)
@@ -40,7 +40,7 @@ async def speak(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Speak]:
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
 
-    async def speak(*parts: bytes) -> bytes:
+    async def send_raw(*parts: bytes) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             async with asyncio.timeout(20):
@@ -54,27 +54,27 @@ async def speak(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Speak]:
         finally:
             writer.close()
 
-    yield speak
+    yield send_raw
     server.should_exit = True
     await serving
 
 
-async def test_a_whole_request_is_answered_however_it_is_cut(speak: Speak) -> None:
-    answer = await speak(b"POST / HT", b"TP/1.1\r\nhost: x\r\ncontent-le", b"ngth: 5\r\n\r\nhe", b"llo")
+async def test_a_whole_request_is_answered_however_it_is_cut(send_raw: SendRaw) -> None:
+    answer = await send_raw(b"POST / HT", b"TP/1.1\r\nhost: x\r\ncontent-le", b"ngth: 5\r\n\r\nhe", b"llo")
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.endswith(b"5")
 
 
-async def test_a_large_body_is_no_large_head(speak: Speak) -> None:
+async def test_a_large_body_is_no_large_head(send_raw: SendRaw) -> None:
     size = 4 * MOST_HEAD_BYTES
     head = f"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n".encode()
-    assert (await speak(head, b"x" * size)).endswith(str(size).encode())
+    assert (await send_raw(head, b"x" * size)).endswith(str(size).encode())
 
 
-async def test_who_waits_for_us_in_the_middle_is_not_left(speak: Speak) -> None:
+async def test_who_waits_for_us_in_the_middle_is_not_left(send_raw: SendRaw) -> None:
     size = 16 * MOST_HEAD_BYTES
     head = f"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n".encode()
-    assert (await speak(head, b"x" * size)).endswith(str(size).encode())
+    assert (await send_raw(head, b"x" * size)).endswith(str(size).encode())
 
 
 H2C = b"host: x\r\nconnection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AAEAAEAA\r\nupgrade: h2c\r\n"
@@ -94,33 +94,33 @@ def bodies(replies: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("size", [5, 3 * MOST_HEAD_BYTES])
 @pytest.mark.parametrize("cut", [0, 1, 2])
-async def test_an_upgrade_to_http_2_is_ignored_and_its_body_is_read(speak: Speak, size: int, cut: int) -> None:
+async def test_an_upgrade_to_http_2_is_ignored_and_its_body_is_read(send_raw: SendRaw, size: int, cut: int) -> None:
     """As the JDK's client begins: RFC 9110, 7.8 lets a server ignore the header and answer as HTTP/1.1."""
     head = b"POST / HTTP/1.1\r\n" + H2C + f"content-length: {size}\r\n\r\n".encode()
     body = b"x" * size
     parts = [[head + body + CLOSING], [head, body, CLOSING], [head[:30], head[30:] + body[:2], body[2:] + CLOSING]][cut]
-    assert bodies(await speak(*parts)) == [b"200 %d" % size, b"200 0"]
+    assert bodies(await send_raw(*parts)) == [b"200 %d" % size, b"200 0"]
 
 
-async def test_an_upgrade_with_a_body_in_chunks_is_ignored(speak: Speak) -> None:
+async def test_an_upgrade_with_a_body_in_chunks_is_ignored(send_raw: SendRaw) -> None:
     head = b"POST / HTTP/1.1\r\n" + H2C + b"transfer-encoding: chunked\r\n\r\n"
-    assert bodies(await speak(head, b"3\r\nabc\r\n", b"2\r\nde\r\n0\r\n\r\n", CLOSING)) == [b"200 5", b"200 0"]
+    assert bodies(await send_raw(head, b"3\r\nabc\r\n", b"2\r\nde\r\n0\r\n\r\n", CLOSING)) == [b"200 5", b"200 0"]
 
 
-async def test_upgrades_behind_each_other_are_all_answered(speak: Speak) -> None:
+async def test_upgrades_behind_each_other_are_all_answered(send_raw: SendRaw) -> None:
     one = b"GET / HTTP/1.1\r\n" + H2C + b"\r\n"
-    assert bodies(await speak(one * 2000 + CLOSING)) == [b"200 0"] * 2001
+    assert bodies(await send_raw(one * 2000 + CLOSING)) == [b"200 0"] * 2001
 
 
-async def test_a_broken_request_behind_an_upgrade_is_refused(speak: Speak) -> None:
-    answer = await speak(b"GET / HTTP/1.1\r\n" + H2C + b"\r\n", b"\x00\r\n\r\n")
+async def test_a_broken_request_behind_an_upgrade_is_refused(send_raw: SendRaw) -> None:
+    answer = await send_raw(b"GET / HTTP/1.1\r\n" + H2C + b"\r\n", b"\x00\r\n\r\n")
     assert (answer[9:12], answer.count(b"HTTP/1.1 400")) == (b"200", 1)
 
 
 @pytest.mark.parametrize("begin", [b"GET /", b"GET / HTTP/1.1\r\nhost: x\r\nx: ", b"GET / HTTP/1.1\r\n"])
-async def test_a_head_without_end_is_refused(speak: Speak, begin: bytes) -> None:
+async def test_a_head_without_end_is_refused(send_raw: SendRaw, begin: bytes) -> None:
     more = b"x: y\r\n" * 5000 if begin.endswith(b"\n") else b"a" * 30_000
-    answer = await speak(begin, *[more] * 6)
+    answer = await send_raw(begin, *[more] * 6)
     assert answer == b"reset" or answer.startswith(b"HTTP/1.1 431")
 
 
@@ -132,23 +132,23 @@ def head_of(total: int) -> bytes:
 
 @pytest.mark.parametrize("pieces", [1, 7])
 @pytest.mark.parametrize(("total", "status"), [(MOST_HEAD_BYTES, 200), (MOST_HEAD_BYTES + 1, 431), (140_000, 431)])
-async def test_a_head_has_a_bound_in_any_segmentation(speak: Speak, total: int, status: int, pieces: int) -> None:
+async def test_a_head_has_a_bound_in_any_segmentation(send_raw: SendRaw, total: int, status: int, pieces: int) -> None:
     head = head_of(total)
     step = -(-len(head) // pieces)
-    answer = await speak(*(head[at : at + step] for at in range(0, len(head), step)))
+    answer = await send_raw(*(head[at : at + step] for at in range(0, len(head), step)))
     assert answer.startswith(f"HTTP/1.1 {status} ".encode()) or (answer == b"reset" and status == 431)
 
 
-async def test_many_small_headers_and_trailers_count_alike(speak: Speak) -> None:
+async def test_many_small_headers_and_trailers_count_alike(send_raw: SendRaw) -> None:
     many = b"a: b\r\n" * (MOST_HEAD_BYTES // 6 + 1)
-    assert (await speak(b"GET / HTTP/1.1\r\nhost: y\r\n" + many + b"\r\n")).startswith(b"HTTP/1.1 431 ")
+    assert (await send_raw(b"GET / HTTP/1.1\r\nhost: y\r\n" + many + b"\r\n")).startswith(b"HTTP/1.1 431 ")
     chunked = b"POST / HTTP/1.1\r\nhost: y\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
-    assert b" 200 " in (await speak(chunked + b"a: b\r\n\r\n"))
-    assert b" 200 " not in (await speak(chunked + many + b"\r\n"))
+    assert b" 200 " in (await send_raw(chunked + b"a: b\r\n\r\n"))
+    assert b" 200 " not in (await send_raw(chunked + many + b"\r\n"))
 
 
 @pytest.mark.parametrize("half", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhe"])
-async def test_a_caller_that_stops_in_the_middle_is_disconnected(speak: Speak, half: bytes) -> None:
+async def test_a_caller_that_stops_in_the_middle_is_disconnected(send_raw: SendRaw, half: bytes) -> None:
     began = asyncio.get_running_loop().time()
-    assert b"200" not in await speak(half)
+    assert b"200" not in await send_raw(half)
     assert asyncio.get_running_loop().time() - began < 10

@@ -34,11 +34,11 @@ async def test_a_server_that_forgets_is_told_on_each_count(stack_home: Path) -> 
 
 
 async def test_a_server_that_hides_its_configuration_gets_one_warning() -> None:
-    class Managed:
+    class RestrictedValkey:
         async def config_get(self, pattern: str, /) -> dict[str, str]:
             raise NoPermissionError("no permissions to run the 'config|get' command")
 
-    warnings = await durability_warnings(Managed())
+    warnings = await durability_warnings(RestrictedValkey())
     assert len(warnings) == 1
     assert "cannot be read" in warnings[0]
 

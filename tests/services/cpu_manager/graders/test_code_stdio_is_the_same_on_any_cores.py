@@ -22,7 +22,7 @@ from shared.messages.kinds import CodeStdio, StdioTest
 from tests.services.cpu_manager.graders.sandboxes import LANGUAGES, FakeSandbox, context
 
 
-class Staggered(FakeSandbox):
+class StaggeredSandbox(FakeSandbox):
     """Job n ends after `turns[n]` turns of the event loop; None: it never ends. Cores hold one job at a time."""
 
     def __init__(self, ends: list[Exit], turns: list[int | None]) -> None:
@@ -80,13 +80,13 @@ async def test_the_verdict_is_that_of_one_core(
     params = CodeStdio(code="x", tests=numbered(len(jobs)), stop_at_first_failure=stop, score=score)
 
     one = await graded(FakeSandbox(lambda job: ends[int(job.stdin)]), params, 1)
-    more = await graded(Staggered(ends, [*turns]), params, cores)
+    more = await graded(StaggeredSandbox(ends, [*turns]), params, cores)
 
     assert reported(more) == reported(one)
 
 
 async def test_what_comes_after_the_first_failure_is_not_waited_for() -> None:
-    sandbox = Staggered([GOOD, WRONG, GOOD, GOOD], [1, 2, None, None])
+    sandbox = StaggeredSandbox([GOOD, WRONG, GOOD, GOOD], [1, 2, None, None])
     params = CodeStdio(code="x", tests=numbered(4), stop_at_first_failure=True, score="fraction")
 
     verdict = await graded(sandbox, params, 4)
@@ -97,7 +97,7 @@ async def test_what_comes_after_the_first_failure_is_not_waited_for() -> None:
 
 
 async def test_a_later_failure_leaves_the_earlier_tests_to_decide() -> None:
-    sandbox = Staggered([GOOD, WRONG, WRONG], [3, 5, 0])
+    sandbox = StaggeredSandbox([GOOD, WRONG, WRONG], [3, 5, 0])
     params = CodeStdio(code="x", tests=numbered(3), stop_at_first_failure=True, score="fraction")
 
     verdict = await graded(sandbox, params, 3)
@@ -107,7 +107,7 @@ async def test_a_later_failure_leaves_the_earlier_tests_to_decide() -> None:
 
 
 async def test_without_an_early_stop_every_test_runs_to_its_end() -> None:
-    sandbox = Staggered([WRONG, GOOD, GOOD], [0, 4, 2])
+    sandbox = StaggeredSandbox([WRONG, GOOD, GOOD], [0, 4, 2])
 
     verdict = await graded(sandbox, CodeStdio(code="x", tests=numbered(3), score="fraction"), 2)
 
@@ -116,7 +116,7 @@ async def test_without_an_early_stop_every_test_runs_to_its_end() -> None:
 
 
 async def test_a_test_cut_short_by_the_stage_behind_the_first_failure_has_no_say() -> None:
-    sandbox = Staggered([GOOD, WRONG, SLOW], [0, 6, 0])
+    sandbox = StaggeredSandbox([GOOD, WRONG, SLOW], [0, 6, 0])
     params = CodeStdio(code="x", tests=numbered(3), timeout_s=60.0, stop_at_first_failure=True)
     grader = CodeStdioGrader(Builder(LANGUAGES, CompileCache()))
 
@@ -126,7 +126,7 @@ async def test_a_test_cut_short_by_the_stage_behind_the_first_failure_has_no_say
 
 
 async def test_being_cancelled_leaves_nothing_running() -> None:
-    sandbox = Staggered([GOOD] * 3, [None] * 3)
+    sandbox = StaggeredSandbox([GOOD] * 3, [None] * 3)
     grading = asyncio.create_task(graded(sandbox, CodeStdio(code="x", tests=numbered(3)), 2))
     async with asyncio.timeout(30):
         await sandbox.began[1].wait()

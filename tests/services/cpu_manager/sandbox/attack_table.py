@@ -20,7 +20,7 @@ from tests.services.cpu_manager.sandbox.attacks import ATTACKS, MIB, Attack, pre
 from tests.services.cpu_manager.sandbox.cells import CORE, nothing_left, pids
 from tests.services.cpu_manager.sandbox.conftest import passable
 from tests.services.cpu_manager.sandbox.no_namespaces import refuse_namespaces
-from tests.services.cpu_manager.sandbox.outside import Outside
+from tests.services.cpu_manager.sandbox.outside import OutsideResources
 
 _REPOSITORY = Path(__file__).resolve().parents[4]
 _MODULE = "tests.services.cpu_manager.sandbox.attack_table"
@@ -33,7 +33,7 @@ Results = dict[str, dict[str, str]]
 """Column -> attack -> `available_rungs`, or a description of what was reached."""
 
 
-async def attack(sandbox: LocalSandbox, outside: Outside, what: Attack) -> str:
+async def attack(sandbox: LocalSandbox, outside: OutsideResources, what: Attack) -> str:
     """Run one attack. Check that the outside is unchanged and that the sandbox works as before, whatever it prints."""
     limits = Limits(
         wall_s=what.wall_s, cpu_s=what.cpu_s, memory_bytes=what.memory_mib * MIB, disk_bytes=what.disk_mib * MIB
@@ -73,7 +73,7 @@ async def column(rung: Rung | None) -> dict[str, str]:
             sandbox = await LocalSandbox.create(rung=rung, scratch=folder / "scratch")
         except NoSandboxError:
             return {}
-        with Outside(folder) as outside:
+        with OutsideResources(folder) as outside:
             try:
                 return {what.aim: await attack(sandbox, outside, what) for what in ATTACKS}
             finally:

@@ -6,7 +6,7 @@ that returns without an error, `c(number, *arguments)`, a system call by number,
 
 from dataclasses import dataclass
 
-from tests.services.cpu_manager.sandbox.outside import Outside
+from tests.services.cpu_manager.sandbox.outside import OutsideResources
 
 MIB = 1 << 20
 
@@ -29,7 +29,7 @@ class Attack:
     wall_s: float = 10.0
 
 
-def prelude(outside: Outside) -> str:
+def prelude(outside: OutsideResources) -> str:
     """Return the head of every attack: the names that it uses."""
     return f"""
 import ctypes, errno, fcntl, glob, mmap, os, signal, socket, struct, subprocess, sys, time

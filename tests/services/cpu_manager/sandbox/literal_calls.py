@@ -10,7 +10,7 @@ The answers stand for three surroundings: control groups (G), namespaces without
 
 from typing import NamedTuple
 
-SURROUNDINGS = ("G", "N", "L")
+RUNGS = ("G", "N", "L")
 
 _REFUSED = """
 ptrace                101 117  EPERM  EPERM  EPERM

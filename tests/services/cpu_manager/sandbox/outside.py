@@ -14,7 +14,7 @@ _IPC_RMID, _IPC_STAT = 0, 2
 _OPEN_TO_ALL = 0o1666
 
 
-class Outside:
+class OutsideResources:
     """Files, sockets, System V objects and a process of the manager's user, open to everybody. `close` removes them."""
 
     def __init__(self, folder: Path) -> None:

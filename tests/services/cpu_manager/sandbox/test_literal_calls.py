@@ -10,7 +10,7 @@ from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import PythonJob
 from services.cpu_manager.sandbox.rungs import Rung
 from tests.services.cpu_manager.sandbox.cells import CORE
-from tests.services.cpu_manager.sandbox.literal_calls import ALLOWED, NOT_TO_BE_TRIED, REFUSED, SURROUNDINGS
+from tests.services.cpu_manager.sandbox.literal_calls import ALLOWED, NOT_TO_BE_TRIED, REFUSED, RUNGS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -39,7 +39,7 @@ _ARGUMENTS = {
 }
 
 
-def surroundings(sandbox: LocalSandbox) -> str:
+def rung_letter(sandbox: LocalSandbox) -> str:
     rung = sandbox.ladder.chosen
     if rung.control_groups:
         return "G"
@@ -55,7 +55,7 @@ async def rung_failures(sandbox: LocalSandbox, names: dict[str, int]) -> dict[st
 
 
 async def test_every_refused_call_is_refused_from_inside(sandbox: LocalSandbox) -> None:
-    column, machine = SURROUNDINGS.index(surroundings(sandbox)), os.uname().machine
+    column, machine = RUNGS.index(rung_letter(sandbox)), os.uname().machine
     wanted = {call.name: call.answers[column] for call in REFUSED if call.number(machine) is not None}
     available_rungs = {name: answer for name, answer in wanted.items() if hasattr(errno, answer)}
     numbers = {call.name: number for call in REFUSED if (number := call.number(machine)) is not None}

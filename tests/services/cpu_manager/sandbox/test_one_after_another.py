@@ -18,7 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 _SIZES = itertools.count(32 << 20, 1 << 20)
 
 
-class Succession:
+class OwnCells:
     """Programs in cells that no other test uses: cells are kept by the size of their private directory."""
 
     def __init__(self, sandbox: LocalSandbox) -> None:
@@ -51,51 +51,51 @@ class Succession:
 
 
 @pytest.fixture
-def succession(sandbox: LocalSandbox) -> Succession:
-    return Succession(sandbox)
+def own_cells(sandbox: LocalSandbox) -> OwnCells:
+    return OwnCells(sandbox)
 
 
-async def used_again(succession: Succession, source: str, wall_s: float = 5.0) -> bool:
+async def used_again(own_cells: OwnCells, source: str, wall_s: float = 5.0) -> bool:
     """Does the cell that ran this program stand for another?"""
-    await succession.run("pass")
-    await succession.run("pass")
-    before = await succession.inits()
-    await succession.run(source, wall_s=wall_s)
-    return before <= await succession.inits()
+    await own_cells.run("pass")
+    await own_cells.run("pass")
+    before = await own_cells.inits()
+    await own_cells.run(source, wall_s=wall_s)
+    return before <= await own_cells.inits()
 
 
-async def test_a_cell_runs_one_program_after_another(sandbox: LocalSandbox, succession: Succession) -> None:
-    await succession.run("pass")
-    await succession.run("pass")
-    before = await succession.inits()
+async def test_a_cell_runs_one_program_after_another(sandbox: LocalSandbox, own_cells: OwnCells) -> None:
+    await own_cells.run("pass")
+    await own_cells.run("pass")
+    before = await own_cells.inits()
     for number in range(10):
-        assert (await succession.run(f"print({number})")).stdout == f"{number}\n".encode()
-    assert await succession.inits() == before
+        assert (await own_cells.run(f"print({number})")).stdout == f"{number}\n".encode()
+    assert await own_cells.inits() == before
     await nothing_left(sandbox)
 
 
 @pytest.mark.parametrize(
     "source", ["import sys; sys.exit(3)", "import os; os.abort()", "1 / 0", "import os; os._exit(0)"]
 )
-async def test_a_cell_is_reused_after_a_program_that_ends_by_itself(succession: Succession, source: str) -> None:
-    assert await used_again(succession, source)
+async def test_a_cell_is_reused_after_a_program_that_ends_by_itself(own_cells: OwnCells, source: str) -> None:
+    assert await used_again(own_cells, source)
 
 
-async def test_a_cell_whose_program_had_to_be_killed_is_not_used_again(succession: Succession) -> None:
-    assert not await used_again(succession, "while True: pass", wall_s=0.3)
+async def test_a_cell_whose_program_had_to_be_killed_is_not_used_again(own_cells: OwnCells) -> None:
+    assert not await used_again(own_cells, "while True: pass", wall_s=0.3)
 
 
-async def test_a_cell_whose_files_were_fetched_is_not_used_again(succession: Succession) -> None:
-    await succession.run("pass")
-    await succession.run("pass")
-    before = await succession.inits()
-    ended = await succession.run("open('result', 'w').write('mine')", fetch=("result",))
+async def test_a_cell_whose_files_were_fetched_is_not_used_again(own_cells: OwnCells) -> None:
+    await own_cells.run("pass")
+    await own_cells.run("pass")
+    before = await own_cells.inits()
+    ended = await own_cells.run("open('result', 'w').write('mine')", fetch=("result",))
     assert ended.files == {"result": b"mine"}
-    await succession.run("pass")
-    await succession.until_ended(before)
+    await own_cells.run("pass")
+    await own_cells.until_ended(before)
 
 
-async def test_the_next_program_finds_an_empty_directory_as_large_as_before(succession: Succession) -> None:
+async def test_the_next_program_finds_an_empty_directory_as_large_as_before(own_cells: OwnCells) -> None:
     fill = """
 import os
 os.makedirs('deep/er'); os.mkfifo('pipe'); os.symlink('/etc/passwd', 'link')
@@ -106,16 +106,16 @@ try:
 except OSError as error: print(error)
 print('filled')
 """
-    assert (await succession.run(fill)).stdout == b"filled\n"
-    listed = await succession.run("import os; print(os.listdir('.'), os.getcwd() == os.environ['HOME'])")
+    assert (await own_cells.run(fill)).stdout == b"filled\n"
+    listed = await own_cells.run("import os; print(os.listdir('.'), os.getcwd() == os.environ['HOME'])")
     assert listed.stdout == b"['main.py'] True\n", listed
-    assert (await succession.run(fill)).stdout == b"filled\n"
+    assert (await own_cells.run(fill)).stdout == b"filled\n"
 
 
-async def test_the_next_program_finds_nothing_of_the_last_in_its_memory(succession: Succession) -> None:
+async def test_the_next_program_finds_nothing_of_the_last_in_its_memory(own_cells: OwnCells) -> None:
     secret = secrets.token_hex(16)
-    await succession.run("pass")
-    spoken = await succession.run(f"word = '{secret}' * 50000; print(len(word))")
+    await own_cells.run("pass")
+    spoken = await own_cells.run(f"word = '{secret}' * 50000; print(len(word))")
     assert spoken.stdout == b"1600000\n"
     search = """
 half, other = '%s', '%s'
@@ -133,11 +133,11 @@ with open('/proc/self/mem', 'rb', 0) if lines else open('/dev/null', 'rb') as me
         del text
 print('searched', found < 20)
 """
-    ended = await succession.run(search % (secret[:16], secret[16:]))
+    ended = await own_cells.run(search % (secret[:16], secret[16:]))
     assert ended.stdout == b"searched True\n", ended
 
 
-async def test_the_next_program_finds_no_process_of_the_last(sandbox: LocalSandbox, succession: Succession) -> None:
+async def test_the_next_program_finds_no_process_of_the_last(sandbox: LocalSandbox, own_cells: OwnCells) -> None:
     hide = """
 import os, signal, time
 for _ in range(5):
@@ -150,13 +150,13 @@ for _ in range(5):
         os._exit(0)
 print('hidden')
 """
-    assert (await succession.run(hide)).stdout == b"hidden\n"
+    assert (await own_cells.run(hide)).stdout == b"hidden\n"
     look = """
 import os
 try: print(sorted(int(name) for name in os.listdir('/proc') if name.isdigit()) == [1, os.getpid()])
 except OSError: print(True)
 """
-    assert (await succession.run(look)).stdout == b"True\n"
+    assert (await own_cells.run(look)).stdout == b"True\n"
     await nothing_left(sandbox)
 
 
@@ -172,17 +172,17 @@ def get(kind, flags):
 
 
 @pytest.mark.parametrize("kind", ["shm", "sem", "msg"])
-async def test_the_next_program_finds_no_shared_object_of_the_last(succession: Succession, kind: str) -> None:
-    await succession.run("pass")
-    await succession.run("pass")
-    before = await succession.inits()
-    made = await succession.run(f"{_OBJECTS}print(get('{kind}', made) >= 0)")
-    assert (await succession.run(f"{_OBJECTS}print(get('{kind}', 0))")).stdout == b"-1\n"
+async def test_the_next_program_finds_no_shared_object_of_the_last(own_cells: OwnCells, kind: str) -> None:
+    await own_cells.run("pass")
+    await own_cells.run("pass")
+    before = await own_cells.inits()
+    made = await own_cells.run(f"{_OBJECTS}print(get('{kind}', made) >= 0)")
+    assert (await own_cells.run(f"{_OBJECTS}print(get('{kind}', 0))")).stdout == b"-1\n"
     if made.stdout == b"True\n":  # on the Landlock rung none can be made
-        await succession.until_ended(before)  # it holds the object; another one has taken its place meanwhile
+        await own_cells.until_ended(before)  # it holds the object; another one has taken its place meanwhile
 
 
-async def test_the_next_program_finds_no_socket_name_of_the_last(succession: Succession) -> None:
+async def test_the_next_program_finds_no_socket_name_of_the_last(own_cells: OwnCells) -> None:
     bind = """
 import os, socket, time
 try:
@@ -194,10 +194,10 @@ try:
 except OSError as error: print('bound')
 """
     for _ in range(3):  # the name is free again each time
-        assert (await succession.run(bind)).stdout == b"bound\n"
+        assert (await own_cells.run(bind)).stdout == b"bound\n"
 
 
-async def test_limits_and_attributes_of_the_last_program_are_reset(succession: Succession) -> None:
+async def test_limits_and_attributes_of_the_last_program_are_reset(own_cells: OwnCells) -> None:
     source = """
 import gc, os, resource, signal, sys
 state = (os.umask(0o022), os.nice(0), signal.getsignal(signal.SIGINT) is signal.default_int_handler,
@@ -208,12 +208,12 @@ os.umask(0); os.nice(5); signal.signal(signal.SIGINT, signal.SIG_IGN); signal.pt
 resource.setrlimit(resource.RLIMIT_CPU, (1, 1)); gc.disable(); os.chdir('/'); os.environ['TRACE'] = 'x'
 sys.modules['trace'] = sys
 """
-    first = await succession.run(source)
+    first = await own_cells.run(source)
     assert first.exit_code == 0, first.stderr
-    assert (await succession.run(source)).stdout == first.stdout
+    assert (await own_cells.run(source)).stdout == first.stdout
 
 
-async def test_the_init_of_a_cell_cannot_be_reached_by_its_programs(succession: Succession) -> None:
+async def test_the_init_of_a_cell_cannot_be_reached_by_its_programs(own_cells: OwnCells) -> None:
     reach = """
 import ctypes, os, signal
 libc = ctypes.CDLL(None, use_errno=True)
@@ -240,28 +240,28 @@ for which, who in ((os.PRIO_PROCESS, init), (os.PRIO_PGRP, 1), (os.PRIO_USER, os
     except OSError: pass
 print(opened, libc.ptrace(16, init, 0, 0))
 """
-    await succession.run("pass")
-    await succession.run("pass")
-    before = await succession.inits()
-    ended = await succession.run(reach)
+    await own_cells.run("pass")
+    await own_cells.run("pass")
+    before = await own_cells.inits()
+    ended = await own_cells.run(reach)
     assert (ended.ended_by, ended.exit_code) == ("exit", 0), ended
     # How likely its end is may be read by all.
     assert ended.stdout in (b"[] -1\n", b"[('oom_score_adj', 0)] -1\n"), ended.stdout
-    await succession.run("pass")
-    assert before <= await succession.inits()
+    await own_cells.run("pass")
+    assert before <= await own_cells.inits()
 
 
-async def test_each_programs_usage_is_its_own(succession: Succession) -> None:
+async def test_each_programs_usage_is_its_own(own_cells: OwnCells) -> None:
     """CPU time and memory start anew: what earlier programs of the cell used does not count against a limit."""
     burn = (
         "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time() < until: pass\nx = b'x' * (60 << 20)"
     )
     for _ in range(4):
-        ended = await succession.run(burn, cpu_s=0.8, memory_bytes=256 << 20)
+        ended = await own_cells.run(burn, cpu_s=0.8, memory_bytes=256 << 20)
         assert ended.ended_by == "exit", ended
         assert 0.25 < ended.cpu_s < 0.7
         assert 60 << 20 < ended.peak_memory_bytes < 200 << 20
-    light = await succession.run("pass", cpu_s=0.8, memory_bytes=256 << 20)
+    light = await own_cells.run("pass", cpu_s=0.8, memory_bytes=256 << 20)
     assert light.cpu_s < 0.2
     assert light.peak_memory_bytes < ended.peak_memory_bytes - (50 << 20)
 
@@ -281,21 +281,21 @@ print('sent')
 """
 
 
-async def test_sockets_in_flight_leave_neither_names_nor_memory(succession: Succession) -> None:
+async def test_sockets_in_flight_leave_neither_names_nor_memory(own_cells: OwnCells) -> None:
     """Sockets sent into each other live until the kernel's collector comes by."""
     for _ in range(3):
-        assert (await succession.run(_IN_FLIGHT, memory_bytes=256 << 20)).stdout == b"sent\n"
-        available_rungs = await succession.run("x = b'x' * (150 << 20); print(len(x))", memory_bytes=256 << 20)
+        assert (await own_cells.run(_IN_FLIGHT, memory_bytes=256 << 20)).stdout == b"sent\n"
+        available_rungs = await own_cells.run("x = b'x' * (150 << 20); print(len(x))", memory_bytes=256 << 20)
         assert available_rungs.ended_by == "exit", available_rungs
     bind = """
 import socket
 try: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).bind('\\0treadle-in-flight')
 except OSError as error: print(error.strerror == 'Address already in use')
 """
-    assert (await succession.run(bind)).stdout in (b"", b"False\n")
+    assert (await own_cells.run(bind)).stdout in (b"", b"False\n")
 
 
-async def test_a_directory_that_is_hard_to_clear_is_not_used_again(succession: Succession) -> None:
+async def test_a_directory_that_is_hard_to_clear_is_not_used_again(own_cells: OwnCells) -> None:
     plant = """
 import os
 try: os.setxattr('.', 'user.note', b'planted')
@@ -309,38 +309,38 @@ print('planted')
 """
     look = "import os; print(os.listdir('.'), os.listxattr('.')); open('own', 'w').write('x')"
     for _ in range(2):
-        planted = await succession.run(plant)
+        planted = await own_cells.run(plant)
         assert planted.stdout == b"planted\n", planted
-        assert (await succession.run(look)).stdout == b"['main.py'] []\n"
+        assert (await own_cells.run(look)).stdout == b"['main.py'] []\n"
 
 
-async def test_a_deep_tree_stops_no_watchdog(succession: Succession) -> None:
+async def test_a_deep_tree_stops_no_watchdog(own_cells: OwnCells) -> None:
     dig = "import os, time\nfor _ in range(1100):\n    os.mkdir('d'); os.chdir('d')\ntime.sleep(30)"
-    ended = await succession.run(dig, wall_s=1.0)
+    ended = await own_cells.run(dig, wall_s=1.0)
     assert ended.ended_by == "wall-limit", ended
 
 
-async def test_a_program_runs_although_waiting_cells_were_killed(sandbox: LocalSandbox, succession: Succession) -> None:
-    await succession.run("pass")
-    await succession.run("pass")
-    for pid in await succession.inits():
+async def test_a_program_runs_although_waiting_cells_were_killed(sandbox: LocalSandbox, own_cells: OwnCells) -> None:
+    await own_cells.run("pass")
+    await own_cells.run("pass")
+    for pid in await own_cells.inits():
         os.kill(pid, signal.SIGKILL)
     for waiting in processes_of(sandbox)[2]:  # on the Landlock rung nothing ends them with their init
         os.kill(waiting, signal.SIGKILL)
-    assert (await succession.run("print(1)")).stdout == b"1\n"
+    assert (await own_cells.run("print(1)")).stdout == b"1\n"
 
 
-async def test_late_files_do_not_count_as_a_late_program(succession: Succession) -> None:
+async def test_late_files_do_not_count_as_a_late_program(own_cells: OwnCells) -> None:
     """The wall limit is the program's; bringing its files back may take longer."""
     write = "open('big', 'wb').write(bytes(24 << 20))"
-    ended = await succession.run(write, fetch=("big",), wall_s=0.5)
+    ended = await own_cells.run(write, fetch=("big",), wall_s=0.5)
     assert (ended.ended_by, ended.exit_code, len(ended.files["big"])) == ("exit", 0, 24 << 20)
 
 
-async def test_a_cell_is_replaced_after_its_last_program(succession: Succession) -> None:
-    await succession.run("pass")
-    await succession.run("pass")
-    before = await succession.inits()
+async def test_a_cell_is_replaced_after_its_last_program(own_cells: OwnCells) -> None:
+    await own_cells.run("pass")
+    await own_cells.run("pass")
+    before = await own_cells.inits()
     for _ in range(2 * 256):
-        assert (await succession.run("pass")).exit_code == 0
-    assert not before & await succession.inits()
+        assert (await own_cells.run("pass")).exit_code == 0
+    assert not before & await own_cells.inits()

@@ -10,7 +10,7 @@ import pytest
 
 from services.cpu_manager.sandbox.walls import seccomp
 from services.cpu_manager.sandbox.walls.seccomp import Rules
-from tests.services.cpu_manager.sandbox.literal_calls import ALLOWED, REFUSED, SURROUNDINGS, Call
+from tests.services.cpu_manager.sandbox.literal_calls import ALLOWED, REFUSED, RUNGS, Call
 
 _ALLOW, _KILL, _NOTIFY = 0x7FFF0000, 0x80000000, 0x7FC00000
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -62,12 +62,12 @@ def meant(word: str) -> int:
     return {".": _ALLOW, "allow": _ALLOW, "init": _NOTIFY}.get(word) or error(getattr(errno, word))
 
 
-@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+@pytest.mark.parametrize("rung", RUNGS)
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 class TestAgainstTheLiteralList:
-    def answers(self, machine: str, surroundings: str) -> dict[int, int]:
+    def answers(self, machine: str, rung: str) -> dict[int, int]:
         """By number, with harmless arguments: a family, a process and a priority that are allowed."""
-        rules = RULES[surroundings]
+        rules = RULES[rung]
         steps = list(struct.iter_unpack("=HBBI", seccomp.assemble(machine, rules)))
 
         def of(number: int) -> int:
@@ -76,9 +76,9 @@ class TestAgainstTheLiteralList:
 
         return {number: of(number) for number in range(_LAST)}
 
-    def test_every_call_of_the_list_gets_its_answer(self, machine: str, surroundings: str) -> None:
-        answers = self.answers(machine, surroundings)
-        column = SURROUNDINGS.index(surroundings)
+    def test_every_call_of_the_list_gets_its_answer(self, machine: str, rung: str) -> None:
+        answers = self.answers(machine, rung)
+        column = RUNGS.index(rung)
 
         def wrong(call: Call) -> bool:
             number = call.number(machine)
@@ -86,9 +86,9 @@ class TestAgainstTheLiteralList:
 
         assert [call.name for call in (*REFUSED, *ALLOWED) if wrong(call)] == []
 
-    def test_no_call_outside_the_list_is_refused(self, machine: str, surroundings: str) -> None:
+    def test_no_call_outside_the_list_is_refused(self, machine: str, rung: str) -> None:
         listed = {call.number(machine) for call in REFUSED} | {_SOCKET[machine]}
-        answers = self.answers(machine, surroundings)
+        answers = self.answers(machine, rung)
         assert [number for number in answers if answers[number] != _ALLOW and number not in listed] == []
 
 

@@ -134,7 +134,7 @@ async def test_an_error_names_the_field_and_what_to_write(http: aiohttp.ClientSe
     trajectory = await open_trajectory(http)
     problems = [await reply(http, method, path.format(trajectory=trajectory), body) for method, path, body, _ in CASES]
     details = [(status, problem["detail"]) for status, problem in problems]
-    assert details == [(422, says) for *_, says in CASES]
+    assert details == [(422, message) for *_, message in CASES]
 
 
 @pytest.mark.parametrize(("method", "path"), [("PUT", TASK), ("GET", "/v1/tasks"), ("POST", "/v1/actions")])

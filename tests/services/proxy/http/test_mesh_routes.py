@@ -33,8 +33,8 @@ async def test_a_node_is_shown_with_what_its_last_heartbeat_told(redis_url: str)
         clock = await ValkeyClock.measure(redis)
         proxy: Any = SimpleNamespace(redis=redis, clock=clock, settings=SimpleNamespace(node_lost_s=60.0))
         shown = []
-        said: list[Hello | Heartbeat] = [hello, *beats]
-        for message in said:
+        sent: list[Hello | Heartbeat] = [hello, *beats]
+        for message in sent:
             await command(redis, "XADD", NODES.name, "*", ENTRY, NODES.encode(message))
             (view,) = await _nodes(proxy)
             shown.append((view.owned, view.cold_start_s))

@@ -126,7 +126,7 @@ async def test_opening_again_returns_the_same_and_another_body_is_a_conflict(cal
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({"enviroment": {}}, "enviroment"),
         ({"environment": {"memory": 3}}, "memory"),
@@ -136,10 +136,10 @@ async def test_opening_again_returns_the_same_and_another_body_is_a_conflict(cal
         (b"{", "JSON"),
     ],
 )
-async def test_what_means_nothing_opens_nothing(caller: Caller, body: Any, said: str) -> None:
+async def test_what_means_nothing_opens_nothing(caller: Caller, body: Any, message: str) -> None:
     status, problem = await caller.ask("POST", "/v1/trajectories", body)
 
-    assert (status, said in problem["detail"]) == (422, True), problem
+    assert (status, message in problem["detail"]) == (422, True), problem
     assert (await caller.ask("GET", "/v1/trajectories"))[1] == {"trajectories": []}
 
 
@@ -210,7 +210,7 @@ async def test_sending_an_action_again_returns_its_first_answer(caller: Caller) 
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({"kind": "code.run"}, "env.bash"),
         ({"params": {"lin": "x"}}, "lin"),
@@ -222,12 +222,12 @@ async def test_sending_an_action_again_returns_its_first_answer(caller: Caller) 
         ({"timeout_s": 0}, "timeout_s"),
     ],
 )
-async def test_an_action_that_means_nothing_is_refused(caller: Caller, body: dict[str, Any], said: str) -> None:
+async def test_an_action_that_means_nothing_is_refused(caller: Caller, body: dict[str, Any], message: str) -> None:
     trajectory = (await caller.open())["id"]
 
     status, problem = await caller.act(trajectory, **body)
 
-    assert (status, said in problem["detail"]) == (422, True), problem
+    assert (status, message in problem["detail"]) == (422, True), problem
     assert caller.node.granted == []
 
 

@@ -19,7 +19,7 @@ from tests.shared.bus.journal import Journal
 from tests.shared.bus.soon import soon
 
 
-class Desk:
+class InterpreterDriver:
     """An interpreter on a connection that can fail, and what it reported as durable."""
 
     def __init__(self, journal: Journal) -> None:
@@ -50,13 +50,13 @@ class Desk:
 
 
 @pytest.fixture
-def desk(journal: Journal) -> Desk:
-    return Desk(journal)
+def driver(journal: Journal) -> InterpreterDriver:
+    return InterpreterDriver(journal)
 
 
 @asynccontextmanager
-async def running(desk: Desk) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(desk.interpreter.run())
+async def running(driver: InterpreterDriver) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(driver.interpreter.run())
     try:
         yield task
     finally:
@@ -72,115 +72,119 @@ def answer(action: str, entry: str, batch: str = "") -> Answering:
     return Answering(action, entry, batch, f"answer of {action}".encode(), 60)
 
 
-async def test_messages_leave_in_the_order_they_were_put(desk: Desk) -> None:
+async def test_messages_leave_in_the_order_they_were_put(driver: InterpreterDriver) -> None:
     payloads = [b"%d" % number for number in range(1000)]
-    desk.put(*to_node(*payloads[:300]))
-    async with running(desk):
-        desk.put(*to_node(*payloads[300:]))
-        await desk.all_written()
+    driver.put(*to_node(*payloads[:300]))
+    async with running(driver):
+        driver.put(*to_node(*payloads[300:]))
+        await driver.all_written()
 
-    assert await desk.sent() == payloads
+    assert await driver.sent() == payloads
 
 
-async def test_the_order_holds_while_valkey_is_away_and_nothing_is_lost(desk: Desk) -> None:
+async def test_the_order_holds_while_valkey_is_away_and_nothing_is_lost(driver: InterpreterDriver) -> None:
     payloads = [b"%d" % number for number in range(600)]
-    desk.flaky.failures = ["before", "after", None, "before", "after"]
-    desk.put(*to_node(*payloads))
-    async with running(desk):
-        await desk.all_written()
+    driver.flaky.failures = ["before", "after", None, "before", "after"]
+    driver.put(*to_node(*payloads))
+    async with running(driver):
+        await driver.all_written()
 
-    assert list(dict.fromkeys(await desk.sent())) == payloads, "a message may come twice, but never out of turn"
+    assert list(dict.fromkeys(await driver.sent())) == payloads, "a message may come twice, but never out of turn"
 
 
-async def test_an_answer_is_reported_when_it_is_durable(desk: Desk, journal: Journal) -> None:
-    desk.put(answer("a1", await journal.entry("a1")))
-    async with running(desk):
-        await desk.all_written()
+async def test_an_answer_is_reported_when_it_is_durable(driver: InterpreterDriver, journal: Journal) -> None:
+    driver.put(answer("a1", await journal.entry("a1")))
+    async with running(driver):
+        await driver.all_written()
 
-    assert desk.reported == [("a1", True)]
+    assert driver.reported == [("a1", True)]
     assert (await journal.fields("action:a1"))["a"] == b"answer of a1"
 
 
-async def test_an_answer_that_was_given_before_is_reported_as_such(desk: Desk, journal: Journal) -> None:
+async def test_an_answer_that_was_given_before_is_reported_as_such(driver: InterpreterDriver, journal: Journal) -> None:
     entry = await journal.entry("a1")
     await journal.finish("a1", entry, answer=b"first")
-    desk.put(answer("a1", entry))
-    async with running(desk):
-        await desk.all_written()
+    driver.put(answer("a1", entry))
+    async with running(driver):
+        await driver.all_written()
 
-    assert desk.reported == [("a1", False)]
+    assert driver.reported == [("a1", False)]
     assert (await journal.fields("action:a1"))["a"] == b"first"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_an_answer_survives_a_cut_and_is_reported_once(desk: Desk, journal: Journal, when: When) -> None:
+async def test_an_answer_survives_a_cut_and_is_reported_once(
+    driver: InterpreterDriver, journal: Journal, when: When
+) -> None:
     await journal.open()
-    desk.put(answer("a1", await journal.entry("a1", "b"), "b"))
-    desk.flaky.failures = [when]
-    async with running(desk):
-        await desk.all_written()
+    driver.put(answer("a1", await journal.entry("a1", "b"), "b"))
+    driver.flaky.failures = [when]
+    async with running(driver):
+        await driver.all_written()
 
-    assert desk.reported == [("a1", when == "before")], "after a lost reply only the store knows that it counted"
+    assert driver.reported == [("a1", when == "before")], "after a lost reply only the store knows that it counted"
     assert await journal.results() == [b"answer of a1"]
     assert await journal.counts() == ("open", 1, 1)
 
 
-async def test_answers_and_messages_put_together_both_arrive(desk: Desk, journal: Journal) -> None:
+async def test_answers_and_messages_put_together_both_arrive(driver: InterpreterDriver, journal: Journal) -> None:
     entry = await journal.entry("a1")
     await journal.entry("a2")
-    desk.put(*to_node(b"one"), answer("a1", entry), Granting("grants.n.1", b"two", "a2", "1:n"))
-    async with running(desk):
-        await desk.all_written()
+    driver.put(*to_node(b"one"), answer("a1", entry), Granting("grants.n.1", b"two", "a2", "1:n"))
+    async with running(driver):
+        await driver.all_written()
 
-    assert await desk.sent() == [b"one", b"two"]
-    assert desk.reported == [("a1", True)]
+    assert await driver.sent() == [b"one", b"two"]
+    assert driver.reported == [("a1", True)]
     assert (await journal.fields("action:a2"))["g"] == b"1:n"
 
 
-async def test_a_grant_of_the_next_stage_is_marked_after_the_step(desk: Desk, journal: Journal) -> None:
+async def test_a_grant_of_the_next_stage_is_marked_after_the_step(driver: InterpreterDriver, journal: Journal) -> None:
     await journal.entry("a1")
-    desk.put(Advancing("a1", 1, b"[]"), Granting("grants.n.1", b"stage 1", "a1", "1:n"))
-    async with running(desk):
-        await desk.all_written()
+    driver.put(Advancing("a1", 1, b"[]"), Granting("grants.n.1", b"stage 1", "a1", "1:n"))
+    async with running(driver):
+        await driver.all_written()
 
     fields = await journal.fields("action:a1")
     assert (fields["s"], fields["g"]) == (b"1", b"1:n")
 
 
-async def test_a_cancellation_is_deleted_only_after_its_consequences_are_written(desk: Desk, journal: Journal) -> None:
+async def test_a_cancellation_is_deleted_only_after_its_consequences_are_written(
+    driver: InterpreterDriver, journal: Journal
+) -> None:
     entry = await journal.entry("a1")
     await functions.cancel(journal.redis, "a1", "asked")
     ((asked, _),) = await command(journal.redis, "XREVRANGE", "actions", "+", "-", "COUNT", 1)
-    desk.put(answer("a1", entry), Discard(asked.decode()))
-    async with running(desk):
-        await desk.all_written()
+    driver.put(answer("a1", entry), Discard(asked.decode()))
+    async with running(driver):
+        await driver.all_written()
 
-    assert [name for name in desk.flaky.sent if name != "send_grants"] == ["answer_actions", "discard"]
+    assert [name for name in driver.flaky.sent if name != "send_grants"] == ["answer_actions", "discard"]
     assert await journal.cancels() == []
 
 
-async def test_a_deposed_leader_stops_and_writes_nothing_more(desk: Desk, journal: Journal) -> None:
+async def test_a_deposed_leader_stops_and_writes_nothing_more(driver: InterpreterDriver, journal: Journal) -> None:
     entry = await journal.entry("a1")
     await functions.resign(journal.redis, "me")
     await functions.lead(journal.redis, "you", 30.0)
-    desk.put(*to_node(b"late"), answer("a1", entry), Advancing("a1", 1, b"[]"), Discard(entry))
+    driver.put(*to_node(b"late"), answer("a1", entry), Advancing("a1", 1, b"[]"), Discard(entry))
 
     async with asyncio.timeout(20):
-        await desk.interpreter.run()
+        await driver.interpreter.run()
 
-    assert desk.interpreter.deposed
-    assert (await desk.sent(), desk.reported, await journal.unanswered()) == ([], [], ["a1"])
+    assert driver.interpreter.deposed
+    assert (await driver.sent(), driver.reported, await journal.unanswered()) == ([], [], ["a1"])
     assert "s" not in await journal.fields("action:a1")
 
 
-async def test_a_leader_deposed_by_another_part_stops_before_the_next_flush(desk: Desk) -> None:
-    desk.interpreter.deposed = True
-    desk.put(*to_node(b"late"))
+async def test_a_leader_deposed_by_another_part_stops_before_the_next_flush(driver: InterpreterDriver) -> None:
+    driver.interpreter.deposed = True
+    driver.put(*to_node(b"late"))
 
     async with asyncio.timeout(20):
-        await desk.interpreter.run()
+        await driver.interpreter.run()
 
-    assert desk.flaky.sent == []
+    assert driver.flaky.sent == []
 
 
 def begins(action: str, node: str) -> Granting:
@@ -190,40 +194,40 @@ def begins(action: str, node: str) -> Granting:
     )
 
 
-async def placements(desk: Desk) -> dict[str, str]:
-    found = [chunk async for chunk in trajectories.read_placements(desk.journal.redis)]
+async def placements(driver: InterpreterDriver) -> dict[str, str]:
+    found = [chunk async for chunk in trajectories.read_placements(driver.journal.redis)]
     return {name: place.node for chunk in found for name, place in chunk.items()}
 
 
-async def test_an_environment_that_was_not_created_may_begin_again_in_the_same_flush(desk: Desk) -> None:
-    await desk.journal.entry("a1")
-    desk.put(begins("a1", "n"), Forget("t1", "unmade", "no memory"), begins("a1", "m"))
-    async with running(desk):
-        await desk.all_written()
+async def test_an_environment_that_was_not_created_may_begin_again_in_the_same_flush(driver: InterpreterDriver) -> None:
+    await driver.journal.entry("a1")
+    driver.put(begins("a1", "n"), Forget("t1", "unmade", "no memory"), begins("a1", "m"))
+    async with running(driver):
+        await driver.all_written()
 
-    assert await placements(desk) == {"t1": "m"}
-    assert await desk.sent() == [b"n", b"m"]
-
-
-async def test_an_environment_that_begins_and_ends_in_one_flush_is_removed(desk: Desk) -> None:
-    await desk.journal.entry("a1")
-    desk.put(begins("a1", "n"), Forget("t1", "lost", "it died"))
-    async with running(desk):
-        await desk.all_written()
-
-    assert await placements(desk) == {}
+    assert await placements(driver) == {"t1": "m"}
+    assert await driver.sent() == [b"n", b"m"]
 
 
-async def test_the_end_of_a_trajectory_is_stored(desk: Desk) -> None:
+async def test_an_environment_that_begins_and_ends_in_one_flush_is_removed(driver: InterpreterDriver) -> None:
+    await driver.journal.entry("a1")
+    driver.put(begins("a1", "n"), Forget("t1", "lost", "it died"))
+    async with running(driver):
+        await driver.all_written()
+
+    assert await placements(driver) == {}
+
+
+async def test_the_end_of_a_trajectory_is_stored(driver: InterpreterDriver) -> None:
     await trajectories.open_trajectory(
-        desk.journal.redis, "t1", EnvironmentSpec(), idempotency_key="", digest=b"", most=1, keep_s=60.0,
+        driver.journal.redis, "t1", EnvironmentSpec(), idempotency_key="", digest=b"", most=1, keep_s=60.0,
         node_class="default", fields={},
     )  # fmt: skip
-    desk.put(Forget("t1", "expired", "its time is over"))
-    async with running(desk):
-        await desk.all_written()
+    driver.put(Forget("t1", "expired", "its time is over"))
+    async with running(driver):
+        await driver.all_written()
 
-    fields = await desk.journal.fields("trajectory:t1")
+    fields = await driver.journal.fields("trajectory:t1")
     assert (fields["state"], fields["reason"]) == (b"expired", b"its time is over")
 
 

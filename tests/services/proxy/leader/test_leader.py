@@ -21,8 +21,8 @@ from shared.messages.targets import TARGETS, CompletionExpected, TargetSet
 from tests.services.proxy.mesh import (
     EPOCH,
     START,
-    Notes,
     StillClock,
+    WriteRecorder,
     answers,
     discards,
     entry,
@@ -46,13 +46,13 @@ class Term:
 
     def __init__(self) -> None:
         self.clock = StillClock()
-        self.notes = Notes()
-        self.leader: Leader = leader_of(self.notes, self.clock)
+        self.recorder = WriteRecorder()
+        self.leader: Leader = leader_of(self.recorder, self.clock)
 
     def take(self, *entries: Any) -> list[Any]:
         self.leader.take(list(entries))
         self.leader.dispatcher.check()
-        return self.notes.take()
+        return self.recorder.take()
 
 
 @pytest.fixture
@@ -318,11 +318,11 @@ def test_without_a_planner_the_nodes_own_units_for_all_work(term: Term) -> None:
     target = TargetSet(pool="cores@default", units=0, decided_at=START, reason="no batch is open")
     term.take(entry(TARGETS, target), *(journalled(submitted(name, batch="b")) for name in "abc"))
     term.leader.planned(planned=True)
-    assert term.notes.take() == []
+    assert term.recorder.take() == []
 
     term.leader.planned(planned=False)
 
-    writes = term.notes.take()
+    writes = term.recorder.take()
     assert messages_to(writes)[0] == ShareSet(epoch=EPOCH, resource="cores", units=3)
     assert [one.action for one in granted(writes)] == ["b", "c"]
 
@@ -334,7 +334,7 @@ def test_progress_of_a_rollout_is_for_the_planner_alone(term: Term) -> None:
     assert term.take(entry(BATCHES, reported)) == []
 
 
-class Turns(Tail):
+class EmptyReads(Tail):
     """Handle empty reads, with time passing before each."""
 
     def __init__(self, reader: Redis, clock: StillClock, *pauses: float) -> None:
@@ -354,18 +354,18 @@ class Turns(Tail):
 async def test_silence_while_valkey_was_away_does_not_count_against_nodes(
     term: Term, reader: Redis, pauses: tuple[float, ...], known: bool
 ) -> None:
-    await term.leader.run(Turns(reader, term.clock, *pauses))
+    await term.leader.run(EmptyReads(reader, term.clock, *pauses))
 
     assert ("n" in term.leader.dispatcher.cluster.nodes.present) == known
 
 
 async def test_a_deposed_leader_stops_at_its_next_turn(reader: Redis) -> None:
     term = Term()
-    term.notes.deposed = True
+    term.recorder.deposed = True
 
     await term.leader.run(Tail(reader, {NODES: "0"}, block_s=0.01))
 
-    assert term.notes.take() == []
+    assert term.recorder.take() == []
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from tests.services.proxy.mesh import (
     EPOCH,
     SPEC,
     START,
-    Notes,
     StillClock,
+    WriteRecorder,
     acting,
     answers,
     discards,
@@ -43,14 +43,14 @@ class Term:
 
     def __init__(self, *, memory_mb: int = 4096) -> None:
         self.clock = StillClock()
-        self.notes = Notes()
-        self.leader: Leader = leader_of(self.notes, self.clock)
+        self.recorder = WriteRecorder()
+        self.leader: Leader = leader_of(self.recorder, self.clock)
         self.take(from_node(hello(memory_mb=memory_mb)), from_node(inventory()))
 
     def take(self, *entries: Any) -> list[Any]:
         self.leader.take(list(entries))
         self.leader.dispatcher.check()
-        return self.notes.take()
+        return self.recorder.take()
 
 
 @pytest.fixture

@@ -131,15 +131,15 @@ async def test_batches_are_published_on_change_and_once_if_there_are_none(
     publishing = asyncio.create_task(publish_backlog(journal.redis, journal.epoch, cluster, clock))
 
     async def seen(*batches: str) -> bool:
-        told = await read_snapshot(journal.redis)
-        return told is not None and told.batches.keys() == set(batches)
+        snapshot = await read_snapshot(journal.redis)
+        return snapshot is not None and snapshot.batches.keys() == set(batches)
 
     await soon(seen)
     clock.now += 1.0
     waiting(cluster, "outside", batch="")
     await soon(lambda: _waits(store_over(journal.redis), 1))
-    told = await read_snapshot(journal.redis)
-    assert told == OpenBatchesSnapshot(START, {}), "what waits outside batches changes nothing of them"
+    snapshot = await read_snapshot(journal.redis)
+    assert snapshot == OpenBatchesSnapshot(START, {}), "what waits outside batches changes nothing of them"
     waiting(cluster, "a")
     await soon(lambda: seen("b"))
     cluster.queues.remove(cluster.queues.queued["a"])

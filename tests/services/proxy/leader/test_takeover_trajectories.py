@@ -16,7 +16,7 @@ from shared.messages.environments import MEMORY, TRAJECTORIES, EnvironmentsExpec
 from shared.messages.grants import EnvironmentClosed
 from shared.messages.nodes import NODES
 from shared.messages.outcomes import OUTCOMES
-from tests.services.proxy.legacy import Legacy
+from tests.services.proxy.former_leader import StoreOfFormerLeader
 from tests.services.proxy.mesh import (
     EPOCH,
     SPEC,
@@ -38,21 +38,21 @@ PLACED = pack(StoredPlacement("n", {MEMORY: SPEC.memory_mb}))
 
 
 @pytest.fixture
-async def legacy(journal: Journal, reader: Redis) -> Legacy:
+async def store(journal: Journal, reader: Redis) -> StoreOfFormerLeader:
     """Trajectory t1 is open, and node n has sent its hello."""
-    legacy = Legacy(journal, reader)
+    store = StoreOfFormerLeader(journal, reader)
     await trajectories.open_trajectory(
         journal.redis, "t1", SPEC, idempotency_key="", digest=b"", most=9, keep_s=60.0, node_class="default", fields={}
     )
-    await legacy.say(NODES, hello(memory_mb=4096), hello("m", memory_mb=4096))
-    return legacy
+    await store.publish(NODES, hello(memory_mb=4096), hello("m", memory_mb=4096))
+    return store
 
 
-async def acted(legacy: Legacy, action: str = "a") -> None:
+async def acted(store: StoreOfFormerLeader, action: str = "a") -> None:
     """One action has been granted to n, where the environment began, and was answered."""
-    (entry,) = await legacy.submit(acting(action))
-    await legacy.mark(action, 1, "n", "t1", PLACED)
-    await legacy.journal.finish(action, entry)
+    (entry,) = await store.submit(acting(action))
+    await store.mark(action, 1, "n", "t1", PLACED)
+    await store.journal.finish(action, entry)
 
 
 def ends(writes: list[Any]) -> list[tuple[str, str]]:
@@ -60,115 +60,115 @@ def ends(writes: list[Any]) -> list[tuple[str, str]]:
     return [(body["id"], body["ended"]) for body in bodies]
 
 
-def both_inventories(legacy: Legacy, *environments: str) -> list[Any]:
+def both_inventories(store: StoreOfFormerLeader, *environments: str) -> list[Any]:
     """First the inventory of the node where it is not placed."""
-    return legacy.hear(inventory(node="m")) + legacy.hear(inventory(environments=environments))
+    return store.read(inventory(node="m")) + store.read(inventory(environments=environments))
 
 
-async def test_a_trajectory_continues_where_its_environment_exists(legacy: Legacy) -> None:
-    await acted(legacy)
-    await legacy.submit(acting("b"))
-    await legacy.taken_over()
+async def test_a_trajectory_continues_where_its_environment_exists(store: StoreOfFormerLeader) -> None:
+    await acted(store)
+    await store.submit(acting("b"))
+    await store.taken_over()
 
-    assert granted(legacy.hear(inventory(node="m")), "m") == []
-    (grant,) = granted(legacy.hear(inventory(environments=("t1",))))
+    assert granted(store.read(inventory(node="m")), "m") == []
+    (grant,) = granted(store.read(inventory(environments=("t1",))))
     assert (grant.action, grant.trajectory, grant.environment) == ("b", "t1", None)
 
 
-async def test_an_action_that_still_runs_in_it_continues_on_its_node(legacy: Legacy) -> None:
-    await legacy.submit(acting("a"))
-    await legacy.mark("a", 1, "n", "t1", PLACED)
-    await legacy.submit(acting("b"))
-    await legacy.taken_over()
+async def test_an_action_that_still_runs_in_it_continues_on_its_node(store: StoreOfFormerLeader) -> None:
+    await store.submit(acting("a"))
+    await store.mark("a", 1, "n", "t1", PLACED)
+    await store.submit(acting("b"))
+    await store.taken_over()
 
-    assert granted(legacy.hear(inventory(held("a"), environments=("t1",)))) == []
-    writes = legacy.hear(outcome("a"))
+    assert granted(store.read(inventory(held("a"), environments=("t1",)))) == []
+    writes = store.read(outcome("a"))
     assert (ends(writes), [one.action for one in granted(writes)]) == ([("a", "ok")], ["b"])
 
 
-async def test_one_that_its_node_no_longer_has_is_lost_and_not_created_again(legacy: Legacy) -> None:
-    await acted(legacy)
-    await legacy.submit(acting("b"))
-    await legacy.taken_over()
+async def test_one_that_its_node_no_longer_has_is_lost_and_not_created_again(store: StoreOfFormerLeader) -> None:
+    await acted(store)
+    await store.submit(acting("b"))
+    await store.taken_over()
 
-    writes = both_inventories(legacy)
+    writes = both_inventories(store)
 
     assert granted(writes) == granted(writes, "m") == []
     assert [(one.trajectory, one.ended) for one in forgotten(writes)] == [("t1", "lost")]
     assert ends(writes) == [("b", "environment-lost")]
 
 
-async def test_a_closed_one_that_still_exists_is_ended(legacy: Legacy) -> None:
-    await acted(legacy)
-    await trajectories.close_trajectory(legacy.redis, "t1", "done")
-    await command(legacy.redis, "DEL", ACTIONS.name)  # the former leader has dealt with it, and its word got lost
-    await legacy.taken_over()
+async def test_a_closed_one_that_still_exists_is_ended(store: StoreOfFormerLeader) -> None:
+    await acted(store)
+    await trajectories.close_trajectory(store.redis, "t1", "done")
+    await command(store.redis, "DEL", ACTIONS.name)  # the former leader has dealt with it, and its word got lost
+    await store.taken_over()
 
-    writes = both_inventories(legacy, "t1")
+    writes = both_inventories(store, "t1")
 
     assert EnvironmentClosed(epoch=EPOCH, trajectory="t1") in messages_to(writes)
-    assert [one.trajectory for one in forgotten(legacy.hear(ended(how="closed")))] == ["t1"]
+    assert [one.trajectory for one in forgotten(store.read(ended(how="closed")))] == ["t1"]
 
 
-async def test_one_that_was_closed_meanwhile_is_ended_and_its_actions_cancelled(legacy: Legacy) -> None:
-    await acted(legacy)
-    await legacy.submit(acting("b"))
-    await trajectories.close_trajectory(legacy.redis, "t1", "done")
-    await legacy.taken_over()
+async def test_one_that_was_closed_meanwhile_is_ended_and_its_actions_cancelled(store: StoreOfFormerLeader) -> None:
+    await acted(store)
+    await store.submit(acting("b"))
+    await trajectories.close_trajectory(store.redis, "t1", "done")
+    await store.taken_over()
 
-    writes = legacy.notes.take()
+    writes = store.notes.take()
     assert (ends(writes), len(discards(writes))) == ([("b", "cancelled")], 1)
-    assert EnvironmentClosed(epoch=EPOCH, trajectory="t1") in messages_to(both_inventories(legacy, "t1"))
+    assert EnvironmentClosed(epoch=EPOCH, trajectory="t1") in messages_to(both_inventories(store, "t1"))
 
 
-async def test_an_unread_end_counts_at_once(legacy: Legacy) -> None:
-    await acted(legacy)
-    await legacy.say(OUTCOMES, ended())
-    await legacy.taken_over()
-    writes = legacy.notes.take() + both_inventories(legacy)
+async def test_an_unread_end_counts_at_once(store: StoreOfFormerLeader) -> None:
+    await acted(store)
+    await store.publish(OUTCOMES, ended())
+    await store.taken_over()
+    writes = store.notes.take() + both_inventories(store)
 
     assert "t1" in [one.trajectory for one in forgotten(writes)]
 
 
-async def test_an_action_of_an_ended_trajectory_does_not_begin_it_again(legacy: Legacy) -> None:
-    await legacy.submit(acting("a"))
-    await trajectories.record_ends(legacy.redis, legacy.journal.epoch, [("t1", "lost", "it died")])
-    await legacy.taken_over()
+async def test_an_action_of_an_ended_trajectory_does_not_begin_it_again(store: StoreOfFormerLeader) -> None:
+    await store.submit(acting("a"))
+    await trajectories.record_ends(store.redis, store.journal.epoch, [("t1", "lost", "it died")])
+    await store.taken_over()
 
-    writes = legacy.notes.take() + both_inventories(legacy)
+    writes = store.notes.take() + both_inventories(store)
 
     assert ends(writes) == [("a", "environment-lost")]
     assert granted(writes) == granted(writes, "m") == []
 
 
-async def test_an_action_of_an_unknown_trajectory_does_not_begin_it_again(legacy: Legacy) -> None:
-    await legacy.submit(acting("a"))
-    await command(legacy.redis, "DEL", "trajectory:t1")
-    await legacy.taken_over()
+async def test_an_action_of_an_unknown_trajectory_does_not_begin_it_again(store: StoreOfFormerLeader) -> None:
+    await store.submit(acting("a"))
+    await command(store.redis, "DEL", "trajectory:t1")
+    await store.taken_over()
 
-    writes = legacy.notes.take() + both_inventories(legacy)
+    writes = store.notes.take() + both_inventories(store)
 
     assert ends(writes) == [("a", "environment-lost")]
 
 
-async def test_its_memory_is_held_from_the_inventory_on(legacy: Legacy) -> None:
-    await acted(legacy)
-    await legacy.submit(acting("b"))
-    await legacy.taken_over()
-    legacy.hear(inventory(environments=("t1",)))
+async def test_its_memory_is_held_from_the_inventory_on(store: StoreOfFormerLeader) -> None:
+    await acted(store)
+    await store.submit(acting("b"))
+    await store.taken_over()
+    store.read(inventory(environments=("t1",)))
 
-    assert legacy.leader.dispatcher.cluster.nodes.present["n"].free(MEMORY) == 4096 - 512
-
-
-async def test_a_handled_close_is_removed_from_the_journal(legacy: Legacy) -> None:
-    await legacy.say(ACTIONS, CloseRequested(trajectory="t1"))
-    await legacy.taken_over()
-
-    assert len(discards(legacy.notes.take())) == 1
+    assert store.leader.dispatcher.cluster.nodes.present["n"].free(MEMORY) == 4096 - 512
 
 
-async def test_hints_of_the_past_are_not_passed_on_again(legacy: Legacy) -> None:
-    await legacy.say(TRAJECTORIES, EnvironmentsExpected(images=["a:1"]), at="1000-1")
-    tail = await legacy.taken_over()
+async def test_a_handled_close_is_removed_from_the_journal(store: StoreOfFormerLeader) -> None:
+    await store.publish(ACTIONS, CloseRequested(trajectory="t1"))
+    await store.taken_over()
+
+    assert len(discards(store.notes.take())) == 1
+
+
+async def test_hints_of_the_past_are_not_passed_on_again(store: StoreOfFormerLeader) -> None:
+    await store.publish(TRAJECTORIES, EnvironmentsExpected(images=["a:1"]), at="1000-1")
+    tail = await store.taken_over()
 
     assert tail.last(TRAJECTORIES) == "1000-1"

@@ -30,7 +30,7 @@ async def kept(valkey: Redis, stage: StageTemplate) -> tuple[Task, Task, bytes]:
     await tasks.put("ada", "t", declared)
     store = store_over(valkey)
     clock = StillClock()
-    book = BatchService(
+    service = BatchService(
         valkey,
         store,
         tasks,
@@ -40,7 +40,7 @@ async def kept(valkey: Redis, stage: StageTemplate) -> tuple[Task, Task, bytes]:
         disk=StoreDisk([], reserve_bytes=0),
         keep_batch_s=60.0,
     )
-    view, _ = await book.open("ada", "t", BatchOpening())
+    view, _ = await service.open("ada", "t", BatchOpening())
     assert re.fullmatch("b[0-9a-f]{24}", view.id), "96 random bits"
     found = await store.batch(view.id)
     assert found is not None
@@ -67,7 +67,7 @@ async def test_images_that_its_trajectories_will_need_are_passed_on(valkey: Redi
     tasks = TaskRegistry(valkey)
     await tasks.put("ada", "t", Task(stages=[StageTemplate(name="s", kind="noop")]))
     clock = StillClock()
-    book = BatchService(
+    service = BatchService(
         valkey,
         store_over(valkey),
         tasks,
@@ -78,8 +78,8 @@ async def test_images_that_its_trajectories_will_need_are_passed_on(valkey: Redi
         keep_batch_s=60.0,
     )
 
-    await book.open("ada", "t", BatchOpening())
-    await book.open("ada", "t", BatchOpening(images=["python:3.11", "b"]))
+    await service.open("ada", "t", BatchOpening())
+    await service.open("ada", "t", BatchOpening(images=["python:3.11", "b"]))
 
     rows = await command(valkey, "XRANGE", TRAJECTORIES.name, "-", "+")
     assert [TRAJECTORIES.decode(fields[1]) for _, fields in rows] == [EnvironmentsExpected(images=["python:3.11", "b"])]

@@ -10,7 +10,7 @@ import pytest
 from services.proxy.records.batching import Batcher
 
 
-class Flushes:
+class RecordedFlush:
     """A flush that waits until it is let go, and notes what it was given."""
 
     def __init__(self) -> None:
@@ -28,8 +28,8 @@ class Flushes:
 
 
 @pytest.fixture
-def flushes() -> Flushes:
-    return Flushes()
+def flushes() -> RecordedFlush:
+    return RecordedFlush()
 
 
 async def turns(count: int = 5) -> None:
@@ -37,7 +37,7 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_first_item_leaves_at_once(flushes: Flushes) -> None:
+async def test_the_first_item_leaves_at_once(flushes: RecordedFlush) -> None:
     batcher = Batcher(flushes)
     flushes.gate.set()
 
@@ -45,7 +45,7 @@ async def test_the_first_item_leaves_at_once(flushes: Flushes) -> None:
     assert flushes.taken == [[1]]
 
 
-async def test_what_comes_during_a_flush_leaves_together_with_the_next(flushes: Flushes) -> None:
+async def test_what_comes_during_a_flush_leaves_together_with_the_next(flushes: RecordedFlush) -> None:
     batcher = Batcher(flushes)
     calls = [asyncio.create_task(batcher.call(1))]
     await turns()
@@ -58,7 +58,7 @@ async def test_what_comes_during_a_flush_leaves_together_with_the_next(flushes: 
     assert flushes.taken == [[1], [2, 3, 4]]
 
 
-async def test_a_flush_takes_no_more_than_it_may_and_keeps_the_order(flushes: Flushes) -> None:
+async def test_a_flush_takes_no_more_than_it_may_and_keeps_the_order(flushes: RecordedFlush) -> None:
     batcher = Batcher(flushes, most=3)
     flushes.gate.set()
 
@@ -68,7 +68,7 @@ async def test_a_flush_takes_no_more_than_it_may_and_keeps_the_order(flushes: Fl
     assert flushes.taken == [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 
-async def test_an_error_goes_to_all_callers_of_its_flush_and_to_no_other(flushes: Flushes) -> None:
+async def test_an_error_goes_to_all_callers_of_its_flush_and_to_no_other(flushes: RecordedFlush) -> None:
     batcher = Batcher(flushes, most=2)
     flushes.fails = {2}
     flushes.gate.set()
@@ -78,7 +78,7 @@ async def test_an_error_goes_to_all_callers_of_its_flush_and_to_no_other(flushes
     assert await batcher.call(3) == "reply 3"
 
 
-async def test_items_behind_a_failed_flush_still_leave(flushes: Flushes) -> None:
+async def test_items_behind_a_failed_flush_still_leave(flushes: RecordedFlush) -> None:
     batcher = Batcher(flushes, most=1)
     flushes.fails = {1}
     flushes.gate.set()
@@ -89,7 +89,7 @@ async def test_items_behind_a_failed_flush_still_leave(flushes: Flushes) -> None
     assert await asyncio.wait_for(second, 10) == "reply 2"
 
 
-async def test_a_caller_that_went_away_takes_nobodys_reply(flushes: Flushes) -> None:
+async def test_a_caller_that_went_away_takes_nobodys_reply(flushes: RecordedFlush) -> None:
     batcher = Batcher(flushes)
     calls = [asyncio.create_task(batcher.call(item)) for item in range(4)]
     await turns()
@@ -101,7 +101,7 @@ async def test_a_caller_that_went_away_takes_nobodys_reply(flushes: Flushes) -> 
     assert calls[1].cancelled()
 
 
-async def test_a_caller_that_went_away_does_not_stop_the_error_of_the_others(flushes: Flushes) -> None:
+async def test_a_caller_that_went_away_does_not_stop_the_error_of_the_others(flushes: RecordedFlush) -> None:
     batcher = Batcher(flushes)
     flushes.fails = {0}
     gone, stays = [asyncio.create_task(batcher.call(item)) for item in range(2)]
@@ -113,7 +113,7 @@ async def test_a_caller_that_went_away_does_not_stop_the_error_of_the_others(flu
         await stays
 
 
-async def test_an_idle_batcher_has_neither_a_task_nor_a_timer(flushes: Flushes) -> None:
+async def test_an_idle_batcher_has_neither_a_task_nor_a_timer(flushes: RecordedFlush) -> None:
     batcher = Batcher(flushes)
     flushes.gate.set()
     await batcher.call(1)

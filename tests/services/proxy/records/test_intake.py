@@ -72,7 +72,7 @@ async def test_an_accepted_action_is_in_the_journal_as_it_was_submitted(valkey: 
     submitted = noop("r1", echo="hi")
 
     assert await intake(valkey).submit(submitted) == Accepted(submitted.action, repeated=False)
-    assert await journal.said(ACTIONS) == [submitted]
+    assert await journal.messages(ACTIONS) == [submitted]
 
 
 async def test_a_repeat_is_said_to_be_one(valkey: Redis, journal: Journal) -> None:
@@ -111,7 +111,7 @@ async def test_the_same_id_with_another_body_is_told_apart(valkey: Redis) -> Non
 
 
 @pytest.mark.parametrize(
-    ("batch", "error", "says"),
+    ("batch", "error", "message"),
     [
         ("none", NotFound, "no batch 'none'; it was never opened"),
         ("sealed", Conflict, "is sealed and accepts no more"),
@@ -119,7 +119,7 @@ async def test_the_same_id_with_another_body_is_told_apart(valkey: Redis) -> Non
     ],
 )
 async def test_a_batch_that_takes_no_more_says_why(
-    valkey: Redis, journal: Journal, batch: str, error: type[TreadleError], says: str
+    valkey: Redis, journal: Journal, batch: str, error: type[TreadleError], message: str
 ) -> None:
     await journal.open("sealed")
     await journal.open("small", size=1)
@@ -127,7 +127,7 @@ async def test_a_batch_that_takes_no_more_says_why(
     await journal.submit("a2", batch="small")
     await journal.end("sealed", "sealed")
 
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         await intake(valkey).submit(in_batch("r1", batch))
 
 
@@ -170,7 +170,7 @@ async def test_one_refusal_leaves_the_others_of_its_round_trip_alone(valkey: Red
 
 
 @pytest.mark.parametrize(
-    ("kind", "params", "says"),
+    ("kind", "params", "message"),
     [
         ("dance", b"{}", "unknown kind 'dance'"),
         ("noop", b'{"ekko": ""}', "params of noop: .*ekko"),
@@ -178,6 +178,6 @@ async def test_one_refusal_leaves_the_others_of_its_round_trip_alone(valkey: Red
         ("noop", b"[]", "params of noop"),
     ],
 )
-def test_an_action_that_means_nothing_is_refused_with_what_is_wrong(kind: str, params: bytes, says: str) -> None:
-    with pytest.raises(BadRequest, match=says):
+def test_an_action_that_means_nothing_is_refused_with_what_is_wrong(kind: str, params: bytes, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
         of_action("a1", "ada", ActionRequest(kind=kind, params=msgspec.Raw(params)))

@@ -18,7 +18,7 @@ from tests.shared.bus.flaky import Flaky
 from tests.shared.bus.journal import Journal
 
 
-class Ear(Rollouts):
+class RolloutsWithClock(Rollouts):
     """With a clock in the test's hands."""
 
     def __init__(self, redis: Redis) -> None:
@@ -32,39 +32,39 @@ class Ear(Rollouts):
 
 
 @pytest.fixture
-async def ear(journal: Journal) -> Ear:
+async def rollouts(journal: Journal) -> RolloutsWithClock:
     await journal.open("b")
     await journal.open("c")
-    return Ear(journal.redis)
+    return RolloutsWithClock(journal.redis)
 
 
-async def heard(journal: Journal) -> list[RolloutProgress]:
-    return [message for message in await journal.said(BATCHES) if isinstance(message, RolloutProgress)]
+async def progress_reports(journal: Journal) -> list[RolloutProgress]:
+    return [message for message in await journal.messages(BATCHES) if isinstance(message, RolloutProgress)]
 
 
 @pytest.mark.parametrize(
     ("lengths", "tokens"), [(None, None), ([], None), ([7.0], 7.0), ([1.0, 9.0], 5.0), ([3, 1, 2], 2.0)]
 )
 async def test_a_report_is_passed_on_with_the_median_length(
-    ear: Ear, journal: Journal, lengths: list[float] | None, tokens: float | None
+    rollouts: RolloutsWithClock, journal: Journal, lengths: list[float] | None, tokens: float | None
 ) -> None:
-    assert await ear.takes(3, lengths=lengths)
+    assert await rollouts.takes(3, lengths=lengths)
 
-    assert await heard(journal) == [RolloutProgress(batch="b", at=START, generating=3, tokens=tokens)]
-
-
-async def test_one_a_second_of_each_batch_is_taken(ear: Ear, journal: Journal) -> None:
-    assert [await ear.takes(9), await ear.takes(8), await ear.takes(7, "c")] == [True, False, True]
-    ear.time.now += 0.999
-    assert not await ear.takes(6)
-    ear.time.now += 0.001
-    assert await ear.takes(5)
-
-    assert [(one.batch, one.generating) for one in await heard(journal)] == [("c", 7), ("b", 5)]
+    assert await progress_reports(journal) == [RolloutProgress(batch="b", at=START, generating=3, tokens=tokens)]
 
 
-async def test_the_end_of_a_rollout_is_taken_at_once_and_once(ear: Ear) -> None:
-    assert [await ear.takes(3), await ear.takes(0), await ear.takes(0), await ear.takes(3)] == [
+async def test_one_a_second_of_each_batch_is_taken(rollouts: RolloutsWithClock, journal: Journal) -> None:
+    assert [await rollouts.takes(9), await rollouts.takes(8), await rollouts.takes(7, "c")] == [True, False, True]
+    rollouts.time.now += 0.999
+    assert not await rollouts.takes(6)
+    rollouts.time.now += 0.001
+    assert await rollouts.takes(5)
+
+    assert [(one.batch, one.generating) for one in await progress_reports(journal)] == [("c", 7), ("b", 5)]
+
+
+async def test_the_end_of_a_rollout_is_taken_at_once_and_once(rollouts: RolloutsWithClock) -> None:
+    assert [await rollouts.takes(3), await rollouts.takes(0), await rollouts.takes(0), await rollouts.takes(3)] == [
         True,
         True,
         False,
@@ -72,29 +72,31 @@ async def test_the_end_of_a_rollout_is_taken_at_once_and_once(ear: Ear) -> None:
     ]
 
 
-async def test_of_reports_at_the_same_moment_one_is_taken(ear: Ear, journal: Journal) -> None:
-    assert sorted(await asyncio.gather(*(ear.takes(3) for _ in range(5)))) == [False] * 4 + [True]
-    assert len(await heard(journal)) == 1
+async def test_of_reports_at_the_same_moment_one_is_taken(rollouts: RolloutsWithClock, journal: Journal) -> None:
+    assert sorted(await asyncio.gather(*(rollouts.takes(3) for _ in range(5)))) == [False] * 4 + [True]
+    assert len(await progress_reports(journal)) == 1
 
 
-async def test_the_stream_keeps_the_newest_of_each_batch_and_everything_else(ear: Ear, journal: Journal) -> None:
+async def test_the_stream_keeps_the_newest_of_each_batch_and_everything_else(
+    rollouts: RolloutsWithClock, journal: Journal
+) -> None:
     for generating in (9, 8, 7):
-        assert await ear.takes(generating)
-        ear.time.now += 1.0
-    said = await journal.said(BATCHES)
-    assert [one.batch for one in said if isinstance(one, BatchOpened)] == ["b", "c"]
-    assert [one.generating for one in await heard(journal)] == [7]
+        assert await rollouts.takes(generating)
+        rollouts.time.now += 1.0
+    messages = await journal.messages(BATCHES)
+    assert [one.batch for one in messages if isinstance(one, BatchOpened)] == ["b", "c"]
+    assert [one.generating for one in await progress_reports(journal)] == [7]
 
 
-async def test_a_batch_that_never_was_is_not_found(ear: Ear, journal: Journal) -> None:
+async def test_a_batch_that_never_was_is_not_found(rollouts: RolloutsWithClock, journal: Journal) -> None:
     for _ in range(2):
         with pytest.raises(NotFound):
-            await ear.takes(3, "never")
-    assert await heard(journal) == []
+            await rollouts.takes(3, "never")
+    assert await progress_reports(journal) == []
 
 
 @pytest.mark.parametrize("state", ["cancelled", "abandoned", "complete"])
-async def test_a_batch_that_has_ended_is_a_conflict(ear: Ear, journal: Journal, state: str) -> None:
+async def test_a_batch_that_has_ended_is_a_conflict(rollouts: RolloutsWithClock, journal: Journal, state: str) -> None:
     await journal.submit("r", batch="b")
     if state == "complete":
         await journal.end("b", "sealed")
@@ -103,15 +105,15 @@ async def test_a_batch_that_has_ended_is_a_conflict(ear: Ear, journal: Journal, 
         await journal.end("b", state)
 
     with pytest.raises(Conflict, match=state):
-        await ear.takes(3)
-    assert await heard(journal) == []
+        await rollouts.takes(3)
+    assert await progress_reports(journal) == []
 
 
-async def test_a_sealed_batch_that_goes_on_is_still_heard(ear: Ear, journal: Journal) -> None:
+async def test_a_sealed_batch_that_goes_on_is_still_heard(rollouts: RolloutsWithClock, journal: Journal) -> None:
     await journal.submit("r", batch="b")
     await journal.end("b", "sealed")
 
-    assert await ear.takes(0)
+    assert await rollouts.takes(0)
 
 
 async def test_a_report_that_did_not_get_through_does_not_take_the_turn_of_the_next(
@@ -121,12 +123,12 @@ async def test_a_report_that_did_not_get_through_does_not_take_the_turn_of_the_n
         raise Unavailable(what="Valkey does not answer")
 
     await journal.open("b")
-    ear = Ear(Flaky(journal.redis))
+    rollouts = RolloutsWithClock(Flaky(journal.redis))
     with monkeypatch.context() as patch:
         patch.setattr(rollouts_module, "with_retries", impatient)
         with pytest.raises(Unavailable):
-            await ear.takes(3)
-    assert await ear.takes(3)
+            await rollouts.takes(3)
+    assert await rollouts.takes(3)
 
 
 async def test_a_lost_reply_does_not_lose_the_report(journal: Journal) -> None:
@@ -134,26 +136,27 @@ async def test_a_lost_reply_does_not_lose_the_report(journal: Journal) -> None:
     flaky = Flaky(journal.redis)
     flaky.failures = ["before", "after"]
 
-    assert await Ear(flaky).takes(3)
-    assert len(await heard(journal)) == 1
+    assert await RolloutsWithClock(flaky).takes(3)
+    assert len(await progress_reports(journal)) == 1
 
 
-async def test_what_is_remembered_is_bounded(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_remembered_is_bounded(rollouts: RolloutsWithClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollouts_module, "MOST_KNOWN", 1)
-    assert [await ear.takes(3), await ear.takes(3, "c"), await ear.takes(2, "c"), await ear.takes(2)] == [
-        True, True, False, True,
-    ]  # fmt: skip
+    taken = [await rollouts.takes(count, batch) for count, batch in ((3, "b"), (3, "c"), (2, "c"), (2, "b"))]
+    assert taken == [True, True, False, True]
 
 
-async def test_a_report_that_is_replaced_while_the_planner_is_away_is_no_poison(ear: Ear, journal: Journal) -> None:
+async def test_a_report_that_is_replaced_while_the_planner_is_away_is_no_poison(
+    rollouts: RolloutsWithClock, journal: Journal
+) -> None:
     """A delivery under way finds its entry deleted: the group reads nothing of it, and goes on."""
     redis = journal.redis
     await command(redis, "XGROUP", "CREATE", BATCHES.name, "planner", "0")
-    assert await ear.takes(9)
+    assert await rollouts.takes(9)
     read = ("XREADGROUP", "GROUP", "planner", "me", "STREAMS", BATCHES.name)
     assert len((await command(redis, *read, ">"))[0][1]) == 3
-    ear.time.now += 1.0
-    assert await ear.takes(8)
+    rollouts.time.now += 1.0
+    assert await rollouts.takes(8)
     pending = (await command(redis, *read, "0"))[0][1]
     assert [fields is None for _, fields in pending] == [False, False, True]
     (newest,) = (await command(redis, *read, ">"))[0][1]

@@ -12,7 +12,7 @@ from services.proxy.records.waiters import Waiters
 from shared.runtime.errors import Unavailable
 
 
-class Answers:
+class AnswerStore:
     """A store of answers that can be away, and notes what it was asked."""
 
     def __init__(self) -> None:
@@ -30,12 +30,12 @@ class Answers:
 
 
 @pytest.fixture
-def answers() -> Answers:
-    return Answers()
+def answers() -> AnswerStore:
+    return AnswerStore()
 
 
 @pytest.fixture
-def waiters(answers: Answers) -> Waiters:
+def waiters(answers: AnswerStore) -> Waiters:
     return Waiters(answers, recheck_s=0.001)
 
 
@@ -93,7 +93,7 @@ async def test_forgetting_after_the_answer_is_harmless(waiters: Waiters) -> None
     waiters.discard("a", another)
 
 
-async def test_only_what_is_waited_for_is_looked_up(waiters: Waiters, answers: Answers) -> None:
+async def test_only_what_is_waited_for_is_looked_up(waiters: Waiters, answers: AnswerStore) -> None:
     answers.there = {"a": b"answer", "c": b"other"}
     future, still_open = waiters.expect("a"), waiters.expect("b")
 
@@ -103,7 +103,7 @@ async def test_only_what_is_waited_for_is_looked_up(waiters: Waiters, answers: A
     assert (await future, still_open.done()) == (b"answer", False)
 
 
-async def test_many_are_looked_up_in_pieces(waiters: Waiters, answers: Answers) -> None:
+async def test_many_are_looked_up_in_pieces(waiters: Waiters, answers: AnswerStore) -> None:
     answers.there = {str(number): b"%d" % number for number in range(600)}
     futures = [waiters.expect(str(number)) for number in range(600)]
 
@@ -114,7 +114,7 @@ async def test_many_are_looked_up_in_pieces(waiters: Waiters, answers: Answers) 
 
 
 async def test_a_store_that_is_away_costs_a_delay_and_not_the_service(
-    waiters: Waiters, answers: Answers, rechecking: None
+    waiters: Waiters, answers: AnswerStore, rechecking: None
 ) -> None:
     answers.there, answers.away = {"a": b"answer"}, 3
     future = waiters.expect("a")
@@ -127,7 +127,7 @@ async def test_a_store_that_is_away_costs_a_delay_and_not_the_service(
 
 
 async def test_a_missed_wake_up_is_made_good_by_the_recheck(
-    waiters: Waiters, answers: Answers, rechecking: None
+    waiters: Waiters, answers: AnswerStore, rechecking: None
 ) -> None:
     answers.there = {"a": b"answer"}
 

@@ -55,7 +55,7 @@ def test_one_request_leaves_no_trace_in_the_next() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "own", "says"),
+    ("params", "own", "message"),
     [
         ({"code": "x", "kode": "y"}, {}, "task 't' has no parameter `kode`; the parameters are `code`, "),
         ({"code": "x"}, {"s9": {}}, "task 't' has no stage `s9`; the stages are `s0`, `s1`"),
@@ -67,8 +67,8 @@ def test_one_request_leaves_no_trace_in_the_next() -> None:
         ({"code": "x"}, {"s1": []}, "stage_params.s1: "),
     ],
 )
-def test_what_does_not_fit_is_named(params: Any, own: dict[str, Any], says: str) -> None:
-    with pytest.raises(BadRequest, match=says):
+def test_what_does_not_fit_is_named(params: Any, own: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
         params_of(TWO, params, **own)
 
 

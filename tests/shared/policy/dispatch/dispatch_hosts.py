@@ -34,7 +34,7 @@ class Inventory:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class EnvironmentEndReport:
     """A host's report that an environment has ended."""
 
     node: str

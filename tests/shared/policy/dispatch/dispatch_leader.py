@@ -19,7 +19,7 @@ from shared.policy.model.formulation import (
 )
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
-from tests.shared.policy.dispatch.dispatch_hosts import Gone
+from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport
 from tests.shared.policy.dispatch.dispatch_records import MOST_ATTEMPTS, Records
 
 NODE_LOST_S = 10.0
@@ -64,7 +64,7 @@ class LeaderRecords(Records):
                 continue
             self.do(self.leader.finished(self.now, ends))
             ends = []
-            if isinstance(entry, Gone):
+            if isinstance(entry, EnvironmentEndReport):
                 gone = (entry.node, entry.incarnation, entry.trajectory, entry.ended, "so be it")
                 self.do(self.leader.environment_ended(self.now, *gone))
                 continue

@@ -14,7 +14,7 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import AnswerAction, Command, Grant, Request, StageAct
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
-from tests.shared.policy.dispatch.dispatch_hosts import Gone, Host, Inventory
+from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, Host, Inventory
 
 MOST_ATTEMPTS = 3
 
@@ -33,7 +33,7 @@ class Records:
     carried: dict[tuple[str, int], tuple[StageAct, ...]] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     answers: dict[str, AnswerAction] = field(default_factory=dict)
-    outcomes: list[Ended | Inventory | Gone] = field(default_factory=list)
+    outcomes: list[Ended | Inventory | EnvironmentEndReport] = field(default_factory=list)
     read: int = 0
     """Number of `outcomes` that the leader has read."""
     writes: list[tuple[str, Command]] = field(default_factory=list)

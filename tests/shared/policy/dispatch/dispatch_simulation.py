@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shared.policy.model.formulation import AskInventory, CloseEnvironment, Grant, Request, Revoke, TrajectoryEnd
 from shared.policy.model.reports import Ended
-from tests.shared.policy.dispatch.dispatch_hosts import Gone, Host, Inventory, Run
+from tests.shared.policy.dispatch.dispatch_hosts import EnvironmentEndReport, Host, Inventory, Run
 from tests.shared.policy.dispatch.dispatch_leader import LeaderRecords
 
 
@@ -77,7 +77,7 @@ class DispatchSimulation(LeaderRecords):
             self.end(host, run, "cancelled" if ended == "closed" or run.revoked else "lost")
         self.troubled.add(trajectory)
         host.environments.pop(trajectory, None)
-        self.outcomes.append(Gone(host.name, host.incarnation, trajectory, ended))
+        self.outcomes.append(EnvironmentEndReport(host.name, host.incarnation, trajectory, ended))
 
     def close(self, trajectory: str) -> None:
         """Close a trajectory for its trainer."""

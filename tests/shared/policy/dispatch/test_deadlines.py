@@ -15,10 +15,10 @@ def test_what_is_due_comes_once_in_order_and_what_was_dropped_never(
     pending = Deadlines()
     for at, (when, _) in enumerate(deadlines):
         pending.push(when, f"a{at}")
-    for at, (_, fate) in enumerate(deadlines):
-        if fate == "drop":
+    for at, (_, end) in enumerate(deadlines):
+        if end == "drop":
             pending.drop(f"a{at}")
-    kept = sorted((when, f"a{at}") for at, (when, fate) in enumerate(deadlines) if fate == "keep")
+    kept = sorted((when, f"a{at}") for at, (when, end) in enumerate(deadlines) if end == "keep")
     assert list(pending.due(now)) == [name for when, name in kept if when <= now]
     assert list(pending.due(now)) == []
     assert len(pending) == len([one for one in kept if one[0] > now])

@@ -12,12 +12,12 @@ from shared.policy.dispatch.dispatcher import Dispatcher
 from shared.policy.model.formulation import AnswerAction, Grant, Request, SetShare
 from shared.policy.model.reports import Ended
 from shared.policy.resources.ledger import Node
-from tests.shared.policy.dispatch.clockwork import Clockwork
+from tests.shared.policy.dispatch.virtual_time import VirtualTimeMesh
 from tests.shared.policy.strategies import CORES, node, request, work
 
 
-def owned(clockwork: Clockwork) -> int:
-    return sum(units for (_, resource), units in clockwork.shares.items() if resource == "cores")
+def owned(mesh: VirtualTimeMesh) -> int:
+    return sum(units for (_, resource), units in mesh.shares.items() if resource == "cores")
 
 
 def nodes(*cores: int) -> list[Node]:
@@ -28,85 +28,85 @@ def nodes(*cores: int) -> list[Node]:
 
 
 def test_before_the_first_target_all_units_are_used_and_no_share_is_sent() -> None:
-    clockwork = Clockwork(nodes(2, 2), lambda _: 1.0)
-    clockwork.submit(*(request(f"a{at}", seq=at) for at in range(6)))
-    assert len(clockwork.started) == 4
-    assert clockwork.shares == {}
+    mesh = VirtualTimeMesh(nodes(2, 2), lambda _: 1.0)
+    mesh.submit(*(request(f"a{at}", seq=at) for at in range(6)))
+    assert len(mesh.started) == 4
+    assert mesh.shares == {}
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.lists(st.integers(0, 30), min_size=1, max_size=5))
 def test_shares_add_up_to_the_target_within_what_runs_and_what_there_is(cores: list[int], targets: list[int]) -> None:
-    clockwork = Clockwork(nodes(*cores), lambda _: 1.0)
-    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(200)))
+    mesh = VirtualTimeMesh(nodes(*cores), lambda _: 1.0)
+    mesh.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(200)))
     for target in targets:
-        clockwork.do(clockwork.dispatcher.targeted(clockwork.now, CORES, target))
-        used = sum(one.used.get("cores", 0) for one in clockwork.dispatcher.cluster.nodes.present.values())
-        assert owned(clockwork) == min(sum(cores), max(target, used, 1))
-        assert used <= owned(clockwork)
-        clockwork.run(clockwork.now + 1.0)
+        mesh.do(mesh.dispatcher.targeted(mesh.now, CORES, target))
+        used = sum(one.used.get("cores", 0) for one in mesh.dispatcher.cluster.nodes.present.values())
+        assert owned(mesh) == min(sum(cores), max(target, used, 1))
+        assert used <= owned(mesh)
+        mesh.run(mesh.now + 1.0)
 
 
 def test_with_a_target_no_more_than_it_is_executed() -> None:
-    clockwork = Clockwork(nodes(4, 4), lambda _: 1.0)
-    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 3))
-    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(10)))
-    assert len(clockwork.started) == 3
-    clockwork.run()
-    assert sorted(clockwork.started.values()) == [0.0] * 3 + [1.0] * 3 + [2.0] * 3 + [3.0]
+    mesh = VirtualTimeMesh(nodes(4, 4), lambda _: 1.0)
+    mesh.do(mesh.dispatcher.targeted(0.0, CORES, 3))
+    mesh.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(10)))
+    assert len(mesh.started) == 3
+    mesh.run()
+    assert sorted(mesh.started.values()) == [0.0] * 3 + [1.0] * 3 + [2.0] * 3 + [3.0]
 
 
 def test_a_target_of_nothing_delays_but_never_starves() -> None:
-    clockwork = Clockwork(nodes(4), lambda _: 1.0)
-    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 0))
-    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(3)))
-    clockwork.run()
-    assert sorted(clockwork.started.values()) == [0.0, 1.0, 2.0]
+    mesh = VirtualTimeMesh(nodes(4), lambda _: 1.0)
+    mesh.do(mesh.dispatcher.targeted(0.0, CORES, 0))
+    mesh.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(3)))
+    mesh.run()
+    assert sorted(mesh.started.values()) == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("target", [0, 4, 5])
 def test_a_head_that_is_wider_than_every_even_share_gets_a_share_that_holds_it(target: int) -> None:
     """Two nodes of four cores share the target evenly; a request for all four of one node must run all the same."""
-    clockwork = Clockwork(nodes(4, 4), lambda _: 1.0)
-    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, target))
-    clockwork.submit(request("wide", work(CORES, {"cores": 4}), batch="b"))
-    clockwork.run()
-    assert clockwork.answered == {"wide": "ok"}
+    mesh = VirtualTimeMesh(nodes(4, 4), lambda _: 1.0)
+    mesh.do(mesh.dispatcher.targeted(0.0, CORES, target))
+    mesh.submit(request("wide", work(CORES, {"cores": 4}), batch="b"))
+    mesh.run()
+    assert mesh.answered == {"wide": "ok"}
 
 
 def test_work_outside_batches_grows_the_share_at_once_and_shrinks_it_after_the_linger() -> None:
     dispatcher = Dispatcher(linger_s=10.0)
-    clockwork = Clockwork(nodes(8), lambda _: 1.0, dispatcher)
-    clockwork.do(dispatcher.targeted(0.0, CORES, 2))
-    assert owned(clockwork) == 2
-    clockwork.submit(*(request(f"a{at}", seq=at) for at in range(4)))
-    assert owned(clockwork) == 6
-    assert len(clockwork.started) == 4
-    clockwork.tick(5.0)
-    assert len(clockwork.answered) == 4
-    assert owned(clockwork) == 6, "it lingers: the next call finds it warm"
-    clockwork.tick(10.0)
-    clockwork.tick(19.0)
-    assert owned(clockwork) == 6, "at least one window after the work has gone"
-    clockwork.tick(20.0)
-    assert owned(clockwork) == 2
+    mesh = VirtualTimeMesh(nodes(8), lambda _: 1.0, dispatcher)
+    mesh.do(dispatcher.targeted(0.0, CORES, 2))
+    assert owned(mesh) == 2
+    mesh.submit(*(request(f"a{at}", seq=at) for at in range(4)))
+    assert owned(mesh) == 6
+    assert len(mesh.started) == 4
+    mesh.tick(5.0)
+    assert len(mesh.answered) == 4
+    assert owned(mesh) == 6, "it lingers: the next call finds it warm"
+    mesh.tick(10.0)
+    mesh.tick(19.0)
+    assert owned(mesh) == 6, "at least one window after the work has gone"
+    mesh.tick(20.0)
+    assert owned(mesh) == 2
 
 
 def test_a_node_receives_its_share_even_if_that_is_its_whole_capacity() -> None:
     """A former leader may have set another share."""
-    clockwork = Clockwork(nodes(4), lambda _: 1.0)
-    commands = clockwork.dispatcher.targeted(0.0, CORES, 9)
+    mesh = VirtualTimeMesh(nodes(4), lambda _: 1.0)
+    commands = mesh.dispatcher.targeted(0.0, CORES, 9)
     assert commands == [SetShare("n0", "cores", 4)]
-    assert clockwork.dispatcher.targeted(0.0, CORES, 9) == []
+    assert mesh.dispatcher.targeted(0.0, CORES, 9) == []
 
 
 def test_a_node_that_joins_takes_its_part_of_the_target() -> None:
-    clockwork = Clockwork(nodes(4), lambda _: 1.0)
-    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 4))
+    mesh = VirtualTimeMesh(nodes(4), lambda _: 1.0)
+    mesh.do(mesh.dispatcher.targeted(0.0, CORES, 4))
     joining = node("n1", {"cores": 4})
-    clockwork.do(clockwork.dispatcher.node_joined(0.0, joining))
-    assert clockwork.shares == {("n0", "cores"): 4}
-    clockwork.do(clockwork.dispatcher.inventory_taken(0.0, "n1", joining.incarnation, {}))
-    assert clockwork.shares == {("n0", "cores"): 2, ("n1", "cores"): 2}
+    mesh.do(mesh.dispatcher.node_joined(0.0, joining))
+    assert mesh.shares == {("n0", "cores"): 4}
+    mesh.do(mesh.dispatcher.inventory_taken(0.0, "n1", joining.incarnation, {}))
+    assert mesh.shares == {("n0", "cores"): 2, ("n1", "cores"): 2}
 
 
 # ---- without a planner -----------------------------------------------------------------------------------------------
@@ -122,14 +122,14 @@ def test_without_a_planner_nothing_queues_because_a_target_is_missing(
     """Whatever the target, work starts as early as if all units were owned."""
 
     def starts(target: int | None) -> dict[str, float]:
-        clockwork = Clockwork(nodes(*cores), lambda _: 1.0)
+        mesh = VirtualTimeMesh(nodes(*cores), lambda _: 1.0)
         if target is not None:
-            clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, target))
-            clockwork.do(clockwork.dispatcher.planned(0.0, planned=False))
+            mesh.do(mesh.dispatcher.targeted(0.0, CORES, target))
+            mesh.do(mesh.dispatcher.planned(0.0, planned=False))
         for at, (units, batch) in enumerate(jobs):
-            clockwork.at(at / 4, request(f"r{at}", work(CORES, {"cores": units}), seq=at, at_s=at / 4, batch=batch))
-        clockwork.run()
-        return clockwork.started
+            mesh.at(at / 4, request(f"r{at}", work(CORES, {"cores": units}), seq=at, at_s=at / 4, batch=batch))
+        mesh.run()
+        return mesh.started
 
     waits = any(units > max(cores) for units, _ in jobs)
     if len(cores) == 1 and not waits:
@@ -139,57 +139,57 @@ def test_without_a_planner_nothing_queues_because_a_target_is_missing(
 
 
 def test_without_a_planner_a_batch_runs_on_all_its_work_takes_and_then_on_its_target_again() -> None:
-    clockwork = Clockwork(nodes(4, 4), lambda _: 1.0)
-    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 1))
-    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(5)))
-    assert (len(clockwork.started), owned(clockwork)) == (1, 1)
-    clockwork.do(clockwork.dispatcher.planned(0.0, planned=False))
-    assert (len(clockwork.started), owned(clockwork)) == (5, 5)
-    clockwork.submit(*(request(f"c{at}", seq=9 + at, batch="b") for at in range(9)))
-    assert (len(clockwork.started), owned(clockwork)) == (8, 8)
-    clockwork.run()
-    assert sorted(clockwork.started.values()) == [0.0] * 8 + [1.0] * 6
-    clockwork.do(clockwork.dispatcher.planned(clockwork.now, planned=True))
-    assert owned(clockwork) == 1, "targets rule again"
+    mesh = VirtualTimeMesh(nodes(4, 4), lambda _: 1.0)
+    mesh.do(mesh.dispatcher.targeted(0.0, CORES, 1))
+    mesh.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(5)))
+    assert (len(mesh.started), owned(mesh)) == (1, 1)
+    mesh.do(mesh.dispatcher.planned(0.0, planned=False))
+    assert (len(mesh.started), owned(mesh)) == (5, 5)
+    mesh.submit(*(request(f"c{at}", seq=9 + at, batch="b") for at in range(9)))
+    assert (len(mesh.started), owned(mesh)) == (8, 8)
+    mesh.run()
+    assert sorted(mesh.started.values()) == [0.0] * 8 + [1.0] * 6
+    mesh.do(mesh.dispatcher.planned(mesh.now, planned=True))
+    assert owned(mesh) == 1, "targets rule again"
 
 
 def test_without_a_planner_units_are_released_some_time_after_their_work() -> None:
     dispatcher = Dispatcher(linger_s=10.0)
-    clockwork = Clockwork(nodes(8), lambda _: 1.0, dispatcher)
-    clockwork.do(dispatcher.targeted(0.0, CORES, 2))
-    clockwork.do(dispatcher.planned(0.0, planned=False))
-    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(5)))
-    clockwork.tick(9.0)
-    assert (len(clockwork.answered), owned(clockwork)) == (5, 5), "the next ones find them warm"
-    clockwork.tick(10.0)
-    clockwork.tick(20.0)
-    assert owned(clockwork) == 2, "the target stays what it was"
+    mesh = VirtualTimeMesh(nodes(8), lambda _: 1.0, dispatcher)
+    mesh.do(dispatcher.targeted(0.0, CORES, 2))
+    mesh.do(dispatcher.planned(0.0, planned=False))
+    mesh.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(5)))
+    mesh.tick(9.0)
+    assert (len(mesh.answered), owned(mesh)) == (5, 5), "the next ones find them warm"
+    mesh.tick(10.0)
+    mesh.tick(20.0)
+    assert owned(mesh) == 2, "the target stays what it was"
 
 
 def test_without_any_target_an_absent_planner_changes_nothing() -> None:
-    clockwork = Clockwork(nodes(2), lambda _: 1.0)
-    clockwork.do(clockwork.dispatcher.planned(0.0, planned=False))
-    clockwork.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(3)))
-    assert (len(clockwork.started), clockwork.shares) == (2, {})
+    mesh = VirtualTimeMesh(nodes(2), lambda _: 1.0)
+    mesh.do(mesh.dispatcher.planned(0.0, planned=False))
+    mesh.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(3)))
+    assert (len(mesh.started), mesh.shares) == (2, {})
 
 
 def test_a_head_that_the_even_spread_has_no_room_for_gets_all_there_is() -> None:
     """One core of each node is busy, so of five units wanted none has four; with all of them owned one node does."""
-    clockwork = Clockwork(nodes(4, 5), lambda _: 10.0)
-    clockwork.do(clockwork.dispatcher.targeted(0.0, CORES, 0))
-    clockwork.do(clockwork.dispatcher.planned(0.0, planned=False))
-    clockwork.submit(request("a", batch="b"), request("b", seq=1, batch="b"))
-    clockwork.submit(request("wide", work(CORES, {"cores": 4}), seq=2, batch="b"))
-    assert set(clockwork.started) == {"a", "b", "wide"}
-    assert owned(clockwork) == 9
+    mesh = VirtualTimeMesh(nodes(4, 5), lambda _: 10.0)
+    mesh.do(mesh.dispatcher.targeted(0.0, CORES, 0))
+    mesh.do(mesh.dispatcher.planned(0.0, planned=False))
+    mesh.submit(request("a", batch="b"), request("b", seq=1, batch="b"))
+    mesh.submit(request("wide", work(CORES, {"cores": 4}), seq=2, batch="b"))
+    assert set(mesh.started) == {"a", "b", "wide"}
+    assert owned(mesh) == 9
 
 
 # ---- admission -------------------------------------------------------------------------------------------------------
 
 
 def ready(cores: int) -> Dispatcher:
-    clockwork = Clockwork(nodes(cores), lambda _: 1.0)
-    return clockwork.dispatcher
+    mesh = VirtualTimeMesh(nodes(cores), lambda _: 1.0)
+    return mesh.dispatcher
 
 
 @given(
@@ -204,7 +204,7 @@ def test_a_request_that_could_start_at_once_is_never_rejected(
 ) -> None:
     """A new request that would be granted at once without `start_by_s` is not rejected, whatever waits."""
 
-    def fate(start_by: float | None) -> str:
+    def end_of(start_by: float | None) -> str:
         dispatcher = ready(cores)
         for at, count in enumerate(before):
             dispatcher.submitted(0.0, [request(f"b{at}", work(CORES, {"cores": count}), seq=at, batch="b")])
@@ -215,7 +215,7 @@ def test_a_request_that_could_start_at_once_is_never_rejected(
         return next((type(one).__name__ for one in commands if isinstance(one, Grant | AnswerAction)
                      and one.action == "new"), "queued")  # fmt: skip
 
-    freely, asking = fate(None), fate(start_by_s)
+    freely, asking = end_of(None), end_of(start_by_s)
     assert freely in ("Grant", "queued")
     assert asking == "Grant" if freely == "Grant" else asking in ("AnswerAction", "queued")
 

@@ -18,7 +18,7 @@ def key(at: float, arrival: int = 0) -> EbfKey:
     return EbfKey(at, 0.0, (0, arrival))
 
 
-class Fair(RuleBasedStateMachine):
+class FairQueueMachine(RuleBasedStateMachine):
     """Compared with lists: waiting actions in order, and the unit-seconds granted to each tenant."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Fair(RuleBasedStateMachine):
             assert self.queue.head_key() == min(self.waiting[self.tenant_of(order[0])])[0]
 
 
-TestFair = Fair.TestCase
+TestFair = FairQueueMachine.TestCase
 
 
 def test_an_empty_queue_has_no_head_tenant() -> None:

@@ -33,7 +33,7 @@ def whole(some: Topology, cores: frozenset[int]) -> int:
     return sum(set(group) <= cores for node in some.nodes for group in node)
 
 
-class Sets(RuleBasedStateMachine):
+class CoreSetsMachine(RuleBasedStateMachine):
     """Pairs on two or three NUMA nodes, small enough to try every set that could have been taken."""
 
     @initialize(groups=st.lists(st.integers(1, 4), min_size=2, max_size=3))
@@ -104,7 +104,7 @@ class Sets(RuleBasedStateMachine):
         assert self.sets.free == len(self.free)
 
 
-TestSets = Sets.TestCase
+TestSets = CoreSetsMachine.TestCase
 TestSets.settings = settings(deadline=None, max_examples=150, stateful_step_count=30)
 
 

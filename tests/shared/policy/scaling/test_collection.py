@@ -152,8 +152,8 @@ def test_with_progress_as_many_come_as_are_generated_and_none_before_now(
     history, seen = case
     here = sum(map(len, [*seen.queuing, *seen.running]))
     generating = data.draw(st.integers(0, seen.size - seen.arrived))
-    told = CollectionInput(**{**vars(seen), "progress": ReportedProgress(generating, pace)})
-    requests = collect(NOW, STAGES, history, told, Random(seed))
+    reported = CollectionInput(**{**vars(seen), "progress": ReportedProgress(generating, pace)})
+    requests = collect(NOW, STAGES, history, reported, Random(seed))
     assert requests.size == generating + here
     coming = requests.arrivals_s[:generating]
     assert (coming >= 0).all()

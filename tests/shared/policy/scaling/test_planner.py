@@ -13,21 +13,21 @@ from tests.shared.policy.scaling.planning import NOW, POOL, RUN, PlannerDriver, 
 
 
 def test_a_pool_without_an_open_batch_falls_to_its_floor() -> None:
-    said = target(PlannerDriver(cores=None).has(8))
-    assert (said.pool, said.previous, said.units) == (POOL, None, 0)
-    assert said.reason.why == "idle"
+    decision = target(PlannerDriver(cores=None).has(8))
+    assert (decision.pool, decision.previous, decision.units) == (POOL, None, 0)
+    assert decision.reason.why == "idle"
     assert target(PlannerDriver(cores=None, floors={POOL: 2}).has(8)).units == 2
 
 
 def test_a_task_without_history_gets_as_many_units_as_its_requests_can_use() -> None:
-    said = target(PlannerDriver().open(opened("b1")))
-    assert (said.previous, said.units, said.reason.why) == (0, 4, "no-history")
-    assert said.reason.summary == (
+    decision = target(PlannerDriver().open(opened("b1")))
+    assert (decision.previous, decision.units, decision.reason.why) == (0, 4, "no-history")
+    assert decision.reason.summary == (
         "no history of task code yet: its requests can use 4 cores at once, so that nothing queues"
     )
-    said = target(PlannerDriver(cores=3).open(opened("b1")))
-    assert said.units == 3
-    assert said.reason.summary == "no history of task code yet: the ceiling of 3 cores, so that nothing queues"
+    decision = target(PlannerDriver(cores=3).open(opened("b1")))
+    assert decision.units == 3
+    assert decision.reason.summary == "no history of task code yet: the ceiling of 3 cores, so that nothing queues"
 
 
 def test_without_history_and_without_a_declared_size_a_pool_is_made_whole() -> None:
@@ -47,37 +47,37 @@ def test_without_history_units_are_given_back_as_requests_are_answered() -> None
 
 
 def test_a_task_with_history_gets_the_fewest_units_that_keep_its_delay_and_the_reason_says_why() -> None:
-    said = target(PlannerDriver().open(opened("b7", delay_s=5.0), past()))
-    assert (said.units, said.reason.why) == (2, "searched")
-    assert said.reason.summary == (
+    decision = target(PlannerDriver().open(opened("b7", delay_s=5.0), past()))
+    assert (decision.units, decision.reason.why) == (2, "searched")
+    assert decision.reason.summary == (
         "4 requests of batch b7: 2 cores suffice: extra delay 4.0 s <= D 5.0 s; with 1, stage run delays batch b7 by "
         "12.0 s > D 5.0 s"
     )
-    assert said.reason.document()["batches"] == (
+    assert decision.reason.document()["batches"] == (
         {"batch": "b7", "requests": 4, "extra_delay_s": 4.0, "max_extra_delay_s": 5.0},
     )
 
 
 def test_the_timeout_aware_rule_is_named_where_it_decides() -> None:
-    said = target(PlannerDriver(strictness=1.0).open(opened("b7", delay_s=13.0), past()))
-    assert said.units == 2
-    assert said.reason.summary.endswith(  # the third would start at 8 s, and 8 + 10 > 4 + 13
+    decision = target(PlannerDriver(strictness=1.0).open(opened("b7", delay_s=13.0), past()))
+    assert decision.units == 2
+    assert decision.reason.summary.endswith(  # the third would start at 8 s, and 8 + 10 > 4 + 13
         "with 1, a request that queues for stage run could end 1.0 s beyond T + D if it lasted its timeouts"
     )
 
 
 def test_where_all_there_is_does_not_do_it_is_all_and_the_reason_says_so() -> None:
-    said = target(PlannerDriver(cores=1).open(opened("b7"), past()))
-    assert (said.units, said.reason.why) == (1, "ceiling")
-    assert said.reason.summary == (
+    decision = target(PlannerDriver(cores=1).open(opened("b7"), past()))
+    assert (decision.units, decision.reason.why) == (1, "ceiling")
+    assert decision.reason.summary == (
         "4 requests of batch b7: even the ceiling of 1 core is not enough: "
         "stage run delays batch b7 by 12.0 s > D 2.0 s"
     )
 
 
 def test_where_one_unit_does_nobody_asks_what_none_would_do() -> None:
-    said = target(PlannerDriver().open(opened("b7", delay_s=12.0), past()))
-    assert said.reason.summary == "4 requests of batch b7: 1 core suffices: extra delay 12.0 s <= D 12.0 s"
+    decision = target(PlannerDriver().open(opened("b7", delay_s=12.0), past()))
+    assert decision.reason.summary == "4 requests of batch b7: 1 core suffices: extra delay 12.0 s <= D 12.0 s"
 
 
 def test_a_ceiling_and_a_floor_set_by_hand_hold() -> None:
@@ -90,8 +90,8 @@ def test_a_ceiling_and_a_floor_set_by_hand_hold() -> None:
 def test_when_the_last_batch_has_ended_the_units_are_given_back() -> None:
     ready = PlannerDriver()
     ready.open(opened("b1"))
-    said = target(ready.end("b1", now=NOW + 60))
-    assert (said.previous, said.units, said.reason.event) == (4, 0, "batch b1 ended")
+    decision = target(ready.end("b1", now=NOW + 60))
+    assert (decision.previous, decision.units, decision.reason.event) == (4, 0, "batch b1 ended")
 
 
 def test_open_batches_of_several_tasks_are_planned_together() -> None:
@@ -106,9 +106,9 @@ def test_open_batches_of_several_tasks_are_planned_together() -> None:
 def test_units_for_a_task_without_history_stand_beside_those_that_were_searched() -> None:
     ready = PlannerDriver()
     ready.open(opened("b1", "code", delay_s=5.0), past())
-    said = target(ready.open(opened("b2", "new")))
-    assert (said.units, said.reason.why) == (6, "no-history")
-    assert said.reason.summary == (
+    decision = target(ready.open(opened("b2", "new")))
+    assert (decision.units, decision.reason.why) == (6, "no-history")
+    assert decision.reason.summary == (
         "no history of task new yet: its requests can use 4 cores at once, so that nothing queues; "
         "2 more for batches of other tasks"
     )
@@ -156,8 +156,8 @@ def test_an_open_batch_profits_from_one_of_its_task_that_ends_meanwhile() -> Non
     ready = PlannerDriver()
     ready.open(opened("b1"))
     ready.open(opened("b2", delay_s=5.0))
-    said = target(ready.end("b1", past(), now=NOW + 20))
-    assert (said.units, said.reason.why) == (2, "searched")
+    decision = target(ready.end("b1", past(), now=NOW + 20))
+    assert (decision.units, decision.reason.why) == (2, "searched")
 
 
 def test_nodes_that_come_and_go_move_the_ceiling() -> None:
@@ -178,8 +178,8 @@ def test_what_was_decided_by_a_former_process_is_said_again_once() -> None:
     ready = PlannerDriver(cores=None)
     assert ready.planner.handle(NOW, TargetsRestored({POOL: 3})) == []
     assert ready.planner.handle(NOW, BatchAdded(opened("b1", delay_s=5.0), (past(),), restored=True)) == []
-    said = target(ready.has(8))
-    assert (said.previous, said.units) == (3, 2)
+    decision = target(ready.has(8))
+    assert (decision.previous, decision.units) == (3, 2)
 
 
 def test_the_end_of_a_batch_nobody_knows_changes_nothing() -> None:

@@ -19,8 +19,8 @@ def test_a_batch_asks_for_nothing_until_its_requests_are_about_to_come() -> None
     ready = PlannerDriver(cold_start_s=3.0)
     assert ready.open(opened("b1", delay_s=0.0), past(gap_s=50.0), past(gap_s=20.0), past(gap_s=30.0)) == []
     assert ready.planner.wake_s() == NOW + 17.0
-    said = target(ready.wake())
-    assert (said.units, said.reason.event) == (4, "review")
+    decision = target(ready.wake())
+    assert (decision.units, decision.reason.event) == (4, "review")
 
 
 def test_a_first_request_that_comes_early_does_not_wait_for_the_hint() -> None:
@@ -35,10 +35,10 @@ def test_held_is_what_the_next_look_ahead_needs() -> None:
     """Two come at once and last 4 s, six come together a minute later: two cores do until then."""
     record = past((4.0,) * 8, (0.0, 0.0, *(60.0,) * 6), size=8)
     ready = PlannerDriver(look_ahead_s=15.0, review_s=10.0)
-    said = target(ready.open(opened("b1", size=8, delay_s=0.0), record))
-    assert said.units == 2
-    assert said.reason.summary.startswith("8 requests of batch b1: 6 cores suffice: extra delay 0.0 s <= D 0.0 s")
-    assert said.reason.summary.endswith("; 2 of them soon")
+    decision = target(ready.open(opened("b1", size=8, delay_s=0.0), record))
+    assert decision.units == 2
+    assert decision.reason.summary.startswith("8 requests of batch b1: 6 cores suffice: extra delay 0.0 s <= D 0.0 s")
+    assert decision.reason.summary.endswith("; 2 of them soon")
     ready.first("b1", NOW)
     held = []
     for _ in range(6):
@@ -66,8 +66,8 @@ def test_requests_that_come_earlier_than_was_expected_do_not_wait_for_the_next_r
     commands = ready.planner.handle(
         NOW + 2, BatchesObserved({"b1": observed(8, 0, queuing=[NOW + 1] * 6, running=[NOW] * 2)})
     )
-    said = target(commands)
-    assert (said.units, said.reason.event) == (8, f"requests wait for {POOL}")
+    decision = target(commands)
+    assert (decision.units, decision.reason.event) == (8, f"requests wait for {POOL}")
     assert ready.planner.next_observation_s(NOW + 2) == math.inf
     late = {"b1": observed(8, 0, queuing=[NOW + 1], running=[NOW] * 7)}
     assert ready.planner.handle(NOW + 4, BatchesObserved(late)) == [], (
@@ -86,8 +86,8 @@ def test_a_request_that_the_plan_lets_wait_no_longer_does_not_wait_for_the_next_
     assert ready.planner.next_observation_s(NOW + 20) == NOW + 26.0
     waits = observed(4, 2, queuing=[NOW + 25], running=[NOW + 20])
     ready.look(NOW + 25.5, b1=waits)
-    said = target(ready.planner.handle(NOW + 26.5, BatchesObserved({"b1": waits})))
-    assert (said.units, said.reason.event) == (2, f"requests wait for {POOL}")
+    decision = target(ready.planner.handle(NOW + 26.5, BatchesObserved({"b1": waits})))
+    assert (decision.units, decision.reason.event) == (2, f"requests wait for {POOL}")
 
 
 def test_requests_that_waited_too_long_at_the_last_decision_are_no_surprise() -> None:
@@ -106,9 +106,9 @@ def test_requests_that_waited_too_long_at_the_last_decision_are_no_surprise() ->
 def test_nothing_is_given_back_that_was_wanted_just_now() -> None:
     ready = PlannerDriver(stabilization_s=5.0)
     ready.open(opened("b1"))
-    said = target(ready.end("b1", now=NOW + 60))
-    assert (said.units, said.reason.why) == (4, "idle")
-    assert said.reason.summary.endswith("; 4 stay held, needed recently")
+    decision = target(ready.end("b1", now=NOW + 60))
+    assert (decision.units, decision.reason.why) == (4, "idle")
+    assert decision.reason.summary.endswith("; 4 stay held, needed recently")
     assert ready.planner.wake_s() == NOW + 65.0
     assert target(ready.wake()).units == 0
     assert ready.planner.wake_s() == math.inf
@@ -158,8 +158,8 @@ def test_nothing_more_is_expected_of_a_batch_that_was_sealed() -> None:
     ready.first("b1", NOW)
     assert ready.planner.targets == {POOL: 4}
     ready.look(NOW, b1=replace(observed(1, 0, queuing=[NOW]), closed=True))
-    said = target(ready.has(6))
-    assert (said.units, said.reason.batches[0].requests) == (1, 1)
+    decision = target(ready.has(6))
+    assert (decision.units, decision.reason.batches[0].requests) == (1, 1)
 
 
 def test_an_opening_that_is_told_again_takes_nothing_away() -> None:
@@ -188,5 +188,5 @@ def test_what_is_late_already_is_not_waited_for_by_holding_everything() -> None:
     ready = PlannerDriver()
     ready.open(opened("b1", delay_s=1.0), past())
     ready.first("b1", NOW)
-    said = target(ready.planner.handle(NOW + 60, BatchesObserved({"b1": observed(4, 3, queuing=[NOW])})))
-    assert (said.units, said.reason.why) == (1, "searched")
+    decision = target(ready.planner.handle(NOW + 60, BatchesObserved({"b1": observed(4, 3, queuing=[NOW])})))
+    assert (decision.units, decision.reason.why) == (1, "searched")

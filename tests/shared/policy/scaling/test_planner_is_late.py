@@ -130,11 +130,11 @@ def test_the_reason_of_a_late_batch_names_the_delay_its_task_declared() -> None:
     ready = PlannerDriver()
     ready.open(opened("b1", delay_s=1.0), past())
     ready.first("b1", NOW)
-    said = target(ready.planner.handle(NOW + 60, BatchesObserved({"b1": observed(4, 3, queuing=[NOW])})))
-    assert said.reason.summary == (
+    decision = target(ready.planner.handle(NOW + 60, BatchesObserved({"b1": observed(4, 3, queuing=[NOW])})))
+    assert decision.reason.summary == (
         "1 request of batch b1: 1 core suffices: extra delay 60.0 s: batch b1 is later than D 1.0 s already"
     )
-    assert said.reason.batches[0].max_extra_delay_s == 1.0
+    assert decision.reason.batches[0].max_extra_delay_s == 1.0
 
 
 def test_the_delay_in_a_reason_is_the_batchs_own() -> None:
@@ -151,7 +151,7 @@ def test_the_delay_in_a_reason_is_the_batchs_own() -> None:
     ready.planner.handle(
         now, BatchesObserved({"b1": ObservedBatch(4, 3, (b"",), (ran,), unqueued_end_at=NOW + max(lasts[:3]))})
     )
-    said = target(ready.open(opened("b2", delay_s=100.0, at=now), past(), now=now))
-    outlook = next(one for one in said.reason.batches if one.batch == "b1")
+    decision = target(ready.open(opened("b2", delay_s=100.0, at=now), past(), now=now))
+    outlook = next(one for one in decision.reason.batches if one.batch == "b1")
     assert outlook.extra_delay_s == pytest.approx(ends[-1] - max(lasts))
-    assert "extra delay 12.0 s: batch b1 is later than D 1.0 s already" in said.reason.summary
+    assert "extra delay 12.0 s: batch b1 is later than D 1.0 s already" in decision.reason.summary

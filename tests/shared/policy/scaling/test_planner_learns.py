@@ -28,8 +28,8 @@ def test_a_batch_of_other_work_that_ends_takes_no_history_away() -> None:
     ready = PlannerDriver()
     ready.open(opened("b1", delay_s=5.0), past())
     ready.open(opened("b2", size=9))
-    said = target(ready.end("b2", past((4.0,) * 9, (0.0,) * 9, size=9)))
-    assert (said.units, said.reason.why) == (2, "searched")
+    decision = target(ready.end("b2", past((4.0,) * 9, (0.0,) * 9, size=9)))
+    assert (decision.units, decision.reason.why) == (2, "searched")
 
 
 def test_a_rollout_half_as_fast_is_expected_to_spread_its_requests() -> None:

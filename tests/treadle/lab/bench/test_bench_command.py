@@ -82,10 +82,10 @@ def test_an_address_without_a_scheme_is_refused() -> None:
 def test_peers_that_cannot_be_installed_say_why(tmp_path: Path) -> None:
     closed = tmp_path / "file"
     closed.write_text("")
-    told: list[str] = []
+    messages: list[str] = []
     with pytest.raises(BenchError, match="cannot make an environment"):
-        peers_python(closed / "venv", told.append)
-    assert "installing the peers" in told[0]
+        peers_python(closed / "venv", messages.append)
+    assert "installing the peers" in messages[0]
 
 
 def test_the_peers_are_those_of_the_project_file() -> None:

@@ -42,11 +42,11 @@ async def test_contestants_take_turns_round_by_round() -> None:
 
         return one
 
-    told: list[str] = []
-    results = await run_rounds({"ours": contestant("ours", 10), "theirs": contestant("theirs", 1)}, 2, told.append)
+    messages: list[str] = []
+    results = await run_rounds({"ours": contestant("ours", 10), "theirs": contestant("theirs", 1)}, 2, messages.append)
     assert order == ["ours", "theirs", "ours", "theirs"]
     assert {name: one.rate for name, one in medians(results).items()} == {"ours": 20, "theirs": 3}
-    assert len(told) == 4
+    assert len(messages) == 4
 
 
 async def test_cpu_time_is_counted_for_the_calls_of_the_metered_rounds() -> None:
@@ -69,8 +69,8 @@ def test_a_service_that_was_restarted_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "said"),
+    ("value", "unit", "text"),
     [(1234.5, "/s", "1,234 /s"), (12.345, "ms", "12.3 ms"), (0.1234, "%", "0.12 %"), (3.0, "x", "3.00 ×")],
 )
-def test_quantities_are_told_with_three_digits_that_say_something(value: float, unit: str, said: str) -> None:
-    assert quantity(value, unit) == said
+def test_quantities_are_told_with_three_digits_that_say_something(value: float, unit: str, text: str) -> None:
+    assert quantity(value, unit) == text

@@ -27,8 +27,8 @@ async def test_a_peer_that_ends_early_is_said_to_have_ended() -> None:
 
 
 async def test_peers_that_cannot_start_are_left_out_with_the_reason() -> None:
-    told: list[str] = []
-    async with running_peers(Path(sys.executable), "unix:///nowhere", told.append) as (peers, skipped):
+    messages: list[str] = []
+    async with running_peers(Path(sys.executable), "unix:///nowhere", messages.append) as (peers, skipped):
         assert peers == {}
     assert [one.name for one in skipped] == ["dramatiq", "ray"]
-    assert told == ["starting dramatiq", "starting ray"]
+    assert messages == ["starting dramatiq", "starting ray"]

@@ -27,11 +27,11 @@ SMALL = ScalingSizes(tasks=1, batches=3, requests=12, times=400.0)
 @pytest.mark.slow
 async def test_a_live_planner_decides_what_its_log_decides_again() -> None:
     """All batches are complete, else it raises."""
-    told: list[str] = []
-    made = by_name(await scaling(Bench(BenchMesh(""), Sizes(scaling=SMALL), told.append)))
+    messages: list[str] = []
+    made = by_name(await scaling(Bench(BenchMesh(""), Sizes(scaling=SMALL), messages.append)))
     assert made["scaling.same"].met, made["scaling.same"].what
     assert made["scaling.decisions"].value > 4, "targets up and down, and T, of each batch"
-    assert "all the same" in told[-1]
+    assert "all the same" in messages[-1]
     assert "2 batches" in made["scaling.delay"].what, "the first has no history"
     assert made["scaling.normalised"].value >= 1.0, "what is worked on is held"
     assert made["scaling.virtual.normalised"].value >= 1.0

@@ -40,16 +40,16 @@ class Doubled:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_results_come_in_the_order_of_the_jobs_and_all_are_told_of(processes: int) -> None:
-    told: list[tuple[float, str]] = []
+    finished: list[tuple[float, str]] = []
     jobs = [Doubled(3, 1.0), Doubled(1, 5.0), Doubled(2, 3.0)]
-    assert run_jobs(jobs, processes, lambda weight, name: told.append((weight, name))) == [6, 2, 4]
-    assert sorted(told) == [(1.0, "3"), (3.0, "2"), (5.0, "1")]
+    assert run_jobs(jobs, processes, lambda weight, name: finished.append((weight, name))) == [6, 2, 4]
+    assert sorted(finished) == [(1.0, "3"), (3.0, "2"), (5.0, "1")]
 
 
 def test_alone_the_heaviest_goes_first() -> None:
-    told: list[str] = []
-    run_jobs([Doubled(3, 1.0), Doubled(1, 5.0), Doubled(2, 3.0)], 1, lambda _, name: told.append(name))
-    assert told == ["1", "2", "3"]
+    finished: list[str] = []
+    run_jobs([Doubled(3, 1.0), Doubled(1, 5.0), Doubled(2, 3.0)], 1, lambda _, name: finished.append(name))
+    assert finished == ["1", "2", "3"]
 
 
 def test_no_jobs_are_no_results() -> None:

@@ -90,8 +90,20 @@ def png_size(path: Path) -> tuple[int, int]:
 def test_the_tables_stand_on_standard_output_and_progress_does_not() -> None:
     done = replayed(*SMALL)
     assert done.exit_code == 0, done.stderr
-    for said in ("DistRS §6, reproduced", "3.79", "1.98", "3.49", "2.16", "0.62", "0.85", "14.3", "2.1", "1.5", "very"):
-        assert said in done.stdout
+    for output in (
+        "DistRS §6, reproduced",
+        "3.79",
+        "1.98",
+        "3.49",
+        "2.16",
+        "0.62",
+        "0.85",
+        "14.3",
+        "2.1",
+        "1.5",
+        "very",
+    ):
+        assert output in done.stdout
     assert "All policies" in done.stdout
     assert all(policy in done.stdout for policy in POLICIES)
     assert all(variant in done.stdout for _, variant in ABLATIONS)
@@ -122,9 +134,9 @@ def test_a_spread_is_of_every_draw_and_of_the_figures_that_rest_on_one() -> None
     for one, second in zip(found["figures"], alone["figures"], strict=True):
         if not one["figure"].startswith("15") and one["reproduced"] is not None and second["reproduced"] is not None:
             assert one["draws"] == [one["reproduced"], second["reproduced"]]
-    said = replayed(*SMALL, "--draws", "2").stdout
-    assert "2 draws: mean" in said
-    assert "All policies over 2 draws" in said
+    output = replayed(*SMALL, "--draws", "2").stdout
+    assert "2 draws: mean" in output
+    assert "All policies over 2 draws" in output
 
 
 def test_ours_is_compared_with_the_papers_on_each_workload_of_many_shapes() -> None:
@@ -199,7 +211,7 @@ def test_a_trace_has_no_paper_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "output"),
     [
         ([HEADER, {**requests(3)[0], "arrival_s": -1}], "t.jsonl:2: arrival_s is -1: give a finite number"),
         ([HEADER, "{"], "t.jsonl:2: is no JSON"),
@@ -210,10 +222,10 @@ def test_a_trace_has_no_paper_beside_it(tmp_path: Path) -> None:
         ([HEADER, requests(3)[0]], "t.jsonl: each task has one batch, which is its history: give two or more"),
     ],
 )  # fmt: skip
-def test_a_bad_trace_is_refused_in_one_line(tmp_path: Path, lines: list[object], said: str) -> None:
+def test_a_bad_trace_is_refused_in_one_line(tmp_path: Path, lines: list[object], output: str) -> None:
     done = replayed("--trace", str(written(tmp_path / "t.jsonl", *lines)))
     assert (done.exit_code, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert output in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -116,16 +116,16 @@ def test_of_a_folder_the_newest_log_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "is no stimulus log"),
         (b"%PDF-1.7 and so on", "is no stimulus log"),
         (b"\x01\0\0\0\xc0", "of this version"),
     ],
 )
-def test_what_is_no_log_is_refused_in_one_line(tmp_path: Path, content: bytes, said: str) -> None:
+def test_what_is_no_log_is_refused_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.log").write_bytes(content)
-    refused(replayed(tmp_path / "a.log"), said)
+    refused(replayed(tmp_path / "a.log"), message)
 
 
 def test_a_stimulus_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -143,14 +143,14 @@ def test_a_file_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None
 
 
 def test_help_teaches_what_a_stimulus_log_is() -> None:
-    said = CliRunner().invoke(app, ["replay", "planner", "--help"]).stdout
-    assert "SCALING_PLANNER_STIMULUS_LOGS" in said
-    assert "seed" in said
+    message = CliRunner().invoke(app, ["replay", "planner", "--help"]).stdout
+    assert "SCALING_PLANNER_STIMULUS_LOGS" in message
+    assert "seed" in message
 
 
-def refused(done: Result, said: str) -> None:
+def refused(done: Result, message: str) -> None:
     assert (done.exit_code, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -76,10 +76,10 @@ def png_size(path: Path) -> tuple[int, int]:
 def test_the_tables_stand_on_standard_output_and_progress_does_not(tmp_path: Path) -> None:
     done = replayed("--quick", "--plot", str(tmp_path / "out.png"))
     assert done.exit_code == 0, done.stderr
-    for said in ("ARL-Tangram §6, reproduced", "27.7×", "4.33×", "1.89×", "3.1×", "< 2×", "9×", "2.8×", "0.428×"):
-        assert said in done.stdout
-    for said in ("timeout 120 s", "active for", "workload.serial", "pods.timeout_s", *SYSTEMS, *RESERVING):
-        assert said in done.stdout
+    for output in ("ARL-Tangram §6, reproduced", "27.7×", "4.33×", "1.89×", "3.1×", "< 2×", "9×", "2.8×", "0.428×"):
+        assert output in done.stdout
+    for output in ("timeout 120 s", "active for", "workload.serial", "pods.timeout_s", *SYSTEMS, *RESERVING):
+        assert output in done.stdout
     assert "replaying" in done.stderr
     assert "replaying" not in done.stdout
     wide, high = png_size(tmp_path / "out.png")
@@ -156,7 +156,7 @@ def test_recorded_agents_are_replayed_from_a_folder_of_data(tmp_path: Path, smal
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         (("--trace", "data", "--data", "nowhere"), "set TREADLE_DATA to the folder with agents/ and traces/"),
         (("--trace", "nowhere.jsonl"), "cannot read nowhere.jsonl (No such file or directory)"),
@@ -165,12 +165,12 @@ def test_recorded_agents_are_replayed_from_a_folder_of_data(tmp_path: Path, smal
     ],
 )
 def test_what_cannot_be_done_is_said_before_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], output: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = replayed(*arguments)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert output in done.stderr
     assert "Traceback" not in done.stderr
 
 

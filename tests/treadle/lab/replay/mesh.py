@@ -20,7 +20,7 @@ STAGES = (Stage("compile", 4.0, 12.0), Stage("run", 40.0, 12.0))
 
 
 @dataclass
-class Scripted:
+class ScriptedPolicy:
     """Sets its targets at given moments, whatever happens; from 0 on there is a worker of each stage."""
 
     script: dict[int, tuple[int, ...]]
@@ -43,7 +43,7 @@ class Scripted:
         return self.script[max(at for at in self.script if at <= now)]
 
 
-class Ran(NamedTuple):
+class ExecutedStage(NamedTuple):
     """One stage of one request, as it ran."""
 
     pool: int
@@ -57,11 +57,11 @@ class Ran(NamedTuple):
     key: float
 
 
-class Recorded(SimulatedCluster):
+class RecordingCluster(SimulatedCluster):
     """A world that remembers what ran in each batch, as it found it when the batch was complete."""
 
-    def ran(self) -> list[Ran]:
-        self._seen: list[Ran] = []
+    def ran(self) -> list[ExecutedStage]:
+        self._seen: list[ExecutedStage] = []
         self.run()
         return self._seen
 
@@ -70,7 +70,7 @@ class Recorded(SimulatedCluster):
             visit, times = self._visits[slot.base + place], self._board.times[slot.base + place]
             start = float(times["start_s"])
             self._seen.append(
-                Ran(
+                ExecutedStage(
                     int(visit["pool"]), slot.task, slot.index, int(slot.request[place]), int(slot.stage[place]),
                     float(times["ready_s"]), start, start + float(visit["lasts_s"]), float(visit["key"]),
                 )
@@ -112,9 +112,9 @@ held = st.tuples(*[st.integers(1, 4)] * len(STAGES))
 
 
 @st.composite
-def scripts(draw: st.DrawFn) -> Scripted:
+def scripts(draw: st.DrawFn) -> ScriptedPolicy:
     """In the end there is a worker of each stage, so every run ends."""
     whole = st.tuples(*[st.integers(0, 4)] * len(STAGES))
     script = {at: draw(whole) for at in draw(st.lists(st.integers(1, 60), max_size=5))}
     script |= {0: draw(whole), 61: draw(held)}
-    return Scripted(dict(sorted(script.items())), by_arrival=draw(st.booleans()), dedicated=draw(st.booleans()))
+    return ScriptedPolicy(dict(sorted(script.items())), by_arrival=draw(st.booleans()), dedicated=draw(st.booleans()))

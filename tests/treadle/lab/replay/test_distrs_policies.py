@@ -83,7 +83,7 @@ def test_in_ebf_order_the_earlier_of_two_batches_is_never_later_than_in_fcfs() -
 
 
 @dataclass
-class Watched(PlannerPolicy):
+class RecordingPlannerPolicy(PlannerPolicy):
     """Remembers when it was asked, what it was told of rollouts, and when it changed its targets."""
 
     changed: list[tuple[float, Event]] = field(default_factory=list)
@@ -116,12 +116,12 @@ def test_lengths_that_are_not_all_known_are_passed_over(known: tuple[int, ...]) 
         for batch, some in zip(trace.tasks[0].batches, known, strict=True)
         if batch.lengths is not None
     )
-    policy = Watched("p", trace, OURS, 1)
+    policy = RecordingPlannerPolicy("p", trace, OURS, 1)
     ran = run(replace(trace, tasks=(TracedTask("t", batches),)), policy)
     assert len(ran.delays_s) == len(batches) - 1
-    told = [report.tokens for report in policy.reports]
-    assert any(tokens is not None for tokens in told[:10]) == (known[1] > 0)
-    assert all(tokens is None or 0 <= tokens < 1e6 for tokens in told)
+    reported = [report.tokens for report in policy.reports]
+    assert any(tokens is not None for tokens in reported[:10]) == (known[1] > 0)
+    assert all(tokens is None or 0 <= tokens < 1e6 for tokens in reported)
 
 
 def asked(policy: Autoscaler, *busy: int) -> list[int]:
@@ -175,7 +175,7 @@ def test_zero_queue_lets_nothing_wait_where_batches_of_a_task_overlap() -> None:
 def changes(trace: RewardTrace, *, hints: bool, cold_start_s: float) -> tuple[list[tuple[float, Event]], list[float]]:
     """When it changed its targets, and when the batches opened."""
     cold = replace(trace, cold_starts_s=(cold_start_s,) * len(trace.stages))
-    policy = Watched("w", cold, replace(PAPER, hints=hints), 1)
+    policy = RecordingPlannerPolicy("w", cold, replace(PAPER, hints=hints), 1)
     costs = SimulatedCluster(cold, policy).run()
     return policy.changed, [one.opened_s for one in costs.done]
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.policy.scaling.list_scheduling import Counts
-from tests.treadle.lab.replay.mesh import STAGES, Recorded, Scripted, scripts, traced_batches, traces
+from tests.treadle.lab.replay.mesh import STAGES, RecordingCluster, ScriptedPolicy, scripts, traced_batches, traces
 from tests.treadle.lab.replay.test_distrs_simulated_cluster import batch
 from treadle.lab.replay.distrs.pools import Pools
 from treadle.lab.replay.distrs.simulated_cluster import SimulatedCluster
@@ -100,23 +100,25 @@ def one_task(*requests: tuple[float, ...]) -> RewardTrace:
 
 def test_a_cold_start_of_each_stage_is_waited_for_and_paid() -> None:
     """The workers are asked for as the batch opens, at 0: compile can be used from 4 on, run from 9 on."""
-    world = Recorded(cold(one_task((1.0, 2.0, 1.0)), 4.0, 9.0), Scripted({0: (2, 1)}))
+    world = RecordingCluster(cold(one_task((1.0, 2.0, 1.0)), 4.0, 9.0), ScriptedPolicy({0: (2, 1)}))
     assert [(one.start, one.end) for one in world.ran()] == [(4.0, 6.0), (9.0, 10.0)]
     assert world.costs.unit_s.tolist() == [20.0, 10.0]
     assert world.costs.done[0].extra_delay_s == 6.0
 
 
 def test_growing_helps_a_cold_start_later() -> None:
-    world = Recorded(cold(one_task((1.0, 6.0), (1.0, 6.0), (1.0, 6.0)), 2.0, 2.0), Scripted({0: (1, 1), 3: (3, 1)}))
+    world = RecordingCluster(
+        cold(one_task((1.0, 6.0), (1.0, 6.0), (1.0, 6.0)), 2.0, 2.0), ScriptedPolicy({0: (1, 1), 3: (3, 1)})
+    )
     assert [one.start for one in world.ran()] == [2.0, 5.0, 5.0]
 
 
 @given(traces(open_loop=None), scripts(), st.tuples(st.integers(0, 5), st.integers(0, 5)))
 @settings(deadline=None)
 def test_nothing_runs_before_its_worker_is_warm_and_all_is_done(
-    trace: RewardTrace, policy: Scripted, cold_starts_s: tuple[int, ...]
+    trace: RewardTrace, policy: ScriptedPolicy, cold_starts_s: tuple[int, ...]
 ) -> None:
-    world = Recorded(cold(trace, *map(float, cold_starts_s)), policy)
+    world = RecordingCluster(cold(trace, *map(float, cold_starts_s)), policy)
     ran = world.ran()
     began = min(at for at, _ in policy.asked)
     assert all(one.start >= began + cold_starts_s[one.stage] for one in ran)
@@ -126,9 +128,11 @@ def test_nothing_runs_before_its_worker_is_warm_and_all_is_done(
 
 @given(traced_batches(), traced_batches(), scripts())
 @settings(deadline=None)
-def test_no_cold_start_is_a_cold_start_of_nothing(before: TracedBatch, after: TracedBatch, policy: Scripted) -> None:
+def test_no_cold_start_is_a_cold_start_of_nothing(
+    before: TracedBatch, after: TracedBatch, policy: ScriptedPolicy
+) -> None:
     trace = RewardTrace(STAGES, 3.0, (TracedTask("t", (before, after)),))
-    said = SimulatedCluster(cold(trace, 0.0, 0.0), policy).run()
-    unsaid = SimulatedCluster(trace, policy).run()
-    assert said.unit_s.tolist() == unsaid.unit_s.tolist()
-    assert said.done == unsaid.done
+    with_zero = SimulatedCluster(cold(trace, 0.0, 0.0), policy).run()
+    without = SimulatedCluster(trace, policy).run()
+    assert with_zero.unit_s.tolist() == without.unit_s.tolist()
+    assert with_zero.done == without.done

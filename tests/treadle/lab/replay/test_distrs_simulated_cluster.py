@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from shared.policy.scaling.list_scheduling import Counts
 from shared.policy.scaling.workload import ExpectedBatch, repeating
 from tests.shared.policy.scaling.scaling_oracle import Oracle
-from tests.treadle.lab.replay.mesh import STAGES, Ran, Recorded, Scripted, held, scripts, traces
+from tests.treadle.lab.replay.mesh import STAGES, ExecutedStage, RecordingCluster, ScriptedPolicy, held, scripts, traces
 from treadle.lab.replay.distrs.evaluation import FixedWorkers
 from treadle.lab.replay.distrs.policy import Decision, Event, OpenBatchView
 from treadle.lab.replay.distrs.simulated_cluster import CompletedBatch, SimulatedCluster, record_of
 from treadle.lab.replay.distrs.trace import RewardTrace, TracedBatch, TracedTask
 
 
-def batch_of(trace: RewardTrace, one: CompletedBatch | Ran) -> TracedBatch:
+def batch_of(trace: RewardTrace, one: CompletedBatch | ExecutedStage) -> TracedBatch:
     return trace.tasks[one.task].batches[one.index if isinstance(one, CompletedBatch) else one.batch]
 
 
@@ -39,9 +39,9 @@ def expected_runs(trace: RewardTrace) -> Counter[tuple[int, int, int, int, float
 @given(traces(open_loop=None), scripts())
 @settings(deadline=None)
 def test_everything_runs_once_for_its_time_in_order_and_nothing_waits_beside_a_free_worker(
-    trace: RewardTrace, policy: Scripted
+    trace: RewardTrace, policy: ScriptedPolicy
 ) -> None:
-    world = Recorded(trace, policy)
+    world = RecordingCluster(trace, policy)
     ran = world.ran()
     assert Counter((one.task, one.batch, one.request, one.stage, one.end - one.start) for one in ran) == expected_runs(
         trace
@@ -66,9 +66,9 @@ def test_everything_runs_once_for_its_time_in_order_and_nothing_waits_beside_a_f
 
 @given(traces(open_loop=None), scripts())
 @settings(deadline=None)
-def test_the_ledger_says_what_was_held_executed_and_delayed(trace: RewardTrace, policy: Scripted) -> None:
+def test_the_ledger_says_what_was_held_executed_and_delayed(trace: RewardTrace, policy: ScriptedPolicy) -> None:
     """Held is what is targeted, or what runs where that is more; second by second until the last batch is complete."""
-    world = Recorded(trace, policy)
+    world = RecordingCluster(trace, policy)
     ran = world.ran()
     costs = world.costs
     over = max(done.complete_s for done in costs.done)
@@ -92,7 +92,7 @@ def test_the_ledger_says_what_was_held_executed_and_delayed(trace: RewardTrace, 
 
 @given(traces(open_loop=None), scripts())
 @settings(deadline=None)
-def test_batches_open_at_their_moment_or_a_gap_after_the_one_before(trace: RewardTrace, policy: Scripted) -> None:
+def test_batches_open_at_their_moment_or_a_gap_after_the_one_before(trace: RewardTrace, policy: ScriptedPolicy) -> None:
     done = {(one.task, one.index): one for one in SimulatedCluster(trace, policy).run().done}
     assert len(done) == sum(len(task.batches) - 1 for task in trace.tasks)
     for (task, index), one in done.items():
@@ -107,7 +107,9 @@ def test_batches_open_at_their_moment_or_a_gap_after_the_one_before(trace: Rewar
 
 @given(traces(open_loop=None), scripts())
 @settings(deadline=None)
-def test_the_policy_is_asked_when_it_wishes_and_at_each_turn_of_a_batch(trace: RewardTrace, policy: Scripted) -> None:
+def test_the_policy_is_asked_when_it_wishes_and_at_each_turn_of_a_batch(
+    trace: RewardTrace, policy: ScriptedPolicy
+) -> None:
     done = SimulatedCluster(trace, policy).run().done
     over = max(one.complete_s for one in done)
     asked = Counter(policy.asked)
@@ -120,10 +122,12 @@ def test_the_policy_is_asked_when_it_wishes_and_at_each_turn_of_a_batch(trace: R
 
 @given(traces(open_loop=None), scripts(), st.booleans())
 @settings(deadline=None)
-def test_a_policy_sees_what_has_come_waits_and_runs(trace: RewardTrace, policy: Scripted, knows_all: bool) -> None:
+def test_a_policy_sees_what_has_come_waits_and_runs(
+    trace: RewardTrace, policy: ScriptedPolicy, knows_all: bool
+) -> None:
     """What starts at the very moment may be seen on either side of it."""
     policy.knows_all = knows_all
-    ran = Recorded(trace, policy)
+    ran = RecordingCluster(trace, policy)
     mine = ran.ran()
     opened = {(done.task, done.index): done.opened_s for done in ran.costs.done}
     for now, view in policy.views:
@@ -212,8 +216,8 @@ def test_who_answers_at_once_and_comes_last_completes_the_batch() -> None:
 
 
 def test_shrinking_ends_nothing_and_costs_until_it_ends() -> None:
-    policy = Scripted({0: (3, 1), 4: (1, 1)})
-    world = Recorded(task(batch((1.0, 2.0)), batch((1.0, 10.0), (1.0, 6.0), (2.0, 5.0), (2.0, 1.0))), policy)
+    policy = ScriptedPolicy({0: (3, 1), 4: (1, 1)})
+    world = RecordingCluster(task(batch((1.0, 2.0)), batch((1.0, 10.0), (1.0, 6.0), (2.0, 5.0), (2.0, 1.0))), policy)
     ran = world.ran()
     assert [(one.start, one.end) for one in ran] == [(1.0, 11.0), (1.0, 7.0), (2.0, 7.0), (11.0, 12.0)]
     assert world.costs.unit_s.tolist() == [4 * 3 + 3 * 3 + 5 * 1, 12.0]
@@ -221,7 +225,9 @@ def test_shrinking_ends_nothing_and_costs_until_it_ends() -> None:
 
 def test_nothing_is_paid_after_the_last_batch() -> None:
     """The policy would like another look at 1000 s, and holds what it holds."""
-    costs = SimulatedCluster(task(batch((1.0, 2.0)), batch((1.0, 4.0))), Scripted({0: (2, 1), 1000: (9, 9)})).run()
+    costs = SimulatedCluster(
+        task(batch((1.0, 2.0)), batch((1.0, 4.0))), ScriptedPolicy({0: (2, 1), 1000: (9, 9)})
+    ).run()
     assert costs.unit_s.tolist() == [10.0, 5.0]
 
 

@@ -36,7 +36,7 @@ batches = st.lists(ways, min_size=1, max_size=14).map(
 )
 
 
-class Watched:
+class AuditedDispatcher:
     """A dispatcher, and a ledger of its own of what that one grants and is told."""
 
     def __init__(self, watched: Dispatcher, cluster: Cluster) -> None:
@@ -83,9 +83,9 @@ class Watched:
                 self.closed.append(command.trajectory)
 
 
-def watched(system: System, batch: Batch, cluster: Cluster = SMALL) -> tuple[SystemRun, Watched]:
+def watched(system: System, batch: Batch, cluster: Cluster = SMALL) -> tuple[SystemRun, AuditedDispatcher]:
     world = SimulatedMesh(system, batch, cluster, Overheads())
-    watching: Any = Watched(world.dispatcher, cluster)
+    watching: Any = AuditedDispatcher(world.dispatcher, cluster)
     world.dispatcher = watching
     return world.run(), watching
 

@@ -26,7 +26,7 @@ FILES = {
 }
 
 
-class Recorded:
+class RecordedHost:
     """/proc and /sys/fs/cgroup of a host of version 2, under a folder."""
 
     def __init__(self, root: Path) -> None:
@@ -45,22 +45,22 @@ class Recorded:
 
 
 @pytest.fixture
-def recorded(tmp_path: Path) -> Recorded:
-    return Recorded(tmp_path)
+def recorded(tmp_path: Path) -> RecordedHost:
+    return RecordedHost(tmp_path)
 
 
-def found(recorded: Recorded) -> CgroupV2:
+def found(recorded: RecordedHost) -> CgroupV2:
     groups = control_groups_of(PID, CONTAINER, recorded.proc)
     assert isinstance(groups, CgroupV2)
     return groups
 
 
-def test_version_2_is_found_from_the_containers_first_process(recorded: Recorded) -> None:
+def test_version_2_is_found_from_the_containers_first_process(recorded: RecordedHost) -> None:
     groups = found(recorded)
     assert (groups.cpu_s(), groups.peak_memory_bytes(), groups.memory_kills()) == (1.5, 7340032, 2)
 
 
-def test_version_2_is_given_cores_thawed_and_frozen(recorded: Recorded) -> None:
+def test_version_2_is_given_cores_thawed_and_frozen(recorded: RecordedHost) -> None:
     groups = found(recorded)
     groups.assign({5, 2, 3})
     groups.freeze()
@@ -69,7 +69,7 @@ def test_version_2_is_given_cores_thawed_and_frozen(recorded: Recorded) -> None:
     assert recorded.content("cgroup.freeze")[0] == "0"
 
 
-async def test_version_2_is_frozen_when_the_kernel_reports_it(recorded: Recorded) -> None:
+async def test_version_2_is_frozen_when_the_kernel_reports_it(recorded: RecordedHost) -> None:
     groups = found(recorded)
     freezing = asyncio.create_task(frozen(groups))
     await asyncio.sleep(0)
@@ -79,19 +79,19 @@ async def test_version_2_is_frozen_when_the_kernel_reports_it(recorded: Recorded
 
 
 async def test_what_does_not_freeze_is_not_waited_for_forever(
-    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+    recorded: RecordedHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_groups, "FREEZE_S", 0.01)
     assert not await frozen(found(recorded))
 
 
-def test_the_peak_of_version_2_is_forgotten_by_the_descriptor_that_reads_it(recorded: Recorded) -> None:
+def test_the_peak_of_version_2_is_forgotten_by_the_descriptor_that_reads_it(recorded: RecordedHost) -> None:
     found(recorded).reset_peak()
     assert recorded.content("memory.peak") == "0340032\n"  # a plain file keeps what the kernel would not
 
 
 def test_an_old_kernel_that_cannot_reset_reports_the_peak_since_the_beginning(
-    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+    recorded: RecordedHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         os, "access", lambda path, mode: Path(path).name != "memory.peak"
@@ -110,20 +110,20 @@ def test_an_old_kernel_that_cannot_reset_reports_the_peak_since_the_beginning(
     ],
     ids=["another's process", "another namespace", "nothing mounted"],
 )
-def test_groups_that_are_not_the_containers_are_left_alone(recorded: Recorded, path: str, content: str) -> None:
+def test_groups_that_are_not_the_containers_are_left_alone(recorded: RecordedHost, path: str, content: str) -> None:
     (recorded.proc / path).write_text(content)
     assert control_groups_of(PID, CONTAINER, recorded.proc) is None
 
 
-def test_a_process_that_left_its_group_meanwhile_is_nobodys(recorded: Recorded) -> None:
+def test_a_process_that_left_its_group_meanwhile_is_nobodys(recorded: RecordedHost) -> None:
     (recorded.group / "cgroup.procs").write_text("4400\n")
     assert control_groups_of(PID, CONTAINER, recorded.proc) is None
 
 
-def test_a_process_that_is_gone_has_no_groups(recorded: Recorded) -> None:
+def test_a_process_that_is_gone_has_no_groups(recorded: RecordedHost) -> None:
     assert control_groups_of(PID + 1, CONTAINER, recorded.proc) is None
 
 
-def test_a_kernel_without_memory_peak_is_left_to_the_engine(recorded: Recorded) -> None:
+def test_a_kernel_without_memory_peak_is_left_to_the_engine(recorded: RecordedHost) -> None:
     (recorded.group / "memory.peak").unlink()
     assert control_groups_of(PID, CONTAINER, recorded.proc) is None

@@ -35,7 +35,7 @@ class ImageStore:
         self.removed.append(name)
 
 
-class Desk:
+class ImageBudgetDriver:
     """A budget of 100 bytes, and pulls that take a second each."""
 
     def __init__(self, store: ImageStore) -> None:
@@ -54,14 +54,14 @@ class Desk:
         await self.image_budget.record_present(name, self.store.sizes[name])
 
 
-async def desk(**sizes: int) -> Desk:
-    made = Desk(ImageStore(**sizes))
+async def opened_budget(**sizes: int) -> ImageBudgetDriver:
+    made = ImageBudgetDriver(ImageStore(**sizes))
     await made.image_budget.open()
     return made
 
 
 async def test_the_least_recently_used_image_goes_first() -> None:
-    node = await desk()
+    node = await opened_budget()
     for name in "abc":
         await node.pull(f"{name}:1", 30)
     await node.use("a:1")
@@ -70,7 +70,7 @@ async def test_the_least_recently_used_image_goes_first() -> None:
 
 
 async def test_what_somebody_else_pulled_stays_whatever_it_takes() -> None:
-    node = await desk(theirs=10_000)
+    node = await opened_budget(theirs=10_000)
     await node.pull("a:1", 60)
     await node.pull("b:1", 60)
     assert node.store.removed == ["a:1"]
@@ -78,7 +78,7 @@ async def test_what_somebody_else_pulled_stays_whatever_it_takes() -> None:
 
 
 async def test_what_is_in_use_stays_and_goes_when_it_is_let_go() -> None:
-    node = await desk()
+    node = await opened_budget()
     for name in ("python", "python:latest"):  # spellings of one image
         node.image_budget.hold(name)
     await node.pull("python", 80)
@@ -94,7 +94,7 @@ async def test_what_is_in_use_stays_and_goes_when_it_is_let_go() -> None:
 
 
 async def test_what_anothers_container_uses_stays_and_the_next_goes() -> None:
-    node = await desk()
+    node = await opened_budget()
     await node.pull("a:1", 40)
     await node.pull("b:1", 40)
     node.store.used = {"a:1"}
@@ -103,7 +103,7 @@ async def test_what_anothers_container_uses_stays_and_the_next_goes() -> None:
 
 
 async def test_an_image_that_is_larger_than_the_budget_stays_while_it_is_wanted() -> None:
-    node = await desk()
+    node = await opened_budget()
     await node.pull("a:1", 40)
     await node.pull("huge:1", 400)
     assert node.store.removed == ["a:1"]
@@ -112,7 +112,7 @@ async def test_an_image_that_is_larger_than_the_budget_stays_while_it_is_wanted(
 
 
 async def test_a_request_for_an_image_waits_for_the_end_of_its_removal() -> None:
-    node = await desk()
+    node = await opened_budget()
     await node.pull("a:1", 40)
     removing = asyncio.create_task(node.image_budget.remove_oldest())
     await asyncio.sleep(0)
@@ -127,7 +127,7 @@ def test_whatever_happens_the_rest_is_within_the_budget_or_in_use(steps: list[tu
     """Oracle: sizes of 40 bytes, so two unused ones fit, and the third is removed."""
 
     async def play() -> None:
-        node = await desk(f=40)
+        node = await opened_budget(f=40)
         held: list[str] = []
         for letter, what in steps:
             name = f"{letter}:1"

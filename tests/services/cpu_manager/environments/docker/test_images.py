@@ -57,7 +57,7 @@ class Registry:
             self.at_once -= 1
 
 
-class Pauses:
+class RecordedPauses:
     """Instead of waiting: how long it would have been."""
 
     def __init__(self) -> None:
@@ -67,9 +67,13 @@ class Pauses:
         self.seconds.append(seconds)
 
 
-def images(registry: Registry, pauses: Pauses | None = None, pulls_at_once: int = 2) -> Images:
+def images(registry: Registry, pauses: RecordedPauses | None = None, pulls_at_once: int = 2) -> Images:
     return Images(
-        registry, ImageBudget(registry), pulls_at_once=pulls_at_once, pause=pauses or Pauses(), rng=random.Random(0)
+        registry,
+        ImageBudget(registry),
+        pulls_at_once=pulls_at_once,
+        pause=pauses or RecordedPauses(),
+        rng=random.Random(0),
     )
 
 
@@ -96,15 +100,15 @@ async def test_pulls_at_once_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    "stumble",
+    "error",
     [
         EngineRefusal(500, "Get https://registry/v2/: dial tcp: i/o timeout"),
         RuntimeUnavailable("the container engine did not pull a:1 within 1800 s"),
     ],
     ids=["registry out of reach", "engine silent"],
 )
-async def test_a_stumbling_registry_is_asked_again_after_longer_and_longer_pauses(stumble: Exception) -> None:
-    registry, pauses = Registry(stumble, stumble, stumble), Pauses()
+async def test_a_stumbling_registry_is_asked_again_after_longer_and_longer_pauses(error: Exception) -> None:
+    registry, pauses = Registry(error, error, error), RecordedPauses()
     await images(registry, pauses).get("a:1")
     assert registry.pulls["a:1"] == 4
     assert len(pauses.seconds) == 3
@@ -143,7 +147,7 @@ async def test_a_registry_that_goes_on_failing_is_our_failure() -> None:
     ],
 )
 async def test_a_missing_image_is_reported_at_once(refusal: EngineRefusal) -> None:
-    registry, pauses = Registry(refusal), Pauses()
+    registry, pauses = Registry(refusal), RecordedPauses()
     with pytest.raises(BadEnvironment, match="'a:1'"):
         await images(registry, pauses).get("a:1")
     assert (registry.pulls["a:1"], pauses.seconds) == (1, [])

@@ -23,7 +23,7 @@ from tests.services.cpu_manager.environments.docker.containers import (
 pytestmark = [pytest.mark.docker]
 
 
-class Stumbling:
+class FailingRemovals:
     """The engine's removals, of which the next so many fail."""
 
     def __init__(self, runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ async def test_the_removal_of_an_abandoned_start_does_not_touch_its_successor(
     runtime: DockerRuntime, bare_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await runtime.prepare(bare_image)
-    stumbling, started, post = Stumbling(runtime, monkeypatch), asyncio.Event(), runtime._engine.start
+    failing_removals, started, post = FailingRemovals(runtime, monkeypatch), asyncio.Event(), runtime._engine.start
 
     async def start(container: str) -> None:
         await post(container)
@@ -68,10 +68,10 @@ async def test_the_removal_of_an_abandoned_start_does_not_touch_its_successor(
     monkeypatch.setattr(runtime._engine, "start", start)
     first = asyncio.create_task(runtime.create("one", EnvironmentSpec(image=bare_image), CORE))
     await started.wait()
-    stumbling.fails = 1
+    failing_removals.fails = 1
     first.cancel()
     await asyncio.wait({first})
-    await stumbling.failed.wait()
+    await failing_removals.failed.wait()
     second = Acting(await runtime.create("one", EnvironmentSpec(image=bare_image), CORE))
     await removed(runtime)
     assert await second.output_of("echo exists") == "exists"
@@ -134,9 +134,9 @@ async def test_a_removal_is_tried_until_the_engine_does_it(
 ) -> None:
     monkeypatch.setattr(removal, "_PAUSE_S", 0.01)
     monkeypatch.setattr(removal, "_LONGEST_PAUSE_S", 0.02)
-    stumbling = Stumbling(runtime, monkeypatch)
+    failing_removals = FailingRemovals(runtime, monkeypatch)
     async with Acting.making(runtime, bare_image):
-        stumbling.fails = 5 * removal.ATTEMPTS
+        failing_removals.fails = 5 * removal.ATTEMPTS
     await removed(runtime)
     assert containers_of(runtime._owner.node) == []
 
@@ -145,15 +145,15 @@ async def test_closing_tries_at_once_and_gives_up_on_an_engine_that_does_not(
     bare_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = await DockerRuntime.open(node_name())
-    stumbling = Stumbling(runtime, monkeypatch)
+    failing_removals = FailingRemovals(runtime, monkeypatch)
     monkeypatch.setattr(removal, "_PAUSE_S", 30.0)
     async with Acting.making(runtime, bare_image):
-        stumbling.fails = 10**6
-    await stumbling.failed.wait()
+        failing_removals.fails = 10**6
+    await failing_removals.failed.wait()
     await asyncio.sleep(0)  # now it pauses for half a minute
     monkeypatch.setattr(removal, "_PAUSE_S", 0.01)
     await runtime.close()
-    assert stumbling.fails == 10**6 - 1 - removal.ATTEMPTS
+    assert failing_removals.fails == 10**6 - 1 - removal.ATTEMPTS
     (left,) = containers_of(runtime._owner.node)
     docker_output("rm", "--force", "--volumes", left)
     docker_output("volume", "rm", "--force", runtime._creator.agent_volume.name)

@@ -18,7 +18,7 @@ from tests.services.proxy.mesh import Notes, from_node, leader_of
 from tests.shared.bus.journal import Journal
 
 
-class Legacy:
+class StoreOfFormerLeader:
     """The books, and the leader that takes them over."""
 
     def __init__(self, journal: Journal, reader: Redis) -> None:
@@ -38,7 +38,7 @@ class Legacy:
         grant = Granting("grants.n.1", b"m", action, f"{attempt}:{node}", trajectory, place)
         await functions.grant(self.redis, self.journal.epoch, [grant])
 
-    async def say(self, topic: Topic[Any], *messages: Message, at: str = "*") -> None:
+    async def publish(self, topic: Topic[Any], *messages: Message, at: str = "*") -> None:
         for message in messages:
             await command(self.redis, "XADD", topic.name, at, "m", topic.encode(message))
 
@@ -49,7 +49,7 @@ class Legacy:
         self.leader.dispatcher.check()
         return tail
 
-    def hear(self, message: Message) -> list[Any]:
+    def read(self, message: Message) -> list[Any]:
         """Let the new leader read one message more; what it writes then."""
         self.notes.take()
         self.leader.take([from_node(message, at=self.clock.unix())])

@@ -13,7 +13,7 @@ from shared.policy.resources.ledger import Node
 
 
 @dataclass(slots=True)
-class Clockwork:
+class VirtualTimeMesh:
     """Executes every grant for as long as `lasts` says, then reports it ok."""
 
     nodes: Iterable[Node]

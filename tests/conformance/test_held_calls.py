@@ -191,7 +191,7 @@ def executions_of(held: Held) -> int:
     return round(sum(metric(manager, "treadle_cpu_manager_attempts_total") for manager in held.managers))
 
 
-def test_who_is_held(held: Held, strict: Service) -> None:
+def test_which_callers_are_held(held: Held, strict: Service) -> None:
     never = held.replica(PROXY_HOLD="never")
     with held.occupied(), ExitStack() as stack:
         for service, agent, version, status in [

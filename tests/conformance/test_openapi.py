@@ -128,7 +128,7 @@ ROUTES = [
 ]
 
 
-async def test_while_valkey_is_away_every_route_says_come_back_later(stack_home: Path) -> None:
+async def test_while_valkey_is_away_every_route_answers_retry_after(stack_home: Path) -> None:
     names = {"task": "known", "batch": "b0", "id": "a" * 12, "trajectory": "t" + "0" * 16}
     with running_valkey(stack_home) as url, running_service("proxy", url, PROXY_SUBMIT_RETRY_S="0.2") as proxy:
         await until(lambda: is_ready(proxy))

@@ -86,7 +86,7 @@ def test_everyone_is_served_in_three_tries_nothing_is_scored_wrong_and_nothing_r
         assert executions(small.mesh) == CALLERS
 
 
-def test_what_nobody_comes_back_for_is_cancelled() -> None:
+def test_a_call_that_is_not_repeated_is_cancelled() -> None:
     with small_mesh(join_s=3) as small:
         blocker = small.occupy()
         reply = requests.post(small.url + "/run_code", json=case(sleeping(1)).body(), timeout=30)

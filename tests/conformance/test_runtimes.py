@@ -199,7 +199,7 @@ async def test_cancelling_leaves_the_environment_fit(environment: Environment) -
     assert (await act(environment, "exec", argv=["printf", "well"])).output["stdout"] == "well"
 
 
-async def test_too_much_memory_is_told_and_survived(environment: Environment) -> None:
+async def test_too_much_memory_is_reported_and_survived(environment: Environment) -> None:
     eater = "kept = [b'x' * (8 << 20) for _ in range(100)]"
     end = await act(environment, "exec", argv=["python3", "-c", eater])
     assert (end.ended_by, end.passed) == ("done", False)

@@ -60,7 +60,7 @@ def test_a_program_that_ends_well_is_a_success(endpoint: str) -> None:
     assert reply.run_result.execution_time is not None
 
 
-def test_a_program_that_exits_otherwise_has_failed_with_its_code_and_its_words(endpoint: str) -> None:
+def test_a_program_with_another_exit_code_fails_with_code_and_stderr(endpoint: str) -> None:
     reply = ran(endpoint, "import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.exit(3)")
     assert reply.status is RunStatus.Failed
     assert reply.run_result is not None
@@ -76,7 +76,7 @@ def test_an_exception_is_a_failure_with_its_traceback(endpoint: str) -> None:
     assert "ZeroDivisionError" in (reply.run_result.stderr or "")
 
 
-def test_a_time_limit_is_told_with_what_was_written_before_it(endpoint: str) -> None:
+def test_a_time_limit_is_reported_with_the_output_before_it(endpoint: str) -> None:
     reply = ran(endpoint, "print('begun', flush=True)\nwhile True: pass", run_timeout=SHORT_S)
     assert reply.status is RunStatus.Failed
     assert reply.run_result is not None
@@ -131,7 +131,7 @@ def test_files_go_in_and_come_out(endpoint: str) -> None:
     assert {name: base64.b64decode(data) for name, data in reply.files.items()} == {"out.bin": bytes(range(256))[::-1]}
 
 
-def test_a_language_no_node_has_is_an_error_of_ours_and_says_which_there_are(endpoint: str) -> None:
+def test_an_unavailable_language_is_an_infrastructure_error_that_names_the_available_ones(endpoint: str) -> None:
     with pytest.raises(Exception, match=r"Sandbox responded with error: .*'racket'.*python"):
         ran(endpoint, "(display 1)", language="racket")
 
@@ -185,7 +185,7 @@ def test_code_alone_is_python_and_unknown_fields_are_passed_over(endpoint: str) 
     assert reply["run_result"]["stdout"] == "1\n"
 
 
-def test_time_and_memory_stand_beside_the_original_s_fields(endpoint: str) -> None:
+def test_time_and_memory_are_added_to_the_original_fields(endpoint: str) -> None:
     reply = posted(endpoint, {"code": "x = bytearray(50_000_000)", "memory_limit_MB": 512})
     assert {"status", "message", "compile_result", "run_result", "executor_pod_name", "files"} <= reply.keys()
     assert reply["queue_time"] >= 0
@@ -210,7 +210,7 @@ def test_a_file_that_climbs_out_is_an_error_of_the_caller_not_a_failed_program(e
     assert "working directory" in reply["message"]
 
 
-def test_a_body_without_code_is_told_so(endpoint: str) -> None:
+def test_a_body_without_code_is_an_error_that_names_code(endpoint: str) -> None:
     reply = requests.post(f"{endpoint}/run_code", json={"language": "python"}, timeout=30)
     assert reply.status_code == 422
     assert "code" in reply.json()["detail"]

@@ -45,7 +45,7 @@ async def test_a_runtime_is_alive_until_it_is_closed(remote: SwerexTrajectory) -
         await remote.client.execute(Command(command=["true"]))
 
 
-async def test_a_runtime_nobody_opened_is_not_alive(remote: SwerexTrajectory) -> None:
+async def test_an_unopened_runtime_is_not_alive(remote: SwerexTrajectory) -> None:
     other = RemoteRuntime(auth_token="-", host=f"{remote.url}/v1/trajectories/t0123456789abcdef/swerex", timeout=20.0)
 
     with pytest.raises(exceptions.SwerexException, match="no trajectory"):
@@ -53,7 +53,7 @@ async def test_a_runtime_nobody_opened_is_not_alive(remote: SwerexTrajectory) ->
     assert not await other.is_alive()
 
 
-async def test_an_environment_that_is_lost_says_so(shell: SwerexTrajectory) -> None:
+async def test_a_lost_environment_is_reported_as_lost(shell: SwerexTrajectory) -> None:
     await shell.node.lose(shell.trajectory)
 
     with pytest.raises(exceptions.SwerexException, match="lost"):
@@ -103,7 +103,7 @@ async def test_colours_are_no_part_of_what_is_observed(shell: SwerexTrajectory) 
     assert (await shell.run(r"printf '\033[31mred\033[0m\r\n'")).output == "red\n"
 
 
-async def test_a_failure_is_raised_told_or_left_as_the_caller_wants(shell: SwerexTrajectory) -> None:
+async def test_a_failure_is_raised_reported_or_ignored_by_option(shell: SwerexTrajectory) -> None:
     with pytest.raises(exceptions.NonZeroExitCodeError, match=r"odd one: .*exit code 3"):
         await shell.run("echo x; exit 3", error_msg="odd one")
 
@@ -142,7 +142,7 @@ async def test_what_bash_cannot_read_is_raised_as_that_and_nothing_of_it_is_done
     assert not (shell.root / "made").exists()
 
 
-async def test_talking_of_a_syntax_error_is_none(shell: SwerexTrajectory) -> None:
+async def test_output_that_mentions_a_syntax_error_is_none(shell: SwerexTrajectory) -> None:
     assert (await shell.run("echo syntax error; false", check="silent")).exit_code == 1
 
 
@@ -152,7 +152,7 @@ async def test_several_lines_are_one_command(shell: SwerexTrajectory) -> None:
     assert (done.output, done.exit_code) == ("one\n1\n2\n", 0)
 
 
-async def test_what_needs_a_terminal_is_refused_in_words(shell: SwerexTrajectory) -> None:
+async def test_a_call_that_needs_a_terminal_is_refused_with_a_message(shell: SwerexTrajectory) -> None:
     with pytest.raises(exceptions.SwerexException, match="no terminal"):
         await shell.run("python", is_interactive_command=True)
     with pytest.raises(exceptions.SwerexException, match="no terminal"):
@@ -171,7 +171,7 @@ async def test_a_call_that_is_made_again_is_not_done_again(shell: SwerexTrajecto
     assert begun[0] == 200
 
 
-async def test_a_session_whose_end_is_told_again_ends_once(shell: SwerexTrajectory) -> None:
+async def test_a_session_with_a_repeated_close_ends_once(shell: SwerexTrajectory) -> None:
     first = await shell.post("close_session", {}, "end")
     assert first == (200, {"session_type": "bash"})
     assert await shell.post("close_session", {}, "end") == first
@@ -196,7 +196,7 @@ async def test_the_end_of_a_session_is_brought_to_its_end_by_a_repeat(shell: Swe
         await shell.run("true")
 
 
-async def test_words_in_braces_are_the_callers_own(shell: SwerexTrajectory) -> None:
+async def test_braces_of_the_caller_are_kept(shell: SwerexTrajectory) -> None:
     """A node would put its number of cores there."""
     await shell.run("echo '{dop}'")
     await shell.client.execute(Command(command=["echo", "{dop}"]))

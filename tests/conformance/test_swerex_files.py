@@ -26,7 +26,7 @@ async def remote(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> As
 # ---- commands ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_command_of_words_runs_without_a_shell(remote: SwerexTrajectory) -> None:
+async def test_a_command_of_arguments_runs_without_a_shell(remote: SwerexTrajectory) -> None:
     done = await remote.client.execute(Command(command=["printf", "%s", "$HOME; x"]))
 
     assert (done.stdout, done.stderr, done.exit_code) == ("$HOME; x", "", 0)
@@ -77,7 +77,7 @@ async def test_a_file_is_written_with_its_directories_and_read(remote: SwerexTra
     assert (await remote.client.read_file(ReadFileRequest(path="a/b.txt"))).content == "grün\n"
 
 
-async def test_a_file_is_read_as_its_encoding_says(remote: SwerexTrajectory) -> None:
+async def test_a_file_is_read_in_its_encoding(remote: SwerexTrajectory) -> None:
     (remote.root / "f").write_bytes("grün\r\n".encode("latin-1"))
 
     assert (await remote.client.read_file(ReadFileRequest(path="f", encoding="latin-1"))).content == "grün\n"
@@ -101,7 +101,7 @@ async def test_a_file_is_read_as_its_encoding_says(remote: SwerexTrajectory) -> 
         ({"errors": "surrogateescape"}, "ValueError"),
     ],
 )
-async def test_a_file_that_cannot_be_told_is_raised(
+async def test_a_file_that_cannot_be_decoded_is_raised(
     remote: SwerexTrajectory, asked: dict[str, str], raised: str
 ) -> None:
     (remote.root / "f").write_bytes(b"a\xff")

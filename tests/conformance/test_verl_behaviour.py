@@ -115,7 +115,7 @@ def await_attempt(mesh: Mesh) -> None:
     asyncio.run(until(lambda: bool(requests.get(url, timeout=10).json()["nodes"][0]["used"].get("cores"))))
 
 
-def test_a_call_that_would_start_too_late_is_told_so_at_once(mesh: Mesh) -> None:
+def test_a_call_that_would_start_too_late_is_rejected_at_once(mesh: Mesh) -> None:
     url = run_code_url(mesh, "late")
     for _ in range(3):
         assert score(url, Case(code=sleeping(0.5))).score is True

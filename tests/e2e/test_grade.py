@@ -94,7 +94,7 @@ def test_people_get_tables_and_disagreements_an_exit_status(stack: RunningStack,
     assert again.returncode == 0, again.stderr
 
 
-def test_a_bad_file_submits_nothing_unless_told_to_skip(stack: RunningStack, tmp_path: Path) -> None:
+def test_a_bad_file_submits_nothing_without_skip_bad(stack: RunningStack, tmp_path: Path) -> None:
     file = write(tmp_path / "bad.jsonl", program("a", PASSES), {"id": "b", "params": {"tests": ""}})
     done = treadle(stack, "grade", file, "--kind", "code.asserts", "--task", "never")
     assert done.returncode == 2

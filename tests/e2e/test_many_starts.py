@@ -30,7 +30,9 @@ def mesh() -> Iterator[OneNodeMesh]:
         yield running
 
 
-async def test_each_is_ready_or_queued_with_a_reason_and_what_stands_goes_on(mesh: OneNodeMesh) -> None:
+async def test_each_start_is_ready_or_queued_with_a_reason_and_existing_environments_continue(
+    mesh: OneNodeMesh,
+) -> None:
     async with trainer_of(mesh) as trainer, aiohttp.ClientSession(mesh.proxy.url) as http:
         standing = await trainer.open(memory_mb=MEMORY_MB)
         assert (await trainer.bash(standing, "v=kept"))["ended"] == "ok"

@@ -240,7 +240,7 @@ def test_another_store_has_other_ids_and_those_from_before_the_key_are_found_aga
             assert accepted(proxy, "step-2") != new
 
 
-def test_a_request_to_speak_http_2_is_answered_as_http_1(running: RunningProxy) -> None:
+def test_an_upgrade_to_http_2_is_answered_as_http_1(running: RunningProxy) -> None:
     """As the JDK's client sends its first request."""
     body = b'{"kind":"noop"}'
     head = (

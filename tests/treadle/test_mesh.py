@@ -69,7 +69,7 @@ def test_a_command_of_the_mesh_imports_ours_and_not_those_of_the_current_folder(
     assert "python -m treadle.stack.serve" in done.stdout
 
 
-def test_completion_knows_commands_and_their_options() -> None:
+def test_completion_offers_commands_and_their_options() -> None:
     command = [str(Path(sys.executable).with_name("treadle"))]
     for typed, offered in (("treadle gr", "grade"), ("treadle grade --bat", "--batch-size")):
         environ = {"_TREADLE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}

@@ -96,7 +96,7 @@ def test_sets_lie_in_one_numa_node_and_hold_whole_cores() -> None:
     assert (sorted(cores.take(3, START)), cores.free) == ([2, 3, 6], 1)
 
 
-def test_time_before_the_first_settling_counts_for_nobody() -> None:
+def test_time_before_the_first_settling_is_not_accounted() -> None:
     cores = Cores(FLAT)
     cores.usage.integrate(START)
 

@@ -27,7 +27,7 @@ def sets(found: Topology) -> list[list[set[int]]]:
     return [[set(core) for core in node] for node in found.nodes]
 
 
-def test_siblings_and_nodes_are_as_the_kernel_says(tmp_path: Path) -> None:
+def test_siblings_and_nodes_are_those_of_the_kernel(tmp_path: Path) -> None:
     siblings = {core: f"{core % 4},{core % 4 + 4}" for core in ALL}
     system = machine(tmp_path, {"node0": "0-1,4-5", "node1": "2-3,6-7"}, siblings)
 

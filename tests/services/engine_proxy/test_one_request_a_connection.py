@@ -78,7 +78,7 @@ async def test_plain_chunks_are_read(proxy: ProxyUnderTest) -> None:
     assert forwarded.endswith(b'\r\n\r\n{"CpusetCpus":"1"}')
 
 
-async def test_a_second_request_behind_the_first_reaches_nobody(proxy: ProxyUnderTest) -> None:
+async def test_a_pipelined_second_request_is_not_forwarded(proxy: ProxyUnderTest) -> None:
     for first in (b"GET /_ping HTTP/1.1\r\n\r\n", b"GET /_ping HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"):
         answer = await proxy.send(first + SECOND)
         assert answer.count(b"HTTP/1.1") == 1

@@ -30,7 +30,7 @@ def test_the_nodes_of_a_class_make_its_pools() -> None:
     assert capacity.by_pool(100.0) == {"cores@default": 6, "slots@default": 20, "cores@big": 4, "slots@big": 10}
 
 
-def test_a_silent_node_stops_counting_and_counts_again_when_heard() -> None:
+def test_a_silent_node_counts_again_after_its_next_heartbeat() -> None:
     capacity = Capacity(lost_s=10.0)
     capacity.receive(100.0, hello("a"))
     assert capacity.by_pool(111.0)["cores@default"] == 0
@@ -45,7 +45,7 @@ def test_a_node_that_left_in_good_order_is_forgotten_at_once() -> None:
     assert capacity.by_pool(101.0) == {}
 
 
-def test_the_last_words_of_an_old_incarnation_say_nothing_of_the_new_one() -> None:
+def test_late_messages_of_an_old_incarnation_do_not_change_the_new_one() -> None:
     capacity = Capacity(lost_s=10.0)
     capacity.receive(100.0, hello("a", "1", cores=4))
     capacity.receive(101.0, hello("a", "2", cores=8))
@@ -55,7 +55,7 @@ def test_the_last_words_of_an_old_incarnation_say_nothing_of_the_new_one() -> No
     assert capacity.by_pool(120.0)["cores@default"] == 0
 
 
-def test_a_heartbeat_of_a_node_nobody_introduced_says_nothing() -> None:
+def test_a_heartbeat_without_a_hello_changes_nothing() -> None:
     capacity = Capacity(lost_s=10.0)
     capacity.receive(100.0, beat("stranger"))
     assert capacity.by_pool(100.0) == {}

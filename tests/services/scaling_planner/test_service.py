@@ -76,7 +76,7 @@ async def test_a_batch_is_kept_learnt_from_and_the_next_one_gets_what_it_needs(
     )
 
 
-async def test_a_planner_that_was_killed_goes_on_where_it_stood(mesh: Mesh, redis_url: str, database_url: str) -> None:
+async def test_a_killed_planner_continues_from_its_stored_state(mesh: Mesh, redis_url: str, database_url: str) -> None:
     async with running(planner(redis_url, database_url)):
         await mesh.open("b1")
         await soon(lambda: last_is(mesh, 3))
@@ -170,7 +170,7 @@ async def test_an_end_that_contradicts_itself_is_not_kept(mesh: Mesh, redis_url:
         assert [batch.batch for batch in await BatchHistory(session).still_open()] == ["b2"]
 
 
-async def test_it_says_whether_it_is_ready_and_counts_what_it_decides(
+async def test_the_planner_reports_readiness_and_counts_its_decisions(
     mesh: Mesh, redis_url: str, database_url: str
 ) -> None:
     async with running(planner(redis_url, database_url)) as http:

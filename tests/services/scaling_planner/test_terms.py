@@ -123,7 +123,7 @@ async def test_what_a_trainer_reports_of_its_rollout_is_heeded_and_its_pace_kept
     assert past.tokens_per_s == 50.0
 
 
-async def test_a_stimulus_log_holds_all_that_the_planner_was_told_and_answered(
+async def test_a_stimulus_log_holds_every_input_and_decision_of_the_planner(
     mesh: Mesh, redis_url: str, database_url: str, tmp_path: Path
 ) -> None:
     settings = {"stimulus_logs": tmp_path, "review_s": 1.0, "strictness": 1.0}

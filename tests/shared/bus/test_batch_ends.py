@@ -11,7 +11,7 @@ from shared.messages.batches import BATCHES, BatchOpened
 from tests.shared.bus.journal import KEEP_BATCH_S, Journal, opened
 
 
-async def test_a_batch_is_opened_and_said_to_be(journal: Journal) -> None:
+async def test_an_opened_batch_is_published(journal: Journal) -> None:
     assert await journal.open("b", size=3) == ("opened", "b")
 
     fields = await journal.batch()
@@ -74,7 +74,7 @@ async def test_the_same_id_again_opens_nothing_and_resets_nothing(journal: Journ
     assert await journal.counts() == ("open", 1, 0)
 
 
-async def test_ending_what_was_never_opened_says_so(journal: Journal) -> None:
+async def test_ending_an_unopened_batch_is_reported(journal: Journal) -> None:
     assert await journal.end("b", "sealed") is None
 
 
@@ -153,6 +153,6 @@ async def test_cancelling_what_is_answered_changes_nothing(journal: Journal, bat
     assert await journal.cancels() == []
 
 
-async def test_cancelling_what_nobody_knows_says_so(journal: Journal) -> None:
+async def test_cancelling_an_unknown_action_is_reported(journal: Journal) -> None:
     assert await functions.cancel(journal.redis, "a1", "asked") == "unknown"
     assert await journal.cancels() == []

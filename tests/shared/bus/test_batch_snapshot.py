@@ -35,11 +35,11 @@ def test_times_are_little_endian_everywhere(monkeypatch: pytest.MonkeyPatch) -> 
     assert times == array("d", [1.5])
 
 
-async def test_nothing_is_seen_before_a_leader_has_told(valkey: Redis) -> None:
+async def test_no_snapshot_is_read_before_a_leader_published_one(valkey: Redis) -> None:
     assert await read_snapshot(valkey) is None
 
 
-async def test_what_was_told_of_batches_holds_until_something_else_is(journal: Journal) -> None:
+async def test_a_batch_snapshot_is_valid_until_the_next_one(journal: Journal) -> None:
     await functions.publish_backlog(journal.redis, journal.epoch, Backlog(), SEEN)
     await functions.publish_backlog(journal.redis, journal.epoch, Backlog(stuck={"b": 1}))
     assert await read_snapshot(journal.redis) == SEEN

@@ -33,7 +33,7 @@ async def test_an_answer_takes_the_place_of_the_journal_entry(journal: Journal) 
     assert (await journal.fields("action:a1"))["a"] == b"first"
 
 
-async def test_the_first_answer_stands(journal: Journal) -> None:
+async def test_the_first_answer_counts(journal: Journal) -> None:
     entry = await journal.entry("a1")
     await journal.finish("a1", entry, answer=b"first")
 
@@ -42,7 +42,7 @@ async def test_the_first_answer_stands(journal: Journal) -> None:
     assert len(await journal.messages(ANSWERED)) == 1
 
 
-async def test_of_two_answers_in_one_call_the_first_stands(journal: Journal) -> None:
+async def test_of_two_answers_in_one_call_the_first_counts(journal: Journal) -> None:
     await journal.open()
     entry = await journal.entry("a1", "b")
 
@@ -162,7 +162,7 @@ async def test_a_batch_is_kept_from_its_end_on(journal: Journal) -> None:
     assert await journal.ttl_s("results:b") > KEEP_BATCH_S, "the archiver frees them, and the keys of their actions"
 
 
-async def test_the_last_answer_completes_a_batch_of_known_size_and_says_so_once(journal: Journal) -> None:
+async def test_the_last_answer_completes_a_batch_of_known_size_and_reports_it_once(journal: Journal) -> None:
     await journal.open(size=2)
     first, second = [await journal.entry(action, "b") for action in ("a1", "a2")]
 
@@ -176,7 +176,7 @@ async def test_the_last_answer_completes_a_batch_of_known_size_and_says_so_once(
     assert (ended.batch, ended.tenant, ended.task, ended.state, ended.size) == ("b", "ada", "t", "complete", 2)
 
 
-async def test_the_end_of_a_batch_tells_its_times_in_seconds(journal: Journal) -> None:
+async def test_the_end_of_a_batch_reports_its_times_in_seconds(journal: Journal) -> None:
     await journal.open(size=1)
     await journal.finish("a1", await journal.entry("a1", "b"), "b")
 

@@ -81,13 +81,13 @@ async def test_a_plain_write_is_refused_as_overload_where_it_is_repeated_patient
         await with_retries(write, what="writing", limit_s=1.0)
 
 
-async def test_what_nodes_say_gets_through(full: Journal) -> None:
+async def test_reports_of_nodes_are_accepted(full: Journal) -> None:
     await functions.publish(full.redis, "outcomes", 100, [b"one", b"two"])
 
     assert await command(full.redis, "XLEN", "outcomes") == 2
 
 
-async def test_what_waits_is_told(full: Journal) -> None:
+async def test_the_backlog_is_published(full: Journal) -> None:
     await functions.publish_backlog(full.redis, full.epoch, Backlog())
 
     assert (await full.fields("backlog")).keys() == {"pools", "stuck"}

@@ -50,7 +50,7 @@ async def test_the_successor_may_write(journal: Journal, name: str) -> None:
     await WRITES[name](successor, entry)
 
 
-async def test_nobody_writes_before_there_was_a_leader(valkey: Redis) -> None:
+async def test_writes_before_the_first_leader_are_refused(valkey: Redis) -> None:
     with pytest.raises(Deposed):
         await functions.discard(valkey, 0, ["1-1"])
 
@@ -68,7 +68,7 @@ async def test_renewing_makes_the_lease_last_longer(valkey: Redis) -> None:
     assert int(await command(valkey, "PTTL", "leader")) > 20_000
 
 
-async def test_who_resigns_makes_room_at_once(valkey: Redis) -> None:
+async def test_a_resigning_leader_is_replaced_at_once(valkey: Redis) -> None:
     await functions.lead(valkey, "me", 30.0)
     await functions.resign(valkey, "me")
 
@@ -107,7 +107,7 @@ async def test_a_grant_reaches_the_node_and_marks_its_action(journal: Journal) -
     assert await journal.ttl_s("grants.n.1") > 0, "the stream of a node that is no more disappears"
 
 
-async def test_a_grant_of_an_action_nobody_knows_is_not_sent(journal: Journal) -> None:
+async def test_a_grant_of_an_unknown_action_is_not_sent(journal: Journal) -> None:
     await functions.grant(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "gone", "1:n")])
 
     assert await command(journal.redis, "EXISTS", "grants.n.1", "action:gone") == 0

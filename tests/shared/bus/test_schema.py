@@ -69,7 +69,7 @@ async def test_steps_are_applied_in_order_up_to_the_release(redis: Redis) -> Non
     assert (await plan_upgrade(redis, STEPS)).steps == []
 
 
-async def test_a_step_that_needs_an_empty_journal_says_so_and_changes_nothing(redis: Redis) -> None:
+async def test_a_step_that_needs_an_empty_journal_is_refused_and_changes_nothing(redis: Redis) -> None:
     await command(redis, "XADD", "actions", "*", "m", b"x")
     planned = await plan_upgrade(redis, STEPS)
     (need,) = planned.needs

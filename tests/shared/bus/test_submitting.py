@@ -10,7 +10,7 @@ from shared.messages.batches import BATCHES, BatchOpened, FirstArrival
 from tests.shared.bus.journal import Journal, submission
 
 
-async def test_an_accepted_request_stands_in_the_journal_under_the_entry_of_its_receipt(journal: Journal) -> None:
+async def test_an_accepted_request_is_in_the_journal_under_the_entry_of_its_receipt(journal: Journal) -> None:
     (receipt,) = await journal.submit("a1")
 
     ((entry, fields),) = await command(journal.redis, "XRANGE", ACTIONS.name, "-", "+")
@@ -19,7 +19,7 @@ async def test_an_accepted_request_stands_in_the_journal_under_the_entry_of_its_
     assert await journal.fields("action:a1") == {"d": b"body", "e": entry, "b": b""}
 
 
-async def test_a_repeat_is_told_the_first_entry_and_adds_none(journal: Journal) -> None:
+async def test_a_repeat_returns_the_first_entry_and_adds_none(journal: Journal) -> None:
     first, second = await journal.submit("a1", "a1")
     (third,) = await journal.submit("a1")
 
@@ -50,7 +50,7 @@ async def test_a_batch_that_was_never_opened_takes_nothing(journal: Journal) -> 
     assert await journal.fields("batch:b") == {}
 
 
-async def test_a_closed_batch_says_in_which_state_it_is(journal: Journal) -> None:
+async def test_a_closed_batch_is_reported_with_its_state(journal: Journal) -> None:
     await journal.open()
     await journal.submit("a1", batch="b")
     await journal.end("b", "sealed")
@@ -67,7 +67,7 @@ async def test_a_repeat_in_a_closed_batch_is_a_repeat(journal: Journal) -> None:
     assert await journal.submit("a1", batch="b") == [Receipt("repeated", entry)]
 
 
-async def test_requests_beyond_the_size_are_told_the_size(journal: Journal) -> None:
+async def test_requests_beyond_the_size_are_rejected_with_the_size(journal: Journal) -> None:
     await journal.open(size=2)
 
     codes = await journal.submit("a1", "a2", "a3", batch="b")
@@ -121,7 +121,7 @@ async def test_the_first_arrival_of_a_batch_is_published_once(journal: Journal) 
     assert (await journal.batch())["first_ms"] == entry.partition("-")[0]
 
 
-async def test_loading_the_functions_again_keeps_them_and_the_books(journal: Journal) -> None:
+async def test_loading_the_functions_again_keeps_them_and_the_data(journal: Journal) -> None:
     await journal.submit("a1")
 
     await functions.load(journal.redis)

@@ -70,7 +70,7 @@ async def test_several_streams_come_in_the_order_of_the_start(valkey: Redis, rea
     assert [(entry.topic, entry.message) for entry in entries] == [(ANSWERED.name, answered("a")), (NODES.name, bye)]
 
 
-async def test_an_entry_knows_its_time_and_its_index(journal: Journal, reader: Redis) -> None:
+async def test_an_entry_has_its_time_and_index(journal: Journal, reader: Redis) -> None:
     await journal.open()
     written = await journal.entry("a1", "b")
 
@@ -142,7 +142,7 @@ async def test_batches_go_on_after_failures(valkey: Redis) -> None:
         break
 
 
-async def test_batches_give_an_empty_turn_when_nothing_comes_and_stop_when_told(valkey: Redis) -> None:
+async def test_batches_are_empty_without_entries_and_end_on_stop(valkey: Redis) -> None:
     tail = Tail(valkey, {ANSWERED: "0"}, block_s=0.01)
     turns = []
     async with asyncio.timeout(20):

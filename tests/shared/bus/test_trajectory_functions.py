@@ -71,7 +71,7 @@ async def overdue(journal: Journal, trajectory: str = "t1", *, idle_ms: int = 2_
 # ---- opening -------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_opened_stands_in_its_record_for_its_life_and_a_while_longer(journal: Journal) -> None:
+async def test_an_opened_trajectory_is_recorded_for_its_life_and_a_while_longer(journal: Journal) -> None:
     assert await opened(journal) == TrajectoryOpeningResult("opened", "t1")
 
     fields = await journal.fields("trajectory:t1")
@@ -88,7 +88,7 @@ async def test_opening_again_with_the_same_key_finds_the_first(journal: Journal)
     assert await state(journal, "t2") == (None, None)
 
 
-async def test_a_call_that_is_made_again_says_what_it_said_and_changes_nothing(journal: Journal) -> None:
+async def test_a_repeated_call_returns_the_first_result_and_changes_nothing(journal: Journal) -> None:
     await opened(journal, key="k")
     before = await journal.fields("trajectory:t1")
 
@@ -96,7 +96,7 @@ async def test_a_call_that_is_made_again_says_what_it_said_and_changes_nothing(j
     assert await journal.fields("trajectory:t1") == before
 
 
-async def test_a_key_whose_trajectory_was_forgotten_opens_another(journal: Journal) -> None:
+async def test_the_key_of_an_expired_trajectory_opens_another(journal: Journal) -> None:
     await opened(journal, key="k")
     await command(journal.redis, "DEL", "trajectory:t1")
 
@@ -133,12 +133,12 @@ async def test_an_action_of_an_open_trajectory_is_taken_and_known_as_its(journal
     assert await journal.unanswered() == ["a1"]
 
 
-async def test_an_action_of_a_trajectory_nobody_knows_is_not(journal: Journal) -> None:
+async def test_an_action_of_an_unknown_trajectory_is_not(journal: Journal) -> None:
     assert await submit(journal, "a1") == Receipt("no-trajectory", "")
     assert await journal.unanswered() == []
 
 
-async def test_after_its_end_a_trajectory_takes_nothing_and_says_why(journal: Journal) -> None:
+async def test_an_ended_trajectory_rejects_actions_with_its_reason(journal: Journal) -> None:
     await opened(journal)
     await trajectories.close_trajectory(journal.redis, "t1", "its trainer has closed it")
 
@@ -167,7 +167,7 @@ async def test_what_was_done_is_not_done_again_when_its_answer_is_kept_no_more(j
     assert 0 < await journal.ttl_s("acted:t1") <= await journal.ttl_s("trajectory:t1")
 
 
-async def test_of_a_trajectory_that_is_over_nobody_keeps_what_was_done(journal: Journal) -> None:
+async def test_actions_of_an_ended_trajectory_are_not_kept(journal: Journal) -> None:
     await opened(journal)
     first = await submit(journal, "a1")
     await journal.finish("a1", first.entry)
@@ -179,7 +179,7 @@ async def test_of_a_trajectory_that_is_over_nobody_keeps_what_was_done(journal: 
 # ---- placing -------------------------------------------------------------------------------------------------------
 
 
-async def test_the_grant_an_environment_begins_with_says_where_it_is(journal: Journal) -> None:
+async def test_the_first_grant_of_an_environment_stores_its_placement(journal: Journal) -> None:
     await opened(journal)
     await submit(journal, "a1")
     await command(journal.redis, "EXPIRE", "trajectory:t1", 5)
@@ -228,7 +228,7 @@ async def test_more_placements_than_a_chunk_are_all_read(journal: Journal) -> No
 # ---- ending --------------------------------------------------------------------------------------------------------
 
 
-async def test_closing_tells_the_leader_once_and_stands(journal: Journal) -> None:
+async def test_closing_is_published_to_the_leader_once_and_is_final(journal: Journal) -> None:
     await opened(journal)
 
     assert await trajectories.close_trajectory(journal.redis, "t1", "done")
@@ -240,7 +240,7 @@ async def test_closing_tells_the_leader_once_and_stands(journal: Journal) -> Non
     assert 0 < await journal.ttl_s("trajectory:t1") <= KEEP_S
 
 
-async def test_what_nobody_knows_cannot_be_closed(journal: Journal) -> None:
+async def test_an_unknown_trajectory_cannot_be_closed(journal: Journal) -> None:
     assert not await trajectories.close_trajectory(journal.redis, "t1", "done")
     assert await closings(journal) == []
 
@@ -260,7 +260,7 @@ async def test_an_environment_that_is_no_more_ends_its_trajectory(journal: Journ
     assert await closings(journal) == [], "the leader knows"
 
 
-async def test_the_first_end_stands(journal: Journal) -> None:
+async def test_the_first_end_counts(journal: Journal) -> None:
     await opened(journal)
     await trajectories.close_trajectory(journal.redis, "t1", "done")
 
@@ -317,7 +317,7 @@ async def test_a_young_trajectory_is_left_alone(journal: Journal) -> None:
     assert await expired(journal) == []
 
 
-async def test_one_that_nobody_acted_in_for_its_whole_life_ends(journal: Journal) -> None:
+async def test_one_without_actions_for_its_idle_time_ends(journal: Journal) -> None:
     await opened(journal)
     await overdue(journal)
 
@@ -337,7 +337,7 @@ async def test_one_whose_first_action_still_waits_does_not(journal: Journal) -> 
     assert await listed(journal) == {"open": ["t1"], "due": ["t1"], "ended": []}
 
 
-async def test_one_of_whose_environment_nothing_was_heard_in_time_ends(journal: Journal) -> None:
+async def test_one_without_an_environment_report_in_time_ends(journal: Journal) -> None:
     await opened(journal)
     await submit(journal, "a1")
     await begun(journal)
@@ -366,7 +366,7 @@ async def test_no_more_than_so_many_end_at_once(journal: Journal) -> None:
     assert len(await expired(journal)) == 1
 
 
-async def test_how_trajectories_stand_is_read_together(journal: Journal) -> None:
+async def test_states_of_trajectories_are_read_together(journal: Journal) -> None:
     await opened(journal, "t1")
     await opened(journal, "t2")
     await trajectories.close_trajectory(journal.redis, "t2", "done")

@@ -75,7 +75,7 @@ async def test_a_full_memory_has_an_error_of_its_own(private_url: str) -> None:
         assert await command(redis, "GET", "key") is None
 
 
-async def test_a_blocking_read_on_a_wire_of_its_own_holds_nobody_up(valkey: Redis, reader: Redis) -> None:
+async def test_a_blocking_read_on_its_own_connection_delays_no_call(valkey: Redis, reader: Redis) -> None:
     await command(reader, "PING")
     blocked = asyncio.create_task(command(reader, "XREAD", "BLOCK", 30_000, "STREAMS", "s", "$"))
 
@@ -121,7 +121,7 @@ async def test_the_database_of_the_url_is_selected(redis_url: str, valkey: Redis
         assert await command(valkey, "GET", "key") is None
 
 
-async def test_the_password_of_the_url_opens_the_door(private_url: str) -> None:
+async def test_the_password_of_the_url_authenticates(private_url: str) -> None:
     async with connect(private_url, name="test") as redis:
         await command(redis, "CONFIG", "SET", "requirepass", "secret")
 
@@ -129,7 +129,7 @@ async def test_the_password_of_the_url_opens_the_door(private_url: str) -> None:
         assert await command(redis, "PING") == b"PONG"
 
 
-async def test_a_user_of_the_url_is_who_it_says(private_url: str, unused_port: int) -> None:
+async def test_the_user_of_the_url_is_authenticated(private_url: str, unused_port: int) -> None:
     async with connect(private_url, name="test") as redis:
         await command(redis, "CONFIG", "SET", "bind", "127.0.0.1", "port", unused_port)
         await command(redis, "ACL", "SETUSER", "ada", "on", ">secret", "~*", "+@all")
@@ -139,7 +139,7 @@ async def test_a_user_of_the_url_is_who_it_says(private_url: str, unused_port: i
         assert b" db=2 " in await command(redis, "CLIENT", "INFO")
 
 
-async def test_a_wrong_password_is_told_and_leaves_no_connection_open(private_url: str) -> None:
+async def test_a_wrong_password_is_reported_and_leaves_no_connection_open(private_url: str) -> None:
     async with connect(private_url, name="test") as redis:
         await command(redis, "CONFIG", "SET", "requirepass", "secret")
         stranger = client(f"{private_url}?password=guess", name="stranger")

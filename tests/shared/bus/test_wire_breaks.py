@@ -59,13 +59,13 @@ async def test_calls_fail_while_the_server_is_away_and_work_when_it_is_back(stac
             await away.__aexit__(None, None, None)
 
 
-async def test_a_server_that_accepts_and_says_nothing_is_taken_for_dead() -> None:
+async def test_a_server_that_accepts_and_never_replies_is_taken_for_dead() -> None:
     async with mute_server() as mute, impatient(mute.url) as redis, asyncio.timeout(IN_TIME_S):
         with pytest.raises(Broken):
             await command(redis, "PING")
 
 
-async def test_every_caller_of_a_silent_server_is_told() -> None:
+async def test_every_caller_of_a_silent_server_gets_the_error() -> None:
     async with mute_server() as mute, impatient(mute.url) as redis, asyncio.timeout(IN_TIME_S):
         ends = await asyncio.gather(*(command(redis, "PING") for _ in range(20)), return_exceptions=True)
 

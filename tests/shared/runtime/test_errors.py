@@ -50,7 +50,7 @@ def test_a_client_rebuilds_the_same_error_from_its_problem(error: TreadleError) 
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=repr)
-def test_a_problem_says_what_kind_it_is_and_what_happened(error: TreadleError) -> None:
+def test_a_problem_names_its_type_and_detail(error: TreadleError) -> None:
     problem = error.problem()
 
     assert problem["type"] == PROBLEM_TYPE + error.slug
@@ -58,12 +58,12 @@ def test_a_problem_says_what_kind_it_is_and_what_happened(error: TreadleError) -
     assert None not in problem.values()
 
 
-def test_who_may_come_back_is_told_when_in_whole_seconds_at_least_one() -> None:
+def test_retry_after_is_in_whole_seconds_and_at_least_one() -> None:
     assert Overloaded(what="full", retry_after_s=2.4).headers() == {"retry-after": "2"}
     assert Unavailable(what="away", retry_after_s=0.1).headers() == {"retry-after": "1"}
 
 
-def test_who_need_not_come_back_is_told_nothing() -> None:
+def test_final_errors_have_no_retry_after() -> None:
     assert Conflict(what="twice").headers() == {}
 
 
@@ -72,5 +72,5 @@ def test_a_problem_of_an_unknown_kind_is_a_plain_error(document: dict[str, objec
     assert type(from_problem(document)) is TreadleError
 
 
-def test_errors_can_be_told_apart_and_kept_in_sets() -> None:
+def test_errors_are_distinguishable_and_hashable() -> None:
     assert len({BadRequest(what="no"), BadRequest(what="no")}) == 2

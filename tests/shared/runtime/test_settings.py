@@ -76,7 +76,7 @@ def test_a_misspelt_setting_is_found_in_small_letters_too(monkeypatch: pytest.Mo
         ),
     ],
 )
-def test_a_value_that_cannot_be_read_is_said_in_one_line(
+def test_a_value_that_cannot_be_read_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, line: str
 ) -> None:
     monkeypatch.setenv(variable, value)

@@ -115,7 +115,7 @@ def test_nesting_without_end_is_named() -> None:
         decoded(msgspec.json.Decoder(dict[str, Any]), b'{"inner": ' + b"[" * 100_000, "params")
 
 
-def test_every_pattern_of_a_request_has_words() -> None:
+def test_every_pattern_of_a_request_has_a_description() -> None:
     document = json.loads(DOCUMENT.read_text())
     found = {pattern for pattern in patterns_of(document) if "matches" in words(pattern)}
     assert found == {r"^\d+-\d+$", "^([Tt]rue|[Ff]alse|1|0|on|off|yes|no)$"}, "a cursor in an answer; a form's field"

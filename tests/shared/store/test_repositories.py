@@ -72,7 +72,7 @@ async def test_a_batch_written_twice_changes_nothing(sessions: Sessions) -> None
         assert repr(await BatchHistory(session).requests("b1")) == repr(REQUESTS)
 
 
-async def test_the_first_word_on_the_first_arrival_stands(sessions: Sessions) -> None:
+async def test_the_first_report_of_the_first_arrival_counts(sessions: Sessions) -> None:
     async with transaction(sessions) as session:
         history = BatchHistory(session)
         await history.opened(OPENED)
@@ -81,7 +81,7 @@ async def test_the_first_word_on_the_first_arrival_stands(sessions: Sessions) ->
         assert [batch.first_arrival_at for batch in await history.still_open()] == [5.0]
 
 
-async def test_a_batch_whose_opening_was_never_seen_is_kept_and_tells_nothing(sessions: Sessions) -> None:
+async def test_a_batch_without_a_seen_opening_is_kept_and_teaches_nothing(sessions: Sessions) -> None:
     async with transaction(sessions) as session:
         assert await BatchHistory(session).ended(ENDED)
         assert await BatchHistory(session).requests("b1") is not None

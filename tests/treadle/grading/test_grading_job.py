@@ -127,7 +127,7 @@ async def test_ctrl_c_cancels_the_batch() -> None:
     assert mesh.calls[-1] == ("cancel", "key/0")
 
 
-async def test_when_the_door_is_away_the_batch_is_left_to_go_on() -> None:
+async def test_when_the_proxy_is_unreachable_the_batch_continues() -> None:
     mesh = FakeMesh(away=True)
     with pytest.raises(Unavailable):
         await run_job(mesh, job("a"), NoProgress())

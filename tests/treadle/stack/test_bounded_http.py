@@ -71,7 +71,7 @@ async def test_a_large_body_is_no_large_head(send_raw: SendRaw) -> None:
     assert (await send_raw(head, b"x" * size)).endswith(str(size).encode())
 
 
-async def test_who_waits_for_us_in_the_middle_is_not_left(send_raw: SendRaw) -> None:
+async def test_a_caller_is_not_disconnected_while_the_server_is_slow(send_raw: SendRaw) -> None:
     size = 16 * MOST_HEAD_BYTES
     head = f"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n".encode()
     assert (await send_raw(head, b"x" * size)).endswith(str(size).encode())

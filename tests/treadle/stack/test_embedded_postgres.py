@@ -47,7 +47,7 @@ def test_no_parent_folder_changes_its_mode(stack_home: Path) -> None:
     assert during == before
 
 
-def test_nobody_else_may_look_into_the_data(stack_home: Path) -> None:
+def test_the_data_is_readable_by_its_owner_only(stack_home: Path) -> None:
     home = open_home(stack_home)
     initialise_postgres(home, durable=False)
     for folder in (home.postgres, home.valkey, home.sockets, home.postgres / "cluster"):
@@ -93,7 +93,7 @@ def test_the_launch_opens_no_network_port(stack_home: Path) -> None:
     assert "listen_addresses=" in postgres_launch(open_home(stack_home)).argv
 
 
-def test_a_user_without_a_name_is_told_what_initdb_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_name_gets_an_error_that_names_initdbs_need(monkeypatch: pytest.MonkeyPatch) -> None:
     nameless = next(uid for uid in range(70_000, 80_000) if not _has_name(uid))
     monkeypatch.setattr(os, "geteuid", lambda: nameless)
     with pytest.raises(StackError, match=f"uid {nameless} has none"):

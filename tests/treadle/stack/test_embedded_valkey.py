@@ -17,7 +17,7 @@ async def test_our_own_server_gives_no_warning(stack_home: Path) -> None:
             assert await durability_warnings(client) == []
 
 
-async def test_a_server_that_forgets_is_told_on_each_count(stack_home: Path) -> None:
+async def test_each_setting_that_loses_data_is_reported(stack_home: Path) -> None:
     with running_valkey(stack_home) as url:
         async with redis.asyncio.Redis.from_url(url, decode_responses=True) as client:
             for name, value in (("appendonly", "no"), ("appendfsync", "everysec"), ("maxmemory", "0")):

@@ -58,7 +58,7 @@ def test_a_zombie_is_not_running() -> None:
     process.wait()
 
 
-def test_who_ignores_the_stop_signal_is_killed() -> None:
+def test_a_process_that_ignores_the_stop_signal_is_killed() -> None:
     command = ("/bin/sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done")
     launch = Launch("stubborn", command, {"PATH": os.defpath}, grace_s=0.2)
     process = start(launch, output=subprocess.PIPE)

@@ -7,7 +7,7 @@ from treadle.stack.services import SERVICES, ServiceSpec, chosen_services
 PROXY = SERVICES[0]
 
 
-def test_the_proxy_listens_on_loopback_8700_unless_told_otherwise() -> None:
+def test_the_proxy_listens_on_loopback_8700_by_default() -> None:
     assert PROXY.address({}) == ("127.0.0.1", 8700)
     assert PROXY.address({"PROXY_PORT": "9000", "PROXY_HOST": "0.0.0.0"}) == ("0.0.0.0", 9000)
 

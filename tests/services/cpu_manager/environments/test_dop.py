@@ -20,13 +20,13 @@ def line_of(line: str, cores: int) -> str:
     return params.line
 
 
-def test_a_command_names_its_cores_in_words_and_variables() -> None:
+def test_a_command_names_its_cores_in_arguments_and_variables() -> None:
     params = with_dop(EnvExec(argv=["run", "-w{dop}", "{dop}"], env={"JOBS": "{dop}x", "A": "{}"}), 3)
 
     assert params == EnvExec(argv=["run", "-w3", "3"], env={"TREADLE_DOP": "3", "JOBS": "3x", "A": "{}"})
 
 
-def test_in_literal_words_nothing_is_filled_in() -> None:
+def test_in_literal_arguments_nothing_is_filled_in() -> None:
     command = EnvExec(argv=["{dop}"], env={"A": "{dop}"}, literal=True)
 
     assert with_dop(command, 3) == EnvExec(argv=["{dop}"], env={"TREADLE_DOP": "3", "A": "{dop}"}, literal=True)

@@ -73,12 +73,12 @@ MENTIONS = st.lists(
 
 
 @given(LINES.filter(lambda line: not any(name in line for name in ("make", "pytest", "py.test"))), st.integers(2, 64))
-def test_a_line_without_these_words_is_returned_as_it_is(line: str, cores: int) -> None:
+def test_a_line_without_placeholders_is_returned_unchanged(line: str, cores: int) -> None:
     assert parallel(line, cores) == line
 
 
 @given(MENTIONS, st.integers(2, 64))
-def test_nothing_is_done_to_any_line_but_to_put_words_behind_the_names(line: str, cores: int) -> None:
+def test_a_line_is_changed_only_by_arguments_after_the_names(line: str, cores: int) -> None:
     put_in = re.compile(r" \$\((\{ .*?; \} 2>/dev/null </dev/null|case .*?; esac)\)", re.DOTALL)
 
     assert put_in.sub("", parallel(line, cores)) == line
@@ -172,7 +172,7 @@ WORDS = st.lists(
 
 @settings(max_examples=40)
 @given(st.lists(WORDS, min_size=1, max_size=3))
-def test_words_reach_make_as_they_were_quoted(calls: list[list[str]]) -> None:
+def test_arguments_reach_make_as_they_were_quoted(calls: list[list[str]]) -> None:
     line = "; ".join(shlex.join(["make", *words]) for words in calls)
     printed = subprocess.run(
         ["/bin/bash", "-c", f"make() {{ printf '%s\\0' \"$@\" ''; }}\n{parallel(line, 4)}"],
@@ -185,7 +185,7 @@ def test_words_reach_make_as_they_were_quoted(calls: list[list[str]]) -> None:
 
 @pytest.mark.parametrize("flags", ["-j2", "-k -j", "--jobs=2"])
 @pytest.mark.parametrize("name", ["MAKEFLAGS", "GNUMAKEFLAGS"])
-def test_a_width_in_the_shells_flags_of_make_stands(shell: Shell, name: str, flags: str) -> None:
+def test_a_width_in_the_shells_flags_of_make_is_kept(shell: Shell, name: str, flags: str) -> None:
     assert shell.arguments(f"export {name}='{flags}'\nmake all") == [["all"]]
     assert shell.arguments(f"export {name}=-k\nmake all") == [["-j4", "all"]]
 

@@ -64,7 +64,7 @@ async def test_what_is_no_pattern_is_refused(sandbox: Sandbox) -> None:
     assert "not a regular expression (missing )" in verdict.reason
 
 
-async def test_a_pattern_that_takes_long_to_compile_stops_nobody_and_ends_at_its_limit(sandbox: Sandbox) -> None:
+async def test_a_slow_pattern_blocks_no_other_call_and_ends_at_its_limit(sandbox: Sandbox) -> None:
     slow = "(?i)" + "[\u0100-\uffff]" * 700
     beats = 0
 

@@ -115,7 +115,7 @@ async def test_without_an_early_stop_every_test_runs_to_its_end() -> None:
     assert (verdict.cpu_s, sandbox.cancelled) == (1.25, [])
 
 
-async def test_a_test_cut_short_by_the_stage_behind_the_first_failure_has_no_say() -> None:
+async def test_a_test_cut_short_after_the_first_failure_does_not_count() -> None:
     sandbox = StaggeredSandbox([GOOD, WRONG, SLOW], [0, 6, 0])
     params = CodeStdio(code="x", tests=numbered(3), timeout_s=60.0, stop_at_first_failure=True)
     grader = CodeStdioGrader(Builder(LANGUAGES, CompileCache()))

@@ -69,7 +69,7 @@ async def test_a_cancelled_first_asker_hands_over_to_one_who_waits() -> None:
     assert first.cancelled()
 
 
-async def test_a_cancelled_waiter_disturbs_nobody() -> None:
+async def test_a_cancelled_waiter_disturbs_no_other() -> None:
     cache, compiler = CompileCache(), Compiler(compiled())
     first, second = (asyncio.create_task(cache.get(b"k", LIMITS, compiler)) for _ in range(2))
     await settled()
@@ -115,7 +115,7 @@ async def test_a_lost_compile_is_returned_to_waiting_calls() -> None:
     assert compiler.started == 1
 
 
-async def test_an_asker_who_allows_more_time_is_not_answered_with_a_timeout() -> None:
+async def test_a_caller_with_a_longer_limit_is_not_answered_with_a_timeout() -> None:
     cache = CompileCache()
     hasty = Compiler(compiled(ended_by="wall-limit", limits=Limits(wall_s=1.0)))
     hasty.finish.set()

@@ -17,7 +17,7 @@ def test_our_own_failures_are_lost_and_never_scored(ended_by: EndedBy) -> None:
 
 
 @pytest.mark.parametrize("ended_by", ["wall-limit", "cpu-limit"])
-def test_time_limits_are_timeouts_whose_score_the_task_says(ended_by: EndedBy) -> None:
+def test_time_limits_are_timeouts_with_the_tasks_score(ended_by: EndedBy) -> None:
     verdict = verdict_of_end(Exit(ended_by=ended_by, wall_s=6.0, cpu_s=5.5, peak_memory_bytes=7))
     assert verdict is not None
     assert (verdict.status, verdict.passed, verdict.score) == ("timeout", False, None)

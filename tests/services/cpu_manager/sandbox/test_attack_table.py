@@ -31,7 +31,7 @@ def test_the_document_has_every_attack_as_held_or_documented() -> None:
 
 
 @pytest.mark.slow
-def test_every_attack_ends_as_the_document_says() -> None:
+def test_every_attack_ends_as_documented() -> None:
     if os.uname().machine != "x86_64":
         pytest.skip("the attacks call the kernel by x86_64's numbers")
     found = attack_table.as_others()

@@ -243,7 +243,7 @@ except OSError as error:
     assert ended.stdout == b"24 True\n"
 
 
-async def test_cpu_time_in_children_that_nobody_waits_for_is_limited(attack: Attack) -> None:
+async def test_cpu_time_of_unawaited_children_is_limited(attack: Attack) -> None:
     source = """
 import os, signal, time
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

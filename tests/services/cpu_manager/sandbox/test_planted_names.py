@@ -125,7 +125,7 @@ def test_a_directory_of_another_user_is_rejected(shared: Path, monkeypatch: pyte
         Instance(scratch)
 
 
-def test_a_parent_in_which_everybody_may_rename_is_rejected(shared: Path) -> None:
+def test_a_parent_in_which_every_user_may_rename_is_rejected(shared: Path) -> None:
     shared.chmod(0o777)
     with pytest.raises(PermissionError, match="everybody may rename"):
         Instance(shared / "scratch")

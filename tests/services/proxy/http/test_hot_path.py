@@ -137,7 +137,7 @@ async def test_placeholders_are_handed_to_the_handler() -> None:
 
 
 @pytest.mark.parametrize(("path", "allowed"), [("/echo", "POST"), ("/things/a", "DELETE, GET")])
-async def test_another_method_is_told_which_ones_there_are(path: str, allowed: str) -> None:
+async def test_another_method_is_refused_with_the_allowed_ones(path: str, allowed: str) -> None:
     response = await asked(path, method="PUT")
 
     assert (response.status, response.headers["allow"]) == (405, allowed)
@@ -201,7 +201,7 @@ async def shown(query: str = "", headers: dict[str, str] | None = None) -> Respo
 @pytest.mark.parametrize(
     ("query", "wait_s"), [("", 0), ("wait=0", 0), ("wait=2.5", 2.5), ("wait=60", 60), ("wait=1&wait=2", 2), ("x=", 0)]
 )
-async def test_a_caller_says_how_long_it_waits(query: str, wait_s: float) -> None:
+async def test_a_caller_chooses_how_long_it_waits(query: str, wait_s: float) -> None:
     assert msgspec.json.decode((await shown(query)).body)[2] == wait_s
 
 
@@ -227,7 +227,7 @@ async def test_a_query_is_decoded() -> None:
 @pytest.mark.parametrize(
     ("headers", "tenant"), [({}, "default"), ({"treadle-tenant": "ada-1"}, "ada-1"), ({"other": "x"}, "default")]
 )
-async def test_a_caller_says_who_it_is(headers: dict[str, str], tenant: str) -> None:
+async def test_a_caller_names_its_tenant(headers: dict[str, str], tenant: str) -> None:
     assert msgspec.json.decode((await shown(headers=headers)).body)[3] == tenant
 
 
@@ -270,7 +270,7 @@ async def test_every_error_is_a_problem(error: Exception, status: int, kind: str
     assert b"secret" not in response.body
 
 
-async def test_a_call_that_is_cut_short_because_the_proxy_stops_is_told_to_come_back() -> None:
+async def test_a_call_interrupted_by_a_stopping_proxy_gets_retry_after() -> None:
     entered = asyncio.Event()
 
     async def wait(call: Call) -> Reply:

@@ -23,7 +23,7 @@ async def test_an_entry_that_cannot_be_read_hides_no_other(redis_url: str) -> No
         assert [message for _, message in await _newest(proxy, NODES, 10)] == [bye, bye]
 
 
-async def test_a_node_is_shown_with_what_its_last_heartbeat_told(redis_url: str) -> None:
+async def test_a_node_is_shown_with_its_last_heartbeat(redis_url: str) -> None:
     hello = Hello(node="n", incarnation="1", node_class="default", capacity={"cores": 2}, kinds=["noop"])
     beats = [
         Heartbeat(node="n", incarnation="1", owned={"cores": 1}, used={"cores": 0}, cold_start_s=cold)
@@ -48,7 +48,7 @@ def node(name: str, *, capacity: int, owned: dict[str, int], used: int) -> NodeV
     )  # fmt: skip
 
 
-def test_a_pool_is_what_its_nodes_the_planner_and_the_leader_say() -> None:
+def test_a_pool_combines_reports_of_nodes_planner_and_leader() -> None:
     members = [
         ("cores", node("a", capacity=4, owned={"cores": 3}, used=1)),
         ("cores", node("b", capacity=2, owned={}, used=2)),
@@ -61,7 +61,7 @@ def test_a_pool_is_what_its_nodes_the_planner_and_the_leader_say() -> None:
     assert (view.target, view.reason, view.waiting, view.stuck, view.lacks) == (5, "5 do", 7, 0, [])
 
 
-def test_a_pool_without_nodes_says_what_it_lacks() -> None:
+def test_a_pool_without_nodes_names_what_it_lacks() -> None:
     lacks = [Lack("noop", {"gpus": 1}, 2), Lack("noop", {"gpus": 8}, 1)]
     view = _pool([], None, PoolBacklog("gpus@default", 3, lacks), silent=True)
 

@@ -231,7 +231,7 @@ async def test_an_action_that_means_nothing_is_refused(caller: Caller, body: dic
     assert caller.node.granted == []
 
 
-async def test_nobody_acts_in_a_trajectory_that_is_not_there(caller: Caller) -> None:
+async def test_an_action_of_a_missing_trajectory_is_rejected(caller: Caller) -> None:
     for name in ("t0123456789abcdef", "b0", "t" * 300):
         status, problem = await caller.act(name)
         assert (status, problem["kind"]) == (404, "trajectory")
@@ -239,7 +239,7 @@ async def test_nobody_acts_in_a_trajectory_that_is_not_there(caller: Caller) -> 
         assert (await caller.ask("DELETE", f"/v1/trajectories/{name}"))[0] == 404
 
 
-async def test_closing_ends_the_environment_and_says_so_ever_after(caller: Caller) -> None:
+async def test_closing_ends_the_environment_and_stays_reported(caller: Caller) -> None:
     trajectory = (await caller.open())["id"]
     await caller.act(trajectory)
 
@@ -265,7 +265,7 @@ async def test_closing_while_one_runs_and_one_waits_cancels_both(caller: Caller)
     assert [(one["ended"], one["mask"]) for one in ends] == [("cancelled", True)] * 2
 
 
-async def test_an_environment_that_dies_is_told_as_lost(caller: Caller) -> None:
+async def test_an_environment_that_dies_is_reported_as_lost(caller: Caller) -> None:
     trajectory = (await caller.open())["id"]
     await caller.act(trajectory)
 
@@ -288,7 +288,7 @@ async def test_what_waits_when_the_environment_dies_is_answered_as_lost(caller: 
     assert [(await caller.answer(action))["ended"] for action in ids] == ["unknown-outcome", "environment-lost"]
 
 
-async def test_nodes_say_where_environments_can_be_made(caller: Caller) -> None:
+async def test_nodes_report_where_environments_can_be_created(caller: Caller) -> None:
     _, body = await caller.ask("GET", "/v1/nodes")
 
     assert [one["runtimes"] for one in body["nodes"]] == [["local"]]
@@ -303,7 +303,7 @@ async def test_an_unanswered_action_is_known_as_its_trajectorys(caller: Caller) 
 
 
 @pytest.mark.slow
-async def test_a_trajectory_nobody_acts_in_ends_with_its_life(caller: Caller) -> None:
+async def test_an_idle_trajectory_ends_after_its_idle_time(caller: Caller) -> None:
     trajectory = (await caller.open(environment={"lifetime_s": 0.5}))["id"]
 
     view = await caller.comes_to(trajectory, state="expired")  # the leader sweeps every ten seconds

@@ -83,7 +83,7 @@ def test_a_timeout_has_the_score_the_task_names_for_it() -> None:
         ((0.0, None), 2, -1.0),
     ],
 )
-def test_a_stage_that_names_a_score_for_its_timeout_is_heard_before_the_task(
+def test_the_timeout_score_of_a_stage_takes_precedence_over_the_tasks(
     own: tuple[float | None, float | None], reached: int, score: float
 ) -> None:
     stages = tuple(
@@ -137,7 +137,7 @@ def test_every_stage_is_reported_in_order() -> None:
     ]
 
 
-def test_outside_a_batch_nothing_is_said_of_one() -> None:
+def test_outside_a_batch_no_batch_fields_are_reported() -> None:
     plain = ActionSubmitted(action="a", tenant="ada", stages=(), budget_s=60.0)
 
     body = msgspec.json.decode(compose(plain, -1, AnswerAction("a", "ok", "", ()), OK, 1.0, 2.0))

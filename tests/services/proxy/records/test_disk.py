@@ -13,7 +13,7 @@ def test_the_setting_names_folders_as_path_does() -> None:
     assert store_paths(f"/a{os.pathsep}/b") == (Path("/a"), Path("/b"))
 
 
-def test_a_disk_is_as_the_system_says(tmp_path: Path) -> None:
+def test_a_disk_is_reported_as_by_the_system(tmp_path: Path) -> None:
     space = fullest([tmp_path])
     assert space is not None
     known = os.statvfs(tmp_path)

@@ -75,7 +75,7 @@ async def test_an_accepted_action_is_in_the_journal_as_it_was_submitted(valkey: 
     assert await journal.messages(ACTIONS) == [submitted]
 
 
-async def test_a_repeat_is_said_to_be_one(valkey: Redis, journal: Journal) -> None:
+async def test_a_repeat_is_reported_as_a_repeat(valkey: Redis, journal: Journal) -> None:
     submissions = intake(valkey)
 
     assert [(await submissions.submit(noop("r1"))).repeated for _ in range(2)] == [False, True]
@@ -102,7 +102,7 @@ async def test_a_submission_whose_reply_was_lost_is_journalled_once(valkey: Redi
     assert len(await journal.unanswered()) == 1
 
 
-async def test_the_same_id_with_another_body_is_told_apart(valkey: Redis) -> None:
+async def test_the_same_id_with_another_body_is_a_conflict(valkey: Redis) -> None:
     submissions = intake(valkey)
     await submissions.submit(noop("r1", echo="one"))
 
@@ -118,7 +118,7 @@ async def test_the_same_id_with_another_body_is_told_apart(valkey: Redis) -> Non
         ("small", Conflict, "already has its 1 requests"),
     ],
 )
-async def test_a_batch_that_takes_no_more_says_why(
+async def test_a_closed_or_full_batch_rejects_with_its_reason(
     valkey: Redis, journal: Journal, batch: str, error: type[TreadleError], message: str
 ) -> None:
     await journal.open("sealed")
@@ -131,7 +131,7 @@ async def test_a_batch_that_takes_no_more_says_why(
         await intake(valkey).submit(in_batch("r1", batch))
 
 
-async def test_a_full_journal_says_when_to_come_back(valkey: Redis) -> None:
+async def test_a_full_journal_is_reported_with_retry_after(valkey: Redis) -> None:
     submissions = intake(valkey, max_journal=1)
     await submissions.submit(noop("r1"))
 

@@ -39,7 +39,7 @@ def test_a_batch_without_answers_shows_only_what_is_stored() -> None:
     assert (view.expected_completion_at, view.extra_delay_s, view.overhead_s, view.stages) == (None, None, None, [])
 
 
-def test_the_estimate_stands_until_an_answer_says_later() -> None:
+def test_the_estimate_is_kept_until_an_answer_implies_a_later_one() -> None:
     progress = Progress()
     progress.add(answer(100.0, ("run", 0.0, 5.0)))
 
@@ -70,7 +70,7 @@ def test_stages_are_counted_in_their_order_with_early_exits() -> None:
     assert (compiled.queue_s.mean, compiled.queue_s.max) == (2.0, 3.0)
 
 
-def test_an_answer_that_never_ran_says_nothing_of_delays() -> None:
+def test_an_answer_that_never_ran_leaves_the_delay_estimate() -> None:
     progress = Progress()
     progress.add(msgspec.json.encode(Answer(id="a", state="finished", arrived_at=100.0, ended="cancelled")))
     progress.add(answer(100.0))

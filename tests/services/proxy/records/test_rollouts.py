@@ -109,7 +109,7 @@ async def test_a_batch_that_has_ended_is_a_conflict(rollouts: RolloutsWithClock,
     assert await progress_reports(journal) == []
 
 
-async def test_a_sealed_batch_that_goes_on_is_still_heard(rollouts: RolloutsWithClock, journal: Journal) -> None:
+async def test_reports_of_a_sealed_batch_are_still_published(rollouts: RolloutsWithClock, journal: Journal) -> None:
     await journal.submit("r", batch="b")
     await journal.end("b", "sealed")
 

@@ -24,7 +24,7 @@ async def answered(journal: Journal, action: str, batch: str = "") -> None:
     await journal.finish(action, await journal.entry(action, batch), batch, f"answer of {action}".encode())
 
 
-async def test_nothing_is_known_of_an_action_nobody_submitted(store: Store) -> None:
+async def test_an_unsubmitted_action_is_unknown(store: Store) -> None:
     assert await store.action("a1") is None
 
 
@@ -47,7 +47,7 @@ async def test_the_answer_of_a_batchs_action_is_found_in_its_results(store: Stor
     assert await store.action("a2") == Stored("finished", "b", b"answer of a2")
 
 
-async def test_an_answer_whose_results_expired_is_known_no_more(store: Store, journal: Journal) -> None:
+async def test_an_answer_with_expired_results_is_unknown(store: Store, journal: Journal) -> None:
     await journal.open()
     await answered(journal, "a1", "b")
     await command(journal.redis, "DEL", "results:b")

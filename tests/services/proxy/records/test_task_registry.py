@@ -44,7 +44,7 @@ async def test_the_version_counts_changes_and_not_repeats(registry: TaskRegistry
     assert versions == [1, 1, 2]
 
 
-async def test_saying_a_default_aloud_is_no_change(registry: TaskRegistry) -> None:
+async def test_an_explicit_default_is_no_change(registry: TaskRegistry) -> None:
     await registry.put("ada", "t", task("noop"))
 
     assert (await registry.put("ada", "t", task("noop", timeout_score=0.0))).version == 1
@@ -72,7 +72,7 @@ async def test_all_tasks_come_by_name(registry: TaskRegistry) -> None:
     assert [view.name for view in await registry.all("ada")] == ["t1", "t2"]
 
 
-async def test_a_deleted_task_is_gone_for_everybody(registry: TaskRegistry) -> None:
+async def test_a_deleted_task_is_gone_on_every_replica(registry: TaskRegistry) -> None:
     await registry.put("ada", "t", task("noop"))
     await registry.workflow("ada", "t")
 

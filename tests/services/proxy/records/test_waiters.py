@@ -48,7 +48,7 @@ async def rechecking(waiters: Waiters) -> AsyncIterator[None]:
         await task
 
 
-async def test_everybody_who_waits_for_an_action_gets_its_answer(waiters: Waiters) -> None:
+async def test_every_waiter_of_an_action_gets_its_answer(waiters: Waiters) -> None:
     futures = [waiters.expect("a"), waiters.expect("a"), waiters.expect("b")]
 
     waiters.resolve("a", b"answer")
@@ -58,13 +58,13 @@ async def test_everybody_who_waits_for_an_action_gets_its_answer(waiters: Waiter
     assert waiters.waited_for() == ["b"]
 
 
-async def test_an_answer_nobody_waits_for_is_let_go(waiters: Waiters) -> None:
+async def test_an_answer_without_waiters_is_dropped(waiters: Waiters) -> None:
     waiters.resolve("a", b"answer")
 
     assert len(waiters) == 0
 
 
-async def test_who_has_gone_does_not_stand_in_the_way_of_the_others(waiters: Waiters) -> None:
+async def test_a_cancelled_waiter_does_not_block_the_others(waiters: Waiters) -> None:
     gone, stays = waiters.expect("a"), waiters.expect("a")
     gone.cancel()
 

@@ -78,7 +78,7 @@ def test_what_is_no_json_is_named() -> None:
 
 
 @given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=4), st.text(max_size=5))
-def test_every_stage_gets_what_its_kind_knows_and_nothing_else(kinds: list[str], code: str) -> None:
+def test_every_stage_gets_the_parameters_of_its_kind_and_no_other(kinds: list[str], code: str) -> None:
     flow = workflow(*({"kind": kind} for kind in kinds))
     known = {name for kind in kinds for name in KINDS[kind].__struct_fields__}
     given_params = {
@@ -117,7 +117,7 @@ def test_work_takes_a_core_unless_its_kind_only_waits(kind: str) -> None:
         ({}, {}, "slots@big", 0),
     ],
 )
-def test_a_stage_queues_where_its_units_say(units: Any, cost: Any, pool: str, counted: int) -> None:
+def test_a_stage_queues_in_the_pool_of_its_units(units: Any, cost: Any, pool: str, counted: int) -> None:
     (stage,) = workflow({"kind": "code.run", "units": units, "node_class": "big", "timeout_s": 7}).stages
 
     assert (stage.formulation.cost, stage.pool, stage.plan().units) == (cost, pool, counted)

@@ -199,7 +199,7 @@ def test_progress_moves_arrivals_by_the_pace_and_counts_the_gap() -> None:
     assert only(seen)[0] == [60.0]
 
 
-def test_where_nobody_lasted_so_long_the_timeout_is_taken() -> None:
+def test_without_a_request_that_lasted_so_long_the_timeout_is_taken() -> None:
     runs = [np.empty((0, 3)), np.array([[NOW - 20.0, NOW - 15.0, NOW - 15.0], [NOW - 99.0, NOW - 70.0, NOW - 70.0]])]
     seen = CollectionInput(3, NOW - 100.0, NOW - 99.0, 3, running=runs)
     assert only(seen)[1] == [(None, 45.0), (None, 0.0)]
@@ -225,7 +225,7 @@ def test_a_look_of_just_now_and_none_are_the_same() -> None:
     assert only(seen) == only(replace(seen, observed_s=NOW)) == only(replace(seen, observed_s=NOW + 1.0))
 
 
-def test_who_came_and_was_not_seen_yet_waits_for_the_first_stage() -> None:
+def test_an_arrived_unseen_request_waits_for_the_first_stage() -> None:
     """So do those who came while as many were answered: their number is known, whatever the look says."""
     past = History([record((0.0, 1.0, 1.0))], [0.0])
     ended = np.array([[NOW - 9.0, NOW - 1.3, NOW - 1.3]])

@@ -247,7 +247,7 @@ def test_time_stops_after_the_moment_at_which_a_batch_is_complete() -> None:
 
 
 @pytest.mark.parametrize(("limit_s", "code"), [(2.0, QUIET), (1.5, BROKEN)])
-def test_who_had_to_wait_beyond_its_limit_stops_the_run(limit_s: float, code: int) -> None:
+def test_a_wait_beyond_its_limit_stops_the_run(limit_s: float, code: int) -> None:
     """The second waits from 0 s for the first to end at 2 s; the first never waits, whatever its limit."""
     case = Case((Asked(0, 0, (Visit(2, 0, 0, 1),)), Asked(0, 0, (Visit(5, 0, 0, 1),))), (1,))
     state = schedule_state(1, 2, np.array(case.owned))

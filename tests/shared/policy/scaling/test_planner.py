@@ -46,7 +46,7 @@ def test_without_history_units_are_given_back_as_requests_are_answered() -> None
     assert held == [4, 3, 1]
 
 
-def test_a_task_with_history_gets_the_fewest_units_that_keep_its_delay_and_the_reason_says_why() -> None:
+def test_a_task_with_history_gets_the_fewest_units_that_keep_its_delay_with_a_reason() -> None:
     decision = target(PlannerDriver().open(opened("b7", delay_s=5.0), past()))
     assert (decision.units, decision.reason.why) == (2, "searched")
     assert decision.reason.summary == (
@@ -66,7 +66,7 @@ def test_the_timeout_aware_rule_is_named_where_it_decides() -> None:
     )
 
 
-def test_where_all_there_is_does_not_do_it_is_all_and_the_reason_says_so() -> None:
+def test_if_all_units_are_too_few_all_are_planned_with_that_reason() -> None:
     decision = target(PlannerDriver(cores=1).open(opened("b7"), past()))
     assert (decision.units, decision.reason.why) == (1, "ceiling")
     assert decision.reason.summary == (
@@ -75,7 +75,7 @@ def test_where_all_there_is_does_not_do_it_is_all_and_the_reason_says_so() -> No
     )
 
 
-def test_where_one_unit_does_nobody_asks_what_none_would_do() -> None:
+def test_if_one_unit_suffices_zero_is_not_simulated() -> None:
     decision = target(PlannerDriver().open(opened("b7", delay_s=12.0), past()))
     assert decision.reason.summary == "4 requests of batch b7: 1 core suffices: extra delay 12.0 s <= D 12.0 s"
 
@@ -103,7 +103,7 @@ def test_open_batches_of_several_tasks_are_planned_together() -> None:
     assert target(ready.end("b1", now=NOW + 9)).units == 4
 
 
-def test_units_for_a_task_without_history_stand_beside_those_that_were_searched() -> None:
+def test_units_for_a_task_without_history_are_added_to_the_searched_ones() -> None:
     ready = PlannerDriver()
     ready.open(opened("b1", "code", delay_s=5.0), past())
     decision = target(ready.open(opened("b2", "new")))
@@ -114,13 +114,13 @@ def test_units_for_a_task_without_history_stand_beside_those_that_were_searched(
     )
 
 
-def test_the_first_arrival_tells_the_dispatcher_when_the_batch_should_be_complete() -> None:
+def test_the_first_arrival_gives_the_dispatcher_the_expected_completion() -> None:
     ready = PlannerDriver()
     ready.open(opened("b1"), past((4.0, 1.0, 1.0, 9.0), (0.0, 1.0, 2.0, 3.0)))
     assert ready.first("b1", NOW + 30) == [ExpectCompletion("b1", NOW + 42)]
 
 
-def test_without_history_nobody_tells_the_dispatcher_anything() -> None:
+def test_without_history_no_expected_completion_is_published() -> None:
     ready = PlannerDriver()
     ready.open(opened("b1"))
     assert ready.first("b1", NOW + 30) == []
@@ -168,13 +168,13 @@ def test_nodes_that_come_and_go_move_the_ceiling() -> None:
     assert target(ready.has(0)).units == 0
 
 
-def test_a_pool_nobody_offers_gets_no_target() -> None:
+def test_a_pool_without_nodes_gets_no_target() -> None:
     ready = PlannerDriver(cores=None)
     assert ready.open(opened("b1")) == []
     assert target(ready.has(4)).units == 4
 
 
-def test_what_was_decided_by_a_former_process_is_said_again_once() -> None:
+def test_restored_targets_are_revised_once_capacity_is_known() -> None:
     ready = PlannerDriver(cores=None)
     assert ready.planner.handle(NOW, TargetsRestored({POOL: 3})) == []
     assert ready.planner.handle(NOW, BatchAdded(opened("b1", delay_s=5.0), (past(),), restored=True)) == []
@@ -182,5 +182,5 @@ def test_what_was_decided_by_a_former_process_is_said_again_once() -> None:
     assert (decision.previous, decision.units) == (3, 2)
 
 
-def test_the_end_of_a_batch_nobody_knows_changes_nothing() -> None:
+def test_the_end_of_an_unknown_batch_changes_nothing() -> None:
     assert PlannerDriver().end("never heard of", past()) == []

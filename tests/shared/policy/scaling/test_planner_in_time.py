@@ -162,7 +162,7 @@ def test_nothing_more_is_expected_of_a_batch_that_was_sealed() -> None:
     assert (decision.units, decision.reason.batches[0].requests) == (1, 1)
 
 
-def test_an_opening_that_is_told_again_takes_nothing_away() -> None:
+def test_a_repeated_opening_removes_nothing() -> None:
     ready = PlannerDriver(review_s=1.0)
     before = past(arrivals=(0.0, 1.0, 2.0, 3.0), gap_s=1.0, tokens_per_s=100.0)
     ready.open(opened("b1", delay_s=0.0), before)

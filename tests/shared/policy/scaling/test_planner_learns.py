@@ -70,5 +70,5 @@ def test_samples_that_will_never_come_are_not_waited_for() -> None:
     assert target(ready.wake()).units == 2
 
 
-def test_a_report_on_a_batch_that_nobody_knows_is_passed_over() -> None:
+def test_a_report_on_an_unknown_batch_is_ignored() -> None:
     assert PlannerDriver().planner.handle(NOW, ProgressReported("never heard of", NOW, 1, tokens=None)) == []

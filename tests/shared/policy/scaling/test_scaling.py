@@ -58,7 +58,7 @@ def test_a_found_plan_is_feasible_and_no_single_pool_can_lose_a_unit(
 
 @given(batches(), pool_units, strictnesses)
 @settings(deadline=None)
-def test_a_plan_tells_what_a_simulation_of_it_would(
+def test_a_plan_reports_the_results_of_its_simulation(
     open_batches: list[ExpectedBatch], ceilings: dict[str, int], strictness: float
 ) -> None:
     plan = search(open_batches, ceilings, strictness=strictness)
@@ -202,7 +202,7 @@ def test_a_stage_wider_than_its_pool_never_runs() -> None:
 @pytest.mark.parametrize(
     ("record", "kept"), [(BatchRecord((), ((),)), 0), (BatchRecord((0.0, 5.0), ((UNREACHED, UNREACHED),)), 1)]
 )
-def test_where_nothing_is_expected_to_run_whoever_comes_still_has_a_worker(record: BatchRecord, kept: int) -> None:
+def test_without_expected_work_a_worker_is_kept_for_an_unexpected_request(record: BatchRecord, kept: int) -> None:
     idle = repeating("b", (Stage("run", 1.0, 1.0, "cpu"),), record, 0.0)
     plan = search([idle], {"cpu": 4})
     assert plan.units == {"cpu": kept}

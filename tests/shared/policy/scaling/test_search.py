@@ -103,7 +103,7 @@ def test_no_plan_is_cheaper_than_the_cheapest_there_is(
         assert cost(open_batches, plan.units) >= optimum - 1e-9
 
 
-def test_a_pool_too_small_for_what_nobody_is_expected_to_need_keeps_no_other_pool_large() -> None:
+def test_a_pool_too_small_for_unexpected_stages_keeps_no_other_pool_large() -> None:
     """All GPUs are gone; this batch is expected to use none."""
     record = BatchRecord((0.0, 5.0), ((2.0, 2.0), (UNREACHED, UNREACHED)))
     plan = search([repeating("b", STEPS, record, 0.0)], {"cpu": 9, "gpu": 0})
@@ -247,7 +247,7 @@ def test_what_is_spared_would_never_queue(open_batches: list[ExpectedBatch], str
     assert len(inputs.without(spared).visits) == 0
 
 
-def test_a_search_that_knows_the_last_ones_result_simulates_less() -> None:
+def test_a_search_from_the_last_result_simulates_less() -> None:
     batches, ceilings = search_load(2_000, chance=np.random.default_rng(1))
     plan = search(batches, ceilings, trade=False)
     again = search(batches, ceilings, trade=False, near=plan.units)

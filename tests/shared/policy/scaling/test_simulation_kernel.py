@@ -68,7 +68,7 @@ moments = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(1
 
 
 @given(moments)
-def test_most_at_once_is_what_a_count_at_every_start_says(drawn: list[tuple[int, int, int]]) -> None:
+def test_the_peak_equals_a_count_at_every_start(drawn: list[tuple[int, int, int]]) -> None:
     starts, lasts, units = np.array(drawn, float).reshape(-1, 3).T
     ends = np.where(lasts > 0, starts + lasts, starts + 0.5)
     counts = [int(units[(starts <= at) & (ends > at)].sum()) for at in starts]

@@ -75,7 +75,7 @@ def test_the_target_is_the_most_that_was_wanted_within_the_time(
 
 
 @given(demands, st.sampled_from([1.0, 4.0]))
-def test_it_falls_when_it_says(steps: list[tuple[float, int]], stabilization_s: float) -> None:
+def test_a_stabilized_target_falls_at_its_reported_time(steps: list[tuple[float, int]], stabilization_s: float) -> None:
     stabilized, now = StabilizedTarget(), 0.0
     for pause, wanted in steps:
         now += pause

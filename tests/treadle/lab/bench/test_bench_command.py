@@ -42,7 +42,7 @@ def test_a_tiny_run_measures_everything_and_prints_one_object(tiny_run: subproce
 
 
 @pytest.mark.slow
-def test_every_figure_says_whether_it_met_its_target(tiny_run: subprocess.CompletedProcess[str]) -> None:
+def test_every_figure_reports_whether_it_met_its_target(tiny_run: subprocess.CompletedProcess[str]) -> None:
     report = msgspec.json.decode(tiny_run.stdout, type=BenchReport)
     for one in report.figures:
         assert one.met is (None if one.target is None else one.target.met(one.value))
@@ -79,7 +79,7 @@ def test_an_address_without_a_scheme_is_refused() -> None:
         running_mesh("localhost:8700")
 
 
-def test_peers_that_cannot_be_installed_say_why(tmp_path: Path) -> None:
+def test_peers_that_cannot_be_installed_are_reported_with_the_reason(tmp_path: Path) -> None:
     closed = tmp_path / "file"
     closed.write_text("")
     messages: list[str] = []

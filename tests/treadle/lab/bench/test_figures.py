@@ -72,5 +72,5 @@ def test_a_service_that_was_restarted_is_not_counted() -> None:
     ("value", "unit", "text"),
     [(1234.5, "/s", "1,234 /s"), (12.345, "ms", "12.3 ms"), (0.1234, "%", "0.12 %"), (3.0, "x", "3.00 ×")],
 )
-def test_quantities_are_told_with_three_digits_that_say_something(value: float, unit: str, text: str) -> None:
+def test_quantities_have_three_significant_digits(value: float, unit: str, text: str) -> None:
     assert quantity(value, unit) == text

@@ -20,7 +20,7 @@ async def test_a_peer_plays_rounds_until_its_input_ends() -> None:
     assert not process.is_running()
 
 
-async def test_a_peer_that_ends_early_is_said_to_have_ended() -> None:
+async def test_a_peer_that_ends_early_is_reported() -> None:
     with pytest.raises(BenchError, match="absent ended"):
         async with running_peer(Path(sys.executable), "absent", {}):
             pass

@@ -39,7 +39,7 @@ class Doubled:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_results_come_in_the_order_of_the_jobs_and_all_are_told_of(processes: int) -> None:
+def test_results_keep_the_order_of_the_jobs_and_all_are_reported(processes: int) -> None:
     finished: list[tuple[float, str]] = []
     jobs = [Doubled(3, 1.0), Doubled(1, 5.0), Doubled(2, 3.0)]
     assert run_jobs(jobs, processes, lambda weight, name: finished.append((weight, name))) == [6, 2, 4]
@@ -57,7 +57,7 @@ def test_no_jobs_are_no_results() -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_what_a_job_raises_is_raised_and_nobody_stays_behind(processes: int) -> None:
+def test_an_error_of_a_job_is_raised_and_no_process_remains(processes: int) -> None:
     with pytest.raises(ValueError, match="not negative here"):
         run_jobs([Doubled(1), Doubled(-1), Doubled(2)], processes, lambda *_: None)
     assert not multiprocessing.active_children()
@@ -98,7 +98,7 @@ def eventually(holds: object, within_s: float = 60.0) -> None:
 
 @pytest.mark.usefixtures("interrupts_are_heard")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_workers_end_with_the_one_who_started_them(tmp_path: Path, how: signal.Signals) -> None:
+def test_workers_end_with_their_parent(tmp_path: Path, how: signal.Signals) -> None:
     (tmp_path / "endless.py").write_text(ENDLESS)
     environ = {**clean_environment(), "PYTHONPATH": str(Path.cwd())}
     parent = subprocess.Popen([sys.executable, "endless.py"], cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL)

@@ -87,7 +87,7 @@ def png_size(path: Path) -> tuple[int, int]:
     return wide, high
 
 
-def test_the_tables_stand_on_standard_output_and_progress_does_not() -> None:
+def test_tables_are_on_standard_output_and_progress_is_not() -> None:
     done = replayed(*SMALL)
     assert done.exit_code == 0, done.stderr
     for output in (
@@ -153,7 +153,7 @@ def test_ours_is_compared_with_the_papers_on_each_workload_of_many_shapes() -> N
     assert "Ours and DistRS on workloads of many shapes" in replayed(*SMALL, "--workloads", "1").stdout
 
 
-def test_figures_are_what_the_policies_say() -> None:
+def test_figures_match_the_policies() -> None:
     found = document(*SMALL)
     figures = {one["figure"]: one["reproduced"] for one in found["figures"]}
     held = {policy: found["policies"][policy]["worker_seconds"] for policy in POLICIES}
@@ -189,7 +189,7 @@ def test_a_trace_of_ones_own_has_any_stages_and_tasks_in_closed_and_in_open_loop
         assert all(ratio >= 1 - 1e-9 for ratio in policy["normalised"].values())
 
 
-def test_a_stage_that_nobody_reaches_has_no_ratio(tmp_path: Path) -> None:
+def test_a_stage_without_requests_has_no_ratio(tmp_path: Path) -> None:
     lines = [{**line, "stages": [1.0]} for line in requests(1)]
     path = written(tmp_path / "t.jsonl", HEADER, *lines)
     for policy in document("--trace", str(path))["policies"].values():
@@ -263,7 +263,7 @@ def test_a_plot_that_cannot_be_is_refused_before_the_run(tmp_path: Path, monkeyp
     assert "install treadle[plot]" in without.stderr
 
 
-def test_help_says_what_there_is() -> None:
+def test_help_lists_the_options() -> None:
     runner = CliRunner()
     assert "distrs" in runner.invoke(app, ["replay", "--help"]).stdout
     assert "--trace" in runner.invoke(app, ["replay", "distrs", "--help"]).stdout

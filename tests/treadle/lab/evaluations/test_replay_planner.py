@@ -134,7 +134,7 @@ def test_a_stimulus_of_another_version_is_refused_in_one_line(tmp_path: Path) ->
     refused(replayed(path), "this version of Treadle does not know")
 
 
-def test_an_empty_folder_says_how_to_get_a_log(tmp_path: Path) -> None:
+def test_an_empty_folder_is_refused_with_how_to_get_a_log(tmp_path: Path) -> None:
     refused(replayed(tmp_path), "SCALING_PLANNER_STIMULUS_LOGS")
 
 

@@ -73,7 +73,7 @@ def png_size(path: Path) -> tuple[int, int]:
     return wide, high
 
 
-def test_the_tables_stand_on_standard_output_and_progress_does_not(tmp_path: Path) -> None:
+def test_tables_are_on_standard_output_and_progress_is_not(tmp_path: Path) -> None:
     done = replayed("--quick", "--plot", str(tmp_path / "out.png"))
     assert done.exit_code == 0, done.stderr
     for output in ("ARL-Tangram §6, reproduced", "27.7×", "4.33×", "1.89×", "3.1×", "< 2×", "9×", "2.8×", "0.428×"):
@@ -164,7 +164,7 @@ def test_recorded_agents_are_replayed_from_a_folder_of_data(tmp_path: Path, smal
         (("--quick", "--plot", "nowhere/out.png"), "name a file in a folder that is there"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_the_run(
+def test_impossible_arguments_are_reported_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], output: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

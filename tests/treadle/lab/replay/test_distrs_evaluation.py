@@ -18,7 +18,7 @@ def outcome(worker_s: list[float], busy_s: list[float], delays_s: list[float]) -
     return PolicyRun("p", ("a", "b"), np.array(worker_s), np.array(busy_s), np.array(delays_s), np.zeros((0, 2)), [])
 
 
-def test_a_run_says_what_it_held_for_what_it_executed() -> None:
+def test_a_run_reports_held_and_executed_units() -> None:
     document = outcome([30.0, 8.0], [10.0, 8.0], [0.0, 0.0, 1.0, 3.0]).document()
     assert document["normalised"] == {"a": 3.0, "b": 1.0}
     assert document["worker_seconds"] == {"a": 30.0, "b": 8.0}

@@ -102,7 +102,7 @@ def test_fewer_stop_early_and_more_node_time_is_consumed_as_training_goes_on(see
         assert figures[f"{rising}_last_s"] > figures[f"{rising}_first_s"]
 
 
-def test_shares_of_states_move_as_figure_6b_says() -> None:
+def test_shares_of_states_move_as_in_figure_6b() -> None:
     shares = [states_at(progress) for progress in np.linspace(0, 1, 51)]
     assert all(sum(each.values()) == pytest.approx(1) for each in shares)
     moves = {state: np.diff([each[state] for each in shares]) for state in shares[0]}
@@ -121,7 +121,7 @@ def test_shares_found_are_those_of_the_table(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_who_stops_stays_stopped_and_a_compilation_cut_off_does_not_run(seed: int) -> None:
+def test_stages_are_reached_in_order_and_not_after_a_limit(seed: int) -> None:
     for batch in whole(seed).tasks[0].batches:
         assert not (batch.reached(1) & ~batch.reached(0)).any()
         assert not batch.reached(1)[batch.executions_s[0] == 120.0].any()

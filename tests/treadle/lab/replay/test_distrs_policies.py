@@ -41,7 +41,7 @@ def test_a_run_is_always_the_same(architecture: Architecture) -> None:
 
 @pytest.mark.parametrize("architecture", ["colocated", "disaggregated"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_who_knows_all_pays_less_than_who_avoids_all_queues_and_is_within_d(
+def test_the_clairvoyant_policy_pays_less_than_zero_queue_and_is_within_d(
     seed: int, architecture: Architecture
 ) -> None:
     trace = small(seed, architecture)
@@ -53,7 +53,7 @@ def test_who_knows_all_pays_less_than_who_avoids_all_queues_and_is_within_d(
     assert len(ideal.delays_s) == len(zero_queue.delays_s) == 3 * 3
 
 
-def test_alone_who_knows_all_is_never_later_than_d() -> None:
+def test_alone_the_clairvoyant_policy_is_never_later_than_d() -> None:
     """Nobody else comes in between, so what was found at the first arrival holds to the end."""
     for seed in range(5):
         trace = small(seed, tasks=1)
@@ -97,7 +97,7 @@ class RecordingPlannerPolicy(PlannerPolicy):
         return decision
 
 
-def test_tasks_begin_apart_as_the_trace_says() -> None:
+def test_tasks_begin_with_the_offsets_of_the_trace() -> None:
     """§6.1: "with their start times staggered within a short time window"."""
     trace = generate(np.random.default_rng(1), architecture="disaggregated", tasks=6, iterations=2, size=16)
     done = SimulatedCluster(trace, FixedWorkers((PLENTY, PLENTY), by_arrival=False)).run().done
@@ -200,7 +200,7 @@ def test_the_paper_decides_when_the_first_request_comes_and_when_a_batch_is_comp
     assert {event for _, event in changed} == {"arrived", "complete"}
 
 
-def test_workers_that_are_warmed_up_by_the_hint_keep_nobody_waiting() -> None:
+def test_workers_warmed_up_by_the_hint_delay_no_request() -> None:
     """One request a batch, always after 20 s: without the hint it waits for the whole cold start."""
     alike = TracedBatch(np.array([20.0]), np.array([[5.0], [5.0]]), gap_s=30.0)
     trace = RewardTrace(STAGES, 0.0, (TracedTask("t", (alike,) * 4),), (8.0, 8.0))

@@ -55,7 +55,7 @@ def test_shrinking_stops_what_still_starts_before_what_waits() -> None:
     assert free[0] == 1
 
 
-def test_who_was_to_leave_after_its_work_is_taken_back_warm() -> None:
+def test_a_worker_that_was_to_leave_after_its_work_is_reused_warm() -> None:
     pool, free = pools()
     pool.set(0.0, 0, 4)
     pool.warmed(10.0, 0)

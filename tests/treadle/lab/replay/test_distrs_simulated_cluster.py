@@ -66,7 +66,7 @@ def test_everything_runs_once_for_its_time_in_order_and_nothing_waits_beside_a_f
 
 @given(traces(open_loop=None), scripts())
 @settings(deadline=None)
-def test_the_ledger_says_what_was_held_executed_and_delayed(trace: RewardTrace, policy: ScriptedPolicy) -> None:
+def test_the_ledger_reports_held_executed_and_delayed_seconds(trace: RewardTrace, policy: ScriptedPolicy) -> None:
     """Held is what is targeted, or what runs where that is more; second by second until the last batch is complete."""
     world = RecordingCluster(trace, policy)
     ran = world.ran()
@@ -155,9 +155,7 @@ def test_a_policy_sees_what_has_come_waits_and_runs(
 
 @given(traces(tasks=1), held)
 @settings(deadline=None)
-def test_one_task_with_fixed_workers_is_as_late_as_the_oracle_says(
-    trace: RewardTrace, workers: tuple[int, ...]
-) -> None:
+def test_one_task_with_fixed_workers_has_the_oracles_delay(trace: RewardTrace, workers: tuple[int, ...]) -> None:
     done = SimulatedCluster(trace, FixedWorkers(workers, by_arrival=False)).run().done
     units = dict(zip((stage.name for stage in STAGES), workers, strict=True))
     for one, batch in zip(done, trace.tasks[0].batches[1:], strict=True):
@@ -167,7 +165,7 @@ def test_one_task_with_fixed_workers_is_as_late_as_the_oracle_says(
 
 @given(traces(batches=2, open_loop=True), held)
 @settings(deadline=None)
-def test_batches_that_overlap_are_as_late_as_the_oracle_says(trace: RewardTrace, workers: tuple[int, ...]) -> None:
+def test_overlapping_batches_have_the_oracles_delays(trace: RewardTrace, workers: tuple[int, ...]) -> None:
     """T as the dispatcher knows it: the first arrival and the span of the batch before."""
     expected = []
     for task in trace.tasks:
@@ -206,7 +204,7 @@ def test_a_batch_whose_requests_reach_no_stage_is_complete_at_its_last_arrival()
     assert (done.opened_s, done.complete_s, done.extra_delay_s) == (5.0, 14.0, 0.0)
 
 
-def test_who_answers_at_once_and_comes_last_completes_the_batch() -> None:
+def test_a_last_request_answered_at_once_completes_the_batch() -> None:
     (done,) = (
         SimulatedCluster(task(batch((1.0, 2.0)), batch((2.0, 3.0), (9.0,))), FixedWorkers((1, 1), by_arrival=False))
         .run()
@@ -231,12 +229,12 @@ def test_nothing_is_paid_after_the_last_batch() -> None:
     assert costs.unit_s.tolist() == [10.0, 5.0]
 
 
-def test_who_holds_no_worker_and_asks_for_no_other_look_is_told() -> None:
+def test_a_policy_without_workers_or_wake_up_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="fixed holds no worker for waiting requests"):
         SimulatedCluster(task(batch((1.0, 2.0)), batch((1.0, 4.0))), FixedWorkers((0, 1), by_arrival=False)).run()
 
 
-def test_who_holds_no_worker_and_looks_for_ever_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_without_workers_that_wakes_for_ever_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treadle.lab.replay.distrs.simulated_cluster.MAX_REVIEWS", 1_000)
 
     class Hopeful(FixedWorkers):

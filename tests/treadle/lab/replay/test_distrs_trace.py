@@ -93,7 +93,7 @@ def test_what_is_written_reads_back(trace: RewardTrace, name: str) -> None:
         assert seen(read_trace(path)) == seen(trace)
 
 
-def test_the_given_form_is_written_where_it_says_all(tmp_path: Path) -> None:
+def test_the_given_form_is_written_where_it_is_complete(tmp_path: Path) -> None:
     batch = TracedBatch(np.array([1.0, 2.0]), np.array([[50.0, UNREACHED], [UNREACHED, UNREACHED]]))
     later = TracedBatch(np.array([1.0]), np.array([[UNREACHED], [4.0]]), gap_s=200.0)
     trace = RewardTrace(STAGES, 3.0, (TracedTask("a", (batch, later)),))
@@ -107,7 +107,7 @@ def test_the_given_form_is_written_where_it_says_all(tmp_path: Path) -> None:
     ]
 
 
-def test_workers_start_at_once_where_the_header_says_nothing_else(tmp_path: Path) -> None:
+def test_workers_start_at_once_by_default_of_the_header(tmp_path: Path) -> None:
     assert read_trace(written(tmp_path, HEADER, request(0))).cold_starts_s == (0.0, 0.0)
     header = {**HEADER, "stages": [{"name": "a", "worker_cost": 1, "timeout_s": 9, "cold_start_s": 4.5}]}
     assert read_trace(written(tmp_path, header, request(0, stages=[1.0]))).cold_starts_s == (4.5,)

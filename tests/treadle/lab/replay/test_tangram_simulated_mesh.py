@@ -125,7 +125,7 @@ def test_the_same_batch_runs_the_same_way_again(batch: Batch, system: System) ->
 
 
 @given(batches)
-def test_execution_is_what_the_elasticity_says_of_the_cores_granted(batch: Batch) -> None:
+def test_execution_time_follows_the_elasticity_of_the_granted_cores(batch: Batch) -> None:
     run = SimulatedMesh(System("DoP 4", dop=4), batch, SMALL, FREE).run()
     for number, trajectory in enumerate(batch):
         assert run.spent_s[number, REWARD, EXECUTION] == pytest.approx(trajectory.steps[-1].seconds(4))
@@ -141,7 +141,7 @@ def test_alone_an_elastic_action_takes_all_it_can_use() -> None:
     assert run.act_s == pytest.approx(8.0)
 
 
-def test_an_action_that_nobody_has_profiled_takes_the_fewest_cores() -> None:
+def test_an_unprofiled_action_takes_the_fewest_cores() -> None:
     step = TrajectoryStep(1.0, "reward", 64.0, 1, 8, Elasticity("power", exponent=1.0))
     run = SimulatedMesh(System("ours"), (Trajectory("t", "g", (step,)),), SMALL, FREE).run()
     assert run.widths == [1]

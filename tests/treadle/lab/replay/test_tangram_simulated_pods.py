@@ -44,7 +44,7 @@ def test_a_pod_waits_for_room_by_requests() -> None:
     assert done.spent_s[:, ENVIRONMENT, EXECUTION].tolist() == pytest.approx([10.0, 10.0, 10.0])
 
 
-def test_who_gives_up_asks_again_later_and_has_cost_the_control_plane_all_the_same() -> None:
+def test_a_creation_that_times_out_is_retried_and_still_costs_the_control_plane() -> None:
     # One a second, patience 2.5 s: the first two are served. At 2.5 the others give up and ask again at 4.5; their
     # old creations keep the control plane busy until 4, so the new ones are done with at 5.5 and 6.5.
     done = ran(batch(4, TrajectoryStep(0.0, "tool", 1.0)), PodRules(**{**vars(RULES), "timeout_s": 2.5}))
@@ -58,7 +58,7 @@ def test_patience_that_is_always_too_short_ends_through_backing_off() -> None:
     assert done.retries > 40
 
 
-def test_a_timeout_that_nobody_could_meet_is_refused() -> None:
+def test_a_timeout_that_no_execution_could_meet_is_refused() -> None:
     with pytest.raises(ValueError, match="a timeout must be longer"):
         PodRules(creations_per_s=0.1, timeout_s=10.0)
 

@@ -109,7 +109,7 @@ def recorded(folder: Path) -> Path:
     return folder
 
 
-def test_recordings_are_completed_as_they_say(tmp_path: Path) -> None:
+def test_recordings_are_completed_by_their_own_fields(tmp_path: Path) -> None:
     commands, session, executions = read_recordings(recorded(tmp_path))
     assert commands == Recording("mini-swe-agent", ((3.0, 1.0), (6.0, 2.0)))
     # Where the generation is not known it is the median one; a person's message ends it; a wait is a minute at most.

@@ -32,7 +32,7 @@ async def answered(app: web.Application, path: Path) -> web.AppRunner:
     return runner
 
 
-async def test_a_refusal_has_the_engines_status_and_words(tmp_path: Path) -> None:
+async def test_a_refusal_has_the_engines_status_and_message(tmp_path: Path) -> None:
     app = web.Application()
 
     async def version(_: web.Request) -> web.Response:

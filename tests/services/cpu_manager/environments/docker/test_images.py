@@ -107,7 +107,7 @@ async def test_pulls_at_once_are_bounded() -> None:
     ],
     ids=["registry out of reach", "engine silent"],
 )
-async def test_a_stumbling_registry_is_asked_again_after_longer_and_longer_pauses(error: Exception) -> None:
+async def test_pulls_are_retried_with_growing_pauses_after_registry_errors(error: Exception) -> None:
     registry, pauses = Registry(error, error, error), RecordedPauses()
     await images(registry, pauses).get("a:1")
     assert registry.pulls["a:1"] == 4
@@ -181,7 +181,7 @@ async def test_a_broken_image_is_the_error_of_those_who_asked_for_it_alone() -> 
     assert not isinstance(good, BaseException)
 
 
-async def test_after_a_failure_the_next_who_asks_tries_anew() -> None:
+async def test_after_a_failure_the_next_caller_tries_again() -> None:
     registry = Registry(EngineRefusal(404, "not found"))
     node = images(registry)
     with pytest.raises(BadEnvironment):
@@ -189,7 +189,7 @@ async def test_after_a_failure_the_next_who_asks_tries_anew() -> None:
     assert (await node.get("a:1")).id == "sha256:a:1"
 
 
-async def test_one_who_gives_up_waiting_does_not_end_the_pull_of_others() -> None:
+async def test_a_cancelled_waiter_does_not_end_the_pull_of_others() -> None:
     registry = Registry()
     registry.open.clear()
     node = images(registry)
@@ -217,7 +217,7 @@ async def test_closing_gives_up_what_is_being_pulled() -> None:
 LIMITED = EngineRefusal(0, "toomanyrequests: You have reached your pull rate limit.")
 
 
-async def test_a_registry_that_limits_pulls_is_left_alone_and_nobody_has_failed() -> None:
+async def test_a_registry_that_limits_pulls_gets_a_pause_and_no_pull_fails() -> None:
     registry = Registry(LIMITED)
     node = images(registry)
     with pytest.raises(Postponed, match=r"docker\.io limits pulls; image 'a:1' is asked for again in [45] s") as first:

@@ -65,7 +65,7 @@ async def test_an_image_is_pulled_once_for_all_requests_and_then_used(registry: 
     assert set(blobs.values()) == {1}
 
 
-async def test_a_registry_that_stumbles_is_asked_again(registry: LoopbackRegistry) -> None:
+async def test_a_pull_is_retried_after_a_registry_error(registry: LoopbackRegistry) -> None:
     image = registry.add(new_name())
     registry.down = 2
     async with opened() as runtime, Acting.making(runtime, image) as made:

@@ -159,7 +159,9 @@ async def test_closing_tries_at_once_and_gives_up_on_an_engine_that_does_not(
     docker_output("volume", "rm", "--force", runtime._creator.agent_volume.name)
 
 
-async def test_a_filling_of_the_volume_outlives_who_began_it(bare_image: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_filling_the_volume_survives_the_end_of_its_first_caller(
+    bare_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runtime = await DockerRuntime.open(node_name())
     create, sent = runtime._engine.create, asyncio.Event()
 

@@ -93,7 +93,7 @@ async def test_a_flood_of_output_is_counted_and_its_ends_are_kept(environment: C
     assert end.output["stdout_dropped"] == 50_000_000
 
 
-async def test_a_flood_from_the_background_blocks_nobody(environment: CellEnvironment) -> None:
+async def test_background_output_blocks_no_line(environment: CellEnvironment) -> None:
     await output_of(environment, "yes & true")
     for _ in range(3):
         assert (await act(environment, "exec", argv=["sleep", "0.1"])).passed

@@ -24,7 +24,7 @@ from treadle.testing.servers import PostgresServer, running_postgres, running_va
 
 _numbers = itertools.count(1)
 
-# Two shared cores: how long an example takes says nothing about what it shows, and timings are never asserted.
+# Two shared cores: the duration of an example is no part of its result, and timings are never asserted.
 hypothesis.settings.register_profile("house", deadline=None)
 hypothesis.settings.load_profile("house")
 

@@ -14,14 +14,14 @@ MOST_LINES = 330
 """About three hundred, with some grace: what one sitting can read."""
 
 DUSTBINS = frozenset({"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"})
-"""Names that say nothing, so that everything ends up under them."""
+"""Names without a meaning: everything ends up under them."""
 
 PURE = frozenset(
     {"__future__", "abc", "array", "bisect", "collections", "copy", "dataclasses", "enum", "fractions", "functools",
      "heapq", "itertools", "math", "numbers", "operator", "random", "statistics", "string", "types", "typing",
      "numpy", "numba", "shared.policy", "treadle.lab.replay"}
 )  # fmt: skip
-"""What decisions may import: nothing that knows the time, the machine or the network."""
+"""Modules that decisions may import: without clock, machine and network."""
 
 IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "breakpoint", "__import__"})
 
@@ -40,11 +40,11 @@ WORK = frozenset(
 
 
 WARMED = ("services/cpu_manager/sandbox/harnesses/",)
-"""What a zygote imports before it forks, so that importing it is its work: no child pays for it again."""
+"""Modules that a zygote imports before it forks, so that no child imports them again."""
 
 
 def services_never_import_each_other(module: Module) -> Iterator[Finding]:
-    """`services/x` knows `shared` and itself; they meet on the bus."""
+    """`services/x` imports `shared` and itself; services communicate over the bus."""
     if module.package[:1] == ["services"] and len(module.package) > 1:
         own = module.package[1]
         for node, name in module.imports():

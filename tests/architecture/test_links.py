@@ -20,7 +20,7 @@ MUST_NAME = {
     "ARCHITECTURE.md": ("Queues.enqueue", "schedule", "LocalSandbox.run", "compose"),
     "docs/tour.md": ("Queues.enqueue", "schedule", "LocalSandbox.run", "compose"),
 }
-"""Where a request is queued, units are granted, a sandbox starts, an answer is composed."""
+"""Places where a request is queued, units are granted, a sandbox starts, an answer is composed."""
 
 
 def links(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What schemathesis is told about this mesh (SCHEMATHESIS_HOOKS): names that exist, and how NDJSON is written."""
+"""Hooks of schemathesis for this mesh (SCHEMATHESIS_HOOKS): names that exist, and the form of NDJSON."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ def filter_failure(
 ) -> bool:
     """Three rules of most services are not ours, and two cases are of our own making.
 
-    `format: int64` says how clients hold a number; a larger one may be accepted.
+    `format: int64` is how clients store a number; a larger one may be accepted.
     A bulk call takes bad lines beside good ones: what is wrong with one stands in the receipt, not in the status.
     DELETE of a batch or an action cancels what is left of it, of a trajectory ends it: what there is stays readable.
-    511 is how SWE-ReX says that its client shall raise an exception.
+    511 is the status on which the client of SWE-ReX raises an exception.
     """
     if isinstance(failure, ServerError) and response.status_code == 511:
         return False

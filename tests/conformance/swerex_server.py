@@ -19,11 +19,11 @@ from services.proxy.settings import ProxySettings
 from tests.services.proxy.in_process import Folder, PlayedNode, serving
 
 LIMIT = 400_000
-"""Of a body."""
+"""Bytes of a body, at most."""
 
 
 class SwerexTrajectory:
-    """A trajectory in the client's hands, and what stands behind it."""
+    """An open trajectory with its SWE-ReX client, node and folder."""
 
     def __init__(self, url: str, trajectory: str, node: PlayedNode, root: Path, redis_url: str) -> None:
         self.url = url
@@ -37,7 +37,7 @@ class SwerexTrajectory:
         return await self.client.run_in_session(BashAction(command=command, **rest))
 
     async def post(self, verb: str, body: Any, request_id: str) -> tuple[int, dict[str, Any]]:
-        """As the client sends, with a request id of ours."""
+        """Send the request of the client with our own request id."""
         path = f"{self.url}/v1/trajectories/{self.trajectory}/swerex/{verb}"
         async with (
             aiohttp.ClientSession(headers={"X-Request-ID": request_id}) as http,

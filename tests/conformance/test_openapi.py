@@ -28,7 +28,7 @@ TASK = {"stages": [{"name": "match", "kind": "answer.match", "units": {"slots": 
 
 @pytest.fixture(scope="module")
 def proxy() -> Iterator[Service]:
-    """With a node behind it, so that what is accepted is also executed. Long polls are short here."""
+    """A stack with a node, so that accepted requests are also executed. Long polls are short here."""
     with (
         temporary_home() as root,
         running_valkey(root) as url,
@@ -74,7 +74,7 @@ async def test_the_proxy_keeps_to_its_document(proxy: Service, http: aiohttp.Cli
         *("run", f"{proxy.url}/openapi.json", "--no-color", "--warnings", "off"),
         *("--seed", str(SEED), "--max-examples", str(EXAMPLES), "--max-time", str(SECONDS)),
         *("--request-timeout", "30", "--continue-on-failure", "--output-truncate", "false"),
-        # Not every rule can be said in a schema: names of stages differ, an assert needs its tests.
+        # A schema cannot express every rule: names of stages differ, an assert needs its tests.
         *("--checks", "all", "--exclude-checks", "positive_data_acceptance"),
     ]
     status, report = await asyncio.to_thread(schemathesis, command, known, tmp_path)

@@ -1,4 +1,4 @@
-"""A mesh that is much too small, with verl's patience: late is late, never wrong; what nobody wants any more ends."""
+"""A mesh that is much too small, with verl's retries: late calls are late, never wrong; abandoned calls end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALLERS = 64
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    """One core behind one door."""
+    """One core behind one proxy."""
 
     mesh: Mesh
     redis_url: str
@@ -37,7 +37,7 @@ class Small:
             return int(client.xlen("actions"))
 
     def occupy(self) -> str:
-        """Let something have the core that was thought to be short and is not; its id."""
+        """Occupy the core with an action that was expected to be short and is not; return its id."""
         self._sleep(0.0, wait_s=30)
         return self._sleep(600.0, wait_s=0)
 

@@ -79,13 +79,13 @@ async def act(environment: Environment, kind: str, timeout_s: float = 20.0, **pa
     return await environment.act(name, ENVIRONMENT_KINDS[name](**params), frozenset(CORES[:1]), timeout_s)
 
 
-def ran(code: int | None, stdout: str = "", stderr: str = "", **more: Any) -> dict[str, Any]:
-    """What `env.exec` gives."""
+def exec_result(code: int | None, stdout: str = "", stderr: str = "", **more: Any) -> dict[str, Any]:
+    """Output of `env.exec`."""
     return {"exit_code": code, "stdout": stdout, "stderr": stderr, "stdout_dropped": 0, "stderr_dropped": 0, **more}
 
 
-def told(code: int | None, output: str, **more: Any) -> dict[str, Any]:
-    """What `env.bash` gives."""
+def bash_result(code: int | None, output: str, **more: Any) -> dict[str, Any]:
+    """Output of `env.bash`."""
     usual = {"output_dropped": 0, "session_ended": False, "session_restarted": False}
     return {"exit_code": code, "output": output, **usual, **more}
 
@@ -95,31 +95,32 @@ NOT_FOUND = {"exit_code": 127, "stdout": "", "stderr": ""}
 CASES: dict[str, list[Step]] = {
     "commands": [
         ("exec", {"argv": ["sh", "-c", "pwd; echo $GIVEN $X; cat; echo bad >&2; exit 3"], "stdin": "in\n",
-                  "env": {"X": "y"}}, ran(3, "/tmp/work\nit y\nin\n", "bad\n")),
-        ("exec", {"argv": ["printf", "\\377\\000a"]}, ran(0, "\ufffd\0a")),
-        ("exec", {"argv": ["sh", "-c", "kill -TERM $$"]}, ran(143)),
+                  "env": {"X": "y"}}, exec_result(3, "/tmp/work\nit y\nin\n", "bad\n")),
+        ("exec", {"argv": ["printf", "\\377\\000a"]}, exec_result(0, "\ufffd\0a")),
+        ("exec", {"argv": ["sh", "-c", "kill -TERM $$"]}, exec_result(143)),
         ("exec", {"argv": ["nosuch"]}, {**NOT_FOUND, "error": "No such file or directory: nosuch"}),
         ("exec", {"argv": ["/tmp"]}, {**NOT_FOUND, "exit_code": 126, "error": "Permission denied: /tmp"}),
-        ("exec", {"argv": ["pwd"], "cwd": "/usr"}, ran(0, "/usr\n")),
+        ("exec", {"argv": ["pwd"], "cwd": "/usr"}, exec_result(0, "/usr\n")),
         ("exec", {"argv": ["pwd"], "cwd": "no"}, {**NOT_FOUND, "exit_code": 126, "error": "No such directory: no"}),
-        ("exec", {"argv": ["sh", "-c", "echo begun; sleep 60"], "timeout_s": 0.5}, ran(None, "begun\n")),
+        ("exec", {"argv": ["sh", "-c", "echo begun; sleep 60"], "timeout_s": 0.5}, exec_result(None, "begun\n")),
         ("exec", {"argv": ["seq", "1", "100000"], "output_bytes": 12},
-         ran(0, "1\n2\n3\n\n[... 588883 bytes left out ...]\n100000"[:-6] + "00000\n"[-6:], stdout_dropped=588883)),
+         exec_result(0, "1\n2\n3\n\n[... 588883 bytes left out ...]\n100000"[:-6] + "00000\n"[-6:],
+                     stdout_dropped=588883)),
     ],
     "lines": [
-        ("bash", {"line": "word=kept; cd /usr; f() { echo called; }; false"}, told(1, "")),
-        ("bash", {"line": "echo $? $word; f; pwd; echo $GIVEN >&2"}, told(0, "1 kept\ncalled\n/usr\nit\n")),
-        ("bash", {"line": "echo 'open"}, told(
+        ("bash", {"line": "word=kept; cd /usr; f() { echo called; }; false"}, bash_result(1, "")),
+        ("bash", {"line": "echo $? $word; f; pwd; echo $GIVEN >&2"}, bash_result(0, "1 kept\ncalled\n/usr\nit\n")),
+        ("bash", {"line": "echo 'open"}, bash_result(
             2, "bash: /dev/fd/230: line 1: unexpected EOF while looking for matching `''\n")),
-        ("bash", {"line": "nosuch; echo $0 $-"}, told(0, "bash: nosuch: command not found\nbash hiBs\n")),
-        ("bash", {"line": "sleep 300 & jobs"}, told(0, "[1]+  Running                 sleep 300 &\n")),
-        ("bash", {"line": "sleep 60; echo never", "timeout_s": 0.5}, told(None, "\n")),
-        ("bash", {"line": "echo $word; jobs"}, told(0, "kept\n[1]+  Running                 sleep 300 &\n")),
-        ("bash", {"line": "trap '' INT; while :; do :; done", "timeout_s": 0.5}, told(
+        ("bash", {"line": "nosuch; echo $0 $-"}, bash_result(0, "bash: nosuch: command not found\nbash hiBs\n")),
+        ("bash", {"line": "sleep 300 & jobs"}, bash_result(0, "[1]+  Running                 sleep 300 &\n")),
+        ("bash", {"line": "sleep 60; echo never", "timeout_s": 0.5}, bash_result(None, "\n")),
+        ("bash", {"line": "echo $word; jobs"}, bash_result(0, "kept\n[1]+  Running                 sleep 300 &\n")),
+        ("bash", {"line": "trap '' INT; while :; do :; done", "timeout_s": 0.5}, bash_result(
             None, "", session_restarted=True)),
-        ("bash", {"line": "echo [$word]; exit 4"}, told(4, "[]\n", session_ended=True)),
-        ("bash", {"line": "pwd; cat"}, told(0, "/tmp/work\n")),
-        ("bash", {"line": "echo a; echo b >&2; echo c", "session": "two"}, told(0, "a\nb\nc\n")),
+        ("bash", {"line": "echo [$word]; exit 4"}, bash_result(4, "[]\n", session_ended=True)),
+        ("bash", {"line": "pwd; cat"}, bash_result(0, "/tmp/work\n")),
+        ("bash", {"line": "echo a; echo b >&2; echo c", "session": "two"}, bash_result(0, "a\nb\nc\n")),
         ("close_session", {"session": "two"}, {}),
         ("close_session", {"session": "two"}, {"error": "no such session: two"}),
     ],
@@ -219,7 +220,7 @@ async def test_without_a_shell_the_line_fails_and_the_environment_goes_on(made: 
     environment = await runtime.create("shellless", spec, frozenset(CORES[:1]))
     for _ in range(2):
         assert (await act(environment, "bash", line="true")).output == {"error": "no shell: No such file or directory"}
-    assert (await act(environment, "exec", argv=["/bin/sh", "-c", "exit 3"])).output == ran(3)
+    assert (await act(environment, "exec", argv=["/bin/sh", "-c", "exit 3"])).output == exec_result(3)
     await environment.close()
 
 

@@ -159,7 +159,7 @@ def test_the_client_s_own_summaries(endpoint: str) -> None:
     assert [summary_run_code_result(end, mapping) for end in ends] == ["right", "wrong", "slow"]
 
 
-# ---- what the client cannot say, others do: bodies as they come over the wire -------------------------------------
+# ---- bodies that this client cannot send and other clients do ----------------------------------------------------
 
 
 def posted(endpoint: str, body: Any, path: str = "/run_code") -> Any:

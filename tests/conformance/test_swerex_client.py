@@ -24,7 +24,7 @@ async def remote(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> As
 
 @pytest.fixture
 async def shell(remote: SwerexTrajectory) -> SwerexTrajectory:
-    """With a session."""
+    """A trajectory with an open session."""
     await remote.client.create_session(CreateBashSessionRequest())
     return remote
 

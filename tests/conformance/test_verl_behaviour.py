@@ -20,7 +20,7 @@ from tests.e2e.replicas import Mesh, executions, is_ready, leads, metric, until
 from treadle.testing.servers import running_valkey, temporary_home
 
 PLAIN = {"PROXY_HOLD": "never"}
-"""As for clients that are not held; tests/conformance/test_held_calls.py has the others."""
+"""Settings for clients that are not held; tests/conformance/test_held_calls.py tests held ones."""
 MARGIN_S = 0.5
 JOIN_S = 10.0
 QUICK = "print(int(input()) * 2)"
@@ -32,7 +32,7 @@ LATE = "it would start after its deadline"
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    """One core, and little patience with calls."""
+    """One core, and short limits for calls."""
     settings = {**PLAIN, "PROXY_RUN_CODE_MARGIN_S": str(MARGIN_S), "PROXY_RUN_CODE_JOIN_S": str(JOIN_S)}
     with (
         temporary_home() as home,
@@ -45,7 +45,7 @@ def mesh() -> Iterator[Mesh]:
 
 
 def run_code_url(mesh: Mesh, task: str) -> str:
-    """A task of its own for each test: expected durations are learned by task."""
+    """URL of `/run_code` of a task; a task for each test, because expected durations are learned by task."""
     return f"{mesh.proxies[0].url}/t/verl/{task}/run_code"
 
 
@@ -62,7 +62,7 @@ def sleeping(seconds: float) -> str:
 
 
 def teach(url: str, count: int = 6) -> None:
-    """Let the mesh see that programs of this task are quick."""
+    """Execute quick programs, so that the mesh learns short durations for this task."""
     for number in range(count):
         assert score(url, Case(code=QUICK, stdin=str(number), expected=str(number * 2))).score is True
 
@@ -110,7 +110,7 @@ def test_a_call_that_got_504_joins_its_action(mesh: Mesh) -> None:
 
 
 def await_attempt(mesh: Mesh) -> None:
-    """Until the one core is taken."""
+    """Wait until the one core is in use."""
     url = f"{mesh.proxies[0].url}/v1/nodes"
     asyncio.run(until(lambda: bool(requests.get(url, timeout=10).json()["nodes"][0]["used"].get("cores"))))
 

@@ -1,4 +1,4 @@
-"""What verl does with `/run_code`: one call for each test case, what it waits for, repeats and gives up on.
+"""Use of `/run_code` by verl: one call for each test case, with its waits, retries and limits.
 
 Written from the facts of its reward code (verl/utils/reward_score/sandbox_fusion), so that the mesh can be judged by
 the score a trainer would end up with.
@@ -53,11 +53,11 @@ class Case:
 
 @dataclass(slots=True)
 class CaseOutcome:
-    """What became of a case."""
+    """Outcome of a case."""
 
     score: bool | int = API_ERROR
     statuses: list[int] = field(default_factory=list)
-    """Of each try."""
+    """Status of each try."""
     reply: dict[str, Any] = field(default_factory=dict)
     """The last body."""
 

@@ -13,7 +13,7 @@ Disturb = Callable[[], Coroutine[Any, Any, None]]
 
 
 CLOCKS_S = 0.005
-"""By which two processes may differ in what time it is by Valkey."""
+"""Difference between the times that two processes measure by Valkey's clock, at most."""
 
 
 def check_times(answers: list[dict[str, Any]]) -> None:

@@ -81,7 +81,7 @@ def running_service(name: str, redis_url: str, **environ: str) -> Iterator[Servi
 
 
 def answers(url: str) -> bool:
-    """Is there a 200?"""
+    """Return whether the reply is a 200."""
     try:
         with urllib.request.urlopen(url, timeout=2) as response:
             return bool(response.status == 200)

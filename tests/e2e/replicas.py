@@ -69,12 +69,12 @@ def metric(service: Service, name: str) -> float:
 
 
 def epoch(proxy: Service) -> int:
-    """Of the term this replica leads; 0 while it does not."""
+    """Epoch of the term this replica leads; 0 while it does not."""
     return round(metric(proxy, "treadle_proxy_leader_epoch"))
 
 
 def leads(proxy: Service) -> bool:
-    """Does this replica dispatch?"""
+    """Return whether this replica dispatches."""
     return epoch(proxy) > 0
 
 

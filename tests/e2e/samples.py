@@ -31,15 +31,15 @@ class Sample:
     params: dict[str, Any]
     passed: bool
     stages: int
-    """How far it gets."""
+    """Number of stages that the sample reaches."""
 
     def line(self) -> bytes:
-        """As a line of a bulk call."""
+        """Line of a bulk call."""
         return json.dumps({"request_id": self.request_id, "params": self.params}).encode()
 
 
 def mixed(count: int, *, start: int = 0) -> list[Sample]:
-    """Of six: four are wrong at the first stage, one in its program, one is right in both."""
+    """Six samples: four are wrong at the first stage, one in its program, one is right in both."""
     return [_sample(number) for number in range(start, start + count)]
 
 

@@ -115,7 +115,7 @@ class Episode:
 
 
 def all_end(processes: list[Identity]) -> bool:
-    """Whether all of them are gone within half a minute."""
+    """Return whether all of them end within half a minute."""
     deadline = time.monotonic() + 30
     while any(process.alive() for process in processes):
         if time.monotonic() > deadline:

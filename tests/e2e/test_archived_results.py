@@ -295,7 +295,7 @@ async def test_a_tenant_whose_answers_cannot_move_leaves_room_for_the_others(
 
 
 def bytes_of_streams(stack: RunningStack) -> int:
-    """What the streams that carry grants and outcomes take of Valkey's memory."""
+    """Bytes of Valkey's memory that the streams of grants and outcomes take."""
     with redis.Redis.from_url(stack.redis_url) as client:
         return sum(client.memory_usage(key, samples=0) or 0 for key in ("outcomes", *client.keys("grants.*")))
 

@@ -46,7 +46,7 @@ async def submit(http: aiohttp.ClientSession, proxy: Service, name: str, action:
 
 
 async def answer(http: aiohttp.ClientSession, proxy: Service, name: str, action: Json = NOOP) -> Any:
-    """Of an action that was accepted under this name."""
+    """Answer of the action that was accepted under this name."""
     body = {**action, "request_id": name}
     async with http.post(f"{proxy.url}/v1/actions?wait={WAIT_S}", json=body) as response:
         assert response.status == 200, await response.text()

@@ -63,7 +63,7 @@ async def answered_batch(stack: RunningStack, trainer: Trainer, size: int, sent:
 
 
 def keys_of(stack: RunningStack, batch: str, actions: list[str]) -> list[str]:
-    """What Valkey has of a batch."""
+    """Keys of a batch in Valkey."""
     named = [f"batch:{batch}", f"results:{batch}", f"archived:{batch}", *(f"action:{action}" for action in actions)]
     with redis.Redis.from_url(stack.redis_url) as client:
         left = [key for key in named if client.exists(key)]

@@ -28,7 +28,7 @@ SETTINGS = {
 }
 COUNT = 12
 STARTS = 4
-"""Of Valkey, that meet the full disk."""
+"""Starts of Valkey on the full disk."""
 WAIT_S = 120
 RECOVERY_S = 60
 """The promise: so long after space was freed everything that was accepted is answered."""
@@ -99,7 +99,7 @@ async def answered(http: aiohttp.ClientSession, actions: dict[int, str], within_
 
 
 def valkey_of(stack: RunningStack) -> ServiceState:
-    """As `treadle status` shows it."""
+    """State of Valkey in `treadle status`."""
     state = current_state(stack.home.root)
     assert state is not None, "the supervisor has ended"
     return next(service for service in state.services if service.name == "valkey")
@@ -171,7 +171,7 @@ async def test_what_was_accepted_is_answered_after_a_full_disk(
     actions = {number: await accept(http, number) for number in range(200, 200 + COUNT)}
     disk.fill()
     await until_valkey(stack, healthy=False)
-    # Kept full until later lives of Valkey have met the full disk too.
+    # Kept full until later processes of Valkey have started on the full disk too.
     async with asyncio.timeout(WAIT_S):
         while stack.log("treadle").count("valkey ended") < STARTS:  # noqa: ASYNC110
             await asyncio.sleep(0.1)

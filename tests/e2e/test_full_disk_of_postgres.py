@@ -95,7 +95,7 @@ async def until(condition: Callable[[], Awaitable[bool]], within_s: float = WITH
 
 
 async def archived(stack: RunningStack, actions: set[str]) -> bool:
-    """Whether Postgres has the answers of all of them."""
+    """Return whether Postgres has the answers of all of them."""
     try:
         connection = await asyncpg.connect(stack.database_url.replace("+asyncpg", ""), timeout=5)
     except (OSError, asyncpg.PostgresError):
@@ -121,7 +121,7 @@ async def ended(stack: RunningStack) -> bool:
 
 
 def status_text(stack: RunningStack) -> str:
-    """What `treadle status` prints."""
+    """Output of `treadle status`."""
     environ = {**clean_environment(), "TREADLE_HOME": str(stack.home.root)}
     status = [str(Path(sys.executable).with_name("treadle")), "status"]
     return subprocess.run(status, env=environ, capture_output=True, text=True, timeout=60, check=False).stdout

@@ -1,4 +1,4 @@
-"""What a stack shows of its parts: readiness, health, metrics, and reads while a store is silent."""
+"""Reports of a stack on its parts: readiness, health, metrics, and reads while a store is silent."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def samples(stack: RunningStack, service: str = "proxy") -> dict[str, float]:
 
 
 def status_text(stack: RunningStack) -> str:
-    """What `treadle status` prints."""
+    """Output of `treadle status`."""
     environ = {**clean_environment(), "TREADLE_HOME": str(stack.home.root)}
     done = subprocess.run([TREADLE, "status"], env=environ, capture_output=True, text=True, timeout=60, check=False)
     return done.stdout

@@ -187,7 +187,7 @@ async def test_an_action_that_waits_for_a_pull_holds_no_units_and_has_the_reason
     await soon(reasoned)
 
     async def holds_nothing() -> bool:
-        """As of the nodes' last heartbeats."""
+        """Return whether the nodes' last heartbeats report nothing in use."""
         async with http.get("/v1/nodes") as response:
             used = [node["used"] for node in (await response.json())["nodes"]]
         return [(one["cores"], one["starts"]) for one in used] == [(0, 0)] * 2
@@ -229,7 +229,7 @@ async def test_an_image_that_does_not_exist_shows_on_the_batchs_page_within_20_a
 
 
 async def page(http: aiohttp.ClientSession, batch: str) -> Any:
-    """What the page of a batch shows of the actions in its trajectories."""
+    """Actions of its trajectories in the view of a batch."""
     async with http.get(f"/v1/batches/{batch}") as response:
         assert response.status == 200, await response.text()
         return (await response.json())["environments"]

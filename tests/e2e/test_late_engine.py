@@ -22,7 +22,7 @@ ENGINE = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removepref
 
 @pytest.fixture
 def socket(tmp_path: Path) -> Path:
-    """Where the engine will be."""
+    """Socket of the engine that starts later."""
     return tmp_path / "docker.sock"
 
 

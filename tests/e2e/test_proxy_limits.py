@@ -241,7 +241,7 @@ def test_another_store_has_other_ids_and_those_from_before_the_key_are_found_aga
 
 
 def test_an_upgrade_to_http_2_is_answered_as_http_1(running: RunningProxy) -> None:
-    """As the JDK's client sends its first request."""
+    """First request of the JDK's client."""
     body = b'{"kind":"noop"}'
     head = (
         "POST /v1/actions HTTP/1.1\nHost: mesh.example\nConnection: Upgrade, HTTP2-Settings, close\n"

@@ -129,6 +129,6 @@ def bash(mesh: Composed, trajectory: str, line: str) -> Json:
 
 
 def containers(trajectory: str) -> list[str]:
-    """Of this trajectory, on the host's engine."""
+    """Containers of this trajectory on the host's engine."""
     listing = ["docker", "ps", "--all", "--quiet", "--filter", f"label=treadle.trajectory={trajectory}"]
     return subprocess.run(listing, capture_output=True, text=True, timeout=30, check=True).stdout.split()

@@ -13,17 +13,17 @@ import aiohttp
 from tests.e2e.samples import Sample
 
 BROKEN = (aiohttp.ClientError, OSError, TimeoutError)
-"""What a connection to a dying service looks like."""
+"""Errors of a connection to a dying service."""
 PASSING = (502, 503, 504)
 PAUSE_S = 0.1
 LINES = 100
-"""Of one bulk call."""
+"""Requests of one bulk call."""
 
 Json = dict[str, Any]
 
 
 class Trainer:
-    """Speaks to one proxy; every call ends within its patience."""
+    """Client of one proxy; every call ends within its timeout."""
 
     def __init__(self, session: aiohttp.ClientSession, *, patience_s: float) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""What clients are generated and compiled with. `scripts/client-tools` installs it into .clients/."""
+"""Tools that generate and compile clients. `scripts/client-tools` installs it into .clients/."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def tools() -> Tools:
 
 @pytest.fixture(scope="session")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where clients are generated, a folder each."""
+    """Folder of the generated clients, a folder each."""
     return tmp_path_factory.mktemp("clients")

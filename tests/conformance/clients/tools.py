@@ -29,7 +29,7 @@ class Tools:
         (self.site,) = (HOME / "venv" / "lib").glob("python*/site-packages")
 
     def run(self, *command: str | Path, cwd: Path | None = None, **environ: str) -> str:
-        """What the command prints.
+        """Output of the command.
 
         Raises:
             AssertionError: it failed; with its output.
@@ -105,7 +105,7 @@ class Tools:
         return ":".join(map(str, (*more, jar, *self.JARS)))
 
     def openapi_python_client(self, out: Path) -> Path:
-        """openapi-python-client's client; it knows no NDJSON unless it is told what it is like."""
+        """openapi-python-client's client; for NDJSON it needs an override of the content type."""
         config = out.with_suffix(".yaml")
         config.write_text("content_type_overrides:\n  application/x-ndjson: application/octet-stream\n")
         package = out / "treadle_client"

@@ -39,7 +39,7 @@ class Composed:
 
     @property
     def url(self) -> str:
-        """Of the proxy."""
+        """URL of the proxy."""
         return f"http://127.0.0.1:{self.port}"
 
     @property

@@ -1,7 +1,7 @@
 """A Docker engine of a test's own, for tests that kill one: nobody else's containers hang on it.
 
 It has its own socket and folders, and `--live-restore`: its containers outlive it. It has no network, in a network
-namespace of its own: told to have no bridge, an engine deletes `docker0`, which may be another's.
+namespace of its own: configured without a bridge, an engine deletes `docker0`, which may be another's.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _runs(pid: int) -> bool:
 
 
 def _unmount_all(folder: Path) -> None:
-    """What an engine that was killed left mounted, innermost first."""
+    """Mounts that a killed engine left, innermost first."""
     lines = Path("/proc/self/mounts").read_text().splitlines()
     for point in sorted((line.split(" ")[1] for line in lines), reverse=True):
         if point.startswith(f"{folder}{os.sep}"):

@@ -55,7 +55,7 @@ class NoSandboxHere:
 
 
 async def turns(count: int = 5) -> None:
-    """Let all ready tasks continue."""
+    """Run all ready tasks."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -143,12 +143,12 @@ class FakeRuntime:
     go: asyncio.Event = field(default_factory=asyncio.Event)
     create_waits: bool = False
     fails: Exception | None = None
-    """Of every creation."""
+    """Error of every creation."""
     may_close: asyncio.Event = field(default_factory=asyncio.Event)
     made: list[FakeEnvironment] = field(default_factory=list)
     making: int = 0
     standing_by: list[Environment] = field(default_factory=list)
-    """What survived."""
+    """Survivors of an earlier manager."""
     prepared: list[str] = field(default_factory=list)
     has: set[str] = field(default_factory=set)
     """Images."""
@@ -237,8 +237,8 @@ class NodeParts:
         return [(one.trajectory, one.ended) for one in self.reports if isinstance(one, EnvironmentEnded)]
 
     async def settled(self) -> list[Finished]:
-        """Until nothing runs any more."""
+        """Wait until no attempt runs; return the finished ones."""
         async with asyncio.timeout(20):
-            while len(self.attempts):  # noqa: ASYNC110  # what is waited for is that nothing is left
+            while len(self.attempts):  # noqa: ASYNC110  # waits until none is left
                 await asyncio.sleep(0.001)
         return self.finished()

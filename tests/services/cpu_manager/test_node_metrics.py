@@ -15,7 +15,7 @@ PREFIX = "treadle_cpu_manager_"
 
 
 def sample(name: str, **labels: str) -> float:
-    """Of this process's metrics, which other tests have moved before."""
+    """Sample of this process's metrics, which other tests have changed before."""
     return REGISTRY.get_sample_value(PREFIX + name, labels) or 0.0
 
 

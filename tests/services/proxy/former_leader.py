@@ -1,4 +1,4 @@
-"""What former leaders and the nodes have left behind, and whoever takes over: in a test's hands."""
+"""Store that former leaders and nodes have written, and the leader that takes over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.shared.bus.journal import Journal
 
 
 class StoreOfFormerLeader:
-    """The books, and the leader that takes them over."""
+    """The store of a former leader, and the leader that takes it over."""
 
     def __init__(self, journal: Journal, reader: Redis) -> None:
         self.journal = journal
@@ -34,7 +34,7 @@ class StoreOfFormerLeader:
         return [entry for _, entry in await functions.submit(self.redis, items, max_journal=100)]
 
     async def mark(self, action: str, attempt: int, node: str = "n", trajectory: str = "", place: bytes = b"") -> None:
-        """As the former leader did when it granted."""
+        """Write a grant of the former leader."""
         grant = Granting("grants.n.1", b"m", action, f"{attempt}:{node}", trajectory, place)
         await functions.grant(self.redis, self.journal.epoch, [grant])
 
@@ -50,7 +50,7 @@ class StoreOfFormerLeader:
         return tail
 
     def read(self, message: Message) -> list[Any]:
-        """Let the new leader read one message more; what it writes then."""
+        """Let the new leader read one more message; return its writes."""
         self.notes.take()
         self.leader.take([from_node(message, at=self.clock.unix())])
         self.leader.dispatcher.check()

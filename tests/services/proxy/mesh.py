@@ -1,4 +1,4 @@
-"""The leader's surroundings in a test: makers of its stream entries, and a record of its writes."""
+"""Makers of stream entries for a leader, and a recorder of its writes."""
 
 from __future__ import annotations
 

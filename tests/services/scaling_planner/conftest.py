@@ -1,4 +1,4 @@
-"""A bus that tests speak on, with a node that said hello."""
+"""A bus on which tests publish, with a node that has sent its hello."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ STAGES = [
     StagePlan(name="run", pool=POOL, units=1, worker_cost=1.0, timeout_s=5.0),
 ]
 FIRST = float(int(time.time()))
-"""Of the first request of a batch that opened ten seconds before."""
+"""Arrival of the first request of a batch that opened ten seconds before."""
 
 
 def a_batch(name: str) -> BatchOpened:
@@ -99,7 +99,7 @@ class Mesh:
             await functions.publish(self.redis, topic.name, 1000, [topic.encode(message)])  # type: ignore[arg-type]
 
     async def open(self, name: str) -> None:
-        """As the server-side function does: the batch is in Valkey before its message is."""
+        """Open a batch as the server-side function does: the batch is in Valkey before its message is."""
         await command(self.redis, "HSET", f"batch:{name}", "state", "open", "submitted", 0, "answered", 0)
         await self.publish(a_batch(name))
 
@@ -175,7 +175,7 @@ async def last_is(mesh: Mesh, units: int) -> bool:
 
 
 async def all_acknowledged(mesh: Mesh, messages: int) -> bool:
-    """So many were written, and every one was delivered and acknowledged."""
+    """Return whether so many messages were written, delivered and acknowledged."""
     groups = await command(mesh.redis, "XINFO", "GROUPS", BATCHES.name)
     if not groups:
         return False

@@ -1,4 +1,4 @@
-"""What pools could hold, by what nodes say."""
+"""Capacity of pools from the reports of nodes."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ async def test_of_two_planners_one_plans_and_the_other_takes_over(
 
 
 async def test_a_planner_that_cannot_keep_its_decisions_lets_its_lease_lapse(stack_home: Path) -> None:
-    """So that the mesh does not wait for targets of a planner that waits for Postgres."""
+    """The mesh must not wait for targets of a planner that waits for Postgres."""
     with ExitStack() as at_end:
         redis_url = at_end.enter_context(running_valkey(at_end.enter_context(temporary_home())))
         postgres = ExitStack()

@@ -1,4 +1,4 @@
-"""What a task may say: nothing that could not be scheduled, kept and read again."""
+"""Valid tasks: each can be scheduled, stored and read again."""
 
 from __future__ import annotations
 

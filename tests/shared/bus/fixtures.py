@@ -1,4 +1,4 @@
-"""Valkey with the functions loaded, a second connection, and the books: for every folder that talks to the bus."""
+"""Valkey with the functions loaded, a second connection, and the journal: for every folder that uses the bus."""
 
 from collections.abc import AsyncIterator
 
@@ -26,5 +26,5 @@ async def reader(redis_url: str) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 async def journal(valkey: Redis) -> Journal:
-    """The books, led by `me`."""
+    """The journal, led by `me`."""
     return await Journal.led(valkey)

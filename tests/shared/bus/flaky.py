@@ -1,4 +1,4 @@
-"""A connection that fails when it is told to: before the command has any effect, or after it had all of it."""
+"""A connection that fails on schedule: before the command has any effect, or after all of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Flaky(Redis):
         super().__init__()
         self._real = real
         self.failures: list[When | None] = []
-        """Of the commands to come, first to last; None works."""
+        """Failures of the next commands, in order; None: the command works."""
         self.sent: list[str] = []
         """Commands (functions by their name) that have had their effect."""
 

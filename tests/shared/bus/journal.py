@@ -1,4 +1,4 @@
-"""The functions as tests speak to them: short calls, decoded books."""
+"""The server-side functions for tests: short calls, decoded results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def opened(batch: str, size: int | None = None) -> BatchOpened:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """One leader's hold on the books."""
+    """Calls of the server-side functions as one leader."""
 
     redis: Redis
     epoch: Epoch
@@ -62,7 +62,7 @@ class Journal:
     async def open(
         self, batch: str = "b", *, size: int | None = None, key: str = "", of_task: int | None = None
     ) -> BatchOpeningResult:
-        """`size`: as the caller says; `of_task`: where it does not."""
+        """`size`: the caller's; `of_task`: the default without one."""
         fields = {"tenant": "ada", "task": "t", "workflow": "{}"}
         message = opened(batch, size or of_task)
         return await functions.open_batch(self.redis, message, idempotency_key=key, asked=size, fields=fields)

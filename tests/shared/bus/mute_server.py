@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Mute:
-    """Accepts and hears; says only what it was given to say at the first command of each connection."""
+    """Accepts and receives; sends `greeting` at each receipt and nothing else."""
 
     greeting: bytes = b""
     hang_up: bool = False

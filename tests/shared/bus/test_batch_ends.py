@@ -39,7 +39,7 @@ async def test_opening_again_with_the_same_key_finds_the_first_batch(journal: Jo
         ({"size": 3}, {"of_task": 3}, "repeated"),
         ({"of_task": 3}, {"size": 3}, "repeated"),
         ({"of_task": 3}, {"size": 4}, "conflict"),
-        ({"of_task": 3}, {"of_task": 4}, "repeated"),  # the task has changed meanwhile, what the caller says has not
+        ({"of_task": 3}, {"of_task": 4}, "repeated"),  # the task has changed, the request has not
         ({}, {"size": 3}, "conflict"),
     ],
 )

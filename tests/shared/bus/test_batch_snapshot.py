@@ -1,4 +1,4 @@
-"""Where open batches stand, as the leader tells it and the planner reads it."""
+"""Snapshots of open batches, published by the leader and read by the planner."""
 
 from __future__ import annotations
 

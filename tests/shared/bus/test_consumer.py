@@ -31,7 +31,7 @@ def member(redis: Redis, name: str = "m1", *, stale_s: float = 60.0, max_attempt
 
 
 class Handler:
-    """Notes what it was given, fails as told, and stops its consumer after so many calls."""
+    """Records its messages, fails as scheduled, and stops its consumer after so many calls."""
 
     def __init__(
         self, consumer: Consumer[Answered], calls: int, fails: Callable[[str], Exception | None] = lambda _: None

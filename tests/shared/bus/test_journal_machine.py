@@ -48,7 +48,7 @@ class Batch:
 
 @dataclass
 class Model:
-    """What the books should say."""
+    """Expected state of the store."""
 
     batches: dict[str, Batch] = field(default_factory=dict)
     bodies: dict[str, bytes] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""`submit`: accepted means it is in the journal; everything else says why not."""
+"""`submit`: accepted means it is in the journal; everything else returns its reason."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ async def test_an_environment_that_is_no_more_ends_its_trajectory(journal: Journ
     assert await state(journal) == (ended.encode(), b"it died")
     assert await placed(journal) == {}
     assert (await submit(journal, "a2")).entry == f"{ended} it died"
-    assert await closings(journal) == [], "the leader knows"
+    assert await closings(journal) == [], "the leader has been notified"
 
 
 async def test_the_first_end_counts(journal: Journal) -> None:
@@ -277,7 +277,7 @@ async def test_an_environment_that_was_not_made_leaves_its_trajectory_open(journ
     await trajectories.record_ends(journal.redis, journal.epoch, [("t1", "unmade", "no memory")])
 
     assert await placed(journal) == {}
-    assert await state(journal) == (b"open", b"no memory"), "it says why until it is begun again"
+    assert await state(journal) == (b"open", b"no memory"), "the reason is kept until it is begun again"
     assert "n" not in await journal.fields("trajectory:t1")
     assert await listed(journal) == {"open": ["t1"], "due": ["t1"], "ended": []}
     await begun(journal)

@@ -110,7 +110,7 @@ def test_it_works_on_every_event_loop(redis_url: str, loop_factory: type[asyncio
         assert runner.run(scenario()) == [b"%d" % number for number in range(100)]
 
 
-# ---- what the URL says -------------------------------------------------------------------------------------------
+# ---- parts of the URL --------------------------------------------------------------------------------------------
 
 
 async def test_the_database_of_the_url_is_selected(redis_url: str, valkey: Redis) -> None:

@@ -1,4 +1,4 @@
-"""When the other end goes away: every call under way fails, none hangs, and the next one connects anew."""
+"""Loss of the server: every running call fails, none hangs, and the next one connects again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of parameters in docs/graders.md against the schemas that the front door and the nodes read by."""
+"""The table of parameters in docs/graders.md against the schemas of the proxy and the nodes."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import msgspec
 from shared.messages.actions import ACTIONS, ActionSubmitted, StageWork
 
 STAGE: list[Any] = ["run", "code.run", "cores@default", {"cores": [1, 1]}, 10.0, b"{}", True]
-"""As it was written before stages had a score of their own for a time limit."""
+"""A stage as written before stages had a score for a time limit."""
 
 
 class OlderStage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -25,7 +25,7 @@ def work(
     repeatable: bool = True,
     name: str = "run",
 ) -> Work:
-    """A stage; one unit of its pool's resource unless told otherwise."""
+    """A stage; one unit of its pool's resource by default."""
     return Work(name, kind, pool, units or {pool.partition("@")[0]: 1}, timeout_s, repeatable)
 
 
@@ -41,7 +41,7 @@ def request(
     start_by_s: float | None = None,
     priority: float = 0.0,
 ) -> Request:
-    """A request that has arrived at `at_s`; one stage of one core unless told otherwise."""
+    """A request that has arrived at `at_s`; one stage of one core by default."""
     arrival = (round(at_s * 1000), seq)
     return Request(name, tenant, task, batch, arrival, stages or (work(),), deadline_s, start_by_s, priority)
 
@@ -49,7 +49,7 @@ def request(
 def node(
     name: str = "n", capacity: Mapping[str, int] | None = None, *, kinds: str = "run", incarnation: str = "1"
 ) -> Node:
-    """A CPU node that has said hello and nothing more."""
+    """A CPU node that has sent its hello and nothing more."""
     return Node(name, incarnation, "cpu", capacity or {"cores": 4}, frozenset(kinds.split()))
 
 

@@ -1,4 +1,4 @@
-"""Settings are read once, frozen, and refuse what they do not know."""
+"""Settings are read once, frozen, and refuse unknown names."""
 
 from __future__ import annotations
 

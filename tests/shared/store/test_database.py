@@ -1,4 +1,4 @@
-"""Patience with a server that restarts."""
+"""Retries while the server restarts."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def drift(connection: Connection) -> list[Any]:
 
 
 def shape(connection: Connection) -> dict[str, set[str]]:
-    """What comparing metadata does not look at: check constraints, and which indexes are partial."""
+    """Parts that a comparison of metadata leaves out: check constraints, and which indexes are partial."""
     found = inspect(connection)
     return {
         table: {str(check["name"]) for check in found.get_check_constraints(table)}

@@ -1,4 +1,4 @@
-"""What goes into the store comes out of it, once."""
+"""Rows are read from the store as they were written, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What breaks generated clients, and what does not."""
+"""Changes that break generated clients, and changes that do not."""
 
 from __future__ import annotations
 

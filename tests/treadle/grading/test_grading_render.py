@@ -1,4 +1,4 @@
-"""What the report tells people."""
+"""Text of the report."""
 
 from __future__ import annotations
 

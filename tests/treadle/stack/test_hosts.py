@@ -11,7 +11,7 @@ LOOPBACK, PUBLISHED = "127.0.0.1", "172.18.0.4"
 
 
 async def status(server: str | None, allowed: list[str], host: str, *origin: str) -> int:
-    """Of a request that arrived on this address."""
+    """Status of a request that arrived on this address."""
     sent: list[Message] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

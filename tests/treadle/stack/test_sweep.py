@@ -1,4 +1,4 @@
-"""What a killed supervisor left is ended, and nothing else."""
+"""Processes of a killed supervisor are ended, and no others."""
 
 import subprocess
 from collections.abc import Iterator

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from services.cpu_manager.environments.dop import parallel
 
 MANY = ["-C", "a", "-kf", "b", "-I", "c", "V=1 2", "--eval", "d", "all", "-W", "e"]
-"""Of these one is a goal."""
+"""Arguments of make; one of them is a goal."""
 PRINTS = "import json, sys; print(json.dumps(sys.argv[1:]))"
 
 

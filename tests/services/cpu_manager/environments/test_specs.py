@@ -1,4 +1,4 @@
-"""What an environment cannot be is refused at the door, by the same types that the node reads."""
+"""Invalid environments are refused by the proxy, with the types that the node reads."""
 
 from __future__ import annotations
 

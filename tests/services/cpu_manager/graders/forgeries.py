@@ -39,7 +39,7 @@ OPERANDS: Final = {
     "not a number": "def f(x): return float('nan')",
     "half a surrogate pair": "def f(x): return '\\ud800'",
 }
-"""What a program may return instead of a result."""
+"""Values that a program returns instead of a result."""
 
 WRITING: Final = {
     "results of its own, before the calls": """
@@ -115,7 +115,7 @@ WRITING: Final = {
             return 0
         """,
 }
-"""What a program may write itself."""
+"""Output that a program writes itself."""
 
 DEEPER: Final = {
     "every object of the collector": """
@@ -178,7 +178,7 @@ DEEPER: Final = {
     "def f(x): raise Passed",
     "an exception that cannot be shown": "class E(Exception):\n    def __str__(self): raise E\ndef f(x): raise E",
 }
-"""What a program may change in its interpreter."""
+"""Changes of a program in its interpreter."""
 
 WITHOUT_EXPECTED_VALUES: Final = {**OPERANDS, **WRITING, **DEEPER}
 """Forgeries that need no knowledge of the tests. Where comparison and program share an interpreter some succeed."""

@@ -42,7 +42,7 @@ LANGUAGES: Mapping[str, LanguageInfo] = {
     "python": LanguageInfo("python", "3", "main.py", (), ("python3", "main.py")),
     "cpp": LanguageInfo("cpp", "12", "main.cpp", ("compile", "main.cpp"), ("./main",), "main"),
 }
-"""A node with one interpreted and one compiled language; a fake tells the jobs apart by their argv."""
+"""A node with one interpreted and one compiled language; a fake distinguishes the jobs by their argv."""
 
 
 def context(

@@ -77,8 +77,8 @@ CLAIMING = {
         while frame:
             send = frame.f_locals.get('report')
             if send:
-                for told in (b'{}', b'passed', b'0' * 32 + b'{}'):
-                    send(told)
+                for forged in (b'{}', b'passed', b'0' * 32 + b'{}'):
+                    send(forged)
             frame = frame.f_back
         def f(x): return 0
         """,
@@ -312,7 +312,7 @@ async def test_a_verdict_that_the_program_forms_is_never_separate(sandbox: Sandb
 
 
 async def test_the_same_forgery_passes_in_one_interpreter_and_its_evidence_shows_it(sandbox: Sandbox) -> None:
-    """So the checks above can fail: the operand that docs/graders.md names does not depend on the tests."""
+    """The checks above can fail: the operand that docs/graders.md names does not depend on the tests."""
     verdict = await graded(sandbox, WITHOUT_EXPECTED_VALUES["an object that equals everything"])
     assert (verdict.passed, verdict.evidence) == (True, "in-process")
 

@@ -178,7 +178,7 @@ async def test_real_programs_get_the_same_verdict_on_one_core_and_on_two(
     assert (one.status, one.passed, one.score, one.reason) == (two.status, two.passed, two.score, two.reason)
     for verdict in (one, two):
         reported_s = sum(test["cpu_s"] for test in verdict.output["tests"])
-        assert verdict.cpu_s >= reported_s - 1e-3, "what was told and what was not needed any more"
+        assert verdict.cpu_s >= reported_s - 1e-3, "time of the reported tests and of those no longer needed"
 
 
 def without_times(test: dict[str, Any]) -> dict[str, Any]:

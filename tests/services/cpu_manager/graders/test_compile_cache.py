@@ -21,7 +21,7 @@ def compiled(
 
 
 class Compiler:
-    """Counts its runs; each waits for `finish` and gives what it is told to."""
+    """Counts its runs; each waits for `finish` and returns the given result."""
 
     def __init__(self, result: Compiled) -> None:
         self.result = result
@@ -40,7 +40,7 @@ class Compiler:
 
 
 async def settled() -> None:
-    """Let every task run until it waits."""
+    """Run every task until it waits."""
     for _ in range(10):
         await asyncio.sleep(0)
 

@@ -32,7 +32,7 @@ GENERATIONS: Final = int(os.environ.get("TREADLE_GENERATIONS", "200"))
 """8636 and more: all of them, about three minutes on two cores."""
 LEAST_SEPARATE: Final = 0.95
 TIMEOUTS: Final = 4
-"""Of the 27 recorded; each costs its 6 s."""
+"""Number of the 27 recorded ones; each costs its 6 s."""
 HASH_DEPENDENT: Final = ("HumanEval/1", "codegen-16b-mono", 46)
 """Iterates over a set: a KeyError or a failed assert, by the hash seed."""
 

@@ -154,7 +154,7 @@ check(f)
 
 
 def report_of(*results: Any) -> bytes:
-    """What the harness would write for these results of calls `f(...)`; a call is every second register."""
+    """Report of the harness for these results of calls `f(...)`; a call is every second register."""
     lines = [f"[{2 * place + 1},{json.dumps(_plain(result, 0))}]" for place, result in enumerate(results)]
     return "\n".join([*lines, "[]", ""]).encode()
 
@@ -321,7 +321,7 @@ BOUNDED = {
 
 
 WITHIN = {"a message of many sums", "imports"}
-"""Of BOUNDED: what is read to its end."""
+"""Cases of BOUNDED that are read to their end."""
 
 
 @pytest.mark.parametrize("name", BOUNDED)

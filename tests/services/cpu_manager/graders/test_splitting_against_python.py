@@ -28,7 +28,7 @@ from services.cpu_manager.sandbox.harnesses import calls, guard
 CASES: Final = int(os.environ.get("TREADLE_SPLITTER_CASES", "3000"))
 SEED: Final = 20_261_122
 _MOST_CHARS: Final = 300
-"""Of a value that a random assertion states."""
+"""Length of a value in a random assertion, at most."""
 
 Ended = tuple[str, str]
 """passed, failed or error, and the exception's name."""

@@ -4,7 +4,7 @@ Nothing here is imported from the sandbox, so that a call that is deleted or add
 here as well. The numbers are those of the kernel's `arch/x86/entry/syscalls/syscall_64.tbl` and
 `include/uapi/asm-generic/unistd.h`; `-` where a machine has no such call.
 
-The answers stand for three surroundings: control groups (G), namespaces without them (N), Landlock (L). `.` allows;
+The answers are for three rungs: control groups (G), namespaces without them (N), Landlock (L). `.` allows;
 `init` hands the call to the cell's init.
 """
 

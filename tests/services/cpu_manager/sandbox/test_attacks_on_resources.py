@@ -135,7 +135,7 @@ async def test_samples_go_on_after_one_has_failed(sandbox: LocalSandbox, monkeyp
 async def test_a_memory_bomb_is_ended_and_named(attack: Attack) -> None:
     source = "hoard = []\nwhile True: hoard.append(bytearray(b'x' * (1 << 20)))"
     ended = await attack(source, memory_bytes=128 << 20)
-    # Where only RLIMIT_DATA stops a leap, Python itself may see it first, as a MemoryError.
+    # If only RLIMIT_DATA stops a large allocation, Python itself may raise MemoryError first.
     assert ended.ended_by == "memory-limit" or b"MemoryError" in ended.stderr
 
 

@@ -1,4 +1,4 @@
-"""What a worker costs in time is measured where it is made, and only there."""
+"""Cold start of a worker is measured by the node that starts it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ MISSING = {
     Rung.NAMESPACES: "unshare|mount|uid_map|setgroups|user ids",
     Rung.LANDLOCK: "Landlock ABI|cannot pass",
 }
-"""What a host may lack, in the words of the rung's refusal."""
+"""Missing capabilities of a host, as the message of the rung's refusal names them."""
 
 
 @pytest.mark.parametrize("each", list(Rung), ids=str)

@@ -1,4 +1,4 @@
-"""What is left of a sandbox: nothing after it is closed, nothing after its manager is killed, nothing after a sweep."""
+"""Remains of a sandbox: none after it is closed, after its manager is killed, or after a sweep."""
 
 # ruff: noqa: ASYNC240  # small local files, in tests
 
@@ -90,7 +90,7 @@ async def test_closing_leaves_no_process_directory_or_control_group(rung: Rung, 
 
 
 async def test_a_slot_given_back_after_the_end_is_ignored(tmp_path: Path) -> None:
-    """Whoever waited for a cell may hear of its end only when everything has been removed."""
+    """Waiters are notified only after everything is removed."""
     walls: Any = SimpleNamespace(namespaces=False, privileged=False)
     slots = Slots(walls, tmp_path, None)
     slot = slots.take()

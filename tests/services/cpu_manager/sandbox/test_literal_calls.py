@@ -25,7 +25,7 @@ print(json.dumps({name: call(number, arguments) for name, number, arguments in j
 """
 _NOTHING = [-1] * 6
 _ARGUMENTS = {
-    # With these the kernel would allow it. (Mounts and the like it refuses without a filter too: see test_seccomp.)
+    # Arguments with which the kernel would allow it. (It refuses mounts without a filter too: see test_seccomp.)
     "unshare": [0] * 6,
     "personality": [0xFFFFFFFF] + [0] * 5,
     # Allowed, and with these of no consequence.

@@ -1,4 +1,4 @@
-"""What honest programs may expect of a cell, on every rung this machine and user can have."""
+"""Promises of a cell to honest programs, on every rung of this machine and user."""
 
 import asyncio
 import os

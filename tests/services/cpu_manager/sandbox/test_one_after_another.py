@@ -56,7 +56,7 @@ def own_cells(sandbox: LocalSandbox) -> OwnCells:
 
 
 async def used_again(own_cells: OwnCells, source: str, wall_s: float = 5.0) -> bool:
-    """Does the cell that ran this program stand for another?"""
+    """Return whether the cell that ran this program is reused."""
     await own_cells.run("pass")
     await own_cells.run("pass")
     before = await own_cells.inits()
@@ -245,7 +245,7 @@ print(opened, libc.ptrace(16, init, 0, 0))
     before = await own_cells.inits()
     ended = await own_cells.run(reach)
     assert (ended.ended_by, ended.exit_code) == ("exit", 0), ended
-    # How likely its end is may be read by all.
+    # `oom_score_adj` is readable by all.
     assert ended.stdout in (b"[] -1\n", b"[('oom_score_adj', 0)] -1\n"), ended.stdout
     await own_cells.run("pass")
     assert before <= await own_cells.inits()

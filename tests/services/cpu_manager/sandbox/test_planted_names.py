@@ -1,4 +1,4 @@
-"""What another user of the host plants under a name that the manager will use: never followed, never removed."""
+"""Files of another user under a name that the manager will use: never followed, never removed."""
 
 import os
 import stat
@@ -60,7 +60,7 @@ async def test_a_link_as_scratch_directory_is_rejected_and_its_target_kept(share
 
 
 def test_a_link_under_an_instances_name_is_left_alone(shared: Path, victim: Path) -> None:
-    """As by a program that escaped: no other user can create a name in the scratch directory itself."""
+    """A link of an escaped program: no other user can create a name in the scratch directory itself."""
     scratch = shared / "scratch"
     scratch.mkdir()
     plant_here = scratch / _HEX

@@ -1,4 +1,4 @@
-"""The filter of either machine, walked by a small interpreter of classic BPF: what it answers to which call.
+"""The filter of either machine, run by a small interpreter of classic BPF: its answer to each call.
 
 The calls are those of `literal_calls`, which imports nothing from the sandbox.
 """
@@ -66,7 +66,7 @@ def meant(word: str) -> int:
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 class TestAgainstTheLiteralList:
     def answers(self, machine: str, rung: str) -> dict[int, int]:
-        """By number, with harmless arguments: a family, a process and a priority that are allowed."""
+        """Answers by number, with harmless arguments: a family, a process and a priority that are allowed."""
         rules = RULES[rung]
         steps = list(struct.iter_unpack("=HBBI", seccomp.assemble(machine, rules)))
 

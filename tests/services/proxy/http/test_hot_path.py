@@ -32,7 +32,7 @@ class Response(NamedTuple):
 
 
 async def behind(scope: Scope, receive: Receive, send: Send) -> None:
-    """What lies behind the hot path."""
+    """The application behind the hot path."""
     if scope["type"] == "http" and scope["path"] == "/v1/silent":
         await asyncio.sleep(60)
     if scope["type"] == "http":

@@ -1,4 +1,4 @@
-"""What is read back from streams: entries of another version do not stand in the way."""
+"""Reads of streams: entries of another version are skipped."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def zipped(**files: bytes) -> bytes:
 
 
 MOST = 1 << 20
-"""Of what comes out."""
+"""Bytes of the repacked archive, at most."""
 
 
 def members(archive: bytes) -> dict[str, tarfile.TarInfo]:

@@ -52,7 +52,7 @@ class Caller:
         return answer
 
     async def comes_to(self, trajectory: str, **fields: Any) -> dict[str, Any]:
-        """Its record, as soon as it says so."""
+        """Wait until the trajectory has these fields; return its view."""
 
         async def has_come() -> bool:
             return fields.items() <= (await self.view(trajectory)).items()

@@ -122,7 +122,7 @@ async def test_an_answer_survives_a_cut_and_is_reported_once(
     async with running(driver):
         await driver.all_written()
 
-    assert driver.reported == [("a1", when == "before")], "after a lost reply only the store knows that it counted"
+    assert driver.reported == [("a1", when == "before")], "after a lost reply only the store has the result"
     assert await journal.results() == [b"answer of a1"]
     assert await journal.counts() == ("open", 1, 1)
 

@@ -246,7 +246,7 @@ def expected(*images: str, node_class: str = "default", at: float = START) -> An
 
 @pytest.fixture
 def docked(term: Term) -> Term:
-    """With three more nodes that run images, one of another class."""
+    """A term with three more nodes that run images, one of another class."""
     for name, node_class in (("m", "default"), ("o", "default"), ("other", "big")):
         greeting = msgspec.structs.replace(hello(name, memory_mb=64), runtimes=["docker"], node_class=node_class)
         term.take(from_node(greeting), from_node(inventory(node=name)))

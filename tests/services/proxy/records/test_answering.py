@@ -1,4 +1,4 @@
-"""What a caller reads: verdicts scored, our failures masked, and where the time went."""
+"""Answers to callers: verdicts scored, infrastructure failures masked, and the time by its parts."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ async def driver(journal: Journal, sessions: Sessions) -> ArchiverDriver:
 
 
 class ArchiverDriver:
-    """A leader's books, an archiver, and a reader of both stores."""
+    """A leader's store, an archiver, and a reader of both stores."""
 
     def __init__(self, journal: Journal, sessions: Sessions, clock: ValkeyClock) -> None:
         self.journal = journal
@@ -88,7 +88,7 @@ class ArchiverDriver:
             return int((await session.execute(select(func.count()).select_from(ANSWERS))).scalar_one())
 
     async def expire(self, batch: str = "b") -> None:
-        """As Valkey does when its time is over."""
+        """Delete the batch as Valkey does after its TTL."""
         await command(self.redis, "DEL", f"batch:{batch}", f"results:{batch}", f"archived:{batch}")
 
     async def make_history(self, batch: str = "b") -> None:
@@ -100,7 +100,7 @@ class ArchiverDriver:
 
 
 class Interrupted(Archiver):
-    """Does something else between its copy and its deletion."""
+    """Archiver with a callback between copy and deletion."""
 
     between: Callable[[], Awaitable[Any]] | None = None
 

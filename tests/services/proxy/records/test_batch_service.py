@@ -20,11 +20,11 @@ from tests.services.proxy.mesh import StillClock
 from tests.services.proxy.stores import store_over
 
 SINCE = {"timeout_score", "error_score", "exception_score"}
-"""Fields of a stage that came later, and are refused by who does not know them."""
+"""Newer fields of a stage; an older release refuses them."""
 
 
 async def kept(valkey: Redis, stage: StageTemplate) -> tuple[Task, Task, bytes]:
-    """A task, and what a batch of it says of it: read, and as it stands."""
+    """A task, its copy in a batch as read, and the stored bytes of that copy."""
     tasks = TaskRegistry(valkey)
     declared = Task(stages=[stage])
     await tasks.put("ada", "t", declared)

@@ -23,7 +23,7 @@ UNREACHABLE = "redis://127.0.0.1:1"
 
 
 def id_of(scope: Scope, key: bytes = b"k" * KEY_BYTES) -> str:
-    """Of a fresh store, where no id needs a round trip."""
+    """Id in a fresh store, where no id needs a round trip."""
     making = Ids(Redis.from_url(UNREACHABLE), ValkeyClock(0.0), IdKey(key, 0.0)).of(*scope)
     try:
         making.send(None)
@@ -64,7 +64,7 @@ def test_every_id_is_a_name_the_routes_take(scope: Scope) -> None:
 
 
 def older(place: str) -> str:
-    """As an older version made it, without a key."""
+    """Id of an older version, without a key."""
     scope = f"ada\x00\x00{place}\x00step-1"
     return "r" + blake2b(scope.encode(), digest_size=12).hexdigest()
 
@@ -77,7 +77,7 @@ async def test_the_key_is_created_once(valkey: Redis) -> None:
 
 @pytest.mark.parametrize("place", ["", "t1", "b1"])
 async def test_in_a_store_of_an_older_version_its_ids_are_found(valkey: Redis, place: str) -> None:
-    """By their hash, in a trajectory by their name when their answer is gone, in a batch when it is archived."""
+    """Found by hash; in a trajectory by name after the answer expired; in a batch after it is archived."""
     await command(valkey, "SET", "leader:epoch", 3)
     ids = await Ids.load(valkey, await ValkeyClock.measure(valkey))
     fresh = await ids.of("ada", "", place, "step-1")

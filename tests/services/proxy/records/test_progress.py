@@ -1,4 +1,4 @@
-"""How far a batch is, from the answers it has."""
+"""Progress of a batch, from its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trainers say of their rollouts: passed on, not too often, and never instead of what else the stream keeps."""
+"""Progress reports of trainers: published, at a bounded rate, and never in place of other entries of the stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.shared.bus.journal import Journal
 
 
 class RolloutsWithClock(Rollouts):
-    """With a clock in the test's hands."""
+    """Rollouts with a clock that the test sets."""
 
     def __init__(self, redis: Redis) -> None:
         self.time = StillClock()

@@ -1,4 +1,4 @@
-"""What callers read of actions, batches and results, from books that the functions wrote."""
+"""Reads of actions, batches and results that the server-side functions wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits gets the answer: told by the leader, looked up on a wake-up, or found by the recheck."""
+"""A waiter gets the answer: from the leader, by a read on a wake-up, or by the recheck."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from shared.runtime.errors import Unavailable
 
 
 class AnswerStore:
-    """A store of answers that can be away, and notes what it was asked."""
+    """A store of answers that records its reads and can be unreachable."""
 
     def __init__(self) -> None:
         self.there: dict[str, bytes] = {}
         self.asked: list[list[str]] = []
         self.away = 0
-        """So many questions to come fail."""
+        """Number of the next reads that fail."""
 
     async def __call__(self, actions: list[str]) -> dict[str, bytes]:
         self.asked.append(actions)

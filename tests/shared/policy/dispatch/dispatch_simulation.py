@@ -1,4 +1,4 @@
-"""The surroundings of a dispatcher, reduced to failures.
+"""A simulated mesh around a dispatcher, reduced to failures.
 
 Hosts execute what reaches them, lose messages when they die, and report late. A store keeps grants and answers. Leaders
 die with unwritten commands (`dispatch_leader`). `dispatch_records` asserts the laws.
@@ -177,7 +177,7 @@ class DispatchSimulation(LeaderRecords):
                 self.do(self.leader.node_joined(self.now, host.hello()))
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass with heartbeats only."""
+        """Advance the clock with heartbeats only."""
         self.now += seconds
         self.beat()
         self.do(self.leader.ticked(self.now))

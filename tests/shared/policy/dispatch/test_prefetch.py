@@ -201,7 +201,7 @@ def test_a_prefetched_action_is_recalled_when_another_node_could_start_it() -> N
         Revoke("r3", "a", 1, recall=True),
     ]
     assert [(grant.action, grant.node, grant.attempt) for grant in grants(commands)] == [("r2", "b", 2), ("r3", "b", 2)]
-    # What had begun before the recall came: its verdict counts, and the other attempt is stopped.
+    # It began before the recall arrived: its verdict counts, and the other attempt is stopped.
     answer, revoke = dispatcher.finished(late, [end(granted[2])])[::-1]
     assert isinstance(answer, AnswerAction)
     assert revoke == Revoke("r2", "b", 2)

@@ -14,7 +14,7 @@ from shared.policy.resources.ledger import Node
 
 @dataclass(slots=True)
 class VirtualTimeMesh:
-    """Executes every grant for as long as `lasts` says, then reports it ok."""
+    """Executes every grant for the seconds of `lasts`, then reports it ok."""
 
     nodes: Iterable[Node]
     lasts: Callable[[Request], float]

@@ -73,7 +73,7 @@ class CoreSetsMachine(RuleBasedStateMachine):
         assert broken(self.topology, free - taken) == fewest
 
     def compare_nodes(self, rooms: list[frozenset[int]], free: frozenset[int], taken: frozenset[int]) -> None:
-        """Where some NUMA node needs to break no pair, none is broken; and no fuller one would have done as well."""
+        """If some NUMA node needs to break no pair, none is broken; and no fuller node would have sufficed."""
         breaks = broken(self.topology, free - taken) > broken(self.topology, free)
         mine = next(len(room) for room in rooms if room & taken)
         for room in rooms:

@@ -1,4 +1,4 @@
-"""A planner told things in short, and what is said to it: batches of four requests that draw from one pool."""
+"""A planner with short calls, and its inputs: batches of four requests that draw from one pool."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def past(
 
 
 class PlannerDriver:
-    """A planner, told things in short."""
+    """A planner with short calls for its inputs."""
 
     def __init__(
         self,

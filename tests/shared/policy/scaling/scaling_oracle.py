@@ -1,4 +1,4 @@
-"""SIMULATE said again, slowly, and the open batches to try it with. Times are integers, so nothing is rounded."""
+"""A slow second SIMULATE, and open batches to compare with. Times are integers, so nothing is rounded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 12.0
 
 
 class Oracle:
-    """The same rules said again, slowly: a list of moments, the real EBF queue, nothing clever."""
+    """The same rules, written again without optimization: a list of moments and the real EBF queue."""
 
     def __init__(self, batches: Sequence[ExpectedBatch], units: Mapping[str, int]) -> None:
         self.batches = {batch.batch: batch for batch in batches}

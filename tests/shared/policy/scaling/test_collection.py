@@ -24,7 +24,7 @@ Row = tuple[float | None, ...]
 
 
 def record(*requests: tuple[float, float, float]) -> BatchRecord:
-    """Of (arrival, compile, run)."""
+    """Record of requests (arrival, compile, run)."""
     arrivals, *rows = zip(*requests, strict=True)
     return BatchRecord(arrivals, tuple(rows))
 
@@ -85,7 +85,7 @@ histories_and_seen = histories().flatmap(lambda history: st.tuples(st.just(histo
 
 
 def drawable(history: History, stage: int, longer_than: float) -> set[Row]:
-    """What Algorithm 2 may make of a request at a stage, straight from the records."""
+    """Possible draws of Algorithm 2 for a request at a stage, directly from the records."""
     found = set()
     for batch in history.records:
         for times in zip(*batch.executions_s, strict=True):
@@ -226,7 +226,7 @@ def test_a_look_of_just_now_and_none_are_the_same() -> None:
 
 
 def test_an_arrived_unseen_request_waits_for_the_first_stage() -> None:
-    """So do those who came while as many were answered: their number is known, whatever the look says."""
+    """Also if as many requests were answered meanwhile: their number is known independently of the snapshot."""
     past = History([record((0.0, 1.0, 1.0))], [0.0])
     ended = np.array([[NOW - 9.0, NOW - 1.3, NOW - 1.3]])
     seen = CollectionInput(
@@ -238,7 +238,7 @@ def test_an_arrived_unseen_request_waits_for_the_first_stage() -> None:
 
 
 def test_what_has_just_begun_will_last() -> None:
-    """Who took no time at all did not last longer than the 0 s that this one has."""
+    """A request of 0 s is not drawn for a bound of 0 s."""
     past = History([record((0.0, 0.0, 1.0), (1.0, 4.0, 1.0))], [0.0])
     seen = CollectionInput(2, NOW, NOW, 2, running=[np.full((1, 3), NOW)])
     rows = {row for seed in range(50) for row in rows_of(collect(NOW, STAGES, past, seen, Random(seed)))}

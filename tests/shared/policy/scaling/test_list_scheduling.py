@@ -1,4 +1,4 @@
-"""List scheduling in pieces, while units come and go, against the same rules said slowly."""
+"""List scheduling in pieces, while units come and go, against a slow implementation of the same rules."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Case:
 
     @property
     def firsts(self) -> list[int]:
-        """By request."""
+        """First visit of each request."""
         return list(accumulate([0, *(len(request.visits) for request in self.requests[:-1])]))
 
     @property

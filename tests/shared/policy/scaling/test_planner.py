@@ -1,4 +1,4 @@
-"""What the planner decides: stimulus in, commands out."""
+"""Decisions of the planner: stimulus in, commands out."""
 
 from __future__ import annotations
 

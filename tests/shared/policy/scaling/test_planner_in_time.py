@@ -1,4 +1,4 @@
-"""When the planner looks, how far ahead, and what it makes of where requests stand."""
+"""Reviews of the planner, its look-ahead, and its use of snapshots of requests."""
 
 from __future__ import annotations
 

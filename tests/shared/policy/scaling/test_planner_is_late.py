@@ -69,7 +69,7 @@ def test_the_order_of_the_search_is_the_order_that_was_published() -> None:
 
 
 def test_one_worker_stays_while_a_request_is_outstanding() -> None:
-    """By its draws the running request has ended. It has not, and nobody knows how long it goes on."""
+    """By its draws the running request has ended. It has not, and its remaining duration is unknown."""
     ready = PlannerDriver(look_ahead_s=15.0, stabilization_s=0.0)
     ready.open(opened("b1"), past())
     ready.first("b1", NOW)

@@ -1,4 +1,4 @@
-"""What the planner learns: from its tasks' batches, and from what trainers report."""
+"""Learning of the planner: from its tasks' batches, and from reports of trainers."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_the_dearest_pool_is_made_smallest_first() -> None:
 
 
 def test_a_unit_more_can_lengthen_a_batch_of_several_stages() -> None:
-    """With two cores the last request is prepared sooner, takes the second GPU, and the longest has to wait for it."""
+    """With two cores the last request is prepared sooner and takes the second GPU; the longest waits for it."""
     stages = (Stage("prepare", 1.0, 9.0, "cpu"), Stage("run", 1.0, 9.0, "gpu"))
     record = BatchRecord((1.0, 3.0, 3.0), ((2.0, 2.0, 1.0), (3.0, 4.0, 2.0)))
     alone = [repeating("b", stages, record, 0.0)]

@@ -1,4 +1,4 @@
-"""What of a plan is needed soon, and the brake against flapping."""
+"""The part of a plan that is needed soon, and the stabilization window against flapping."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ demands = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.integers(
 def test_the_target_is_the_most_that_was_wanted_within_the_time(
     steps: list[tuple[float, int]], stabilization_s: float
 ) -> None:
-    stabilized, now, wants = StabilizedTarget(), 0.0, []
+    stabilized, now, wanted_at = StabilizedTarget(), 0.0, []
     for pause, wanted in steps:
         now += pause
-        wants.append((now, wanted))
-        until = [at for at, _ in wants[1:]] + [now]
-        lately = [units for (_, units), end in zip(wants[:-1], until, strict=False) if end > now - stabilization_s]
+        wanted_at.append((now, wanted))
+        until = [at for at, _ in wanted_at[1:]] + [now]
+        lately = [units for (_, units), end in zip(wanted_at[:-1], until, strict=False) if end > now - stabilization_s]
         assert stabilized.target(now, wanted, stabilization_s) == max([wanted, *lately])
 
 

@@ -1,4 +1,4 @@
-"""Rates and percentiles are what their definitions say."""
+"""Rates and percentiles follow their definitions."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""A peer plays a round when told to, and is gone with all it started."""
+"""A peer runs a round on command, and ends with all processes that it started."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Jobs on worker processes: order of results, failures, and that nobody stays behind."""
+"""Jobs on worker processes: order of results, failures, and no remaining process."""
 
 from __future__ import annotations
 

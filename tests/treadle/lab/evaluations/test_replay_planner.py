@@ -40,12 +40,12 @@ STORY: tuple[tuple[float, Stimulus], ...] = (
     (32.0, TimerFired()),
 )
 DECISIONS = 6
-"""When nodes come, when the first batch opens and ends, T and the target when the second one comes, and T
-again at the review, as its requests are late."""
+"""One each at the arrival of nodes, the opening and the end of the first batch; T and the target at the opening of
+the second; T again at the review, because its requests are late."""
 
 
 def written(path: Path, *, seed: int = 0, tampered: int | None = None) -> Path:
-    """The log of the story; one answer of it may say that a unit more was asked for."""
+    """The stimulus log of the story; the decision `tampered` asks for one more unit."""
     planner = Planner(PlannerConfig(stabilization_s=0.0), seed=seed)
     log = StimulusLog(path, planner, most_bytes=1 << 20)
     for number, (after, stimulus) in enumerate(STORY):

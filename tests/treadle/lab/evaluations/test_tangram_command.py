@@ -28,7 +28,7 @@ from treadle.lab.replay.tangram.evaluation import (
 )
 
 SCALE = 16
-"""Of the evaluation here: batches of 8 to 96 on nodes of 16 cores."""
+"""Scale of the evaluation here: batches of 8 to 96 on nodes of 16 cores."""
 STEPS: list[dict[str, object]] = [
     {"think_s": 1, "kind": "tool", "work_s": 0.5},
     {"think_s": 2, "kind": "tests", "work_s": 40, "units": [1, 16], "elasticity": {"model": "amdahl", "serial": 0.1}},
@@ -44,7 +44,7 @@ def _small() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def small_document(_small: None) -> dict[str, Any]:
-    """Of the evaluation, made in one process."""
+    """Document of the evaluation, made in one process."""
     return document("--quick")
 
 

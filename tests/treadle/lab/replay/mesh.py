@@ -58,7 +58,7 @@ class ExecutedStage(NamedTuple):
 
 
 class RecordingCluster(SimulatedCluster):
-    """A world that remembers what ran in each batch, as it found it when the batch was complete."""
+    """A simulated cluster that records the executions of each batch when the batch is complete."""
 
     def ran(self) -> list[ExecutedStage]:
         self._seen: list[ExecutedStage] = []

@@ -1,4 +1,4 @@
-"""The policies of the evaluation on small generated traces, and what the paper says of them (DistRS §6)."""
+"""The policies of the evaluation on small generated traces, and the statements of the paper about them (DistRS §6)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_alone_the_clairvoyant_policy_is_never_later_than_d() -> None:
 
 
 def first_delay(trace: RewardTrace, gpus: int, *, by_arrival: bool) -> float:
-    """Of the earlier batch of two (§6.3, Figure 14)."""
+    """Extra delay of the earlier batch of two (§6.3, Figure 14)."""
     batches = trace.tasks[0].batches
     starts = {"first": 0.0, "second": APART_S}
     twice = tuple(TracedTask(name, (batches[-2], replace(batches[-1], start_s=at))) for name, at in starts.items())
@@ -84,7 +84,7 @@ def test_in_ebf_order_the_earlier_of_two_batches_is_never_later_than_in_fcfs() -
 
 @dataclass
 class RecordingPlannerPolicy(PlannerPolicy):
-    """Remembers when it was asked, what it was told of rollouts, and when it changed its targets."""
+    """Records reports of rollouts, and the times at which it changed its targets."""
 
     changed: list[tuple[float, Event]] = field(default_factory=list)
     reports: list[RolloutReport] = field(default_factory=list)
@@ -109,7 +109,7 @@ def test_tasks_begin_with_the_offsets_of_the_trace() -> None:
 
 @pytest.mark.parametrize("known", [(0, 0, 0, 0), (0, 64, 64, 64), (40, 64, 64, 64), (40, 40, 40, 40)])
 def test_lengths_that_are_not_all_known_are_passed_over(known: tuple[int, ...]) -> None:
-    """Progress is told from those that are; without any, nothing is known of the pace."""
+    """Progress comes from known lengths; without any, the pace is unknown."""
     trace = small(3, tasks=1)
     batches = tuple(
         replace(batch, lengths=np.where(np.arange(batch.size) < some, batch.lengths, np.nan))
@@ -125,7 +125,7 @@ def test_lengths_that_are_not_all_known_are_passed_over(known: tuple[int, ...]) 
 
 
 def asked(policy: Autoscaler, *busy: int) -> list[int]:
-    """What it holds after each look, 15 s apart."""
+    """Targets after each decision, 15 s apart."""
     looks = [policy.decide(15.0 * number, "timer", [], np.array([used])) for number, used in enumerate(busy)]
     return [look.targets[0] for look in looks]
 
@@ -173,7 +173,7 @@ def test_zero_queue_lets_nothing_wait_where_batches_of_a_task_overlap() -> None:
 
 
 def changes(trace: RewardTrace, *, hints: bool, cold_start_s: float) -> tuple[list[tuple[float, Event]], list[float]]:
-    """When it changed its targets, and when the batches opened."""
+    """Times at which it changed its targets, and at which the batches opened."""
     cold = replace(trace, cold_starts_s=(cold_start_s,) * len(trace.stages))
     policy = RecordingPlannerPolicy("w", cold, replace(PAPER, hints=hints), 1)
     costs = SimulatedCluster(cold, policy).run()
@@ -212,7 +212,7 @@ def test_workers_warmed_up_by_the_hint_delay_no_request() -> None:
 
 
 def test_batches_of_another_size_begin_a_new_history() -> None:
-    """Some of 64, then some of 32: what the ones did says nothing of the others, so the first of these gets all."""
+    """Some of 64, then some of 32: the first ones are no history of the others, so the first of these gets all."""
     trace = small(1, tasks=1)
     batches = trace.tasks[0].batches
     halves = [replace(one, arrivals_s=one.arrivals_s[:32], executions_s=one.executions_s[:, :32], lengths=None)

@@ -1,4 +1,4 @@
-"""The virtual mesh: what it runs, when, and what it says that this cost and delayed."""
+"""The virtual mesh: its executions and their times, its reported costs and delays."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_policy_is_asked_when_it_wishes_and_at_each_turn_of_a_batch(
 def test_a_policy_sees_what_has_come_waits_and_runs(
     trace: RewardTrace, policy: ScriptedPolicy, knows_all: bool
 ) -> None:
-    """What starts at the very moment may be seen on either side of it."""
+    """A start at the same moment may be seen before or after it."""
     policy.knows_all = knows_all
     ran = RecordingCluster(trace, policy)
     mine = ran.ran()
@@ -166,7 +166,7 @@ def test_one_task_with_fixed_workers_has_the_oracles_delay(trace: RewardTrace, w
 @given(traces(batches=2, open_loop=True), held)
 @settings(deadline=None)
 def test_overlapping_batches_have_the_oracles_delays(trace: RewardTrace, workers: tuple[int, ...]) -> None:
-    """T as the dispatcher knows it: the first arrival and the span of the batch before."""
+    """T of the dispatcher: the first arrival and the span of the batch before."""
     expected = []
     for task in trace.tasks:
         before, batch = task.batches
@@ -183,7 +183,7 @@ def test_overlapping_batches_have_the_oracles_delays(trace: RewardTrace, workers
 
 
 def batch(*requests: tuple[float, ...], gap_s: float = 0.0) -> TracedBatch:
-    """Of (arrival, seconds by stage as far as it came)."""
+    """Batch of requests (arrival, seconds of each stage that it reached)."""
     rows = np.full((len(STAGES), len(requests)), np.nan)
     for number, (_, *times) in enumerate(requests):
         rows[: len(times), number] = times

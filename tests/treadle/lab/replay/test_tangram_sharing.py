@@ -15,7 +15,7 @@ Job = tuple[float, int, float]
 
 
 def ends(cores: int, jobs: list[Job]) -> dict[int, float]:
-    """When each job ends."""
+    """End of each job."""
     shared, found = SharedCores(cores), dict[int, float]()
     waiting = sorted(range(len(jobs)), key=lambda job: jobs[job][0])
     while len(found) < len(jobs):
@@ -62,7 +62,7 @@ def test_what_one_cannot_use_is_left_to_the_others() -> None:
     found = ends(5, [(0.0, 1, 1.0), (0.0, 4, 7.0), (0.0, 4, 12.0)])
     assert found[0] == pytest.approx(1.0)
     assert found[1] == pytest.approx(1.0 + 5.0 / 2.5)
-    # Of the last one's 12 core-seconds, 2 + 5 are done by then; the rest goes on 4 cores, its limit.
+    # 2 + 5 of the last one's 12 core-seconds are done by then; the rest runs on 4 cores, its limit.
     assert found[2] == pytest.approx(3.0 + 5.0 / 4.0)
 
 

@@ -1,4 +1,4 @@
-"""The mesh in virtual time: what its dispatcher grants and what that is said to have cost, seen from outside."""
+"""The mesh in virtual time: grants of its dispatcher and their reported cost, seen from outside."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ batches = st.lists(ways, min_size=1, max_size=14).map(
 
 
 class AuditedDispatcher:
-    """A dispatcher, and a ledger of its own of what that one grants and is told."""
+    """A dispatcher, and a separate ledger of its grants and inputs."""
 
     def __init__(self, watched: Dispatcher, cluster: Cluster) -> None:
         self._watched, self._cores = watched, cluster.cores
         self.running: dict[str, Grant] = {}
         self.most: Counter[str] = Counter()
-        """By node: most cores that were granted at a time."""
+        """Most cores granted at a time, by node."""
         self.placements: dict[str, set[str]] = {}
-        """By trajectory: nodes it acted on."""
+        """Nodes on which a trajectory acted, by trajectory."""
         self.begun: Counter[str] = Counter()
         self.answered: list[str] = []
         self.closed: list[str] = []

@@ -112,7 +112,7 @@ def recorded(folder: Path) -> Path:
 def test_recordings_are_completed_by_their_own_fields(tmp_path: Path) -> None:
     commands, session, executions = read_recordings(recorded(tmp_path))
     assert commands == Recording("mini-swe-agent", ((3.0, 1.0), (6.0, 2.0)))
-    # Where the generation is not known it is the median one; a person's message ends it; a wait is a minute at most.
+    # An unknown generation is the median one; a person's message ends it; a wait is a minute at most.
     assert session == Recording("sessions", ((4.0, 1.0), (6.0, 2.0), (6.0, 3.0), (6.0, 4.0), (6.0, 60.0)))
     assert executions == Recording("swe-agent", ((6.0, 0.25),))
 

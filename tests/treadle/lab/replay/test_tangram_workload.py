@@ -1,4 +1,4 @@
-"""The generated workload is what the paper says of its own, and the same for the same seed."""
+"""The generated workload has the statistics of the paper's, and is the same for the same seed."""
 
 from __future__ import annotations
 

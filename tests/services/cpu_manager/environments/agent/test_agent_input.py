@@ -1,4 +1,4 @@
-"""What must not end an agent: connections of any number, text without sense. And what it makes of times and modes."""
+"""Input that must not end an agent: many connections, meaningless text; and its reading of times and modes."""
 
 import base64
 import io

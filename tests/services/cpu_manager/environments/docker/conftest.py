@@ -28,7 +28,7 @@ def tools_image(docker: None) -> Iterator[str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["direct", "through the engine"])
 async def runtime(request: pytest.FixtureRequest, docker: None) -> AsyncIterator[DockerRuntime]:
-    """With direct handles, then through the engine."""
+    """A runtime with direct handles, then one through the engine."""
     if request.param == "direct" and os.geteuid() != 0:
         pytest.skip("writing a container's control groups needs root")
     made = await DockerRuntime.open(node_name(), direct=request.param == "direct")

@@ -30,7 +30,7 @@ class LoopbackRegistry:
         self.down = 0
         self.limited = False
         self.slow_s = 0.0
-        """Of each part of an image."""
+        """Delay of each part of an image."""
         self._blobs: dict[str, bytes] = {}
         self._manifests: dict[str, bytes] = {}
 

@@ -1,4 +1,4 @@
-"""What a container does for its trajectory, held past the engine and through it. The image has no Python."""
+"""Actions in a container, with handles directly and through the engine. The image has no Python."""
 
 import asyncio
 import base64
@@ -102,7 +102,7 @@ async def test_what_forks_without_pause_is_frozen_after_every_action(runtime: Do
 
 
 def ticks_of_children(pid: int) -> int:
-    """Of the busy loop and everything else that the container's first process started, user and system."""
+    """Return user and system ticks of all children of the container's first process, the busy loop included."""
     total = 0
     for child in docker_children(pid):
         with open(f"/proc/{child}/stat", encoding="ascii") as file:  # noqa: PTH123

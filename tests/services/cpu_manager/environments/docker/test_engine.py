@@ -1,4 +1,4 @@
-"""How a call to the engine ends when it does not end well. The engine here is a few lines on a socket."""
+"""Failed calls to the engine. The engine here is a few lines on a socket."""
 
 import asyncio
 from pathlib import Path

@@ -34,7 +34,7 @@ class ContainerEngine:
         options = [f"--{option}={self._root}/{name}" for option, name in folders.items()]
         network = ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-masq=false"]
         self._process = subprocess.Popen(
-            # An engine that is told to have no bridge deletes the one it finds, which is another engine's.
+            # An engine without a bridge in its settings deletes the one it finds, which is another engine's.
             ["unshare", "--net", "dockerd", "--host", self.url, "--live-restore", *options, *network],
             stdout=log,
             stderr=log,
@@ -52,7 +52,7 @@ class ContainerEngine:
         (self._root / "pid").unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """With every container."""
+        """Stop the engine and remove all its containers."""
         for container in self.command("ps", "--all", "--quiet").stdout.split():
             self.command("rm", "--force", "--volumes", container)
         assert self._process is not None

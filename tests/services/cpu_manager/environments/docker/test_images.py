@@ -1,4 +1,4 @@
-"""Pulls against a registry that the test plays: once for all who ask, a few at a time, again when it stumbles."""
+"""Pulls from a scripted registry: once for all callers, a few at a time, retried after an error."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""The real engine pulls from a registry on the loopback: once a node, and again when it stumbles."""
+"""The real engine pulls from a registry on the loopback: once a node, retried after an error."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ async def registry(docker: None) -> AsyncIterator[LoopbackRegistry]:
 
 
 def forget(image: str) -> None:
-    """Where the engine has it."""
+    """Remove the image from the engine, if it is there."""
     remove = ["docker", "image", "rm", "--force", image]
     subprocess.run(remove, capture_output=True, timeout=60, check=False)
 

@@ -1,4 +1,4 @@
-"""What is given up is removed, however long the engine stumbles, and nothing else with it."""
+"""Abandoned containers are removed, however long the engine fails, and no others."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.docker]
 
 
 class FailingRemovals:
-    """The engine's removals, of which the next so many fail."""
+    """The engine's removals; the next `fails` of them fail."""
 
     def __init__(self, runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
         self._remove = runtime._engine.remove
@@ -49,7 +49,7 @@ async def runtime(docker: None) -> AsyncIterator[DockerRuntime]:
 
 
 async def removed(runtime: DockerRuntime) -> None:
-    """Until nothing more is being removed."""
+    """Wait until no removal is running."""
     async with asyncio.timeout(30):
         while runtime._removal._tasks:
             await asyncio.wait(set(runtime._removal._tasks))

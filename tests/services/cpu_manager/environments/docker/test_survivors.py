@@ -88,7 +88,7 @@ async def test_a_container_survives_a_killed_manager_and_is_adopted(bare_image: 
             assert made.environment.handle.container == container
             assert await made.output_of("echo $here $WORD; pwd; cat begun") == "in_the_shell kept\n/work\nbegun"
             assert await made.output_of("kill -0 $(cat background) && echo running") == "running"
-            # What acted when its manager was killed has ended: nothing but shells and the background sleep is left.
+            # Actions of the killed manager have ended: only shells and the background sleep are left.
             assert "R" not in await made.output_of("ps -e -o stat,args | grep -v ps | cut -c 1 | sort -u")
         finally:
             await runtime.close()
@@ -213,5 +213,5 @@ async def test_a_container_of_anothers_with_our_name_is_not_removed(bare_image: 
 
 
 def labels(node: str) -> list[str]:
-    """What marks a container of a runtime that is part of no mesh."""
+    """Labels of a container of a runtime that is part of no mesh."""
     return [word for label in Owner(node).filters for word in ("--label", label)]

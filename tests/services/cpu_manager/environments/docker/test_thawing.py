@@ -53,7 +53,7 @@ async def test_an_action_cancelled_at_any_call_leaves_it_frozen(
 async def test_a_call_whose_answer_was_lost_succeeds_when_repeated(
     runtime: DockerRuntime, bare_image: str, monkeypatch: pytest.MonkeyPatch, call: str, *, before: bool
 ) -> None:
-    """Whether the engine did it (`before` the answer was lost) or not."""
+    """The repeat succeeds whether or not the engine executed the call (`before` the answer was lost)."""
     post = runtime._engine.post
     lost: list[str] = []
 

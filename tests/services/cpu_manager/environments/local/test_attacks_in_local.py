@@ -1,4 +1,4 @@
-"""What an environment's programs try against their walls, their manager and other environments, on every rung."""
+"""Attacks of an environment's programs on their walls, their manager and other environments, on every rung."""
 
 import asyncio
 import os

@@ -15,7 +15,7 @@ from tests.services.cpu_manager.environments.local.acting import CORE, act, outp
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 EXIT = f"ctypes.CDLL(None).syscall({60 if os.uname().machine == 'x86_64' else 93}, 0)"
-"""What pthread_exit in `main` comes to."""
+"""System call of pthread_exit in `main`."""
 
 _WAKER = f"""
 import ctypes, mmap, os, signal, threading

@@ -1,4 +1,4 @@
-"""What an environment may not hold, on every rung: a control group sees all of it, a watch what is shown to it."""
+"""Memory limits of an environment on every rung: a control group counts all of it, a watch what /proc shows."""
 
 import pytest
 

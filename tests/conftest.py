@@ -4,7 +4,7 @@
 ``database_url``        a fresh Postgres database with all migrations applied, cloned from a template
 ``empty_database_url``  a fresh Postgres database without any table
 ``stack_home``          a folder for TREADLE_HOME that root's servers can enter (``tmp_path`` is closed to them)
-``interrupts_are_heard``  what the test starts can be interrupted, wherever the test itself was started
+``interruptible``  processes of the test can be interrupted, wherever the test itself was started
 ``docker``              skips the test with the reason when no Docker engine answers
 """
 
@@ -30,7 +30,7 @@ hypothesis.settings.load_profile("house")
 
 
 @pytest.fixture
-def interrupts_are_heard() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """A shell starts background jobs with SIGINT ignored, and what they start inherits that; a terminal does not."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

@@ -52,5 +52,5 @@ def layers_are_kept(module: Module) -> Iterator[Finding]:
 
 
 def within(name: str, package: str) -> bool:
-    """Whether a dotted name is a package or lies in it."""
+    """Return whether a dotted name is a package or a module in it."""
     return name == package or name.startswith(f"{package}.")

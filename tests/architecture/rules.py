@@ -76,15 +76,13 @@ def decisions_are_pure(module: Module) -> Iterator[Finding]:
 def decisions_are_documented(module: Module) -> Iterator[Finding]:
     """Every module of the core opens with its law or theory of operation."""
     if _decides(module) and not ast.get_docstring(module.tree):
-        yield Finding(module.path, 1, "has no docstring: say its law, and the paper's section")
+        yield Finding(module.path, 1, "has no docstring: state its law, and the paper's section")
 
 
 def files_are_short(module: Module) -> Iterator[Finding]:
     lines = module.text.count("\n")
     if lines > MOST_LINES:
-        yield Finding(
-            module.path, MOST_LINES + 1, f"has {lines} lines, more than {MOST_LINES}: split it by what it knows"
-        )
+        yield Finding(module.path, MOST_LINES + 1, f"has {lines} lines, more than {MOST_LINES}: split it by subject")
 
 
 def files_have_names(module: Module) -> Iterator[Finding]:
@@ -94,7 +92,7 @@ def files_have_names(module: Module) -> Iterator[Finding]:
 
 
 def importing_does_nothing(module: Module) -> Iterator[Finding]:
-    """A module only defines: no connection, no file, no environment, no application before somebody asks."""
+    """A module only defines: no connection, no file, no environment, no application at import."""
     for statement in [] if module.path.startswith(WARMED) else _at_import(module.tree.body):
         if isinstance(statement, ast.With | ast.AsyncWith | ast.While):
             yield module.found(statement, "runs at import: put it into a function")
@@ -106,7 +104,7 @@ def importing_does_nothing(module: Module) -> Iterator[Finding]:
             if isinstance(node, ast.Call):
                 name = dotted(node.func)
                 if name.rsplit(".", 1)[-1] in WORK:
-                    yield module.found(node, f"calls {name}() at import: make it in a function that says when")
+                    yield module.found(node, f"calls {name}() at import: make it in a function that is called")
             elif isinstance(node, ast.Attribute) and dotted(node) == "os.environ":
                 yield module.found(node, "reads the environment at import: settings do, when they are loaded")
 

@@ -16,7 +16,7 @@ from swerex.runtime.remote import RemoteRuntime
 
 from services.proxy.app import create_app
 from services.proxy.settings import ProxySettings
-from tests.services.proxy.in_process import Folder, PlayedNode, serving
+from tests.services.proxy.in_process import Folder, SimulatedNode, serving
 
 LIMIT = 400_000
 """Bytes of a body, at most."""
@@ -25,7 +25,7 @@ LIMIT = 400_000
 class SwerexTrajectory:
     """An open trajectory with its SWE-ReX client, node and folder."""
 
-    def __init__(self, url: str, trajectory: str, node: PlayedNode, root: Path, redis_url: str) -> None:
+    def __init__(self, url: str, trajectory: str, node: SimulatedNode, root: Path, redis_url: str) -> None:
         self.url = url
         self.redis_url = redis_url
         self.trajectory = trajectory
@@ -51,7 +51,7 @@ async def serving_swerex(redis_url: str, root: Path) -> AsyncIterator[SwerexTraj
     """A trajectory whose environment is the folder `root`, which is there."""
     settings = ProxySettings.model_validate({"treadle": {"redis_url": redis_url}, "max_body_bytes": LIMIT})
     async with (
-        PlayedNode.up(redis_url, Folder(root)) as node,
+        SimulatedNode.up(redis_url, Folder(root)) as node,
         serving(create_app(settings)) as url,
         aiohttp.ClientSession(url) as http,
         http.post("/v1/trajectories", json={"environment": {"memory_mb": 64}}) as reply,

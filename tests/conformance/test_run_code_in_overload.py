@@ -21,7 +21,7 @@ CALLERS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Small:
+class SmallMesh:
     """One core behind one proxy."""
 
     mesh: Mesh
@@ -56,14 +56,14 @@ class Small:
 
 
 @contextmanager
-def small_mesh(join_s: float) -> Iterator[Small]:
+def small_mesh(join_s: float) -> Iterator[SmallMesh]:
     settings = {"PROXY_HOLD": "never", "PROXY_RUN_CODE_MARGIN_S": str(MARGIN_S), "PROXY_RUN_CODE_JOIN_S": str(join_s)}
     with (
         temporary_home() as home,
         running_valkey(home) as url,
         running_mesh(url, proxies=1, managers=1, cores=1, **settings) as mesh,
     ):
-        yield Small(mesh, url)
+        yield SmallMesh(mesh, url)
 
 
 def sleeping(number: int) -> str:

@@ -1,4 +1,4 @@
-"""The published `swe-rex` client, unmodified, against a trajectory: its life and its sessions, the same exceptions."""
+"""The published `swe-rex` client, unmodified, against a trajectory: lifecycle, sessions, the same exceptions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def shell(remote: SwerexTrajectory) -> SwerexTrajectory:
     return remote
 
 
-# ---- life ----------------------------------------------------------------------------------------------------------
+# ---- lifecycle -----------------------------------------------------------------------------------------------------
 
 
 async def test_a_runtime_is_alive_until_it_is_closed(remote: SwerexTrajectory) -> None:

@@ -1,4 +1,4 @@
-"""verl's way of calling, in more of it than the mesh can serve: no right program is scored wrong, none runs twice."""
+"""More calls in verl's manner than the mesh can serve: no right program is scored wrong, none runs twice."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_call_that_would_start_too_late_is_rejected_at_once(mesh: Mesh) -> Non
 
 
 def start(mesh: Mesh, code: str) -> str:
-    """An action on a core that nobody waits for."""
+    """An action on a core, without a waiting caller."""
     body: dict[str, Any] = {"kind": "code.run", "params": {"code": code, "run_timeout_s": 900}, "timeout_s": 900}
     reply = requests.post(f"{mesh.proxies[0].url}/v1/actions", json=body, timeout=30)
     assert reply.status_code in (200, 201, 202), reply.text

@@ -1,4 +1,4 @@
-"""verl's calls in far more than two cores can serve in its patience: `python -m tests.conformance.verl_overload`.
+"""Far more of verl's calls than two cores can serve in its time limit: `python -m tests.conformance.verl_overload`.
 
 A mesh of its own with two cores is started. 100 programs loop for 10 s each; 200 callers have programs of 2 s. A
 caller waits as verl does: 10 s more than compile and run timeout, counted between bytes. Takes about 13 minutes; exit

@@ -28,7 +28,7 @@ class Mesh:
 
 @contextmanager
 def running_mesh(redis_url: str, *, proxies: int, managers: int, cores: int = 0, **environ: str) -> Iterator[Mesh]:
-    """Entered once the first proxy leads and every manager has met it. Lease and patience with nodes are short.
+    """Entered once the first proxy leads and every manager has found it. The lease and `node_lost_s` are short.
 
     `environ`: further settings of the proxies.
     """

@@ -39,7 +39,7 @@ def stack(settings: dict[str, str]) -> Iterator[RunningStack]:
 
 @pytest.fixture
 async def trainer(stack: RunningStack) -> AsyncIterator[Trainer]:
-    async with trainer_at(stack.urls[PROXY], patience_s=WITHIN_S) as one:
+    async with trainer_at(stack.urls[PROXY], timeout_s=WITHIN_S) as one:
         await one.declare("nothing", NOTHING)
         yield one
 

@@ -1,4 +1,4 @@
-"""Trajectories in a whole stack: the planner, who cannot foresee them, takes nothing away that they need."""
+"""Trajectories in a whole stack: the planner cannot predict them and takes no units that they need."""
 
 from __future__ import annotations
 

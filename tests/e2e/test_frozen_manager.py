@@ -1,4 +1,4 @@
-"""A manager that stops for longer than the leader waits for it, and wakes: its work is done once, by somebody."""
+"""A manager that stops for longer than the leader waits for it, and wakes: its work is done exactly once."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def test_a_killed_proxy_loses_and_repeats_no_answer(stack: RunningStack, tmp_pat
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == [row["id"] for row in rows]
 
 
-@pytest.mark.usefixtures("interrupts_are_heard")
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_cancels_what_is_left(stack: RunningStack, tmp_path: Path) -> None:
     header = {"treadle": 1, "task": "stopped", "workflow": {"stages": [{"name": "wait", "kind": "sleep"}]}}
     rows = [{"id": str(place), "params": {"seconds": 0.01 if place < 3 else 600}} for place in range(6)]

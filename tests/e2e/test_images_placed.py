@@ -21,7 +21,7 @@ from tests.e2e.episodes import WAIT_S, Json, Trainer
 from tests.e2e.processes import Service, running_service
 from tests.e2e.replicas import is_ready, leads, until
 from tests.services.cpu_manager.environments.docker.registry import LoopbackRegistry
-from tests.services.cpu_manager.environments.docker.test_pulls import forget
+from tests.services.cpu_manager.environments.docker.test_pulls import remove_from_engine
 from tests.shared.bus.soon import soon
 from treadle.testing.servers import running_valkey, temporary_home
 from treadle.testing.small_image import small_image
@@ -67,7 +67,7 @@ async def registry(docker: None) -> AsyncIterator[LoopbackRegistry]:
     async with LoopbackRegistry.serving() as served:
         yield served
         for image in served.images:
-            await asyncio.to_thread(forget, image)
+            await asyncio.to_thread(remove_from_engine, image)
 
 
 @pytest_asyncio.fixture

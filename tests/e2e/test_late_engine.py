@@ -38,12 +38,12 @@ async def test_an_action_for_an_image_waits_for_the_engine(mesh: OneNodeMesh, so
             trajectory = await trainer.open(image=image, memory_mb=64)
             waiting = asyncio.create_task(trainer.bash(trajectory, "echo here"))
 
-            async def waits_in_vain() -> bool:
+            async def is_stuck() -> bool:
                 async with http.get("/v1/pools") as response:
                     pools = (await response.json())["pools"]
                 return any(pool["name"] == "cores@default" and pool["stuck"] == 1 for pool in pools)
 
-            await soon(waits_in_vain)
+            await soon(is_stuck)
             await asyncio.to_thread(socket.symlink_to, ENGINE)
             answer = await waiting
             assert (answer["ended"], answer["output"]["output"]) == ("ok", "here\n"), answer

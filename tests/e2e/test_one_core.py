@@ -1,4 +1,4 @@
-"""One core and many who want it: tenants take turns, and what is cancelled leaves it, with every process it began."""
+"""One core and many tenants: they take turns, and a cancelled action leaves the core, with all its processes."""
 
 from __future__ import annotations
 

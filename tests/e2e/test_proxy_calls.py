@@ -15,7 +15,7 @@ __all__ = ["http", "mesh"]
 
 
 async def start_spinning(http: aiohttp.ClientSession) -> str:
-    """An action that holds the only core until somebody ends it."""
+    """An action that holds the only core until the test ends it."""
     body = {"kind": "code.run", "params": {"code": SPIN, "run_timeout_s": 100}, "timeout_s": 120}
     status, standing = await call(http, "POST", "/v1/actions", json=body)
     assert status == 202, standing
@@ -181,11 +181,11 @@ async def test_a_batch_reports_its_stuck_requests(http: aiohttp.ClientSession) -
     batch = await open_batch(http, "stuck")
     await call(http, "POST", f"/v1/rewards/bulk?batch={batch}", data=b"{}\n{}\n{}")
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         view = (await call(http, "GET", f"/v1/batches/{batch}"))[1]
         return bool((view["submitted"], view["answered"], view["stuck"]) == (3, 0, 3))
 
-    await soon(is_told)
+    await soon(is_reported)
     await call(http, "DELETE", f"/v1/batches/{batch}")
     assert [line["ended"] for line in await results(http, batch)] == ["cancelled"] * 3
     assert (await call(http, "GET", f"/v1/batches/{batch}"))[1]["stuck"] == 0

@@ -1,4 +1,4 @@
-"""A dead planner costs units, never time: what it wanted last holds, and beside it nothing queues for want of a target.
+"""A dead planner costs units, never time: its last targets hold, and no request queues because a target is missing.
 
 Workers sleep here, each on a core of its own, so that no sandbox is needed to see who owns what.
 """

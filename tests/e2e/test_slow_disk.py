@@ -1,4 +1,4 @@
-"""Durability where it is dearest: what Valkey has acknowledged outlives it, however slow its disk is."""
+"""Durability at its highest cost: acknowledged writes survive Valkey, however slow its disk is."""
 
 from __future__ import annotations
 

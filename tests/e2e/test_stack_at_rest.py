@@ -1,4 +1,4 @@
-"""The real services together: what they hold at rest, and that nothing of them stays behind."""
+"""The real services together: their resources at rest, and no remains after their end."""
 
 import signal
 import time

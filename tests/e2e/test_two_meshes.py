@@ -134,9 +134,9 @@ async def test_a_manager_without_the_claim_reports_the_reason_until_it_has_the_c
 ) -> None:
     """Another manager of this mesh and this name runs on the host: the action waits with the reason, and then runs."""
     with redis.Redis.from_url(mesh.redis_url) as client:
-        identity = bytes(client.get(MESH)).decode()
+        mesh_identity = bytes(client.get(MESH)).decode()
     await asyncio.to_thread(mesh.kill_manager)
-    claim = Claim(Owner(NODE, identity))
+    claim = Claim(Owner(NODE, mesh_identity))
     assert claim.held
     mesh.start_manager()
     await mesh.until_ready()
@@ -156,7 +156,7 @@ async def test_a_manager_without_the_claim_reports_the_reason_until_it_has_the_c
             while "runtime.docker" not in await reasons():  # noqa: ASYNC110  # the other side is a process
                 await asyncio.sleep(0.1)
         assert "another manager on this host owns the containers" in (await node())["labels"]["runtime.docker"]
-        assert listed("ps --all", identity) == []
+        assert listed("ps --all", mesh_identity) == []
         claim.close()
         assert output(await waiting) == "here\n"
         assert "docker" in (await node())["runtimes"]

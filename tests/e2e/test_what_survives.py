@@ -117,7 +117,7 @@ EVENTS: dict[str, Event] = {
 """Each leaves every environment as it was, and no attempt is lost."""
 
 
-async def all_goes_on(stack: RunningStack, caller: Caller, event: Event, **environment: str) -> None:
+async def all_continues(stack: RunningStack, caller: Caller, event: Event, **environment: str) -> None:
     manager, restarts = stack.pids["cpu_manager"], stack.service("cpu_manager").restarts
     episode = await Episode.begin(caller, **environment)
     running = asyncio.create_task(caller.run(SLEEPS))
@@ -134,13 +134,13 @@ async def all_goes_on(stack: RunningStack, caller: Caller, event: Event, **envir
 
 @pytest.mark.parametrize("event", EVENTS)
 async def test_local_environments_and_programs_continue(stack: RunningStack, caller: Caller, event: str) -> None:
-    await all_goes_on(stack, caller, EVENTS[event])
+    await all_continues(stack, caller, EVENTS[event])
 
 
 @pytest.mark.docker
 @pytest.mark.parametrize("event", ["kill -9 of Valkey", "kill -9 of the proxy, which leads"])
 async def test_containers_continue(stack: RunningStack, caller: Caller, image: str, event: str) -> None:
-    await all_goes_on(stack, caller, EVENTS[event], image=image)
+    await all_continues(stack, caller, EVENTS[event], image=image)
 
 
 async def test_the_death_of_the_manager_ends_its_local_environments_and_repeats_programs(

@@ -25,15 +25,15 @@ Json = dict[str, Any]
 class Trainer:
     """Client of one proxy; every call ends within its timeout."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, patience_s: float) -> None:
+    def __init__(self, session: aiohttp.ClientSession, *, timeout_s: float) -> None:
         self._session = session
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self.outages = 0
         """Calls and streams that broke and were taken up again."""
 
     async def call(self, method: str, path: str, **request: Any) -> tuple[int, Any]:
         """(status, JSON) of an idempotent call, repeated while the proxy is away or answers with Retry-After."""
-        async with asyncio.timeout(self._patience_s):
+        async with asyncio.timeout(self._timeout_s):
             while True:
                 try:
                     async with self._session.request(method, path, **request) as response:
@@ -78,7 +78,7 @@ class Trainer:
         """Every result up to the batch's end, read on after the last cursor whenever the stream breaks."""
         answers: list[Json] = []
         cursor = ""
-        async with asyncio.timeout(self._patience_s):
+        async with asyncio.timeout(self._timeout_s):
             while True:
                 try:
                     async for answer in self._lines(batch, cursor):
@@ -110,9 +110,9 @@ def _order(cursor: str) -> tuple[int, int]:
 
 
 @asynccontextmanager
-async def trainer_at(url: str, *, tenant: str = "default", patience_s: float = 120.0) -> AsyncIterator[Trainer]:
+async def trainer_at(url: str, *, tenant: str = "default", timeout_s: float = 120.0) -> AsyncIterator[Trainer]:
     """A trainer of that tenant, speaking to the proxy at `url`."""
     timeout = aiohttp.ClientTimeout(total=60, sock_connect=5)
     headers = {"Treadle-Tenant": tenant}
     async with aiohttp.ClientSession(url, timeout=timeout, headers=headers) as session:
-        yield Trainer(session, patience_s=patience_s)
+        yield Trainer(session, timeout_s=timeout_s)

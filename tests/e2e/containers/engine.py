@@ -1,4 +1,4 @@
-"""A Docker engine of a test's own, for tests that kill one: nobody else's containers hang on it.
+"""A Docker engine of a test's own, for tests that kill one: it has no other containers.
 
 It has its own socket and folders, and `--live-restore`: its containers outlive it. It has no network, in a network
 namespace of its own: configured without a bridge, an engine deletes `docker0`, which may be another's.
@@ -42,7 +42,7 @@ class PrivateEngine:
         return f"unix://{self.socket}"
 
     def start(self) -> None:
-        """Return once it answers; containers of an earlier life of it are taken up.
+        """Return once it answers; containers of its earlier process are taken up.
 
         Raises:
             RuntimeError: it ended or did not answer in `START_S`; the end of its log is the message.
@@ -65,7 +65,7 @@ class PrivateEngine:
         assert self._process is not None
         self._process.kill()
         self._process.wait(STOP_S)
-        # Its containerd dies with it; an init that reaps late keeps the number, and the next life would wait for it.
+        # Its containerd dies with it; an init that reaps late keeps the pid, and the next engine would wait for it.
         number = self.folder / "exec/containerd/containerd.pid"
         deadline = time.monotonic() + STOP_S
         while _runs(int(number.read_text())):

@@ -178,7 +178,7 @@ async def test_an_environment_that_cannot_be_closed_is_reported_as_ended(
     parts.attempts.close_environment("t")
 
     async with asyncio.timeout(20):
-        while not parts.ended():  # noqa: ASYNC110  # its patience is what is waited for
+        while not parts.ended():  # noqa: ASYNC110  # waits for its timeout
             await asyncio.sleep(0.005)
     assert (parts.ended(), parts.memory.used) == ([("t", "closed")], 0)
 

@@ -48,10 +48,10 @@ async def test_outcomes_are_published_in_the_order_of_put(valkey: Redis) -> None
         for outcome in outcomes(0, 1000):
             box.put(outcome)
 
-        async def all_told() -> bool:
+        async def all_published() -> bool:
             return len(await reported(valkey)) == 1000
 
-        await soon(all_told)
+        await soon(all_published)
 
     assert await reported(valkey) == outcomes(0, 1000)
 
@@ -65,10 +65,10 @@ async def test_nothing_is_lost_and_the_order_holds_while_valkey_is_away(valkey: 
         for outcome in sent:
             box.put(outcome)
 
-        async def all_told() -> bool:
+        async def all_published() -> bool:
             return sent[-1] in await reported(valkey)
 
-        await soon(all_told)
+        await soon(all_published)
 
     assert list(dict.fromkeys(await reported(valkey))) == sent, "some are repeated, none is out of order"
 
@@ -139,10 +139,10 @@ async def test_outcomes_gather_while_the_node_has_enough_work(valkey: Redis) -> 
             await asyncio.sleep(0)
         assert await reported(valkey) == []
 
-        async def all_told() -> bool:
+        async def all_published() -> bool:
             return len(await reported(valkey)) == GATHER_MOST - 1
 
-        await soon(all_told)
+        await soon(all_published)
 
 
 @pytest.mark.parametrize("last", ["one more", "a core is idle", "no verdict"])

@@ -46,7 +46,7 @@ async def serving(app: FastAPI) -> AsyncIterator[str]:
         await task
 
 
-class PlayedNode:
+class SimulatedNode:
     """A node of 4 cores and 4 GiB, as the leader sees it. `play` decides the result of each action."""
 
     def __init__(self, redis: Redis, reader: Redis, play: Play) -> None:
@@ -62,7 +62,7 @@ class PlayedNode:
 
     @classmethod
     @asynccontextmanager
-    async def up(cls, url: str, play: Play) -> AsyncIterator[PlayedNode]:
+    async def up(cls, url: str, play: Play) -> AsyncIterator[SimulatedNode]:
         async with connect(url, name="played-node") as redis, connect(url, name="played-reader") as reader:
             node = cls(redis, reader, play)
             await node._publish(NODES, HELLO)

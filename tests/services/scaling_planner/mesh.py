@@ -1,4 +1,4 @@
-"""The planner's service, and the other side of the bus, played by the test."""
+"""The planner's service, and the rest of the mesh on the bus, simulated by the test."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def an_answer(index: int, *executions: float) -> bytes:
 
 
 class Mesh:
-    """The other side of the bus, played by the test."""
+    """The rest of the mesh on the bus, simulated by the test."""
 
     def __init__(self, redis: Redis, sessions: Sessions) -> None:
         self.redis = redis
@@ -153,16 +153,16 @@ async def is_ready(http: httpx.AsyncClient) -> bool:
     return (await http.get("/readyz")).status_code == 200
 
 
-async def nobody_plans(mesh: Mesh) -> bool:
+async def no_planner_leads(mesh: Mesh) -> bool:
     return bool(await command(mesh.redis, "EXISTS", PLANNER_LEASE) == 0)
 
 
-async def ours_plans(mesh: Mesh) -> bool:
+async def our_planner_leads(mesh: Mesh) -> bool:
     return (await command(mesh.redis, "GET", PLANNER_LEASE)) not in (None, b"a third")
 
 
-async def somebody_plans(mesh: Mesh) -> bool:
-    return not await nobody_plans(mesh)
+async def a_planner_leads(mesh: Mesh) -> bool:
+    return not await no_planner_leads(mesh)
 
 
 async def are(mesh: Mesh, targets: list[int]) -> bool:

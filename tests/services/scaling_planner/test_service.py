@@ -1,4 +1,4 @@
-"""The planner with its real servers: what it keeps, what it publishes, what it survives."""
+"""The planner with its real servers: its stored state, its messages, and its restarts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_killed_planner_continues_from_its_stored_state(mesh: Mesh, redi
     async with running(planner(redis_url, database_url)):
         await mesh.open("b1")
         await soon(lambda: last_is(mesh, 3))
-    await mesh.end("b1")  # nobody listens
+    await mesh.end("b1")  # no planner reads
     async with running(planner(redis_url, database_url)):
         await soon(lambda: last_is(mesh, 0))
         await soon(lambda: all_acknowledged(mesh, 3))

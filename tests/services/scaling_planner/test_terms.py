@@ -1,4 +1,4 @@
-"""Planning in time: who plans, what is held when, and that decisions can be made again."""
+"""Planning in time: the leading planner, units held over time, and the replay of decisions."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from shared.store.stimulus_log import read_log
 from tests.services.scaling_planner.mesh import (
     FIRST,
     Mesh,
+    a_planner_leads,
     all_acknowledged,
     an_answer,
     is_ready,
     its_end,
     last_is,
     migrate,
-    nobody_plans,
-    ours_plans,
+    no_planner_leads,
+    our_planner_leads,
     planner,
     running,
-    somebody_plans,
     soon,
 )
 from treadle.lab.evaluations.planner_decisions import repeated
@@ -51,7 +51,7 @@ async def test_of_two_planners_one_plans_and_the_other_takes_over(
             await asyncio.sleep(1.0)
             assert (await mesh.targets()).count(3) == 1, "both have planned"
             await command(mesh.redis, "SET", PLANNER_LEASE, "a third", "PX", 1500)
-            await soon(lambda: ours_plans(mesh))
+            await soon(lambda: our_planner_leads(mesh))
             await mesh.end("b1")
             await soon(lambda: last_is(mesh, 0))
             await soon(lambda: is_ready(first))
@@ -76,16 +76,16 @@ async def test_a_planner_that_cannot_keep_its_decisions_lets_its_lease_lapse(sta
                 await soon(lambda: last_is(mesh, 0))
                 await asyncio.to_thread(postgres.close)
                 await mesh.open("b1")
-                await soon(lambda: nobody_plans(mesh))
+                await soon(lambda: no_planner_leads(mesh))
                 await asyncio.to_thread(postgres.enter_context, running_postgres(stack_home, durable=True))
                 await soon(lambda: last_is(mesh, 3), within_s=60.0)
-                await soon(lambda: somebody_plans(mesh))
+                await soon(lambda: a_planner_leads(mesh))
             await asyncio.to_thread(postgres.close)
             async with running(planner(redis_url, database_url, lease_s=0.9, stuck_s=0.1)):  # it cannot even begin
-                await soon(lambda: somebody_plans(mesh))
-                await soon(lambda: nobody_plans(mesh))
+                await soon(lambda: a_planner_leads(mesh))
+                await soon(lambda: no_planner_leads(mesh))
                 await asyncio.to_thread(postgres.enter_context, running_postgres(stack_home, durable=True))
-                await soon(lambda: somebody_plans(mesh), within_s=60.0)
+                await soon(lambda: a_planner_leads(mesh), within_s=60.0)
 
 
 async def test_units_fall_to_what_is_needed_soon_and_come_back_before_they_are_needed(

@@ -13,7 +13,7 @@ __all__ = ["journal", "reader", "valkey"]
 
 @pytest.fixture
 def private_url() -> Iterator[str]:
-    """A server nobody else uses: its settings may be changed."""
+    """A server for this module alone: its settings may be changed."""
     with temporary_home() as root, running_valkey(root, durable=False) as url:
         yield url
 

@@ -1,4 +1,4 @@
-"""Waiting for what another process or task is about to do."""
+"""Waits for an effect of another process or task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group's member: at least once, acknowledged after the handler, poison set aside with its reason."""
+"""Member of a consumer group: delivery at least once, acknowledged after the handler, dead letters with a reason."""
 
 from __future__ import annotations
 

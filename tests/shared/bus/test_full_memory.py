@@ -1,4 +1,4 @@
-"""At Valkey's memory bound nothing new is accepted, and everything that frees memory goes on."""
+"""At Valkey's memory bound nothing new is accepted, and everything that frees memory continues."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Model:
     unanswered: list[str] = field(default_factory=list)
     answers: dict[str, bytes] = field(default_factory=dict)
     asked: int = 0
-    """Batches whose cancelling lies in the journal."""
+    """Batches with a cancellation in the journal."""
 
     def submit(self, action: str, batch: str, body: bytes) -> str:
         if action in self.bodies:
@@ -178,7 +178,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.run(look())
 
     @invariant()
-    def every_answer_and_every_end_was_told_once(self) -> None:
+    def every_answer_and_every_end_was_published_once(self) -> None:
         async def look() -> None:
             completed = [action for one in await self.journal.messages(ANSWERED) for action in one.actions]
             assert sorted(completed) == sorted(self.model.answers)

@@ -1,4 +1,4 @@
-"""The lease and its epochs: whoever was deposed writes nothing more."""
+"""The lease and its epochs: a deposed leader writes nothing more."""
 
 from __future__ import annotations
 

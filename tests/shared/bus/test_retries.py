@@ -1,4 +1,4 @@
-"""Patience: what is harmless to repeat is repeated while Valkey is away, and not one time more."""
+"""Retries: idempotent calls are repeated while Valkey is away, and not once more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tail hands out everything after where it started, once, in order, across restarts."""
+"""A tail returns every entry after its start, once, in order, across restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trajectories in Valkey: opened once, closed once, taken at their word only while they are open."""
+"""Trajectories in Valkey: opened once, closed once, and accepting actions only while open."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def placed(journal: Journal) -> dict[str, StoredPlacement]:
 
 
 async def overdue(journal: Journal, trajectory: str = "t1", *, idle_ms: int = 2_000_000) -> None:
-    """Its moment has come; nobody has acted for so long."""
+    """Its idle time is over, without an action."""
     await command(journal.redis, "ZADD", "trajectories:due", 1, trajectory)
     seconds, _ = await command(journal.redis, "TIME")
     await command(journal.redis, "HSET", f"trajectory:{trajectory}", "active_ms", int(seconds) * 1000 - idle_ms)

@@ -1,4 +1,4 @@
-"""One wire for all callers: each gets its own reply, whatever becomes of the others."""
+"""One connection for all callers: each gets its own reply, whatever happens to the others."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def server(home: Path) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def impatient(url: str, *, name: str | None = None, silent_s: float = 0.2) -> AsyncIterator[Redis]:
+async def short_timeout(url: str, *, name: str | None = None, silent_s: float = 0.2) -> AsyncIterator[Redis]:
     redis = PipelinedRedis.from_url(
         url, protocol=2, client_name=name, socket_timeout=silent_s, socket_connect_timeout=silent_s
     )
@@ -60,13 +60,13 @@ async def test_calls_fail_while_the_server_is_away_and_work_when_it_is_back(stac
 
 
 async def test_a_server_that_accepts_and_never_replies_is_taken_for_dead() -> None:
-    async with mute_server() as mute, impatient(mute.url) as redis, asyncio.timeout(IN_TIME_S):
+    async with mute_server() as mute, short_timeout(mute.url) as redis, asyncio.timeout(IN_TIME_S):
         with pytest.raises(Broken):
             await command(redis, "PING")
 
 
 async def test_every_caller_of_a_silent_server_gets_the_error() -> None:
-    async with mute_server() as mute, impatient(mute.url) as redis, asyncio.timeout(IN_TIME_S):
+    async with mute_server() as mute, short_timeout(mute.url) as redis, asyncio.timeout(IN_TIME_S):
         ends = await asyncio.gather(*(command(redis, "PING") for _ in range(20)), return_exceptions=True)
 
         assert [type(end) for end in ends] == [Broken] * 20
@@ -74,7 +74,7 @@ async def test_every_caller_of_a_silent_server_gets_the_error() -> None:
 
 
 async def test_a_server_that_is_silent_from_the_first_word_on_cannot_be_reached() -> None:
-    async with mute_server() as mute, impatient(mute.url, name="me") as redis, asyncio.timeout(IN_TIME_S):
+    async with mute_server() as mute, short_timeout(mute.url, name="me") as redis, asyncio.timeout(IN_TIME_S):
         with pytest.raises(Broken, match="cannot be reached: no answer in time"):
             await command(redis, "PING")
 
@@ -82,7 +82,7 @@ async def test_a_server_that_is_silent_from_the_first_word_on_cannot_be_reached(
 
 
 async def test_an_idle_connection_is_not_taken_for_dead(redis_url: str) -> None:
-    async with impatient(redis_url, silent_s=0.05) as redis:
+    async with short_timeout(redis_url, silent_s=0.05) as redis:
         me = await command(redis, "CLIENT", "ID")
         await asyncio.sleep(0.2)  # several looks
 
@@ -90,14 +90,14 @@ async def test_an_idle_connection_is_not_taken_for_dead(redis_url: str) -> None:
 
 
 async def test_a_connection_cut_in_the_middle_of_a_reply_fails_its_call() -> None:
-    async with mute_server(b"$10\r\nhal", hang_up=True) as mute, impatient(mute.url, silent_s=10) as redis:
+    async with mute_server(b"$10\r\nhal", hang_up=True) as mute, short_timeout(mute.url, silent_s=10) as redis:
         async with asyncio.timeout(IN_TIME_S):
             with pytest.raises(Broken):
                 await command(redis, "GET", "key")
 
 
 async def test_what_was_answered_before_the_cut_counts() -> None:
-    async with mute_server(b"+one\r\n+tw", hang_up=True) as mute, impatient(mute.url, silent_s=10) as redis:
+    async with mute_server(b"+one\r\n+tw", hang_up=True) as mute, short_timeout(mute.url, silent_s=10) as redis:
         async with asyncio.timeout(IN_TIME_S):
             calls = (command(redis, "GET", "1"), command(redis, "GET", "2"))
             ends: list[Any] = list(await asyncio.gather(*calls, return_exceptions=True))
@@ -117,14 +117,14 @@ async def test_after_a_cut_the_next_call_connects_again(redis_url: str, valkey: 
 
 
 async def test_no_server_is_an_error_at_once(tmp_path: Path) -> None:
-    async with impatient(f"unix://{tmp_path}/no.sock", silent_s=30) as redis, asyncio.timeout(IN_TIME_S):
+    async with short_timeout(f"unix://{tmp_path}/no.sock", silent_s=30) as redis, asyncio.timeout(IN_TIME_S):
         with pytest.raises(Broken, match="cannot be reached"):
             await command(redis, "PING")
 
 
 async def test_closing_fails_what_is_under_way() -> None:
     async with mute_server() as mute, asyncio.timeout(IN_TIME_S):
-        async with impatient(mute.url, silent_s=30) as redis:
+        async with short_timeout(mute.url, silent_s=30) as redis:
             call = asyncio.create_task(command(redis, "PING"))
             await mute.received.wait()
         with pytest.raises(Broken):
@@ -133,7 +133,7 @@ async def test_closing_fails_what_is_under_way() -> None:
 
 async def test_closing_ends_a_connection_that_is_still_being_made() -> None:
     async with mute_server() as mute, asyncio.timeout(IN_TIME_S):
-        async with impatient(mute.url, name="me", silent_s=30) as redis:
+        async with short_timeout(mute.url, name="me", silent_s=30) as redis:
             call = asyncio.create_task(command(redis, "PING"))
             await mute.received.wait()
         with pytest.raises(Broken):

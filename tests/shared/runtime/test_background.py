@@ -1,4 +1,4 @@
-"""Loops end with their owner, and a crash of one is not a silence."""
+"""Loops end with their owner, and the crash of one is reported."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_loop_that_ends_well_is_no_crash(crashes: CrashCounter) -> None:
 async def test_a_loop_that_swallows_a_cancel_is_cancelled_again(crashes: CrashCounter) -> None:
     swallowed = 0
 
-    async def stubborn() -> None:
+    async def ignores_cancellation() -> None:
         nonlocal swallowed
         while swallowed < 2:
             try:
@@ -72,7 +72,7 @@ async def test_a_loop_that_swallows_a_cancel_is_cancelled_again(crashes: CrashCo
         await forever()
 
     async with Background(crashes) as background, asyncio.timeout(20):
-        task = background.start(stubborn(), name="stubborn")
+        task = background.start(ignores_cancellation(), name="stubborn")
         await asyncio.sleep(0)
 
     assert (task.cancelled(), swallowed, crashes.count) == (True, 2, 0)
@@ -83,13 +83,13 @@ async def test_a_loop_started_by_an_ending_loop_is_ended_too(crashes: CrashCount
 
     async with Background(crashes) as background, asyncio.timeout(20):
 
-        async def heir() -> None:
+        async def successor() -> None:
             try:
                 await forever()
             finally:
                 late.append(background.start(forever(), name="late"))
 
-        background.start(heir(), name="heir")
+        background.start(successor(), name="heir")
         await asyncio.sleep(0)
 
     assert late[0].cancelled()

@@ -139,7 +139,7 @@ async def test_it_works_beside_a_running_event_loop(client: Treadle) -> None:
     assert client.batch("b").task == "t"
 
 
-def test_an_interrupt_cancels_the_batch(client: Treadle, proxy: FakeProxy, interrupts_are_heard: None) -> None:
+def test_an_interrupt_cancels_the_batch(client: Treadle, proxy: FakeProxy, interruptible: None) -> None:
     def interrupt() -> None:
         assert proxy.reading.wait(30)
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,4 +1,4 @@
-"""A child does not outlive its parent, and a pid is not mistaken for another's."""
+"""A child does not outlive its parent, and a reused pid is not taken for the old process."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Sandboxes for tests: one that plays a script, and one that runs harnesses in a bare interpreter, without walls.
+"""Sandboxes for tests: one that follows a script, and one that runs harnesses in a bare interpreter, without walls.
 
 The second is for our own test programs only; it shows that a verdict's honesty does not rest on the walls.
 """

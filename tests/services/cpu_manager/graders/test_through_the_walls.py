@@ -1,4 +1,4 @@
-"""Programs in the real sandbox, graded by the real graders: where a fake would lie."""
+"""Programs in the real sandbox, graded by the real graders: cases in which a fake sandbox differs."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _OPEN_TO_ALL = 0o1666
 
 
 class OutsideResources:
-    """Files, sockets, System V objects and a process of the manager's user, open to everybody. `close` removes them."""
+    """Files, sockets, System V objects and a process of the manager's user, open to all users. `close` removes them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "outside"

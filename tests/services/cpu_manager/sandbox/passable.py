@@ -1,6 +1,6 @@
 """Run a command with a toolchain that every user can reach, as root or as `nobody`: `passable.py USER COMMAND...`
 
-Where an interpreter lies in a closed folder (/root), an ordinary user has no Python to test with. In a mount namespace
+If the interpreter is in a closed folder (/root), an ordinary user has no Python to test with. In a mount namespace
 of its own this script lays an open folder over the closed one, with only the toolchain in it. Root only.
 """
 
@@ -17,7 +17,7 @@ _NOBODY = 65534
 
 
 def uncover(paths: list[Path]) -> None:
-    """Make each path reachable for everybody, in this mount namespace alone."""
+    """Make each path reachable for every user, in this mount namespace alone."""
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", "", MS_REC | MS_PRIVATE)
     for closed in sorted({Path(parent) for path in paths if (parent := closed_parent(str(path)))}):

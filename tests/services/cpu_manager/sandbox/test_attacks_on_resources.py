@@ -320,7 +320,7 @@ async def test_a_program_that_hides_from_the_oom_killer_still_ends_at_its_memory
 
 
 async def test_files_without_content_are_bounded(sandbox: LocalSandbox, attack: Attack) -> None:
-    """Inodes: 65,536 of a tmpfs; where files lie on the host's disk, each counts as at least 4 KiB of `disk_bytes`."""
+    """Inodes: 65,536 of a tmpfs; on the host's disk each file counts as at least 4 KiB of `disk_bytes`."""
     source = """
 import os
 os.mkdir('many'); folder = os.open('many', os.O_RDONLY)

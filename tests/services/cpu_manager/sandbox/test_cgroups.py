@@ -1,4 +1,4 @@
-"""The files of control groups, version 2, played by plain files: what is written before a job and read after it.
+"""The files of control groups, version 2, as plain files: writes before a job and reads after it.
 
 Where a real delegated subtree is at hand every other test of this folder runs on it as well.
 """

@@ -1,4 +1,4 @@
-"""Freezers: version 1 on this machine where root has it, version 2 played by plain files."""
+"""Freezers: version 1 on this machine where root has it, version 2 as plain files."""
 
 import os
 import signal

@@ -34,7 +34,7 @@ MISSING = {
 def test_each_rung_works_here_or_fails_for_a_known_reason(each: Rung) -> None:
     """The other tests of this folder run on every rung that this user has here."""
     if reason := rung_failures()[each]:
-        print(f"left out here: {reason}")  # noqa: T201  # for whoever runs with -rP
+        print(f"left out here: {reason}")  # noqa: T201  # shown with -rP
         assert re.search(MISSING[each], reason), reason
 
 

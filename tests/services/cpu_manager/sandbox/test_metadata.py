@@ -99,7 +99,7 @@ try: os.chmod('s', 0o4755); print('set')
 except PermissionError: print('refused')
 """
     ended = await sandbox.run(PythonJob(source=source), CORE)
-    # Elsewhere it lies on a tmpfs that is mounted nosuid.
+    # On the other rungs it is on a tmpfs that is mounted nosuid.
     assert ended.stdout == (b"refused\n" if sandbox.ladder.chosen is Rung.LANDLOCK else b"set\n")
 
 

@@ -1,4 +1,4 @@
-"""One cell runs many programs: none may find a trace of the one before, and a cell with a trace is not used again."""
+"""One cell runs many programs: none may find a trace of an earlier one, and a cell with a trace is not reused."""
 
 import asyncio
 import itertools

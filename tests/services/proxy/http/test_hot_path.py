@@ -1,4 +1,4 @@
-"""The bare routes: what they take, what they refuse, and that every end is an HTTP answer."""
+"""The bare routes: accepted requests, rejected requests, and an HTTP answer at every end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zip archives made tar archives: the same files, nothing outside, nothing without end."""
+"""Zip archives repacked as tar archives: the same files, none outside, of bounded size."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 from services.proxy.app import create_app
 from services.proxy.settings import ProxySettings
 from shared.messages.grants import Granted
-from tests.services.proxy.in_process import PlayedNode, serving
+from tests.services.proxy.in_process import SimulatedNode, serving
 from tests.shared.bus.soon import soon
 
 SOON_S = 20.0
@@ -21,7 +21,7 @@ SOON_S = 20.0
 class Caller:
     """A caller of the proxy, and its simulated node."""
 
-    def __init__(self, http: aiohttp.ClientSession, node: PlayedNode) -> None:
+    def __init__(self, http: aiohttp.ClientSession, node: SimulatedNode) -> None:
         self.http = http
         self.node = node
 
@@ -82,7 +82,7 @@ async def caller(redis_url: str) -> AsyncIterator[Caller]:
         {"treadle": {"redis_url": redis_url}, "max_trajectories": 3, "max_body_bytes": 200_000, "max_wait_s": 30.0}
     )
     async with (
-        PlayedNode.up(redis_url, at_once) as node,
+        SimulatedNode.up(redis_url, at_once) as node,
         serving(create_app(settings)) as url,
         aiohttp.ClientSession(url) as http,
     ):

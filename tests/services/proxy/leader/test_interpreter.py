@@ -231,7 +231,7 @@ async def test_the_end_of_a_trajectory_is_stored(driver: InterpreterDriver) -> N
     assert (fields["state"], fields["reason"]) == (b"expired", b"its time is over")
 
 
-class Dying(Interpreter):
+class CrashingInterpreter(Interpreter):
     """Its process ends before any answer is written."""
 
     async def _finish(self, answers: list[Answering]) -> list[bool]:
@@ -245,7 +245,7 @@ async def test_the_end_of_a_trajectory_is_not_stored_before_its_verdict(journal:
         node_class="default", fields={},
     )  # fmt: skip
     entry = await journal.entry("a1")
-    dying = Dying(journal.redis, journal.epoch, lambda _, __: None, keep_batch_s=600.0)
+    dying = CrashingInterpreter(journal.redis, journal.epoch, lambda _, __: None, keep_batch_s=600.0)
     for write in (Forget("t1", "expired", "its time is over"), answer("a1", entry)):
         dying.put(write)
     with pytest.raises(RuntimeError, match="1 answers"):

@@ -1,4 +1,4 @@
-"""Opening batches: the workflow is kept as it was, in words that a replica of an older version reads too."""
+"""Opening batches: the workflow is stored unchanged, in fields that a replica of an older version also reads."""
 
 from __future__ import annotations
 

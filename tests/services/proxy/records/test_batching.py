@@ -1,4 +1,4 @@
-"""One flush at a time, everybody's own reply, and no timer."""
+"""One flush at a time, a reply for each caller, and no timer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.proxy.records.batching import Batcher
 
 
 class RecordedFlush:
-    """A flush that waits until it is let go, and notes what it was given."""
+    """A flush that waits for its release and records its items."""
 
     def __init__(self) -> None:
         self.taken: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Ids: the same request in the same place has the same id, and nobody without the store's key can make it."""
+"""Ids: the same request in the same place has the same id, which cannot be made without the store's key."""
 
 from __future__ import annotations
 

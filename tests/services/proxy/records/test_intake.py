@@ -1,4 +1,4 @@
-"""Digests and what the journal's word means to a caller."""
+"""Digests, and the answer to a caller for each code of the journal."""
 
 from __future__ import annotations
 

@@ -119,13 +119,13 @@ async def test_reports_of_a_sealed_batch_are_still_published(rollouts: RolloutsW
 async def test_a_report_that_did_not_get_through_does_not_take_the_turn_of_the_next(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def impatient(attempt: object, **_: object) -> None:
+    async def without_retries(attempt: object, **_: object) -> None:
         raise Unavailable(what="Valkey does not answer")
 
     await journal.open("b")
     rollouts = RolloutsWithClock(Flaky(journal.redis))
     with monkeypatch.context() as patch:
-        patch.setattr(rollouts_module, "with_retries", impatient)
+        patch.setattr(rollouts_module, "with_retries", without_retries)
         with pytest.raises(Unavailable):
             await rollouts.takes(3)
     assert await rollouts.takes(3)

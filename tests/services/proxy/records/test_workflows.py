@@ -1,4 +1,4 @@
-"""From a task's stages and a request's parameters to work, or to what is wrong with them."""
+"""Work from a task's stages and a request's parameters, or the error in them."""
 
 from __future__ import annotations
 

@@ -87,14 +87,14 @@ RUSH: dict[str, Callable[[random.Random], dict[str, Any]]] = {
 
 
 def possible(rule: str, mesh: Mesh) -> bool:
-    world = mesh.world
+    simulation = mesh.simulation
     match rule:
         case "end":
-            return any(host.runs for host in world.hosts.values())
+            return any(host.runs for host in simulation.hosts.values())
         case "cancel":
-            return bool(world.journal)
+            return bool(simulation.journal)
         case "trim":
-            return world.read < len(world.outcomes)
+            return simulation.read < len(simulation.outcomes)
         case _:
             return True
 
@@ -108,17 +108,17 @@ def history(seed: int, arguments: dict[str, Callable[[random.Random], dict[str, 
         (rule,) = rng.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))
         if possible(rule, mesh):
             getattr(mesh, rule)(**(arguments[rule](rng) if rule in arguments else {}))
-            mesh.the_books_are_in_order()
+            mesh.all_laws_hold()
     mesh.teardown()
-    world = mesh.world
-    seen: Counter[str] = Counter(answer.ended for answer in world.answers.values())
-    for answer in world.answers.values():
-        seen["early exit"] += answer.ended == "ok" and len(answer.acts) < len(world.requests[answer.action].stages)
+    simulation = mesh.simulation
+    seen: Counter[str] = Counter(answer.ended for answer in simulation.answers.values())
+    for answer in simulation.answers.values():
+        seen["early exit"] += answer.ended == "ok" and len(answer.acts) < len(simulation.requests[answer.action].stages)
         seen["cancelled between stages"] += answer.ended == "cancelled" and len(answer.acts) > 0
         seen["repeated"] += any(act.attempts > 1 for act in answer.acts)
-    seen["granted ahead"] = world.waited
-    seen["recalled"] = world.recalled
-    seen["waited without a planner"] = world.starved
+    seen["granted ahead"] = simulation.waited
+    seen["recalled"] = simulation.recalled
+    seen["waited without a planner"] = simulation.starved
     return seen
 
 

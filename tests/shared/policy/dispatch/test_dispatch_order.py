@@ -200,7 +200,7 @@ def test_parked_work_runs_when_a_node_that_can_take_it_joins() -> None:
 def test_tenants_share_by_weight_while_both_have_work(weight: float, cores: int, ada_s: float, bob_s: float) -> None:
     """Granted unit-seconds over weight never differ by more than the largest grant over its weight.
 
-    Who is behind goes next, so whoever is ahead got ahead by its last grant alone.
+    The tenant furthest behind is next, so a tenant ahead got ahead by its last grant alone.
     """
     mesh = VirtualTimeMesh([], lambda one: ada_s if one.tenant == "ada" else bob_s)
     mesh.submit(*(

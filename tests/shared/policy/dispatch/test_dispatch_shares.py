@@ -208,9 +208,9 @@ def test_a_request_that_could_start_at_once_is_never_rejected(
         dispatcher = ready(cores)
         for at, count in enumerate(before):
             dispatcher.submitted(0.0, [request(f"b{at}", work(CORES, {"cores": count}), seq=at, batch="b")])
-        newcomer = request("new", work(CORES, {"cores": units}, timeout_s=1.0), seq=99, start_by_s=start_by,
+        new_request = request("new", work(CORES, {"cores": units}, timeout_s=1.0), seq=99, start_by_s=start_by,
                            batch="n" if in_batch else "")  # fmt: skip
-        commands = dispatcher.submitted(0.0, [newcomer])
+        commands = dispatcher.submitted(0.0, [new_request])
         dispatcher.check()
         return next((type(one).__name__ for one in commands if isinstance(one, Grant | AnswerAction)
                      and one.action == "new"), "queued")  # fmt: skip
@@ -243,14 +243,14 @@ def test_one_burst_of_slow_programs_does_not_close_the_pool_to_those_after_it() 
         dispatcher.finished(now + 20.0, [met])
     now = 400.0
 
-    def newcomer(name: str, seq: int) -> Request:
+    def new_request(name: str, seq: int) -> Request:
         return request(name, work(timeout_s=20.0), at_s=now, seq=seq, start_by_s=now + 60.0)
 
-    commands = dispatcher.submitted(now, [newcomer(f"next{at}", 100 + at) for at in range(40)])
+    commands = dispatcher.submitted(now, [new_request(f"next{at}", 100 + at) for at in range(40)])
     assert [one for one in commands if isinstance(one, AnswerAction)] == []
     declared = replace(work(timeout_s=20.0), duration_s=20.0)
     dispatcher.submitted(now, [request(f"long{at}", declared, at_s=now, seq=200 + at) for at in range(6)])
-    (refused,) = dispatcher.submitted(now, [newcomer("hasty", 300)])
+    (refused,) = dispatcher.submitted(now, [new_request("hasty", 300)])
     assert isinstance(refused, AnswerAction), "six that are declared to take 20 s each are ahead"
 
 

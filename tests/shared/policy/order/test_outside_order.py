@@ -28,7 +28,7 @@ def test_the_first_requests_of_an_unseen_kind_are_not_overtaken_by_later_ones() 
         now += 0.02
         ends = [Ended(grant.action, "n", grant.attempt, 0, "ok", execution_s=0.02) for grant in grants]
         commands = dispatcher.finished(now, ends)
-        if (newcomer := next(later, None)) is not None:
-            commands += dispatcher.submitted(now, [newcomer])
+        if (new_request := next(later, None)) is not None:
+            commands += dispatcher.submitted(now, [new_request])
     assert granted == sorted(granted)
     assert len(granted) == 40

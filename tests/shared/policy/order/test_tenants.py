@@ -74,7 +74,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         ]
 
     @rule(tenant=tenants)
-    def remove_a_stranger(self, tenant: str) -> None:
+    def remove_an_unknown_action(self, tenant: str) -> None:
         assert not self.queue.remove(tenant, "stranger")
 
     @invariant()
@@ -178,7 +178,7 @@ def test_before_yields_the_tenants_actions_before_a_key(keys: list[int], mine: i
     for at, one in enumerate(keys):
         queue.push("ada", key(one, at), f"a{at}")
         queue.push("bob", key(0.0, at), f"b{at}")
-    newcomer = key(mine, len(keys))
+    new_key = key(mine, len(keys))
     before = [f"a{at}" for _, at in sorted((one, at) for at, one in enumerate(keys)) if keys[at] <= mine]
-    assert list(queue.before("ada", newcomer, most=most)) == before[:most]
-    assert list(queue.before("cyd", newcomer)) == []
+    assert list(queue.before("ada", new_key, most=most)) == before[:most]
+    assert list(queue.before("cyd", new_key)) == []

@@ -110,7 +110,7 @@ def least(batches: Sequence[ExpectedBatch], pool: str) -> int:
 
 
 def cost(batches: Sequence[ExpectedBatch], units: Mapping[str, int]) -> float:
-    """A unit costs what it does in its pool's dearest worker."""
+    """A unit has the cost of its pool's most expensive worker."""
     stages = [stage for batch in batches for stage in batch.stages]
     return math.fsum(
         count * max(stage.worker_cost / stage.units for stage in stages if stage.drawn_from == pool)

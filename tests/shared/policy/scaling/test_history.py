@@ -20,7 +20,7 @@ def batch(arrivals: list[float]) -> BatchRecord:
 
 
 @st.composite
-def with_a_strange_one(draw: st.DrawFn) -> tuple[list[BatchRecord], list[BatchRecord], int]:
+def with_an_unusual_batch(draw: st.DrawFn) -> tuple[list[BatchRecord], list[BatchRecord], int]:
     """Usual batches, the same with any one of them made strange, and which."""
     size, count = draw(st.integers(1, 6)), draw(st.integers(4, WINDOW))
     times = st.lists(seconds, min_size=size, max_size=size)
@@ -30,7 +30,7 @@ def with_a_strange_one(draw: st.DrawFn) -> tuple[list[BatchRecord], list[BatchRe
     return usual, [*usual[:place], strange, *usual[place + 1 :]], place
 
 
-@given(with_a_strange_one())
+@given(with_an_unusual_batch())
 @settings(deadline=None)
 def test_one_strange_batch_of_four_or_more_does_not_lead_beyond_the_others(
     case: tuple[list[BatchRecord], list[BatchRecord], int],

@@ -38,7 +38,7 @@ class Visit(NamedTuple):
     units: int
 
 
-class Asked(NamedTuple):
+class RequestCase(NamedTuple):
     """A request."""
 
     arrives: int | None
@@ -58,7 +58,7 @@ class Change(NamedTuple):
 class Case:
     """Whole seconds from 0. Visits are numbered request after request."""
 
-    requests: tuple[Asked, ...]
+    requests: tuple[RequestCase, ...]
     owned: tuple[int, ...]
     changes: tuple[Change, ...] = ()
 
@@ -76,7 +76,7 @@ class Case:
         return [first + len(one.visits) - 1 for first, one in zip(self.firsts, self.requests, strict=True)]
 
 
-class Slow:
+class SlowScheduling:
     """Second after second, with sorted lists."""
 
     def __init__(self, case: Case) -> None:
@@ -166,7 +166,7 @@ def fast(case: Case, cuts: Iterable[float] = (), *, stop_at_complete: bool = Fal
 
 
 def agree(case: Case, state: ScheduleState) -> None:
-    slow, visits = Slow(case), records(case)
+    slow, visits = SlowScheduling(case), records(case)
     starts = state.times["start_s"]
     assert starts.tolist() == slow.start
     assert state.complete_s.tolist() == slow.complete(case)
@@ -182,7 +182,7 @@ def agree(case: Case, state: ScheduleState) -> None:
 
 visits = st.builds(Visit, st.integers(1, 8), st.integers(0, 3), st.integers(0, POOLS - 1), st.integers(1, 2))
 asked = st.builds(
-    Asked, st.none() | st.integers(0, 20), st.integers(0, 2), st.lists(visits, min_size=1, max_size=3).map(tuple)
+    RequestCase, st.none() | st.integers(0, 20), st.integers(0, 2), st.lists(visits, min_size=1, max_size=3).map(tuple)
 )
 changes = st.lists(
     st.builds(Change, st.integers(0, LAST_S - 1), st.integers(0, POOLS - 1), st.integers(0, 4)),
@@ -213,7 +213,9 @@ def test_in_one_piece_it_is_the_slow_schedule(case: Case) -> None:
     agree(alone, fast(alone))
 
 
-LONG = Case((Asked(0, 0, (Visit(10, 0, 0, 2), Visit(3, 0, 1, 1))), Asked(1, 1, (Visit(4, 0, 0, 1),))), (3, 1))
+LONG = Case(
+    (RequestCase(0, 0, (Visit(10, 0, 0, 2), Visit(3, 0, 1, 1))), RequestCase(1, 1, (Visit(4, 0, 0, 1),))), (3, 1)
+)
 
 
 def test_taking_units_away_ends_nothing_and_what_runs_beyond_them_is_counted() -> None:
@@ -226,7 +228,7 @@ def test_taking_units_away_ends_nothing_and_what_runs_beyond_them_is_counted() -
 
 
 def test_what_is_begun_runs_where_nothing_is_owned() -> None:
-    state = fast(Case((Asked(None, 0, (Visit(4, 0, 0, 2),)), Asked(0, 0, (Visit(1, 0, 0, 1),))), (1,)))
+    state = fast(Case((RequestCase(None, 0, (Visit(4, 0, 0, 2),)), RequestCase(0, 0, (Visit(1, 0, 0, 1),))), (1,)))
     assert state.times["start_s"].tolist() == [0.0, 4.0]
     assert state.least_free.tolist() == [-1]
     assert state.over_unit_s.tolist() == [4.0]
@@ -234,7 +236,12 @@ def test_what_is_begun_runs_where_nothing_is_owned() -> None:
 
 def test_time_stops_after_the_moment_at_which_a_batch_is_complete() -> None:
     case = Case(
-        (Asked(0, 0, (Visit(4, 0, 0, 1),)), Asked(0, 1, (Visit(6, 0, 0, 1),)), Asked(4, 1, (Visit(2, 0, 0, 1),))), (2,)
+        (
+            RequestCase(0, 0, (Visit(4, 0, 0, 1),)),
+            RequestCase(0, 1, (Visit(6, 0, 0, 1),)),
+            RequestCase(4, 1, (Visit(2, 0, 0, 1),)),
+        ),
+        (2,),
     )
     state = schedule_state(2, 3, np.array(case.owned))
     state.left[:] = (1, 2)
@@ -249,7 +256,7 @@ def test_time_stops_after_the_moment_at_which_a_batch_is_complete() -> None:
 @pytest.mark.parametrize(("limit_s", "code"), [(2.0, QUIET), (1.5, BROKEN)])
 def test_a_wait_beyond_its_limit_stops_the_run(limit_s: float, code: int) -> None:
     """The second waits from 0 s for the first to end at 2 s; the first never waits, whatever its limit."""
-    case = Case((Asked(0, 0, (Visit(2, 0, 0, 1),)), Asked(0, 0, (Visit(5, 0, 0, 1),))), (1,))
+    case = Case((RequestCase(0, 0, (Visit(2, 0, 0, 1),)), RequestCase(0, 0, (Visit(5, 0, 0, 1),))), (1,))
     state = schedule_state(1, 2, np.array(case.owned))
     limited = records(case)
     limited["limit_s"] = (-9.0, limit_s)

@@ -1,4 +1,4 @@
-"""The planner, whatever happens in whatever order."""
+"""The planner under events in any order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.shared.policy.scaling.planning import NOW, POOL, observed, opened, pa
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Whatever happens in whatever order, targets lie between floor and ceiling, and idle pools at the floor."""
+    """In any order of events, targets are between floor and ceiling, and idle pools at the floor."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -76,7 +76,7 @@ def test_requests_that_come_earlier_than_was_expected_do_not_wait_for_the_next_r
 
 
 def test_a_request_that_the_plan_lets_wait_no_longer_does_not_wait_for_the_next_review() -> None:
-    """T is 34 s, D 2 s, the timeout 10 s: nobody may wait beyond 26 s. All that was planned is held."""
+    """T is 34 s, D 2 s, the timeout 10 s: no request may wait beyond 26 s. All that was planned is held."""
     ready = PlannerDriver(strictness=1.0, paced=False)
     ready.open(opened("b1"), past(arrivals=(0.0, 10.0, 20.0, 30.0)))
     ready.first("b1", NOW)

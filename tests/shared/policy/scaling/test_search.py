@@ -1,4 +1,4 @@
-"""The search against all allocations there are, and what it rests on: leaving out pools with room, and what runs."""
+"""The search against all allocations, and its shortcuts: pools with room and running requests are left out."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_times_are_added_up_as_list_scheduling_adds_them() -> None:
 def test_what_is_spared_would_never_queue(open_batches: list[ExpectedBatch], strictness: float) -> None:
     inputs = SimulationInput(open_batches, strictness)
     spared = inputs.spared(frozenset(range(len(inputs.pools))))
-    assert spared == frozenset(range(len(inputs.pools)))  # nobody stands outside all pools
+    assert spared == frozenset(range(len(inputs.pools)))  # no request is outside all pools
     assert len(inputs.without(spared).visits) == 0
 
 
@@ -257,7 +257,7 @@ def test_a_search_from_the_last_result_simulates_less() -> None:
 
 def test_seeded_cases_against_the_cheapest_allocations() -> None:
     found = gap(seed=1, cases=300)
-    print(found)  # noqa: T201  # for whoever runs with -rP: docs/algorithms/scaling.md quotes it
+    print(found)  # noqa: T201  # shown with -rP: docs/algorithms/scaling.md quotes it
     assert found.sequential.infeasible == found.traded.infeasible == 0
     assert found.traded.mean <= found.sequential.mean
 

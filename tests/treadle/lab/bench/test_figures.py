@@ -1,4 +1,4 @@
-"""A figure is judged by its target; comparisons are made of medians of rounds that were played in turn."""
+"""A figure is judged by its target; comparisons are of medians of rounds that alternate."""
 
 import os
 

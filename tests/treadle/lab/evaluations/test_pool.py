@@ -96,7 +96,7 @@ def eventually(holds: object, within_s: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.usefixtures("interrupts_are_heard")
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_their_parent(tmp_path: Path, how: signal.Signals) -> None:
     (tmp_path / "endless.py").write_text(ENDLESS)

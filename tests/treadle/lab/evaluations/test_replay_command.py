@@ -269,7 +269,7 @@ def test_help_lists_the_options() -> None:
     assert "--trace" in runner.invoke(app, ["replay", "distrs", "--help"]).stdout
 
 
-@pytest.mark.usefixtures("interrupts_are_heard")
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_it_at_once_and_cleanly() -> None:
     treadle = Path(sys.executable).with_name("treadle")
     running = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Small traces in whole seconds, a policy that follows a script, and what really ran in a world."""
+"""Small traces in whole seconds, a policy that follows a script, and the record of a simulation."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class RecordingCluster(SimulatedCluster):
 
 @st.composite
 def traced_batches(draw: st.DrawFn, *, open_loop: bool | None = False) -> TracedBatch:
-    """Nobody comes as the batch starts: its start and its arrivals are never one moment. `None`: either loop."""
+    """No request arrives at the start of its batch: start and arrivals are never one moment. `None`: either loop."""
     size = draw(st.integers(1, 5))
     arrivals = sorted(float(draw(st.integers(1, 15))) for _ in range(size))
     rows = np.full((len(STAGES), size), UNREACHED)

@@ -1,4 +1,4 @@
-"""The generated workload against the words of DistRS §3 and §6.1."""
+"""The generated workload against DistRS §3 and §6.1."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_the_clairvoyant_policy_pays_less_than_zero_queue_and_is_within_d(
 
 
 def test_alone_the_clairvoyant_policy_is_never_later_than_d() -> None:
-    """Nobody else comes in between, so what was found at the first arrival holds to the end."""
+    """No other batch opens in between, so the plan of the first arrival holds to the end."""
     for seed in range(5):
         trace = small(seed, tasks=1)
         ideal = run(trace, Ideal(trace.stages, 3.0))

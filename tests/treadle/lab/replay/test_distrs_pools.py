@@ -100,17 +100,17 @@ def one_task(*requests: tuple[float, ...]) -> RewardTrace:
 
 def test_a_cold_start_of_each_stage_is_waited_for_and_paid() -> None:
     """The workers are asked for as the batch opens, at 0: compile can be used from 4 on, run from 9 on."""
-    world = RecordingCluster(cold(one_task((1.0, 2.0, 1.0)), 4.0, 9.0), ScriptedPolicy({0: (2, 1)}))
-    assert [(one.start, one.end) for one in world.ran()] == [(4.0, 6.0), (9.0, 10.0)]
-    assert world.costs.unit_s.tolist() == [20.0, 10.0]
-    assert world.costs.done[0].extra_delay_s == 6.0
+    cluster = RecordingCluster(cold(one_task((1.0, 2.0, 1.0)), 4.0, 9.0), ScriptedPolicy({0: (2, 1)}))
+    assert [(one.start, one.end) for one in cluster.ran()] == [(4.0, 6.0), (9.0, 10.0)]
+    assert cluster.costs.unit_s.tolist() == [20.0, 10.0]
+    assert cluster.costs.done[0].extra_delay_s == 6.0
 
 
 def test_growing_helps_a_cold_start_later() -> None:
-    world = RecordingCluster(
+    cluster = RecordingCluster(
         cold(one_task((1.0, 6.0), (1.0, 6.0), (1.0, 6.0)), 2.0, 2.0), ScriptedPolicy({0: (1, 1), 3: (3, 1)})
     )
-    assert [one.start for one in world.ran()] == [2.0, 5.0, 5.0]
+    assert [one.start for one in cluster.ran()] == [2.0, 5.0, 5.0]
 
 
 @given(traces(open_loop=None), scripts(), st.tuples(st.integers(0, 5), st.integers(0, 5)))
@@ -118,12 +118,12 @@ def test_growing_helps_a_cold_start_later() -> None:
 def test_nothing_runs_before_its_worker_is_warm_and_all_is_done(
     trace: RewardTrace, policy: ScriptedPolicy, cold_starts_s: tuple[int, ...]
 ) -> None:
-    world = RecordingCluster(cold(trace, *map(float, cold_starts_s)), policy)
-    ran = world.ran()
+    cluster = RecordingCluster(cold(trace, *map(float, cold_starts_s)), policy)
+    ran = cluster.ran()
     began = min(at for at, _ in policy.asked)
     assert all(one.start >= began + cold_starts_s[one.stage] for one in ran)
-    assert len(world.costs.done) == sum(len(task.batches) - 1 for task in trace.tasks)
-    assert world.costs.unit_s.sum() >= world.costs.busy_s.sum() - 1e-9
+    assert len(cluster.costs.done) == sum(len(task.batches) - 1 for task in trace.tasks)
+    assert cluster.costs.unit_s.sum() >= cluster.costs.busy_s.sum() - 1e-9
 
 
 @given(traced_batches(), traced_batches(), scripts())

@@ -41,12 +41,12 @@ def expected_runs(trace: RewardTrace) -> Counter[tuple[int, int, int, int, float
 def test_everything_runs_once_for_its_time_in_order_and_nothing_waits_beside_a_free_worker(
     trace: RewardTrace, policy: ScriptedPolicy
 ) -> None:
-    world = RecordingCluster(trace, policy)
-    ran = world.ran()
+    cluster = RecordingCluster(trace, policy)
+    ran = cluster.ran()
     assert Counter((one.task, one.batch, one.request, one.stage, one.end - one.start) for one in ran) == expected_runs(
         trace
     )
-    opened = {(done.task, done.index): done.opened_s for done in world.costs.done}
+    opened = {(done.task, done.index): done.opened_s for done in cluster.costs.done}
     ends = {(one.task, one.batch, one.request, one.stage): one.end for one in ran}
     for one in ran:
         arrival = opened[one.task, one.batch] + float(batch_of(trace, one).arrivals_s[one.request])
@@ -68,9 +68,9 @@ def test_everything_runs_once_for_its_time_in_order_and_nothing_waits_beside_a_f
 @settings(deadline=None)
 def test_the_ledger_reports_held_executed_and_delayed_seconds(trace: RewardTrace, policy: ScriptedPolicy) -> None:
     """Held is what is targeted, or what runs where that is more; second by second until the last batch is complete."""
-    world = RecordingCluster(trace, policy)
-    ran = world.ran()
-    costs = world.costs
+    cluster = RecordingCluster(trace, policy)
+    ran = cluster.ran()
+    costs = cluster.costs
     over = max(done.complete_s for done in costs.done)
     began = min(at for at, _ in policy.asked)
     for pool in range(len(costs.unit_s)):
@@ -215,10 +215,10 @@ def test_a_last_request_answered_at_once_completes_the_batch() -> None:
 
 def test_shrinking_ends_nothing_and_costs_until_it_ends() -> None:
     policy = ScriptedPolicy({0: (3, 1), 4: (1, 1)})
-    world = RecordingCluster(task(batch((1.0, 2.0)), batch((1.0, 10.0), (1.0, 6.0), (2.0, 5.0), (2.0, 1.0))), policy)
-    ran = world.ran()
+    cluster = RecordingCluster(task(batch((1.0, 2.0)), batch((1.0, 10.0), (1.0, 6.0), (2.0, 5.0), (2.0, 1.0))), policy)
+    ran = cluster.ran()
     assert [(one.start, one.end) for one in ran] == [(1.0, 11.0), (1.0, 7.0), (2.0, 7.0), (11.0, 12.0)]
-    assert world.costs.unit_s.tolist() == [4 * 3 + 3 * 3 + 5 * 1, 12.0]
+    assert cluster.costs.unit_s.tolist() == [4 * 3 + 3 * 3 + 5 * 1, 12.0]
 
 
 def test_nothing_is_paid_after_the_last_batch() -> None:

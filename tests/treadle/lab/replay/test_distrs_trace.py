@@ -1,4 +1,4 @@
-"""Trace files of DistRS workloads: what is written reads back, what is wrong is refused by its line."""
+"""Trace files of DistRS workloads: written ones are read back, wrong ones are refused by line."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def plainly(cores: int, jobs: list[Job]) -> dict[int, float]:
 
 
 def fair_level(cores: int, widths: list[int]) -> float:
-    """The share that nobody exceeds, with which all cores are used or everybody has what it can use."""
+    """The largest share of a job, with which all cores are used or every job has its limit."""
     low, high = 0.0, float(max(widths, default=1))
     for _ in range(80):
         level = (low + high) / 2

@@ -84,10 +84,10 @@ class AuditedDispatcher:
 
 
 def watched(system: System, batch: Batch, cluster: Cluster = SMALL) -> tuple[SystemRun, AuditedDispatcher]:
-    world = SimulatedMesh(system, batch, cluster, Overheads())
-    watching: Any = AuditedDispatcher(world.dispatcher, cluster)
-    world.dispatcher = watching
-    return world.run(), watching
+    simulated = SimulatedMesh(system, batch, cluster, Overheads())
+    watching: Any = AuditedDispatcher(simulated.dispatcher, cluster)
+    simulated.dispatcher = watching
+    return simulated.run(), watching
 
 
 @given(batches, st.sampled_from(SYSTEMS))

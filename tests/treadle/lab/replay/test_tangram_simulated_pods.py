@@ -45,7 +45,7 @@ def test_a_pod_waits_for_room_by_requests() -> None:
 
 
 def test_a_creation_that_times_out_is_retried_and_still_costs_the_control_plane() -> None:
-    # One a second, patience 2.5 s: the first two are served. At 2.5 the others give up and ask again at 4.5; their
+    # One a second, timeout 2.5 s: the first two are served. At 2.5 the others time out and retry at 4.5; their
     # old creations keep the control plane busy until 4, so the new ones are done with at 5.5 and 6.5.
     done = ran(batch(4, TrajectoryStep(0.0, "tool", 1.0)), PodRules(**{**vars(RULES), "timeout_s": 2.5}))
     assert done.spent_s[:, ENVIRONMENT, QUEUEING].tolist() == pytest.approx([1.5, 2.5, 6.0, 7.0])
@@ -69,6 +69,6 @@ def test_rigid_work_wider_than_the_limit_has_no_more_than_the_limit() -> None:
 
 
 def test_pods_go_where_most_room_is() -> None:
-    # Four rigid jobs of four cores on two nodes of eight: two a node, so that nobody shares.
+    # Four rigid jobs of four cores on two nodes of eight: two a node, so that no core is shared.
     done = ran(batch(4, TrajectoryStep(0.0, "build", 60.0, 4, 4)), RULES, Cluster(nodes=2, cores=8))
     assert done.spent_s[:, ENVIRONMENT, EXECUTION].tolist() == pytest.approx([60.0] * 4)

@@ -1,4 +1,4 @@
-"""Trace files of trajectories, and recorded agents: what is read, and what is refused by its line."""
+"""Trace files of trajectories, and recorded agents: accepted files, and refusals by line."""
 
 from __future__ import annotations
 

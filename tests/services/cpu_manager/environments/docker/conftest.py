@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
-from tests.services.cpu_manager.environments.docker.containers import Acting, node_name
+from tests.services.cpu_manager.environments.docker.containers import ActingEnvironment, node_name
 from treadle.testing.small_image import small_image
 
 
@@ -37,7 +37,7 @@ async def runtime(request: pytest.FixtureRequest, docker: None) -> AsyncIterator
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def acting(runtime: DockerRuntime, bare_image: str) -> AsyncIterator[Acting]:
+async def acting(runtime: DockerRuntime, bare_image: str) -> AsyncIterator[ActingEnvironment]:
     """One environment in an image without Python."""
-    async with Acting.making(runtime, bare_image) as made:
+    async with ActingEnvironment.making(runtime, bare_image) as made:
         yield made

@@ -21,7 +21,7 @@ def node_name() -> str:
     return f"test-{os.getpid()}-{next(_numbers)}"
 
 
-class Acting:
+class ActingEnvironment:
     """An environment with short methods for tests."""
 
     def __init__(self, environment: ContainerEnvironment) -> None:

@@ -1,4 +1,4 @@
-"""A registry on the loopback that a real engine pulls from: images of one file, and troubles to order."""
+"""A registry on the loopback that a real engine pulls from: images of one file, and errors on demand."""
 
 import asyncio
 import contextlib

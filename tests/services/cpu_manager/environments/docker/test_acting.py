@@ -12,7 +12,7 @@ from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from shared.messages.kinds import EnvDownload, EnvExec, EnvList, EnvRead, EnvUpload, EnvWrite
 from tests.services.cpu_manager.environments.docker.containers import (
     CORE,
-    Acting,
+    ActingEnvironment,
     containers_of,
     docker_output,
     node_name,
@@ -25,23 +25,25 @@ pytestmark = [pytest.mark.docker, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_each_way_of_holding_a_container_is_the_one_that_was_asked_for(
-    acting: Acting, request: pytest.FixtureRequest
+    acting: ActingEnvironment, request: pytest.FixtureRequest
 ) -> None:
     wanted = DirectHandle if "direct" in request.node.callspec.id else EngineHandle
     assert isinstance(acting.environment.handle, wanted)
 
 
-async def test_an_image_without_python_has_an_agent_all_the_same(acting: Acting) -> None:
+async def test_an_image_without_python_has_an_agent_all_the_same(acting: ActingEnvironment) -> None:
     assert not (await acting.exec("python3", "-c", "0")).passed
     assert (await acting.exec("cat", "/proc/1/comm")).output["stdout"] == "loader\n"
 
 
-async def test_files_shells_and_background_processes_stay_from_one_action_to_the_next(acting: Acting) -> None:
+async def test_files_shells_and_background_processes_stay_from_one_action_to_the_next(
+    acting: ActingEnvironment,
+) -> None:
     await acting.output_of("cd /tmp; word=kept; sleep 300 & echo $! > background")
     assert await acting.output_of("pwd; echo $word; kill -0 $(cat background) && echo running") == "/tmp\nkept\nrunning"
 
 
-async def test_files_go_in_and_out(acting: Acting) -> None:
+async def test_files_go_in_and_out(acting: ActingEnvironment) -> None:
     act = acting.environment.act
     assert (await act("env.write", EnvWrite(path="/tmp/in/a", content="words\n"), CORE, 20)).passed
     assert (await act("env.read", EnvRead(path="/tmp/in/a"), CORE, 20)).output["content"] == "words\n"
@@ -52,25 +54,25 @@ async def test_files_go_in_and_out(acting: Acting) -> None:
     assert [entry["name"] for entry in listed.output["entries"]] == ["a"]
 
 
-async def test_bytes_pass_unchanged_in_any_number(acting: Acting) -> None:
+async def test_bytes_pass_unchanged_in_any_number(acting: ActingEnvironment) -> None:
     content = base64.b64encode(bytes(range(256)) * 8192).decode()  # 2 MiB
     act = acting.environment.act
     assert (await act("env.write", EnvWrite(path="/tmp/b", content=content, encoding="base64"), CORE, 20)).passed
     assert (await act("env.read", EnvRead(path="/tmp/b", encoding="base64"), CORE, 20)).output["content"] == content
 
 
-async def test_an_action_runs_on_the_cores_it_was_granted(acting: Acting) -> None:
+async def test_an_action_runs_on_the_cores_it_was_granted(acting: ActingEnvironment) -> None:
     status = await acting.output_of("grep Cpus_allowed_list /proc/self/status")
     assert status.split()[1] == ",".join(map(str, CORE))
 
 
-async def test_an_action_over_its_time_is_ended_and_the_environment_goes_on(acting: Acting) -> None:
+async def test_an_action_over_its_time_is_ended_and_the_environment_goes_on(acting: ActingEnvironment) -> None:
     end = await acting.exec("sleep", "300", timeout_s=0.2)
     assert (end.ended_by, end.passed) == ("wall-limit", None)
     assert await acting.output_of("echo on") == "on"
 
 
-async def test_a_cancelled_action_is_ended_and_the_environment_goes_on(acting: Acting) -> None:
+async def test_a_cancelled_action_is_ended_and_the_environment_goes_on(acting: ActingEnvironment) -> None:
     running = asyncio.create_task(acting.exec("sh", "-c", "touch /tmp/begun; exec sleep 4321"))
     await asyncio.wait({running}, timeout=0.5)
     running.cancel()
@@ -79,7 +81,7 @@ async def test_a_cancelled_action_is_ended_and_the_environment_goes_on(acting: A
     assert await acting.output_of("ps -e -o args | grep -c '^sleep 4321' || true") == "0"
 
 
-async def test_between_actions_a_busy_loop_uses_no_core(acting: Acting) -> None:
+async def test_between_actions_a_busy_loop_uses_no_core(acting: ActingEnvironment) -> None:
     await acting.output_of("while :; do :; done & echo $! > /tmp/busy")
     name = acting.environment.handle.container
     pid = int(docker_output("inspect", "--format", "{{.State.Pid}}", name))
@@ -91,7 +93,7 @@ async def test_between_actions_a_busy_loop_uses_no_core(acting: Acting) -> None:
 
 async def test_what_forks_without_pause_is_frozen_after_every_action(runtime: DockerRuntime, bare_image: str) -> None:
     """A freezer of version 1 may miss a process that is being forked."""
-    async with Acting.making(runtime, bare_image) as made:
+    async with ActingEnvironment.making(runtime, bare_image) as made:
         await made.output_of("for i in 1 2 3; do while :; do /bin/true; done & done")
         for _ in range(20):
             assert (await made.exec("true")).passed
@@ -117,7 +119,7 @@ def docker_children(pid: int) -> list[int]:
 
 
 @past_the_engine
-async def test_an_action_reports_its_usage(runtime: DockerRuntime, acting: Acting) -> None:
+async def test_an_action_reports_its_usage(runtime: DockerRuntime, acting: ActingEnvironment) -> None:
     end = await acting.bash(
         "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; head -c 40M /dev/zero | tail -c 30M | wc -c"
     )
@@ -127,7 +129,7 @@ async def test_an_action_reports_its_usage(runtime: DockerRuntime, acting: Actin
 
 async def test_24_environments_act_at_once(runtime: DockerRuntime, bare_image: str) -> None:
     async def one(number: int) -> str:
-        async with Acting.making(runtime, bare_image, memory_mb=64) as made:
+        async with ActingEnvironment.making(runtime, bare_image, memory_mb=64) as made:
             await made.output_of(f"echo {number} > /tmp/number; sleep 300 &")
             timed_out = await made.exec("sleep", "300", timeout_s=0.2)
             assert timed_out.ended_by == "wall-limit"
@@ -142,7 +144,7 @@ async def test_closing_leaves_nothing_behind(
 ) -> None:
     node = node_name()
     other = await DockerRuntime.open(node, direct="direct" in request.node.callspec.id)
-    async with Acting.making(other, bare_image) as made:
+    async with ActingEnvironment.making(other, bare_image) as made:
         await made.output_of("sleep 300 &")
         assert containers_of(node) == [made.environment.handle.container]
         await other.close()
@@ -154,7 +156,7 @@ async def test_closing_leaves_nothing_behind(
 
 
 async def test_closing_while_it_acts_ends_the_action(runtime: DockerRuntime, bare_image: str) -> None:
-    async with Acting.making(runtime, bare_image) as made:
+    async with ActingEnvironment.making(runtime, bare_image) as made:
         running = asyncio.create_task(made.exec("sleep", "300"))
         await asyncio.wait({running}, timeout=0.3)
         await made.environment.close()
@@ -162,7 +164,7 @@ async def test_closing_while_it_acts_ends_the_action(runtime: DockerRuntime, bar
 
 
 async def test_a_container_killed_outside_is_lost_with_the_reason(runtime: DockerRuntime, bare_image: str) -> None:
-    async with Acting.making(runtime, bare_image) as made:
+    async with ActingEnvironment.making(runtime, bare_image) as made:
         running = asyncio.create_task(made.exec("sleep", "300"))
         await asyncio.wait({running}, timeout=0.3)
         docker_output("kill", made.environment.handle.container)
@@ -172,7 +174,7 @@ async def test_a_container_killed_outside_is_lost_with_the_reason(runtime: Docke
 
 
 async def test_a_container_removed_outside_is_lost_with_the_reason(runtime: DockerRuntime, bare_image: str) -> None:
-    async with Acting.making(runtime, bare_image) as made:
+    async with ActingEnvironment.making(runtime, bare_image) as made:
         docker_output("rm", "--force", made.environment.handle.container)
         end = await made.exec("true")
         assert (end.ended_by, end.reason) == ("lost", "its container was removed")
@@ -182,7 +184,7 @@ async def test_a_container_removed_outside_is_lost_with_the_reason(runtime: Dock
 @past_the_engine
 async def test_a_frozen_container_that_dies_is_known_to_be_dead(runtime: DockerRuntime, bare_image: str) -> None:
     """With a direct handle the descriptor of its first process reports the end."""
-    async with Acting.making(runtime, bare_image) as made:
+    async with ActingEnvironment.making(runtime, bare_image) as made:
         docker_output("kill", made.environment.handle.container)
         async with asyncio.timeout(10):
             while made.environment.alive:  # noqa: ASYNC110  # no action runs that would notice
@@ -190,10 +192,10 @@ async def test_a_frozen_container_that_dies_is_known_to_be_dead(runtime: DockerR
 
 
 async def test_a_command_has_the_same_output_in_both_images(
-    runtime: DockerRuntime, acting: Acting, tools_image: str
+    runtime: DockerRuntime, acting: ActingEnvironment, tools_image: str
 ) -> None:
     params = EnvExec(argv=["sh", "-c", "echo out; echo err >&2; exit 3"], env={"A": "b"})
-    async with Acting.making(runtime, tools_image) as tools:
+    async with ActingEnvironment.making(runtime, tools_image) as tools:
         ends = [await made.environment.act("env.exec", params, CORE, 20) for made in (acting, tools)]
     assert ends[0].output == ends[1].output
     assert ends[0].output["exit_code"] == 3

@@ -1,4 +1,4 @@
-"""Version 2 is held here, on a recorded tree: it cannot run beside version 1, which the other tests run on."""
+"""Control groups of version 2 on a recorded tree: they cannot run beside version 1, which the other tests use."""
 
 import asyncio
 import os

@@ -17,7 +17,7 @@ from services.cpu_manager.environments.protocol import BadEnvironment, RuntimeUn
 from shared.messages.environments import EnvironmentSpec
 from tests.services.cpu_manager.environments.docker.containers import (
     CORE,
-    Acting,
+    ActingEnvironment,
     containers_of,
     docker_output,
     node_name,
@@ -62,7 +62,9 @@ async def node(docker: None) -> AsyncIterator[Node]:
 
 async def test_set_up_lines_run_in_order_in_the_working_directory(node: Node, bare_image: str) -> None:
     setup = ["echo 1 > a", "cat a > b; echo $WORD >> b"]
-    async with Acting.making(node.runtime, bare_image, setup=setup, workdir="/new/work", env={"WORD": "w"}) as made:
+    async with ActingEnvironment.making(
+        node.runtime, bare_image, setup=setup, workdir="/new/work", env={"WORD": "w"}
+    ) as made:
         assert (await made.exec("cat", "/new/work/b")).output["stdout"] == "1\nw\n"
         assert await made.output_of("pwd") == "/new/work"
 
@@ -89,7 +91,7 @@ async def test_an_image_whose_user_does_not_exist_is_refused(node: Node, bare_im
 
 async def test_an_image_of_an_ordinary_user_works_as_that_user(node: Node, bare_image: str) -> None:
     with changed(bare_image, "USER nobody\nENV COLOUR=blue\nWORKDIR /tmp") as image:
-        async with Acting.making(node.runtime, image) as made:
+        async with ActingEnvironment.making(node.runtime, image) as made:
             assert (
                 await made.output_of("id -u; pwd; echo $COLOUR; touch mine && echo done") == "65534\n/tmp\nblue\ndone"
             )

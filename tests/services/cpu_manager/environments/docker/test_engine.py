@@ -13,12 +13,12 @@ from services.cpu_manager.environments.protocol import RuntimeUnavailable
 async def test_an_engine_that_stays_silent_is_not_waited_for_forever(tmp_path: Path) -> None:
     hung_up = asyncio.Event()
 
-    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def send_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
         hung_up.set()
 
-    server = await asyncio.start_unix_server(say_nothing, tmp_path / "docker.sock")
+    server = await asyncio.start_unix_server(send_nothing, tmp_path / "docker.sock")
     async with server, ContainerEngine(f"unix://{tmp_path}/docker.sock") as engine:
         with pytest.raises(RuntimeUnavailable, match=r"did not answer within 0.05 s"):
             await bounded("answer", engine.docker.version(), 0.05)

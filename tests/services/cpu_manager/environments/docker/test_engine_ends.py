@@ -1,4 +1,4 @@
-"""The engine is killed and comes again (an engine of our own: the host's is others' too)."""
+"""The engine is killed and restarted (a private engine: the host's is shared)."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ import pytest
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
 from shared.messages.environments import EnvironmentSpec
-from tests.services.cpu_manager.environments.docker.containers import CORE, Acting, node_name
+from tests.services.cpu_manager.environments.docker.containers import CORE, ActingEnvironment, node_name
 from treadle.testing.small_image import build
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.usefixtures("docker")]
@@ -90,7 +90,7 @@ async def test_environments_outlive_their_engine_and_act_without_it(engine: Cont
     build("treadletest:bare")
     runtime = await DockerRuntime.open(node_name(), url=engine.url)
     try:
-        async with Acting.making(runtime, "treadletest:bare") as made:
+        async with ActingEnvironment.making(runtime, "treadletest:bare") as made:
             await made.output_of("kept=yes; sleep 300 &")
             engine.kill()
             assert await made.output_of("echo $kept; jobs | grep -c sleep") == "yes\n1"
@@ -99,7 +99,7 @@ async def test_environments_outlive_their_engine_and_act_without_it(engine: Cont
             assert made.environment.alive
             engine.start()
             assert await made.output_of("echo $kept") == "yes"
-            async with Acting.making(runtime, "treadletest:bare") as new:
+            async with ActingEnvironment.making(runtime, "treadletest:bare") as new:
                 assert await new.output_of("echo new") == "new"
     finally:
         await runtime.close()

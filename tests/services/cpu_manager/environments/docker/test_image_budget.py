@@ -184,10 +184,10 @@ def _ledger(redis: Redis) -> StoredImageLedger:
 
 @pytest.mark.parametrize("listed", [{"RepoTags": None, "RepoDigests": None}, {"RepoTags": ["<none>:<none>"]}])
 async def test_images_without_a_name_are_passed_over(listed: dict[str, Any]) -> None:
-    class Nameless(ImageStore):
+    class StoreOfUntaggedImages(ImageStore):
         async def images(self) -> list[dict[str, Any]]:
             return [listed]
 
-    image_budget = ImageBudget(Nameless())
+    image_budget = ImageBudget(StoreOfUntaggedImages())
     await image_budget.open()
     assert image_budget.reported() == frozenset()

@@ -119,13 +119,13 @@ async def test_pulls_are_retried_with_growing_pauses_after_registry_errors(error
 async def test_a_pull_that_broke_off_is_begun_again() -> None:
     """The engine's stream ends without an error, and there is no image."""
 
-    class BreakingOff(Registry):
+    class InterruptedRegistry(Registry):
         async def pull(self, name: str, timeout_s: float) -> None:
             await super().pull(name, timeout_s)
             if self.pulls[name] == 1:
                 self.here.clear()
 
-    registry = BreakingOff()
+    registry = InterruptedRegistry()
     await images(registry).get("a:1")
     assert registry.pulls["a:1"] == 2
 
@@ -193,12 +193,12 @@ async def test_a_cancelled_waiter_does_not_end_the_pull_of_others() -> None:
     registry = Registry()
     registry.open.clear()
     node = images(registry)
-    impatient, patient = asyncio.create_task(node.get("a:1")), asyncio.create_task(node.get("a:1"))
+    leaving, staying = asyncio.create_task(node.get("a:1")), asyncio.create_task(node.get("a:1"))
     await registry.asked.wait()
-    impatient.cancel()
-    await asyncio.wait({impatient})
+    leaving.cancel()
+    await asyncio.wait({leaving})
     registry.open.set()
-    assert (await patient).id == "sha256:a:1"
+    assert (await staying).id == "sha256:a:1"
     assert registry.pulls["a:1"] == 1
 
 

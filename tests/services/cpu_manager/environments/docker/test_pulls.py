@@ -14,7 +14,7 @@ from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from services.cpu_manager.environments.protocol import BadEnvironment
 from shared.messages.environments import EnvironmentSpec
 from shared.messages.kinds import EnvRead
-from tests.services.cpu_manager.environments.docker.containers import CORE, Acting, node_name
+from tests.services.cpu_manager.environments.docker.containers import CORE, ActingEnvironment, node_name
 from tests.services.cpu_manager.environments.docker.registry import LoopbackRegistry
 
 pytestmark = [pytest.mark.docker]
@@ -27,10 +27,10 @@ async def registry(docker: None) -> AsyncIterator[LoopbackRegistry]:
     async with LoopbackRegistry.serving() as served:
         yield served
         for image in served.images:
-            forget(image)
+            remove_from_engine(image)
 
 
-def forget(image: str) -> None:
+def remove_from_engine(image: str) -> None:
     """Remove the image from the engine, if it is there."""
     remove = ["docker", "image", "rm", "--force", image]
     subprocess.run(remove, capture_output=True, timeout=60, check=False)
@@ -55,7 +55,7 @@ async def test_an_image_is_pulled_once_for_all_requests_and_then_used(registry: 
     image = registry.add(name)
     async with opened() as runtime:
         await asyncio.gather(*(runtime.prepare(image) for _ in range(16)))
-        async with Acting.making(runtime, image) as made:
+        async with ActingEnvironment.making(runtime, image) as made:
             # There is nothing but one file in it: no shell, no libraries.
             read = await made.environment.act("env.read", EnvRead(path="/hello"), CORE, 20)
             assert read.output["content"] == name
@@ -68,7 +68,7 @@ async def test_an_image_is_pulled_once_for_all_requests_and_then_used(registry: 
 async def test_a_pull_is_retried_after_a_registry_error(registry: LoopbackRegistry) -> None:
     image = registry.add(new_name())
     registry.down = 2
-    async with opened() as runtime, Acting.making(runtime, image) as made:
+    async with opened() as runtime, ActingEnvironment.making(runtime, image) as made:
         assert made.environment.alive
     assert registry.down == 0
 
@@ -78,7 +78,7 @@ async def test_an_image_that_does_not_exist_is_its_trajectorys_error_alone(regis
     async with opened() as runtime:
         with pytest.raises(BadEnvironment, match=missing):
             await runtime.create("bad", EnvironmentSpec(image=missing), CORE)
-        async with Acting.making(runtime, good) as made:
+        async with ActingEnvironment.making(runtime, good) as made:
             assert made.environment.alive
 
 

@@ -14,7 +14,7 @@ from services.cpu_manager.environments.protocol import RuntimeUnavailable
 from shared.messages.environments import EnvironmentSpec
 from tests.services.cpu_manager.environments.docker.containers import (
     CORE,
-    Acting,
+    ActingEnvironment,
     containers_of,
     docker_output,
     node_name,
@@ -72,7 +72,7 @@ async def test_the_removal_of_an_abandoned_start_does_not_touch_its_successor(
     first.cancel()
     await asyncio.wait({first})
     await failing_removals.failed.wait()
-    second = Acting(await runtime.create("one", EnvironmentSpec(image=bare_image), CORE))
+    second = ActingEnvironment(await runtime.create("one", EnvironmentSpec(image=bare_image), CORE))
     await removed(runtime)
     assert await second.output_of("echo exists") == "exists"
     assert containers_of(runtime._owner.node) == [second.environment.handle.container]
@@ -81,7 +81,7 @@ async def test_the_removal_of_an_abandoned_start_does_not_touch_its_successor(
 async def test_a_start_that_is_abandoned_during_creation_does_not_touch_its_successor(
     runtime: DockerRuntime, bare_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Acting.making(runtime, bare_image):
+    async with ActingEnvironment.making(runtime, bare_image):
         pass  # from now on it is known whether the engine bounds what is written, and a creation is one call
     create, asked, exists = runtime._engine.create, asyncio.Event(), asyncio.Event()
 
@@ -100,7 +100,7 @@ async def test_a_start_that_is_abandoned_during_creation_does_not_touch_its_succ
     first.cancel()
     await asyncio.wait({first})
     try:
-        second = Acting(await runtime.create("one", EnvironmentSpec(image=bare_image), CORE))
+        second = ActingEnvironment(await runtime.create("one", EnvironmentSpec(image=bare_image), CORE))
     finally:
         exists.set()
     await removed(runtime)
@@ -135,7 +135,7 @@ async def test_a_removal_is_tried_until_the_engine_does_it(
     monkeypatch.setattr(removal, "_PAUSE_S", 0.01)
     monkeypatch.setattr(removal, "_LONGEST_PAUSE_S", 0.02)
     failing_removals = FailingRemovals(runtime, monkeypatch)
-    async with Acting.making(runtime, bare_image):
+    async with ActingEnvironment.making(runtime, bare_image):
         failing_removals.fails = 5 * removal.ATTEMPTS
     await removed(runtime)
     assert containers_of(runtime._owner.node) == []
@@ -147,7 +147,7 @@ async def test_closing_tries_at_once_and_gives_up_on_an_engine_that_does_not(
     runtime = await DockerRuntime.open(node_name())
     failing_removals = FailingRemovals(runtime, monkeypatch)
     monkeypatch.setattr(removal, "_PAUSE_S", 30.0)
-    async with Acting.making(runtime, bare_image):
+    async with ActingEnvironment.making(runtime, bare_image):
         failing_removals.fails = 10**6
     await failing_removals.failed.wait()
     await asyncio.sleep(0)  # now it pauses for half a minute

@@ -20,7 +20,7 @@ from services.cpu_manager.settings import CpuManagerSettings
 from shared.messages.environments import EnvironmentSpec
 from tests.services.cpu_manager.environments.docker.containers import (
     CORE,
-    Acting,
+    ActingEnvironment,
     containers_of,
     docker_output,
     node_name,
@@ -84,7 +84,7 @@ async def test_a_container_survives_a_killed_manager_and_is_adopted(bare_image: 
             assert (survivor.trajectory, survivor.alive, survivor.spec.memory_mb) == ("survivor", True, 64)
             assert survivor.spec.env == {"WORD": "kept"}
             assert 0 < survivor.age_s < 60  # type: ignore[attr-defined]
-            made = Acting(survivor)  # type: ignore[arg-type]
+            made = ActingEnvironment(survivor)  # type: ignore[arg-type]
             assert made.environment.handle.container == container
             assert await made.output_of("echo $here $WORD; pwd; cat begun") == "in_the_shell kept\n/work\nbegun"
             assert await made.output_of("kill -0 $(cat background) && echo running") == "running"
@@ -118,7 +118,7 @@ async def test_an_engine_that_answers_later_is_offered_and_its_survivors_are_end
         async with asyncio.timeout(60):
             while containers_of(settings.node):  # noqa: ASYNC110  # the other side is the engine
                 await asyncio.sleep(0.1)
-        async with Acting.making(opened.runtimes.of(bare_image), bare_image) as made:  # type: ignore[arg-type]
+        async with ActingEnvironment.making(opened.runtimes.of(bare_image), bare_image) as made:  # type: ignore[arg-type]
             assert await made.output_of("echo new") == "new"
 
 
@@ -151,7 +151,7 @@ async def test_the_volume_of_an_earlier_version_goes_with_its_last_container(bar
 async def test_another_nodes_containers_are_left_in_peace(bare_image: str) -> None:
     runtime, other = await DockerRuntime.open(node_name()), await DockerRuntime.open(node_name())
     try:
-        async with Acting.making(runtime, bare_image) as made:
+        async with ActingEnvironment.making(runtime, bare_image) as made:
             assert await other.survivors() == []
             await other.close()
             assert await made.output_of("echo here") == "here"
@@ -165,7 +165,7 @@ async def test_a_node_of_another_mesh_is_another_owner_whatever_its_name(bare_im
     first, second = await DockerRuntime.open(node, mesh="a" * 16), await DockerRuntime.open(node, mesh="b" * 16)
     spec = EnvironmentSpec(image=bare_image, memory_mb=64)
     try:
-        ours, theirs = [Acting(await one.create("same", spec, CORE)) for one in (first, second)]
+        ours, theirs = [ActingEnvironment(await one.create("same", spec, CORE)) for one in (first, second)]
         assert await ours.output_of("echo ours > /tmp/whose; cat /tmp/whose") == "ours"
         await second.close()
         assert not theirs.environment.alive
@@ -174,7 +174,7 @@ async def test_a_node_of_another_mesh_is_another_owner_whatever_its_name(bare_im
         assert await second.survivors() == []
         assert await ours.output_of("cat /tmp/whose") == "ours"
         # The volume is theirs alone, too: another container can be made.
-        async with Acting.making(first, bare_image) as another:
+        async with ActingEnvironment.making(first, bare_image) as another:
             assert await another.output_of("echo here") == "here"
     finally:
         await second.close()
@@ -186,14 +186,14 @@ async def test_a_node_of_another_mesh_is_another_owner_whatever_its_name(bare_im
 async def test_a_second_manager_of_a_node_starts_nothing_until_the_first_has_ended(bare_image: str) -> None:
     node = node_name()
     first = await DockerRuntime.open(node)
-    async with Acting.making(first, bare_image) as made:
+    async with ActingEnvironment.making(first, bare_image) as made:
         with pytest.raises(RuntimeUnavailable, match="another manager on this host owns the containers"):
             await DockerRuntime.open(node, claim_s=0.1)
         assert await made.output_of("echo here") == "here"
         waiting = asyncio.create_task(DockerRuntime.open(node, claim_s=60.0))
         await first.close()
     second = await waiting
-    async with Acting.making(second, bare_image) as made:
+    async with ActingEnvironment.making(second, bare_image) as made:
         assert await made.output_of("echo here") == "here"
     await second.close()
     assert containers_of(node) == []

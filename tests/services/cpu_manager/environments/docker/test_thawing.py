@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
-from tests.services.cpu_manager.environments.docker.containers import Acting, docker_output, node_name
+from tests.services.cpu_manager.environments.docker.containers import ActingEnvironment, docker_output, node_name
 
 pytestmark = [pytest.mark.docker]
 
@@ -21,7 +21,7 @@ async def runtime(docker: None) -> AsyncIterator[DockerRuntime]:
     await made.close()
 
 
-def stands_still(acting: Acting) -> bool:
+def is_frozen(acting: ActingEnvironment) -> bool:
     return docker_output("inspect", "--format", "{{.State.Paused}}", acting.environment.handle.container) == "true"
 
 
@@ -36,7 +36,7 @@ async def test_an_action_cancelled_at_any_call_leaves_it_frozen(
             asyncio.get_running_loop().call_later(0.004, asked.set)
         return await post(path, what, body)
 
-    async with Acting.making(runtime, bare_image) as acting:
+    async with ActingEnvironment.making(runtime, bare_image) as acting:
         await acting.output_of("kept=yes; (while :; do :; done) & true")
         monkeypatch.setattr(runtime._engine, "post", watched)
         action = asyncio.create_task(acting.bash("true"))
@@ -44,7 +44,7 @@ async def test_an_action_cancelled_at_any_call_leaves_it_frozen(
         action.cancel()
         await asyncio.wait({action})
         assert action.cancelled()
-        assert stands_still(acting)
+        assert is_frozen(acting)
         assert await acting.output_of("echo $kept") == "yes"
 
 
@@ -65,14 +65,14 @@ async def test_a_call_whose_answer_was_lost_succeeds_when_repeated(
             await post(path, what, body)
         raise RuntimeUnavailable("the engine did not answer")
 
-    async with Acting.making(runtime, bare_image) as acting:
+    async with ActingEnvironment.making(runtime, bare_image) as acting:
         await acting.output_of("kept=yes")
         monkeypatch.setattr(runtime._engine, "post", losing)
         end = await acting.bash("true")
         assert lost
         if call == "unpause":
             assert end.ended_by == "lost"
-            assert stands_still(acting)
+            assert is_frozen(acting)
             assert await acting.output_of("echo $kept") == "yes"
         else:  # nothing keeps cores that were not granted
             assert not acting.environment.alive

@@ -132,7 +132,7 @@ async def test_a_command_outside_a_session_that_meets_its_limit_has_its_output_s
 
 
 @pytest.mark.parametrize("line", ["echo 'x", "if true", "echo a; ) b", "touch made\nif true", "touch made\necho $(("])
-async def test_what_bash_cannot_read_is_raised_as_that_and_nothing_of_it_is_done(
+async def test_a_syntax_error_is_raised_as_such_and_nothing_of_the_line_runs(
     shell: SwerexTrajectory, line: str
 ) -> None:
     with pytest.raises(exceptions.BashIncorrectSyntaxError) as raised:

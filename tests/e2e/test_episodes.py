@@ -98,7 +98,7 @@ async def test_an_action_that_scales_receives_its_number_of_cores(mesh: OneNodeM
         await trainer.close(trajectory)
 
 
-async def test_what_cannot_be_made_is_refused_for_its_trajectory_alone(mesh: OneNodeMesh) -> None:
+async def test_a_failed_creation_is_refused_for_its_trajectory_alone(mesh: OneNodeMesh) -> None:
     async with trainer_of(mesh) as trainer:
         broken = await trainer.open(memory_mb=MEMORY_MB, setup=["echo made it this far; exit 3"])
         answer = await trainer.bash(broken, "true")

@@ -165,7 +165,7 @@ async def test_new_work_is_refused_before_the_disk_is_full(
     await answered(http, {100: await accept(http, 100)})
 
 
-async def test_what_was_accepted_is_answered_after_a_full_disk(
+async def test_accepted_work_is_answered_after_a_full_disk(
     stack: RunningStack, disk: SmallDisk, http: aiohttp.ClientSession
 ) -> None:
     actions = {number: await accept(http, number) for number in range(200, 200 + COUNT)}

@@ -105,7 +105,7 @@ def test_a_daemon_of_a_running_service_is_not_killed(stack: RunningStack) -> Non
 
 
 @pytest.mark.parametrize("path", ["child", "leader"])
-def test_what_a_killed_service_leaves_behind_is_ended(stack: RunningStack, path: str) -> None:
+def test_child_processes_of_a_killed_service_are_ended(stack: RunningStack, path: str) -> None:
     left = identify(int(get(f"{stack.urls['echo']}/{path}")))
     assert left is not None
     stack.await_healthy("echo", other_than=stack.kill("echo"))

@@ -41,7 +41,7 @@ def test_nodes_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert [node[0][0] for node in from_kernel(ALL, system).nodes] == [4, 0]
 
 
-def test_what_the_kernel_does_not_show_is_one_node_without_threads(tmp_path: Path) -> None:
+def test_cores_without_topology_files_are_one_node_without_threads(tmp_path: Path) -> None:
     assert sets(from_kernel(frozenset({3, 1}), tmp_path)) == [[{1}, {3}]]
     halfway = machine(tmp_path, {"node0": "0-1"}, {})
     assert sets(from_kernel(frozenset({0, 1, 2}), halfway)) == [[{0}, {1}], [{2}]]

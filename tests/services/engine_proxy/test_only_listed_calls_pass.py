@@ -159,7 +159,7 @@ async def test_a_rejection_lists_the_allowed_calls(proxy: ProxyUnderTest) -> Non
     assert "POST /containers/{container}/start" in message
 
 
-async def test_what_the_engine_does_not_have_is_missing_and_not_forbidden(proxy: ProxyUnderTest) -> None:
+async def test_a_missing_container_is_404_and_not_403(proxy: ProxyUnderTest) -> None:
     status, body = await proxy.call("POST", "/v1.41/containers/nobody/start")
     assert (status, json.loads(body)) == (404, {"message": "No such container: nobody"})
 

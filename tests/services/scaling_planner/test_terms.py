@@ -105,7 +105,7 @@ async def test_units_fall_to_what_is_needed_soon_and_come_back_before_they_are_n
     assert (await mesh.targets())[-2:] == [0, 2], "nothing is needed between the first and the others"
 
 
-async def test_what_a_trainer_reports_of_its_rollout_is_heeded_and_its_pace_kept(
+async def test_progress_reports_of_a_trainer_are_used_and_its_pace_is_stored(
     mesh: Mesh, redis_url: str, database_url: str
 ) -> None:
     async with running(planner(redis_url, database_url, review_s=1.0)):

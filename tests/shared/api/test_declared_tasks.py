@@ -67,6 +67,6 @@ def test_parameters_all_requests_share_are_checked_when_they_are_declared(kind: 
         Task.model_validate({"stages": [{"name": "a", "kind": kind, "params": params}]})
 
 
-def test_what_is_accepted_can_be_written_and_read_again() -> None:
+def test_an_accepted_task_can_be_written_and_read_again() -> None:
     task = declared(kind="python.function", params={"extra_info": {"a": nested(60)}, "ground_truth": [1.5, "é"]})
     assert Task.model_validate_json(task.model_dump_json()) == task

@@ -100,7 +100,7 @@ async def test_an_empty_batch_ends_with_its_opening_as_its_first_moment(journal:
 
 @pytest.mark.parametrize("again", ["sealed", "cancelled", "abandoned"])
 @pytest.mark.parametrize("state", ["cancelled", "abandoned"])
-async def test_what_was_given_up_stays_given_up(journal: Journal, state: str, again: str) -> None:
+async def test_a_cancelled_or_abandoned_batch_stays_so(journal: Journal, state: str, again: str) -> None:
     await journal.open()
     await journal.entry("a1", "b")
     await journal.end("b", state)
@@ -110,7 +110,7 @@ async def test_what_was_given_up_stays_given_up(journal: Journal, state: str, ag
 
 
 @pytest.mark.parametrize("again", ["sealed", "cancelled", "abandoned"])
-async def test_what_is_complete_stays_complete(journal: Journal, again: str) -> None:
+async def test_a_complete_batch_stays_complete(journal: Journal, again: str) -> None:
     await journal.open(size=1)
     await journal.finish("a1", await journal.entry("a1", "b"), "b")
 

@@ -45,7 +45,7 @@ async def test_an_answer_that_never_ran_has_no_stages(valkey: Redis) -> None:
     assert await recorded(valkey) == [RequestRecord(-1, 0.0, "cancelled", (), (), (), 0.0)]
 
 
-async def test_all_answers_come_once_in_their_order_however_many_there_are(valkey: Redis) -> None:
+async def test_all_answers_come_once_in_order(valkey: Redis) -> None:
     async with valkey.pipeline(transaction=False) as pipe:
         for index in range(4001):
             answer = msgspec.json.encode(Answer(id="a", state="finished", index=index, ended="ok"))

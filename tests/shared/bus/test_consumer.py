@@ -105,7 +105,7 @@ async def _both_delivered(redis: Redis) -> bool:
     return bool(groups) and await pending(redis) == 2
 
 
-async def test_what_a_dead_member_held_is_taken_over_when_it_is_stale(valkey: Redis) -> None:
+async def test_stale_entries_of_a_dead_member_are_taken_over(valkey: Redis) -> None:
     await publish(valkey, "a")
     await command(valkey, "XGROUP", "CREATE", ANSWERED.name, GROUP, "0")
     await command(valkey, "XREADGROUP", "GROUP", GROUP, "dead", "STREAMS", ANSWERED.name, ">")
@@ -115,7 +115,7 @@ async def test_what_a_dead_member_held_is_taken_over_when_it_is_stale(valkey: Re
     assert await pending(valkey) == 0
 
 
-async def test_what_another_member_works_on_is_left_alone(valkey: Redis) -> None:
+async def test_entries_of_another_live_member_are_left_to_it(valkey: Redis) -> None:
     await publish(valkey, "a")
     await command(valkey, "XGROUP", "CREATE", ANSWERED.name, GROUP, "0")
     await command(valkey, "XREADGROUP", "GROUP", GROUP, "alive", "STREAMS", ANSWERED.name, ">")
@@ -148,7 +148,7 @@ async def test_poison_is_set_aside_with_its_reason_and_the_others_go_on(valkey: 
     assert await pending(valkey) == 0
 
 
-async def test_what_cannot_be_decoded_is_set_aside_at_once(valkey: Redis) -> None:
+async def test_undecodable_entries_are_dead_letters_at_once(valkey: Redis) -> None:
     entry = await command(valkey, "XADD", ANSWERED.name, "*", "m", b"\xc1")
     await publish(valkey, "a")
     consumer = member(valkey)
@@ -159,7 +159,7 @@ async def test_what_cannot_be_decoded_is_set_aside_at_once(valkey: Redis) -> Non
     assert buried["reason"].startswith(b"undecodable: ")
 
 
-async def test_what_was_trimmed_while_it_was_pending_is_forgotten(valkey: Redis) -> None:
+async def test_pending_entries_that_were_trimmed_are_dropped(valkey: Redis) -> None:
     await publish(valkey, "gone")
     await command(valkey, "XGROUP", "CREATE", ANSWERED.name, GROUP, "0")
     await command(valkey, "XREADGROUP", "GROUP", GROUP, "m1", "STREAMS", ANSWERED.name, ">")

@@ -34,17 +34,17 @@ async def test_it_repeats_while_the_server_is_away(error: Exception) -> None:
     assert await with_retries(failing(error, error), what="asking", limit_s=None, pause_s=0.001) == "done"
 
 
-async def test_it_gives_up_with_what_it_was_doing() -> None:
+async def test_a_retry_that_gives_up_names_its_call() -> None:
     with pytest.raises(Unavailable, match="asking: Valkey has not answered"):
         await with_retries(failing(*[Broken("away")] * 1000), what="asking", limit_s=0.01, pause_s=0.001)
 
 
-async def test_it_does_not_start_a_pause_it_has_no_patience_for() -> None:
+async def test_no_pause_begins_beyond_the_time_limit() -> None:
     with pytest.raises(Unavailable):
         await with_retries(failing(Broken("away")), what="asking", limit_s=1.0, pause_s=3600.0)
 
 
-async def test_what_is_no_absence_is_not_repeated() -> None:
+async def test_errors_other_than_unavailability_are_not_retried() -> None:
     with pytest.raises(ResponseError):
         await with_retries(failing(ResponseError("wrong")), what="asking", limit_s=None)
 

@@ -40,7 +40,7 @@ async def test_it_reads_everything_after_its_start(valkey: Redis, reader: Redis)
     assert [(entry.id, entry.message) for entry in entries] == [(ids[1], answered("b")), (ids[2], answered("c"))]
 
 
-async def test_it_goes_on_where_it_stopped(valkey: Redis, reader: Redis) -> None:
+async def test_a_tail_continues_where_it_stopped(valkey: Redis, reader: Redis) -> None:
     ids = await publish(valkey, "a", "b", "c")
     tail = Tail(reader, {ANSWERED: "0"}, count=2)
 
@@ -80,7 +80,7 @@ async def test_an_entry_has_its_time_and_index(journal: Journal, reader: Redis) 
     assert (entry.id, entry.index, entry.at) == (written, 0, int(written.partition("-")[0]) / 1000)
 
 
-async def test_what_cannot_be_decoded_is_passed_over_once(valkey: Redis, reader: Redis) -> None:
+async def test_undecodable_entries_are_skipped_once(valkey: Redis, reader: Redis) -> None:
     await publish(valkey, "a")
     for fields in (
         ("m", b"\xc1"),

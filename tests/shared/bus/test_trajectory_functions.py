@@ -154,7 +154,7 @@ async def test_a_repeat_is_a_repeat_also_after_the_end(journal: Journal) -> None
     assert await submit(journal, "a1") == Receipt("repeated", first.entry)
 
 
-async def test_what_was_done_is_not_done_again_when_its_answer_is_kept_no_more(journal: Journal) -> None:
+async def test_an_action_with_an_expired_answer_is_not_executed_again(journal: Journal) -> None:
     await opened(journal)
     first = await submit(journal, "a1")
     await journal.finish("a1", first.entry)

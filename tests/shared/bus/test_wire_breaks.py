@@ -96,7 +96,7 @@ async def test_a_connection_cut_in_the_middle_of_a_reply_fails_its_call() -> Non
                 await command(redis, "GET", "key")
 
 
-async def test_what_was_answered_before_the_cut_counts() -> None:
+async def test_replies_before_a_lost_connection_count() -> None:
     async with mute_server(b"+one\r\n+tw", hang_up=True) as mute, short_timeout(mute.url, silent_s=10) as redis:
         async with asyncio.timeout(IN_TIME_S):
             calls = (command(redis, "GET", "1"), command(redis, "GET", "2"))

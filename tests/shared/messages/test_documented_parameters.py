@@ -46,6 +46,6 @@ def test_each_parameter_is_documented_with_its_default_and_in_its_place(kind: st
     ]
 
 
-def test_what_a_stdio_test_holds_is_documented() -> None:
+def test_fields_of_a_stdio_test_are_documented() -> None:
     documented_defaults = {name: default for name, default in documented()["code.stdio"].items() if "[]" in name}
     assert documented_defaults == {f"tests[].{field.encode_name}": default_of(field) for field in fields(StdioTest)}

@@ -30,7 +30,7 @@ def test_a_setting_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
     assert load(LoomSettings).shuttles == 9
 
 
-def test_what_is_not_set_keeps_its_default() -> None:
+def test_an_unset_setting_keeps_its_default() -> None:
     assert (load(LoomSettings).shuttles, load(LoomSettings).host) == (4, "127.0.0.1")
 
 
@@ -95,7 +95,7 @@ def test_each_wrong_setting_has_its_line(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [line.split()[0] for line in str(caught.value).splitlines()] == ["LOOM_SHUTTLES", "LOOM_REST"]
 
 
-def test_what_is_empty_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_setting_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_REDIS_URL", "")
 
     assert load(LoomSettings).treadle == TreadleSettings()

@@ -50,7 +50,7 @@ async def test_a_batch_is_open_from_its_opening_to_its_end(sessions: Sessions) -
         assert not await history.is_open("b1")
 
 
-async def test_what_was_measured_comes_back_as_it_was(sessions: Sessions) -> None:
+async def test_measurements_are_read_as_written(sessions: Sessions) -> None:
     async with transaction(sessions) as session:
         await BatchHistory(session).opened(OPENED)
         await BatchHistory(session).ended(ENDED)

@@ -94,7 +94,7 @@ BREAKS: dict[str, Callable[[Json, Json, Json], object]] = {
 
 
 @pytest.mark.parametrize("line", BREAKS)
-def test_what_breaks_clients_is_named(line: str) -> None:
+def test_breaking_changes_are_named(line: str) -> None:
     assert line in changed(BREAKS[line])
 
 
@@ -116,7 +116,7 @@ HARMLESS: dict[str, Callable[[Json, Json, Json], object]] = {
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_clients_can_ignore_is_not(name: str) -> None:
+def test_harmless_changes_are_not_named(name: str) -> None:
     assert changed(HARMLESS[name]) == []
 
 

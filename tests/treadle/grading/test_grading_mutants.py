@@ -64,7 +64,7 @@ def test_every_sort_of_change_occurs() -> None:
         assert part in changes
 
 
-def test_where_changes_run_out_the_function_gives_up() -> None:
+def test_without_further_changes_the_mutants_return_constants() -> None:
     made = mutants("def f():\n    pass\n", "f", 3, random.Random(0))
     assert [mutant.change for mutant in made] == ["returns 0", "returns 1", "returns 2"]
 

@@ -54,7 +54,7 @@ def test_a_line_on_one_core_is_what_was_sent() -> None:
     assert line_of(line, 1) == line
 
 
-def test_what_a_wide_line_starts_finds_the_number_of_cores_and_the_next_line_does_not() -> None:
+def test_processes_of_a_wide_line_have_the_number_of_cores_and_the_next_line_does_not() -> None:
     wide = line_of("""bash -c 'echo "$TREADLE_DOP"'""", 4)
 
     assert output_of(f"{wide}\necho now ${{TREADLE_DOP-none}}") == "4\nnow none\n"

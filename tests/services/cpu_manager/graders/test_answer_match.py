@@ -58,7 +58,7 @@ async def test_an_exponential_pattern_ends_at_its_limit(sandbox: Sandbox) -> Non
     assert (verdict.status, verdict.score) == ("timeout", None)
 
 
-async def test_what_is_no_pattern_is_refused(sandbox: Sandbox) -> None:
+async def test_an_invalid_pattern_is_refused(sandbox: Sandbox) -> None:
     verdict = await matched(sandbox, AnswerMatch(response="x", gold="2", extract="("))
     assert verdict.status == "refused"
     assert "not a regular expression (missing )" in verdict.reason

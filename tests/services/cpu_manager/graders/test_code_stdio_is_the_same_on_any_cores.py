@@ -85,7 +85,7 @@ async def test_the_verdict_is_that_of_one_core(
     assert reported(more) == reported(one)
 
 
-async def test_what_comes_after_the_first_failure_is_not_waited_for() -> None:
+async def test_tests_after_the_first_failure_are_not_awaited() -> None:
     sandbox = StaggeredSandbox([GOOD, WRONG, GOOD, GOOD], [1, 2, None, None])
     params = CodeStdio(code="x", tests=numbered(4), stop_at_first_failure=True, score="fraction")
 

@@ -104,7 +104,7 @@ class TestFilter:
         assert answer(machine, _CLONE[machine], 17) == _ALLOW
         assert answer(machine, _CLONE[machine], flag | 17) == error(errno.EPERM)
 
-    def test_what_could_send_sigcont_by_itself_is_refused_where_environments_are_stopped(self, machine: str) -> None:
+    def test_calls_that_can_send_sigcont_are_refused_where_environments_are_stopped(self, machine: str) -> None:
         timer, fcntl = {"x86_64": (222, 72), "aarch64": (107, 25)}[machine]
         assert answer(machine, timer) == answer(machine, fcntl, 3, 10) == _ALLOW
         refused, stopping = error(errno.EPERM), Rules(namespaces=True, stopping=True)

@@ -113,7 +113,7 @@ async def test_everything_else_goes_on_to_the_app(path: str) -> None:
     assert await asked(path, method="GET") == Response(299, {}, path.encode())
 
 
-async def test_what_is_no_request_goes_on_to_the_app() -> None:
+async def test_other_scopes_are_passed_to_the_app() -> None:
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -165,7 +165,7 @@ async def test_an_endless_body_is_not_read_to_its_end() -> None:
     assert response.status == 413
 
 
-async def test_what_lies_behind_gets_whole_bodies_of_bounded_size() -> None:
+async def test_the_app_gets_whole_bodies_of_bounded_size() -> None:
     async def echo(scope: Scope, receive: Receive, send: Send) -> None:
         message = await receive()
         assert not message.get("more_body")

@@ -48,7 +48,7 @@ def test_names_that_lead_out_lead_nowhere() -> None:
     assert sorted(members(to_tar(zipped(**names), MOST))) == ["a", "b", "c/d"]
 
 
-def test_what_unpacks_to_too_much_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_of_too_many_bytes_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repacking, "MOST_BYTES", 1000)
 
     to_tar(zipped(a=b"\0" * 1000), MOST)
@@ -81,7 +81,7 @@ def test_an_archive_that_lies_of_its_sizes_is_none() -> None:
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2, zipfile.ZIP_DEFLATED])
-def test_what_gzip_cannot_shrink_ends_at_its_bound(method: int) -> None:
+def test_incompressible_files_are_bounded_too(method: int) -> None:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", method) as archive:
         archive.writestr("a", os.urandom(100_000) * 4)
@@ -155,7 +155,7 @@ def test_a_form_is_read_field_by_field(kind: str) -> None:
         ("multipart/form-data; boundary=b", FORM.replace(b"True", b"perhaps")),
     ],
 )
-def test_what_is_no_form_is_refused(kind: str, body: bytes) -> None:
+def test_a_body_that_is_no_form_is_refused(kind: str, body: bytes) -> None:
     with pytest.raises(BadRequest):
         decode_upload(kind, body)
 
@@ -174,7 +174,7 @@ def test_a_long_head_is_refused_unread(head: bytes) -> None:
         decode_upload("multipart/form-data; boundary=b", b"--b\r\n" + head + b"\r\n\r\nx\r\n--b--\r\n")
 
 
-def test_so_is_a_form_of_many_fields() -> None:
+def test_a_form_of_many_fields_is_refused() -> None:
     with pytest.raises(BadRequest, match="more than"):
         decode_upload("multipart/form-data; boundary=b", b"--b\r\n\r\n\r\n" * 1000 + FORM)
 

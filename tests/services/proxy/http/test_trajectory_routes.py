@@ -136,7 +136,7 @@ async def test_opening_again_returns_the_same_and_another_body_is_a_conflict(cal
         (b"{", "JSON"),
     ],
 )
-async def test_what_means_nothing_opens_nothing(caller: Caller, body: Any, message: str) -> None:
+async def test_an_invalid_body_opens_no_trajectory(caller: Caller, body: Any, message: str) -> None:
     status, problem = await caller.ask("POST", "/v1/trajectories", body)
 
     assert (status, message in problem["detail"]) == (422, True), problem
@@ -277,7 +277,7 @@ async def test_an_environment_that_dies_is_reported_as_lost(caller: Caller) -> N
     assert (status, problem["detail"]) == (409, f"trajectory {trajectory} is lost: it was killed")
 
 
-async def test_what_waits_when_the_environment_dies_is_answered_as_lost(caller: Caller) -> None:
+async def test_waiting_actions_of_a_dead_environment_are_answered_as_lost(caller: Caller) -> None:
     trajectory = (await caller.open())["id"]
     ids = [(await caller.act(trajectory, wait=None, params={"line": "wait"}))[1]["id"] for _ in range(2)]
     await caller.has_begun()

@@ -77,7 +77,7 @@ async def test_the_stage_it_is_in_counts(store: Store, journal: Journal) -> None
     assert await reason(store, "a") == WHY
 
 
-async def test_what_is_answered_meanwhile_is_not_stuck(store: Store, journal: Journal) -> None:
+async def test_an_action_answered_meanwhile_is_not_stuck(store: Store, journal: Journal) -> None:
     entry = await submit(journal, submitted("a", WIDE))
     await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK))
     stored = await store.action("a")

@@ -57,7 +57,7 @@ def test_a_verdict_carries_its_score_and_everything_that_was_measured() -> None:
 
 @pytest.mark.parametrize("ended", sorted(set(get_args(EndedAs)) - VERDICTS))
 @pytest.mark.parametrize("finished", [OK, None], ids=["after a verdict", "without one"])
-def test_what_is_no_verdict_is_masked_and_never_scored(ended: EndedAs, finished: Finished | None) -> None:
+def test_ends_without_a_verdict_are_masked_and_never_scored(ended: EndedAs, finished: Finished | None) -> None:
     answer = composed(ended, finished)
 
     assert (answer.ended, answer.mask, answer.passed, answer.score) == (ended, True, None, None)

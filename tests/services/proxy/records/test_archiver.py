@@ -476,7 +476,7 @@ async def test_while_postgres_is_away_what_valkey_has_is_read_and_the_rest_is_un
             await reading
 
 
-async def test_where_nothing_was_archived_postgres_is_not_asked(valkey: Redis) -> None:
+async def test_without_archived_answers_postgres_is_not_read(valkey: Redis) -> None:
     assert await store_over(valkey).action("never") is None
 
 

@@ -45,7 +45,7 @@ async def test_the_first_item_leaves_at_once(flushes: RecordedFlush) -> None:
     assert flushes.taken == [[1]]
 
 
-async def test_what_comes_during_a_flush_leaves_together_with_the_next(flushes: RecordedFlush) -> None:
+async def test_items_put_during_a_flush_are_in_the_next_one(flushes: RecordedFlush) -> None:
     batcher = Batcher(flushes)
     calls = [asyncio.create_task(batcher.call(1))]
     await turns()

@@ -42,7 +42,7 @@ def test_the_reserve_grows_with_the_data_set(tmp_path: Path) -> None:
     assert str(tmp_path) in shortage
 
 
-def test_what_cannot_be_measured_refuses_nothing(tmp_path: Path) -> None:
+def test_an_unmeasurable_disk_rejects_nothing(tmp_path: Path) -> None:
     for paths in ([], [tmp_path / "gone"]):
         disk = StoreDisk(paths, reserve_bytes=1 << 60)
         disk.measure()

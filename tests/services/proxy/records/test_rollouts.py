@@ -140,7 +140,7 @@ async def test_a_lost_reply_does_not_lose_the_report(journal: Journal) -> None:
     assert len(await progress_reports(journal)) == 1
 
 
-async def test_what_is_remembered_is_bounded(rollouts: RolloutsWithClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_remembered_reports_are_bounded(rollouts: RolloutsWithClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollouts_module, "MOST_KNOWN", 1)
     taken = [await rollouts.takes(count, batch) for count, batch in ((3, "b"), (3, "c"), (2, "c"), (2, "b"))]
     assert taken == [True, True, False, True]

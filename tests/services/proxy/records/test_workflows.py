@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_named(params: Any, own: dict[str, Any], message: s
         params_of(TWO, params, **own)
 
 
-def test_what_is_no_json_is_named() -> None:
+def test_parameters_that_are_no_json_are_named() -> None:
     with pytest.raises(BadRequest, match="params is not JSON: "):
         TWO.resolve(msgspec.Raw(b"{nonsense"), {})
 
@@ -132,7 +132,7 @@ def test_a_stage_carries_the_score_it_names_for_its_time_limit_and_only_that() -
 
 @pytest.mark.parametrize("units", [{"cores": 0}, {"cores": [0, 4]}, {"slots": 1}, {}])
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_what_runs_in_a_sandbox_needs_a_core(kind: str, units: dict[str, Any]) -> None:
+def test_kinds_that_use_a_sandbox_need_a_core(kind: str, units: dict[str, Any]) -> None:
     flow = workflow({"kind": kind, "units": units})
 
     if kind in NEEDS_NO_CORE or kind == "answer.match":

@@ -9,7 +9,7 @@ from shared.policy.dispatch.deadlines import COMPACT_ABOVE, Deadlines
 
 
 @given(st.lists(st.tuples(st.floats(0, 9), st.sampled_from(["drop", "keep"])), max_size=300), st.floats(0, 9))
-def test_what_is_due_comes_once_in_order_and_what_was_dropped_never(
+def test_due_deadlines_come_once_in_order_and_dropped_ones_never(
     deadlines: list[tuple[float, str]], now: float
 ) -> None:
     pending = Deadlines()

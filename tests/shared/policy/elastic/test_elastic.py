@@ -157,7 +157,7 @@ def test_a_liquid_waits_as_many_small_drops_do(unit_free_s: list[float], work_s:
     assert poured(np.sort(unit_free_s), len(drops), work_s) == pytest.approx(waited, abs=0.1 * len(drops))
 
 
-def test_what_takes_no_time_starts_when_the_first_unit_is_free() -> None:
+def test_a_visit_of_0_s_starts_when_the_first_unit_is_free() -> None:
     assert poured(np.array([3.0, 9.0]), 4, 0.0) == 12.0
     assert poured(np.array([3.0, 9.0]), 0, 0.0) == 0.0
 

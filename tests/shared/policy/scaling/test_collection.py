@@ -208,7 +208,7 @@ def test_without_a_request_that_lasted_so_long_the_timeout_is_taken() -> None:
     assert rows_of(collect(NOW, STAGES, nobody, waits, Random(1))) == [(None, 60.0)]
 
 
-def test_what_ran_when_it_was_looked_at_may_have_ended_since() -> None:
+def test_requests_running_in_a_snapshot_may_have_ended_since() -> None:
     """Each lasts a second and a timeout is far: one that began 0.8 s before a look 0.5 s ago is over, and the next
     stage has it; of the last stage nothing is left. Who began later is expected to go on."""
     past = History([record((0.0, 1.0, 1.0))], [0.0])

@@ -49,7 +49,7 @@ def test_held_is_what_the_next_look_ahead_needs() -> None:
     assert held == [(10, 1), (20, None), (30, None), (40, None), (50, 6), (60, None)]
 
 
-def test_what_comes_up_within_a_cold_start_is_held_too() -> None:
+def test_units_needed_within_a_cold_start_are_held_too() -> None:
     record = past((4.0,) * 8, (0.0, 0.0, *(60.0,) * 6), size=8)
     ready = PlannerDriver(look_ahead_s=15.0, review_s=10.0, cold_start_s=50.0)
     assert target(ready.open(opened("b1", size=8, delay_s=0.0), record)).units == 6
@@ -103,7 +103,7 @@ def test_requests_that_waited_too_long_at_the_last_decision_are_no_surprise() ->
     ready.look(NOW + 31, b1=observed(4, 0, queuing=[NOW + 28] * 3, running=[NOW + 24]))
 
 
-def test_nothing_is_given_back_that_was_wanted_just_now() -> None:
+def test_units_wanted_recently_are_kept() -> None:
     ready = PlannerDriver(stabilization_s=5.0)
     ready.open(opened("b1"))
     decision = target(ready.end("b1", now=NOW + 60))
@@ -121,7 +121,7 @@ def test_a_cold_start_is_waited_for_before_anything_is_given_back() -> None:
     assert ready.planner.wake_s() == NOW + 100.0
 
 
-def test_it_looks_again_while_a_batch_with_history_is_open_and_not_before_it_wanted_to() -> None:
+def test_a_batch_with_history_is_reviewed_until_it_ends_and_not_early() -> None:
     ready = PlannerDriver()
     ready.open(opened("b1"), past())
     assert ready.planner.wake_s() == NOW + 10.0
@@ -132,7 +132,7 @@ def test_it_looks_again_while_a_batch_with_history_is_open_and_not_before_it_wan
     assert ready.planner.wake_s() == math.inf
 
 
-def test_what_is_answered_needs_nothing_and_what_runs_has_its_units_already() -> None:
+def test_answered_requests_need_nothing_and_running_ones_have_their_units() -> None:
     """One of four waits yet, and one core is found for it: those that run keep theirs, whatever the target."""
     for look_ahead_s in (15.0, math.inf):
         ready = PlannerDriver(look_ahead_s=look_ahead_s)
@@ -184,7 +184,7 @@ def test_a_look_in_the_midst_of_a_batch_grants_no_delay_twice() -> None:
     assert target(ready.has(7, NOW + 4)).units == 2
 
 
-def test_what_is_late_already_is_not_waited_for_by_holding_everything() -> None:
+def test_a_batch_that_is_late_already_does_not_hold_all_units() -> None:
     ready = PlannerDriver()
     ready.open(opened("b1", delay_s=1.0), past())
     ready.first("b1", NOW)

@@ -182,7 +182,7 @@ def test_a_head_that_does_not_fit_is_not_passed() -> None:
     assert simulate([first, head, behind], {"cpu": 2}).extra_delay_s == {"first": 0.0, "head": 2.0, "behind": 5.0}
 
 
-def test_where_the_ceiling_is_not_enough_it_is_returned_with_what_is_wrong() -> None:
+def test_an_insufficient_ceiling_is_returned_with_its_violation() -> None:
     batch = one_stage((0.0,) * 4, (2.0,) * 4, timeout_s=10.0, delay_s=1.0)
     plan = search([batch], {"cpu": 2}, strictness=0.0)
     assert plan.units == {"cpu": 2}

@@ -159,7 +159,7 @@ def running(left_s: Sequence[float], waiting_s: Sequence[float], delay_s: float)
     return ExpectedBatch("b", STEPS, Requests(np.zeros(size), np.zeros(size), rows, runs), delay_s, rows[0].max())
 
 
-def test_what_runs_holds_its_units_even_where_fewer_are_owned() -> None:
+def test_running_requests_hold_their_units_even_if_fewer_are_owned() -> None:
     batch = running([4.0, 4.0, 6.0], [1.0], 9.0)
     outcomes = [simulate([batch], {"cpu": owned, "gpu": 1}, strictness=0.0) for owned in (1, 2, 3, 4)]
     # with one unit only the end of the third lets the fourth begin: it is the first that leaves one free
@@ -167,7 +167,7 @@ def test_what_runs_holds_its_units_even_where_fewer_are_owned() -> None:
     assert [outcome.peak_units["cpu"] for outcome in outcomes] == [3, 3, 3, 4]
 
 
-def test_what_runs_is_not_planned_for() -> None:
+def test_running_requests_are_not_planned_for() -> None:
     plan = search([running([4.0, 4.0, 6.0], [], 0.0)], {"cpu": 9, "gpu": 9})
     assert plan.units == {"cpu": 1, "gpu": 1}
     assert plan.outcome.feasible
@@ -211,7 +211,7 @@ def test_leaving_out_pools_with_room_changes_nothing(
 
 @given(amid(shortest=0), st.sampled_from([1.0, 0.1, 0.001]), strictnesses, st.booleans())
 @settings(deadline=None)
-def test_where_units_are_plenty_a_plan_that_does_is_found(
+def test_with_plenty_of_units_a_feasible_plan_is_found(
     open_batches: list[ExpectedBatch], unit_s: float, strictness: float, trade: bool
 ) -> None:
     plan = search(in_seconds_of(unit_s, open_batches), PLENTY, strictness=strictness, trade=trade)
@@ -240,7 +240,7 @@ def test_times_are_added_up_as_list_scheduling_adds_them() -> None:
 
 @given(batches(stages=3), strictnesses)
 @settings(deadline=None)
-def test_what_is_spared_would_never_queue(open_batches: list[ExpectedBatch], strictness: float) -> None:
+def test_spared_visits_would_never_queue(open_batches: list[ExpectedBatch], strictness: float) -> None:
     inputs = SimulationInput(open_batches, strictness)
     spared = inputs.spared(frozenset(range(len(inputs.pools))))
     assert spared == frozenset(range(len(inputs.pools)))  # no request is outside all pools

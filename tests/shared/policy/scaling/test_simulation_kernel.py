@@ -55,7 +55,7 @@ def test_in_one_go_it_is_the_schedule_in_pieces(
 
 @given(amid(), strictnesses)
 @settings(deadline=None)
-def test_what_no_queue_would_use_is_read_off_the_expected_times(
+def test_most_units_without_queueing_follow_from_expected_times(
     open_batches: list[ExpectedBatch], strictness: float
 ) -> None:
     inputs = SimulationInput(open_batches, strictness)
@@ -91,7 +91,7 @@ def checkout(tmp_path: Path) -> Path:
     return copy
 
 
-def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(checkout: Path) -> None:
+def test_without_a_writable_cache_the_loops_are_compiled(checkout: Path) -> None:
     where = {"HOME": str(checkout.parent / "home"), "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
     hidden = {name: value for name, value in os.environ.items() if name.startswith("LD_")}
     tried = "from shared.policy.scaling import simulation_kernel as it; it.warm(); print(it.__file__)"

@@ -123,7 +123,7 @@ def test_of_a_folder_the_newest_log_is_taken(tmp_path: Path) -> None:
         (b"\x01\0\0\0\xc0", "of this version"),
     ],
 )
-def test_what_is_no_log_is_refused_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.log").write_bytes(content)
     refused(replayed(tmp_path / "a.log"), message)
 

@@ -35,7 +35,7 @@ def test_units_are_paid_at_once_and_used_a_cold_start_later() -> None:
     assert pool.unit_s[0] == 3 * 20.0
 
 
-def test_what_starts_at_once_is_free_at_once() -> None:
+def test_units_without_a_cold_start_are_free_at_once() -> None:
     pool, free = pools(cold_start_s=0.0)
     assert pool.set(5.0, 0, 3) == math.inf
     assert free[0] == 3

@@ -86,7 +86,7 @@ def traces(draw: st.DrawFn) -> RewardTrace:
 
 
 @given(traces(), st.sampled_from(["trace.jsonl", "trace.jsonl.gz"]))
-def test_what_is_written_reads_back(trace: RewardTrace, name: str) -> None:
+def test_a_written_trace_is_read_back(trace: RewardTrace, name: str) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / name
         write_trace(trace, path)

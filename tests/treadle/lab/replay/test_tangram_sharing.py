@@ -57,7 +57,7 @@ def fair_level(cores: int, widths: list[int]) -> float:
     return high
 
 
-def test_what_one_cannot_use_is_left_to_the_others() -> None:
+def test_cores_beyond_the_limit_of_a_job_go_to_the_others() -> None:
     # 5 cores: the narrow one takes 1, the wide ones 2 each until the narrow one ends at 1; then 2.5 each.
     found = ends(5, [(0.0, 1, 1.0), (0.0, 4, 7.0), (0.0, 4, 12.0)])
     assert found[0] == pytest.approx(1.0)

@@ -77,7 +77,7 @@ def test_elasticity_is_written_as_in_the_api(tmp_path: Path) -> None:
         ('{"trajectory": "b", "steps": [{"kind": "tool", "work_s": NaN}]}', "work_s of step 1 is nan"),
     ],
 )
-def test_what_is_wrong_is_refused_by_its_line(tmp_path: Path, wrong: object, message: str) -> None:
+def test_an_invalid_line_is_refused_by_its_number(tmp_path: Path, wrong: object, message: str) -> None:
     path = written(tmp_path / "t.jsonl", line("a", REWARD), wrong)
     with pytest.raises(TraceError, match=f"t.jsonl:2: .*{message}"):
         read_trajectories(path)

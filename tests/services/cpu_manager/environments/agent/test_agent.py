@@ -198,7 +198,7 @@ async def test_the_channel_to_a_silent_agent_is_closed_on_cancellation(monkeypat
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 7, 100])
 @pytest.mark.parametrize("piece", [1, 3, 1000])
-def test_what_is_kept_is_the_beginning_and_the_end(limit: int, piece: int) -> None:
+def test_beginning_and_end_of_an_output_are_kept(limit: int, piece: int) -> None:
     sent = bytes(index % 251 for index in range(300_000 if piece == 1000 else 300))
     capture = OutputBuffer(limit)
     for at in range(0, len(sent), piece):

@@ -40,7 +40,7 @@ async def test_text_that_no_program_can_be_given_fails_and_ends_nothing(program:
         assert (await do(agent, "bash", line="echo well")).output["output"] == "well\n"
 
 
-async def test_what_an_archive_gives_no_time_is_as_old_as_its_unpacking(program: Path) -> None:
+async def test_files_without_a_time_in_the_archive_get_the_time_of_unpacking(program: Path) -> None:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for name, mtime in (("new", 0), ("old", 1_000_000_000)):

@@ -91,7 +91,9 @@ async def test_between_actions_a_busy_loop_uses_no_core(acting: ActingEnvironmen
     await acting.output_of("kill $(cat /tmp/busy)")
 
 
-async def test_what_forks_without_pause_is_frozen_after_every_action(runtime: DockerRuntime, bare_image: str) -> None:
+async def test_a_program_that_always_forks_is_frozen_after_every_action(
+    runtime: DockerRuntime, bare_image: str
+) -> None:
     """A freezer of version 1 may miss a process that is being forked."""
     async with ActingEnvironment.making(runtime, bare_image) as made:
         await made.output_of("for i in 1 2 3; do while :; do /bin/true; done & done")

@@ -48,7 +48,7 @@ async def test_it_has_no_rights_and_cannot_get_any(acting: ActingEnvironment) ->
         "rm /run/treadle/carried/program.pyc",
     ],
 )
-async def test_what_is_forbidden_fails(acting: ActingEnvironment, line: str) -> None:
+async def test_forbidden_lines_fail(acting: ActingEnvironment, line: str) -> None:
     end = await acting.bash(line)
     assert (end.ended_by, end.passed) == ("done", False), end
     assert acting.environment.alive
@@ -183,7 +183,7 @@ async def test_endless_output_neither_blocks_nor_grows_us(acting: ActingEnvironm
     assert end.output["stdout_dropped"] > 1 << 20
 
 
-async def test_what_is_written_to_the_agents_own_output_is_bounded_on_the_host(acting: ActingEnvironment) -> None:
+async def test_output_of_the_agent_itself_is_bounded_on_the_host(acting: ActingEnvironment) -> None:
     end = await acting.bash("head -c 1M /dev/zero | tr '\\0' x > /proc/1/fd/1")
     assert not end.passed, "the agent is closed to others"
 

@@ -78,9 +78,7 @@ async def test_version_2_is_frozen_when_the_kernel_reports_it(recorded: Recorded
     assert await freezing
 
 
-async def test_what_does_not_freeze_is_not_waited_for_forever(
-    recorded: RecordedHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_freeze_has_a_time_limit(recorded: RecordedHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_groups, "FREEZE_S", 0.01)
     assert not await frozen(found(recorded))
 

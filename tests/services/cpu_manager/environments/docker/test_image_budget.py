@@ -69,7 +69,7 @@ async def test_the_least_recently_used_image_goes_first() -> None:
     assert node.store.removed == ["b:1"]
 
 
-async def test_what_somebody_else_pulled_stays_whatever_it_takes() -> None:
+async def test_images_of_others_stay_whatever_their_size() -> None:
     node = await opened_budget(theirs=10_000)
     await node.pull("a:1", 60)
     await node.pull("b:1", 60)
@@ -77,7 +77,7 @@ async def test_what_somebody_else_pulled_stays_whatever_it_takes() -> None:
     assert node.image_budget.reported() == {"theirs:1", "b:1"}
 
 
-async def test_what_is_in_use_stays_and_goes_when_it_is_let_go() -> None:
+async def test_an_image_in_use_stays_until_its_release() -> None:
     node = await opened_budget()
     for name in ("python", "python:latest"):  # spellings of one image
         node.image_budget.hold(name)
@@ -93,7 +93,7 @@ async def test_what_is_in_use_stays_and_goes_when_it_is_let_go() -> None:
     assert node.store.removed == ["python:latest"]
 
 
-async def test_what_anothers_container_uses_stays_and_the_next_goes() -> None:
+async def test_an_image_in_use_by_another_container_stays_and_the_next_is_removed() -> None:
     node = await opened_budget()
     await node.pull("a:1", 40)
     await node.pull("b:1", 40)
@@ -151,7 +151,7 @@ def test_whatever_happens_the_rest_is_within_the_budget_or_in_use(steps: list[tu
     asyncio.run(play())
 
 
-async def test_what_was_pulled_is_remembered_by_the_store_for_the_next_life(redis_url: str) -> None:
+async def test_the_ledger_of_images_survives_the_manager(redis_url: str) -> None:
     store = ImageStore(theirs=500)
     async with connect(redis_url, name="test") as redis:
         first = ImageBudget(store, _ledger(redis), budget_bytes=100, clock=ManualClock(1000.0))

@@ -243,7 +243,7 @@ async def test_each_refusal_of_a_limited_registry_doubles_the_pause_up_to_a_boun
     assert limits.limit("a:1").retry_in_s <= FIRST_LIMITED_S
 
 
-async def test_where_the_disk_is_full_an_image_of_ours_goes_and_the_pull_is_begun_again() -> None:
+async def test_on_a_full_disk_an_image_of_ours_is_removed_and_the_pull_is_repeated() -> None:
     registry = Registry()
     node = images(registry)
     await node.get("old:1")

@@ -38,7 +38,7 @@ async def test_files_variables_functions_and_background_processes_stay(environme
     assert (await act(environment, "exec", argv=["cat", "deep/pid"])).output["stdout"].strip().isdigit()
 
 
-async def test_what_runs_on_in_the_background_uses_no_cpu_between_actions(environment: CellEnvironment) -> None:
+async def test_background_processes_use_no_cpu_between_actions(environment: CellEnvironment) -> None:
     await in_background(environment, "busy-in-background")
     (busy,) = found("busy-in-background")
     before = cpu_s_of(busy)

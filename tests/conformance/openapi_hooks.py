@@ -13,7 +13,7 @@ from schemathesis.openapi.checks import UseAfterFree
 Names = dict[str, Any] | None
 
 KNOWN = json.loads(os.environ["TREADLE_KNOWN"])
-"""Path parameter -> something of that name that is there."""
+"""Path parameter -> an existing name."""
 
 
 @schemathesis.serializer("application/x-ndjson")
@@ -33,7 +33,7 @@ def before_load_schema(context: schemathesis.HookContext, raw_schema: dict[str, 
 
 @schemathesis.hook
 def map_path_parameters(context: schemathesis.HookContext, path_parameters: Names) -> Names:
-    """Every other generated name becomes one that exists, or nothing but 404 would ever be seen."""
+    """Replace every second generated name by an existing one; otherwise every reply would be a 404."""
     if path_parameters is None:
         return None
     return {name: KNOWN[name] if name in KNOWN and _is_odd(value) else value for name, value in path_parameters.items()}
@@ -73,7 +73,7 @@ def _fits(value: Any, form: Any) -> bool:
 def filter_failure(
     context: schemathesis.HookContext, failure: Failure, case: schemathesis.Case[Any], response: schemathesis.Response
 ) -> bool:
-    """Three rules of most services are not ours, and two cases are of our own making.
+    """Three rules of most services are not ours, and two cases come from our own hooks.
 
     `format: int64` is how clients store a number; a larger one may be accepted.
     A bulk call takes bad lines beside good ones: what is wrong with one stands in the receipt, not in the status.
@@ -83,8 +83,8 @@ def filter_failure(
     if isinstance(failure, ServerError) and response.status_code == 511:
         return False
     if isinstance(failure, AcceptedNegativeData):
-        mended = any(value in KNOWN.values() for value in (case.path_parameters or {}).values())  # by the map above
-        return case.path != "/v1/rewards/bulk" and not mended and not _is_beyond_int64(case.body)
+        replaced = any(value in KNOWN.values() for value in (case.path_parameters or {}).values())  # by the map above
+        return case.path != "/v1/rewards/bulk" and not replaced and not _is_beyond_int64(case.body)
     readable = ("/v1/batches", "/v1/actions", "/v1/trajectories")
     return not (isinstance(failure, UseAfterFree) and case.path.startswith(readable))
 

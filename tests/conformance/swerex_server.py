@@ -48,7 +48,7 @@ class SwerexTrajectory:
 
 @asynccontextmanager
 async def serving_swerex(redis_url: str, root: Path) -> AsyncIterator[SwerexTrajectory]:
-    """A trajectory whose environment is the folder `root`, which is there."""
+    """A trajectory whose environment is the existing folder `root`."""
     settings = ProxySettings.model_validate({"treadle": {"redis_url": redis_url}, "max_body_bytes": LIMIT})
     async with (
         SimulatedNode.up(redis_url, Folder(root)) as node,

@@ -48,7 +48,7 @@ class Held:
 
     @contextmanager
     def occupied(self) -> Iterator[None]:
-        """The one core is taken."""
+        """Keep the one core in use."""
         body: dict[str, Any] = {"kind": "sleep", "params": {"seconds": 600.0}, "units": {"cores": 1}, "timeout_s": 900}
         action = requests.post(f"{self.leader.url}/v1/actions", json=body, timeout=30).json()["id"]
         self.await_used(True)
@@ -118,7 +118,7 @@ class Wire:
         self._socket.sendall(head.encode() + b"\r\n\r\n" + payload)
 
     def until(self, end: bytes) -> bytes:
-        """All received up to and with `end`; empty `end`: up to the end of the connection."""
+        """Return the bytes received up to and including `end`; empty `end`: up to the end of the connection."""
         while not end or end not in self.received:
             part = self._socket.recv(65536)
             if not part:
@@ -153,7 +153,7 @@ def test_headers_leave_at_once_then_blanks_then_the_answer_and_the_connection_st
         assert b"transfer-encoding: chunked" in head
         assert b"content-length" not in head
         assert b"connection: close" not in head
-        assert wire.until(b"1\r\n \r\n1\r\n \r\n") == b"1\r\n \r\n1\r\n \r\n", "blanks, while the core is taken"
+        assert wire.until(b"1\r\n \r\n1\r\n \r\n") == b"1\r\n \r\n1\r\n \r\n", "blanks, while the core is in use"
         assert metric(held.leader, "treadle_proxy_held_calls") == 1
     reply = json.loads(dechunked(wire.until(b"0\r\n\r\n")))
     assert (reply["status"], reply["run_result"]["stdout"]) == ("Success", "first\n")
@@ -291,7 +291,7 @@ def test_the_end_of_a_killed_proxy_ends_what_it_held(held: Held) -> None:
         wire.close()
         retried = call(held.leader, body_of("print(6)", run_s=600.0))
         assert retried.json()["run_result"]["stdout"] == "6\n", retried.text
-        assert other.result(60).json()["run_result"]["stdout"] == "5\n", "another replica's call goes on"
+        assert other.result(60).json()["run_result"]["stdout"] == "5\n", "another replica's call continues"
     assert held.unanswered() == 0
 
 
@@ -313,7 +313,7 @@ def test_a_proxy_that_slept_submits_again_what_was_taken_for_abandoned(held: Hel
 
 
 def test_a_lost_action_is_submitted_again(held: Held) -> None:
-    """Its node is killed, and one attempt is all that an action has here."""
+    """Its node is killed, and an action has one attempt here."""
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(call, held.leader, body_of("import time\ntime.sleep(3)\nprint(4)", run_s=30.0))
         held.await_used(True)

@@ -52,7 +52,7 @@ async def post(http: aiohttp.ClientSession, path: str, body: Any) -> dict[str, A
 
 
 async def complete_batch(http: aiohttp.ClientSession) -> str:
-    """A batch of two that has both its answers: following its results ends."""
+    """A batch of two with both answers, so that following its results ends."""
     async with http.put("/v1/tasks/known", json=TASK) as response:
         assert response.status == 200, await response.text()
     batch = str((await post(http, "/v1/tasks/known/batches", {"key": "complete"}))["id"])
@@ -82,7 +82,7 @@ async def test_the_proxy_keeps_to_its_document(proxy: Service, http: aiohttp.Cli
 
 
 def schemathesis(command: list[str], known: dict[str, str], folder: Path) -> tuple[int, str]:
-    """(exit status, what it printed)."""
+    """(exit status, output)."""
     environment = {
         **os.environ,
         "SCHEMATHESIS_HOOKS": "tests.conformance.openapi_hooks",

@@ -42,7 +42,7 @@ class SmallMesh:
         return self._sleep(600.0, wait_s=0)
 
     def release(self, action: str) -> None:
-        """Give the core back."""
+        """Release the core."""
         requests.delete(f"{self.url}/v1/actions/{action}", timeout=30)
 
     def _sleep(self, seconds: float, *, wait_s: float) -> str:
@@ -94,4 +94,4 @@ def test_a_call_that_is_not_repeated_is_cancelled() -> None:
         asyncio.run(until(lambda: small.unanswered() == 1))
         small.release(blocker)
         asyncio.run(until(lambda: small.unanswered() == 0))
-        assert executions(small.mesh) == 2, "the blocker and what made it look short"
+        assert executions(small.mesh) == 2, "the blocker and the short actions before it"

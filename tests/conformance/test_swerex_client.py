@@ -35,7 +35,7 @@ async def shell(remote: SwerexTrajectory) -> SwerexTrajectory:
 async def test_a_runtime_is_alive_until_it_is_closed(remote: SwerexTrajectory) -> None:
     assert await remote.client.is_alive()
     await remote.client.wait_until_alive(timeout=10)
-    assert remote.node.granted == [], "nothing is made for this"
+    assert remote.node.granted == [], "no environment is created for this"
 
     await remote.client.close()
 
@@ -184,7 +184,7 @@ async def test_a_session_with_a_repeated_close_ends_once(shell: SwerexTrajectory
 
 
 async def test_the_end_of_a_session_is_brought_to_its_end_by_a_repeat(shell: SwerexTrajectory) -> None:
-    """A replica may die when the shell has ended and before that is noted."""
+    """A replica may die after the end of the shell and before that is stored."""
     async with connect(shell.redis_url, name="test") as redis:
         key = f"swerex:{shell.trajectory}"
         claim = await command(redis, "HGET", key, "default")

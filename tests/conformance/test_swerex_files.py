@@ -189,7 +189,7 @@ async def test_a_form_that_lacks_a_field_is_refused(remote: SwerexTrajectory, fi
 
 
 async def uploaded(remote: SwerexTrajectory, content: bytes, *, leave_out: str = "", request_id: str = "it") -> int:
-    """Upload an archive by hand; the status."""
+    """Upload an archive without the client; return the status."""
     form = aiohttp.FormData()
     form.add_field("unzip", "true", content_type="text/plain")
     if leave_out != "file":

@@ -50,14 +50,14 @@ def run_code_url(mesh: Mesh, task: str) -> str:
 
 
 def at_rest(mesh: Mesh) -> tuple[int, int]:
-    """(actions accepted, attempts executed) so far, once nothing is under way."""
+    """(actions accepted, attempts executed) so far, when no action is running."""
     proxy = mesh.proxies[0]
     asyncio.run(until(lambda: metric(proxy, "treadle_proxy_unanswered_actions") == 0))
     return round(metric(proxy, "treadle_proxy_submitted_total")), executions(mesh)
 
 
 def sleeping(seconds: float) -> str:
-    """A program that holds its core so long, whatever else this machine does."""
+    """A program that uses its core for so long, independent of the load of this machine."""
     return f"import time\ntime.sleep({seconds})\n"
 
 
@@ -155,7 +155,7 @@ def test_the_cases_of_a_program_share_one_compile(mesh: Mesh) -> None:
         for word, language in zip(words, cycle(["cpp", "c++", "C++"]), strict=False)
     ]
     url = run_code_url(mesh, "compiled")
-    teach(url)  # or sixteen unseen programs would be taken to last 4 s each, and the last refused at once
+    teach(url)  # otherwise sixteen unseen programs are expected to take 4 s each, and the last is rejected at once
     outcomes = score_all(url, cases)
     assert [outcome.score for outcome in outcomes] == [True] * len(cases), outcomes
     spent = [outcome.reply["cpu_time"] for outcome in outcomes]
@@ -175,7 +175,7 @@ def test_the_cases_of_a_broken_program_share_one_compile_error(mesh: Mesh) -> No
 
 
 def test_a_full_journal_and_a_missing_valkey_are_504() -> None:
-    """503 would be final to verl, and the program scored as failed."""
+    """verl would treat 503 as final and score the program as failed."""
     settings = {**PLAIN, "PROXY_MAX_JOURNAL": "1", "PROXY_SUBMIT_RETRY_S": "0.5", "PROXY_RUN_CODE_MARGIN_S": "0.2"}
     with temporary_home() as home, ExitStack() as valkey:
         url = valkey.enter_context(running_valkey(home))

@@ -18,11 +18,11 @@ TRIES: Final = 3
 PAUSE_S: Final = 1.0
 """Before the second try; twice as long before the third."""
 PATIENCE_S: Final = 10.0
-"""It reads for compile + run timeout and so long more."""
+"""Read timeout beyond compile + run timeout."""
 MEMORY_MB: Final = 1024
 
 API_ERROR, RUN_ERROR, RUN_TIMEOUT, COMPILE_ERROR = -1, -2, -3, -4
-"""Beside True and False; the trainer counts each of them as not passed."""
+"""Scores besides True and False; the trainer counts each of them as not passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Case:
     code: str
     stdin: str = ""
     expected: str | None = None
-    """None: to end with 0 is enough."""
+    """None: exit code 0 suffices."""
     language: str = "python"
     compile_s: float = 2.0
     run_s: float = 4.0
@@ -89,7 +89,7 @@ def score(url: str, case: Case) -> CaseOutcome:
 
 
 def score_of(case: Case, reply: dict[str, Any]) -> bool | int:
-    """verl's rule: what is neither a success nor the program's fault is an error of the sandbox."""
+    """Score by verl's rule: an end that is neither a success nor the program's fault is a sandbox error."""
     compiled, run = reply["compile_result"], reply["run_result"]
     if reply["status"] == "Success" and run and run["status"] == "Finished":
         return case.expected is None or run["stdout"].rstrip("\n") == case.expected.rstrip("\n")

@@ -19,13 +19,13 @@ CORES = 2
 
 
 def looping(number: int, seconds: float) -> Case:
-    """A program of its own that uses its core for so long."""
+    """A distinct program that uses its core for so long."""
     code = f"import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass\nprint({number})"
     return Case(code=code, expected=str(number), compile_s=10, run_s=max(10.0, 3 * seconds))
 
 
 def overload(url: str, programs: int, seconds: float) -> list[CaseOutcome]:
-    """All at once, one caller each."""
+    """Call with all cases at once, one caller each."""
     return score_all(url, [looping(number, seconds) for number in range(programs)])
 
 

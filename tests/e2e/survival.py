@@ -22,7 +22,7 @@ FURNISH = (
     "greeting=hello; sum() { echo $(($1 + $2)); }; mkdir -p deep/er; cd deep; echo kept > er/file; "
     "while :; do echo x >> ../ticks; sleep 0.05; done 2>/dev/null & child=$!"
 )
-"""A variable, a function, a directory, a file, and a background process that goes on whenever the environment runs.
+"""A variable, a function, a directory, a file, and a background process that continues while the environment runs.
 
 Its stderr is closed: the end of an action kills the `sleep` of that moment, and bash reports that when it may."""
 PROBE = 'echo "$greeting $(sum 2 3) $PWD $(cat er/file)"; kill -0 $child && echo alive; sleep 0.2; wc -l < ../ticks'
@@ -103,7 +103,7 @@ class Episode:
         return episode
 
     async def check_intact(self) -> None:
-        """Shell, variables, function, directory, file and background process are as they were, and go on."""
+        """Shell, variables, function, directory, file and background process are unchanged, and continue."""
         answer = await self.caller.act(self.trajectory, PROBE)
         assert answer.get("ended") == "ok", answer
         printed, alive, ticks = answer["output"]["output"].splitlines()

@@ -68,7 +68,7 @@ async def test_containers_outlive_their_manager_with_all_they_hold(mesh: OneNode
         assert (await running)["ended"] == "unknown-outcome"
         answer = await waiting
         assert answer["ended"] == "ok", answer
-        assert answer["output"]["output"] == "7 /tmp x\nalive\n", "the shell, its directory and its children go on"
+        assert answer["output"]["output"] == "7 /tmp x\nalive\n", "the shell, its directory and its children continue"
         # It may have been granted to the node after its end; then its outcome is unknown.
         answer = await of_local
         assert answer.get("ended") in ("environment-lost", "unknown-outcome") or answer.get("status") == 409, answer

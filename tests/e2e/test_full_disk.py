@@ -31,7 +31,7 @@ STARTS = 4
 """Starts of Valkey on the full disk."""
 WAIT_S = 120
 RECOVERY_S = 60
-"""The promise: so long after space was freed everything that was accepted is answered."""
+"""The promise: accepted work is answered at most so long after space was freed."""
 SLOW = "import time\ntime.sleep(3)\nprint({number})"
 
 Json = dict[str, Any]

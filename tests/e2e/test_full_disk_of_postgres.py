@@ -22,7 +22,7 @@ from treadle.testing.stack import RunningStack, running_stack
 DISK_MIB = 400
 WITHIN_S = 120.0
 RECOVERY_S = 60.0
-"""The promise: so long after space was freed everything goes on."""
+"""The promise: all work continues at most so long after space was freed."""
 SETTINGS = {
     "CPU_MANAGER_ENGINE": "none",
     "CPU_MANAGER_CORES": "2",

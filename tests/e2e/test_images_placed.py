@@ -159,7 +159,7 @@ async def test_a_registry_that_limits_pulls_is_waited_for_and_the_reason_is_visi
     assert (await look())["state"] == "queued"
     assert f"the registry {registry.address} limits pulls" in (await trainer.view(trajectory))["reason"]
     local = await trainer.open(memory_mb=32)
-    assert (await trainer.bash(local, "echo on"))["output"]["output"] == "on\n", "others go on meanwhile"
+    assert (await trainer.bash(local, "echo on"))["output"]["output"] == "on\n", "other actions continue meanwhile"
     registry.limited = False
     answer = await look(f"?wait={WAIT_S}")
     assert (answer["ended"], answer["output"]["content"]) == ("ok", name), answer

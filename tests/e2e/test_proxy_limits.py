@@ -131,7 +131,7 @@ def test_trailers_are_dropped(running: RunningProxy) -> None:
 
 
 def begun(running: RunningProxy, world: ExitStack, path: str) -> socket.socket:
-    """A connection that has sent `PART` bytes of a body, and goes on some time."""
+    """A connection that has sent `PART` bytes of a body and may send more."""
     wire = world.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=30))
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {PART + 10}\r\n\r\n"
     wire.sendall(head.encode() + b"x" * PART)

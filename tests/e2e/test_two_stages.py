@@ -62,7 +62,7 @@ async def test_each_stage_may_end_a_request_and_scores_its_own_time_limit(http: 
 
 
 async def test_each_stage_has_a_queue_of_its_own_pool(http: aiohttp.ClientSession) -> None:
-    """The one core is held: what is past the check goes on all the same, and what is not waits for the core alone."""
+    """The one core is in use: requests past the check continue, and the others wait for the core alone."""
     stages = [
         {"name": "gate", "kind": "sleep", "units": {"cores": 1}, "timeout_s": 60},
         {"name": "judge", "kind": "sleep", "units": {"slots": 1}, "timeout_s": 60},

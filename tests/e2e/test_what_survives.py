@@ -152,13 +152,13 @@ async def test_the_death_of_the_manager_ends_its_local_environments_and_repeats_
     theirs = descendants(stack.pids["cpu_manager"])
     assert len(theirs) > 3, "the zygotes, the agent and its background process"
     await killed(stack, caller, "cpu_manager")
-    assert all_end(theirs), "processes of a dead manager's environment live on"
+    assert all_end(theirs), "processes of a dead manager's environment survive"
     answer = await running
     assert (answer["ended"], answer["output"]["run_result"]["stdout"]) == ("ok", "done\n"), answer
     lost = await caller.act(episode.trajectory, "echo $greeting")
     assert lost.get("ended") in LOST or lost["status"] == 409, lost
     refused = await caller.act(episode.trajectory, "echo $greeting")
-    assert refused.get("ended") == "environment-lost" or refused["status"] == 409, "it went on in a fresh environment"
+    assert refused.get("ended") == "environment-lost" or refused["status"] == 409, "it continued in a fresh environment"
     await until_no_zombies(stack.supervisor.pid)
 
 

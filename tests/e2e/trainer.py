@@ -29,7 +29,7 @@ class Trainer:
         self._session = session
         self._timeout_s = timeout_s
         self.outages = 0
-        """Calls and streams that broke and were taken up again."""
+        """Broken calls and streams that were repeated."""
 
     async def call(self, method: str, path: str, **request: Any) -> tuple[int, Any]:
         """(status, JSON) of an idempotent call, repeated while the proxy is away or answers with Retry-After."""

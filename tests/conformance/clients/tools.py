@@ -16,7 +16,7 @@ GO_MODULE = "example.invalid/treadleapi"
 
 
 class Tools:
-    """Each method returns the folder with what it made."""
+    """Each method returns the folder with its result."""
 
     VALIDATOR = Path("/usr/share/gocode/src/gopkg.in/validator.v2")
     JARS = tuple(
@@ -87,7 +87,7 @@ class Tools:
         return out
 
     def java(self, out: Path) -> Path:
-        """openapi-generator's Java client on the JDK's own HttpClient; Jackson lies in the generator's own jar."""
+        """openapi-generator's Java client on the JDK's own HttpClient; Jackson is in the generator's own jar."""
         options = "openApiNullable=false,supportUrlQuery=false"
         self._generate(
             "java", out, "--library", "native", "--generate-alias-as-model", "--additional-properties", options

@@ -42,7 +42,7 @@ class PrivateEngine:
         return f"unix://{self.socket}"
 
     def start(self) -> None:
-        """Return once it answers; containers of its earlier process are taken up.
+        """Return once it answers; it manages the containers of its earlier process again.
 
         Raises:
             RuntimeError: it ended or did not answer in `START_S`; the end of its log is the message.
@@ -61,7 +61,7 @@ class PrivateEngine:
         raise RuntimeError("\n".join((self.folder / "log").read_text().splitlines()[-20:]))
 
     def kill(self) -> None:
-        """End it as a crash does: its containers go on."""
+        """Kill it: its containers continue."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(STOP_S)

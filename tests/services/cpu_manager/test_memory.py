@@ -55,7 +55,7 @@ def test_a_reserve_is_kept_back_for_the_rest(tmp_path: Path) -> None:
 
     assert lendable_mb(0, 16, root) == 16 * 1024 - 1024 - 16 * 128
     assert lendable_mb(0, 256, root) == 8 * 1024, "never more than half"
-    assert lendable_mb(777, 256, root) == 777, "a setting is taken at its word"
+    assert lendable_mb(777, 256, root) == 777, "a setting is used unchanged"
 
 
 def test_this_machine_has_some() -> None:

@@ -73,7 +73,7 @@ def test_a_pool_starts_as_slowly_as_its_slowest_node() -> None:
     capacity.receive(101.0, Bye(node="c", incarnation="1"))
     assert capacity.stimulus(102.0).cold_start_s == {"cores@default": 0.3}
     capacity.receive(115.0, beat("b", cores=0.1))
-    assert capacity.cold_start_s(115.0) == {"cores@default": 0.1}, "a node that is silent counts for nothing"
+    assert capacity.cold_start_s(115.0) == {"cores@default": 0.1}, "a silent node has no capacity"
 
 
 def test_nodes_beyond_the_bound_are_forgotten_whole(monkeypatch: pytest.MonkeyPatch) -> None:

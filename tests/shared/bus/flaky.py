@@ -11,7 +11,7 @@ When = Literal["before", "after"]
 
 
 class Flaky(Redis):
-    """Passes commands on to a real client; the next ones fail as scheduled."""
+    """Forwards commands to a real client; the next ones fail as scheduled."""
 
     def __init__(self, real: Redis) -> None:
         super().__init__()

@@ -70,7 +70,7 @@ class Journal:
     async def end(self, batch: str, state: str) -> str | None:
         return await functions.end_batch(self.redis, batch, state, keep_batch_s=KEEP_BATCH_S)
 
-    # ---- looking -----------------------------------------------------------------------------------------------
+    # ---- reading -----------------------------------------------------------------------------------------------
 
     async def fields(self, key: str) -> dict[str, bytes]:
         flat = await command(self.redis, "HGETALL", key)

@@ -19,7 +19,7 @@ from tests.shared.bus.journal import Journal
 
 @pytest.fixture
 async def full(private_url: str) -> AsyncIterator[Journal]:
-    """Two accepted actions (`a1` alone, `a2` in batch `b`), two open trajectories, and then no byte more."""
+    """Two accepted actions (`a1` alone, `a2` in batch `b`), two open trajectories, and no free memory."""
     async with connect(private_url, name="test") as redis:
         await functions.load(redis)
         journal = await Journal.led(redis)
@@ -117,7 +117,7 @@ async def test_a_successor_takes_the_lease(full: Journal) -> None:
 
 
 async def test_answers_are_archived(full: Journal) -> None:
-    """A full store is what the archiver is for: it takes its lease, and what it does frees memory."""
+    """The archiver works on a full store: it acquires its lease, and its writes free memory."""
     assert await Lease(full.redis, "archiver:lease", 30.0).hold()
     assert await full.finish("a2", await entry_of(full, "a2"), "b", b'{"id":"a2"}')
     key = archive.BatchKey("", "b")

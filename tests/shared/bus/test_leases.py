@@ -104,7 +104,7 @@ async def test_a_grant_reaches_the_node_and_marks_its_action(journal: Journal) -
     ]
     assert await command(journal.redis, "XLEN", "grants.m.1") == 1
     assert (await journal.fields("action:a1"))["g"] == b"1:n"
-    assert await journal.ttl_s("grants.n.1") > 0, "the stream of a node that is no more disappears"
+    assert await journal.ttl_s("grants.n.1") > 0, "the stream of an ended node is deleted"
 
 
 async def test_a_grant_of_an_unknown_action_is_not_sent(journal: Journal) -> None:

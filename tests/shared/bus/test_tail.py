@@ -138,7 +138,7 @@ async def test_batches_go_on_after_failures(valkey: Redis) -> None:
     flaky.failures = ["before", "after", "before"]
 
     async for entries in Tail(flaky, {ANSWERED: "0"}, block_s=0.01).batches():
-        assert names(entries) == ["a"], "what was read and lost on its way is read again"
+        assert names(entries) == ["a"], "entries lost with their reply are read again"
         break
 
 

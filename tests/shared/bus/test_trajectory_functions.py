@@ -188,7 +188,7 @@ async def test_the_first_grant_of_an_environment_stores_its_placement(journal: J
 
     assert await placed(journal) == {"t1": placement}
     assert (await journal.fields("trajectory:t1"))["n"] == b"n"
-    assert await journal.ttl_s("trajectory:t1") > 1500, "its life counts from here"
+    assert await journal.ttl_s("trajectory:t1") > 1500, "its idle time counts from here"
 
 
 async def test_a_grant_that_is_sent_again_places_it_where_it_was(journal: Journal) -> None:

@@ -18,7 +18,7 @@ from tests.shared.bus.mute_server import mute_server
 from treadle.testing.servers import running_valkey
 
 IN_TIME_S = 20.0
-"""More than anything here takes."""
+"""Time limit above the duration of every call here."""
 
 
 @contextmanager
@@ -84,7 +84,7 @@ async def test_a_server_that_is_silent_from_the_first_word_on_cannot_be_reached(
 async def test_an_idle_connection_is_not_taken_for_dead(redis_url: str) -> None:
     async with short_timeout(redis_url, silent_s=0.05) as redis:
         me = await command(redis, "CLIENT", "ID")
-        await asyncio.sleep(0.2)  # several looks
+        await asyncio.sleep(0.2)  # several checks
 
         assert await command(redis, "CLIENT", "ID") == me
 

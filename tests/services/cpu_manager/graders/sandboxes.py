@@ -68,17 +68,17 @@ _BOOT = """\
 import importlib, marshal, os, resource, sys
 name, root, report_fd = sys.argv[1], sys.argv[2], int(sys.argv[3])
 sys.path.insert(0, root)
-class Parcel:
+class ProgramFile:
     def __init__(self, source, payload):
         self.source, self.payload = source, payload
-def interpret(harness, parcel):
+def interpret(harness, program):
     def send(content):
         os.write(report_fd, content)
-    harness(parcel.source, parcel.payload, send)
+    harness(program.source, program.payload, send)
 harness = importlib.import_module(f"services.cpu_manager.sandbox.harnesses.{name}").main
-parcel = Parcel(*marshal.loads(sys.stdin.buffer.read()))
+program = ProgramFile(*marshal.loads(sys.stdin.buffer.read()))
 sys.stdin = open(os.devnull)
-interpret(harness, parcel)
+interpret(harness, program)
 """
 
 
@@ -101,10 +101,10 @@ class BareInterpreter:
                 start_new_session=True,
             )
             os.close(write_end)
-            parcel = marshal.dumps((job.source, job.payload))
+            program = marshal.dumps((job.source, job.payload))
             try:
                 async with asyncio.timeout(job.limits.wall_s):
-                    stdout, stderr = await process.communicate(parcel)
+                    stdout, stderr = await process.communicate(program)
                 ended_by: str = "exit" if (process.returncode or 0) >= 0 else "signal"
             except TimeoutError:
                 ended_by, stdout, stderr = "wall-limit", b"", b""

@@ -80,7 +80,7 @@ async def test_a_slow_pattern_blocks_no_other_call_and_ends_at_its_limit(sandbox
     )
     beating.cancel()
     assert (verdict.status, verdict.score) == ("timeout", None)
-    assert beats >= 5  # of about twenty-five: the loop went on
+    assert beats >= 5  # of about twenty-five: the loop was not blocked
 
 
 async def test_no_gold_is_refused() -> None:

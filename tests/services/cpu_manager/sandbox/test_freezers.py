@@ -58,7 +58,7 @@ def test_a_sweep_ends_frozen_processes_of_a_dead_manager(tmp_path: Path, busy: s
     assert freezer.threads() == [busy.pid]
     instance.record_groups((*freezers.directories, *hierarchy.directories))
     freezer.close()
-    os.close(instance._lock)  # as if its manager had died
+    os.close(instance._lock)  # like a dead manager
     assert sweep(tmp_path) == [instance.name]
     assert busy.wait(10) == -signal.SIGKILL
     assert not any(directory.exists() for directory in (*freezers.directories, *hierarchy.directories))

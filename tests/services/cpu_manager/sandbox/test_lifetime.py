@@ -203,7 +203,7 @@ def test_a_programs_processes_end_with_the_init_of_its_cell(rung: Rung, scratch:
         assert manager.stdout is not None
         assert manager.stdout.readline() == "lost\n"
         assert until(lambda: not commands_with(f"sleep\0{marker}"), 30), "programs outlived the init of their cell"
-        assert commands_with(f"sleep\x001{marker}"), "another cell goes on"
+        assert commands_with(f"sleep\x001{marker}"), "another cell continues"
         assert until(lambda: not zombies(manager.pid), 30)
         output, _ = manager.communicate("\n", timeout=60)
     finally:

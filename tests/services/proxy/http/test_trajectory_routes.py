@@ -61,7 +61,7 @@ class Caller:
         return await self.view(trajectory)
 
     async def has_begun(self) -> None:
-        """The node has been granted something."""
+        """Wait until the node has received a grant."""
 
         async def granted() -> bool:
             return bool(self.node.granted)
@@ -70,7 +70,7 @@ class Caller:
 
 
 def at_once(grant: Granted, params: dict[str, Any]) -> dict[str, Any] | None:
-    """Lines end at once, but for `wait`."""
+    """Lines end at once, except `wait`."""
     if params.get("line") == "wait":
         return None
     return {"output": {"exit_code": 0, "output": f"{params.get('line')}\n"}}

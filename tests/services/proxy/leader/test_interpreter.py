@@ -20,7 +20,7 @@ from tests.shared.bus.soon import soon
 
 
 class InterpreterDriver:
-    """An interpreter on a connection that can fail, and what it reported as durable."""
+    """An interpreter on a connection that can fail, and its reports of durable answers."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
@@ -89,7 +89,7 @@ async def test_the_order_holds_while_valkey_is_away_and_nothing_is_lost(driver: 
     async with running(driver):
         await driver.all_written()
 
-    assert list(dict.fromkeys(await driver.sent())) == payloads, "a message may come twice, but never out of turn"
+    assert list(dict.fromkeys(await driver.sent())) == payloads, "a message may come twice, but never out of order"
 
 
 async def test_an_answer_is_reported_when_it_is_durable(driver: InterpreterDriver, journal: Journal) -> None:
@@ -232,7 +232,7 @@ async def test_the_end_of_a_trajectory_is_stored(driver: InterpreterDriver) -> N
 
 
 class CrashingInterpreter(Interpreter):
-    """Its process ends before any answer is written."""
+    """An interpreter whose process ends before any answer is written."""
 
     async def _finish(self, answers: list[Answering]) -> list[bool]:
         raise RuntimeError(f"{len(answers)} answers are not written")

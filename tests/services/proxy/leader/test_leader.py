@@ -273,7 +273,7 @@ def test_a_cancellation_counts_for_earlier_submissions_only(term: Term) -> None:
 
 
 def test_outcomes_before_an_inventory_are_taken_before_it(term: Term) -> None:
-    """Otherwise finished work would look lost."""
+    """Otherwise finished work would be treated as lost."""
     term.take(journalled(submitted("a")))
     term.clock.now += 60.0  # overdue: the leader asks again
     assert InventoryRequested(epoch=EPOCH) in messages_to(term.take(from_node(hello(), at=term.clock.now)))

@@ -139,7 +139,7 @@ async def test_batches_are_published_on_change_and_once_if_there_are_none(
     waiting(cluster, "outside", batch="")
     await soon(lambda: _waits(store_over(journal.redis), 1))
     snapshot = await read_snapshot(journal.redis)
-    assert snapshot == OpenBatchesSnapshot(START, {}), "what waits outside batches changes nothing of them"
+    assert snapshot == OpenBatchesSnapshot(START, {}), "work outside batches does not change their snapshot"
     waiting(cluster, "a")
     await soon(lambda: seen("b"))
     cluster.queues.remove(cluster.queues.queued["a"])

@@ -101,7 +101,7 @@ async def test_one_that_its_node_no_longer_has_is_lost_and_not_created_again(sto
 async def test_a_closed_one_that_still_exists_is_ended(store: StoreOfFormerLeader) -> None:
     await acted(store)
     await trajectories.close_trajectory(store.redis, "t1", "done")
-    await command(store.redis, "DEL", ACTIONS.name)  # the former leader has dealt with it, and its word got lost
+    await command(store.redis, "DEL", ACTIONS.name)  # the former leader has handled it, and its message was lost
     await store.taken_over()
 
     writes = both_inventories(store, "t1")

@@ -236,7 +236,7 @@ async def test_a_reader_beside_the_archiver_sees_each_result_once_in_order(
 
 
 async def test_a_page_read_while_its_rows_move_has_no_gap(driver: ArchiverDriver) -> None:
-    """The stream is read, then the rows move, then the mark is read: the page is what Postgres has, and no less."""
+    """The rows move between the reads of stream and mark: the page has all rows of Postgres."""
     await driver.journal.open()
     await driver.answer(*names(4), batch="b")
 
@@ -269,7 +269,7 @@ async def test_an_archived_request_is_repeated_or_in_conflict_and_never_runs_aga
 async def test_an_action_that_ran_again_after_its_answer_expired_has_its_newer_answer(driver: ArchiverDriver) -> None:
     await driver.answer("a1", output="first")
     await driver.archive()
-    await command(driver.redis, "DEL", "action:a1")  # its time is over; the row is still there
+    await command(driver.redis, "DEL", "action:a1")  # expired; the row still exists
     await driver.answer("a1", output="second")
 
     assert (await found(driver, "a1")).answer == answer_of("a1", "second")
@@ -299,7 +299,7 @@ async def test_a_batch_that_expires_while_it_moves_leaves_nothing(driver: Archiv
     await slow.archive_due()
     await driver.make_history()
     assert await driver.rows() == 5
-    assert await driver.store.action("a1") is None  # its batch is gone, whatever is left of it
+    assert await driver.store.action("a1") is None  # its batch is deleted, even if parts of it remain
 
     await driver.archiver.sweep()
 
@@ -400,7 +400,7 @@ async def test_accounts_end_at_nothing_when_everything_has_expired(driver: Archi
     await driver.archiver.sweep()
     await driver.make_history()
     await driver.archiver.sweep()
-    for minute in await command(driver.redis, "ZRANGE", "expiring", 0, -1):  # as if it were over
+    for minute in await command(driver.redis, "ZRANGE", "expiring", 0, -1):  # like an expired minute
         await command(driver.redis, "ZADD", "expiring", 1, minute)
     await driver.archiver.sweep()
 
@@ -485,7 +485,7 @@ def test_a_tenants_part_leaves_some_for_the_next() -> None:
     assert memory.most_kept == 0
     memory.now = StoreMemory(0, 900)
     kept = [0, 0]
-    for tenant in (0, 1):  # the second comes when the first has all it may have
+    for tenant in (0, 1):  # the second after the first has reached its limit
         while kept[tenant] < memory.most_kept:
             kept[tenant] += 1
             memory.now = StoreMemory(memory.now.used_bytes + 1, 900)

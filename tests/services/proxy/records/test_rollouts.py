@@ -149,7 +149,7 @@ async def test_remembered_reports_are_bounded(rollouts: RolloutsWithClock, monke
 async def test_a_report_that_is_replaced_while_the_planner_is_away_is_no_poison(
     rollouts: RolloutsWithClock, journal: Journal
 ) -> None:
-    """A delivery under way finds its entry deleted: the group reads nothing of it, and goes on."""
+    """The entry of a pending delivery is deleted: the group skips it and continues."""
     redis = journal.redis
     await command(redis, "XGROUP", "CREATE", BATCHES.name, "planner", "0")
     assert await rollouts.takes(9)

@@ -83,10 +83,10 @@ def test_work_outside_batches_grows_the_share_at_once_and_shrinks_it_after_the_l
     assert len(mesh.started) == 4
     mesh.tick(5.0)
     assert len(mesh.answered) == 4
-    assert owned(mesh) == 6, "it lingers: the next call finds it warm"
+    assert owned(mesh) == 6, "units are kept, so that the next call has a warm worker"
     mesh.tick(10.0)
     mesh.tick(19.0)
-    assert owned(mesh) == 6, "at least one window after the work has gone"
+    assert owned(mesh) == 6, "at least one window after the end of the work"
     mesh.tick(20.0)
     assert owned(mesh) == 2
 
@@ -150,7 +150,7 @@ def test_without_a_planner_a_batch_runs_on_all_its_work_takes_and_then_on_its_ta
     mesh.run()
     assert sorted(mesh.started.values()) == [0.0] * 8 + [1.0] * 6
     mesh.do(mesh.dispatcher.planned(mesh.now, planned=True))
-    assert owned(mesh) == 1, "targets rule again"
+    assert owned(mesh) == 1, "targets apply again"
 
 
 def test_without_a_planner_units_are_released_some_time_after_their_work() -> None:
@@ -160,7 +160,7 @@ def test_without_a_planner_units_are_released_some_time_after_their_work() -> No
     mesh.do(dispatcher.planned(0.0, planned=False))
     mesh.submit(*(request(f"b{at}", seq=at, batch="b") for at in range(5)))
     mesh.tick(9.0)
-    assert (len(mesh.answered), owned(mesh)) == (5, 5), "the next ones find them warm"
+    assert (len(mesh.answered), owned(mesh)) == (5, 5), "the next requests have warm workers"
     mesh.tick(10.0)
     mesh.tick(20.0)
     assert owned(mesh) == 2, "the target stays what it was"

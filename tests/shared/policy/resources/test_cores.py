@@ -90,7 +90,7 @@ class CoreSetsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.owners)
     @rule(pick=st.integers(0, 30))
     def give_back_some(self, pick: int) -> None:
-        """A set may also come back in parts."""
+        """A set may also be released in parts."""
         at = pick % len(self.owners)
         part = frozenset(sorted(self.owners[at])[: 1 + pick % len(self.owners[at])])
         self.sets.give_back(part)

@@ -135,7 +135,7 @@ def workflows(draw: st.DrawFn, *, units: int = 2, stages: int = 2, pools: Sequen
 
 @st.composite
 def batches(draw: st.DrawFn, *, units: int = 2, stages: int = 2, most: int = 2) -> list[ExpectedBatch]:
-    """Batches of which nothing has come yet."""
+    """Batches without an arrival."""
     drawn = []
     for number in range(draw(st.integers(1, most))):
         steps = draw(workflows(units=units, stages=stages, pools=("cpu", "gpu")))

@@ -210,7 +210,7 @@ def test_without_a_request_that_lasted_so_long_the_timeout_is_taken() -> None:
 
 def test_requests_running_in_a_snapshot_may_have_ended_since() -> None:
     """Each lasts a second and a timeout is far: one that began 0.8 s before a look 0.5 s ago is over, and the next
-    stage has it; of the last stage nothing is left. Who began later is expected to go on."""
+    stage has it; nothing is left of the last stage. A request that began later is expected to continue."""
     past = History([record((0.0, 1.0, 1.0))], [0.0])
     run = [[NOW - 9.0, NOW - 1.3, NOW - 1.3], [NOW - 9.0, NOW - 0.75, NOW - 0.75]]
     seen = CollectionInput(4, NOW - 9.0, NOW - 9.0, 4, running=[np.array(run), np.array(run)], observed_s=NOW - 0.5)

@@ -133,7 +133,7 @@ def test_a_batch_with_history_is_reviewed_until_it_ends_and_not_early() -> None:
 
 
 def test_answered_requests_need_nothing_and_running_ones_have_their_units() -> None:
-    """One of four waits yet, and one core is found for it: those that run keep theirs, whatever the target."""
+    """One of four waits, and one core is planned for it: running ones keep theirs, whatever the target."""
     for look_ahead_s in (15.0, math.inf):
         ready = PlannerDriver(look_ahead_s=look_ahead_s)
         ready.open(opened("b1", delay_s=3.0), past())

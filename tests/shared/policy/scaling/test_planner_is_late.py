@@ -50,7 +50,7 @@ def test_t_moves_later_by_bounded_steps_and_ends_at_the_bound() -> None:
     for _ in range(20):
         ready.look(ready.planner.wake_s(), b1=observed(2, 2))
         moved = completions(ready.wake())
-    assert moved == [], "it stands at the bound"
+    assert moved == [], "it is at the bound"
     (known,) = ready.planner._open.values()
     assert known.key_s == NOW + BOUND_S
 

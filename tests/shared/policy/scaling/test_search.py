@@ -152,7 +152,7 @@ def test_a_simulation_in_the_midst_of_batches_agrees_with_the_oracle(
 
 
 def running(left_s: Sequence[float], waiting_s: Sequence[float], delay_s: float) -> ExpectedBatch:
-    """Requests that run on the CPU, and others that wait for it; none goes on to the GPU."""
+    """Requests that run on the CPU, and others that wait for it; none continues on the GPU."""
     size = len(left_s) + len(waiting_s)
     rows = np.array([[*left_s, *waiting_s], [np.nan] * size])
     runs = np.arange(size) < len(left_s)

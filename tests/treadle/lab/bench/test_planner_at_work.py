@@ -33,7 +33,7 @@ async def test_a_live_planner_decides_what_its_log_decides_again() -> None:
     assert made["scaling.decisions"].value > 4, "targets up and down, and T, of each batch"
     assert "all the same" in messages[-1]
     assert "2 batches" in made["scaling.delay"].what, "the first has no history"
-    assert made["scaling.normalised"].value >= 1.0, "what is worked on is held"
+    assert made["scaling.normalised"].value >= 1.0, "units in use are held"
     assert made["scaling.virtual.normalised"].value >= 1.0
 
 

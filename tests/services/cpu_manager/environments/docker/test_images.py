@@ -229,7 +229,7 @@ async def test_a_registry_that_limits_pulls_gets_a_pause_and_no_pull_fails() -> 
     assert registry.pulls == {"a:1": 1}, "it is not asked again before"
     assert (await node.get("other.example/c:1")).id == "sha256:other.example/c:1", "another registry is asked"
     registry.here.add("b:1")
-    assert (await node.get("b:1")).id == "sha256:b:1", "what is here needs no registry"
+    assert (await node.get("b:1")).id == "sha256:b:1", "a present image needs no registry"
 
 
 async def test_each_refusal_of_a_limited_registry_doubles_the_pause_up_to_a_bound() -> None:

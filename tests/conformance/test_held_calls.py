@@ -254,7 +254,7 @@ def test_the_end_of_the_connection_ends_the_program(held: Held, agent: str) -> N
         assert executions_of(held) == before
 
 
-def test_a_connection_that_ends_with_a_second_call_behind_the_first_ends_the_first(held: Held) -> None:
+def test_a_connection_that_ends_during_a_pipelined_second_call_ends_the_first(held: Held) -> None:
     wire = Wire(held.leader)
     wire.send(body_of(ENDLESS, run_s=600.0))
     held.await_used(True)

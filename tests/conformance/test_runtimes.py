@@ -214,7 +214,7 @@ async def test_a_set_up_line_that_fails_is_the_trainers_error(made: Made) -> Non
         await runtime.create("bad", _spec(image, setup=["true", "echo said why; exit 3"]), frozenset(CORES[:1]))
 
 
-async def test_without_a_shell_the_line_fails_and_the_environment_goes_on(made: Made) -> None:
+async def test_without_a_shell_the_line_fails_and_the_environment_continues(made: Made) -> None:
     runtime, image = made
     spec = EnvironmentSpec(image=image, memory_mb=64, env={"PATH": "/nowhere"})
     environment = await runtime.create("shellless", spec, frozenset(CORES[:1]))

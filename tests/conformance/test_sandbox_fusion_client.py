@@ -180,7 +180,7 @@ def test_the_names_a_fence_gives_to_javascript(endpoint: str, language: str) -> 
     assert reply["run_result"]["stdout"] == "1\n"
 
 
-def test_code_alone_is_python_and_unknown_fields_are_passed_over(endpoint: str) -> None:
+def test_code_alone_is_python_and_unknown_fields_are_ignored(endpoint: str) -> None:
     reply = posted(endpoint, {"code": "print(1)", "stdin": None, "eagleeye": True, "expected_stdout": "1"})
     assert reply["run_result"]["stdout"] == "1\n"
 

@@ -208,7 +208,7 @@ async def test_braces_of_the_caller_are_kept(shell: SwerexTrajectory) -> None:
     ]
 
 
-async def test_a_call_that_means_nothing_is_a_problem_like_everywhere(shell: SwerexTrajectory) -> None:
+async def test_an_invalid_call_is_a_problem_document(shell: SwerexTrajectory) -> None:
     for verb, body in [("run_in_session", {"action_type": "odd"}), ("execute", {}), ("read_file", {"path": 3})]:
         status, problem = await shell.post(verb, body, "x")
         assert (status, problem["title"]) == (422, "Bad request")

@@ -1,6 +1,6 @@
 """Two meshes on one host and one container engine, with nodes of the same name: neither touches the other's containers.
 
-Each is a whole `treadle up`. Survivors of a killed manager belong to its mesh, and `treadle down` leaves nothing of a mesh.
+Each is a whole `treadle up`. Survivors of a killed manager belong to its mesh; `treadle down` leaves nothing of a mesh.
 """
 
 from __future__ import annotations

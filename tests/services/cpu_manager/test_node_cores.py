@@ -75,14 +75,14 @@ class CoresMachine(RuleBasedStateMachine):
 TestCores = CoresMachine.TestCase
 
 
-def test_cores_that_were_free_cannot_come_back() -> None:
+def test_free_cores_cannot_be_released() -> None:
     cores = Cores(FLAT)
 
     with pytest.raises(ValueError, match=r"\[0\]"):
         cores.give_back(frozenset({0}), START)
 
 
-def test_cores_of_another_node_cannot_come_back() -> None:
+def test_cores_of_another_node_cannot_be_released() -> None:
     cores = Cores(FLAT)
 
     with pytest.raises(ValueError, match=r"\[1\]"):

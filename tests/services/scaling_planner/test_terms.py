@@ -88,7 +88,7 @@ async def test_a_planner_that_cannot_keep_its_decisions_lets_its_lease_lapse(sta
                 await soon(lambda: a_planner_leads(mesh), within_s=60.0)
 
 
-async def test_units_fall_to_what_is_needed_soon_and_come_back_before_they_are_needed(
+async def test_units_fall_to_the_current_need_and_rise_before_they_are_needed(
     mesh: Mesh, redis_url: str, database_url: str
 ) -> None:
     """The batch before had a request at once and two together after 5 s."""

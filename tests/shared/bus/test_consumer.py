@@ -136,7 +136,7 @@ async def test_a_failed_delivery_is_made_again(valkey: Redis) -> None:
     assert await dead(valkey) == []
 
 
-async def test_poison_is_set_aside_with_its_reason_and_the_others_go_on(valkey: Redis) -> None:
+async def test_a_failing_entry_is_a_dead_letter_with_its_reason_and_the_others_continue(valkey: Redis) -> None:
     await publish(valkey, "poison", "b")
     consumer = member(valkey, stale_s=0.0, max_attempts=2)
     handler = Handler(consumer, 3, lambda name: KeyError("what?") if name == "poison" else None)

@@ -186,7 +186,7 @@ async def test_the_end_of_a_batch_reports_its_times_in_seconds(journal: Journal)
     assert times == tuple(int(fields[name]) / 1000 for name in ("opened_ms", "first_ms", "ended_ms"))
 
 
-async def test_an_open_batch_of_unknown_size_goes_on_when_all_are_answered(journal: Journal) -> None:
+async def test_an_open_batch_of_unknown_size_continues_when_all_are_answered(journal: Journal) -> None:
     await journal.open()
     await journal.finish("a1", await journal.entry("a1", "b"), "b")
 

@@ -79,7 +79,7 @@ async def test_a_step_that_needs_an_empty_journal_is_refused_and_changes_nothing
     assert (await read_version(redis), await command(redis, "EXISTS", "changed")) == (1, 0)
 
 
-async def test_a_running_proxy_is_in_the_way_of_an_upgrade_and_a_killed_one_is_not(redis: Redis) -> None:
+async def test_a_running_proxy_blocks_an_upgrade_and_a_killed_one_does_not(redis: Redis) -> None:
     await command(redis, "INCR", "leader:epoch")
     await command(redis, "SET", "leader", "x")
     assert "no running proxy" in (await plan_upgrade(redis, STEPS)).needs[0]

@@ -132,7 +132,7 @@ async def test_batches_hand_out_everything_once_across_a_restart_of_the_server(s
     assert seen == ["1", "2", "3", "last"]
 
 
-async def test_batches_go_on_after_failures(valkey: Redis) -> None:
+async def test_batches_continue_after_failures(valkey: Redis) -> None:
     await publish(valkey, "a")
     flaky = Flaky(valkey)
     flaky.failures = ["before", "after", "before"]

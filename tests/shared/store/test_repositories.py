@@ -157,7 +157,7 @@ def test_columns_of_different_lengths_are_refused(wrong: dict[str, tuple[float, 
         replace(REQUESTS, **wrong)  # type: ignore[arg-type]  # wrong on purpose
 
 
-async def test_plans_come_back_newest_first_and_the_last_one_of_a_pool_is_its_target(sessions: Sessions) -> None:
+async def test_plans_are_read_newest_first_and_the_last_one_of_a_pool_is_its_target(sessions: Sessions) -> None:
     plans = [
         StoredPlan(1.0, "cpu@host", None, 4, {"summary": "no history"}),
         StoredPlan(1.0, "gpu@host", None, 1, {"summary": "no history"}),

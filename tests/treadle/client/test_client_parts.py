@@ -46,7 +46,7 @@ QUICK = RetryPolicy(give_up_after_s=0.2, first_backoff_s=0.001, max_backoff_s=0.
     ],
     ids=lambda error: error.slug,
 )
-def test_an_error_of_the_mesh_comes_back_as_itself(error: served.TreadleError) -> None:
+def test_an_error_of_the_mesh_is_raised_with_its_type(error: served.TreadleError) -> None:
     rebuilt = error_of(error.status, json.dumps(error.problem()).encode(), "http://p/x")
     assert type(rebuilt) is BY_SLUG[error.slug]
     assert (str(rebuilt), rebuilt.problem) == (str(error), error.problem())

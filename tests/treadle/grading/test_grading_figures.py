@@ -100,7 +100,7 @@ def test_a_pool_counts_cores_else_the_first_resource() -> None:
     assert pools_by_stage(stages) == {"a": "slots@default", "b": "cores@big", "c": "cores@default", "d": "gpus@default"}
 
 
-def test_a_dedicated_pool_is_sized_anew_for_each_batch() -> None:
+def test_a_dedicated_pool_is_sized_for_each_batch() -> None:
     both = added([[PoolUse("cores@default", 2, 3, 9)], [PoolUse("cores@default", 1, 5, 10)], []])
     assert both == [PoolUse("cores@default", 3, 5, 19)]
     assert both[0].saved == pytest.approx(19 / 3)

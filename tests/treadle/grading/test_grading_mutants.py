@@ -74,7 +74,7 @@ def test_a_module_without_the_function_is_refused() -> None:
         mutants(LOOP, "g", 1, random.Random(0))
 
 
-def test_an_endless_mutant_begins_with_a_loop_that_has_no_way_out() -> None:
+def test_an_endless_mutant_begins_with_an_infinite_loop() -> None:
     total = ast.parse(endless(LOOP, "total").code).body[1]
     assert isinstance(total, ast.FunctionDef)
     assert ast.get_docstring(total) == "Sum. 1 + 1."

@@ -72,7 +72,7 @@ def test_a_home_that_the_servers_cannot_enter_is_refused_and_not_opened(tmp_path
     assert stat.S_IMODE(closed.stat().st_mode) == 0o700
 
 
-def test_an_interrupted_creation_is_begun_anew(stack_home: Path) -> None:
+def test_an_interrupted_creation_is_repeated(stack_home: Path) -> None:
     home = open_home(stack_home)
     (home.root / "postgres.unfinished").mkdir()
     (home.root / "postgres.unfinished" / "half").write_text("a cluster")

@@ -198,7 +198,7 @@ def test_pytest_runs_on_all_cores_where_xdist_is(shell: Shell, call: str) -> Non
     assert shell.with_xdist().arguments(f"{call} -x 'a b'") == [["-n4", "-x", "a b"]]
 
 
-def test_xdist_is_looked_for_with_the_commands_own_variables(shell: Shell) -> None:
+def test_xdist_is_found_with_the_commands_own_variables(shell: Shell) -> None:
     shell.with_xdist()
 
     assert shell.arguments("PYTHONPATH=/nowhere pytest") == [[]]

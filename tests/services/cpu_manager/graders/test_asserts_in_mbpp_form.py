@@ -35,7 +35,7 @@ async def test_a_hundred_problems_get_the_verdict_of_a_script(walls: LocalSandbo
     assert in_process <= MOST_IN_PROCESS
 
 
-async def test_a_result_that_decides_ends_a_program_that_would_go_on(walls: LocalSandbox) -> None:
+async def test_a_deciding_result_ends_a_running_program(walls: LocalSandbox) -> None:
     """Its second call never returns; the first one's result is sent before, is wrong, and decides."""
     code = "import time\ndef f(x):\n    if x == 2:\n        time.sleep(600)\n    return 0\n"
     params = CodeAsserts(code=code, tests="assert f(1) == 1\nassert f(2) == 2", timeout_s=120)

@@ -188,7 +188,7 @@ async def test_leaving_early_is_no_pass_though_a_script_would_end_normally(sandb
     assert (verdict.passed, verdict.output["exception"]) == (False, "SystemExit")
 
 
-async def test_a_program_that_leaves_a_thread_running_has_passed_all_the_same(sandbox: Sandbox) -> None:
+async def test_a_program_that_leaves_a_thread_running_has_passed(sandbox: Sandbox) -> None:
     code = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()"
     verdict = await CodeAssertsGrader().grade(CodeAsserts(code=code, tests="assert True"), context(sandbox))
     assert verdict.passed, verdict

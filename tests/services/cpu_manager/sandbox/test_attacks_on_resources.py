@@ -114,7 +114,7 @@ time.sleep(0.3)
     assert ended.ended_by == "signal" or int(ended.stdout) <= 20
 
 
-async def test_samples_go_on_after_one_has_failed(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_samples_continue_after_one_has_failed(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     sample, failures = TreeSampler.sample, iter([ValueError("no number"), OSError(errno.EMFILE, "descriptors")])
 
     def failing(self: TreeSampler, init: int, *, quick: bool = False) -> Usage:

@@ -89,7 +89,7 @@ async def test_closing_leaves_no_process_directory_or_control_group(rung: Rung, 
     assert groups_of(name) == []
 
 
-async def test_a_slot_given_back_after_the_end_is_ignored(tmp_path: Path) -> None:
+async def test_a_slot_released_after_the_end_is_ignored(tmp_path: Path) -> None:
     """Waiters are notified only after everything is removed."""
     walls: Any = SimpleNamespace(namespaces=False, privileged=False)
     slots = Slots(walls, tmp_path, None)

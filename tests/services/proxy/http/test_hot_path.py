@@ -109,7 +109,7 @@ async def test_a_hot_route_answers_itself() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/echo/", "/things", "/things/", "/things/a/b", "/t/a/x"])
-async def test_everything_else_goes_on_to_the_app(path: str) -> None:
+async def test_other_requests_are_passed_to_the_app(path: str) -> None:
     assert await asked(path, method="GET") == Response(299, {}, path.encode())
 
 
@@ -206,14 +206,14 @@ async def test_a_caller_chooses_how_long_it_waits(query: str, wait_s: float) -> 
 
 
 @pytest.mark.parametrize("raw", ["-1", "61", "soon", "", "nan", "inf", "-inf"])
-async def test_a_wait_that_means_nothing_is_refused(raw: str) -> None:
+async def test_an_invalid_wait_is_refused(raw: str) -> None:
     response = await shown(f"wait={raw}")
 
     assert response.status == 422
     assert f"seconds from 0 to 60, not '{raw}'" in response.problem()["detail"]
 
 
-async def test_a_parameter_that_is_not_known_is_refused() -> None:
+async def test_an_unknown_parameter_is_refused() -> None:
     response = await shown("wiat=5")
 
     assert response.status == 422

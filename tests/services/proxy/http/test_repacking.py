@@ -64,14 +64,14 @@ def test_nor_are_too_many_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 30, 60, -1])
-def test_half_an_archive_is_none(cut: int) -> None:
+def test_half_an_archive_is_refused(cut: int) -> None:
     with pytest.raises(Raised) as raised:
         to_tar(zipped(a=b"x" * 100)[:cut], MOST)
 
     assert raised.value.class_path == "zipfile.BadZipFile"
 
 
-def test_an_archive_that_lies_of_its_sizes_is_none() -> None:
+def test_an_archive_with_wrong_sizes_is_refused() -> None:
     archive = bytearray(zipped(a=b"x" * 100))
     at = archive.index(b"PK\x01\x02") + 24  # the size in the directory at its end
     archive[at : at + 4] = (1_000_000).to_bytes(4, "little")

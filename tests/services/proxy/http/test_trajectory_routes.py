@@ -222,7 +222,7 @@ async def test_sending_an_action_again_returns_its_first_answer(caller: Caller) 
         ({"timeout_s": 0}, "timeout_s"),
     ],
 )
-async def test_an_action_that_means_nothing_is_refused(caller: Caller, body: dict[str, Any], message: str) -> None:
+async def test_an_invalid_action_is_refused(caller: Caller, body: dict[str, Any], message: str) -> None:
     trajectory = (await caller.open())["id"]
 
     status, problem = await caller.act(trajectory, **body)

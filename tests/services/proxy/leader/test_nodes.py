@@ -74,7 +74,7 @@ def test_an_old_heartbeat_brings_no_node_back(driver: NodeRegistryDriver) -> Non
 
 
 @pytest.mark.parametrize("message", [beat("stranger"), beat("n", "another life")])
-def test_a_heartbeat_without_its_hello_means_nothing(driver: NodeRegistryDriver, message: Heartbeat) -> None:
+def test_a_heartbeat_without_its_hello_is_ignored(driver: NodeRegistryDriver, message: Heartbeat) -> None:
     driver.receive(hello(), at=OLD)
 
     assert driver.receive(message) == []

@@ -59,7 +59,7 @@ async def test_a_takeover_of_an_empty_store_works(store: StoreOfFormerLeader) ->
     )
 
 
-async def test_everything_unanswered_is_taken_up_in_its_order(store: StoreOfFormerLeader) -> None:
+async def test_a_new_leader_keeps_the_order_of_unanswered_actions(store: StoreOfFormerLeader) -> None:
     entries = await store.submit(*(submitted(f"a{number}") for number in range(3)))
     await store.journal.finish("a1", entries[1])
     await store.taken_over()
@@ -148,7 +148,7 @@ async def test_an_unread_outcome_answers_at_once(store: StoreOfFormerLeader) -> 
     assert granted(store.read(inventory())) == []
 
 
-async def test_a_request_goes_on_in_its_stage_with_what_was_measured(store: StoreOfFormerLeader) -> None:
+async def test_a_request_continues_in_its_stage_with_its_measurements(store: StoreOfFormerLeader) -> None:
     await store.submit(submitted("a", stage("compile"), stage("run")))
     carried = msgspec.json.encode(reports([StageAct("compile", 0.5, 1.25, "m", 2, 1)]))
     await functions.advance(store.redis, store.journal.epoch, [Advancing("a", 1, carried)])
@@ -218,7 +218,7 @@ async def test_a_batch_keeps_the_age_of_its_first_arrival(store: StoreOfFormerLe
     assert [one.action for one in granted(store.read(inventory()))] == ["a2"]
 
 
-async def test_the_tail_goes_on_where_the_takeover_stopped(store: StoreOfFormerLeader) -> None:
+async def test_the_tail_continues_where_the_takeover_stopped(store: StoreOfFormerLeader) -> None:
     (before,) = await store.submit(submitted("a"))
     await store.publish(NODES, hello())
     await store.publish(OUTCOMES, outcome("x"))

@@ -167,7 +167,7 @@ async def test_a_handled_close_is_removed_from_the_journal(store: StoreOfFormerL
     assert len(discards(store.notes.take())) == 1
 
 
-async def test_hints_of_the_past_are_not_passed_on_again(store: StoreOfFormerLeader) -> None:
+async def test_old_hints_are_not_published_again(store: StoreOfFormerLeader) -> None:
     await store.publish(TRAJECTORIES, EnvironmentsExpected(images=["a:1"]), at="1000-1")
     tail = await store.taken_over()
 

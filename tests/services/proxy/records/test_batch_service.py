@@ -63,7 +63,7 @@ async def test_what_a_stage_leaves_open_is_not_written(valkey: Redis) -> None:
     assert read == declared
 
 
-async def test_images_that_its_trajectories_will_need_are_passed_on(valkey: Redis) -> None:
+async def test_images_that_its_trajectories_will_need_are_published(valkey: Redis) -> None:
     tasks = TaskRegistry(valkey)
     await tasks.put("ada", "t", Task(stages=[StageTemplate(name="s", kind="noop")]))
     clock = StillClock()

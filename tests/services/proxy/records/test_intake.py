@@ -178,6 +178,6 @@ async def test_one_refusal_leaves_the_others_of_its_round_trip_alone(valkey: Red
         ("noop", b"[]", "params of noop"),
     ],
 )
-def test_an_action_that_means_nothing_is_refused_with_what_is_wrong(kind: str, params: bytes, message: str) -> None:
+def test_an_invalid_action_is_refused_with_its_error(kind: str, params: bytes, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         of_action("a1", "ada", ActionRequest(kind=kind, params=msgspec.Raw(params)))

@@ -45,7 +45,7 @@ async def progress_reports(journal: Journal) -> list[RolloutProgress]:
 @pytest.mark.parametrize(
     ("lengths", "tokens"), [(None, None), ([], None), ([7.0], 7.0), ([1.0, 9.0], 5.0), ([3, 1, 2], 2.0)]
 )
-async def test_a_report_is_passed_on_with_the_median_length(
+async def test_a_report_is_published_with_the_median_length(
     rollouts: RolloutsWithClock, journal: Journal, lengths: list[float] | None, tokens: float | None
 ) -> None:
     assert await rollouts.takes(3, lengths=lengths)

@@ -45,7 +45,7 @@ def test_an_incarnation_that_comes_back_inherits_its_unanswered_inventory_reques
     assert not other.asked
 
 
-def test_lost_nodes_that_are_remembered_are_bounded() -> None:
+def test_remembered_lost_nodes_are_bounded() -> None:
     nodes = Nodes()
     for number in range(MOST_LOST + 10):
         one = node(f"n{number}")

@@ -141,7 +141,7 @@ def test_an_environment_that_could_not_be_created_may_begin_elsewhere() -> None:
     assert (action_id, begins) == ("r0", True)
 
 
-def test_an_action_that_was_lost_in_an_environment_is_not_repeated_and_the_next_one_goes_on() -> None:
+def test_an_action_lost_in_an_environment_is_not_repeated_and_the_next_one_runs() -> None:
     dispatcher = leading(host("a"))
     (first,) = submit(dispatcher, act("r0"), act("r1", seq=1))
     commands = end(dispatcher, first, "lost")

@@ -113,7 +113,7 @@ TestSets.settings = settings(deadline=None, max_examples=150, stateful_step_coun
     st.lists(st.integers(0, 40), max_size=20),
 )
 @settings(deadline=None)
-def test_groups_of_any_size_are_never_shared_out_twice_and_all_come_back(
+def test_groups_of_any_size_are_never_assigned_twice_and_all_are_released(
     numa_nodes: list[list[int]], picks: list[int]
 ) -> None:
     some = topology(numa_nodes)
@@ -182,7 +182,7 @@ def test_fewer_than_one_or_more_than_free_cores_are_an_error(count: int) -> None
         CoreSets(PAIRS).take(count)
 
 
-def test_cores_that_are_not_taken_cannot_be_given_back_nor_any_with_them() -> None:
+def test_free_cores_cannot_be_released_nor_any_with_them() -> None:
     sets = CoreSets(PAIRS)
     mine = sets.take(2)
     for wrong in ({3}, {99}):

@@ -125,7 +125,7 @@ def test_a_vector_fits_whole_or_not_at_all(
     assert all(host.free(name) == max(0, capacity[name] - used[name]) for name in capacity)
 
 
-def test_units_that_were_never_taken_cannot_come_back() -> None:
+def test_unused_units_cannot_be_released() -> None:
     host = node("n")
     host.take({"cores": 1})
     with pytest.raises(AssertionError, match="n: more cores given back than taken"):

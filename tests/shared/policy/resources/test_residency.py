@@ -198,7 +198,7 @@ def postponed(leader: Dispatcher, grant: Grant, now: float, in_s: float) -> list
     return list(commands)
 
 
-def test_a_postponed_environment_is_set_aside_with_a_reason_and_counts_no_attempt() -> None:
+def test_a_postponed_environment_waits_with_a_reason_and_counts_no_attempt() -> None:
     leader = leading(host("a", cores=1))
     (grant,) = submit(leader, act("x"))
     for attempt in range(1, 8):

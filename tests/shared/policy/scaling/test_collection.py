@@ -219,7 +219,7 @@ def test_requests_running_in_a_snapshot_may_have_ended_since() -> None:
     assert requests.running.tolist() == [False, True, True]
 
 
-def test_a_look_of_just_now_and_none_are_the_same() -> None:
+def test_a_current_snapshot_and_none_are_the_same() -> None:
     runs = [np.array([[NOW - 20.0, NOW - 15.0, NOW - 15.0]]), np.empty((0, 3))]
     seen = CollectionInput(3, NOW - 100.0, NOW - 99.0, 3, running=runs)
     assert only(seen) == only(replace(seen, observed_s=NOW)) == only(replace(seen, observed_s=NOW + 1.0))
@@ -269,7 +269,7 @@ def test_draws_follow_the_weights_of_the_batches() -> None:
     assert {time: drawn / count for time, drawn in Counter(coming).items()} == pytest.approx(shares, abs=0.012)
 
 
-def test_a_rollout_twice_as_fast_is_expected_to_go_on_so() -> None:
+def test_a_rollout_twice_as_fast_is_expected_to_continue_so() -> None:
     """After ten seconds of it two have come; the second came after twenty in the past. After two arrivals the pace
     counts a fifth: 0.5 ** 0.2."""
     past = History([BatchRecord((0.0, 10.0, 20.0, 30.0), ((1.0,) * 4,))], [10.0])

@@ -34,7 +34,7 @@ def test_without_history_and_without_a_declared_size_a_pool_is_made_whole() -> N
     assert target(PlannerDriver().open(opened("b1", size=None))).units == 8
 
 
-def test_without_history_units_are_given_back_as_requests_are_answered() -> None:
+def test_without_history_units_are_released_as_requests_are_answered() -> None:
     ready = PlannerDriver()
     ready.open(opened("b1"))
     ready.first("b1", NOW)
@@ -87,7 +87,7 @@ def test_a_ceiling_and_a_floor_set_by_hand_hold() -> None:
     assert floored.reason.summary.endswith("; floor 5")
 
 
-def test_when_the_last_batch_has_ended_the_units_are_given_back() -> None:
+def test_after_the_last_batch_the_units_are_released() -> None:
     ready = PlannerDriver()
     ready.open(opened("b1"))
     decision = target(ready.end("b1", now=NOW + 60))

@@ -114,7 +114,7 @@ def test_units_wanted_recently_are_kept() -> None:
     assert ready.planner.wake_s() == math.inf
 
 
-def test_a_cold_start_is_waited_for_before_anything_is_given_back() -> None:
+def test_units_are_released_only_after_a_cold_start() -> None:
     ready = PlannerDriver(stabilization_s=5.0, cold_start_s=40.0)
     ready.open(opened("b1"))
     ready.end("b1", now=NOW + 60)
@@ -175,7 +175,7 @@ def test_a_repeated_opening_removes_nothing() -> None:
     assert ready.planner.targets == {POOL: 1}
 
 
-def test_a_look_in_the_midst_of_a_batch_grants_no_delay_twice() -> None:
+def test_a_decision_during_a_batch_allows_no_delay_twice() -> None:
     """D is 5 s; both have waited for 4 s already. One after the other they would be 8 s late."""
     ready = PlannerDriver()
     ready.open(opened("b1", size=2, delay_s=5.0), past((4.0, 4.0), (0.0, 0.0), size=2))

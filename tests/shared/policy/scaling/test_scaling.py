@@ -103,7 +103,7 @@ def optimum(alone: list[ExpectedBatch], ceilings: Mapping[str, int]) -> float:
     )
 
 
-def test_the_dearest_pool_is_made_smallest_first() -> None:
+def test_the_most_expensive_pool_is_made_smallest_first() -> None:
     record = BatchRecord((0.0, 0.0, 0.0, 0.0), ((3.0,) * 4, (2.0,) * 4))
     stages = (Stage("compile", 1.0, 10.0, "cpu"), Stage("run", 8.0, 10.0, "gpu"))
     alone = [repeating("b", stages, record, 6.0)]

@@ -81,7 +81,7 @@ def test_a_plan_does_and_no_single_pool_can_lose_a_unit_wherever_the_search_begi
 
 @given(amid(shortest=0), three_pool_units, strictnesses)
 @settings(deadline=None)
-def test_trading_never_makes_a_plan_dearer(
+def test_trading_never_makes_a_plan_more_expensive(
     open_batches: list[ExpectedBatch], pools: dict[str, int], strictness: float
 ) -> None:
     ceilings = among(open_batches, pools)
@@ -218,7 +218,7 @@ def test_with_plenty_of_units_a_feasible_plan_is_found(
     assert plan.outcome.feasible
 
 
-def test_an_execution_that_takes_no_time_is_not_passed_over() -> None:
+def test_an_execution_of_0_s_is_not_skipped() -> None:
     """`first` is through `prepare` as it comes, but `second` has taken the only GPU before it is looked at again."""
     first = repeating("first", STEPS, BatchRecord((0.0,), ((0.0,), (4.0,))), 0.0)
     second = repeating("second", STEPS[1:], BatchRecord((0.0,), ((5.0,),)), 4.0)

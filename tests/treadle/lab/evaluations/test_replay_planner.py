@@ -63,7 +63,7 @@ def replayed(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["replay", "planner", *map(str, arguments)])
 
 
-def test_a_log_made_again_is_all_the_same(tmp_path: Path) -> None:
+def test_a_log_made_again_is_identical(tmp_path: Path) -> None:
     done = replayed(written(tmp_path / "a.log"))
     assert done.exit_code == 0, done.stderr
     assert f"{len(STORY)} stimuli, {DECISIONS} decisions: all the same" in done.stdout

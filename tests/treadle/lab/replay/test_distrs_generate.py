@@ -94,7 +94,7 @@ def test_most_runtimes_are_consistent_and_none_outlasts_its_timeout(seed: int) -
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_fewer_stop_early_and_more_node_time_is_consumed_as_training_goes_on(seed: int) -> None:
+def test_fewer_stop_early_and_more_node_time_is_consumed_as_training_continues(seed: int) -> None:
     figures = found(seed)
     for falling in ("stopped_before_compile", "stopped_before_run"):
         assert figures[f"{falling}_last"] < figures[f"{falling}_first"]

@@ -108,7 +108,7 @@ def test_tasks_begin_with_the_offsets_of_the_trace() -> None:
 
 
 @pytest.mark.parametrize("known", [(0, 0, 0, 0), (0, 64, 64, 64), (40, 64, 64, 64), (40, 40, 40, 40)])
-def test_lengths_that_are_not_all_known_are_passed_over(known: tuple[int, ...]) -> None:
+def test_unknown_lengths_are_ignored(known: tuple[int, ...]) -> None:
     """Progress comes from known lengths; without any, the pace is unknown."""
     trace = small(3, tasks=1)
     batches = tuple(

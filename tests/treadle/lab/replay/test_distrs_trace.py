@@ -169,7 +169,7 @@ def test_open_loop_batches_start_at_their_moment(tmp_path: Path) -> None:
     assert [(batch.start_s, batch.gap_s) for batch in trace.tasks[0].batches] == [(5.0, 0.0), (605.5, 0.0)]
 
 
-def test_blank_lines_are_passed_over_and_counted(tmp_path: Path) -> None:
+def test_blank_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     path = written(tmp_path, "", HEADER, "  ", request(), "", "{")
     with pytest.raises(TraceError, match=r"trace\.jsonl:6: is no JSON"):
         read_trace(path)

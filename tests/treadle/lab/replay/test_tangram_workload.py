@@ -63,5 +63,5 @@ def test_a_recorded_batch_has_the_turns_of_its_recordings_and_all_sources_alike(
         assert trajectory.steps[-1].kind == REWARD
 
 
-def test_a_life_without_length_is_not_active() -> None:
+def test_an_episode_of_0_s_is_not_active() -> None:
     assert Trajectory("t", "g", (TrajectoryStep(0.0, TOOL, 0.0),)).active_share == 0.0

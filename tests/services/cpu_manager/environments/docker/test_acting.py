@@ -24,14 +24,14 @@ past_the_engine = pytest.mark.parametrize("runtime", ["direct"], indirect=True, 
 pytestmark = [pytest.mark.docker, pytest.mark.asyncio(loop_scope="module")]
 
 
-async def test_each_way_of_holding_a_container_is_the_one_that_was_asked_for(
+async def test_each_container_has_the_requested_kind_of_handle(
     acting: ActingEnvironment, request: pytest.FixtureRequest
 ) -> None:
     wanted = DirectHandle if "direct" in request.node.callspec.id else EngineHandle
     assert isinstance(acting.environment.handle, wanted)
 
 
-async def test_an_image_without_python_has_an_agent_all_the_same(acting: ActingEnvironment) -> None:
+async def test_an_image_without_python_has_an_agent(acting: ActingEnvironment) -> None:
     assert not (await acting.exec("python3", "-c", "0")).passed
     assert (await acting.exec("cat", "/proc/1/comm")).output["stdout"] == "loader\n"
 
@@ -66,13 +66,13 @@ async def test_an_action_runs_on_the_cores_it_was_granted(acting: ActingEnvironm
     assert status.split()[1] == ",".join(map(str, CORE))
 
 
-async def test_an_action_over_its_time_is_ended_and_the_environment_goes_on(acting: ActingEnvironment) -> None:
+async def test_an_action_over_its_time_is_ended_and_the_environment_continues(acting: ActingEnvironment) -> None:
     end = await acting.exec("sleep", "300", timeout_s=0.2)
     assert (end.ended_by, end.passed) == ("wall-limit", None)
     assert await acting.output_of("echo on") == "on"
 
 
-async def test_a_cancelled_action_is_ended_and_the_environment_goes_on(acting: ActingEnvironment) -> None:
+async def test_a_cancelled_action_is_ended_and_the_environment_continues(acting: ActingEnvironment) -> None:
     running = asyncio.create_task(acting.exec("sh", "-c", "touch /tmp/begun; exec sleep 4321"))
     await asyncio.wait({running}, timeout=0.5)
     running.cancel()

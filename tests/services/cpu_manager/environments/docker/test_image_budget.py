@@ -183,7 +183,7 @@ def _ledger(redis: Redis) -> StoredImageLedger:
 
 
 @pytest.mark.parametrize("listed", [{"RepoTags": None, "RepoDigests": None}, {"RepoTags": ["<none>:<none>"]}])
-async def test_images_without_a_name_are_passed_over(listed: dict[str, Any]) -> None:
+async def test_images_without_a_name_are_skipped(listed: dict[str, Any]) -> None:
     class StoreOfUntaggedImages(ImageStore):
         async def images(self) -> list[dict[str, Any]]:
             return [listed]

@@ -130,7 +130,7 @@ async def test_a_pull_that_broke_off_is_begun_again() -> None:
     assert registry.pulls["a:1"] == 2
 
 
-async def test_a_registry_that_goes_on_failing_is_our_failure() -> None:
+async def test_a_registry_that_continues_to_fail_is_our_failure() -> None:
     registry = Registry(*[EngineRefusal(500, "dial tcp: connection refused")] * ATTEMPTS)
     with pytest.raises(RuntimeUnavailable, match="the registry does not answer"):
         await images(registry).get("a:1")
@@ -163,7 +163,7 @@ async def test_a_missing_image_is_reported_at_once(refusal: EngineRefusal) -> No
         (500, "Get http://10.0.0.7:5000/v2/: dial tcp: {secret}"),
     ],
 )
-async def test_nothing_that_a_registry_sends_is_passed_on(status: int, message: str) -> None:
+async def test_messages_of_a_registry_are_not_forwarded(status: int, message: str) -> None:
     """A caller names the registry, so its words could be those of any host of the operator's network."""
     secret = "ami-id-0123"
     registry = Registry(*[EngineRefusal(status, message.format(secret=secret))] * ATTEMPTS)

@@ -71,7 +71,7 @@ async def test_a_command_over_its_time_ends_with_what_it_started(environment: Ce
     assert await output_of(environment, "pgrep -c sleep || true") == "0"
 
 
-async def test_a_line_over_its_time_is_interrupted_and_its_shell_goes_on(environment: CellEnvironment) -> None:
+async def test_a_line_over_its_time_is_interrupted_and_its_shell_continues(environment: CellEnvironment) -> None:
     await output_of(environment, "word=kept; cd /usr; sleep 300 &")
     end = await act(environment, "bash", line="f() { sleep 50; echo no; }; f; echo never", timeout_s=0.3)
     assert (end.ended_by, end.output["session_restarted"]) == ("wall-limit", False)

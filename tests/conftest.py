@@ -31,7 +31,7 @@ hypothesis.settings.load_profile("house")
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """A shell starts background jobs with SIGINT ignored, and what they start inherits that; a terminal does not."""
+    """A shell starts background jobs with SIGINT ignored, and their children inherit that; a terminal does not."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

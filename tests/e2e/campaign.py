@@ -17,7 +17,7 @@ CLOCKS_S = 0.005
 
 
 def check_times(answers: list[dict[str, Any]]) -> None:
-    """The time of every answer adds up, whatever happened to those who measured it."""
+    """Check that the times of every answer add up, also after the loss of a process that measured them."""
     for answer in answers:
         act = answer["act"]
         assert act["queue_s"] + act["execution_s"] + act["overhead_s"] == act["total_s"], answer

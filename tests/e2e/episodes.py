@@ -23,7 +23,7 @@ NODE = f"episodes-{os.getpid()}"
 
 @dataclass
 class OneNodeMesh:
-    """One proxy and one manager, which can be killed and started anew under the same name."""
+    """One proxy and one manager, which can be killed and restarted under the same name."""
 
     proxy: Service
     redis_url: str

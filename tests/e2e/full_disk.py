@@ -27,7 +27,7 @@ class SmallDisk:
         return found.f_bavail * found.f_frsize
 
     def fill(self, *, but_bytes: int = 0) -> None:
-        """Leave at most so much free; 0: not a page. Fails where others write faster than this takes what is free."""
+        """Leave at most so much free; 0: not a page. Fails if others write faster than this fills the disk."""
         with (self.root / "filler").open("ab", buffering=0) as filler:
             for _ in range(TRIES):
                 over = self.free_bytes - but_bytes

@@ -1,4 +1,4 @@
-"""Postgres alone on a full disk: what is accepted is answered, and answers are archived again once there is space."""
+"""Postgres alone on a full disk: accepted work is answered, and answers are archived again once there is space."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def archived(stack: RunningStack, actions: set[str]) -> bool:
 
 
 async def ended(stack: RunningStack) -> bool:
-    """Have the server begin another file of its log, which ends it where there is no room for one."""
+    """Make the server begin another file of its log; without space for it the server ends."""
     try:
         connection = await asyncpg.connect(stack.database_url.replace("+asyncpg", ""), timeout=5)
         try:

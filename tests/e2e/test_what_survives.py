@@ -31,7 +31,7 @@ from treadle.testing.stack import RunningStack, running_stack
 NODE = f"survives-{os.getpid()}"
 IMAGE = f"treadletest-survives-{os.getpid()}:shell"
 SETTINGS = {"CPU_MANAGER_NODE": NODE, "CPU_MANAGER_MEMORY_MB": "4096", "PROXY_NODE_LOST_S": "15"}
-"""On a busy machine a node may be silent for longer than usual: what is lost here is lost by the fault."""
+"""On a busy machine a node may be silent for longer than usual: every loss here must come from the fault."""
 SLEEPS = "import time\ntime.sleep(4)\nprint('done')"
 LOST = ("environment-lost", "unknown-outcome")
 

@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 def machine(root: Path, own: str, limits: dict[str, str]) -> Path:
-    """A tree as the kernel shows it: 16 GiB of memory, this process's group, and what limits there are."""
+    """A tree as the kernel shows it: 16 GiB of memory, this process's group, and its limits."""
     files = {
         "proc/meminfo": f"MemTotal:       {16 * GIB // 1024} kB\nMemFree: 1 kB\n",
         "proc/self/cgroup": own,

@@ -45,7 +45,7 @@ async def parts() -> AsyncIterator[NodeParts]:
 
 
 async def act(parts: NodeParts, action: str, line: str, **rest: Any) -> tuple[Finished, Any]:
-    """A bash line in the trajectory's environment: its outcome, and what it printed."""
+    """Outcome and output of a bash line in the trajectory's environment."""
     parts.attempts.accept(in_environment(action, line=line, **{"timeout_s": PATIENCE_S, **rest}))
     outcome = (await parts.settled())[-1]
     return outcome, msgspec.json.decode(outcome.output).get("output")

@@ -30,7 +30,7 @@ _MARK = b"left-by-an-attack"
 COLUMNS = ("root, control groups", "root, namespaces", "root, Landlock", "user, namespaces", "user, Landlock")
 HELD, REACHED, DOCUMENTED = "held", "REACHED", "documented"
 Results = dict[str, dict[str, str]]
-"""Column -> attack -> `available_rungs`, or a description of what was reached."""
+"""Column -> attack -> `available_rungs`, or a description of the reached target."""
 
 
 async def attack(sandbox: LocalSandbox, outside: OutsideResources, what: Attack) -> str:

@@ -41,7 +41,7 @@ from tests.services.proxy.mesh import (
 )
 
 
-class Term:
+class LeaderDriver:
     """A leader with one node of four cores that has sent its inventory."""
 
     def __init__(self) -> None:
@@ -56,10 +56,10 @@ class Term:
 
 
 @pytest.fixture
-def term() -> Term:
-    term = Term()
-    term.take(from_node(hello()), from_node(inventory()))
-    return term
+def driver() -> LeaderDriver:
+    driver = LeaderDriver()
+    driver.take(from_node(hello()), from_node(inventory()))
+    return driver
 
 
 def body(answer: Answering) -> dict[str, Any]:
@@ -67,25 +67,25 @@ def body(answer: Answering) -> dict[str, Any]:
 
 
 def test_a_node_gets_nothing_before_its_inventory() -> None:
-    term = Term()
+    driver = LeaderDriver()
 
-    writes = term.take(journalled(submitted("a")), from_node(hello()))
+    writes = driver.take(journalled(submitted("a")), from_node(hello()))
     assert messages_to(writes) == [InventoryRequested(epoch=EPOCH)]
 
-    assert [one.action for one in granted(term.take(from_node(inventory())))] == ["a"]
+    assert [one.action for one in granted(driver.take(from_node(inventory())))] == ["a"]
 
 
 def test_an_inventory_for_another_leader_does_not_count() -> None:
-    term = Term()
-    term.take(journalled(submitted("a")), from_node(hello()))
+    driver = LeaderDriver()
+    driver.take(journalled(submitted("a")), from_node(hello()))
 
-    assert term.take(from_node(inventory(epoch=EPOCH - 1))) == []
+    assert driver.take(from_node(inventory(epoch=EPOCH - 1))) == []
 
 
-def test_a_request_becomes_a_grant_with_everything_the_node_needs(term: Term) -> None:
+def test_a_request_becomes_a_grant_with_everything_the_node_needs(driver: LeaderDriver) -> None:
     work = stage(cores=2, timeout_s=9.0)
 
-    (write,) = term.take(journalled(submitted("a", work, budget_s=100.0)))
+    (write,) = driver.take(journalled(submitted("a", work, budget_s=100.0)))
 
     assert isinstance(write, Granting)
     assert (write.action, write.mark) == ("a", "1:n")
@@ -97,58 +97,58 @@ def test_a_request_becomes_a_grant_with_everything_the_node_needs(term: Term) ->
     ]  # fmt: skip
 
 
-def test_an_entry_that_is_read_again_changes_nothing(term: Term) -> None:
+def test_an_entry_that_is_read_again_changes_nothing(driver: LeaderDriver) -> None:
     first = journalled(submitted("a"))
-    term.take(first)
+    driver.take(first)
 
-    assert term.take(first) == []
+    assert driver.take(first) == []
 
 
-def test_a_verdict_becomes_the_answer_of_its_journal_entry(term: Term) -> None:
+def test_a_verdict_becomes_the_answer_of_its_journal_entry(driver: LeaderDriver) -> None:
     request = journalled(submitted("a", batch="b"), index=3)
-    term.take(request)
-    term.clock.now += 2.0
+    driver.take(request)
+    driver.clock.now += 2.0
 
-    (answer,) = term.take(from_node(outcome("a", score=0.5, output=b'{"x":1}')))
+    (answer,) = driver.take(from_node(outcome("a", score=0.5, output=b'{"x":1}')))
 
     assert (answer.action, answer.entry, answer.batch, answer.keep_s) == ("a", request.id, "b", 60)
     read = body(answer)
     assert (read["ended"], read["score"], read["index"], read["output"]) == ("ok", 0.5, 3, {"x": 1})
     assert (read["arrived_at"], read["act"]["total_s"], read["act"]["execution_s"]) == (START, 2.0, 0.5)
-    assert term.leader.unanswered == {}
+    assert driver.leader.unanswered == {}
 
 
-def test_a_repeated_outcome_answers_once(term: Term) -> None:
-    term.take(journalled(submitted("a")))
+def test_a_repeated_outcome_answers_once(driver: LeaderDriver) -> None:
+    driver.take(journalled(submitted("a")))
 
-    assert len(term.take(from_node(outcome("a")), from_node(outcome("a")))) == 1
-    assert term.take(from_node(outcome("a"))) == []
+    assert len(driver.take(from_node(outcome("a")), from_node(outcome("a")))) == 1
+    assert driver.take(from_node(outcome("a"))) == []
 
 
-def test_of_two_verdicts_in_one_read_the_answer_is_the_first(term: Term) -> None:
-    term.take(journalled(submitted("a")))
+def test_of_two_verdicts_in_one_read_the_answer_is_the_first(driver: LeaderDriver) -> None:
+    driver.take(journalled(submitted("a")))
 
-    (answer,) = term.take(
+    (answer,) = driver.take(
         from_node(outcome("a", score=0.25)), from_node(outcome("a", attempt=2, passed=False, score=0.0))
     )
 
     assert (body(answer)["passed"], body(answer)["score"]) == (True, 0.25)
 
 
-def test_a_late_repeat_of_an_earlier_stage_does_not_lend_its_score(term: Term) -> None:
-    term.take(journalled(submitted("a", stage("compile"), stage("run"))))
-    term.take(from_node(outcome("a", stage=0, score=1.0)))
+def test_a_late_repeat_of_an_earlier_stage_does_not_lend_its_score(driver: LeaderDriver) -> None:
+    driver.take(journalled(submitted("a", stage("compile"), stage("run"))))
+    driver.take(from_node(outcome("a", stage=0, score=1.0)))
 
     last, repeat = outcome("a", stage=1, passed=False, score=0.0), outcome("a", stage=0, score=1.0)
-    (answer,) = term.take(from_node(last), from_node(repeat))
+    (answer,) = driver.take(from_node(last), from_node(repeat))
 
     assert (body(answer)["passed"], body(answer)["score"]) == (False, 0.0)
 
 
-def test_two_stages_that_end_in_one_read_are_both_counted(term: Term) -> None:
-    term.take(journalled(submitted("a", stage("compile"), stage("run"))))
+def test_two_stages_that_end_in_one_read_are_both_counted(driver: LeaderDriver) -> None:
+    driver.take(journalled(submitted("a", stage("compile"), stage("run"))))
 
-    writes = term.take(
+    writes = driver.take(
         from_node(outcome("a", stage=0, execution_s=1.0)), from_node(outcome("a", stage=1, execution_s=2.0))
     )
 
@@ -156,10 +156,10 @@ def test_two_stages_that_end_in_one_read_are_both_counted(term: Term) -> None:
     assert answers(writes)[0].unqueued_end_ms == round(1000 * (START + 1.0 + 2.0)), "it arrived, and was executed"
 
 
-def test_a_stage_that_passed_moves_the_request_on_with_what_was_measured(term: Term) -> None:
-    term.take(journalled(submitted("a", stage("compile"), stage("run"))))
+def test_a_stage_that_passed_moves_the_request_on_with_what_was_measured(driver: LeaderDriver) -> None:
+    driver.take(journalled(submitted("a", stage("compile"), stage("run"))))
 
-    writes = term.take(from_node(outcome("a", execution_s=1.5)))
+    writes = driver.take(from_node(outcome("a", execution_s=1.5)))
 
     (step,) = steps(writes)
     assert (step.action, step.stage) == ("a", 1)
@@ -168,170 +168,172 @@ def test_a_stage_that_passed_moves_the_request_on_with_what_was_measured(term: T
     assert writes.index(step) < writes.index(next(one for one in writes if isinstance(one, Granting)))
 
 
-def test_each_write_names_the_outcome_it_is_based_on_once(term: Term) -> None:
-    term.take(journalled(submitted("a", stage("compile"), stage("run"))), journalled(submitted("b")))
+def test_each_write_names_the_outcome_it_is_based_on_once(driver: LeaderDriver) -> None:
+    driver.take(journalled(submitted("a", stage("compile"), stage("run"))), journalled(submitted("b")))
     compiled, ran, refused = (
         from_node(outcome("a")),
         from_node(outcome("a", stage=1)),
         from_node(outcome("b", status="refused")),
     )
 
-    (step,) = steps(term.take(compiled))
+    (step,) = steps(driver.take(compiled))
     assert step.outcome == compiled.id
-    assert [one.outcome for one in answers(term.take(ran, refused))] == [ran.id, refused.id]
+    assert [one.outcome for one in answers(driver.take(ran, refused))] == [ran.id, refused.id]
 
 
-def test_an_answer_without_a_new_outcome_drops_none(term: Term) -> None:
-    term.take(journalled(submitted("a", stage("compile"), stage("run"))))
-    term.take(from_node(outcome("a")))
-    term.take(journalled(CancelRequested(action="a", reason="asked")))
+def test_an_answer_without_a_new_outcome_drops_none(driver: LeaderDriver) -> None:
+    driver.take(journalled(submitted("a", stage("compile"), stage("run"))))
+    driver.take(from_node(outcome("a")))
+    driver.take(journalled(CancelRequested(action="a", reason="asked")))
 
-    (answer,) = answers(term.take(from_node(outcome("a", stage=1, status="cancelled", passed=None, score=None))))
+    (answer,) = answers(driver.take(from_node(outcome("a", stage=1, status="cancelled", passed=None, score=None))))
 
     assert (body(answer)["ended"], answer.outcome) == ("cancelled", "")
 
 
-def test_a_failed_stage_is_the_end(term: Term) -> None:
-    term.take(journalled(submitted("a", stage("compile"), stage("run"))))
+def test_a_failed_stage_is_the_end(driver: LeaderDriver) -> None:
+    driver.take(journalled(submitted("a", stage("compile"), stage("run"))))
 
-    (answer,) = term.take(from_node(outcome("a", passed=False, score=0.0)))
+    (answer,) = driver.take(from_node(outcome("a", passed=False, score=0.0)))
 
     assert (body(answer)["passed"], len(body(answer)["stages"])) == (False, 1)
 
 
-def test_a_timeout_has_the_tasks_score(term: Term) -> None:
-    term.take(journalled(submitted("a")))
+def test_a_timeout_has_the_tasks_score(driver: LeaderDriver) -> None:
+    driver.take(journalled(submitted("a")))
 
-    (answer,) = term.take(from_node(outcome("a", status="timeout", passed=None, score=None)))
+    (answer,) = driver.take(from_node(outcome("a", status="timeout", passed=None, score=None)))
 
     assert (body(answer)["ended"], body(answer)["score"], "mask" in body(answer)) == ("timeout", -1.0, False)
 
 
-def test_lost_work_runs_again_and_is_masked_in_the_end(term: Term) -> None:
-    term.take(journalled(submitted("a")))
+def test_lost_work_runs_again_and_is_masked_in_the_end(driver: LeaderDriver) -> None:
+    driver.take(journalled(submitted("a")))
     lost: dict[str, Any] = {"status": "lost", "passed": None, "score": None, "reason": "the walls fell"}
 
     for attempt in (1, 2):
-        writes = term.take(from_node(outcome("a", attempt=attempt, **lost)))
+        writes = driver.take(from_node(outcome("a", attempt=attempt, **lost)))
         assert [one.attempt for one in granted(writes)] == [attempt + 1]
-    (answer,) = term.take(from_node(outcome("a", attempt=3, **lost)))
+    (answer,) = driver.take(from_node(outcome("a", attempt=3, **lost)))
 
     assert (body(answer)["ended"], body(answer)["mask"], "score" in body(answer)) == ("sandbox-lost", True, False)
 
 
-def test_a_rejection_is_reported_and_masked(term: Term) -> None:
-    term.take(journalled(submitted("a")))
+def test_a_rejection_is_reported_and_masked(driver: LeaderDriver) -> None:
+    driver.take(journalled(submitted("a")))
 
-    (answer,) = term.take(from_node(outcome("a", status="refused", passed=None, score=None, reason="no such language")))
+    (answer,) = driver.take(
+        from_node(outcome("a", status="refused", passed=None, score=None, reason="no such language"))
+    )
 
     assert (body(answer)["ended"], body(answer)["mask"]) == ("refused", True)
     assert body(answer)["reason"] == "no such language"
 
 
-def test_a_queued_action_is_cancelled_at_once_and_the_entry_discarded(term: Term) -> None:
-    term.take(journalled(submitted("big", stage(cores=4))), journalled(submitted("a")))
+def test_a_queued_action_is_cancelled_at_once_and_the_entry_discarded(driver: LeaderDriver) -> None:
+    driver.take(journalled(submitted("big", stage(cores=4))), journalled(submitted("a")))
     wish = journalled(CancelRequested(action="a", reason="not needed"))
 
-    answer, discard = term.take(wish)
+    answer, discard = driver.take(wish)
 
     assert (answer.action, body(answer)["ended"], body(answer)["reason"]) == ("a", "cancelled", "not needed")
     assert discards([discard]) == [wish.id]
 
 
-def test_a_running_action_is_revoked_and_answered_when_the_node_confirms(term: Term) -> None:
-    term.take(journalled(submitted("a")), from_node(Started(action="a", node="n", epoch=EPOCH, attempt=1)))
+def test_a_running_action_is_revoked_and_answered_when_the_node_confirms(driver: LeaderDriver) -> None:
+    driver.take(journalled(submitted("a")), from_node(Started(action="a", node="n", epoch=EPOCH, attempt=1)))
 
-    writes = term.take(journalled(CancelRequested(action="a")))
+    writes = driver.take(journalled(CancelRequested(action="a")))
     assert messages_to(writes) == [Revoked(action="a", epoch=EPOCH, attempt=1)]
     assert answers(writes) == []
 
-    (answer,) = term.take(from_node(outcome("a", status="cancelled", passed=None, score=None)))
+    (answer,) = driver.take(from_node(outcome("a", status="cancelled", passed=None, score=None)))
     assert body(answer)["ended"] == "cancelled"
 
 
-def test_a_cancelled_batch_takes_its_queued_requests_with_it(term: Term) -> None:
-    term.take(*(journalled(submitted(f"a{number}", stage(cores=4), batch="b")) for number in range(3)))
+def test_a_cancelled_batch_takes_its_queued_requests_with_it(driver: LeaderDriver) -> None:
+    driver.take(*(journalled(submitted(f"a{number}", stage(cores=4), batch="b")) for number in range(3)))
 
-    writes = term.take(journalled(CancelRequested(batch="b", reason="cancelled")))
+    writes = driver.take(journalled(CancelRequested(batch="b", reason="cancelled")))
 
     assert sorted(one.action for one in answers(writes)) == ["a1", "a2"]
     assert [type(one) for one in messages_to(writes)] == [Revoked]
 
 
-def test_a_cancellation_counts_for_earlier_submissions_only(term: Term) -> None:
-    term.take(journalled(submitted("big", stage(cores=4))))
+def test_a_cancellation_counts_for_earlier_submissions_only(driver: LeaderDriver) -> None:
+    driver.take(journalled(submitted("big", stage(cores=4))))
 
     before, wish, after = [
         journalled(submitted("a1", batch="b")),
         journalled(CancelRequested(batch="b")),
         journalled(submitted("a2", batch="b")),
     ]
-    writes = term.take(before, wish, after)
+    writes = driver.take(before, wish, after)
 
     assert [one.action for one in answers(writes)] == ["a1"]
-    assert "a2" in term.leader.unanswered
+    assert "a2" in driver.leader.unanswered
 
 
-def test_outcomes_before_an_inventory_are_taken_before_it(term: Term) -> None:
+def test_outcomes_before_an_inventory_are_taken_before_it(driver: LeaderDriver) -> None:
     """Otherwise finished work would be treated as lost."""
-    term.take(journalled(submitted("a")))
-    term.clock.now += 60.0  # overdue: the leader asks again
-    assert InventoryRequested(epoch=EPOCH) in messages_to(term.take(from_node(hello(), at=term.clock.now)))
+    driver.take(journalled(submitted("a")))
+    driver.clock.now += 60.0  # overdue: the leader asks again
+    assert InventoryRequested(epoch=EPOCH) in messages_to(driver.take(from_node(hello(), at=driver.clock.now)))
 
-    writes = term.take(from_node(outcome("a")), from_node(inventory()))
+    writes = driver.take(from_node(outcome("a")), from_node(inventory()))
 
     assert [body(one)["ended"] for one in answers(writes)] == ["ok"]
     assert granted(writes) == []
 
 
 def test_a_held_grant_that_no_request_needs_is_revoked() -> None:
-    term = Term()
-    term.take(from_node(hello()))
+    driver = LeaderDriver()
+    driver.take(from_node(hello()))
 
-    assert messages_to(term.take(from_node(inventory(held("gone", attempt=2))))) == [
+    assert messages_to(driver.take(from_node(inventory(held("gone", attempt=2))))) == [
         Revoked(action="gone", epoch=EPOCH, attempt=2)
     ]
 
 
-def test_a_target_is_kept_with_its_reason(term: Term) -> None:
+def test_a_target_is_kept_with_its_reason(driver: LeaderDriver) -> None:
     target = TargetSet(pool="cores@default", units=2, decided_at=START, reason="quiet")
 
-    term.take(entry(TARGETS, target))
+    driver.take(entry(TARGETS, target))
 
-    assert term.leader.reasons == {"cores@default": "quiet"}
-    assert term.leader.dispatcher.cluster.queues.pool("cores@default").target == 2
+    assert driver.leader.reasons == {"cores@default": "quiet"}
+    assert driver.leader.dispatcher.cluster.queues.pool("cores@default").target == 2
 
 
-def test_an_earlier_expected_completion_goes_first(term: Term) -> None:
-    term.take(
+def test_an_earlier_expected_completion_goes_first(driver: LeaderDriver) -> None:
+    driver.take(
         journalled(submitted("big", stage(cores=4))),
         journalled(submitted("late", stage(cores=4, timeout_s=100.0), batch="b1")),
         journalled(submitted("soon", stage(cores=4, timeout_s=100.0), batch="b2")),
     )
 
-    term.take(entry(TARGETS, CompletionExpected(batch="b2", at=START + 1)))
+    driver.take(entry(TARGETS, CompletionExpected(batch="b2", at=START + 1)))
 
-    assert [one.action for one in granted(term.take(from_node(outcome("big"))))] == ["soon"]
+    assert [one.action for one in granted(driver.take(from_node(outcome("big"))))] == ["soon"]
 
 
-def test_without_a_planner_the_nodes_own_units_for_all_work(term: Term) -> None:
+def test_without_a_planner_the_nodes_own_units_for_all_work(driver: LeaderDriver) -> None:
     target = TargetSet(pool="cores@default", units=0, decided_at=START, reason="no batch is open")
-    term.take(entry(TARGETS, target), *(journalled(submitted(name, batch="b")) for name in "abc"))
-    term.leader.planned(planned=True)
-    assert term.recorder.take() == []
+    driver.take(entry(TARGETS, target), *(journalled(submitted(name, batch="b")) for name in "abc"))
+    driver.leader.planned(planned=True)
+    assert driver.recorder.take() == []
 
-    term.leader.planned(planned=False)
+    driver.leader.planned(planned=False)
 
-    writes = term.recorder.take()
+    writes = driver.recorder.take()
     assert messages_to(writes)[0] == ShareSet(epoch=EPOCH, resource="cores", units=3)
     assert [one.action for one in granted(writes)] == ["b", "c"]
 
 
-def test_progress_of_a_rollout_is_for_the_planner_alone(term: Term) -> None:
+def test_progress_of_a_rollout_is_for_the_planner_alone(driver: LeaderDriver) -> None:
     reported = RolloutProgress(batch="b", at=START, generating=3, tokens=17.0)
 
-    assert term.take(entry(BATCHES, reported), journalled(submitted("a", batch="b")))
-    assert term.take(entry(BATCHES, reported)) == []
+    assert driver.take(entry(BATCHES, reported), journalled(submitted("a", batch="b")))
+    assert driver.take(entry(BATCHES, reported)) == []
 
 
 class EmptyReads(Tail):
@@ -352,20 +354,20 @@ class EmptyReads(Tail):
     ("pauses", "known"), [((30.0,), True), ((2.5,) * 5, False)], ids=["valkey was away", "the node was silent"]
 )
 async def test_silence_while_valkey_was_away_does_not_count_against_nodes(
-    term: Term, reader: Redis, pauses: tuple[float, ...], known: bool
+    driver: LeaderDriver, reader: Redis, pauses: tuple[float, ...], known: bool
 ) -> None:
-    await term.leader.run(EmptyReads(reader, term.clock, *pauses))
+    await driver.leader.run(EmptyReads(reader, driver.clock, *pauses))
 
-    assert ("n" in term.leader.dispatcher.cluster.nodes.present) == known
+    assert ("n" in driver.leader.dispatcher.cluster.nodes.present) == known
 
 
 async def test_a_deposed_leader_stops_at_its_next_turn(reader: Redis) -> None:
-    term = Term()
-    term.recorder.deposed = True
+    driver = LeaderDriver()
+    driver.recorder.deposed = True
 
-    await term.leader.run(Tail(reader, {NODES: "0"}, block_s=0.01))
+    await driver.leader.run(Tail(reader, {NODES: "0"}, block_s=0.01))
 
-    assert term.recorder.take() == []
+    assert driver.recorder.take() == []
 
 
 @pytest.mark.parametrize(
@@ -379,12 +381,12 @@ async def test_a_deposed_leader_stops_at_its_next_turn(reader: Redis) -> None:
     ],
 )
 def test_an_entry_that_cannot_be_scheduled_is_answered_and_harms_no_other(
-    term: Term, change: dict[str, Any], why: str
+    driver: LeaderDriver, change: dict[str, Any], why: str
 ) -> None:
     """Every later leader would read it again."""
     poison = msgspec.structs.replace(submitted("poison"), **change)
 
-    writes = term.take(journalled(poison), journalled(submitted("a")))
+    writes = driver.take(journalled(poison), journalled(submitted("a")))
 
     (answer,) = answers(writes)
     assert (answer.action, body(answer)["ended"], body(answer)["mask"]) == ("poison", "refused", True)

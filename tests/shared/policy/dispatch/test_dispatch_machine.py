@@ -41,7 +41,7 @@ def hosts() -> dict[str, Host]:
     return {host.name: host for host in some}
 
 
-class Mesh(RuleBasedStateMachine):
+class MeshMachine(RuleBasedStateMachine):
     """A history of submissions, executions, losses, restarts and changes of the leader."""
 
     @initialize()
@@ -236,11 +236,11 @@ class Mesh(RuleBasedStateMachine):
         self.simulation.check_snapshots()
 
     def teardown(self) -> None:
-        if hasattr(self, "world"):
+        if hasattr(self, "simulation"):
             self.simulation.quiesce()
 
 
-TestMesh = Mesh.TestCase
+TestMesh = MeshMachine.TestCase
 TestMesh.settings = settings(
     max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

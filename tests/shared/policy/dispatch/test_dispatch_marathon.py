@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from tests.shared.policy.dispatch.test_dispatch_machine import POOLS, Mesh
+from tests.shared.policy.dispatch.test_dispatch_machine import POOLS, MeshMachine
 from tests.shared.policy.strategies import COSTS, work
 
 STEPS = 250
@@ -86,7 +86,7 @@ RUSH: dict[str, Callable[[random.Random], dict[str, Any]]] = {
 }
 
 
-def possible(rule: str, mesh: Mesh) -> bool:
+def possible(rule: str, mesh: MeshMachine) -> bool:
     simulation = mesh.simulation
     match rule:
         case "end":
@@ -102,7 +102,7 @@ def possible(rule: str, mesh: Mesh) -> bool:
 def history(seed: int, arguments: dict[str, Callable[[random.Random], dict[str, Any]]]) -> Counter[str]:
     """Run one history and return its counts."""
     rng = random.Random(seed)
-    mesh = Mesh()
+    mesh = MeshMachine()
     mesh.begin()
     for _ in range(STEPS):
         (rule,) = rng.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))

@@ -48,7 +48,7 @@ def test_a_rollout_half_as_fast_is_expected_to_spread_its_requests() -> None:
 
 
 def test_the_usual_pace_is_that_of_the_batches_whose_arrivals_are_expected() -> None:
-    """Three fast batches, then two slow ones, which weigh more: a slow rollout comes as those did, no slower."""
+    """Three fast batches, then two slow ones, which weigh more: a slow rollout is expected like those, no slower."""
     fast = past(arrivals=(0.0, 1.0, 2.0, 3.0), gap_s=1.0, tokens_per_s=100.0)
     slow = past(arrivals=(0.0, 4.0, 8.0, 12.0), gap_s=4.0, tokens_per_s=25.0)
     ready = PlannerDriver(review_s=1.0, window=5)

@@ -52,7 +52,7 @@ def document(*arguments: str, processes: int = 1) -> dict[str, Any]:
 
 
 def settled(found: dict[str, Any]) -> dict[str, Any]:
-    """Without what was measured by the clock."""
+    """The document without values measured by the clock."""
     kept = {name: value for name, value in found.items() if name not in ("search_ms", "figures")}
     return {**kept, "figures": [one for one in found.get("figures", ()) if not one["figure"].startswith("15")]}
 

@@ -1,4 +1,4 @@
-"""The figures of the evaluation: ratios, fewest workers, and what each part of our planner is worth."""
+"""The figures of the evaluation: ratios, fewest workers, and the value of each part of our planner."""
 
 from __future__ import annotations
 

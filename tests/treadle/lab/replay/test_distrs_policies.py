@@ -165,7 +165,7 @@ def test_zero_queue_keeps_a_worker_of_a_stage_that_the_last_batch_did_not_reach(
 
 
 def test_zero_queue_lets_nothing_wait_where_batches_of_a_task_overlap() -> None:
-    """All batches are alike, so what the last needed the next one needs, each for itself."""
+    """All batches are alike, so each batch needs as much as the last one."""
     batch = small(1, tasks=1).tasks[0].batches[1]
     overlapping = tuple(replace(batch, start_s=50.0 * number) for number in range(4))
     trace = replace(small(1, tasks=1), tasks=(TracedTask("t", overlapping),))

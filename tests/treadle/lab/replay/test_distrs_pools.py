@@ -1,4 +1,4 @@
-"""Pools of the virtual mesh: cold starts, and what shrinking does to units that start, wait or run."""
+"""Pools of the virtual mesh: cold starts, and the effect of shrinking on units that start, wait or run."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_everything_runs_once_for_its_time_in_order_and_nothing_waits_beside_a_f
 @given(traces(open_loop=None), scripts())
 @settings(deadline=None)
 def test_the_ledger_reports_held_executed_and_delayed_seconds(trace: RewardTrace, policy: ScriptedPolicy) -> None:
-    """Held is what is targeted, or what runs where that is more; second by second until the last batch is complete."""
+    """Held units are the larger of target and running ones, second by second until the last batch is complete."""
     cluster = RecordingCluster(trace, policy)
     ran = cluster.ran()
     costs = cluster.costs

@@ -39,7 +39,7 @@ threading.Thread(target=work).start()
 
 
 def cpu_s_of_all(init: int) -> float:
-    """CPU time of every thread of an environment so far, but those of its agent, which still goes to sleep."""
+    """CPU time of every thread of an environment so far, except those of its agent, which still goes to sleep."""
     spent = 0
     for pid in set(process_tree(init)) - {init}:
         for thread in Path(f"/proc/{pid}/task").iterdir():

@@ -131,7 +131,7 @@ def test_with_one_stage_a_unit_more_never_lengthens_a_batch(open_batches: list[E
 
 
 def test_with_one_stage_and_two_batches_a_unit_more_can_lengthen_one() -> None:
-    """Two workers let in both long requests of the later batch at 5 s, and the request that arrives at 8 s waits for them."""
+    """Two workers start both long ones of the later batch at 5 s; the request that arrives at 8 s waits for them."""
     run = STEPS[1:]
     sooner = repeating("sooner", run, BatchRecord((0.0, 5.0), ((2.0, 2.0),)), 0.0, 3.0)
     later = repeating("later", run, BatchRecord((0.0, 3.0, 3.0), ((5.0, 6.0, 8.0),)), 0.0, 2.0)

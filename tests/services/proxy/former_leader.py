@@ -14,7 +14,7 @@ from shared.bus.functions import Granting, Submission
 from shared.bus.tail import Tail
 from shared.messages.actions import ACTIONS, ActionSubmitted
 from shared.messages.base import Message, Topic
-from tests.services.proxy.mesh import Notes, from_node, leader_of
+from tests.services.proxy.mesh import WriteRecorder, from_node, leader_of
 from tests.shared.bus.journal import Journal
 
 
@@ -25,7 +25,7 @@ class StoreOfFormerLeader:
         self.journal = journal
         self.redis = journal.redis
         self.reader = reader
-        self.notes = Notes()
+        self.recorder = WriteRecorder()
         self.leader: Leader
         self.clock: ValkeyClock
 
@@ -44,14 +44,14 @@ class StoreOfFormerLeader:
 
     async def taken_over(self) -> Tail:
         self.clock = await ValkeyClock.measure(self.redis)
-        self.leader = leader_of(self.notes, self.clock)
+        self.leader = leader_of(self.recorder, self.clock)
         tail = await take_over(self.redis, self.reader, self.leader, self.clock)
         self.leader.dispatcher.check()
         return tail
 
     def read(self, message: Message) -> list[Any]:
         """Let the new leader read one more message; return its writes."""
-        self.notes.take()
+        self.recorder.take()
         self.leader.take([from_node(message, at=self.clock.unix())])
         self.leader.dispatcher.check()
-        return self.notes.take()
+        return self.recorder.take()

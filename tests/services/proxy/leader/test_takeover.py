@@ -53,7 +53,7 @@ def body(answer: Any) -> dict[str, Any]:
 async def test_a_takeover_of_an_empty_store_works(store: StoreOfFormerLeader) -> None:
     tail = await store.taken_over()
 
-    assert store.notes.take() == []
+    assert store.recorder.take() == []
     assert {topic.name: tail.last(topic) for topic in LEADER_STREAMS} == dict.fromkeys(
         [topic.name for topic in LEADER_STREAMS], "0"
     )
@@ -74,7 +74,7 @@ async def test_a_fresh_node_is_asked_and_gets_work_when_it_has_answered(store: S
     await store.submit(submitted("a"))
     await store.publish(NODES, hello())
     await store.taken_over()
-    assert messages_to(store.notes.writes) == [InventoryRequested(epoch=EPOCH)]
+    assert messages_to(store.recorder.writes) == [InventoryRequested(epoch=EPOCH)]
 
     assert [one.action for one in granted(store.read(inventory()))] == ["a"]
 
@@ -82,7 +82,7 @@ async def test_a_fresh_node_is_asked_and_gets_work_when_it_has_answered(store: S
 async def test_an_old_hello_does_not_count_but_a_fresh_heartbeat_does(store: StoreOfFormerLeader) -> None:
     await store.publish(NODES, hello(), at=LONG_AGO)
     await store.taken_over()
-    assert messages_to(store.notes.writes) == []
+    assert messages_to(store.recorder.writes) == []
 
     beat = Heartbeat(node="n", incarnation="1", owned={}, used={})
     assert messages_to(store.read(beat)) == [InventoryRequested(epoch=EPOCH)]
@@ -143,7 +143,7 @@ async def test_an_unread_outcome_answers_at_once(store: StoreOfFormerLeader) -> 
     await store.publish(OUTCOMES, outcome("a", score=0.5))
     await store.taken_over()
 
-    (answer,) = answers(store.notes.take())
+    (answer,) = answers(store.recorder.take())
     assert (answer.entry, body(answer)["score"]) == (entry, 0.5)
     assert granted(store.read(inventory())) == []
 
@@ -170,7 +170,7 @@ async def test_the_outcome_of_a_stage_that_is_over_is_not_counted_again(store: S
     await store.publish(OUTCOMES, outcome("a", stage=0))
     await store.taken_over()
 
-    assert (answers(store.notes.writes), steps(store.notes.writes)) == ([], [])
+    assert (answers(store.recorder.writes), steps(store.recorder.writes)) == ([], [])
 
 
 async def test_an_unhandled_cancellation_is_handled(store: StoreOfFormerLeader) -> None:
@@ -179,7 +179,7 @@ async def test_an_unhandled_cancellation_is_handled(store: StoreOfFormerLeader) 
     ((wish, _),) = await command(store.redis, "XREVRANGE", ACTIONS.name, "+", "-", "COUNT", 1)
     await store.taken_over()
 
-    writes = store.notes.take()
+    writes = store.recorder.take()
     assert [(one.action, body(one)["ended"]) for one in answers(writes)] == [("a", "cancelled")]
     assert discards(writes) == [wish.decode()]
     assert list(store.leader.unanswered) == ["b"]

@@ -116,7 +116,7 @@ async def test_one_that_was_closed_meanwhile_is_ended_and_its_actions_cancelled(
     await trajectories.close_trajectory(store.redis, "t1", "done")
     await store.taken_over()
 
-    writes = store.notes.take()
+    writes = store.recorder.take()
     assert (ends(writes), len(discards(writes))) == ([("b", "cancelled")], 1)
     assert EnvironmentClosed(epoch=EPOCH, trajectory="t1") in messages_to(both_inventories(store, "t1"))
 
@@ -125,7 +125,7 @@ async def test_an_unread_end_counts_at_once(store: StoreOfFormerLeader) -> None:
     await acted(store)
     await store.publish(OUTCOMES, ended())
     await store.taken_over()
-    writes = store.notes.take() + both_inventories(store)
+    writes = store.recorder.take() + both_inventories(store)
 
     assert "t1" in [one.trajectory for one in forgotten(writes)]
 
@@ -135,7 +135,7 @@ async def test_an_action_of_an_ended_trajectory_does_not_begin_it_again(store: S
     await trajectories.record_ends(store.redis, store.journal.epoch, [("t1", "lost", "it died")])
     await store.taken_over()
 
-    writes = store.notes.take() + both_inventories(store)
+    writes = store.recorder.take() + both_inventories(store)
 
     assert ends(writes) == [("a", "environment-lost")]
     assert granted(writes) == granted(writes, "m") == []
@@ -146,7 +146,7 @@ async def test_an_action_of_an_unknown_trajectory_does_not_begin_it_again(store:
     await command(store.redis, "DEL", "trajectory:t1")
     await store.taken_over()
 
-    writes = store.notes.take() + both_inventories(store)
+    writes = store.recorder.take() + both_inventories(store)
 
     assert ends(writes) == [("a", "environment-lost")]
 
@@ -164,7 +164,7 @@ async def test_a_handled_close_is_removed_from_the_journal(store: StoreOfFormerL
     await store.publish(ACTIONS, CloseRequested(trajectory="t1"))
     await store.taken_over()
 
-    assert len(discards(store.notes.take())) == 1
+    assert len(discards(store.recorder.take())) == 1
 
 
 async def test_old_hints_are_not_published_again(store: StoreOfFormerLeader) -> None:

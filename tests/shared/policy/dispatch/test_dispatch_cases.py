@@ -30,13 +30,13 @@ def test_a_request_walks_through_its_stages_and_is_answered_with_all_of_them() -
     assert dispatcher.registry.actions == {}
 
 
-@pytest.mark.parametrize(("status", "passed", "ended"), [("ok", False, "ok"), ("timeout", None, "timeout")])
-def test_a_stage_that_fails_ends_the_request(status: str, passed: bool | None, ended: str) -> None:
+@pytest.mark.parametrize(("status", "passed", "expected"), [("ok", False, "ok"), ("timeout", None, "timeout")])
+def test_a_stage_that_fails_ends_the_request(status: str, passed: bool | None, expected: str) -> None:
     dispatcher = leading("n")
     (grant,) = submit(dispatcher, request("r", *THREE))
     (answer,) = report(dispatcher, ended(grant, status, passed=passed))
     assert isinstance(answer, AnswerAction)
-    assert (answer.ended, len(answer.acts)) == (ended, 1)
+    assert (answer.ended, len(answer.acts)) == (expected, 1)
 
 
 def test_an_outcome_of_an_earlier_stage_changes_nothing() -> None:

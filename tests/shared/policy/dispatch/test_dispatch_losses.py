@@ -250,13 +250,13 @@ def test_a_new_leader_retries_work_that_its_node_no_longer_has() -> None:
     assert (grant.stage, grant.attempt) == (1, 2)
 
 
-@pytest.mark.parametrize(("repeatable", "ended"), [(True, "node-lost"), (False, "unknown-outcome")])
-def test_attempts_stay_bounded_over_leaders(repeatable: bool, ended: str) -> None:
+@pytest.mark.parametrize(("repeatable", "expected"), [(True, "node-lost"), (False, "unknown-outcome")])
+def test_attempts_stay_bounded_over_leaders(repeatable: bool, expected: str) -> None:
     dispatcher = resumed(0, 3, "n", repeatable=repeatable)
     meet(dispatcher, "m")
     (answer,) = meet(dispatcher, "n")
     assert isinstance(answer, AnswerAction)
-    assert answer.ended == ended
+    assert answer.ended == expected
 
 
 def test_marked_work_of_a_node_that_does_not_come_back_runs_elsewhere() -> None:
@@ -287,11 +287,11 @@ def test_an_older_attempt_is_not_adopted() -> None:
     assert submit(dispatcher, request("other")) == []
 
 
-@pytest.mark.parametrize(("deadline_s", "ended"), [(0.5, "expired"), (1e6, "cancelled")])
-def test_a_cancellation_by_a_former_leader_is_answered_by_its_cause(deadline_s: float, ended: str) -> None:
+@pytest.mark.parametrize(("deadline_s", "expected"), [(0.5, "expired"), (1e6, "cancelled")])
+def test_a_cancellation_by_a_former_leader_is_answered_by_its_cause(deadline_s: float, expected: str) -> None:
     dispatcher = Dispatcher()
     submit(dispatcher, request("r", deadline_s=deadline_s))
     dispatcher.resumed(0.0, "r", 0, 1, [], "n")
     (answer,) = report(dispatcher, Ended("r", "n", 1, 0, "cancelled"))
     assert isinstance(answer, AnswerAction)
-    assert answer.ended == ended
+    assert answer.ended == expected

@@ -33,14 +33,14 @@ ENDLESS = "while True: pass"
 class Held:
     """One core, the leader with default holding, and replicas with other settings."""
 
-    world: ExitStack
+    exit_stack: ExitStack
     redis_url: str
     leader: Service
     managers: list[Service]
 
     def replica(self, **settings: str) -> Service:
         """Another proxy on the same store."""
-        return self.world.enter_context(running_service("proxy", self.redis_url, **SETTINGS, **settings))
+        return self.exit_stack.enter_context(running_service("proxy", self.redis_url, **SETTINGS, **settings))
 
     def unanswered(self) -> int:
         with redis.Redis.from_url(self.redis_url) as client:
@@ -81,9 +81,9 @@ def held() -> Iterator[Held]:
         temporary_home() as home,
         running_valkey(home) as url,
         running_mesh(url, proxies=1, managers=1, cores=1, **SETTINGS) as mesh,
-        ExitStack() as world,
+        ExitStack() as exit_stack,
     ):
-        yield Held(world, url, mesh.proxies[0], mesh.managers)
+        yield Held(exit_stack, url, mesh.proxies[0], mesh.managers)
 
 
 @pytest.fixture(scope="module")
@@ -320,6 +320,6 @@ def test_a_lost_action_is_submitted_again(held: Held) -> None:
         held.managers.pop().kill()
         asyncio.run(until(lambda: metric(held.leader, "treadle_proxy_held_resubmissions_total") >= 1))
         node = {"CPU_MANAGER_NODE": "node-1", "CPU_MANAGER_CORES": "1", "CPU_MANAGER_HEARTBEAT_S": "0.4"}
-        held.managers.append(held.world.enter_context(running_service("cpu_manager", held.redis_url, **node)))
+        held.managers.append(held.exit_stack.enter_context(running_service("cpu_manager", held.redis_url, **node)))
         reply = waiting.result(60).json()
     assert (reply["status"], reply["run_result"]["stdout"]) == ("Success", "4\n")

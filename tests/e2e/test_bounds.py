@@ -28,7 +28,7 @@ BIG = {"kind": "code.asserts", "params": {"code": "#" * 100_000, "tests": "asser
 
 
 @pytest.fixture
-def world() -> Iterator[ExitStack]:
+def exit_stack() -> Iterator[ExitStack]:
     with ExitStack() as entered:
         yield entered
 
@@ -60,10 +60,10 @@ async def finished(http: aiohttp.ClientSession, proxy: Service, action: str) -> 
 
 
 async def test_a_full_journal_rejects_new_work_until_it_has_drained(
-    stack_home: Path, world: ExitStack, http: aiohttp.ClientSession
+    stack_home: Path, exit_stack: ExitStack, http: aiohttp.ClientSession
 ) -> None:
-    url = world.enter_context(running_valkey(stack_home))
-    proxy = world.enter_context(running_service("proxy", url, PROXY_MAX_JOURNAL=str(MOST)))
+    url = exit_stack.enter_context(running_valkey(stack_home))
+    proxy = exit_stack.enter_context(running_service("proxy", url, PROXY_MAX_JOURNAL=str(MOST)))
     await until(lambda: leads(proxy))
     assert [(await submit(http, proxy, str(n)))[0] for n in range(MOST)] == [202] * MOST
     status, headers, problem = await submit(http, proxy, "too many")
@@ -72,16 +72,16 @@ async def test_a_full_journal_rejects_new_work_until_it_has_drained(
     assert (await submit(http, proxy, "0"))[0] == 202, "a repeat needs no room"
     with redis.Redis.from_url(url) as client:
         assert client.xlen("actions") == MOST
-    world.enter_context(running_service("cpu_manager", url))
+    exit_stack.enter_context(running_service("cpu_manager", url))
     assert [(await answer(http, proxy, str(n)))["ended"] for n in range(MOST)] == ["ok"] * MOST
     assert (await answer(http, proxy, "too many"))["ended"] == "ok"
 
 
 async def test_a_bulk_call_at_the_bound_reports_accepted_and_rejected_lines(
-    stack_home: Path, world: ExitStack, http: aiohttp.ClientSession
+    stack_home: Path, exit_stack: ExitStack, http: aiohttp.ClientSession
 ) -> None:
-    url = world.enter_context(running_valkey(stack_home))
-    proxy = world.enter_context(running_service("proxy", url, PROXY_MAX_JOURNAL=str(MOST)))
+    url = exit_stack.enter_context(running_valkey(stack_home))
+    proxy = exit_stack.enter_context(running_service("proxy", url, PROXY_MAX_JOURNAL=str(MOST)))
     await until(lambda: leads(proxy))
     async with http.put(f"{proxy.url}/v1/tasks/t", json={"stages": [{"name": "s", "kind": "noop"}]}) as response:
         assert response.status == 200
@@ -95,13 +95,13 @@ async def test_a_bulk_call_at_the_bound_reports_accepted_and_rejected_lines(
 
 
 async def test_full_memory_rejects_new_work_and_accepted_work_drains(
-    stack_home: Path, world: ExitStack, http: aiohttp.ClientSession
+    stack_home: Path, exit_stack: ExitStack, http: aiohttp.ClientSession
 ) -> None:
     home = open_home(stack_home)
     launch = valkey_launch(home, maxmemory_bytes=12 * MEBIBYTE)
-    world.enter_context(running(launch, lambda _: valkey_answers(valkey_socket(home))))
+    exit_stack.enter_context(running(launch, lambda _: valkey_answers(valkey_socket(home))))
     url = valkey_url(home)
-    proxy = world.enter_context(running_service("proxy", url))
+    proxy = exit_stack.enter_context(running_service("proxy", url))
     await until(lambda: leads(proxy))
     accepted, refusal = await fill(http, proxy)
     status, headers, problem = refusal
@@ -116,9 +116,9 @@ async def test_full_memory_rejects_new_work_and_accepted_work_drains(
         async with http.request(method, proxy.url + path, json=body) as response:
             assert response.status == expected, (method, path, await response.text())
     proxy.kill()  # its successor finds memory as full
-    proxy = world.enter_context(running_service("proxy", url))
+    proxy = exit_stack.enter_context(running_service("proxy", url))
     await until(lambda: leads(proxy))
-    world.enter_context(running_service("cpu_manager", url))
+    exit_stack.enter_context(running_service("cpu_manager", url))
     ends = await asyncio.gather(*(finished(http, proxy, action) for action in accepted))
     assert [end["ended"] for end in ends] == ["ok"] * len(accepted)
     async with asyncio.timeout(WAIT_S):  # what nodes have read is freed with their next heartbeat

@@ -130,9 +130,9 @@ def test_trailers_are_dropped(running: RunningProxy) -> None:
     assert status == 202, answer
 
 
-def begun(running: RunningProxy, world: ExitStack, path: str) -> socket.socket:
+def begun(running: RunningProxy, exit_stack: ExitStack, path: str) -> socket.socket:
     """A connection that has sent `PART` bytes of a body and may send more."""
-    wire = world.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=30))
+    wire = exit_stack.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=30))
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {PART + 10}\r\n\r\n"
     wire.sendall(head.encode() + b"x" * PART)
     return wire
@@ -143,9 +143,9 @@ def begun(running: RunningProxy, world: ExitStack, path: str) -> socket.socket:
     [("/v1/actions", 503, True), ("/v1/tasks/t", 503, True), ("/run_code", 504, False)],
 )
 def test_bodies_under_way_are_bounded_together(running: RunningProxy, path: str, status: int, retry: bool) -> None:
-    with ExitStack() as world:
+    with ExitStack() as exit_stack:
         for _ in range(2):
-            begun(running, world, "/v1/rewards/bulk")
+            begun(running, exit_stack, "/v1/rewards/bulk")
         asyncio.run(until(lambda: body_bytes(running) >= 2 * PART))
         send = requests.put if path.startswith("/v1/tasks") else requests.post
         refused = send(running.proxy.url + path, data=b"x" * PART, timeout=30)
@@ -157,10 +157,10 @@ def test_bodies_under_way_are_bounded_together(running: RunningProxy, path: str,
 
 
 def test_the_body_of_a_call_that_waits_is_under_way(running: RunningProxy) -> None:
-    with ExitStack() as world:
+    with ExitStack() as exit_stack:
         for number in range(2):
             body = json.dumps({"kind": "noop", "params": {"echo": f"{number}" * PART}}).encode()
-            wire = world.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=30))
+            wire = exit_stack.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=30))
             head = f"POST /v1/actions?wait=100 HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             wire.sendall(head.encode() + body)
         asyncio.run(until(lambda: body_bytes(running) >= 2 * PART))

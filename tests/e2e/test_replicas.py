@@ -23,22 +23,22 @@ SLOW_SIZE = 240
 
 
 @pytest.fixture
-def world() -> Iterator[ExitStack]:
+def exit_stack() -> Iterator[ExitStack]:
     with ExitStack() as entered:
         yield entered
 
 
 @pytest.fixture
-def mesh(stack_home: Path, world: ExitStack) -> Mesh:
-    url = world.enter_context(running_valkey(stack_home))
-    return world.enter_context(running_mesh(url, proxies=2, managers=1))
+def mesh(stack_home: Path, exit_stack: ExitStack) -> Mesh:
+    url = exit_stack.enter_context(running_valkey(stack_home))
+    return exit_stack.enter_context(running_mesh(url, proxies=2, managers=1))
 
 
 @pytest.fixture
-def slow_mesh(stack_home: Path, world: ExitStack) -> Mesh:
+def slow_mesh(stack_home: Path, exit_stack: ExitStack) -> Mesh:
     home = open_home(stack_home)
-    world.enter_context(valkey_on_slow_disk(home, slow_fsync(home.programs)))
-    return world.enter_context(running_mesh(valkey_url(home), proxies=2, managers=1))
+    exit_stack.enter_context(valkey_on_slow_disk(home, slow_fsync(home.programs)))
+    return exit_stack.enter_context(running_mesh(valkey_url(home), proxies=2, managers=1))
 
 
 def stages(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:

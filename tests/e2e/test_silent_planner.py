@@ -28,14 +28,14 @@ WITHIN_S = 60.0
 
 
 @pytest.fixture
-def world() -> Iterator[ExitStack]:
+def exit_stack() -> Iterator[ExitStack]:
     with ExitStack() as entered:
         yield entered
 
 
 @pytest.fixture
-def url(stack_home: Path, world: ExitStack) -> str:
-    return world.enter_context(running_valkey(stack_home))
+def url(stack_home: Path, exit_stack: ExitStack) -> str:
+    return exit_stack.enter_context(running_valkey(stack_home))
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def lease(url: str) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def mesh(url: str, world: ExitStack) -> Mesh:
-    return world.enter_context(running_mesh(url, proxies=1, managers=2, cores=1))
+def mesh(url: str, exit_stack: ExitStack) -> Mesh:
+    return exit_stack.enter_context(running_mesh(url, proxies=1, managers=2, cores=1))
 
 
 async def batch_of(trainer: Trainer, key: str, seconds: float, size: int) -> str:

@@ -31,7 +31,7 @@ def library(home: Home) -> Path:
 
 
 @pytest.fixture
-def world() -> Iterator[ExitStack]:
+def exit_stack() -> Iterator[ExitStack]:
     with ExitStack() as entered:
         yield entered
 
@@ -43,16 +43,16 @@ def test_the_disk_is_slow(home: Home, library: Path) -> None:
         assert time.monotonic() - began >= FSYNC_S
 
 
-async def test_a_killed_valkey_on_a_slow_disk_loses_no_answer(home: Home, library: Path, world: ExitStack) -> None:
+async def test_a_killed_valkey_on_a_slow_disk_loses_no_answer(home: Home, library: Path, exit_stack: ExitStack) -> None:
     url = valkey_url(home)
-    valkey = world.enter_context(valkey_on_slow_disk(home, library))
-    proxy = world.enter_context(running_service("proxy", url))
-    world.enter_context(running_service("cpu_manager", url))
+    valkey = exit_stack.enter_context(valkey_on_slow_disk(home, library))
+    proxy = exit_stack.enter_context(running_service("proxy", url))
+    exit_stack.enter_context(running_service("cpu_manager", url))
 
     async def kill() -> None:
         valkey.kill()
         valkey.wait(30)
-        world.enter_context(valkey_on_slow_disk(home, library))
+        exit_stack.enter_context(valkey_on_slow_disk(home, library))
 
     async with trainer_at(proxy.url) as trainer:
         await grade_through(trainer, kill, size=SIZE, key="slow")

@@ -62,12 +62,12 @@ def meant(word: str) -> int:
     return {".": _ALLOW, "allow": _ALLOW, "init": _NOTIFY}.get(word) or error(getattr(errno, word))
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung_letter", RUNGS)
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 class TestAgainstTheLiteralList:
-    def answers(self, machine: str, rung: str) -> dict[int, int]:
+    def answers(self, machine: str, rung_letter: str) -> dict[int, int]:
         """Answers by number, with harmless arguments: a family, a process and a priority that are allowed."""
-        rules = RULES[rung]
+        rules = RULES[rung_letter]
         steps = list(struct.iter_unpack("=HBBI", seccomp.assemble(machine, rules)))
 
         def of(number: int) -> int:
@@ -76,9 +76,9 @@ class TestAgainstTheLiteralList:
 
         return {number: of(number) for number in range(_LAST)}
 
-    def test_every_call_of_the_list_gets_its_answer(self, machine: str, rung: str) -> None:
-        answers = self.answers(machine, rung)
-        column = RUNGS.index(rung)
+    def test_every_call_of_the_list_gets_its_answer(self, machine: str, rung_letter: str) -> None:
+        answers = self.answers(machine, rung_letter)
+        column = RUNGS.index(rung_letter)
 
         def wrong(call: Call) -> bool:
             number = call.number(machine)
@@ -86,9 +86,9 @@ class TestAgainstTheLiteralList:
 
         assert [call.name for call in (*REFUSED, *ALLOWED) if wrong(call)] == []
 
-    def test_no_call_outside_the_list_is_refused(self, machine: str, rung: str) -> None:
+    def test_no_call_outside_the_list_is_refused(self, machine: str, rung_letter: str) -> None:
         listed = {call.number(machine) for call in REFUSED} | {_SOCKET[machine]}
-        answers = self.answers(machine, rung)
+        answers = self.answers(machine, rung_letter)
         assert [number for number in answers if answers[number] != _ALLOW and number not in listed] == []
 
 

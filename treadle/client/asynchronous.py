@@ -22,11 +22,10 @@ from treadle.client.answers import (
     NodeList,
     NodeView,
     ProgressReceipt,
-    Rejection,
     Result,
     TaskView,
 )
-from treadle.client.errors import BadRequest, TreadleError
+from treadle.client.errors import TreadleError
 from treadle.client.graded import GradedBatch, NoProgress, ProgressListener
 from treadle.client.requests import ActionKind, ActionRequest, BatchOpening, ProgressReport, RewardRequest, Task
 from treadle.client.results import follow_results
@@ -114,7 +113,7 @@ class AsyncTreadle:
             progress: receives the submitted and answered requests.
             answer_timeout_s: seconds without any answer after which waiting ends.
         Raises:
-            BadRequest: two requests have the same `request_id`, or JSON has no such value. No batch stays open.
+            BadRequest: two requests have the same `request_id`, or JSON has no such value. No batch was opened.
             NotFound: there is no such task.
             DeadlineMissed: nothing was answered for `answer_timeout_s`.
             Unavailable: the mesh was away until the retry policy gave up. The batch goes on.
@@ -124,10 +123,11 @@ class AsyncTreadle:
             for place, request in enumerate(requests)
         ]
         bulk.check_unique(named)
+        lines = bulk.encode(named)  # before the batch is opened: `key` may name one with accepted requests
         graded = GradedBatch(await self.open_batch(task, size=len(named), key=key))
         try:
-            await self._exchange(graded, named, answer_timeout_s, progress or NoProgress())
-        except (asyncio.CancelledError, BadRequest):
+            await self._exchange(graded, named, lines, answer_timeout_s, progress or NoProgress())
+        except asyncio.CancelledError:
             with contextlib.suppress(TreadleError, TimeoutError):
                 async with asyncio.timeout(CANCEL_S):
                     await self.cancel(graded.view.id)
@@ -239,16 +239,7 @@ class AsyncTreadle:
             NotFound: there is no such batch.
             Overloaded, Unavailable: the retry policy gave up. Accepted requests stay accepted.
         """
-        lines = bulk.encode(requests)
-        accepted = repeated = 0
-        rejected: list[Rejection] = []
-        for chunk in bulk.chunks(lines):
-            receipt = await bulk.submit(self._transport, batch, lines, range(*chunk.indices(len(lines))))
-            if on_accepted is not None:
-                on_accepted(receipt.accepted + receipt.repeated)
-            accepted, repeated = accepted + receipt.accepted, repeated + receipt.repeated
-            rejected += receipt.rejected
-        return BulkReceipt(accepted=accepted, repeated=repeated, rejected=rejected)
+        return await bulk.submit_all(self._transport, batch, bulk.encode(requests), on_accepted)
 
     def results(
         self, batch: str, *, after: str = "", answer_timeout_s: float = ANSWER_TIMEOUT_S
@@ -270,6 +261,7 @@ class AsyncTreadle:
         self,
         graded: GradedBatch,
         requests: Sequence[RewardRequest],
+        lines: Sequence[bytes],
         answer_timeout_s: float,
         progress: ProgressListener,
     ) -> None:
@@ -280,7 +272,7 @@ class AsyncTreadle:
                 asyncio.TaskGroup() as group,
                 aclosing(self.results(graded.view.id, answer_timeout_s=answer_timeout_s)) as pages,
             ):
-                group.create_task(self._submit_all(graded, requests, progress))
+                group.create_task(self._submit_all(graded, requests, lines, progress))
                 async for page in pages:
                     graded.add(page)
                     progress.answered(page)
@@ -290,9 +282,13 @@ class AsyncTreadle:
             raise failed
 
     async def _submit_all(
-        self, graded: GradedBatch, requests: Sequence[RewardRequest], progress: ProgressListener
+        self,
+        graded: GradedBatch,
+        requests: Sequence[RewardRequest],
+        lines: Sequence[bytes],
+        progress: ProgressListener,
     ) -> None:
-        receipt = await self.submit(graded.view.id, requests, on_accepted=progress.submitted)
+        receipt = await bulk.submit_all(self._transport, graded.view.id, lines, progress.submitted)
         for rejection in receipt.rejected:
             graded.rejected[requests[rejection.line - 1].request_id or ""] = rejection
         if receipt.rejected:  # the batch waits for requests that will not come

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -56,6 +56,21 @@ def check_unique(requests: Sequence[RewardRequest]) -> None:
         if first != place:
             what = f"requests[{first}] and requests[{place}] have the same request_id {request.request_id!r}"
             raise BadRequest(f"{what}: give each its own, or none; nothing was submitted")
+
+
+async def submit_all(
+    transport: Transport, batch: str, lines: Sequence[bytes], on_accepted: Callable[[int], None] | None
+) -> BulkReceipt:
+    """Submit encoded requests to a batch, in chunks; see `AsyncTreadle.submit`."""
+    accepted = repeated = 0
+    rejected: list[Rejection] = []
+    for chunk in chunks(lines):
+        receipt = await submit(transport, batch, lines, range(*chunk.indices(len(lines))))
+        if on_accepted is not None:
+            on_accepted(receipt.accepted + receipt.repeated)
+        accepted, repeated = accepted + receipt.accepted, repeated + receipt.repeated
+        rejected += receipt.rejected
+    return BulkReceipt(accepted=accepted, repeated=repeated, rejected=rejected)
 
 
 async def submit(transport: Transport, batch: str, lines: Sequence[bytes], places: Sequence[int]) -> BulkReceipt:

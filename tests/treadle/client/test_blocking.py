@@ -39,16 +39,21 @@ class FakeProxy:
         self.cancelled = threading.Event()
         self.reading = threading.Event()
         self.silent = False
+        self.opened = False
 
     def app(self) -> web.Application:
         app = web.Application()
-        app.router.add_post("/v1/tasks/{task}/batches", self.view)
+        app.router.add_post("/v1/tasks/{task}/batches", self.open)
         app.router.add_get("/v1/batches/{batch}", self.view)
         app.router.add_delete("/v1/batches/{batch}", self.cancel)
         app.router.add_get("/v1/batches/{batch}/results", self.results)
         app.router.add_post("/v1/rewards/bulk", self.bulk)
         app.router.add_get("/v1/tasks/{task}", self.no_task)
         return app
+
+    async def open(self, request: web.Request) -> web.Response:
+        self.opened = True
+        return await self.view(request)
 
     async def view(self, request: web.Request) -> web.Response:
         return web.json_response(VIEW)
@@ -207,8 +212,8 @@ def test_a_call_from_the_loops_own_thread_is_an_error_instead_of_an_endless_wait
         thread.close()
 
 
-def test_a_batch_with_a_value_that_json_does_not_have_is_cancelled(client: Treadle, proxy: FakeProxy) -> None:
-    proxy.silent = True
+def test_a_value_that_json_does_not_have_cancels_no_batch_of_an_earlier_run(client: Treadle, proxy: FakeProxy) -> None:
     with pytest.raises(BadRequest, match="request '1' cannot be encoded as JSON"):
-        client.grade("t", [treadle.RewardRequest(), treadle.RewardRequest(params={"code": object()})])
-    assert proxy.cancelled.is_set()
+        client.grade("t", [treadle.RewardRequest(), treadle.RewardRequest(params={"code": object()})], key="step-7")
+    assert not proxy.opened
+    assert not proxy.cancelled.is_set()

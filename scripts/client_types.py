@@ -10,6 +10,8 @@ writes treadle/client/requests.py (bodies that the client sends) and treadle/cli
 - An optional property has the document's default; else None if null is allowed; else the empty list, mapping or struct;
   else it is unset. A property at its default is not sent.
 - Bodies accept any Sequence and Mapping. Answers have lists and dicts.
+- An enum is `Literal[...]` in bodies and `Literal[...] | str` in answers, because a newer mesh may answer other values.
+  An enum that both have is a `Literal` for type checkers, and any text at run time.
 - Texts are the descriptions of the document.
 """
 
@@ -55,10 +57,12 @@ BASES: Final = {"TaskView": "Task", "ResultLine": "Answer"}
 RENAMED: Final = {"ResultLine": "Result"}
 """Schema -> name of its class: a line is one of the ways that a result travels."""
 ENUMS: Final = {("Answer", "ended"): "Ending"}
-"""Properties whose values have a name."""
+"""Properties of answers whose values have a name."""
 
 WIDTH: Final = 120
 PLAIN: Final = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
+WIDER: Final = "if not TYPE_CHECKING:  # a newer mesh may answer others\n    {name} = {name} | str\n"
+"""Run-time type of an enum that bodies and answers have."""
 HEADER: Final = '''"""{title} Generated from docs/openapi.json by scripts/client_types.py: do not edit.
 
 {law}
@@ -87,13 +91,16 @@ class Types:
             for member in schema.get("oneOf", ())
         }
         self._sent = True
+        self._received: set[str] = set()
+        for name in RECEIVED:
+            self._reach(name)
         self._done: dict[str, str] = {}
 
     def bodies(self) -> str:
         """Return the module of bodies."""
         self._sent = True
         law = "A field at its default is not sent, so that the mesh's own default holds."
-        imports = "from collections.abc import Mapping, Sequence\nfrom typing import Any, Literal"
+        imports = "from collections.abc import Mapping, Sequence\nfrom typing import TYPE_CHECKING, Any, Literal"
         return HEADER.format(title="Bodies of requests.", law=law, imports=imports) + self._module(SENT)
 
     def answers(self) -> str:
@@ -105,6 +112,13 @@ class Types:
         imports = "from typing import Any, Literal"
         header = HEADER.format(title="Answers of the mesh.", law=law, imports=imports)
         return f"{header}\nfrom treadle.client.requests import {', '.join(used)}\n{text}"
+
+    def _reach(self, name: str) -> None:
+        """Add a schema, and those it refers to, to the schemas of answers."""
+        if name not in self._received:
+            self._received.add(name)
+            for each in _references(self._schemas.get(name)):
+                self._reach(each)
 
     def _module(self, roots: tuple[str, ...]) -> str:
         before = set(self._done)
@@ -120,6 +134,8 @@ class Types:
         if "discriminator" in schema:
             schema = self._merged(name, schema)
         text = self._struct(name, schema) if self._is_struct(name) else self._alias(name, self._type(schema), schema)
+        if self._sent and "enum" in schema and name in self._received:
+            text += WIDER.format(name=name)
         self._done[name] = text
 
     def _merged(self, name: str, union: Json) -> Json:
@@ -142,7 +158,7 @@ class Types:
             if sorted(schema.get("enum", ())) == values:
                 return {"$ref": f"#/components/schemas/{name}"}
         name = f"{union}Kind"
-        self._done[name] = self._alias(name, _literal(values), {"description": f"Kind of a {union}: what it runs."})
+        self._done[name] = self._alias(name, self._enum(values), {"description": f"Kind of a {union}: what it runs."})
         return {"$ref": f"#/components/schemas/{name}"}
 
     def _is_struct(self, name: str) -> bool:
@@ -171,7 +187,7 @@ class Types:
         if named and named not in self._done:
             values = next(member for member in _members(schema) if "enum" in member)["enum"]
             self._done[named] = self._alias(named, _literal(values), schema)
-        kind = f"{named} | None" if named else self._type(schema)
+        kind = f"{named} | str | None" if named else self._type(schema)
         text = f"    {name}: {kind}\n" if required else f"    {name}: {self._optional(schema, kind)}\n"
         return text + (_docstring(schema["description"], "    ") if "description" in schema else "")
 
@@ -197,12 +213,15 @@ class Types:
         if members := _members(schema):
             return " | ".join(self._type(member) for member in members)
         if "enum" in schema:
-            return _literal(schema["enum"])
+            return self._enum(schema["enum"])
         if schema.get("type") == "array":
             return f"{'Sequence' if self._sent else 'list'}[{self._type(schema['items'])}]"
         if schema.get("type") == "object":
             return f"{'Mapping' if self._sent else 'dict'}[str, {self._values(schema)}]"
         return PLAIN[schema["type"]] if "type" in schema else "Any"
+
+    def _enum(self, values: list[str]) -> str:
+        return _literal(values) if self._sent else f"{_literal(values)} | str"
 
     def _values(self, schema: Json) -> str:
         """Annotation of a mapping's values."""
@@ -219,6 +238,15 @@ class Types:
 def _uses(line: str, name: str) -> bool:
     """Whether a line of source text has an annotation or a base class of this name."""
     return name in line.replace("[", " ").replace("]", " ").replace("(", " ").replace(",", " ").split()
+
+
+def _references(node: Any) -> Iterator[str]:
+    """Yield the names of the schemas that a part of the document refers to."""
+    if isinstance(node, Mapping) and isinstance(node.get("$ref"), str):
+        yield _named(node)
+    if isinstance(node, Mapping | list):
+        for each in node.values() if isinstance(node, Mapping) else node:
+            yield from _references(each)
 
 
 def _named(schema: Mapping[str, Any]) -> str:

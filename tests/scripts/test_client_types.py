@@ -93,6 +93,32 @@ def test_a_union_without_a_discriminator_is_an_alias(bodies: Any) -> None:
         assert msgspec.json.decode(msgspec.json.encode({"amount": amount}), type=module.Root).amount == amount
 
 
+def test_answers_accept_values_that_the_document_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_types, "SENT", ("Body", "Own"))
+    monkeypatch.setattr(client_types, "RECEIVED", ("Reply",))
+    properties = {"kind": ref("Kind")}
+    schemas = {
+        "Body": {**OBJECT, "properties": properties, "required": ["kind"]},
+        "Own": {**OBJECT, "properties": {"color": ref("Color")}, "required": ["color"]},
+        "Reply": {
+            **OBJECT,
+            "properties": {"body": ref("Body"), "state": {**TEXT, "enum": ["open"]}},
+            "required": ["body", "state"],
+        },
+        "Kind": {**TEXT, "enum": ["cat"], "description": "Kind of it."},
+        "Color": {**TEXT, "enum": ["red"], "description": "Color of it."},
+    }
+    generator = Types({"components": {"schemas": schemas}})
+    bodies, answers = generator.bodies(), generator.answers()
+    assert "state: Literal['open'] | str\n" in answers
+    assert "    kind: Kind\n" in bodies
+    sent: dict[str, Any] = {}
+    exec(bodies, sent)  # the text that the generator would write
+    assert msgspec.convert("cow", sent["Kind"]) == "cow"
+    with pytest.raises(msgspec.ValidationError, match="Invalid enum value 'blue'"):
+        msgspec.convert("blue", sent["Color"])
+
+
 def test_texts_are_docstrings(bodies: Any) -> None:
     schema = {"description": "A root.\nOf a tree.", "properties": {"a": TEXT}, "required": ["a"]}
     assert bodies(Root=schema).Root.__doc__ == "A root. Of a tree."

@@ -67,7 +67,7 @@ class BatchView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     task: str
     tenant: str
-    state: Literal["open", "sealed", "complete", "cancelled", "abandoned"]
+    state: Literal["open", "sealed", "complete", "cancelled", "abandoned"] | str
     """`sealed`: it accepts no more requests and waits for its last answers. `abandoned`: it was idle for too long."""
     size: int | None
     """Number of requests: as it was opened, or null; once sealed or ended, the submitted ones. It is complete when
@@ -112,7 +112,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     incarnation: str
     node_class: str
-    state: Literal["ready", "silent", "gone"]
+    state: Literal["ready", "silent", "gone"] | str
     """`silent`: no heartbeat has arrived for `PROXY_NODE_LOST_S`. `gone`: it has stopped in good order."""
     capacity: dict[str, int]
     owned: dict[str, int]
@@ -179,16 +179,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """State of an action, and its answer once it is finished."""
 
     id: str
-    state: Literal["finished", "granted", "queued"]
+    state: Literal["finished", "granted", "queued"] | str
     act: Act | None = None
     arrived_at: float = 0.0
     """Unix seconds, the journal's clock."""
     batch: str | None = None
     cpu_s: float = 0.0
     """CPU time of the last stage with a verdict. A stopped execution is not measured."""
-    ended: Ending | None = None
+    ended: Ending | str | None = None
     """End of the action. `ok` and `timeout` are verdicts; the other values are no statement about the sample."""
-    evidence: Literal["in-process", "separate"] | None = None
+    evidence: Literal["in-process", "separate"] | str | None = None
     """Where the last stage's verdict was formed. `separate`: outside the interpreter that ran the sample, which has no
     expected value. `in-process`: in the same interpreter, so a sample written to attack its grader may forge it. Absent
     if the kind forms no verdict."""
@@ -239,7 +239,7 @@ class TrajectoryView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Status of a trajectory. Times are Unix seconds."""
 
     id: str
-    state: Literal["closed", "expired", "lost", "open"]
+    state: Literal["closed", "expired", "lost", "open"] | str
     reason: str
     """Reason of its end. While it is open: why the last attempt to create its environment failed; else empty."""
     tenant: str

@@ -6,7 +6,7 @@ A field at its default is not sent, so that the mesh's own default holds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -14,6 +14,8 @@ ActionKind = Literal[
     "noop", "sleep", "code.run", "code.asserts", "code.stdio", "math.verify", "answer.match", "python.function"
 ]
 """Kind of an action."""
+if not TYPE_CHECKING:  # a newer mesh may answer others
+    ActionKind = ActionKind | str
 
 Elasticity = Mapping[str, float | str]
 """Elasticity: with m units the work takes T / (E(m) * m). Either units -> efficiency E(m), or a model: `amdahl` with

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import msgspec
@@ -79,6 +80,41 @@ def test_a_type_has_the_fields_and_defaults_of_the_interface(ours: type[msgspec.
 def test_endings_and_errors_are_those_of_the_mesh() -> None:
     assert set(get_args(answers.Ending)) == set(get_args(EndedAs))
     assert set(BY_SLUG) == set(PROBLEMS)
+
+
+ROOTS = [
+    *(answers.TaskView, answers.BatchView, answers.ProgressReceipt, answers.NodeList, answers.Answer, answers.Result),
+    *(answers.BulkReceipt, answers.TrajectoryView),
+]
+
+
+@pytest.mark.parametrize("answer", ROOTS, ids=lambda kind: kind.__name__)
+def test_an_answer_may_have_values_that_this_release_does_not_know(answer: type[msgspec.Struct]) -> None:
+    """A newer mesh adds a state, an end or a kind. Its answers stay readable."""
+    document = msgspec.json.schema(answer)
+    assert document
+    assert [found for found in closed_enums(document) if found] == []
+
+
+def closed_enums(node: Any) -> Iterator[Any]:
+    """Yield the enums beside which a schema does not allow any text."""
+    if isinstance(node, list):
+        for each in node:
+            yield from closed_enums(each)
+    if isinstance(node, dict):
+        variants = node.get("anyOf", [])
+        allows_text = any(each.get("type") == "string" and "enum" not in each for each in variants)
+        if "enum" in node:
+            yield node["enum"]
+        for name, each in node.items():
+            rest = [one for one in each if "enum" not in one] if name == "anyOf" and allows_text else each
+            yield from closed_enums(rest)
+
+
+def test_a_task_with_an_unknown_kind_is_read_back() -> None:
+    view = {"name": "t", "tenant": "default", "version": 1, "stages": [{"name": "s", "kind": "code.formal"}]}
+    read = msgspec.json.decode(json.dumps(view), type=answers.TaskView)
+    assert [stage.kind for stage in read.stages] == ["code.formal"]
 
 
 def test_the_mesh_reads_what_the_client_writes() -> None:

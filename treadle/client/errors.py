@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -12,6 +12,8 @@ PROBLEM_TYPE = "https://treadle.example/problems/"
 AWAY = frozenset({502, 503, 504})
 """Statuses by which a gateway between client and mesh reports that the mesh does not answer."""
 SHOWN_CHARS = 200
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Exceptions that a decoder raises for received bytes."""
 
 
 class TreadleError(Exception):
@@ -150,7 +152,7 @@ def slug_of(problem: Mapping[str, Any]) -> str:
 def _problem(body: bytes) -> dict[str, Any] | None:
     try:
         document = msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
     return document if "type" in document and "status" in document else None
 

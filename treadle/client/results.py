@@ -9,7 +9,7 @@ from contextlib import aclosing
 import msgspec
 
 from treadle.client.answers import BatchView, Result
-from treadle.client.errors import DeadlineMissed, Transient, Unavailable, Unexpected, error_of
+from treadle.client.errors import UNREADABLE, DeadlineMissed, Transient, Unavailable, Unexpected, error_of
 from treadle.client.retry import CONNECTION_ERRORS, RetryState
 from treadle.client.transport import Transport, quoted
 
@@ -81,5 +81,5 @@ class ResultDecoder:
         *lines, self._tail = (self._tail + data).split(b"\n")
         try:
             return [_decoder.decode(line) for line in lines if line]
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise Unexpected(f"the stream of results has a line that is no result ({error})") from error

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 import msgspec
 
-from treadle.client.errors import BadRequest, InvalidUrl, Unexpected, error_of
+from treadle.client.errors import UNREADABLE, BadRequest, InvalidUrl, Unexpected, error_of
 from treadle.client.retry import CONNECTION_ERRORS, RetryPolicy, retry
 
 S = TypeVar("S")
@@ -80,7 +80,7 @@ class Transport:
         """
         try:
             return msgspec.json.decode(reply, type=answer)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             what = f"{self.url}{path} answered what is no {answer.__name__}: is it the address of Treadle's proxy?"
             raise Unexpected(f"{what} ({error})") from error
 
@@ -128,8 +128,17 @@ class Transport:
 
 
 def quoted(name: str) -> str:
-    """Return a name as one segment of a path, so that the mesh receives and checks the whole name."""
-    return quote(name, safe="")
+    """Return a name as one segment of a path, so that the mesh receives and checks the whole name.
+
+    Raises:
+        BadRequest: it is not text, or no segment: `.` and `..` would be resolved, also if quoted, to another resource.
+    """
+    if name in ("", ".", ".."):
+        raise BadRequest(f"{name!r} is not a name: a path has no such segment")
+    try:
+        return quote(name, safe="")
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"{name!r} is not a name: {error}") from error
 
 
 def checked_url(url: str) -> str:

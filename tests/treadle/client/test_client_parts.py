@@ -59,6 +59,7 @@ def test_an_error_of_the_mesh_is_raised_with_its_type(error: served.TreadleError
         (503, b'{"type":"x/not-ready","status":503,"detail":"no leader yet"}', Unavailable, "no leader yet"),
         (404, b"<html>nginx", Unexpected, "is it the proxy's address? <html>nginx"),
         (404, b'{"detail":"Not Found"}', Unexpected, "not as Treadle does"),
+        (404, b'{"type":"\xff","status":404}', Unexpected, "not as Treadle does"),
         (405, b'{"type":"about:blank","status":405,"detail":"use PUT"}', Unexpected, "use PUT"),
         (
             422,
@@ -212,9 +213,10 @@ def as_json(result: Result) -> dict[str, object]:
     return {"cursor": result.cursor, "id": result.id, "state": result.state, "request_id": result.request_id}
 
 
-def test_a_line_that_is_no_result_is_unexpected() -> None:
+@pytest.mark.parametrize("line", [b"<html>\n", b'{"cursor": "\xff"}\n', b'{"output": ' + b"[" * 100_000 + b"\n"])
+def test_a_line_that_is_no_result_is_unexpected(line: bytes) -> None:
     with pytest.raises(Unexpected, match="a line that is no result"):
-        ResultDecoder().feed(b"<html>\n")
+        ResultDecoder().feed(line)
 
 
 def test_two_requests_with_the_same_id_are_rejected() -> None:

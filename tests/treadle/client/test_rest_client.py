@@ -242,14 +242,16 @@ async def test_a_probe_is_one_call() -> None:
         with pytest.raises(Unavailable):
             await client.probe()
 
-    async def page(request: web.Request) -> web.Response:
-        return web.Response(text="<html>It works!")
+    for body in (b"<html>It works!", b'{"status": "\xff"}', b"[" * 100_000):
 
-    app = web.Application()
-    app.router.add_get("/healthz", page)
-    async with serving(app) as url, AsyncTreadle(url) as other:
-        with pytest.raises(Unexpected, match="is it the address of Treadle's proxy"):
-            await other.probe()
+        async def page(request: web.Request, body: bytes = body) -> web.Response:
+            return web.Response(body=body)
+
+        app = web.Application()
+        app.router.add_get("/healthz", page)
+        async with serving(app) as url, AsyncTreadle(url) as other:
+            with pytest.raises(Unexpected, match="is it the address of Treadle's proxy"):
+                await other.probe()
     async with serving(FakeProxy().app()) as url, AsyncTreadle(url) as treadle:
         await treadle.probe()
 
@@ -286,8 +288,11 @@ async def test_an_answer_that_is_no_receipt_is_unexpected(client: AsyncTreadle, 
         await client.submit("b", requests(1))
 
 
-async def test_a_stream_that_is_no_ndjson_is_unexpected(client: AsyncTreadle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "LINES", [b"<html>\n"])
+@pytest.mark.parametrize("line", [b"<html>\n", b'{"cursor": "\xff"}\n'])
+async def test_a_stream_that_is_no_ndjson_is_unexpected(
+    client: AsyncTreadle, monkeypatch: pytest.MonkeyPatch, line: bytes
+) -> None:
+    monkeypatch.setitem(globals(), "LINES", [line])
     with pytest.raises(Unexpected, match="a line that is no result"):
         await read(client)
 

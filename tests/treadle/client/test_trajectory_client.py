@@ -133,6 +133,17 @@ async def test_an_answer_that_is_no_trajectory_is_unexpected(client: AsyncTreadl
         await client.trajectories.view(NAME)
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "\ud800"])
+async def test_a_name_that_no_path_can_hold_is_not_sent(client: AsyncTreadle, fake: FakeProxy, name: str) -> None:
+    """`GET /v1/batches/..` would be `GET /v1/`, and the results of batch `..` those of `/v1/results`."""
+    for call in (client.task(name), client.batch(name), client.cancel(name), client.trajectories.close(name)):
+        with pytest.raises(BadRequest, match="is not a name"):
+            await call
+    with pytest.raises(BadRequest, match="is not a name"):
+        _ = [page async for page in client.results(name)]
+    assert fake.requests == []
+
+
 @pytest.mark.parametrize("name", ["a#b", "a?b", "a/b", "a b", "a%20b", "ä"])
 async def test_a_name_is_one_segment_of_the_path(client: AsyncTreadle, fake: FakeProxy, name: str) -> None:
     """The mesh rejects such a name. Cut at the `#`, it would be the name of another task."""

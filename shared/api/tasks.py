@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from shared.api.elasticity import MOST_DURATION_S, MOST_UNITS, Formulation, formulated
 from shared.api.plain import check_plain
 from shared.messages.kinds import KINDS, default_units, pool_of
+from shared.runtime.errors import SHOWN_CHARS
 from shared.runtime.patterns import NAME
 from shared.runtime.validation import FORM, UNKNOWN_FIELD, explain, unknown_field
 
@@ -166,7 +167,7 @@ class StageTemplate(Model):
     @model_validator(mode="after")
     def _known(self) -> StageTemplate:
         if self.kind not in KINDS:
-            raise ValueError(f"unknown kind {self.kind!r}; there are {', '.join(KINDS)}")
+            raise ValueError(f"unknown kind {self.kind[:SHOWN_CHARS]!r}; there are {', '.join(KINDS)}")
         known = KINDS[self.kind].__struct_fields__
         if unknown := self.params.keys() - set(known):
             raise ValueError(f"params of {self.kind}: {unknown_field(min(unknown), known)}")

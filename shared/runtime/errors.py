@@ -7,10 +7,12 @@ from the slug.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 PROBLEM_TYPE = "https://treadle.example/problems/"
 """Prefix of a problem's `type`. It is an identifier, not an address."""
+SHOWN_CHARS: Final = 64
+"""Length at which a received text is cut in a message."""
 
 
 @dataclass(eq=False)
@@ -84,6 +86,9 @@ class NotFound(TreadleError):
     kind: str
     name: str
     hint: str | None = None
+
+    def __post_init__(self) -> None:
+        self.name = self.name[:SHOWN_CHARS]
 
     def __str__(self) -> str:
         return f"no {self.kind} {self.name!r}" + (f"; {self.hint}" if self.hint else "")

@@ -23,7 +23,7 @@ from shared.api.requests import Act
 from shared.bus.connection import TRANSIENT
 from shared.messages.actions import ActionSubmitted, StageWork
 from shared.messages.kinds import MOST_FETCHED, MOST_FILES, CodeRun, default_units, pool_of
-from shared.runtime.errors import BadRequest, DeadlineMissed, Overloaded, Unavailable
+from shared.runtime.errors import SHOWN_CHARS, BadRequest, DeadlineMissed, Overloaded, Unavailable
 from shared.runtime.patterns import NAME, WORDS, is_name
 from shared.runtime.validation import decoded
 
@@ -96,7 +96,8 @@ def _check(tenant: str, task: str, language: str) -> None:
     if task and not (is_name(tenant) and is_name(task)):
         raise BadRequest(what=f"tenant and task in the path: each must be {WORDS[NAME]}")
     if language.strip().lower() not in LANGUAGES:
-        raise BadRequest(what=f"unknown language {language!r}; there are {', '.join(sorted(LANGUAGES))}")
+        shown = language[:SHOWN_CHARS]
+        raise BadRequest(what=f"unknown language {shown!r}; there are {', '.join(sorted(LANGUAGES))}")
 
 
 async def _serve(call: Call, submitted: ActionSubmitted, budget_s: float) -> Reply:

@@ -24,7 +24,7 @@ from shared.bus.connection import ValkeyClock, command, with_retries
 from shared.messages.actions import ActionSubmitted
 from shared.messages.batches import BatchOpened
 from shared.messages.targets import COMPLETIONS
-from shared.runtime.errors import BadRequest, Conflict, NotFound
+from shared.runtime.errors import SHOWN_CHARS, BadRequest, Conflict, NotFound
 from shared.runtime.units import Seconds
 from shared.runtime.validation import decoded, explain_details
 
@@ -184,7 +184,8 @@ class BatchService:
             raise BadRequest(what="set `batch`, or `task` for a request outside any batch")
         workflow = await self._workflow(batch) if batch else await self._tasks.workflow(tenant, request.task or "")
         if request.task is not None and request.task != workflow.task:
-            raise BadRequest(what=f"batch {batch} belongs to task {workflow.task!r}, not {request.task!r}")
+            given = request.task[:SHOWN_CHARS]
+            raise BadRequest(what=f"batch {batch} belongs to task {workflow.task!r}, not {given!r}")
         return ActionSubmitted(
             action=await self._ids.of(workflow.tenant, workflow.task, batch, request.request_id),
             tenant=workflow.tenant,

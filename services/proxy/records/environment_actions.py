@@ -8,7 +8,7 @@ from shared.api.elasticity import formulated
 from shared.api.trajectories import TrajectoryAction
 from shared.messages.actions import StageWork
 from shared.messages.kinds import ENVIRONMENT_KINDS, ONLY_LOOKS, default_units, pool_of
-from shared.runtime.errors import BadRequest
+from shared.runtime.errors import SHOWN_CHARS, BadRequest
 from shared.runtime.validation import decoded
 
 _decoders = {kind: msgspec.json.Decoder(params) for kind, params in ENVIRONMENT_KINDS.items()}
@@ -22,7 +22,8 @@ def stage_of(request: TrajectoryAction, node_class: str) -> StageWork:
     """
     decoder = _decoders.get(request.kind)
     if decoder is None:
-        raise BadRequest(what=f"unknown kind {request.kind!r}; in a trajectory there are {', '.join(_decoders)}")
+        shown = request.kind[:SHOWN_CHARS]
+        raise BadRequest(what=f"unknown kind {shown!r}; in a trajectory there are {', '.join(_decoders)}")
     decoded(decoder, request.params, f"params of {request.kind}")
     units = request.units if request.units is not None else default_units(request.kind)
     pool = pool_of(units, node_class)

@@ -11,7 +11,7 @@ from services.proxy.records.workflows import Workflow
 from shared.api.tasks import Task, TaskView
 from shared.bus.connection import command, with_retries
 from shared.runtime import log
-from shared.runtime.errors import NotFound
+from shared.runtime.errors import SHOWN_CHARS, NotFound
 from shared.runtime.units import Seconds
 
 _log = log.get(__name__)
@@ -114,7 +114,7 @@ class TaskRegistry:
 
 
 def _unknown(name: str) -> NotFound:
-    return NotFound(kind="task", name=name, hint=f"declare it with PUT /v1/tasks/{name}")
+    return NotFound(kind="task", name=name, hint=f"declare it with PUT /v1/tasks/{name[:SHOWN_CHARS]}")
 
 
 def _key(tenant: str, name: str) -> str:

@@ -15,7 +15,7 @@ from shared.api.tasks import StageTemplate, Task
 from shared.messages.actions import StageWork
 from shared.messages.batches import StagePlan
 from shared.messages.kinds import FREE_FORM, KINDS, Params, default_units, needs_core, pool_of
-from shared.runtime.errors import BadRequest
+from shared.runtime.errors import SHOWN_CHARS, BadRequest
 from shared.runtime.validation import decoded, explain
 
 _encoder = msgspec.json.Encoder()
@@ -119,7 +119,7 @@ class Workflow:
             BadRequest: an unknown parameter or stage, or an invalid value.
         """
         given = _decode_object(params, "params")
-        own = {name: _decode_object(raw, f"stage_params.{name}") for name, raw in stage_params.items()}
+        own = {name: _decode_object(raw, f"stage_params.{name[:SHOWN_CHARS]}") for name, raw in stage_params.items()}
         if unknown := given.keys() - frozenset[str]().union(*(stage.fields for stage in self.stages)):
             raise self._without(
                 "parameter", min(unknown), [name for stage in self.stages for name in stage.params.__struct_fields__]
@@ -129,8 +129,8 @@ class Workflow:
         return tuple(stage.fill(given, own.get(stage.template.name, {})) for stage in self.stages)
 
     def _without(self, what: str, name: str, known: Iterable[str]) -> BadRequest:
-        listed = ", ".join(f"`{each}`" for each in dict.fromkeys(known))
-        return BadRequest(what=f"task {self.task!r} has no {what} `{name[:64]}`; the {what}s are {listed or 'none'}")
+        listed, shown = ", ".join(f"`{each}`" for each in dict.fromkeys(known)), name[:SHOWN_CHARS]
+        return BadRequest(what=f"task {self.task!r} has no {what} `{shown}`; the {what}s are {listed or 'none'}")
 
 
 def _decode_object(raw: msgspec.Raw, name: str) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def plain_action(request: ActionRequest) -> StageWork:
     """
     decoder = _decoders.get(request.kind)
     if decoder is None:
-        raise BadRequest(what=f"unknown kind {request.kind!r}; there are {', '.join(KINDS)}")
+        raise BadRequest(what=f"unknown kind {request.kind[:SHOWN_CHARS]!r}; there are {', '.join(KINDS)}")
     params = decoded(decoder, request.params, f"params of {request.kind}")
     try:
         _check_free_form({name: getattr(params, name, None) for name in FREE_FORM})

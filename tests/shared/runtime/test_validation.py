@@ -97,6 +97,40 @@ def test_a_hostile_value_does_not_move_the_place() -> None:
     assert by_msgspec(body) == "inner[0].kind: must be one of a, b, not 'c - at `$.number`'"
 
 
+@pytest.mark.parametrize("end", ["", " - at `$", "` - at `$.inner[0]", "` - at `$." + "b" * 1000])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_long_name_of_a_field_is_cut(end: str, inside: bool) -> None:
+    name = "a" * 1000 + end
+    body = {"inner": [{name: 1}]} if inside else {name: 1}
+    sentence = by_msgspec(body)
+    assert f"unknown field `{'a' * 64}`; the fields are `" in sentence or "there are no fields" in sentence
+    assert len(sentence) < 300
+
+
+def test_long_keys_of_an_object_are_cut() -> None:
+    details = {"type": "int_type", "loc": ("body", "units", "a" * 1000, "b"), "input": "x"}
+    assert explain_details(details) == f"units.{'a' * 64}.b: must be a whole number, not text"
+
+
+def test_a_types_description_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs a hundred times more than decoding, and a bulk call may have thousands of invalid lines."""
+    described: list[Any] = []
+    compute = msgspec.inspect.type_info
+
+    def counted(model: Any) -> msgspec.inspect.Type:
+        described.append(model)
+        return compute(model)
+
+    class Fresh(msgspec.Struct, forbid_unknown_fields=True):
+        name: str = ""
+
+    monkeypatch.setattr(msgspec.inspect, "type_info", counted)
+    for _ in range(3):
+        with pytest.raises(BadRequest, match="unknown field `nam`; the fields are `name`"):
+            decoded(msgspec.json.Decoder(Fresh), b'{"nam": 1}')
+    assert described == [Fresh]
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [

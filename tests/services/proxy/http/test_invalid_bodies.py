@@ -29,7 +29,9 @@ ENVIRONMENT_FIELDS = (
 REWARD_FIELDS = "`batch`, `task`, `request_id`, `params`, `stage_params`, `priority`"
 ELASTICITIES = '{"1": 1.0, "4": 0.8}, {"model": "amdahl", "serial": s}, or {"model": "power", "exponent": e}'
 KINDS = "noop, sleep, code.run, code.asserts, code.stdio, math.verify, answer.match, python.function"
+ENVIRONMENT_KINDS = "env.exec, env.bash, env.read, env.write, env.upload, env.download, env.list, env.close_session"
 TASK = "/v1/tasks/known"
+LONG, CUT = "x" * 1000, "x" * 64
 
 CASES: list[tuple[str, str, Any, str]] = [
     # by msgspec, in bare ASGI
@@ -37,6 +39,8 @@ CASES: list[tuple[str, str, Any, str]] = [
     ("POST", "/v1/actions", {}, "missing field `kind`"),
     ("POST", "/v1/actions", [], "the body must be an object, not a list"),
     ("POST", "/v1/actions", {"kind": "dance"}, f"unknown kind 'dance'; there are {KINDS}"),
+    ("POST", "/v1/actions", {"kind": LONG}, f"unknown kind '{CUT}'; there are {KINDS}"),
+    ("POST", "/v1/actions", {LONG: 1}, f"unknown field `{CUT}`; the fields are {ACTION_FIELDS}"),
     ("POST", "/v1/actions", {"kind": "noop", "node_class": "a b"}, f"node_class: {NAME}"),
     ("POST", "/v1/actions", {"kind": "noop", "timeout_s": 0}, "timeout_s: must be greater than 0"),
     ("POST", "/v1/actions", {"kind": "noop", "timeout_s": "5"}, "timeout_s: must be a number, not text"),
@@ -55,6 +59,10 @@ CASES: list[tuple[str, str, Any, str]] = [
      "task 'known' has no parameter `kode`; the parameters are `echo`"),
     ("POST", "/v1/rewards", {"task": "known", "stage_params": {"run": {}}},
      "task 'known' has no stage `run`; the stages are `first`"),
+    ("POST", "/v1/rewards", {"task": "known", "stage_params": {LONG: {}}},
+     f"task 'known' has no stage `{CUT}`; the stages are `first`"),
+    ("POST", "/v1/rewards", {"task": "known", "stage_params": {LONG: 1}},
+     f"stage_params.{CUT}: must be an object, not a whole number"),
     ("POST", "/v1/rewards", {"task": "known", "params": {"echo": 1}},
      "params of stage 'first' (noop): echo: must be text, not a whole number"),
     ("POST", "/v1/trajectories", {"environment": {"img": "x"}},
@@ -67,6 +75,8 @@ CASES: list[tuple[str, str, Any, str]] = [
      "query parameter state: must be one of open, closed, expired, lost, not 'x'"),
     ("POST", "{trajectory}/actions", {"kind": "env.read", "params": {"path": "a", "encoding": "x"}},
      "params of env.read: encoding: must be one of base64, utf-8, not 'x'"),
+    ("POST", "{trajectory}/actions", {"kind": LONG},
+     f"unknown kind '{CUT}'; in a trajectory there are {ENVIRONMENT_KINDS}"),
     ("POST", "{trajectory}/actions", {"kind": "env.bash", "params": {"line": "", "session": "a b"}},
      "params of env.bash: session: must be letters, digits, '.', '_' and '-'"),
     ("POST", "{trajectory}/swerex/run_in_session", {"action_type": "zsh"},
@@ -78,6 +88,7 @@ CASES: list[tuple[str, str, Any, str]] = [
     ("PUT", TASK, {"stages": [{"name": "a", "kind": "noop", "params": {"ecko": 1}}]},
      "stages[0]: params of noop: unknown field `ecko`; the fields are `echo`"),
     ("PUT", TASK, {"stages": [{"name": "a", "kind": "dance"}]}, f"stages[0]: unknown kind 'dance'; there are {KINDS}"),
+    ("PUT", TASK, {"stages": [{"name": "a", "kind": LONG}]}, f"stages[0]: unknown kind '{CUT}'; there are {KINDS}"),
     ("PUT", TASK, {"stages": [{"kind": "noop"}]}, "stages[0]: missing field `name`"),
     ("PUT", TASK, {"stages": [{"name": "a b", "kind": "noop"}]}, f"stages[0].name: {NAME}"),
     ("PUT", TASK, {"stages": [{"name": "a", "kind": "noop", "timeout_s": 3601}]},
@@ -135,6 +146,16 @@ async def test_an_error_names_the_field_and_what_to_write(http: aiohttp.ClientSe
     problems = [await reply(http, method, path.format(trajectory=trajectory), body) for method, path, body, _ in CASES]
     details = [(status, problem["detail"]) for status, problem in problems]
     assert details == [(422, message) for *_, message in CASES]
+
+
+async def test_an_error_shows_the_beginning_of_a_long_language_or_name(http: aiohttp.ClientSession) -> None:
+    _, problem = await reply(http, "POST", "/run_code", {"code": "", "language": LONG})
+    assert problem["detail"].startswith(f"unknown language '{CUT}'; there are bash, c, ")
+    for body, kind in (({"task": LONG}, "task"), ({"batch": LONG}, "batch")):
+        status, problem = await reply(http, "POST", "/v1/rewards", body)
+        assert (status, problem["name"]) == (404, CUT)
+        assert problem["detail"].startswith(f"no {kind} '{CUT}'; ")
+        assert len(problem["detail"]) < 250
 
 
 @pytest.mark.parametrize(("method", "path"), [("PUT", TASK), ("GET", "/v1/tasks"), ("POST", "/v1/actions")])

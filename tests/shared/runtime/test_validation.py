@@ -103,7 +103,7 @@ def test_a_long_name_of_a_field_is_cut(end: str, inside: bool) -> None:
     name = "a" * 1000 + end
     body = {"inner": [{name: 1}]} if inside else {name: 1}
     sentence = by_msgspec(body)
-    assert f"unknown field `{'a' * 64}`; the fields are `" in sentence or "there are no fields" in sentence
+    assert f"unknown field `{'a' * 64}`; the fields are `" in sentence
     assert len(sentence) < 300
 
 

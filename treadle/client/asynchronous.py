@@ -239,7 +239,7 @@ class AsyncTreadle:
             NotFound: there is no such batch.
             Overloaded, Unavailable: the retry policy gave up. Accepted requests stay accepted.
         """
-        return await bulk.submit_all(self._transport, batch, bulk.encode(requests), on_accepted)
+        return await self._submit_lines(batch, bulk.encode(requests), on_accepted)
 
     def results(
         self, batch: str, *, after: str = "", answer_timeout_s: float = ANSWER_TIMEOUT_S
@@ -256,6 +256,11 @@ class AsyncTreadle:
             NotFound: there is no such batch.
         """
         return follow_results(self._transport, batch, after, answer_timeout_s)
+
+    async def _submit_lines(
+        self, batch: str, lines: Sequence[bytes], on_accepted: Callable[[int], None] | None
+    ) -> BulkReceipt:
+        return await bulk.submit_all(self._transport, batch, lines, on_accepted)
 
     async def _exchange(
         self,
@@ -288,7 +293,7 @@ class AsyncTreadle:
         lines: Sequence[bytes],
         progress: ProgressListener,
     ) -> None:
-        receipt = await bulk.submit_all(self._transport, graded.view.id, lines, progress.submitted)
+        receipt = await self._submit_lines(graded.view.id, lines, progress.submitted)
         for rejection in receipt.rejected:
             graded.rejected[requests[rejection.line - 1].request_id or ""] = rejection
         if receipt.rejected:  # the batch waits for requests that will not come

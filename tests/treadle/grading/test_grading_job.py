@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from shared.runtime.errors import BadRequest
@@ -55,12 +56,12 @@ class FakeMesh(AsyncTreadle):
         self._submitted.clear()
         return view(key or "", size or 0)
 
-    async def submit(
-        self, batch: str, requests: Sequence[RewardRequest], *, on_accepted: Callable[[int], None] | None = None
+    async def _submit_lines(
+        self, batch: str, lines: Sequence[bytes], on_accepted: Callable[[int], None] | None
     ) -> BulkReceipt:
         if self._away:
             raise Unavailable("away")
-        ids = [request.request_id or "" for request in requests]
+        ids = [msgspec.json.decode(line, type=RewardRequest).request_id or "" for line in lines]
         rejected = [
             Rejection(line=place, problem=BadRequest(what="odd").problem())
             for place, id_ in enumerate(ids, 1)

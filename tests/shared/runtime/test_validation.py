@@ -121,14 +121,14 @@ def test_a_types_description_is_computed_once(monkeypatch: pytest.MonkeyPatch) -
         described.append(model)
         return compute(model)
 
-    class Fresh(msgspec.Struct, forbid_unknown_fields=True):
+    class FirstRead(msgspec.Struct, forbid_unknown_fields=True):
         name: str = ""
 
     monkeypatch.setattr(msgspec.inspect, "type_info", counted)
     for _ in range(3):
         with pytest.raises(BadRequest, match="unknown field `nam`; the fields are `name`"):
-            decoded(msgspec.json.Decoder(Fresh), b'{"nam": 1}')
-    assert described == [Fresh]
+            decoded(msgspec.json.Decoder(FirstRead), b'{"nam": 1}')
+    assert described == [FirstRead]
 
 
 @pytest.mark.parametrize(

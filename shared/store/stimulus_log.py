@@ -29,6 +29,7 @@ from shared.policy.scaling.stimuli import (
     TargetsRestored,
     TimerFired,
 )
+from shared.runtime.validation import UNREADABLE
 
 KINDS: Mapping[str, type[Stimulus]] = {
     kind.__name__: kind
@@ -70,6 +71,12 @@ class LogHeader:
     def planner(self) -> Planner:
         """Return a planner with this configuration."""
         return Planner(self.config, self.floors, self.ceilings, self.seed)
+
+
+class _Version(msgspec.Struct):
+    """The part of a header that every version of the log has."""
+
+    version: int
 
 
 @dataclass(frozen=True)
@@ -139,11 +146,13 @@ def read_log(path: Path) -> tuple[LogHeader, Iterator[LogEntry]]:
     """
     entries = _entries(path)
     try:
-        header = msgspec.msgpack.decode(next(entries), type=LogHeader)
-    except (StopIteration, msgspec.MsgspecError) as error:
+        packed = next(entries)
+        version = msgspec.msgpack.decode(packed, type=_Version).version
+        if version != VERSION:
+            raise LogError(f"{path} is a stimulus log of version {version}; this Treadle reads version {VERSION}")
+        header = msgspec.msgpack.decode(packed, type=LogHeader)
+    except (StopIteration, *UNREADABLE) as error:
         raise LogError(f"{path} is no stimulus log of this version of Treadle") from error
-    if header.version != VERSION:
-        raise LogError(f"{path} is a stimulus log of version {header.version}; this Treadle reads version {VERSION}")
     return header, _log_entries(path, entries)
 
 
@@ -163,5 +172,5 @@ def _log_entries(path: Path, entries: Iterator[bytes]) -> Iterator[LogEntry]:
         try:
             now, kind, raw, commands = entry.decode(packed)
             yield LogEntry(now, msgspec.msgpack.decode(raw, type=KINDS[kind]), commands)
-        except (KeyError, msgspec.MsgspecError) as error:
+        except (KeyError, *UNREADABLE) as error:
             raise LogError(f"{path} holds a stimulus that this version of Treadle does not know: {error}") from error

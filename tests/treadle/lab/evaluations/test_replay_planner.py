@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import struct
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -121,6 +123,7 @@ def test_of_a_folder_the_newest_log_is_taken(tmp_path: Path) -> None:
         (b"", "is no stimulus log"),
         (b"%PDF-1.7 and so on", "is no stimulus log"),
         (b"\x01\0\0\0\xc0", "of this version"),
+        (struct.pack("<I", 5001) + b"\x91" * 5000 + b"\xc0", "of this version"),
     ],
 )
 def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
@@ -161,3 +164,11 @@ def test_a_log_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.undo()
     with pytest.raises(LogError, match="of version 4; this Treadle reads version 3"):
         read_log(path)
+
+
+def test_a_log_with_another_header_is_refused_by_its_version(tmp_path: Path) -> None:
+    """Version 2 has `ways` instead of `config`."""
+    header = msgspec.msgpack.encode({"version": 2, "ways": {}, "floors": {}, "ceilings": {}, "seed": 0})
+    path = tmp_path / "planner-1.log"
+    path.write_bytes(struct.pack("<I", len(header)) + header)
+    refused(replayed(path), "is a stimulus log of version 2; this Treadle reads version 3")

@@ -12,7 +12,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from shared.bus.schema import WrongSchema
-from shared.runtime.errors import Unavailable
+from shared.runtime.errors import Overloaded, Unavailable
 from shared.runtime.settings import TreadleSettings, WrongSetting, load
 from shared.store.migrate import NewerDatabase
 from treadle.stack.upgrade import upgrade_stores
@@ -51,6 +51,11 @@ def main() -> None:
             print(f"WARNING: TREADLE_REDIS_URL would lose accepted work: {warning}", flush=True)  # noqa: T201
     try:
         lines, changed = asyncio.run(upgrade_stores(settings.redis_url, settings.database_url, check=chosen.check))
+    except Overloaded as error:
+        sys.exit(
+            f"the upgrade needs memory: {error.what}. Raise STACK_VALKEY_MAXMEMORY_MIB (maxmemory of a foreign Redis) "
+            "and start again; the upgrade continues"
+        )
     except (WrongSchema, NewerDatabase, Unavailable) as error:
         sys.exit(str(error))
     for line in lines if changed or chosen.report else ():

@@ -18,7 +18,8 @@ async def upgrade_stores(redis_url: str, database_url: str, *, check: bool = Fal
         check: change nothing.
     Raises:
         WrongSchema, NewerDatabase: a store is newer than this release, or an upgrade's need is not met.
-        Unavailable: Valkey does not answer.
+        Unavailable: Valkey does not answer, or a service publishes during the upgrade.
+        Overloaded: Valkey's memory bound is reached. A repeat continues.
     """
     async with connect(redis_url, name="upgrade") as redis:
         planned = await with_retries(lambda: plan_upgrade(redis), what="reading the schema", limit_s=RETRY_LIMIT_S)

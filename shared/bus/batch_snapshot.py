@@ -25,7 +25,7 @@ async def read_snapshot(redis: Redis) -> OpenBatchesSnapshot | None:
 
 
 class BatchCounts(NamedTuple):
-    """BatchCounts of a batch's requests."""
+    """Counts of a batch's requests."""
 
     submitted: int
     answered: int

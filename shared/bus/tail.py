@@ -13,6 +13,7 @@ from shared.bus.connection import TRANSIENT, command
 from shared.messages.base import ENTRY, M, Topic
 from shared.runtime import log
 from shared.runtime.units import Seconds
+from shared.runtime.validation import UNREADABLE
 
 _log = log.get(__name__)
 
@@ -78,8 +79,8 @@ class Tail:
             raw = named[ENTRY]
             self.bytes += len(raw)
             message = topic.decode(raw)
-        except (KeyError, ValueError) as error:
-            why = str(error) if isinstance(error, ValueError) else "it has no message"
+        except (KeyError, *UNREADABLE) as error:
+            why = "it has no message" if isinstance(error, KeyError) else str(error)
             _log.error("entry_unreadable", stream=topic.name, entry=entry_id, error=why)
             if topic.unreadable is None:
                 return None

@@ -84,6 +84,8 @@ async def test_undecodable_entries_are_skipped_once(valkey: Redis, reader: Redis
     await publish(valkey, "a")
     for fields in (
         ("m", b"\xc1"),
+        ("m", b"\x81\xa4kind\xa5\xff\xff\xff\xff\xff"),
+        ("m", b"\x81\xa4deep" + b"\x91" * 5000 + b"\xc0"),
         ("m", NODES.encode(Heartbeat(node="n", incarnation="1", owned={}, used={}))),
         ("x", "y"),
     ):

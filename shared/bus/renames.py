@@ -7,14 +7,19 @@ from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
+from redis.exceptions import WatchError
 
 from shared.bus.connection import command
 from shared.messages.actions import ACTIONS
 from shared.messages.base import ENTRY
 from shared.messages.nodes import NODES
 from shared.messages.outcomes import OUTCOMES
+from shared.runtime.errors import Unavailable
+from shared.runtime.validation import UNREADABLE
 
 READ_AT_ONCE = 512
+REWRITES = 10
+"""Most attempts to rewrite a stream. Only a service that still runs makes a second one necessary."""
 KINDS = {
     "action.cancel-asked.v1": "action.cancel-requested.v1",
     "trajectory.close-asked.v1": "trajectory.close-requested.v1",
@@ -36,6 +41,9 @@ async def rename_messages(redis: Redis) -> None:
 
     Nodes' reports keep their ids. A renamed request of the journal moves to its end: the leader acts on it, in any
     order, and deletes it. Submissions are not read.
+
+    Raises:
+        Unavailable: a service publishes during every attempt to rewrite a stream.
     """
     for topic in (NODES, OUTCOMES):
         await _rewrite(redis, topic.name)
@@ -43,15 +51,38 @@ async def rename_messages(redis: Redis) -> None:
 
 
 async def _rewrite(redis: Redis, stream: str) -> None:
-    """Replace a bounded stream by its renamed entries, in one transaction."""
-    rows = await command(redis, "XRANGE", stream, "-", "+")
-    renamed = [(entry, _renamed(fields) or fields) for entry, fields in rows]
-    pipe = redis.pipeline(transaction=True)
-    pipe.delete(stream)
-    for entry, fields in renamed:
-        pipe.execute_command("XADD", stream, entry, *fields)
-    if renamed:
-        await pipe.execute()
+    """Replace a bounded stream by its renamed entries, again if an entry is published meanwhile.
+
+    Raises:
+        Unavailable: entries are published during every attempt.
+    """
+    for _ in range(REWRITES):
+        try:
+            await _rewrite_once(redis, stream)
+        except WatchError:
+            continue
+        return
+    raise Unavailable(
+        what=f"the stream {stream!r} changes during the upgrade, so a service runs. Stop every service of the mesh"
+    )
+
+
+async def _rewrite_once(redis: Redis, stream: str) -> None:
+    """Read a stream and replace it by its renamed entries, in one transaction.
+
+    Raises:
+        WatchError: the stream has changed since the read. Nothing is replaced.
+    """
+    async with redis.pipeline(transaction=True) as pipe:
+        await pipe.watch(stream)
+        rows = await command(pipe, "XRANGE", stream, "-", "+")
+        renamed = [(entry, _renamed(fields) or fields) for entry, fields in rows]
+        pipe.multi()
+        pipe.delete(stream)
+        for entry, fields in renamed:
+            pipe.execute_command("XADD", stream, entry, *fields)
+        if renamed:
+            await pipe.execute()
 
 
 async def _move_requests(redis: Redis) -> None:
@@ -73,12 +104,12 @@ def _renamed(fields: list[bytes]) -> list[bytes] | None:
     named = dict(zip(fields[::2], fields[1::2], strict=True))
     try:
         message = _decode(named[ENTRY])
-    except (KeyError, msgspec.MsgspecError):
+    except (KeyError, *UNREADABLE):
         return None  # it was unreadable before, too
-    if not isinstance(message, dict):
+    kind = message.get("kind") if isinstance(message, dict) else None
+    if not isinstance(kind, str):
         return None
-    kind = message.get("kind")
-    renames: Mapping[str, str] = FIELDS.get(kind, {}) if isinstance(kind, str) else {}
+    renames: Mapping[str, str] = FIELDS.get(kind, {})
     new: dict[str, Any] = {renames.get(name, name): value for name, value in message.items()}
     if kind in KINDS:
         new["kind"] = KINDS[kind]

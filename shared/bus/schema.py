@@ -11,17 +11,26 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import msgspec
 from redis.asyncio import Redis
 
 from shared.bus.connection import command
 from shared.bus.renames import rename_messages
 from shared.messages.actions import ACTIONS
+from shared.messages.base import ENTRY
+from shared.messages.nodes import NODES
+from shared.runtime.units import Seconds
+from shared.runtime.validation import UNREADABLE
 
 KEY: Final = "schema"
 UNVERSIONED: Final = 1
 _TRACES: Final = ("leader:epoch", ACTIONS.name)
 """Keys of a used store. The first leader leaves one that never expires."""
 LONGEST_LEASE_S: Final = 10.0
+LONGEST_SILENCE_S: Final = 10.0
+"""A CPU manager without a report for this long does not run: five heartbeats, as the leader's `node_lost_s`."""
+NAMED: Final = 5
+"""Most nodes that a message names."""
 
 
 class WrongSchema(Exception):
@@ -105,7 +114,10 @@ def newer(found: int, version: int) -> WrongSchema:
 
 
 async def plan_upgrade(redis: Redis, steps: Sequence[SchemaStep] = STEPS) -> Upgrade:
-    """Return what an upgrade would do. Waits for the lease of a killed proxy, 10 s at most.
+    """Return what an upgrade would do.
+
+    If steps are pending, wait at most 10 s: until the lease of a killed proxy has expired, and until the last report
+    of a killed CPU manager is older than `LONGEST_SILENCE_S`.
 
     Raises:
         WrongSchema: the data is newer.
@@ -114,9 +126,7 @@ async def plan_upgrade(redis: Redis, steps: Sequence[SchemaStep] = STEPS) -> Upg
     if found is not None and found > version:
         raise newer(found, version)
     pending = [step for step in steps if found is not None and step.version > found]
-    needs: list[str] = []
-    if pending and await _leads(redis):
-        needs.append("no running proxy: one holds the dispatching lease. Stop every service of the mesh")
+    needs = await _stopped_services(redis) if pending else []
     waiting = await command(redis, "XLEN", ACTIONS.name)
     needs += [
         f"an empty journal for schema {step.version} ({step.what}): {waiting} requests are unanswered. Start the "
@@ -143,6 +153,21 @@ async def apply_upgrade(redis: Redis, upgrade: Upgrade) -> None:
         await command(redis, "SET", KEY, upgrade.version, "NX")
 
 
+async def _stopped_services(redis: Redis) -> list[str]:
+    """Return the needs that running services do not meet."""
+    needs: list[str] = []
+    leads, managers = await asyncio.gather(_leads(redis), _running_managers(redis))
+    if leads:
+        needs.append("no running proxy: one holds the dispatching lease. Stop every service of the mesh")
+    if managers:
+        names = ", ".join(managers[:NAMED]) + (f" and {len(managers) - NAMED} more" if len(managers) > NAMED else "")
+        needs.append(
+            f"no running CPU manager: {names} reported in the last {LONGEST_SILENCE_S:g} s. "
+            "Stop every service of the mesh, on every node"
+        )
+    return needs
+
+
 async def _leads(redis: Redis) -> bool:
     """Return whether a proxy renews the lease. A killed proxy's lease expires during the wait."""
     left_ms = await command(redis, "PTTL", "leader")
@@ -150,3 +175,42 @@ async def _leads(redis: Redis) -> bool:
         return bool(left_ms == -1)  # -2: no such key
     await asyncio.sleep(min(left_ms / 1000, LONGEST_LEASE_S) + 0.1)
     return bool(await command(redis, "EXISTS", "leader"))
+
+
+async def _running_managers(redis: Redis) -> list[str]:
+    """Return the nodes whose CPU managers report. The last report of a killed manager becomes too old in the wait."""
+    ages = await _report_ages(redis)
+    if not ages:
+        return []
+    await asyncio.sleep(LONGEST_SILENCE_S - min(ages.values()) + 0.1)
+    return sorted({node for node, _ in await _report_ages(redis)})
+
+
+class _Report(msgspec.Struct):
+    """Fields that every version of a node's report has."""
+
+    kind: str
+    node: str
+    incarnation: str
+
+
+_decode_report: Final = msgspec.msgpack.Decoder(_Report).decode
+
+
+async def _report_ages(redis: Redis) -> dict[tuple[str, str], Seconds]:
+    """Return (node, incarnation) -> age of its last report, without silent nodes and those that have sent a Bye."""
+    seconds, micros = await command(redis, "TIME")
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    since = now_ms - round(LONGEST_SILENCE_S * 1000)
+    ages: dict[tuple[str, str], Seconds] = {}
+    for entry, fields in await command(redis, "XRANGE", NODES.name, since, "+"):
+        try:
+            report = _decode_report(dict(zip(fields[::2], fields[1::2], strict=True))[ENTRY])
+        except (KeyError, *UNREADABLE):
+            continue  # damaged
+        key = (report.node, report.incarnation)
+        if report.kind.startswith("bye."):
+            ages.pop(key, None)
+        else:
+            ages[key] = max(0.0, (now_ms - int(entry.partition(b"-")[0])) / 1000)
+    return ages

@@ -7,14 +7,17 @@ from typing import Any
 
 import msgspec
 import pytest
+import redis as blocking
 from redis.asyncio import Redis
 
+from shared.bus import renames
 from shared.bus.connection import command, connect
 from shared.bus.schema import VERSION, apply_upgrade, plan_upgrade, read_version
 from shared.messages.actions import ACTIONS, ActionSubmitted, CancelRequested, CloseRequested
 from shared.messages.base import Topic
 from shared.messages.nodes import NODES, Bye, Hello
 from shared.messages.outcomes import OUTCOMES, EnvironmentCreated, Finished, ImagesChanged
+from shared.runtime.errors import Unavailable
 from tests.shared.bus.journal import submission
 
 HELLO = {
@@ -30,6 +33,11 @@ MADE = {"kind": "environment.made.v1", "node": "n", "incarnation": "1", "traject
 IMAGES = {"kind": "images-changed.v1", "node": "n", "incarnation": "1", "here": ["a:1"], "gone": ["b:1"]}
 CANCEL = {"kind": "action.cancel-asked.v1", "action": "a", "reason": "not needed"}
 CLOSE = {"kind": "trajectory.close-asked.v1", "trajectory": "t"}
+DAMAGED = {
+    "not UTF-8": b"\x81\xa4kind\xa5\xff\xff\xff\xff\xff",
+    "5000 arrays inside each other": b"\x91" * 5000 + b"\xc0",
+    "a kind that is an array": b"\x81\xa4kind\x90",
+}
 
 
 async def add(redis: Redis, topic: Topic[Any], message: object) -> bytes:
@@ -94,10 +102,61 @@ async def test_requests_of_the_journal_are_renamed_and_submissions_are_not_touch
 
 
 async def test_an_interrupted_upgrade_is_repeated_without_a_difference(older: Redis) -> None:
-    for topic, message in ((NODES, HELLO), (OUTCOMES, FINISHED), (ACTIONS, CLOSE)):
+    for topic, message in ((NODES, HELLO), (NODES, BYE), (OUTCOMES, FINISHED), (ACTIONS, CLOSE)):
         await add(older, topic, message)
     await upgrade(older)
     once = [await entries(older, topic) for topic in (NODES, OUTCOMES, ACTIONS)]
     await command(older, "SET", "schema", 2)
     await upgrade(older)
     assert [await entries(older, topic) for topic in (NODES, OUTCOMES, ACTIONS)] == once
+
+
+@pytest.mark.parametrize("topic", [NODES, OUTCOMES, ACTIONS], ids=lambda topic: topic.name)
+@pytest.mark.parametrize("damaged", DAMAGED.values(), ids=DAMAGED)
+async def test_a_damaged_entry_is_kept_as_it_is(older: Redis, topic: Topic[Any], damaged: bytes) -> None:
+    entry = await add(older, topic, damaged)
+    await upgrade(older)
+    assert await entries(older, topic) == [(entry, [b"m", damaged])]
+
+
+class Publisher:
+    """Publishes a message in the middle of each rewrite: when its first entry is renamed."""
+
+    def __init__(self, redis_url: str, *, times: int) -> None:
+        self.published: list[bytes] = []
+        self._left = times
+        self._url = redis_url
+        self._rename = renames._renamed
+
+    def renamed(self, fields: list[bytes]) -> list[bytes] | None:
+        if self._left:
+            self._left -= 1
+            with blocking.Redis.from_url(self._url) as redis:
+                self.published.append(redis.xadd(OUTCOMES.name, {"m": msgspec.msgpack.encode(MADE)}))
+        return self._rename(fields)
+
+
+async def test_an_outcome_published_during_the_rewrite_is_renamed_too(
+    older: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = Publisher(redis_url, times=1)
+    monkeypatch.setattr(renames, "_renamed", publisher.renamed)
+    first = await add(older, OUTCOMES, FINISHED)
+    await upgrade(older)
+    assert [entry for entry, _ in await entries(older, OUTCOMES)] == [first, *publisher.published]
+    assert len(publisher.published) == 1
+    created = EnvironmentCreated(node="n", incarnation="1", trajectory="t")
+    assert (await messages(older, OUTCOMES))[1] == created
+
+
+async def test_a_stream_that_always_changes_stops_the_upgrade_and_no_entry_is_lost(
+    older: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = Publisher(redis_url, times=1000)
+    monkeypatch.setattr(renames, "_renamed", publisher.renamed)
+    first = await add(older, OUTCOMES, FINISHED)
+    planned = await plan_upgrade(older)
+    with pytest.raises(Unavailable, match=r"'outcomes' changes during the upgrade.*Stop every service"):
+        await apply_upgrade(older, planned)
+    assert [entry for entry, _ in await entries(older, OUTCOMES)] == [first, *publisher.published]
+    assert await read_version(older) == 2

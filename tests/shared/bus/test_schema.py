@@ -1,10 +1,13 @@
 """The schema's version: an empty store gets it, an older one is upgraded, a newer one is refused."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from shared.bus import schema
 from shared.bus.connection import command, connect
 from shared.bus.schema import (
     VERSION,
@@ -85,3 +88,71 @@ async def test_a_running_proxy_blocks_an_upgrade_and_a_killed_one_does_not(redis
     assert "no running proxy" in (await plan_upgrade(redis, STEPS)).needs[0]
     await command(redis, "SET", "leader", "x", "PX", 300)
     assert (await plan_upgrade(redis, STEPS)).needs == []
+
+
+async def report(redis: Redis, kind: str, node: str = "n", incarnation: str = "1", *, entry: str = "*") -> None:
+    """Publish a node's report, with a field that this release does not have."""
+    message = {"kind": kind, "node": node, "incarnation": incarnation, "lines_up": ["cores"]}
+    await command(redis, "XADD", "nodes", entry, "m", msgspec.msgpack.encode(message))
+
+
+@pytest.fixture
+async def used(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> Redis:
+    """A store of schema 1. A node is silent after 0.5 s instead of 10."""
+    monkeypatch.setattr(schema, "LONGEST_SILENCE_S", 0.5)
+    await command(redis, "INCR", "leader:epoch")
+    return redis
+
+
+@pytest.mark.parametrize("kind", ["hello.v1", "heartbeat.v1"])
+async def test_running_managers_prevent_an_upgrade_and_nothing_is_changed(used: Redis, kind: str) -> None:
+    async def run() -> None:
+        while True:
+            for number in range(7):
+                await report(used, kind, f"n{number}")
+            await asyncio.sleep(0.05)
+
+    await report(used, kind)
+    managers = asyncio.create_task(run())
+    try:
+        planned = await plan_upgrade(used, STEPS)
+    finally:
+        managers.cancel()
+    (need,) = planned.needs
+    assert "no running CPU manager: n0, n1, n2, n3, n4 and 2 more reported in the last 0.5 s. Stop every" in need
+    with pytest.raises(WrongSchema, match="needs no running CPU manager"):
+        await apply_upgrade(used, planned)
+    assert (await read_version(used), await command(used, "EXISTS", "changed")) == (1, 0)
+
+
+async def test_a_killed_manager_prevents_no_upgrade_after_its_silence(used: Redis) -> None:
+    await report(used, "heartbeat.v1")
+    before = asyncio.get_running_loop().time()
+    assert (await plan_upgrade(used, STEPS)).needs == []
+    assert asyncio.get_running_loop().time() - before > 0.4
+
+
+async def test_an_upgrade_does_not_wait_for_stopped_and_silent_managers(
+    used: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await report(used, "heartbeat.v1", "silent", entry="1-1")
+    for kind in ("hello.v1", "heartbeat.v1", "bye.v1"):
+        await report(used, kind, "stopped")
+    for damaged in (b"\xff", b"\x91" * 5000 + b"\xc0", b"\x81\xa4kind\xa1\xff"):
+        await command(used, "XADD", "nodes", "*", "m", damaged)
+    monkeypatch.setattr(schema, "LONGEST_SILENCE_S", 3600.0)
+    async with asyncio.timeout(10):
+        assert (await plan_upgrade(used, STEPS)).needs == []
+
+
+async def test_a_bye_of_a_former_incarnation_does_not_count(used: Redis) -> None:
+    await report(used, "hello.v1", incarnation="2")
+    await report(used, "bye.v1", incarnation="1")
+    assert list(await schema._report_ages(used)) == [("n", "2")]
+
+
+async def test_a_store_without_pending_steps_is_planned_while_managers_run(used: Redis) -> None:
+    await command(used, "SET", "schema", 3)
+    await report(used, "heartbeat.v1")
+    planned = await plan_upgrade(used, STEPS)
+    assert (planned.steps, planned.needs) == ([], [])

@@ -77,7 +77,7 @@ async def _rewrite_once(redis: Redis, stream: str) -> None:
         await pipe.watch(stream)
         rows = await command(pipe, "XRANGE", stream, "-", "+")
         renamed = [(entry, _renamed(fields) or fields) for entry, fields in rows]
-        pipe.multi()
+        pipe.multi()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
         pipe.delete(stream)
         for entry, fields in renamed:
             pipe.execute_command("XADD", stream, entry, *fields)

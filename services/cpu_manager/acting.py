@@ -49,7 +49,7 @@ class Acting:
     """Seconds past its limit after which an attempt that has not ended counts as our failure."""
 
     def params(self, grant: Granted) -> Params:
-        """Return the action's parameters, with the number of granted cores with_dop in.
+        """Return the action's parameters, with the number of granted cores filled in.
 
         Raises:
             ValueError: the parameters are malformed, or the kind does not run in environments.

@@ -16,7 +16,7 @@ from services.cpu_manager.cores import Cores, usable_cores
 from services.cpu_manager.environment_registry import EnvironmentRegistry
 from services.cpu_manager.environments.detection import DetectedRuntimes, MeshContext, await_engine, open_runtimes
 from services.cpu_manager.environments.runtimes import DOCKER
-from services.cpu_manager.execution import Execution, open_execution
+from services.cpu_manager.node_executor import NodeExecutor, open_executor
 from services.cpu_manager.grading import Grading
 from services.cpu_manager.memory import lendable_mb
 from services.cpu_manager.metrics import observe
@@ -55,7 +55,7 @@ class Offer(TypedDict):
 
 
 def _hello(
-    settings: CpuManagerSettings, usages: dict[str, ResourceUsage], execution: Execution, detected: DetectedRuntimes
+    settings: CpuManagerSettings, usages: dict[str, ResourceUsage], executor: NodeExecutor, detected: DetectedRuntimes
 ) -> Hello:
     return Hello(
         node=settings.node,
@@ -63,15 +63,15 @@ def _hello(
         node_class=settings.node_class,
         capacity={name: usage.exist for name, usage in usages.items()},
         prefetches=["cores"],
-        **_offer(execution, detected),
+        **_offer(executor, detected),
     )
 
 
-def _offer(execution: Execution, detected: DetectedRuntimes) -> Offer:
+def _offer(executor: NodeExecutor, detected: DetectedRuntimes) -> Offer:
     runtimes = detected.runtimes.names
     return Offer(
-        kinds=sorted([*execution.graders, *(ENVIRONMENT_KINDS if runtimes else ())]),
-        labels=execution.labels | detected.labels,
+        kinds=sorted([*executor.graders, *(ENVIRONMENT_KINDS if runtimes else ())]),
+        labels=executor.labels | detected.labels,
         runtimes=runtimes,
     )
 
@@ -86,23 +86,23 @@ def create_app(settings: CpuManagerSettings | None = None, *, clock: Clock = SYS
         usable = frozenset(sorted(usable_cores())[: settings.cores or None])
         url = settings.treadle.redis_url
         async with (
-            open_execution(settings, usable) as execution,
+            open_executor(settings, usable) as executor,
             connect(url, name="cpu_manager") as redis,
             connect(url, name="cpu_manager-reader") as reader,
-            _runtimes(settings, execution, redis) as (detected, mesh),
+            _runtimes(settings, executor, redis) as (detected, mesh),
             Background() as background,
         ):
             cores = Cores(topology(settings.topology, usable))
-            node, outbox = await _assemble(settings, cores, execution, detected, redis, reader, clock)
+            node, outbox = await _assemble(settings, cores, executor, detected, redis, reader, clock)
             background.start(outbox.run(), name="outbox")
             background.start(node.run(), name="grants")
-            if execution.child_processes is not None:
-                background.start(execution.child_processes.reap_orphans(), name="orphans")
+            if executor.child_processes is not None:
+                background.start(executor.child_processes.reap_orphans(), name="orphans")
             background.start(node.heartbeats(settings.heartbeat_s), name="heartbeats")
             if _may_get_engine(settings, detected):
-                background.start(_add_engine(settings, execution, detected, node, mesh), name="engine")
+                background.start(_add_engine(settings, executor, detected, node, mesh), name="engine")
             app.state.node, app.state.outbox = node, outbox
-            yield CpuManagerState(node=node, outbox=outbox, execution=execution)
+            yield CpuManagerState(node=node, outbox=outbox, executor=executor)
             await node.stop()
 
     return build_app("cpu_manager", lifespan, ready=readiness, description=__doc__ or "")
@@ -110,13 +110,13 @@ def create_app(settings: CpuManagerSettings | None = None, *, clock: Clock = SYS
 
 @asynccontextmanager
 async def _runtimes(
-    settings: CpuManagerSettings, execution: Execution, redis: Redis
+    settings: CpuManagerSettings, executor: NodeExecutor, redis: Redis
 ) -> AsyncIterator[tuple[DetectedRuntimes, MeshContext]]:
     """Open the runtimes, and return them with the mesh that they belong to."""
     await with_retries(lambda: functions.load(redis), what="loading functions", limit_s=STORE_S)
     identity = await with_retries(lambda: mesh_identity(redis), what="reading the mesh's identity", limit_s=STORE_S)
     mesh = MeshContext(identity, redis)
-    async with open_runtimes(settings, execution.sandbox, mesh) as detected:
+    async with open_runtimes(settings, executor.sandbox, mesh) as detected:
         yield detected, mesh
 
 
@@ -125,16 +125,16 @@ def _may_get_engine(settings: CpuManagerSettings, detected: DetectedRuntimes) ->
 
 
 async def _add_engine(
-    settings: CpuManagerSettings, execution: Execution, detected: DetectedRuntimes, node: NodeManager, mesh: MeshContext
+    settings: CpuManagerSettings, executor: NodeExecutor, detected: DetectedRuntimes, node: NodeManager, mesh: MeshContext
 ) -> None:
     await await_engine(settings, detected, mesh)
-    await node.offer(**_offer(execution, detected))
+    await node.offer(**_offer(executor, detected))
 
 
 async def _assemble(
     settings: CpuManagerSettings,
     cores: Cores,
-    execution: Execution,
+    executor: NodeExecutor,
     detected: DetectedRuntimes,
     redis: Redis,
     reader: Redis,
@@ -148,7 +148,7 @@ async def _assemble(
     usages = {"cores": cores.usage, "slots": slots}
     if detected.runtimes.names or _may_get_engine(settings, detected):
         usages[MEMORY], usages[STARTS] = memory, starts
-    hello = _hello(settings, usages, execution, detected)
+    hello = _hello(settings, usages, executor, detected)
     outbox = Outbox(redis)
     report = observe(outbox.put)
     registry = EnvironmentRegistry(
@@ -165,7 +165,7 @@ async def _assemble(
         incarnation=hello.incarnation,
         cores=cores,
         slots=slots,
-        grading=Grading(execution.graders, execution.sandbox, settings.output_bytes, settings.guard_s),
+        grading=Grading(executor.graders, executor.sandbox, settings.output_bytes, settings.guard_s),
         registry=registry,
         report=report,
         clock=clock,
@@ -173,4 +173,4 @@ async def _assemble(
     outbox.may_gather = attempts.busy
     registry.adopt(await detected.runtimes.survivors())
     _log.info("node_started", node=hello.node, capacity=hello.capacity, **hello.labels)
-    return NodeManager(redis, reader, hello, attempts, outbox, usages, clock, execution.cold_start_s), outbox
+    return NodeManager(redis, reader, hello, attempts, outbox, usages, clock, executor.cold_start_s), outbox

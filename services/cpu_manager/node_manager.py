@@ -54,7 +54,7 @@ class NodeManager:
     ) -> None:
         """Store the parts. `reader` serves only blocking reads; `redis` writes. `usages`: by resource.
 
-        `cold_start_s`: see `Execution.cold_start_s`.
+        `cold_start_s`: see `NodeExecutor.cold_start_s`.
         """
         self._redis = redis
         self._hello = hello

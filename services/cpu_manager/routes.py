@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from fastapi import FastAPI
 
-from services.cpu_manager.execution import Execution
+from services.cpu_manager.node_executor import NodeExecutor
 from services.cpu_manager.node_manager import NodeManager
 from services.cpu_manager.outbox import Outbox
 
@@ -19,7 +19,7 @@ class CpuManagerState(TypedDict):
 
     node: NodeManager
     outbox: Outbox
-    execution: Execution
+    executor: NodeExecutor
 
 
 def readiness(app: FastAPI) -> str | None:

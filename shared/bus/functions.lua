@@ -76,7 +76,7 @@ local function add_kept(tenant, bytes)
   if bytes ~= 0 then redis.call('HINCRBY', 'kept', tenant, bytes) end
 end
 
--- Whether a tenant's kept answers take as much as a tenant may keep. Looked up once per call.
+-- Return true if a tenant's kept answers take as much as a tenant may keep. Read once per call.
 local function is_full(room, tenant)
   if room.kept == 0 then return false end
   local known = room.full[tenant]
@@ -87,7 +87,7 @@ local function is_full(room, tenant)
   return known
 end
 
-local function submit_one(room, key, digest, batch, trajectory, tenant, payload)
+local function journal_one(room, key, digest, batch, trajectory, tenant, payload)
   local known = redis.call('HMGET', key, 'd', 'e')
   if known[1] then
     if known[1] ~= digest then return { -1, '' } end
@@ -141,13 +141,13 @@ end
 -- journal_actions(max_entries, most a tenant may keep or 0, {key, digest, batch, trajectory, tenant, payload}...)
 --   -> {code, entry or reason} each
 --   1 accepted, 0 accepted before, -1 other body, -2 no such batch, -3 batch not open, -4 batch full, -5 journal full,
---   -6 no such trajectory, -7 trajectory not open (reason: its state, a blank, why), -8 answered, and its answer is gone,
+--   -6 no such trajectory, -7 trajectory not open (reason: its state, a space, why), -8 answered, and its answer is gone,
 --   -9 the answers that Valkey keeps for the tenant take too much of its memory
-local function submit(_, args)
+local function journal_actions(_, args)
   local room = { entries = tonumber(args[1]) - redis.call('XLEN', 'actions'), kept = tonumber(args[2]), full = {} }
   local replies = {}
   for i = 3, #args, 6 do
-    local reply = submit_one(room, args[i], args[i + 1], args[i + 2], args[i + 3], args[i + 4], args[i + 5])
+    local reply = journal_one(room, args[i], args[i + 1], args[i + 2], args[i + 3], args[i + 4], args[i + 5])
     if reply[1] == 1 then room.entries = room.entries - 1 end
     replies[#replies + 1] = reply
   end
@@ -194,7 +194,7 @@ local function record_acted(key, trajectory)
   end
 end
 
--- Count an answer in a trajectory for the batch that the trajectory names. `masked`: how it ended, a blank, why; or ''.
+-- Count an answer in a trajectory for the batch that the trajectory names. `masked`: how it ended, a space, why; or ''.
 local function count_for_batch(trajectory, masked)
   local batch = redis.call('HGET', 'trajectory:' .. trajectory, 'batch')
   if not batch or batch == '' then return end
@@ -237,7 +237,7 @@ end
 -- answer_actions(epoch, retention_batch_s,
 --                {action, entry, batch, answer, retention_s, tenant, masked, outcome or '', unqueued_end_ms}...)
 --   -> 1 answered now, 0 was answered; masked: see `count_for_batch`
-local function finish(_, args)
+local function answer_actions(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
   local flags, answered, batches, bytes_of, kept_by, outcomes, ends = {}, {}, {}, {}, {}, {}, {}
   for i = 3, #args, 9 do
@@ -293,8 +293,9 @@ local function record_placement(trajectory, placement)
   end
 end
 
--- grant(epoch, {stream, payload, action or '', mark, trajectory whose environment begins with it or '', placement}...)
-local function grant(_, args)
+-- send_grants(epoch,
+--             {stream, payload, action or '', mark, trajectory whose environment begins with it or '', placement}...)
+local function send_grants(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
   local last = ''
   for i = 2, #args, 6 do
@@ -313,7 +314,7 @@ end
 
 -- advance_stages(epoch, {action, stage, carried, outcome or ''}...)
 --   Begin the next stage. `carried`: measurements of the earlier stages.
-local function advance(_, args)
+local function advance_stages(_, args)
   if fenced(args[1]) then return redis.error_reply(FENCED) end
   local outcomes = {}
   for i = 2, #args, 4 do
@@ -427,16 +428,17 @@ local function mesh_identity(_, args)
   return redis.call('GET', 'mesh')
 end
 
--- allow-oom: work under way frees memory when it is full, so only new work (submit, open_batch, progress) is rejected
+-- allow-oom: work under way frees memory when it is full. So only new work is rejected (journal_actions, open_batch,
+-- progress).
 -- A function with changed arguments gets another name. So a replica of an older version fails and writes nothing wrong
 -- (journal_actions, answer_actions, advance_stages, send_grants).
 redis.register_function { function_name = 'lead', callback = lead, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'hold_lease', callback = hold_lease, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'resign', callback = resign, flags = { 'allow-oom' } }
-redis.register_function('journal_actions', submit)
-redis.register_function { function_name = 'answer_actions', callback = finish, flags = { 'allow-oom' } }
-redis.register_function { function_name = 'send_grants', callback = grant, flags = { 'allow-oom' } }
-redis.register_function { function_name = 'advance_stages', callback = advance, flags = { 'allow-oom' } }
+redis.register_function('journal_actions', journal_actions)
+redis.register_function { function_name = 'answer_actions', callback = answer_actions, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'send_grants', callback = send_grants, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'advance_stages', callback = advance_stages, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'discard', callback = discard, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'publish_backlog', callback = publish_backlog, flags = { 'allow-oom' } }
 redis.register_function { function_name = 'publish', callback = publish, flags = { 'allow-oom' } }

@@ -33,7 +33,7 @@ class Deposed(Exception):
 
 
 class Submission(NamedTuple):
-    """One item of `submit`."""
+    """One item of `journal_actions`."""
 
     action: str
     digest: bytes
@@ -47,7 +47,7 @@ class Submission(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """Result of `submit` for one item."""
+    """Result of `journal_actions` for one item."""
 
     code: Literal[
         "accepted",
@@ -87,7 +87,7 @@ class IdKey(NamedTuple):
 
 
 class Answering(NamedTuple):
-    """One item of `finish`."""
+    """One item of `answer_actions`."""
 
     action: str
     entry: str
@@ -106,7 +106,7 @@ class Answering(NamedTuple):
 
 
 class Advancing(NamedTuple):
-    """One item of `advance`."""
+    """One item of `advance_stages`."""
 
     action: str
     stage: int
@@ -118,7 +118,7 @@ class Advancing(NamedTuple):
 
 
 class Granting(NamedTuple):
-    """One item of `grant`: a message to a node. `action` is empty if the message is not about an action."""
+    """One item of `send_grants`: a message to a node. `action` is empty if the message is not about an action."""
 
     stream: str
     payload: bytes
@@ -186,7 +186,7 @@ async def resign(redis: Redis, holder: str) -> None:
     await call(redis, "resign", holder)
 
 
-async def submit(
+async def journal_actions(
     redis: Redis, submissions: Sequence[Submission], *, max_journal: int, most_kept: int = 0
 ) -> list[Receipt]:
     """Journal many requests, each one atomically. They are accepted when this returns.
@@ -207,7 +207,7 @@ async def submit(
     return [Receipt(_CODES[code], entry.decode()) for code, entry in replies]
 
 
-async def finish(redis: Redis, epoch: Epoch, answers: Sequence[Answering], *, keep_batch_s: Seconds) -> list[bool]:
+async def answer_actions(redis: Redis, epoch: Epoch, answers: Sequence[Answering], *, keep_batch_s: Seconds) -> list[bool]:
     """Answer many actions, once each. False: the action had an answer, which stays.
 
     Raises:
@@ -219,7 +219,7 @@ async def finish(redis: Redis, epoch: Epoch, answers: Sequence[Answering], *, ke
     return [flag == 1 for flag in await call(redis, "answer_actions", *args)]
 
 
-async def grant(redis: Redis, epoch: Epoch, grants: Sequence[Granting]) -> None:
+async def send_grants(redis: Redis, epoch: Epoch, grants: Sequence[Granting]) -> None:
     """Send messages to nodes, in order.
 
     Raises:
@@ -231,7 +231,7 @@ async def grant(redis: Redis, epoch: Epoch, grants: Sequence[Granting]) -> None:
     await call(redis, "send_grants", *args)
 
 
-async def advance(redis: Redis, epoch: Epoch, steps: Sequence[Advancing]) -> None:
+async def advance_stages(redis: Redis, epoch: Epoch, steps: Sequence[Advancing]) -> None:
     """Move requests to their next stage."""
     args: list[Any] = [epoch]
     for step in steps:

@@ -30,7 +30,7 @@ RECALLED = "recalled"
 
 
 class Started(Message, frozen=True, kw_only=True, tag="started.v1"):
-    """An attempt has begun to execute. Sent if it still runs at the manager's next flush; short ones only finish."""
+    """An attempt has begun to execute. Sent if it still runs at the manager's next heartbeat; short ones only finish."""
 
     action: str
     node: str
@@ -100,7 +100,7 @@ class InventoryTaken(Message, frozen=True, kw_only=True, tag="inventory-taken.v1
     environments: list[EnvironmentHeld] = []
     """Existing environments, and those that are being created."""
     images: list[str] = []
-    """Images of its container engine, at most `shared.policy.resources.residency.MOST_HERE`."""
+    """Images of its container engine, at most `shared.policy.resources.residency.MOST_PRESENT`."""
 
 
 class EnvironmentEnded(Message, frozen=True, kw_only=True, tag="environment.ended.v1"):
@@ -148,4 +148,4 @@ OUTCOMES: Topic[Outcome] = Topic("outcomes", Outcome, maxlen=16_384)
 is trimmed is found again through journal, inventory and store."""
 
 ANSWERED: Topic[Answered] = Topic("answered", Answered)
-"""`finish` writes it and keeps 10 s of it. Every replica that does not lead reads it."""
+"""`answer_actions` writes it and keeps 10 s of it. Every replica that does not lead reads it."""

@@ -44,7 +44,7 @@ async def open_batch(redis: Redis, batch: str, size: int) -> None:
 
 async def submit(redis: Redis, action: str, batch: str, payload: bytes) -> None:
     submission = Submission(action=action, digest=b"d", batch=batch, payload=payload)
-    (receipt,) = await functions.submit(redis, [submission], max_journal=1000)
+    (receipt,) = await functions.journal_actions(redis, [submission], max_journal=1000)
     assert receipt.code == "accepted"
 
 

@@ -36,8 +36,8 @@ class Orphans:
         is treated as an orphan when another service ends.
 
         Args:
-            living: name and process of each service, with all else that this process has started.
-            dead: names of the services whose process has ended since the last call.
+            running: name and process of each service, with all else that this process has started.
+            ended: names of the services whose process has ended since the last call.
         Returns:
             Seconds until `kill_due` has work; None: never.
         """

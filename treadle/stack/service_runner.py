@@ -33,7 +33,7 @@ class Backoff:
     reset_after_s: float = 30.0
     crash_loop_after: int = 5
     failures: int = 0
-    """Consecutive ends, each before ``forgiven_after_s``."""
+    """Consecutive ends, each before ``reset_after_s``."""
 
     def record_end(self, ran_s: float) -> float:
         """Record an end after ``ran_s`` seconds. Return the seconds to wait before the next start."""

@@ -1,4 +1,4 @@
-"""Interface of a container runtime: the boundary between trajectories and their walls.
+"""Interface of a runtime: creates and controls trajectories' environments.
 
 An environment keeps its files, background processes, shells and their directories from one action to the next. It has
 cores only during an action (ARL-Tangram §5.2, allocate-on-execution): between actions everything in it is frozen.

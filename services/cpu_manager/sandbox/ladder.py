@@ -12,7 +12,7 @@ from services.cpu_manager.sandbox.inside import wire
 from services.cpu_manager.sandbox.instance import Instance
 from services.cpu_manager.sandbox.job_run import JobRun
 from services.cpu_manager.sandbox.protocol import Limits
-from services.cpu_manager.sandbox.rungs import Attempt, Ladder, NoSandboxError, Rung
+from services.cpu_manager.sandbox.rungs import RungTrial, Ladder, NoSandboxError, Rung
 from services.cpu_manager.sandbox.slots import Slots
 from services.cpu_manager.sandbox.spares import Spares
 from services.cpu_manager.sandbox.toolchain import Toolchain, closed_parent, open_to_others
@@ -80,13 +80,13 @@ def uid_range(block: int) -> tuple[int, int]:
 async def choose_rung(instance: Instance, tools: Toolchain, forced: Rung | None) -> Ladder:
     """Try the rungs from the best down (or only `forced`). Raise `NoSandboxError` if none works."""
     abi = landlock.abi()
-    attempts: list[Attempt] = []
+    trials: list[RungTrial] = []
     for rung in (forced,) if forced else tuple(Rung):
         reason = await _try(rung, tools, instance, abi)
-        attempts.append(Attempt(rung, reason))
+        trials.append(RungTrial(rung, reason))
         if not reason:
-            return Ladder(rung, tuple(attempts), abi, user_name())
-    raise NoSandboxError(tuple(attempts))
+            return Ladder(rung, tuple(trials), abi, user_name())
+    raise NoSandboxError(tuple(trials))
 
 
 def user_name() -> str:

@@ -53,7 +53,7 @@ ENFORCES: dict[Rung, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class RungTrial:
     """The try of one rung on this node."""
 
     rung: Rung
@@ -66,7 +66,7 @@ class Ladder:
     """Enforceable rung of this node, found by trying. Printed at start and shown in `/v1/nodes`."""
 
     chosen: Rung
-    attempts: tuple[Attempt, ...]
+    trials: tuple[RungTrial, ...]
     landlock_abi: int
     user: str
 
@@ -77,20 +77,20 @@ class Ladder:
             "enforces": list(ENFORCES[self.chosen]),
             "landlock_abi": self.landlock_abi,
             "user": self.user,
-            "refused": {attempt.rung.value: attempt.reason for attempt in self.attempts if attempt.reason},
+            "refused": {trial.rung.value: trial.reason for trial in self.trials if trial.reason},
         }
 
     def __str__(self) -> str:
         lines = [f"sandbox rung {self.chosen} ({self.user}): " + "; ".join(ENFORCES[self.chosen])]
-        lines += [f"  not {attempt.rung}: {attempt.reason}" for attempt in self.attempts if attempt.reason]
+        lines += [f"  not {trial.rung}: {trial.reason}" for trial in self.trials if trial.reason]
         return "\n".join(lines)
 
 
 class NoSandboxError(RuntimeError):
     """No rung works on this node, so it runs no code. The message lists the remedies."""
 
-    def __init__(self, attempts: tuple[Attempt, ...]) -> None:
-        tried = "\n".join(f"  {attempt.rung}: {attempt.reason}" for attempt in attempts)
+    def __init__(self, trials: tuple[RungTrial, ...]) -> None:
+        tried = "\n".join(f"  {trial.rung}: {trial.reason}" for trial in trials)
         super().__init__(
             "this node cannot isolate model-written code, so it runs none. Tried:\n"
             f"{tried}\n"

@@ -105,11 +105,11 @@ class Interpreter:
         if unmade:  # before grants: the environment may begin again elsewhere
             await trajectories.record_ends(self._redis, self._epoch, unmade)
         if steps:  # before grants: moving to the next stage deletes the stage's grant
-            await functions.advance(self._redis, self._epoch, steps)
+            await functions.advance_stages(self._redis, self._epoch, steps)
         if grants and not answers:
-            await functions.grant(self._redis, self._epoch, grants)
+            await functions.send_grants(self._redis, self._epoch, grants)
         elif answers:
-            sent = functions.grant(self._redis, self._epoch, grants) if grants else _nothing()
+            sent = functions.send_grants(self._redis, self._epoch, grants) if grants else _nothing()
             flags, _ = await asyncio.gather(self._finish(answers), sent)
             for answer, counts in zip(answers, flags, strict=True):
                 self._answered(answer, counts)
@@ -119,7 +119,7 @@ class Interpreter:
             await functions.discard(self._redis, self._epoch, discards)
 
     async def _finish(self, answers: list[Answering]) -> list[bool]:
-        return await functions.finish(self._redis, self._epoch, answers, keep_batch_s=self._keep_batch_s)
+        return await functions.answer_actions(self._redis, self._epoch, answers, keep_batch_s=self._keep_batch_s)
 
 
 async def _nothing() -> None:

@@ -117,7 +117,7 @@ async def _restore_actions(
                 continue
             attempt, _, node = (grant or b"0:").decode().partition(":")
             acts = [_act(report) for report in _carried.decode(carried)] if carried else []
-            leader.dispatcher.resumed(clock.unix(), action, int(stage or 0), int(attempt), acts, node)
+            leader.dispatcher.restored(clock.unix(), action, int(stage or 0), int(attempt), acts, node)
 
 
 def _act(report: StageReport) -> StageAct:

@@ -57,7 +57,7 @@ class Intake:
         self._max_journal = max_journal
         self._limit_s = limit_s
         self._batcher: Batcher[Submission, Receipt] = Batcher(self._flush, most=256)
-        self._counted = {outcome: SUBMITTED.labels(outcome) for outcome in ("accepted", "repeated", "refused")}
+        self._counted = {outcome: SUBMITTED.labels(outcome) for outcome in ("accepted", "repeated", "rejected")}
 
     async def submit(self, submitted: ActionSubmitted) -> Accepted:
         """Journal one action.
@@ -79,7 +79,7 @@ class Intake:
             )
         )
         if (refusal := refusal_of(receipt, submitted)) is not None:
-            self._counted["refused"].inc()
+            self._counted["rejected"].inc()
             raise refusal
         repeated = receipt.code == "repeated"
         self._counted["repeated" if repeated else "accepted"].inc()
@@ -89,7 +89,7 @@ class Intake:
         shortage = self._disk.shortage()
 
         async def attempt() -> list[Receipt]:
-            return await functions.submit(
+            return await functions.journal_actions(
                 self._redis,
                 submissions,
                 max_journal=0 if shortage else self._max_journal,

@@ -65,7 +65,7 @@ class ClusterState:
         """If units are free, take them for the first action in the node's queue: the node has started it by itself."""
         for name in list(self.prefetch.queues):
             node = self.nodes.present[name]
-            while (action := self.prefetch.first(node)) is not None and node.holds(action.units):
+            while (action := self.prefetch.first(node)) is not None and node.has_free(action.units):
                 self.start_prefetched(action, node, now)
 
     def stale_prefetched(self, now: float) -> Iterator[ActionState]:

@@ -96,7 +96,7 @@ class Dispatcher:
             self.registry.answer_queued(now, action, "expired", reason) for action in late if action.state == "queued"
         ]
 
-    def resumed(
+    def restored(
         self, now: float, action_id: str, stage: int, attempt: int, acts: Iterable[StageAct], node: str
     ) -> None:
         """Restore an unanswered action of a former leader from the store.
@@ -231,8 +231,8 @@ class Dispatcher:
         """A node reports images added and removed since its last report. Postponed actions that need an added image are
         queued again.
         """
-        resumed = self.nodes.images_changed(now, name, incarnation, set(here), gone)
-        return self._schedule(now, []) if resumed else []
+        requeued = self.nodes.images_changed(now, name, incarnation, set(here), gone)
+        return self._schedule(now, []) if requeued else []
 
     # ---- planner and time --------------------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ class Dispatcher:
         commands += self.attempts.recall(now)
         commands += self.attempts.lost_without_report(now, self.node_lost_s)
         commands += self.environments.expire_absent(now, self.placement_lost_s)
-        self.cluster.queues.resume(now)
+        self.cluster.queues.requeue_due(now)
         if now - self._window_s >= self.linger_s:
             self._window_s = now
             self.cluster.queues.next_window()

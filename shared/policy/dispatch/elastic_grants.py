@@ -48,7 +48,7 @@ def units_worth_waiting_for(cluster: ClusterState, action: ActionState, free: in
 
     Args:
         cluster: source of the durations.
-        action_state: the action.
+        action: the action.
         free: units that are free there.
         busy_s: for each other unit, seconds until it is predicted free.
     """

@@ -99,7 +99,7 @@ class NodeHandler:
         if node is None:
             return False
         node.images.changed(here, gone)
-        return bool(here) and self.cluster.queues.resume(now, here) > 0
+        return bool(here) and self.cluster.queues.requeue_due(now, here) > 0
 
     def pull(
         self, now: float, images: Iterable[str], node_class: str, kind: str, units: Mapping[str, int]

@@ -125,4 +125,4 @@ class Prefetch:
         short = sum(action.pool_units for action in held if action.allocated and action.short)
         assert short == self.short.get(node.name, 0), f"{node.name}: units of short work"
         first = self.first(node)
-        assert first is None or not node.holds(first.units), f"{node.name}: units are free, and its queue waits"
+        assert first is None or not node.has_free(first.units), f"{node.name}: units are free, and its queue waits"

@@ -124,7 +124,7 @@ class Queues:
 
     # ---- many actions ------------------------------------------------------------------------------------------
 
-    def resume(self, now: float, images: Container[str] = ()) -> int:
+    def requeue_due(self, now: float, images: Container[str] = ()) -> int:
         """Queue postponed actions again with their old keys: those due by now, and those that need one of these images.
         Returns the number of actions. O(lanes + postponed actions).
         """

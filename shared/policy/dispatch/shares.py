@@ -74,7 +74,7 @@ def _bound_units(cluster: ClusterState, pool: Pool) -> dict[str, int]:
         nodes = [node for node in cluster.nodes.of(pool, lane) if node.ready and action.could_run_on(node)]
         need = action.request.need
         if action.begins and need is not None:
-            nodes = [node for node in nodes if node.holds(need.held)]
+            nodes = [node for node in nodes if node.has_free(need.held)]
         nodes = [node for node in nodes if head not in node.orphans]
         if nodes and not any(node.free(pool.resource) >= action.pool_units for node in nodes):
             host = min(nodes, key=lambda node: (-node.limit(pool.resource), node.name))

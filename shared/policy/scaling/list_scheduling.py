@@ -122,7 +122,7 @@ def advance(
 
     Args:
         visits: all visits, `VISIT`.
-        board: state of the schedule; changed in place. `free` may be changed between calls.
+        state: state of the schedule; changed in place. `free` may be changed between calls.
         arrivals_s: arrivals of requests, ascending; those before `progress[SERVED]` have been handled.
         first_visits: by arrival, the request's first visit.
         until_s: last moment to handle.

@@ -21,7 +21,7 @@ def outstanding(
     Args:
         stages: of the workflow, at least one.
         size: requests of the batch; None: not declared.
-        sight: the batch as the dispatcher published it.
+        observed: the batch as the dispatcher published it.
         generating: samples that have not been submitted yet, as the trainer reports; None: no report.
 
     Returns:

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from services.cpu_manager import node_manager as node_manager_module
 from services.cpu_manager.environments.protocol import Postponed
-from services.cpu_manager.execution import Execution
+from services.cpu_manager.node_executor import NodeExecutor
 from services.cpu_manager.node_manager import HEARTBEATS_A_HELLO, NodeManager
 from services.cpu_manager.outbox import Outbox
 from shared.bus import functions
@@ -54,7 +54,7 @@ class NodeUnderTest:
         self.parts = NodeParts()
         self.outbox = Outbox(redis)
         self.parts.attempts.report = self.parts.registry.report = self.outbox.put
-        self.execution = Execution(self.parts.sandbox, {}, {})
+        self.executor = NodeExecutor(self.parts.sandbox, {}, {})
         self.node = NodeManager(
             redis,
             reader,
@@ -63,7 +63,7 @@ class NodeUnderTest:
             self.outbox,
             {"cores": self.parts.cores.usage, "slots": self.parts.slots, "memory_mb": self.parts.memory},
             self.parts.clock,
-            self.execution.cold_start_s,
+            self.executor.cold_start_s,
         )
 
     async def send(self, *messages: Grant) -> None:
@@ -325,7 +325,7 @@ async def test_a_heartbeat_reports_units_and_running_attempts(post: NodeUnderTes
 async def test_a_heartbeat_reports_the_cold_start_once_it_was_measured(post: NodeUnderTest) -> None:
     async with running(lambda: post.node.heartbeats(0.01)):
         _, unknown = await post.announcements(2)
-        post.execution.cold_start.measured(0.25)
+        post.executor.cold_start.measured(0.25)
 
         async def reported() -> bool:
             newest: Heartbeat = (await post.published(NODES))[-1]

@@ -16,7 +16,7 @@ from tests.services.engine_proxy.scripted_engine import (
     ProxyUnderTest,
 )
 
-CARRIED = f"treadle-carried-{NODE}-0123456789ab"
+AGENT_VOLUME = f"treadle-agent-{NODE}-0123456789ab"
 
 PASSING = [
     ("GET", "/_ping", "/_ping"),
@@ -33,7 +33,7 @@ PASSING = [
     ("DELETE", "/v1.41/containers/ours?force=True&v=1", f"/v1.41/containers/{OURS}?force=True&v=1"),
     ("GET", f"/v1.41/containers/{OURS}/archive?path=/a%20b", f"/v1.41/containers/{OURS}/archive?path=%2Fa+b"),
     ("GET", f"/v1.41/exec/{EXEC_OF_OURS}/json", f"/v1.41/exec/{EXEC_OF_OURS}/json"),
-    ("DELETE", f"/v1.41/volumes/{CARRIED}", f"/v1.41/volumes/{CARRIED}"),
+    ("DELETE", f"/v1.41/volumes/{AGENT_VOLUME}", f"/v1.41/volumes/{AGENT_VOLUME}"),
 ]
 
 REJECTED = [
@@ -48,9 +48,9 @@ REJECTED = [
     ("POST", "/v1.41/plugins/pull?remote=x"),
     ("POST", "/v1.41/volumes/create"),
     ("DELETE", "/v1.41/volumes/treadle_postgres"),
-    ("DELETE", "/v1.41/volumes/treadle-carried-node-8-0123456789ab"),
-    ("DELETE", f"/v1.41/volumes/{CARRIED}0"),
-    ("GET", f"/v1.41/volumes/{CARRIED}"),
+    ("DELETE", "/v1.41/volumes/treadle-agent-node-8-0123456789ab"),
+    ("DELETE", f"/v1.41/volumes/{AGENT_VOLUME}0"),
+    ("GET", f"/v1.41/volumes/{AGENT_VOLUME}"),
     ("GET", "/v1.41/networks"),
     ("POST", "/v1.41/networks/bridge/connect"),
     ("GET", "/v1.41/secrets"),

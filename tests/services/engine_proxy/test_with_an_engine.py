@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker")]
 
 ENGINE = Path("/var/run/docker.sock")
 NODE = f"proxy{os.getpid()}"
-CARRIED = f"treadle-carried-{NODE}-0123456789ab"
+AGENT_VOLUME = f"treadle-agent-{NODE}-0123456789ab"
 WALLS = {"NetworkMode": "none", "CapDrop": ["ALL"], "SecurityOpt": ["no-new-privileges"], "Init": False}
 PATIENCE_S = 60.0
 
@@ -118,16 +118,16 @@ async def test_an_exec_streams_both_ways(client: Docker, image: str) -> None:
 
 
 async def test_a_volume_is_filled_once_and_read_by_others(client: Docker, image: str) -> None:
-    mount = {"Type": "volume", "Source": CARRIED, "Target": "/run/carried"}
+    mount = {"Type": "volume", "Source": AGENT_VOLUME, "Target": "/run/agent"}
     first = await running(client, image, HostConfig={"Mounts": [mount]})
-    await output_of(first, "sh", "-c", "echo carried >/run/carried/file")
+    await output_of(first, "sh", "-c", "echo carried >/run/agent/file")
     second = await running(client, image, HostConfig={"Mounts": [{**mount, "ReadOnly": True}]})
-    assert await output_of(second, "cat", "/run/carried/file") == "carried\n"
-    assert "Read-only" in await output_of(second, "touch", "/run/carried/file")
+    assert await output_of(second, "cat", "/run/agent/file") == "carried\n"
+    assert "Read-only" in await output_of(second, "touch", "/run/agent/file")
     for container in (first, second):
         await container.delete(force=True)
-    await client._query_json(f"volumes/{CARRIED}", "DELETE")
-    assert CARRIED not in docker("volume", "ls")
+    await client._query_json(f"volumes/{AGENT_VOLUME}", "DELETE")
+    assert AGENT_VOLUME not in docker("volume", "ls")
 
 
 async def test_an_image_is_asked_for_at_its_registry(client: Docker) -> None:

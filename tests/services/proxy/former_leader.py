@@ -31,12 +31,12 @@ class StoreOfFormerLeader:
 
     async def submit(self, *requests: ActionSubmitted) -> list[str]:
         items = [Submission(one.action, b"", one.batch, ACTIONS.encode(one), one.trajectory) for one in requests]
-        return [entry for _, entry in await functions.submit(self.redis, items, max_journal=100)]
+        return [entry for _, entry in await functions.journal_actions(self.redis, items, max_journal=100)]
 
     async def mark(self, action: str, attempt: int, node: str = "n", trajectory: str = "", place: bytes = b"") -> None:
         """Write a grant of the former leader."""
         grant = Granting("grants.n.1", b"m", action, f"{attempt}:{node}", trajectory, place)
-        await functions.grant(self.redis, self.journal.epoch, [grant])
+        await functions.send_grants(self.redis, self.journal.epoch, [grant])
 
     async def publish(self, topic: Topic[Any], *messages: Message, at: str = "*") -> None:
         for message in messages:

@@ -44,7 +44,7 @@ class Journal:
 
     async def submit(self, *actions: str, batch: str = "", body: bytes = b"body", room: int = 1000) -> list[Receipt]:
         submissions = [submission(action, batch=batch, body=body) for action in actions]
-        return await functions.submit(self.redis, submissions, max_journal=room)
+        return await functions.journal_actions(self.redis, submissions, max_journal=room)
 
     async def entry(self, action: str, batch: str = "") -> str:
         """Submit one action; its journal entry."""
@@ -57,7 +57,7 @@ class Journal:
         return counts
 
     async def finish_all(self, *answers: Answering) -> list[bool]:
-        return await functions.finish(self.redis, self.epoch, answers, keep_batch_s=KEEP_BATCH_S)
+        return await functions.answer_actions(self.redis, self.epoch, answers, keep_batch_s=KEEP_BATCH_S)
 
     async def open(
         self, batch: str = "b", *, size: int | None = None, key: str = "", of_task: int | None = None

@@ -1,4 +1,4 @@
-"""`finish`: one answer an action, and the end of its batch with the last of them."""
+"""`answer_actions`: one answer an action, and the end of its batch with the last of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shared.bus.functions import (
     Deposed,
     Granting,
     Submission,
-    advance,
+    advance_stages,
     end_batch,
-    grant,
+    journal_actions,
     lead,
     resign,
-    submit,
+    send_grants,
 )
 from shared.bus.trajectories import open_trajectory
 from shared.messages.environments import EnvironmentSpec
@@ -69,8 +69,8 @@ async def test_answers_of_a_batch_lie_in_its_results_in_their_order(journal: Jou
 
 async def test_an_answer_drops_the_marks_of_its_grants(journal: Journal) -> None:
     entry = await journal.entry("a1")
-    await advance(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]")])
-    await grant(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")])
+    await advance_stages(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]")])
+    await send_grants(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")])
     assert {"g", "s", "c"} <= (await journal.fields("action:a1")).keys()
 
     await journal.finish("a1", entry)
@@ -112,7 +112,7 @@ async def test_a_step_to_the_next_stage_drops_the_outcome_of_the_stage_before(jo
     await journal.entry("a1")
     read, _ = await reported(journal, "a1"), await reported(journal, "a2")
 
-    await advance(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]", read)])
+    await advance_stages(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]", read)])
 
     assert await outcomes(journal) == ["a2"]
 
@@ -125,7 +125,7 @@ async def test_a_deposed_leader_drops_no_outcome(journal: Journal) -> None:
     with pytest.raises(Deposed):
         await journal.finish_all(Answering("a1", entry, "", b"{}", KEEP_ACTION_S, "ada", outcome=read))
     with pytest.raises(Deposed):
-        await advance(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]", read)])
+        await advance_stages(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]", read)])
 
     assert await outcomes(journal) == ["a1"]
 
@@ -257,7 +257,7 @@ async def test_masked_answers_in_trajectories_are_counted_for_the_batch_once_eac
         ("a4", "t1", "refused the newest"),
     ):
         submission = Submission(action, b"d", "", b"m", trajectory, "ada")
-        ((_, entry),) = await submit(journal.redis, [submission], max_journal=100)
+        ((_, entry),) = await journal_actions(journal.redis, [submission], max_journal=100)
         answering = Answering(action, entry, "", b"{}", KEEP_ACTION_S, "ada", masked)
         await journal.finish_all(answering)
         await journal.finish_all(answering)

@@ -94,8 +94,8 @@ async def test_the_backlog_is_published(full: Journal) -> None:
 
 
 async def test_actions_are_granted_advanced_and_answered(full: Journal) -> None:
-    await functions.grant(full.redis, full.epoch, [Granting("grants.n.1", b"m", "a2", "1:n")])
-    await functions.advance(full.redis, full.epoch, [Advancing("a2", 1, b"[]")])
+    await functions.send_grants(full.redis, full.epoch, [Granting("grants.n.1", b"m", "a2", "1:n")])
+    await functions.advance_stages(full.redis, full.epoch, [Advancing("a2", 1, b"[]")])
 
     assert await full.finish("a2", await entry_of(full, "a2"), "b")
     assert len(await full.ended()) == 1

@@ -133,7 +133,7 @@ class JournalMachine(RuleBasedStateMachine):
     def submits(self, numbers: list[tuple[int, str]], body: bytes) -> None:
         names = [(f"{batch}-{number}", batch) for number, batch in numbers]
         items = [submission(action, batch=batch, body=body) for action, batch in names]
-        receipts = self.run(functions.submit(self._redis, items, max_journal=ROOM))
+        receipts = self.run(functions.journal_actions(self._redis, items, max_journal=ROOM))
         for (action, batch), receipt in zip(names, receipts, strict=True):
             assert receipt.code == self.model.submit(action, batch, body)
             if receipt.code == "accepted":

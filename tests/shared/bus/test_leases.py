@@ -17,10 +17,10 @@ Write = Callable[[Journal, str], Awaitable[object]]
 
 WRITES: dict[str, Write] = {
     "finish": lambda journal, entry: journal.finish_all(Answering("a1", entry, "", b"{}", KEEP_ACTION_S)),
-    "grant": lambda journal, _: functions.grant(
+    "grant": lambda journal, _: functions.send_grants(
         journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")]
     ),
-    "advance": lambda journal, _: functions.advance(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]")]),
+    "advance": lambda journal, _: functions.advance_stages(journal.redis, journal.epoch, [Advancing("a1", 1, b"[]")]),
     "publish_backlog": lambda journal, _: functions.publish_backlog(journal.redis, journal.epoch, Backlog()),
     "discard": lambda journal, entry: functions.discard(journal.redis, journal.epoch, [entry]),
 }
@@ -92,7 +92,7 @@ async def test_after_its_lease_has_run_out_the_same_holder_gets_a_new_epoch(valk
 async def test_a_grant_reaches_the_node_and_marks_its_action(journal: Journal) -> None:
     await journal.entry("a1")
 
-    await functions.grant(
+    await functions.send_grants(
         journal.redis,
         journal.epoch,
         [Granting("grants.n.1", b"one", "a1", "1:n"), Granting("grants.n.1", b"two"), Granting("grants.m.1", b"three")],
@@ -108,16 +108,16 @@ async def test_a_grant_reaches_the_node_and_marks_its_action(journal: Journal) -
 
 
 async def test_a_grant_of_an_unknown_action_is_not_sent(journal: Journal) -> None:
-    await functions.grant(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "gone", "1:n")])
+    await functions.send_grants(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "gone", "1:n")])
 
     assert await command(journal.redis, "EXISTS", "grants.n.1", "action:gone") == 0
 
 
 async def test_advancing_keeps_what_was_measured_and_forgets_the_grant(journal: Journal) -> None:
     await journal.entry("a1")
-    await functions.grant(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")])
+    await functions.send_grants(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")])
 
-    await functions.advance(journal.redis, journal.epoch, [Advancing("a1", 1, b"[1]")])
+    await functions.advance_stages(journal.redis, journal.epoch, [Advancing("a1", 1, b"[1]")])
 
     fields = await journal.fields("action:a1")
     assert (fields["s"], fields["c"], fields.get("g")) == (b"1", b"[1]", None)

@@ -95,7 +95,7 @@ async def test_a_repeat_needs_no_room_in_the_journal(journal: Journal) -> None:
 async def test_the_index_counts_the_accepted_requests_of_each_batch(journal: Journal) -> None:
     await journal.open("b")
     await journal.open("c")
-    await functions.submit(
+    await functions.journal_actions(
         journal.redis,
         [
             submission("a0", batch="b"),

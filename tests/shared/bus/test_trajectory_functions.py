@@ -30,7 +30,7 @@ async def opened(
 
 async def submit(journal: Journal, action: str, trajectory: str = "t1") -> Receipt:
     item = submission(action)._replace(trajectory=trajectory)
-    (receipt,) = await functions.submit(journal.redis, [item], max_journal=1000)
+    (receipt,) = await functions.journal_actions(journal.redis, [item], max_journal=1000)
     return receipt
 
 
@@ -38,7 +38,7 @@ async def begun(journal: Journal, action: str = "a1", trajectory: str = "t1", no
     """The grant of an accepted action begins the environment."""
     placement = StoredPlacement(node, {"memory_mb": 64})
     grant = Granting("grants.n.1", b"m", action, f"1:{node}", trajectory, pack(placement))
-    await functions.grant(journal.redis, journal.epoch, [grant])
+    await functions.send_grants(journal.redis, journal.epoch, [grant])
     return placement
 
 
@@ -383,6 +383,6 @@ async def test_actions_of_several_trajectories_are_taken_or_refused_each_for_its
     items: list[Submission] = [
         submission("a1")._replace(trajectory="t1"), submission("a2")._replace(trajectory="t2"), submission("a3")
     ]  # fmt: skip
-    receipts: list[Any] = await functions.submit(journal.redis, items, max_journal=1000)
+    receipts: list[Any] = await functions.journal_actions(journal.redis, items, max_journal=1000)
 
     assert [one.code for one in receipts] == ["accepted", "no-trajectory", "accepted"]

@@ -37,7 +37,7 @@ def test_an_unset_setting_keeps_its_default() -> None:
 def test_a_misspelt_setting_is_named_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOM_SHUTTLEZ", "9")
 
-    with pytest.raises(MisspeltSetting, match=r"LOOM_SHUTTLEZ names no setting; LOOM_\* knows .*LOOM_SHUTTLES"):
+    with pytest.raises(MisspeltSetting, match=r"LOOM_SHUTTLEZ names no setting; LOOM_\* settings are .*LOOM_SHUTTLES"):
         load(LoomSettings)
 
 

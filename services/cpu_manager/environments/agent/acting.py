@@ -39,7 +39,7 @@ def error_text(error: OSError, path: str) -> str:
 
 
 class Action:
-    """A running action. `finish` is called once; before that the loop may call `out_of_time` and `cancel`."""
+    """A running action. `finish` is called once; before that the loop may call `_out_of_time` and `cancel`."""
 
     def __init__(self, context: ActionContext, timeout_s: float) -> None:
         self.context = context

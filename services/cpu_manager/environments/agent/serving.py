@@ -51,7 +51,7 @@ class ManagerConnection:
 
 
 class EnvironmentAgent:
-    """The whole helper."""
+    """Server of one environment: accepts a manager and runs its actions."""
 
     def __init__(self) -> None:
         self.events = Events()

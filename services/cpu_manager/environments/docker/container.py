@@ -26,7 +26,7 @@ SOCKETS: Final = "/run/treadle/sockets"
 SOCKET: Final = f"{SOCKETS}/resident"
 """Path at which the agent listens."""
 
-RESIDENT_PIDS: Final = 4
+AGENT_PIDS: Final = 4
 """Processes beyond the trainer's limit: the agent, and its relay if the connection goes through the engine."""
 _MIB: Final = 1 << 20
 _TMPFS: Final = "rw,nosuid,nodev,mode=1777"
@@ -122,7 +122,7 @@ def _limits(container: ContainerSpec, *, sized: bool) -> dict[str, Any]:
         "CpusetCpus": ",".join(str(core) for core in sorted(container.cores)),
         "Memory": memory,
         "MemorySwap": memory,
-        "PidsLimit": container.spec.pids + RESIDENT_PIDS,
+        "PidsLimit": container.spec.pids + AGENT_PIDS,
         "StorageOpt": {"size": f"{container.spec.disk_mb}m"} if sized else {},
         "Ulimits": [
             {"Name": "fsize", "Soft": disk, "Hard": disk},

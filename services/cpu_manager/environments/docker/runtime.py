@@ -101,7 +101,7 @@ class DockerRuntime:
             node: owner of the containers; existing ones are `survivors`.
             mesh: identity of the node's mesh.
             claim_s: longest wait for a predecessor to release the claim.
-            emptied: called at the end of `close` if no container is left.
+            on_empty: called at the end of `close` if no container is left.
             ledger: stores which images were pulled here; None: only in memory.
             budget_bytes: disk for the images that were pulled here; 0: no limit.
             pulls: most pulls at the same time.

@@ -1,4 +1,4 @@
-"""The init of one cell: builds the walls around a program, waits for it, kills its leftovers, sends its files back.
+"""The init of one cell: builds the walls around a program, waits for it, kills its remaining processes, sends its files back.
 
 Then it does the same for the next program of the same zygote, in a new private directory. A program can leave in its
 namespaces processes (all are reaped), files (unmounted), System V objects and sockets in flight (init checks for them,
@@ -139,7 +139,7 @@ def _serve(context: ZygoteContext, slot: wire.SlotPlan, control: socket.socket) 
     if not context.plan.namespaces:
         signal.signal(signal.SIGTERM, stop)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)  # set now: a change of user clears it
-    leftovers = _Leftovers() if context.plan.namespaces else None
+    cleanup_check = _CleanupCheck() if context.plan.namespaces else None
     supervisor = SeccompSupervisor(slot.home) if context.filter.supervised else None
     for left in range(_PROGRAMS - 1, -1, -1):
         if context.plan.namespaces:
@@ -150,7 +150,8 @@ def _serve(context: ZygoteContext, slot: wire.SlotPlan, control: socket.socket) 
         _fetch(fetch_request, slot.home, control)
         cleared = _remove_home(context.plan, slot)
         # A fetched file has passed through this process, and the next program would be a copy of this process.
-        if not left or not cleared or stops or fetch_request.fetch or (leftovers is not None and leftovers.any()):
+        reusable = left and cleared and not stops and not fetch_request.fetch
+        if not reusable or (cleanup_check is not None and cleanup_check.finds_objects()):
             wire.send(control, wire.DONE)
             return
         wire.send(control, wire.REUSABLE)
@@ -198,7 +199,7 @@ class _ProgramUsage:
         self.peak_bytes = max(self.peak_bytes, used.ru_maxrss * 1024)
 
 
-class _Leftovers:
+class _CleanupCheck:
     """Checks, by the kernel's lists of the cell's namespaces, for objects that outlive the cell's processes."""
 
     def __init__(self) -> None:
@@ -206,7 +207,7 @@ class _Leftovers:
         self._objects = [os.open(f"/proc/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
         self._sockets = os.open("/proc/net/sockstat", os.O_RDONLY | os.O_CLOEXEC)
 
-    def any(self) -> bool:
+    def finds_objects(self) -> bool:
         """Return True if there are System V objects, or sockets in flight (they keep their names and memory)."""
         if not os.pread(self._sockets, 64, 0).startswith(b"sockets: used 0\n"):
             return True

@@ -10,7 +10,7 @@ from typing import Final
 
 from services.cpu_manager.sandbox.walls import cgroups
 from services.cpu_manager.sandbox.walls.cgroups import (
-    LEFTOVER_BYTES,
+    CLEANUP_BYTES,
     MOUNT,
     PREFIX,
     Files,
@@ -52,7 +52,7 @@ class GroupV1:
 
     def set_limits(self, memory_bytes: int, pids: int) -> None:
         """Set the limits and reset the counts. The group contains no program, at most a waiting init."""
-        if self.memory.number("memory.usage_in_bytes") > LEFTOVER_BYTES:
+        if self.memory.number("memory.usage_in_bytes") > CLEANUP_BYTES:
             with contextlib.suppress(OSError):  # a waiting init is in it already; only caches are to go
                 self.memory.write("memory.force_empty", "0")
         if memory_bytes != self._limit:

@@ -10,7 +10,7 @@ from typing import Final
 
 from services.cpu_manager.sandbox.walls import cgroups
 from services.cpu_manager.sandbox.walls.cgroups import (
-    LEFTOVER_BYTES,
+    CLEANUP_BYTES,
     MOUNT,
     PREFIX,
     Files,
@@ -50,7 +50,7 @@ class GroupV2:
 
     def set_limits(self, memory_bytes: int, pids: int) -> None:
         """Set the limits and reset the counts. The group contains no program, at most a waiting init."""
-        if self.files.number("memory.current") > LEFTOVER_BYTES:
+        if self.files.number("memory.current") > CLEANUP_BYTES:
             with contextlib.suppress(OSError):
                 self.files.write("memory.reclaim", str(1 << 40))
         if memory_bytes != self._limit:

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 PREFIX: Final = "treadle-"
 MOUNT: Final = Path("/sys/fs/cgroup")
-LEFTOVER_BYTES: Final = 16 << 20
+CLEANUP_BYTES: Final = 16 << 20
 """A reused group that holds more than this after its action (page cache) is emptied, so that peaks stay correct."""
 
 

@@ -13,7 +13,7 @@ from services.cpu_manager.sandbox.instance import Instance
 from services.cpu_manager.sandbox.ladder import choose_rung
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import PythonJob
-from services.cpu_manager.sandbox.rungs import ENFORCES, Attempt, Ladder, NoSandboxError, Rung
+from services.cpu_manager.sandbox.rungs import ENFORCES, RungTrial, Ladder, NoSandboxError, Rung
 from services.cpu_manager.sandbox.walls import landlock
 from tests.services.cpu_manager.sandbox.cells import CORE
 from tests.services.cpu_manager.sandbox.conftest import available_rungs, passable, rung_failures
@@ -47,12 +47,12 @@ async def test_the_best_working_rung_is_chosen_and_the_reasons_of_others_are_kep
     await sandbox.close()
     best = available_rungs()[0]
     assert sandbox.ladder.chosen == best
-    assert all(attempt.reason for attempt in sandbox.ladder.attempts[:-1])
+    assert all(trial.reason for trial in sandbox.ladder.trials[:-1])
     assert str(sandbox.ladder).startswith(f"sandbox rung {best} ")
 
 
 def test_a_ladder_is_described_in_json() -> None:
-    found = Ladder(Rung.NAMESPACES, (Attempt(Rung.CGROUP_V2, "not delegated"), Attempt(Rung.NAMESPACES, "")), 7, "me")
+    found = Ladder(Rung.NAMESPACES, (RungTrial(Rung.CGROUP_V2, "not delegated"), RungTrial(Rung.NAMESPACES, "")), 7, "me")
     described = json.loads(json.dumps(found.describe()))
     assert described["rung"] == "namespaces"
     assert described["refused"] == {"cgroup-v2": "not delegated"}

@@ -11,7 +11,7 @@ from shared.bus.connection import ValkeyClock, command, connect
 from shared.messages.base import ENTRY
 from shared.messages.nodes import NODES, Bye, Heartbeat, Hello
 from shared.messages.targets import TargetSet
-from shared.policy.dispatch.backlog import Lack, PoolBacklog
+from shared.policy.dispatch.backlog import StuckWork, PoolBacklog
 
 
 async def test_an_entry_that_cannot_be_read_hides_no_other(redis_url: str) -> None:
@@ -62,7 +62,7 @@ def test_a_pool_combines_reports_of_nodes_planner_and_leader() -> None:
 
 
 def test_a_pool_without_nodes_names_what_it_lacks() -> None:
-    lacks = [Lack("noop", {"gpus": 1}, 2), Lack("noop", {"gpus": 8}, 1)]
+    lacks = [StuckWork("noop", {"gpus": 1}, 2), StuckWork("noop", {"gpus": 8}, 1)]
     view = _pool([], None, PoolBacklog("gpus@default", 3, lacks), silent=True)
 
     assert (view.nodes, view.capacity, view.target, view.waiting, view.stuck) == (0, 0, None, 3, 3)

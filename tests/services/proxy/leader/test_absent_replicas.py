@@ -17,7 +17,7 @@ from tests.shared.bus.soon import soon
 
 async def submitted(valkey: Redis, action: str, held_by: str) -> ActionSubmitted:
     message = ActionSubmitted(action=action, tenant="t", stages=(stage(),), budget_s=60.0, held_by=held_by)
-    await functions.submit(valkey, [Submission(action, b"d", "", ACTIONS.encode(message))], max_journal=100)
+    await functions.journal_actions(valkey, [Submission(action, b"d", "", ACTIONS.encode(message))], max_journal=100)
     return message
 
 

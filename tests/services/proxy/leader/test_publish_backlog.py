@@ -17,7 +17,7 @@ from shared.bus.functions import Advancing, Submission
 from shared.messages.actions import ACTIONS, ActionSubmitted
 from shared.messages.batch_snapshot import OpenBatchesSnapshot, UnansweredRequests
 from shared.policy.dispatch.action_state import ActionState
-from shared.policy.dispatch.backlog import Backlog, Lack, PoolBacklog
+from shared.policy.dispatch.backlog import Backlog, StuckWork, PoolBacklog
 from shared.policy.dispatch.cluster_state import ClusterState
 from shared.policy.model.formulation import Request, Work
 from tests.services.proxy.mesh import START, StillClock, stage, submitted
@@ -27,7 +27,7 @@ from tests.shared.bus.journal import Journal
 from tests.shared.bus.soon import soon
 
 WIDE = stage(cores=999)
-STUCK = [PoolBacklog("cores@default", 3, [Lack("code.run", {"cores": 999}, 1)])]
+STUCK = [PoolBacklog("cores@default", 3, [StuckWork("code.run", {"cores": 999}, 1)])]
 WHY = "no node of class 'default' offers code.run with cores=999 now; it waits for one until its budget ends"
 
 
@@ -38,7 +38,7 @@ def store(valkey: Redis) -> Store:
 
 async def submit(journal: Journal, request: ActionSubmitted) -> str:
     item = Submission(request.action, b"", "", ACTIONS.encode(request))
-    ((_, entry),) = await functions.submit(journal.redis, [item], max_journal=100)
+    ((_, entry),) = await functions.journal_actions(journal.redis, [item], max_journal=100)
     return entry
 
 
@@ -73,7 +73,7 @@ async def test_the_stage_it_is_in_counts(store: Store, journal: Journal) -> None
     await functions.publish_backlog(journal.redis, journal.epoch, Backlog(STUCK))
     assert await reason(store, "a") == ""
 
-    await functions.advance(journal.redis, journal.epoch, [Advancing("a", 1, b"[]")])
+    await functions.advance_stages(journal.redis, journal.epoch, [Advancing("a", 1, b"[]")])
     assert await reason(store, "a") == WHY
 
 

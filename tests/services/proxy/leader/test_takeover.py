@@ -151,7 +151,7 @@ async def test_an_unread_outcome_answers_at_once(store: StoreOfFormerLeader) -> 
 async def test_a_request_continues_in_its_stage_with_its_measurements(store: StoreOfFormerLeader) -> None:
     await store.submit(submitted("a", stage("compile"), stage("run")))
     carried = msgspec.json.encode(reports([StageAct("compile", 0.5, 1.25, "m", 2, 1)]))
-    await functions.advance(store.redis, store.journal.epoch, [Advancing("a", 1, carried)])
+    await functions.advance_stages(store.redis, store.journal.epoch, [Advancing("a", 1, carried)])
     await store.publish(NODES, hello())
     await store.taken_over()
 
@@ -166,7 +166,7 @@ async def test_a_request_continues_in_its_stage_with_its_measurements(store: Sto
 
 async def test_the_outcome_of_a_stage_that_is_over_is_not_counted_again(store: StoreOfFormerLeader) -> None:
     await store.submit(submitted("a", stage("compile"), stage("run")))
-    await functions.advance(store.redis, store.journal.epoch, [Advancing("a", 1, b"[]")])
+    await functions.advance_stages(store.redis, store.journal.epoch, [Advancing("a", 1, b"[]")])
     await store.publish(OUTCOMES, outcome("a", stage=0))
     await store.taken_over()
 
@@ -236,7 +236,7 @@ async def test_a_long_journal_is_read_whole(store: StoreOfFormerLeader) -> None:
     requests = [submitted(f"a{number:04}") for number in range(2500)]
     for start in range(0, 2500, 500):
         items = [Submission(one.action, b"", "", ACTIONS.encode(one)) for one in requests[start : start + 500]]
-        await functions.submit(store.redis, items, max_journal=10_000)
+        await functions.journal_actions(store.redis, items, max_journal=10_000)
     await store.mark("a2499", attempt=2)
     await store.taken_over()
 

@@ -20,7 +20,7 @@ from services.proxy.settings import ProxySettings
 from shared.bus import archive, functions
 from shared.bus.archive import BatchKey
 from shared.bus.connection import ValkeyClock, command
-from shared.bus.functions import Answering, submit
+from shared.bus.functions import Answering, journal_actions
 from shared.bus.memory import StoreMemory
 from shared.runtime.errors import Unavailable
 from shared.store.answers import Answers
@@ -448,7 +448,7 @@ async def test_a_tenant_that_keeps_too_much_is_refused_and_another_is_not(driver
 
     async def code(tenant: str, action: str, most_kept: int) -> str:
         item = submission(action)._replace(tenant=tenant)
-        return (await submit(driver.redis, [item], max_journal=100, most_kept=most_kept))[0].code
+        return (await journal_actions(driver.redis, [item], max_journal=100, most_kept=most_kept))[0].code
 
     assert await code("ada", "x1", most + 1) == "accepted"
     assert await code("ada", "x2", most) == "tenant-full"

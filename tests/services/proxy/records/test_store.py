@@ -32,7 +32,7 @@ async def test_an_action_is_queued_then_granted_then_finished(store: Store, jour
     entry = await journal.entry("a1")
     assert await store.action("a1") == Stored("queued", "", None, entry)
 
-    await functions.grant(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")])
+    await functions.send_grants(journal.redis, journal.epoch, [Granting("grants.n.1", b"m", "a1", "1:n")])
     assert await store.action("a1") == Stored("granted", "", None, entry)
 
     await journal.finish("a1", entry, answer=b"answer")

@@ -44,7 +44,7 @@ class LeaderRecords(Records):
             if action_id in self.leader.registry.actions and (action_id in self.marks or action_id in self.steps):
                 stage, acts = self.steps.get(action_id, (0, ()))
                 attempt, host = self.marks.get(action_id, (0, ""))
-                self.leader.resumed(self.now, action_id, stage, attempt, acts, host)
+                self.leader.restored(self.now, action_id, stage, attempt, acts, host)
         for at, hello in self.hellos:
             if self.now - at < NODE_LOST_S:
                 fresh = Node(hello.name, hello.incarnation, hello.node_class, hello.capacity, hello.kinds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.policy.dispatch import backlog
-from shared.policy.dispatch.backlog import Backlog, Lack, PoolBacklog, lacking, survey, why_stuck
+from shared.policy.dispatch.backlog import Backlog, StuckWork, PoolBacklog, lacking, survey, why_stuck
 from shared.policy.dispatch.dispatcher import Dispatcher
 from tests.shared.policy.dispatch.leading import leading, meet, submit
 from tests.shared.policy.strategies import CORES, request, work
@@ -34,8 +34,8 @@ def test_work_that_no_node_could_ever_take_is_stuck_at_once_even_behind_a_queue(
     )
     found = survey(dispatcher.cluster)
     assert found.pools == [
-        PoolBacklog(CORES, 201, [Lack("run", {"cores": 999}, 2)]),
-        PoolBacklog("gpus@cpu", 1, [Lack("run", {"gpus": 1}, 1)]),
+        PoolBacklog(CORES, 201, [StuckWork("run", {"cores": 999}, 2)]),
+        PoolBacklog("gpus@cpu", 1, [StuckWork("run", {"gpus": 1}, 1)]),
     ]
     assert found.stuck == {"b": 1}
     dispatcher.check()
@@ -47,7 +47,7 @@ def test_everything_in_a_pool_without_nodes_is_stuck_until_one_comes() -> None:
     found = survey(dispatcher.cluster)
     assert (found.pools[0].stuck, found.stuck) == (2, {"b": 2})
     meet(dispatcher, "n")
-    assert survey(dispatcher.cluster) == Backlog([PoolBacklog(CORES, 1, [Lack("judge", {"cores": 1}, 1)])], {"b": 1})
+    assert survey(dispatcher.cluster) == Backlog([PoolBacklog(CORES, 1, [StuckWork("judge", {"cores": 1}, 1)])], {"b": 1})
 
 
 def test_stuck_work_has_a_reason() -> None:

@@ -47,7 +47,7 @@ def test_each_request_is_counted_at_its_own_stage_and_an_answered_one_nowhere() 
 def test_a_grant_that_only_the_store_reports_counts_as_waiting() -> None:
     dispatcher = Dispatcher()
     submit(dispatcher, request("b", batch="b"), request("c", seq=1, batch="c"))
-    dispatcher.resumed(0.0, "b", 0, 1, [], "n")
+    dispatcher.restored(0.0, "b", 0, 1, [], "n")
     assert batch_snapshots(dispatcher.cluster)["b"] == BatchSnapshot([times(0.0, 0.0)], [times()])
     meet(dispatcher, "n", {"b": HeldGrant(0, 1, 3.0, {"cores": 1})})
     assert batch_snapshots(dispatcher.cluster)["b"] == BatchSnapshot([times()], [times(0.0, 0.0, -3.0)])
@@ -56,6 +56,6 @@ def test_a_grant_that_only_the_store_reports_counts_as_waiting() -> None:
 def test_a_request_that_is_being_cancelled_holds_its_units_and_does_not_wait() -> None:
     dispatcher = leading("n", cores=1)
     submit(dispatcher, request("b", batch="b"), request("c", seq=1, batch="b"))
-    dispatcher.resumed(0.0, "c", 0, 1, [], "gone")
+    dispatcher.restored(0.0, "c", 0, 1, [], "gone")
     dispatcher.batch_cancelled(1.0, "b", "asked")
     assert batch_snapshots(dispatcher.cluster) == {"b": BatchSnapshot([times()], [times(0.0, 0.0, 0.0)])}

@@ -216,7 +216,7 @@ def widened() -> tuple[Dispatcher, Request, Grant, float]:
     assert grant.units["cores"] > 4
     new = Dispatcher()
     new.submitted(0.0, [asked])
-    new.resumed(0.0, "r", 0, grant.attempt, [], grant.node)
+    new.restored(0.0, "r", 0, grant.attempt, [], grant.node)
     new.node_joined(0.0, Node("a", "1", "cpu", {"cores": 16, "memory_mb": 100}, KINDS))
     return new, asked, grant, NEARLY_LINEAR.duration(320.0, grant.units["cores"])
 

@@ -224,18 +224,18 @@ def test_a_grant_without_outcome_is_checked_by_an_inventory_and_retried() -> Non
 # ---- a new leader ----------------------------------------------------------------------------------------------------
 
 
-def resumed(stage: int, attempt: int, where: str, *, repeatable: bool = True) -> Dispatcher:
+def restored(stage: int, attempt: int, where: str, *, repeatable: bool = True) -> Dispatcher:
     dispatcher = Dispatcher()
     stages = tuple(work(name=name, repeatable=repeatable) for name in ("compile", "run"))
     submit(dispatcher, request("r", *stages))
     acts = [StageAct("compile", 0.0, 1.0, "n", 1, 1)][:stage]
-    dispatcher.resumed(0.0, "r", stage, attempt, acts, where)
+    dispatcher.restored(0.0, "r", stage, attempt, acts, where)
     dispatcher.check()
     return dispatcher
 
 
 def test_a_new_leader_grants_marked_work_nowhere_before_its_nodes_inventory() -> None:
-    dispatcher = resumed(1, 1, "n")
+    dispatcher = restored(1, 1, "n")
     assert meet(dispatcher, "m") == [], "it may run on n"
     assert meet(dispatcher, "n", {"r": HeldGrant(1, 1, 3.0)}) == []
     (answer,) = report(dispatcher, Ended("r", "n", 1, 1, "ok", True))
@@ -244,7 +244,7 @@ def test_a_new_leader_grants_marked_work_nowhere_before_its_nodes_inventory() ->
 
 
 def test_a_new_leader_retries_work_that_its_node_no_longer_has() -> None:
-    dispatcher = resumed(1, 1, "n")
+    dispatcher = restored(1, 1, "n")
     (grant,) = meet(dispatcher, "n")
     assert isinstance(grant, Grant)
     assert (grant.stage, grant.attempt) == (1, 2)
@@ -252,7 +252,7 @@ def test_a_new_leader_retries_work_that_its_node_no_longer_has() -> None:
 
 @pytest.mark.parametrize(("repeatable", "expected"), [(True, "node-lost"), (False, "unknown-outcome")])
 def test_attempts_stay_bounded_over_leaders(repeatable: bool, expected: str) -> None:
-    dispatcher = resumed(0, 3, "n", repeatable=repeatable)
+    dispatcher = restored(0, 3, "n", repeatable=repeatable)
     meet(dispatcher, "m")
     (answer,) = meet(dispatcher, "n")
     assert isinstance(answer, AnswerAction)
@@ -260,7 +260,7 @@ def test_attempts_stay_bounded_over_leaders(repeatable: bool, expected: str) -> 
 
 
 def test_marked_work_of_a_node_that_does_not_come_back_runs_elsewhere() -> None:
-    dispatcher = resumed(0, 1, "n")
+    dispatcher = restored(0, 1, "n")
     meet(dispatcher, "m")
     beat(dispatcher, 9.0)
     assert dispatcher.ticked(9.0) == []
@@ -272,7 +272,7 @@ def test_marked_work_of_a_node_that_does_not_come_back_runs_elsewhere() -> None:
 
 def test_hellos_of_two_incarnations_read_together_do_not_lose_work_of_the_newer() -> None:
     """A new leader reads both; the stored grant names the node, and was sent to its second incarnation."""
-    dispatcher = resumed(0, 1, "n", repeatable=False)
+    dispatcher = restored(0, 1, "n", repeatable=False)
     dispatcher.node_joined(0.0, node("n", incarnation="1"))
     assert dispatcher.node_joined(0.0, node("n", incarnation="2")) == [AskInventory("n")]
     assert dispatcher.inventory_taken(0.0, "n", "1", {}) == []
@@ -282,7 +282,7 @@ def test_hellos_of_two_incarnations_read_together_do_not_lose_work_of_the_newer(
 
 def test_an_older_attempt_is_not_adopted() -> None:
     """Attempt 2 was granted to m; what n still executes is revoked, and its core is not granted meanwhile."""
-    dispatcher = resumed(0, 2, "m")
+    dispatcher = restored(0, 2, "m")
     assert meet(dispatcher, "n", {"r": HeldGrant(0, 1, 9.0)}, cores=1) == [Revoke("r", "n", 1)]
     assert submit(dispatcher, request("other")) == []
 
@@ -291,7 +291,7 @@ def test_an_older_attempt_is_not_adopted() -> None:
 def test_a_cancellation_by_a_former_leader_is_answered_by_its_cause(deadline_s: float, expected: str) -> None:
     dispatcher = Dispatcher()
     submit(dispatcher, request("r", deadline_s=deadline_s))
-    dispatcher.resumed(0.0, "r", 0, 1, [], "n")
+    dispatcher.restored(0.0, "r", 0, 1, [], "n")
     (answer,) = report(dispatcher, Ended("r", "n", 1, 0, "cancelled"))
     assert isinstance(answer, AnswerAction)
     assert answer.ended == expected

@@ -276,5 +276,5 @@ def test_a_new_leader_rejects_nothing_before_an_inventory() -> None:
     """Requests in the journal may run already, started in time under the former leader."""
     dispatcher = Dispatcher()
     assert dispatcher.submitted(100.0, [request("running", start_by_s=10.0)]) == []
-    dispatcher.resumed(100.0, "running", 0, 1, [], "n0")
+    dispatcher.restored(100.0, "running", 0, 1, [], "n0")
     assert dispatcher.registry.actions["running"].state == "granted"

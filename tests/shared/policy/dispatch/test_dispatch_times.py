@@ -90,29 +90,29 @@ def test_a_stage_that_was_cut_short_is_counted_after_those_with_a_verdict() -> N
 # ---- executions that began under another leader, or under an older grant ---------------------------------------------
 
 
-def resumed(now: float, stage: int = 0) -> Dispatcher:
+def restored(now: float, stage: int = 0) -> Dispatcher:
     """A leader that takes over now; the action was granted on n by the former one."""
     dispatcher = Dispatcher()
     dispatcher.submitted(now, [request("r", *TWO[: stage + 1])])
     acts = [StageAct("compile", 1.0, 2.0, "n", 1, 1)][:stage]
-    dispatcher.resumed(now, "r", stage, 1, acts, "n")
+    dispatcher.restored(now, "r", stage, 1, acts, "n")
     return dispatcher
 
 
 def test_an_execution_that_lies_before_the_takeover_is_not_queueing_as_well() -> None:
-    dispatcher = resumed(6.5)
+    dispatcher = restored(6.5)
     queue_s, execution_s = times(dispatcher.finished(6.625, [end("ok", queue_s=0.25, execution_s=0.5)]))
     assert (queue_s, execution_s) == (6.125, 0.5)
 
 
 def test_times_of_earlier_stages_are_not_queueing_of_the_next_one() -> None:
-    dispatcher = resumed(6.5, stage=1)
+    dispatcher = restored(6.5, stage=1)
     queue_s, execution_s = times(dispatcher.finished(6.75, [end("ok", queue_s=0.0, execution_s=0.5, stage=1)]))
     assert (queue_s, execution_s) == (1.0 + 3.25, 2.0 + 0.5)
 
 
 def test_adopted_work_has_executed_since_the_start_its_node_reports() -> None:
-    dispatcher = resumed(6.0)
+    dispatcher = restored(6.0)
     dispatcher.cancelled(6.0, "r", "enough")
     assert dispatcher.node_joined(6.0, node("n")) == [AskInventory("n")]
     dispatcher.inventory_taken(6.5, "n", "1", {"r": HeldGrant(0, 1, 2.5)})

@@ -227,7 +227,7 @@ def test_a_leader_that_died_over_an_answer_had_granted_the_next_action_and_both_
     dispatcher.trajectory_placed("t", "a", {"memory_mb": 10})
     submit(dispatcher, act("r0"), act("r1", seq=1))
     for name in ("r0", "r1"):
-        dispatcher.resumed(1.0, name, 0, 1, (), "a")
+        dispatcher.restored(1.0, name, 0, 1, (), "a")
     dispatcher.node_joined(1.0, host("a"))
     first, second = (Ended(name, "a", 1, 0, "ok", True, 0.0, 0.5) for name in ("r0", "r1"))
     assert answers(dispatcher.finished(1.0, [first])) == {"r0": "ok"}

@@ -85,7 +85,7 @@ def test_an_action_that_waits_to_begin_has_a_reason() -> None:
 
     assert why() == (
         "it waits to begin its environment, with 2 in cores@cpu: "
-        "the memory for environments is taken and as many are being made as may be at once"
+        "the memory for environments is taken and the limit of concurrent environment starts is reached"
     )
     finish(leader, first, 1.0)
     assert why() == "it waits to begin its environment, with 2 in cores@cpu: the memory for environments is taken"

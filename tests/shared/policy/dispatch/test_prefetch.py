@@ -128,8 +128,8 @@ def test_only_the_head_of_the_queue_is_prefetched() -> None:
 def test_the_earliest_batch_is_prefetched_first() -> None:
     dispatcher = short_work()
     submit(dispatcher, *many(2))
-    dispatcher.cluster.queues.batches.expected("late", 100.0)
-    dispatcher.cluster.queues.batches.expected("early", 50.0)
+    dispatcher.cluster.queues.batches.apply_estimate("late", 100.0)
+    dispatcher.cluster.queues.batches.apply_estimate("early", 50.0)
     submit(dispatcher, *many(4, first=2, batch="late"), *many(4, first=6, batch="early"))
     assert queue_of(dispatcher)[:4] == ["r6", "r7", "r8", "r9"]
 
@@ -229,7 +229,7 @@ def test_work_that_is_not_repeatable_is_never_recalled() -> None:
     submit(dispatcher, *many(2))
     once = request("once", work(repeatable=False), seq=9)
     submit(dispatcher, once)
-    dispatcher.resumed(0.0, "once", 0, 1, [], "b")
+    dispatcher.restored(0.0, "once", 0, 1, [], "b")
     meet(dispatcher, "b", {"once": HeldGrant(0, 1, 0.0, {"cores": 1}, queued=True)})
     assert not any(isinstance(one, Revoke) for one in dispatcher.ticked(5.0))
 
@@ -241,7 +241,7 @@ def test_a_new_leader_adopts_the_node_queue() -> None:
     dispatcher = Dispatcher()
     dispatcher.submitted(0.0, many(4))
     for number in range(4):
-        dispatcher.resumed(0.0, f"r{number}", 0, 1, [], "n")
+        dispatcher.restored(0.0, f"r{number}", 0, 1, [], "n")
     held = {f"r{number}": HeldGrant(0, 1, 1.0, {"cores": 1}, queued=number > 1) for number in range(4)}
     assert meet(dispatcher, "n", held) == []
     assert queue_of(dispatcher) == ["r2", "r3"]

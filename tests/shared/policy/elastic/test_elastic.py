@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.policy.elastic import arrange, eviction
-from shared.policy.elastic.eviction import Rows, grow, poured
+from shared.policy.elastic.eviction import Rows, grow, fluid_starts_s
 from shared.policy.elastic.scheduling import LOOKED_AT, Rule, Scalable, allot, enough, price, warm
 from shared.policy.model.elasticity import RIGID, Elasticity
 from tests.shared.policy.elastic.elastic_oracle import (
@@ -154,12 +154,12 @@ def test_those_behind_are_counted_beyond_those_looked_at() -> None:
 def test_a_liquid_waits_as_many_small_drops_do(unit_free_s: list[float], work_s: int) -> None:
     drops = [scalable((1,), 0.1, RIGID)] * (10 * work_s)
     waited = queued_s(unit_free_s, drops, 1, 0.0) - 0.1 * len(drops)
-    assert poured(np.sort(unit_free_s), len(drops), work_s) == pytest.approx(waited, abs=0.1 * len(drops))
+    assert fluid_starts_s(np.sort(unit_free_s), len(drops), work_s) == pytest.approx(waited, abs=0.1 * len(drops))
 
 
 def test_a_visit_of_0_s_starts_when_the_first_unit_is_free() -> None:
-    assert poured(np.array([3.0, 9.0]), 4, 0.0) == 12.0
-    assert poured(np.array([3.0, 9.0]), 0, 0.0) == 0.0
+    assert fluid_starts_s(np.array([3.0, 9.0]), 4, 0.0) == 12.0
+    assert fluid_starts_s(np.array([3.0, 9.0]), 0, 0.0) == 0.0
 
 
 def test_a_price_leaves_units_to_future_arrivals() -> None:

@@ -43,10 +43,10 @@ def test_an_expected_completion_remains_finite_and_bounded(arrived_s: float, est
     registry = BatchRegistry(bound_s=100.0)
     one = request("a", work(timeout_s=1e6), at_s=arrived_s, batch="b")
     for estimate in estimates[:2]:
-        registry.expected("b", estimate)
-    registry.waits(one, PRESENT)
+        registry.apply_estimate("b", estimate)
+    registry.count_waiting(one, PRESENT)
     for estimate in estimates[2:]:
-        registry.expected("b", estimate)
+        registry.apply_estimate("b", estimate)
     assert key(registry, one).expected_completion_s <= one.arrival[0] / 1000 + 100.0
 
 
@@ -55,18 +55,18 @@ def test_an_estimate_names_the_queues_in_which_the_batch_waits() -> None:
     first, second, gone = (request(name, batch="b", seq=at) for at, name in enumerate(("first", "second", "gone")))
     alone = request("alone")
     for one, place in ((first, PRESENT), (second, PRESENT), (gone, THERE), (alone, PRESENT)):
-        registry.waits(one, place)
-    registry.leaves(gone, THERE)
-    registry.leaves(alone, PRESENT)
-    registry.leaves(first, PRESENT)
-    assert registry.expected("b", 3.0) == [PRESENT]
-    assert registry.expected("b", 3.0) == []
+        registry.count_waiting(one, place)
+    registry.uncount_waiting(gone, THERE)
+    registry.uncount_waiting(alone, PRESENT)
+    registry.uncount_waiting(first, PRESENT)
+    assert registry.apply_estimate("b", 3.0) == [PRESENT]
+    assert registry.apply_estimate("b", 3.0) == []
     assert key(registry, gone).expected_completion_s == registry.due("b") == 3.0
 
 
 def test_an_estimate_that_came_before_the_first_request_is_used_once() -> None:
     registry = BatchRegistry()
-    assert registry.expected("b", 7.0) == []
+    assert registry.apply_estimate("b", 7.0) == []
     assert key(registry, request("a", at_s=2.0, batch="b")).expected_completion_s == 7.0
     registry.ended("b")
     assert key(registry, request("a", at_s=2.0, batch="b")).expected_completion_s == 12.0
@@ -76,25 +76,25 @@ def test_the_first_arrival_under_a_former_leader_counts_unless_the_batch_is_know
     registry = BatchRegistry()
     registry.first_arrival("b", 1.0, [10.0])
     late = request("late", at_s=500.0, batch="b")
-    registry.waits(late, PRESENT)
+    registry.count_waiting(late, PRESENT)
     assert key(registry, late).expected_completion_s == 11.0
     registry.first_arrival("b", 400.0, [10.0])
-    assert registry.expected("b", 5.0) == [PRESENT]
+    assert registry.apply_estimate("b", 5.0) == [PRESENT]
 
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_the_registry_is_bounded_and_drops_the_batch_unused_for_longest(most: int) -> None:
     registry = BatchRegistry(most=most)
     for at in range(most):
-        registry.waits(request(f"a{at}", batch=f"b{at}"), PRESENT)
-    registry.expected("b0", 2.0)
-    registry.waits(request("again", batch="b0"), PRESENT)
+        registry.count_waiting(request(f"a{at}", batch=f"b{at}"), PRESENT)
+    registry.apply_estimate("b0", 2.0)
+    registry.count_waiting(request("again", batch="b0"), PRESENT)
     for at in range(most - 1):
-        registry.waits(request(f"new{at}", batch=f"n{at}"), PRESENT)
+        registry.count_waiting(request(f"new{at}", batch=f"n{at}"), PRESENT)
     assert key(registry, request("x", batch="b0")).expected_completion_s == 2.0, "it was touched last"
     for at in range(100):
-        registry.expected(f"unseen{at}", 1.0)
-        registry.waits(request(f"many{at}", batch=f"many{at}"), PRESENT)
+        registry.apply_estimate(f"unseen{at}", 1.0)
+        registry.count_waiting(request(f"many{at}", batch=f"many{at}"), PRESENT)
     assert key(registry, request("x", at_s=50.0, batch="b0")).expected_completion_s == 60.0, "forgotten"
 
 

@@ -161,7 +161,7 @@ def test_promises_are_bounded_and_end_with_the_beginning() -> None:
         images.expect(f"i:{n}", {MEMORY: 1}, 0.0)
     assert len(images.expected) == MOST_EXPECTED
     images.environment_begun("i:100", {MEMORY: 1}, 0.0)
-    assert images.promised(MEMORY, 0.0) == MOST_EXPECTED - 1
+    assert images.expected_units(MEMORY, 0.0) == MOST_EXPECTED - 1
     images.changed(["i:100"], [])
     assert images.rank("i:100", 2 * EXPECTED_S) == PRESENT
 

@@ -103,7 +103,7 @@ def test_the_strictness_is_lowered_where_the_ceilings_do_not_meet_it() -> None:
     """Timeouts of 60 s forbid all queueing. Eight cores need not be held for that: four end 4 s later, within D."""
     asked = found(workflow(7, 7, 5.0))
     assert (asked["cores"].units, asked["gpus"].units) == (4, 4)
-    assert asked["gpus"].reason.summary.endswith("; timeouts count 0%, the ceilings do not meet more")
+    assert asked["gpus"].reason.summary.endswith("; strictness reduced to 0 % because of the ceilings")
     assert found(workflow(8, 8, 5.0))["gpus"].units == 8, "where they can be met they are"
 
 
@@ -117,7 +117,7 @@ def test_pools_that_are_not_to_blame_do_not_hold_their_ceiling() -> None:
     )
     assert asked["cores"].reason.why == "searched"
     assert asked["cores"].reason.summary.endswith(
-        "; for want of gpus@default stage run delays batch b7 by 28.0 s > D 5.0 s"
+        "; gpus@default is the bottleneck: stage run delays batch b7 by 28.0 s > D 5.0 s"
     )
 
 

@@ -10,5 +10,5 @@ async def test_a_later_manager_of_the_node_uses_the_same_volume_and_another_mesh
         first, again = (AgentVolume(engine, Owner("Node", "a" * 16)).name for _ in range(2))
         other = AgentVolume(engine, Owner("Node", "b" * 16)).name
     assert first == again
-    assert first.startswith("treadle-carried-node-")
+    assert first.startswith("treadle-agent-node-")
     assert first != other

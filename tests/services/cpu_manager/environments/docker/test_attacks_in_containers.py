@@ -26,7 +26,7 @@ async def test_it_has_no_rights_and_cannot_get_any(acting: ActingEnvironment) ->
     "line",
     [
         "mount -t tmpfs none /tmp",
-        "mount -o remount,rw /run/treadle/carried",
+        "mount -o remount,rw /run/treadle/agent",
         "unshare --mount true",
         "unshare --user true",
         "mknod /tmp/disk b 8 0",
@@ -44,8 +44,8 @@ async def test_it_has_no_rights_and_cannot_get_any(acting: ActingEnvironment) ->
         "cat /proc/1/environ",
         "cat /proc/1/mem",
         "ls /dev/sda /dev/vda /dev/kmsg",
-        "touch /run/treadle/carried/program.pyc",
-        "rm /run/treadle/carried/program.pyc",
+        "touch /run/treadle/agent/program.pyc",
+        "rm /run/treadle/agent/program.pyc",
     ],
 )
 async def test_forbidden_lines_fail(acting: ActingEnvironment, line: str) -> None:
@@ -79,7 +79,7 @@ async def test_it_cannot_connect_to_its_agent_instead_of_the_manager(runtime: Do
 import json, socket, struct
 way = socket.socket(socket.AF_UNIX)
 way.settimeout(5)
-way.connect('/run/treadle/sockets/resident')
+way.connect('/run/treadle/sockets/agent')
 text = json.dumps({'id': 1, 'op': 'ping'}).encode()
 try:
     way.sendall(struct.pack('!II', len(text), 0) + text)
@@ -103,9 +103,9 @@ async def test_it_cannot_end_or_stop_its_agent(acting: ActingEnvironment) -> Non
 async def test_a_socket_put_in_the_agents_place_is_not_taken_for_it(runtime: DockerRuntime, tools_image: str) -> None:
     source = """
 import os, socket, time
-os.unlink('/run/treadle/sockets/resident')
+os.unlink('/run/treadle/sockets/agent')
 way = socket.socket(socket.AF_UNIX)
-way.bind('/run/treadle/sockets/resident')
+way.bind('/run/treadle/sockets/agent')
 way.listen()
 if os.fork() == 0:
     os.setsid()
@@ -121,7 +121,7 @@ if os.fork() == 0:
 @past_the_engine
 async def test_a_link_in_the_agents_place_leads_nowhere(runtime: DockerRuntime, tools_image: str) -> None:
     async with ActingEnvironment.making(runtime, tools_image) as made:
-        await made.output_of("ln -sf /var/run/docker.sock /run/treadle/sockets/resident")
+        await made.output_of("ln -sf /var/run/docker.sock /run/treadle/sockets/agent")
         with pytest.raises(OSError, match="openat2"):
             await made.environment.handle.connect()
 

@@ -15,7 +15,7 @@ from services.cpu_manager.environments.docker.claim import Owner
 from services.cpu_manager.environments.docker.container import name_of
 from services.cpu_manager.environments.docker.runtime import DockerRuntime
 from services.cpu_manager.environments.protocol import RuntimeUnavailable
-from services.cpu_manager.execution import NoSandbox
+from services.cpu_manager.node_executor import NoSandbox
 from services.cpu_manager.settings import CpuManagerSettings
 from shared.messages.environments import EnvironmentSpec
 from tests.services.cpu_manager.environments.docker.containers import (
@@ -138,8 +138,8 @@ async def test_what_is_beyond_repair_is_removed(bare_image: str) -> None:
 
 async def test_the_volume_of_an_earlier_version_goes_with_its_last_container(bare_image: str) -> None:
     node = node_name()
-    earlier = f"treadle-carried-{node}-{'0' * 12}"
-    mount = f"type=volume,source={earlier},target=/run/treadle/carried"
+    earlier = f"treadle-agent-{node}-{'0' * 12}"
+    mount = f"type=volume,source={earlier},target=/run/treadle/agent"
     docker_output("create", *labels(node), "--mount", mount, bare_image, "true")
     runtime = await DockerRuntime.open(node)
     assert await runtime.survivors() == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.cpu_manager.execution import NoSandbox, open_execution
+from services.cpu_manager.node_executor import NoSandbox, open_executor
 from services.cpu_manager.sandbox.local import LocalSandbox
 from services.cpu_manager.sandbox.protocol import PythonJob
 from services.cpu_manager.sandbox.rungs import NoSandboxError
@@ -36,7 +36,7 @@ def no_rung(monkeypatch: pytest.MonkeyPatch) -> NoSandboxError:
 
 
 async def test_it_offers_only_kinds_without_programs_and_reports_the_reason(no_rung: NoSandboxError) -> None:
-    async with open_execution(CpuManagerSettings.model_validate({}), CORES) as execution:
-        assert set(execution.graders) == NEEDS_NO_CORE
-        assert execution.labels == {"sandbox": f"none: {no_rung}"}
-        assert isinstance(execution.sandbox, NoSandbox)
+    async with open_executor(CpuManagerSettings.model_validate({}), CORES) as executor:
+        assert set(executor.graders) == NEEDS_NO_CORE
+        assert executor.labels == {"sandbox": f"none: {no_rung}"}
+        assert isinstance(executor.sandbox, NoSandbox)

@@ -24,7 +24,7 @@ _log = log.get(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Execution:
+class NodeExecutor:
     """The sandbox, graders and labels of one node."""
 
     sandbox: Sandbox
@@ -61,7 +61,7 @@ class NoSandbox:
 
 
 @asynccontextmanager
-async def open_execution(settings: CpuManagerSettings, cores: frozenset[int]) -> AsyncIterator[Execution]:
+async def open_executor(settings: CpuManagerSettings, cores: frozenset[int]) -> AsyncIterator[NodeExecutor]:
     """Find the sandbox and the languages by trying, warm up the first interpreter, and close everything at the end.
 
     Without a sandbox the node offers only kinds that run no model-written program.
@@ -72,7 +72,7 @@ async def open_execution(settings: CpuManagerSettings, cores: frozenset[int]) ->
     except NoSandboxError as error:
         _log.error("no_sandbox", reason=str(error))
         harmless = {kind: grader for kind, grader in build_graders({}).items() if kind in NEEDS_NO_CORE}
-        yield Execution(NoSandbox(str(error)), harmless, {"sandbox": f"none: {error}"})
+        yield NodeExecutor(NoSandbox(str(error)), harmless, {"sandbox": f"none: {error}"})
         return
     try:
         _log.info("sandbox_ready", ladder=str(sandbox.ladder))
@@ -80,7 +80,7 @@ async def open_execution(settings: CpuManagerSettings, cores: frozenset[int]) ->
         labels = {"sandbox": str(sandbox.ladder.chosen), "user": sandbox.ladder.user}
         labels |= {f"language.{name}": info.version for name, info in known.items()}
         await _warm(sandbox, cores)
-        yield Execution(sandbox, build_graders(known), labels, sandbox.cold_start, sandbox.child_processes)
+        yield NodeExecutor(sandbox, build_graders(known), labels, sandbox.cold_start, sandbox.child_processes)
     finally:
         await sandbox.close()
 

@@ -12,7 +12,7 @@ from typing import Self
 
 import msgspec
 
-from services.engine_proxy.bodies import EmptyBody, NewContainer, check_owned, decode_body, is_carried_volume
+from services.engine_proxy.bodies import EmptyBody, NewContainer, check_owned, decode_body, is_agent_volume
 from services.engine_proxy.engine import ProxiedEngine, Stream
 from services.engine_proxy.http1 import (
     MOST_HEAD_BYTES,
@@ -127,7 +127,7 @@ class EngineProxy:
         """Return the call's container, which must be ours; None if the call has none."""
         if "exec" in call.names:
             return await self._engine.container_of(call.names["exec"])
-        if "volume" in call.names and not is_carried_volume(call.names["volume"], self._settings.node):
+        if "volume" in call.names and not is_agent_volume(call.names["volume"], self._settings.node):
             raise Rejected(403, f"the volume {call.names['volume']} is not one of node {self._settings.node}'s own")
         return await self._engine.container(call.names["container"]) if "container" in call.names else None
 

@@ -58,7 +58,7 @@ class VolumeOptions(_Strict):
 
 
 class VolumeMount(_Strict):
-    """A volume: one of our own (`is_carried_volume`), or without a name a new one. Nothing else can be mounted."""
+    """A volume: one of our own (`is_agent_volume`), or without a name a new one. Nothing else can be mounted."""
 
     type: Literal["volume"]
     target: ContainerPath
@@ -179,12 +179,12 @@ class EmptyBody(_Strict):
     """No body, or an empty object."""
 
 
-def is_carried_volume(volume: str, node: str) -> bool:
+def is_agent_volume(volume: str, node: str) -> bool:
     """Return whether this is a volume that the node's manager fills with what its containers need.
 
     The engine creates it without options when a container first mounts it. Compose gives volumes other names.
     """
-    return re.fullmatch(rf"treadle-carried-{re.escape(node.lower())}-[0-9a-f]{{12}}", volume, re.ASCII) is not None
+    return re.fullmatch(rf"treadle-agent-{re.escape(node.lower())}-[0-9a-f]{{12}}", volume, re.ASCII) is not None
 
 
 def check_owned(new: NewContainer, node: str) -> None:
@@ -196,8 +196,8 @@ def check_owned(new: NewContainer, node: str) -> None:
     if new.labels.get(NODE_LABEL) != node:
         raise Rejected(403, f"a container needs the label {NODE_LABEL}={node}")
     for mount in new.host_config.mounts if new.host_config else []:
-        if mount.source and not is_carried_volume(mount.source, node):
-            allowed = f"treadle-carried-{node.lower()}-<12 hexadecimal digits>, or none for a fresh one"
+        if mount.source and not is_agent_volume(mount.source, node):
+            allowed = f"treadle-agent-{node.lower()}-<12 hexadecimal digits>, or none for a fresh one"
             raise Rejected(403, f"the volume {mount.source[:80]} cannot be mounted; allowed here: {allowed}")
 
 

@@ -105,7 +105,7 @@ def load(settings: type[S]) -> S:
         known = {prefix + name.upper() for name in settings.model_fields}
         unknown = sorted(name for name in os.environ if name.upper().startswith(prefix) and name.upper() not in known)
         if unknown:
-            what = f"names no setting; {prefix}* knows {', '.join(sorted(known))}"
+            what = f"names no setting; {prefix}* settings are {', '.join(sorted(known))}"
             raise MisspeltSetting("\n".join(f"{name} {what}" for name in unknown))
     try:
         return settings()

@@ -141,7 +141,10 @@ def why_held_up(cluster: ClusterState, pool: Pool) -> str:
     return " and ".join(_SHORT.get(name, f"no {name} are free") for name in short) or "no node has all it needs free"
 
 
-_SHORT = {STARTS: "as many are being made as may be at once", "memory_mb": "the memory for environments is taken"}
+_SHORT = {
+    STARTS: "the limit of concurrent environment starts is reached",
+    "memory_mb": "the memory for environments is taken",
+}
 """Resource -> explanation for too few free units of it."""
 
 

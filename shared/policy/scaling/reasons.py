@@ -111,7 +111,7 @@ def not_enough(
     if pool in to_blame or not to_blame:
         summary = f"{_whose(pool, batches)}: even the ceiling of {counted(ceiling, pool)} is not enough: {blame}"
         return Reason("ceiling", event, summary, ceiling, floor, outlooks)
-    summary = f"{_whose(pool, batches)}: {_found(pool, units)}; for want of {', '.join(sorted(to_blame))} {blame}"
+    summary = f"{_whose(pool, batches)}: {_found(pool, units)}; {', '.join(sorted(to_blame))} is the bottleneck: {blame}"
     return Reason("searched", event, summary, ceiling, floor, outlooks)
 
 
@@ -138,7 +138,7 @@ def searched(
         not fit into it.
         ceiling: most units the pool can hold.
         floor: fewest it may hold.
-        lowered: part of the timeouts that counts, because the ceilings cannot meet more.
+        lowered: remaining part of the strictness; the ceilings cannot meet more.
     """
     worst = max(_drawing(pool, batches), key=lambda batch: outcome.extra_delay_s[batch.batch] - batch.declared_s)
     late, limit = outcome.extra_delay_s[worst.batch], worst.declared_s
@@ -149,7 +149,7 @@ def searched(
     if fewer is not None and not fewer.feasible and all(map(math.isfinite, fewer.extra_delay_s.values())):
         summary += f"; with {units - 1}, {_broken(batches, fewer)}"
     if lowered < 1.0:
-        summary += f"; timeouts count {lowered:.0%}, the ceilings do not meet more"
+        summary += f"; strictness reduced to {lowered * 100:.0f} % because of the ceilings"
     if floor > units:
         summary += f"; floor {floor}"
     return Reason("searched", event, summary, ceiling, floor, _outlooks(_drawing(pool, batches), outcome.extra_delay_s))

@@ -47,7 +47,7 @@ class AgentVolume:
         self._owner = owner
         # The mesh is part of the digest, so that another mesh's node of this name removes only its own volume.
         digest = hashlib.sha256(f"{owner.mesh} {sys.version}".encode() + _sources()).hexdigest()
-        self._prefix = f"treadle-carried-{owner.node.lower()}-"
+        self._prefix = f"treadle-agent-{owner.node.lower()}-"
         self.name = self._prefix + digest[:12]
         self._earlier: set[str] = set()
         self._filling: asyncio.Task[None] | None = None

@@ -19,11 +19,11 @@ SPEC: Final = "treadle.spec"
 CREATION: Final = "treadle.creation"
 """A label: the creation attempt of the container. Its name may belong to its successor while its id is not known."""
 
-AGENT_DIRECTORY: Final = "/run/treadle/carried"
+AGENT_DIRECTORY: Final = "/run/treadle/agent"
 """Path of the agent's interpreter, read-only (`packing`)."""
 SOCKETS: Final = "/run/treadle/sockets"
 """A tmpfs of the container's own."""
-SOCKET: Final = f"{SOCKETS}/resident"
+SOCKET: Final = f"{SOCKETS}/agent"
 """Path at which the agent listens."""
 
 AGENT_PIDS: Final = 4

@@ -1,1 +1,1 @@
-"""What the services share: words, messages, the bus, the store, policy. Nothing here imports a service."""
+"""Parts that services share: words, messages, the bus, the store, policy. Nothing here imports a service."""

@@ -102,7 +102,7 @@ def cancel_once(task: asyncio.Task[AttemptResult]) -> None:
 
 
 @runtime_checkable
-class Aged(Protocol):
+class HasAge(Protocol):
     """An environment of an earlier manager whose runtime reports its age."""
 
     @property
@@ -111,4 +111,4 @@ class Aged(Protocol):
 
 def age_s(environment: Environment) -> Seconds:
     """Return the seconds since its creation; 0 if its runtime does not report its age."""
-    return environment.age_s if isinstance(environment, Aged) else 0.0
+    return environment.age_s if isinstance(environment, HasAge) else 0.0

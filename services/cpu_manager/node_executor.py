@@ -86,7 +86,7 @@ async def open_executor(settings: CpuManagerSettings, cores: frozenset[int]) -> 
 
 
 async def _warm(sandbox: LocalSandbox, cores: frozenset[int]) -> None:
-    """One empty program: the default interpreter is imported before the first action waits for it."""
+    """Run an empty program, so that the default interpreter is imported before the first action."""
     ended = await sandbox.run(PythonJob(source="pass", limits=Limits(wall_s=30.0, cpu_s=30.0)), cores)
     if ended.ended_by != "exit" or ended.exit_code != 0:
         _log.error("sandbox_warm_up_failed", ended_by=ended.ended_by, detail=ended.detail)

@@ -32,7 +32,7 @@ _log = log.get(__name__)
 
 MOST_JSON_BYTES = 1 << 20
 LINGER_S = 2.0
-"""How long a rejected caller may still send before its connection is closed, so that it can read the reason."""
+"""Time for which a rejected caller may still send before its connection is closed, so that it can read the reason."""
 
 
 class EngineProxy:

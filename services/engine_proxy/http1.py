@@ -43,7 +43,7 @@ class Head:
 
     @property
     def upgrades(self) -> bool:
-        """Whether it asks for the connection itself, to stream both ways."""
+        """True if it requests the connection itself, to stream both ways."""
         return self.headers.get("upgrade", "").lower() == "tcp"
 
 

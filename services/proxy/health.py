@@ -65,7 +65,7 @@ class HealthMonitor:
         self.leader: bool | None = None
         self.planner: bool | None = None
         self.nodes: bool | None = None
-        """Whether a node is ready."""
+        """True if a node is ready; None: unknown."""
         self.stuck: list[PoolBacklog] = []
         """Pools with stuck actions."""
         self.memory: StoreMemory | None = None

@@ -33,7 +33,7 @@ class ProxySettings(ServiceSettings):
     max_wait_s: float = Field(600.0, gt=0)
     """Longest `wait=`."""
     submit_retry_s: float = Field(10.0, gt=0)
-    """How long a submission waits for a restarting Valkey before it answers 503."""
+    """Time for which a submission waits for a restarting Valkey before it answers 503."""
     read_deadline_s: float = Field(3.0, gt=0)
     """A read (GET) answers 503 if Valkey sends nothing for this time, counted after its `wait=` if it has one."""
     keep_action_s: float = Field(3600.0, gt=0)

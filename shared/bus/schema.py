@@ -42,7 +42,7 @@ class SchemaStep(NamedTuple):
 
     version: int
     what: str
-    """What changes, for people."""
+    """Description of the change, for people."""
     empty_journal: bool = False
     """The journal must be empty: requests accepted before the step could not be answered after it."""
     apply: Callable[[Redis], Awaitable[None]] | None = None

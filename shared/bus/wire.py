@@ -70,7 +70,7 @@ class Wire(asyncio.Protocol):
 
     @property
     def open(self) -> bool:
-        """Whether it can send commands."""
+        """True if it can send commands."""
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, args: tuple[Any, ...]) -> asyncio.Future[Any]:

@@ -59,7 +59,7 @@ class ServiceState(msgspec.Struct, frozen=True):
     """Start of the process in clock ticks after boot. Together with the pid it identifies the process."""
     restarts: int = 0
     last_end: str = ""
-    """How it ended last, for people."""
+    """Description of its last end, for people."""
 
     @property
     def identity(self) -> Identity | None:

@@ -42,7 +42,7 @@ class Backoff:
 
     @property
     def crash_loop(self) -> bool:
-        """Whether this is a crash loop."""
+        """True if this is a crash loop."""
         return self.failures >= self.crash_loop_after
 
 

@@ -1,4 +1,4 @@
-"""Directory and name of one manager process. A later manager finds and removes by them what a dead one left.
+"""Directory and name of one manager process. By them a later manager finds and removes what a dead one left.
 
 The default directory has a guessable name in a directory that others can write to. Therefore every directory is opened
 without following links and used only if it belongs to this user. Only names that an instance generates are removed.
@@ -93,7 +93,7 @@ def _own_folder(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     parent = path.parent.stat()
     if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
-        raise PermissionError(f"everybody may rename what lies in {path.parent}: set TMPDIR to another directory")
+        raise PermissionError(f"everybody may rename files in {path.parent}: set TMPDIR to another directory")
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     remedy = "remove it, or set TMPDIR to a directory of your own"

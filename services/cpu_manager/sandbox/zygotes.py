@@ -267,8 +267,8 @@ class Zygotes:
 
     def pids(self) -> dict[str, int]:
         """Return the running zygotes with their process ids as the manager sees them."""
-        standing = {name: task.result() for name, task in self._running.items() if task.done() and not task.exception()}
-        return {name: zygote.pid for name, zygote in standing.items() if not zygote.dead}
+        running = {name: task.result() for name, task in self._running.items() if task.done() and not task.exception()}
+        return {name: zygote.pid for name, zygote in running.items() if not zygote.dead}
 
     async def close(self) -> None:
         """Kill every zygote, also those that are starting, and wait for their ends."""

@@ -60,7 +60,7 @@ class _Ended(msgspec.Struct, frozen=True):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the mesh lost it. `PROXY_GONE` here means that a sleeping proxy was treated as dead."""
+        """True if the mesh lost it. `PROXY_GONE` here means that a suspended proxy was treated as failed."""
         return self.ended in LOST or (self.ended == "cancelled" and self.reason == PROXY_GONE)
 
 

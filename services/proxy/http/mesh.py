@@ -143,8 +143,8 @@ def _pool(
         waiting=backlog.waiting,
         stuck=backlog.stuck,
         lacks=[
-            f"{lacking(lack.kind, lack.units, backlog.name)} ({lack.waiting} wait)"
-            for lack in backlog.lacks[:LACKS_SHOWN]
+            f"{lacking(stuck.kind, stuck.units, backlog.name)} ({stuck.waiting} wait)"
+            for stuck in backlog.lacks[:LACKS_SHOWN]
         ],
         reason=reason,
     )

@@ -31,7 +31,7 @@ class Forget(NamedTuple):
 
     trajectory: str
     ended: str
-    """How it ended; `unmade`: it was not created, and the trajectory has not ended."""
+    """Its end; `unmade`: it was not created, and the trajectory has not ended."""
     reason: str
 
 

@@ -177,9 +177,9 @@ class Leadership:
     def _keep_s(self, submitted: ActionSubmitted) -> int:
         """Seconds for which an answer outside a batch is kept.
 
-        Short if its caller is connected and has no request_id to repeat the request with. Otherwise a busy mesh would
-        fill its memory with answers that were delivered long ago. In a trajectory, whose turns usually have
-        request_ids, also shortened if it has one.
+        The time is short if the caller is connected and has no request_id with which it could repeat the request.
+        Otherwise answers that were delivered long ago would fill the memory of a busy mesh. Actions in trajectories
+        usually have a request_id; the time of these is shortened too.
         """
         settings = self._settings
         if not self._waiters.awaits(submitted.action):

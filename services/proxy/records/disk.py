@@ -86,7 +86,7 @@ class StoreDisk:
 
     @property
     def measurable(self) -> bool:
-        """Whether the stores' folders are known."""
+        """True if the stores' folders are known."""
         return bool(self._paths)
 
     @property

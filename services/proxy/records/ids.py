@@ -21,7 +21,8 @@ ID_BYTES = 12
 DRAWN = 256
 KEY_BYTES = 32
 OLDER_S: Seconds = 7 * 86_400.0
-"""How long older ids are looked up in a store from before the key. Batches and their results expire after two days."""
+"""Time for which older ids are looked up in a store from before the key. Batches and their results expire after two
+days."""
 RETRY_LIMIT_S: Seconds = 10.0
 
 

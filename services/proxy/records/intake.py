@@ -119,8 +119,8 @@ def refusal_of(receipt: Receipt, submitted: ActionSubmitted) -> TreadleError | N
             state, _, reason = receipt.entry.partition(" ")
             return Conflict(what=f"trajectory {submitted.trajectory} is {state}: {reason}")
         case "answer-gone":
-            told = "was answered, and its answer has expired; it is not executed again"
-            return Conflict(what=f"request_id {submitted.request!r} {told}")
+            why = "was answered, and its answer has expired; it is not executed again"
+            return Conflict(what=f"request_id {submitted.request!r} {why}")
         case "tenant-full":
             what = f"the kept answers of tenant {submitted.tenant!r} fill its part of Valkey until they are archived"
             return Overloaded(what=what, retry_after_s=2.0)

@@ -23,7 +23,7 @@ MOST_REPORTED = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
+class StuckWork:
     """One sort of work that is stuck in a pool."""
 
     kind: str
@@ -39,7 +39,7 @@ class PoolBacklog:
     name: str
     waiting: int
     """Number of actions, stuck ones included."""
-    lacks: list[Lack] = field(default_factory=list)
+    lacks: list[StuckWork] = field(default_factory=list)
     begins: int = 0
     """Number of them that begin an environment."""
     held_up: str = ""
@@ -48,7 +48,7 @@ class PoolBacklog:
     @property
     def stuck(self) -> int:
         """Number of stuck actions."""
-        return sum(lack.waiting for lack in self.lacks)
+        return sum(stuck.waiting for stuck in self.lacks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def survey(cluster: ClusterState) -> Backlog:
         PoolBacklog(
             name,
             count,
-            [Lack(kind, dict(units), n) for (kind, units), n in _most(sorts[name])],
+            [StuckWork(kind, dict(units), n) for (kind, units), n in _most(sorts[name])],
             cluster.queues.pools[name].lanes[BEGINS].waiting if BEGINS in cluster.queues.pools[name].lanes else 0,
             why_held_up(cluster, cluster.queues.pools[name]),
         )
@@ -176,7 +176,7 @@ def why_stuck(work: Work, pools: list[PoolBacklog], need: EnvironmentNeed | None
     if need is not None:
         needs.append((_kind(work, need), need.begun_by(work.units)))
     for pool in pools:
-        for lack in pool.lacks if pool.name == work.pool else ():
-            if (lack.kind, lack.units) in needs:
-                return f"{lacking(lack.kind, lack.units, work.pool)} now; it waits for one until its budget ends"
+        for stuck in pool.lacks if pool.name == work.pool else ():
+            if (stuck.kind, stuck.units) in needs:
+                return f"{lacking(stuck.kind, stuck.units, work.pool)} now; it waits for one until its budget ends"
     return ""

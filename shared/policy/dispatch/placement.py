@@ -13,11 +13,11 @@ from shared.policy.resources.residency import ABSENT, share
 
 
 def place_environment(nodes: Iterable[Node], action: ActionState, resource: str, now: float) -> Node | None:
-    """Return the node where a trajectory's environment begins, of those that have the cores now and the memory for the
-    whole trajectory (ARL-Tangram §5.2).
+    """Return the node for a trajectory's new environment; None if none has the cores now and the memory for the whole
+    trajectory (ARL-Tangram §5.2).
 
-    Nodes that have the image go first, then those that are getting it. Among equals the one with the smallest share of
-    its memory taken afterwards; then the one with the most free cores; then the first.
+    Nodes with the image precede nodes that are pulling it. Among equals, the node with the smallest share of used
+    memory afterwards wins, then the one with the most free cores, then the first.
     """
     need = action.request.need
     assert need is not None, f"{action.request.id} has no trajectory"
@@ -36,14 +36,14 @@ def place_pull(nodes: Iterable[Node], image: str, kind: str, units: Mapping[str,
 
     It is the node where one of them is predicted to be placed: the order of `place_environment`, with the memory that
     other expected environments will hold counted as taken. So an image that fits on no node is not pulled. The node
-    stores the prediction. O(nodes * promises).
+    stores the prediction. O(nodes * expected images).
     """
     best, key = None, (math.inf, math.inf)
     for node in nodes:
         if not node.ready or kind not in node.kinds:
             continue
         taken = [
-            share(node.used.get(name, 0) + node.images.promised(name, now) + count, node.capacity.get(name, 0))
+            share(node.used.get(name, 0) + node.images.expected_units(name, now) + count, node.capacity.get(name, 0))
             for name, count in units.items()
         ]
         mine = (node.images.rank(image, now), max(taken, default=0.0))

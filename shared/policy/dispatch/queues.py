@@ -63,7 +63,7 @@ class Queues:
             lane.behind.add(request.id)
         else:
             self._push(lane, action)
-        self.batches.waits(request, (pool.name, lane.name, request.tenant))
+        self.batches.count_waiting(request, (pool.name, lane.name, request.tenant))
         self.queued[request.id] = action
         pool.queued_s += action.expected_s * action.pool_units
         pool.add_demand(action.wanted_units, outside=not request.batch)
@@ -86,7 +86,7 @@ class Queues:
             pool.lanes.pop(lane.name, None)
         pool.queued_s -= action.expected_s * action.pool_units
         if request.batch:
-            self.batches.leaves(request, (pool.name, lane.name, request.tenant))
+            self.batches.uncount_waiting(request, (pool.name, lane.name, request.tenant))
         del self.queued[request.id]
 
     def remove_demand(self, action: ActionState) -> None:
@@ -141,7 +141,7 @@ class Queues:
 
     def rekey(self, batch: str, at_s: float) -> None:
         """Move a batch to its new expected completion in every queue where its requests wait."""
-        for name, lane_name, tenant in self.batches.expected(batch, at_s):
+        for name, lane_name, tenant in self.batches.apply_estimate(batch, at_s):
             pool = self.pools.get(name)
             lane = pool if pool is None or lane_name == name else pool.lanes.get(lane_name)
             if lane is not None:  # else the lane is gone, or has only actions set aside

@@ -191,11 +191,11 @@ def _completions(units, lasts_s, firsts, more, kept, spare, busy_s):  # type: ig
 
 
 @compiled
-def poured(ends_s, count, work_s):  # type: ignore[no-untyped-def]
-    """Sum of the starts of `count` actions if their work is a liquid that fills up the units, the earliest free first.
+def fluid_starts_s(ends_s, count, work_s):  # type: ignore[no-untyped-def]
+    """Sum of the starts of `count` actions by the fluid approximation: their work fills the units, the earliest first.
 
     The final level is where the volume below it equals the work. It is found from above, starting with the level that
-    covers all units. Half of level^2 - end^2, summed over the covered units, is the total wait of all drops.
+    covers all units. Half of level^2 - end^2, summed over the covered units, is the total wait.
     """
     if not count or work_s <= 0.0:
         return count * ends_s[0] if count else 0.0
@@ -225,7 +225,7 @@ def _queued(units, lasts_s, costs, firsts, kept, ends_s, depth, beyond, work_s, 
     """
     count = len(firsts) - 1
     if kept == count:
-        return poured(ends_s, beyond, work_s)
+        return fluid_starts_s(ends_s, beyond, work_s)
     least_s, sure_s = np.inf, 0.0
     for action in range(kept + 1, count):
         sure_s += costs[firsts[action]]
@@ -242,7 +242,7 @@ def _queued(units, lasts_s, costs, firsts, kept, ends_s, depth, beyond, work_s, 
             start_s = _begin(heap_s, units[place], lasts_s[place])
             total_s += start_s
             behind -= 1
-        total_s += poured(heap_s, beyond, work_s) if behind == beyond else behind * start_s
+        total_s += fluid_starts_s(heap_s, beyond, work_s) if behind == beyond else behind * start_s
         least_s = min(least_s, total_s)
     return least_s
 

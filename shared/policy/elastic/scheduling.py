@@ -30,7 +30,7 @@ from shared.policy.elastic import arrange
 from shared.policy.elastic.eviction import Counts, Floats, Rows, evict
 
 LOOKED_AT: Final = 64
-"""Waiting actions that are placed one by one; those behind them count as a liquid (`eviction.poured`).
+"""Waiting actions that are placed one by one; those behind them count as a fluid (`eviction.fluid_starts_s`).
 
 With 64 to 600 waiting, half of them long, the objective is 0.02 % above that of placing all one by one, 0.5 % at worst.
 """

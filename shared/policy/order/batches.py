@@ -48,14 +48,14 @@ class BatchRegistry:
         if batch not in self._batches:
             self._open(batch, first_s, stage_timeouts_s)
 
-    def waits(self, request: Request, place: Place) -> None:
+    def count_waiting(self, request: Request, place: Place) -> None:
         """Count a queued request of a batch."""
         if request.batch:
             waiting = self._of(request).waiting
             waiting[place] = waiting.get(place, 0) + 1
             self._batches[request.batch] = self._batches.pop(request.batch)  # the dict's order is by last use
 
-    def leaves(self, request: Request, place: Place) -> None:
+    def uncount_waiting(self, request: Request, place: Place) -> None:
         """Uncount a request that no longer waits there."""
         if request.batch and (batch := self._batches.get(request.batch)) is not None:
             left = batch.waiting.get(place, 0) - 1
@@ -68,7 +68,7 @@ class BatchRegistry:
         """T of a known batch."""
         return self._batches[name].expected_s
 
-    def expected(self, name: str, at_s: float) -> list[Place]:
+    def apply_estimate(self, name: str, at_s: float) -> list[Place]:
         """Apply a new estimate of a batch's completion. Returns the queues in which its requests' keys have changed.
 
         The cost does not depend on the number of requests, but on the queues in which they wait: one for each stage's

@@ -18,7 +18,7 @@ BACKFILL_DEPTH = 64
 
 @dataclass(slots=True)
 class Demand:
-    """Units in demand, now and recently; what shrinks by the recent peak does not flap."""
+    """Units in demand, now and recently. The recent peak keeps shares from changing with each call."""
 
     units: int = 0
     """Units of queued and granted work."""

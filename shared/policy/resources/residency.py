@@ -4,7 +4,7 @@ Laws, held by tests/shared/policy/resources/test_residency.py:
   - an environment goes to a node that has its image, else to one that is getting it, else to any; memory decides among
     equals (`place_environment`);
   - an expected image is pulled by one node: the one where its environments are predicted to be placed;
-  - the state of a node is bounded, and a promise expires.
+  - the state of a node is bounded, and an expectation expires.
 
 A node that lacks an image can still create its environments: it pulls first. So none of this can lose work.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 EXPECTED_S = 300.0
-"""Lifetime of a promise, seconds. By then the expected environments have begun, or their time is unknown."""
+"""Lifetime of an expectation, seconds. By then the expected environments have begun, or their time is unknown."""
 MOST_EXPECTED = 4096
 """Most images expected on one node; the oldest are removed."""
 MOST_PRESENT = 2048
@@ -29,7 +29,7 @@ AVOIDED_S = 60.0
 PRESENT, EXPECTED, ABSENT, AVOIDED = 0, 1, 2, 3
 
 
-class Promise(NamedTuple):
+class ExpectedImage(NamedTuple):
     """An image that a node was asked to pull, or pulls for an environment."""
 
     until_s: float
@@ -42,7 +42,7 @@ class Residency:
     """Images of one node."""
 
     present: set[str] = field(default_factory=set)
-    expected: dict[str, Promise] = field(default_factory=dict)
+    expected: dict[str, ExpectedImage] = field(default_factory=dict)
     """By age, oldest first."""
     failed: dict[str, float] = field(default_factory=dict)
     """Image -> end of the time in which the node is avoided for it; by age, oldest first."""
@@ -53,13 +53,13 @@ class Residency:
             return PRESENT
         if self.failed.get(image, now) > now:
             return AVOIDED
-        promise = self.expected.get(image)
-        return EXPECTED if promise is not None and promise.until_s > now else ABSENT
+        expectation = self.expected.get(image)
+        return EXPECTED if expectation is not None and expectation.until_s > now else ABSENT
 
-    def promised(self, resource: str, now: float) -> int:
-        """Units that expected environments will hold. O(promises)."""
+    def expected_units(self, resource: str, now: float) -> int:
+        """Units that expected environments will hold. O(expected images)."""
         self._expire(now)
-        return sum(promise.units.get(resource, 0) for promise in self.expected.values())
+        return sum(one.units.get(resource, 0) for one in self.expected.values())
 
     def expect(self, image: str, units: Mapping[str, int], now: float) -> None:
         """Expect environments of this image here; `units`: units that one more of them will hold."""
@@ -68,7 +68,7 @@ class Residency:
         held = dict(known.units) if known is not None else {}
         for name, count in units.items():
             held[name] = held.get(name, 0) + count
-        self.expected[image] = Promise(now + EXPECTED_S, held)
+        self.expected[image] = ExpectedImage(now + EXPECTED_S, held)
         while len(self.expected) > MOST_EXPECTED:
             del self.expected[next(iter(self.expected))]
 

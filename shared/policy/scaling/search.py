@@ -162,8 +162,8 @@ class _Trials:
         return self._known[key]
 
     def hopeful(self, units: Sequence[int]) -> bool:
-        """Return whether it is feasible, without simulating it if more of each pool was not. This ignores true
-        anomalies.
+        """Return whether it is feasible. If an allocation with more units of each pool was not feasible, it is assumed
+        not to be, without a simulation. This ignores true anomalies.
         """
         key = tuple(units)
         if key not in self._known and self.count >= self.most:
@@ -259,7 +259,7 @@ def _traded(
 ) -> list[int]:
     """Give a pool more units if a pool searched after it can then lose units of more value; repeat while that pays.
 
-    A pool searched before another was made as small as possible with the other at its ceiling: it has nothing to give.
+    A pool searched before another was made as small as possible with the other at its ceiling. So it cannot lose units.
     """
     best = list(units)
     pairs = [(more, less) for place, more in enumerate(order) for less in order[place + 1 :] if costs[less] > 0]
@@ -299,11 +299,11 @@ def _exchanged(trials: _Trials, units: Sequence[int], exchange: _Exchange) -> li
     if units[more] >= most or not trials.feasible(widest):
         return None
     _fewer(widest, less, trials, trials.hopeful, ROUGHLY)
-    best, gift = list(units), 1
-    while gift < 2**MOST_OFFERS:
-        for count in (units[more] + gift, units[more] - gift):
+    best, step = list(units), 1
+    while step < 2**MOST_OFFERS:
+        for count in (units[more] + step, units[more] - step):
             best = _cheaper(trials, best, count, exchange)
-        gift *= 2
+        step *= 2
     step = abs(best[more] - units[more]) // 2
     while step:
         for count in (best[more] - step, best[more] + step):

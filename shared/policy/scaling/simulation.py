@@ -84,7 +84,7 @@ def schedule(source: ScheduleInput, capacity: Sequence[int]) -> Schedule:
 
 
 def feasible_schedule(source: ScheduleInput, capacity: Sequence[int]) -> Schedule | None:
-    """The same, or None as soon as a visit has waited too long, or if one never starts."""
+    """Run the schedule; return None as soon as a visit has waited too long, or if one never starts."""
     found = _run(source, capacity, 0.0)
     return found if found.slack_s >= 0 else None
 

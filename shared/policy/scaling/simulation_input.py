@@ -77,8 +77,8 @@ class SimulationInput:
         return ScheduleInput(visits, ready[order], numbers[order], under_way, begins)
 
     def without(self, pools: frozenset[int]) -> ScheduleInput:
-        """Work that remains if these pools have room for everything at once; `spared` returns pools for which that is
-        valid.
+        """Return the remaining work if each visit of these pools can start at once. `spared` returns the pools for
+        which this is valid.
         """
         gone = self._drawn_from(pools)
         begun = np.zeros(len(gone), bool)
@@ -98,7 +98,7 @@ class SimulationInput:
         return found
 
     def spared(self, pools: frozenset[int]) -> frozenset[int]:
-        """Those of the pools that are only preceded by each other: with room, their visits never queue.
+        """Return those of the pools whose visits follow only visits of these pools: with enough units they never queue.
 
         Excludes pools in which a visit ends at its start and another follows. In list scheduling, other work that takes
         units at that moment precedes the following visit; without the pool it would not.

@@ -1,5 +1,5 @@
-"""``treadle bench``: what the mesh costs, in the terms it promises, beside other systems on the same machine.
+"""``treadle bench``: costs of the mesh, in the terms of its targets, beside other systems on the same machine.
 
-Load comes from closed loops of asyncio callers over aiohttp. Systems that are compared take turns, round by round, so
-that a machine whose speed drifts is unfair to none; a figure is the median of its rounds.
+Closed loops of asyncio callers over aiohttp generate the load. Compared systems take turns, round by round, so that a
+change of the machine's speed affects all of them. A figure is the median of its rounds.
 """

@@ -1,6 +1,6 @@
-"""How long the leader takes to decide who gets which cores, with many elastic actions waiting on big nodes.
+"""Benchmark of dispatch decisions: many elastic actions wait for the cores of big nodes.
 
-The dispatcher itself, in virtual time, in this process: what a decision costs is processor time, and nothing else.
+It calls the dispatcher in virtual time, in this process. So a decision costs processor time only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AT_ONCE = 16
 """Cores that are freed at once in a steady state."""
 ROUNDS = 300
 TIMES = 7
-"""All cores are freed at once so often."""
+"""Number of rounds in which all cores are freed at once."""
 _SCALES = tuple(Elasticity("amdahl", serial=serial) for serial in (0.01, 0.03, 0.05, 0.1))
 
 
@@ -155,5 +155,7 @@ async def decisions(bench: Bench) -> list[BenchFigure]:
     return [
         figure("decisions.steady.p50", f"{AT_ONCE} cores become free", median(steady(1)) * 1e3, "ms", at_most(2)),
         figure("decisions.all", "all cores are free at once", whole * 1e3, "ms", at_most(20)),
-        figure("decisions.rigid.p50", "what waits next does not scale", median(rigid(1)) * 1e3, "ms", at_most(0.1)),
+        figure(
+            "decisions.rigid.p50", "the next waiting action does not scale", median(rigid(1)) * 1e3, "ms", at_most(0.1)
+        ),
     ]

@@ -1,7 +1,7 @@
-"""The planner at work: a scaled-down workload of DistRS on a mesh of its own, and its decisions made again.
+"""Benchmark of the planner: a scaled-down workload of DistRS on a mesh of its own, and a replay of the decisions.
 
-Two things are checked. What the planner decided must follow from what it was told: its stimulus log is replayed. And
-what the mesh holds must be what the same planner would hold in virtual time, for the same requests.
+Two things are checked. A replay of the planner's stimulus log must give the same decisions. And the mesh must hold the
+units that the same planner holds in virtual time, for the same requests.
 """
 
 import asyncio
@@ -59,12 +59,13 @@ class LiveRun:
 
 
 async def scaling(bench: Bench) -> list[BenchFigure]:
-    """Tasks in a closed loop as DistRS §3 describes them, all seconds divided; stages sleep and take no core.
+    """Run tasks in a closed loop as DistRS §3 describes them, all seconds divided; stages sleep and take no core.
 
-    The first batch of a task has no history: everything is held for it, and it counts for nothing. In virtual time each
-    stage has a pool of its own, where the mesh's stages share their slots: that is worth about a hundredth.
+    The first batch of a task has no history: all units are held for it, and it is not measured. In virtual time each
+    stage has a pool of its own, but the mesh's stages share their slots. The difference is about one percent.
 
-    It starts a stack of its own, blocking: children are bound to the thread that starts them, and nothing else goes on.
+    It starts a stack of its own with a blocking call, because children are bound to the thread that starts them. No
+    other task runs meanwhile.
     """
     sizes = bench.sizes.scaling
     trace = workload(sizes)
@@ -74,15 +75,15 @@ async def scaling(bench: Bench) -> list[BenchFigure]:
             bench.log(f"  {sizes.tasks} tasks, {sizes.batches} batches each, {sizes.requests} requests a batch")
             async with client(mesh) as http:
                 held, delays_s = await live(http, trace)
-        lived = LiveRun(held, delays_s, compared(newest_log(logs)))
-    bench.log(f"  {lived.decided.verdict()}")
-    config, seed = lived.decided.header.config, lived.decided.header.seed
-    return scaling_figures(lived, run(trace, PlannerPolicy("treadle", trace, config, seed)))
+        measured = LiveRun(held, delays_s, compared(newest_log(logs)))
+    bench.log(f"  {measured.decided.verdict()}")
+    config, seed = measured.decided.header.config, measured.decided.header.seed
+    return scaling_figures(measured, run(trace, PlannerPolicy("treadle", trace, config, seed)))
 
 
 def workload(sizes: ScalingSizes) -> RewardTrace:
-    """The batches in the middle of DistRS's training, quicker. Each request takes all stages, for a sleep never fails:
-    what it did not reach takes it 0 s.
+    """Return the batches in the middle of DistRS's training, with shorter times. Each request takes all stages, because
+    a sleep never fails: a stage that it did not reach takes 0 s.
     """
     chance = np.random.default_rng(SEED)
     whole = generate(chance, architecture="colocated", tasks=sizes.tasks, iterations=ITERATIONS, size=sizes.requests)
@@ -116,17 +117,17 @@ def scaled_mesh(root: Path, logs: Path) -> Iterator[BenchMesh]:
 
 
 async def live(http: BenchClient, trace: RewardTrace) -> tuple[UnitSeconds, list[float]]:
-    """Run the workload; what was held and worked on once each task had history, and those batches' extra delays.
+    """Run the workload. Return the unit-seconds from when each task had history, and the extra delays of those batches.
 
     Raises:
-        BenchError: a batch is not complete, or the mesh keeps what nobody needs.
+        BenchError: a batch is not complete, or the mesh does not release unused units.
     """
     for task in trace.tasks:
         await http.declare_task(task.task, workflow(trace.stages, trace.max_extra_delay_s))
     trainers = [Trainer(http, task, trace.stages) for task in trace.tasks]
     await together(trainer.train(0, 1) for trainer in trainers)
     before = await _await_release(http)
-    apart_s = [task.batches[0].gap_s for task in trace.tasks]  # as they began, and as they go on in virtual time
+    apart_s = [task.batches[0].gap_s for task in trace.tasks]  # between their starts, as in virtual time
     await together(
         trainer.train(1, len(trainer.traced.batches), wait_s) for trainer, wait_s in zip(trainers, apart_s, strict=True)
     )
@@ -159,19 +160,19 @@ async def _delay_s(http: BenchClient, batch: str) -> float:
     return found.extra_delay_s
 
 
-def scaling_figures(lived: LiveRun, virtual: PolicyRun) -> list[BenchFigure]:
-    made, held = lived.decided, lived.held
+def scaling_figures(measured: LiveRun, virtual: PolicyRun) -> list[BenchFigure]:
+    made, held = measured.decided, measured.held
     what = f"of {made.stimuli:,} stimuli, decided the same again"
     if made.differences:
         what += f"; first otherwise: {made.differences[0].sentence()}"
     held_then, executed_then = float(virtual.worker_s.sum()), float(virtual.busy_s.sum())
     ratio, ratio_then = held.owned / held.used, held_then / executed_then
-    batches = f"{len(lived.delays_s)} batches"
+    batches = f"{len(measured.delays_s)} batches"
     return [
         figure("scaling.same", what, 100.0 * made.same_share, "%", at_least(100.0)),
         figure("scaling.decisions", "decisions: targets and expected completions", made.decisions, ""),
         figure(
-            "scaling.delay", f"mean extra delay, {batches} with history", 1e3 * float(np.mean(lived.delays_s)), "ms"
+            "scaling.delay", f"mean extra delay, {batches} with history", 1e3 * float(np.mean(measured.delays_s)), "ms"
         ),
         figure("scaling.virtual.delay", "the same in virtual time", 1e3 * virtual.mean_delay_s, "ms"),
         figure(

@@ -98,10 +98,10 @@ async def start_burst(http: BenchClient, image: str, count: int) -> StartBurst:
         BenchError: the running environment fails.
     """
     burst, opened = StartBurst(), list[str]()
-    standing = await _open(http, image, opened)
-    await _first(http, standing, perf_counter())
+    running = await _open(http, image, opened)
+    await _first(http, running, perf_counter())
     over = asyncio.Event()
-    beside = [asyncio.create_task(work) for work in (_act(http, standing, burst, over), _sample(http, burst, over))]
+    beside = [asyncio.create_task(work) for work in (_act(http, running, burst, over), _sample(http, burst, over))]
     try:
         await asyncio.gather(*(_begin(http, image, burst, opened) for _ in range(count)))
     finally:

@@ -99,11 +99,11 @@ def _lengths(traced: TracedBatch, sent: int, elapsed_s: float) -> list[float]:
     return [float(tokens) for tokens in so_far if math.isfinite(tokens)]
 
 
-async def together(those: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Run all; raise the first exception and cancel the others."""
     try:
         async with asyncio.TaskGroup() as group:
-            for one in those:
-                group.create_task(one)
+            for coroutine in coroutines:
+                group.create_task(coroutine)
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None

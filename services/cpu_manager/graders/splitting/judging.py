@@ -56,7 +56,7 @@ class Judge:
         self.taken = 0
         """Bytes read so far."""
         self.waiting = 0
-        """Of these, bytes of an incomplete line."""
+        """Number of these in an incomplete line."""
         self.finding = Finding()
 
     def take(self, piece: bytes) -> Finding:

@@ -156,7 +156,7 @@ class EndedFrame:
     at: float
     """On the host's monotonic clock, in seconds."""
     cpu_s: float
-    """Of every process that init or its descendants have waited for."""
+    """CPU time of every process that init or its descendants have waited for."""
     peak_bytes: int
     """Peak of the largest single process."""
 

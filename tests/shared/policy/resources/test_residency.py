@@ -141,7 +141,7 @@ def test_a_node_with_the_image_does_not_pull_and_one_that_lost_it_does() -> None
     assert leader.cluster.nodes.present["a"].images.rank("i:1", 0.0) != PRESENT
 
 
-def test_an_unused_promise_expires() -> None:
+def test_an_unused_expectation_expires() -> None:
     leader = leading(engine("a"))
     assert expect(leader, "i:1") == [("a", "i:1")]
     assert expect(leader, "i:1", now=EXPECTED_S - 1) == []
@@ -155,7 +155,7 @@ def test_nodes_without_an_engine_or_of_another_class_do_not_pull() -> None:
     assert commands == [PullImage("b", "i:1")]
 
 
-def test_promises_are_bounded_and_end_with_the_beginning() -> None:
+def test_expectations_are_bounded_and_end_with_the_beginning() -> None:
     images = Residency()
     for n in range(MOST_EXPECTED + 10):
         images.expect(f"i:{n}", {MEMORY: 1}, 0.0)

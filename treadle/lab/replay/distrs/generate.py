@@ -100,14 +100,14 @@ def generate(
     token_noise: float = TOKEN_NOISE,
     spread: float = SPREAD,
 ) -> RewardTrace:
-    """A trace of closed-loop tasks that all replay the same batches, as in §6.1; they differ in when they begin.
+    """Return a trace of closed-loop tasks that all replay the same batches at different starts, as in §6.1.
 
-    Equally seeded, the two architectures have the same batches and differ in the gaps between them (§6.1).
+    With the same seed, the two architectures have the same batches. Only the gaps between them differ (§6.1).
 
     Args:
-        chance: equally seeded ones give the same trace.
-        architecture: how the trainer is laid out (§2.1).
-        tasks: how many train at once.
+        chance: generator of random numbers; the same seed gives the same trace.
+        architecture: of the trainer (§2.1).
+        tasks: number of tasks that train at once.
         iterations: batches of each.
         size: requests of each batch.
         token_noise: standard deviation of the logarithm of a batch's decoding speed.
@@ -140,14 +140,14 @@ def generate(
 
 
 def states_at(progress: float) -> dict[str, float]:
-    """Share of each state of Figure 6(b), at a share of the training from 0 to 1."""
+    """Return the share of each state of Figure 6(b), at a part of the training from 0 to 1."""
     return {state: float(np.interp(progress, PROGRESS, shares)) for state, shares in STATES.items()}
 
 
 def _batch(
     chance: np.random.Generator, progress: float, median: float, size: int, token_noise: float, spread: float
 ) -> TracedBatch:
-    """One iteration's batch, `median` being the tokens beyond the fewest."""
+    """Return one iteration's batch. `median`: tokens beyond the fewest."""
     lengths = np.floor(FEWEST_TOKENS + median * np.exp(chance.normal(0.0, spread, size))).clip(max=MOST_TOKENS)
     token_s = TOKEN_S * np.exp(chance.normal(0.0, token_noise))
     arrivals = PREFILL_S + lengths * token_s + chance.uniform(0.0, JITTER_S, size)
@@ -156,7 +156,7 @@ def _batch(
 
 
 def _executions(chance: np.random.Generator, progress: float, lengths: Floats) -> Floats:
-    """Seconds by stage, then request, NaN from where it stopped; shape (2, n).
+    """Return seconds by stage and request, NaN from the stage that it did not reach; shape (2, n).
 
     An output cut off at the most tokens has no finished code, and a compilation cut off at its timeout no program.
     """
@@ -171,7 +171,9 @@ def _executions(chance: np.random.Generator, progress: float, lengths: Floats) -
 
 
 def _seconds(chance: np.random.Generator, stage: Stage, lasts: StageDuration, size: int) -> Floats:
-    """Execution times of as many requests, shape (size,): most close to normal, few long, of those many to the end."""
+    """Return execution times of `size` requests, shape (size,): most near `normal_s`, few long, many of these up to the
+    timeout.
+    """
     normal = lasts.normal_s * np.exp(chance.normal(0.0, lasts.spread, size))
     stretch = (stage.timeout_s - lasts.normal_s) / (1.0 - ENDLESS)
     long = lasts.normal_s + chance.uniform(0.0, stretch, size)
@@ -179,10 +181,10 @@ def _seconds(chance: np.random.Generator, stage: Stage, lasts: StageDuration, si
 
 
 def describe(trace: RewardTrace) -> dict[str, float]:
-    """The statistics of §3 as they are found in a trace: of its first task, as Figures 5 and 6 are of one task.
+    """Return the statistics of §3 for a trace's first task, because Figures 5 and 6 show one task.
 
-    A request that is in no stage is generation failed, one that compiles and does not run is compile failed; what it
-    answers is not in a trace, so execute error and success are told apart by `states_at` alone.
+    A request without a stage counts as generation failed, one that compiles and does not run as compile failed. A trace
+    has no answers, so only `states_at` distinguishes execute error and success.
     """
     batches = trace.tasks[0].batches
     return {**_arrivals(batches), **_resources(trace.stages, batches)}

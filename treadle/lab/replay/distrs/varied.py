@@ -16,7 +16,7 @@ SIZES = (64, 384)
 ITERATIONS = (6, 10)
 """Batches of a task."""
 COSTS = (1.0, 4.0, 10.0, 40.0)
-"""Of a worker."""
+"""Costs of a worker."""
 EXECUTION_S = (2.0, 40.0)
 """Median of a stage."""
 EXECUTION_SPREAD = (0.1, 0.9)
@@ -36,7 +36,7 @@ GROWTH = (0.0, 0.4)
 GAP_S = (5.0, 150.0)
 """From the completion of a batch to the start of the next."""
 START_S = 100.0
-"""The tasks begin within so long."""
+"""Seconds within which the tasks begin."""
 DELAYS_S = (2.0, 3.0, 5.0, 10.0)
 """D."""
 

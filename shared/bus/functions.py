@@ -66,7 +66,7 @@ class Receipt(NamedTuple):
     """`disk-short` is set by the caller, which passes `max_journal` 0 while its disk is short."""
     entry: str
     """The journal entry (accepted, repeated), the batch's state (batch-closed), its size (batch-full), the shortage
-    (disk-short), or how the trajectory ended and why, with a blank between (trajectory-ended)."""
+    (disk-short), or how the trajectory ended and why, with a space between (trajectory-ended)."""
 
 
 class BatchOpeningResult(NamedTuple):
@@ -98,7 +98,7 @@ class Answering(NamedTuple):
     tenant: str = ""
     """Tenant whose kept answers it adds to."""
     masked: str = ""
-    """For a masked answer in a trajectory: how it ended, a blank, and the reason."""
+    """For a masked answer in a trajectory: how it ended, a space, and the reason."""
     outcome: str = ""
     """Entry of `outcomes` behind the answer. It is deleted together with this."""
     unqueued_end_ms: int = 0

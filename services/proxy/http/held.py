@@ -1,4 +1,4 @@
-"""Held calls of `/run_code`: the headers leave early, then a blank byte every few seconds until the answer exists.
+"""Held calls of `/run_code`: the headers leave early, then a space every few seconds until the answer exists.
 
 `requests` (verl, the SandboxFusion client) measures its timeout between bytes, and JSON may begin with blanks. So a
 held caller waits as long as the queue takes. Otherwise it would give up and score a correct program as wrong.

@@ -1,4 +1,4 @@
-"""The init of one cell: builds the walls around a program, waits for it, kills its remaining processes, sends its files back.
+"""The init of one cell: builds the walls around a program, waits for it, kills its processes, sends its files back.
 
 Then it does the same for the next program of the same zygote, in a new private directory. A program can leave in its
 namespaces processes (all are reaped), files (unmounted), System V objects and sockets in flight (init checks for them,

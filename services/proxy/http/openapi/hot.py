@@ -26,7 +26,7 @@ def hot_paths(max_wait_s: float) -> dict[str, Any]:
         "tags": ["sandbox fusion"],
         "summary": "Run a program, as SandboxFusion's route does",
         "description": "A caller whose timeout counts between bytes (by default: User-Agent python-requests) is held: "
-        "it receives the headers at once, then a blank byte every few seconds, then the JSON. Other callers get 504 at "
+        "it receives the headers at once, then a space every few seconds, then the JSON. Other callers get 504 at "
         "their deadline. A repeat within a minute joins the running action. A disconnect cancels it.",
         "requestBody": body("RunCode"),
         "responses": responses(
